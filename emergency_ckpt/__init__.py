@@ -1,0 +1,1 @@
+"""Multi-tier emergency checkpointing for JAX training on many slices."""

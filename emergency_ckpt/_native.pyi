@@ -1,0 +1,80 @@
+"""Contract of the native engine. It moves bytes and knows nothing of what they mean.
+
+Every call that may take more than microseconds releases the GIL. Sizes and offsets are in bytes and
+checked against the mapping: out of range is ValueError, closed is ValueError. No call retains
+a buffer after it returns, except where said.
+"""
+
+from collections.abc import Sequence
+from typing import final
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import Buffer
+
+@final
+class Mapping:
+    """A shared mapping of the first ``size_bytes`` of the open file ``fd``.
+
+    The file must already be that long (its blocks reserved by the caller). The descriptor is
+    duplicated; the caller may close its own. OSError where mmap fails, ValueError where the file is
+    shorter than ``size_bytes``. The mapping lives until ``close`` or, when views or running calls
+    hold it, until the last of them is gone.
+    """
+
+    def __init__(self, fd: int, size_bytes: int, *, writable: bool) -> None: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def writable(self) -> bool: ...
+    def close(self) -> None:
+        """No new call or view may use the mapping. Idempotent."""
+    def view(self, offset: int, nbytes: int, owner: object) -> npt.NDArray[np.uint8]:
+        """Read-only uint8 array over the mapped bytes, without a copy.
+
+        The array, and every view made from it, keeps ``owner`` and the mapping alive.
+        """
+
+def copy_crc32c(
+    mapping: Mapping, copies: Sequence[tuple[Buffer, int]], threads: int
+) -> list[int]:
+    """Copy each C-contiguous buffer to its offset with non-temporal stores; CRC32C of each.
+
+    The CRC is of the bytes as copied, computed in the same pass. Work is split over ``threads``
+    threads (>= 1) in pieces, also inside one buffer. ValueError for a read-only mapping, a
+    range outside of it, or a buffer that is not contiguous.
+    """
+
+def crc32c_ranges(
+    mapping: Mapping, ranges: Sequence[tuple[int, int]], threads: int
+) -> list[int]:
+    """CRC32C of each (offset, nbytes) of the mapping."""
+
+def crc32c(data: Buffer, value: int = 0) -> int:
+    """CRC32C of a buffer, continuing from ``value`` (as google_crc32c.extend)."""
+
+def crc32c_combine(first: int, second: int, second_nbytes: int) -> int:
+    """CRC32C of A+B from those of A and B and the length of B."""
+
+def prefault(mapping: Mapping, offset: int, nbytes: int, threads: int) -> None:
+    """Make the pages of the range present and writable without changing their bytes."""
+
+def send_ranges(
+    fd: int, mapping: Mapping, ranges: Sequence[tuple[int, int]], timeout_s: float
+) -> None:
+    """Send each (offset, nbytes) to a connected stream socket, in order.
+
+    Works on blocking and non-blocking sockets; resumes after EINTR and short counts.
+    TimeoutError when all is not sent in ``timeout_s``, ConnectionError when the peer is gone.
+    """
+
+def receive_ranges(
+    fd: int, mapping: Mapping, ranges: Sequence[tuple[int, int]], timeout_s: float
+) -> list[int]:
+    """Receive into each (offset, nbytes), in order; CRC32C of each, computed on the way.
+
+    As ``send_ranges``; ConnectionError also when the peer closes before all has come.
+    """
+
+def implementation() -> str:
+    """Which CRC32C runs here: ``"sse4.2"``, ``"armv8"`` or ``"portable"``."""

@@ -1,0 +1,81 @@
+"""What holders report before a restore. Value types only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from emergency_ckpt.types import Contents, SaveId
+
+
+class HeldTensors(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):
+    """A published manifest: which save, and the digest of its contents."""
+
+    save: SaveId
+    digest: str
+
+
+class HeldHostState(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):
+    """A published host state of process ``owner`` of ``count``; own or a buddy's copy.
+
+    ``empty`` says that the process had no non-tensor state at that save (its payload is null).
+    """
+
+    save: SaveId
+    owner: int
+    count: int
+    digest: str
+    size_bytes: int
+    empty: bool
+
+
+class HolderInventory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All that one holder has. A holder is a process of the job or a server on a host's RAM.
+
+    Attributes:
+      holder: unique name; ``"process/3"`` for processes, ``"server/<address>"`` for servers.
+      process_index: of a process of this job; None for a server.
+      address: ``"host:port"`` where the holder serves its shards.
+      known_complete: the newest save that this holder once knew to be globally complete. It tells
+        a job that lost its checkpoints from one that never made a first one; nothing else.
+    """
+
+    holder: str
+    process_index: int | None
+    address: str
+    tensors: tuple[HeldTensors, ...]
+    host_states: tuple[HeldHostState, ...]
+    known_complete: SaveId | None = None
+
+
+class PersistentStep(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):
+    """A step of the persistent tier that carries both of its markers.
+
+    ``process_count`` is the number of host states; ``has_host_state`` is False when all are empty.
+    """
+
+    step: int
+    process_count: int
+    has_host_state: bool
+
+
+class Quarantined(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):
+    """A copy that failed verification: shard ``shard`` of manifest ``digest`` at ``holder``.
+
+    ``shard`` None means the whole holder's manifest (for instance, it cannot be reached);
+    ``digest`` ``"persistent/<step>"`` with holder ``"persistent"`` takes out a persistent step.
+    """
+
+    holder: str
+    digest: str
+    shard: int | None = None
+
+
+class Inventory(msgspec.Struct, frozen=True):
+    """The leader's view: every holder, the manifests by digest, and the persistent steps."""
+
+    holders: tuple[HolderInventory, ...]
+    manifests: Mapping[str, Contents]
+    persistent: tuple[PersistentStep, ...] = ()
+    quarantined: frozenset[Quarantined] = frozenset()

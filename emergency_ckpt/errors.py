@@ -1,0 +1,173 @@
+"""Typed errors. Each carries what failed, where, what was expected and found, and what to do.
+
+Message form: ``<operation> <object>: <problem> (expected ..., got ...); <hint>``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class CheckpointError(Exception):
+    """Base of every error of this package.
+
+    Attributes:
+      operation: what was being done, e.g. ``"restore"``.
+      target: the object it was done to, e.g. ``"step 40"`` or a path.
+      problem: what is wrong, one clause.
+      expected, actual: the two sides of a comparison, where there is one.
+      hint: what the reader can do about it.
+      retryable: True when the same call may succeed later with nothing changed by the user.
+    """
+
+    retryable = False
+
+    def __init__(
+        self,
+        operation: str,
+        target: str,
+        problem: str,
+        *,
+        expected: object = None,
+        actual: object = None,
+        hint: str = "",
+    ) -> None:
+        self.operation = operation
+        self.target = target
+        self.problem = problem
+        self.expected = expected
+        self.actual = actual
+        self.hint = hint
+        super().__init__(self._message())
+
+    def _message(self) -> str:
+        text = f"{self.operation} {self.target}: {self.problem}"
+        if self.expected is not None or self.actual is not None:
+            text += f" (expected {self.expected}, got {self.actual})"
+        return f"{text}; {self.hint}" if self.hint else text
+
+
+class ConfigError(CheckpointError):
+    """The configuration is invalid; ``problems`` lists every fault, not just the first."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("configure", "EmergencyCheckpointer", "; ".join(self.problems))
+
+
+class StateMismatch(CheckpointError):
+    """The given state does not have the leaves, shapes or dtypes of the checkpoint.
+
+    ``mismatches`` has one line per leaf, with both values.
+    """
+
+    def __init__(self, operation: str, target: str, mismatches: Sequence[str]) -> None:
+        self.mismatches = tuple(mismatches)
+        lines = "".join(f"\n  {line}" for line in self.mismatches)
+        super().__init__(
+            operation,
+            target,
+            f"checkpoint tree dtypes or shapes differ from the given state in"
+            f" {len(self.mismatches)} leaves:{lines}\n",
+            hint="pass the state that the checkpoint was made from, or another directory",
+        )
+
+
+class InvalidState(CheckpointError):
+    """A leaf of the given state cannot be checkpointed (unsupported type, duplicate path)."""
+
+
+class LocalTierError(CheckpointError):
+    """The ramdisk cannot be used (missing, read-only, locked by another process)."""
+
+
+class RamdiskFull(LocalTierError):
+    """The ramdisk has no room for what must be reserved. Raised before a byte is written."""
+
+
+class SlotBusy(LocalTierError):
+    """No slot may be written now: each is lent to JAX arrays or holds the last complete step."""
+
+    retryable = True
+
+
+class CorruptData(CheckpointError):
+    """Bytes do not have the digest or CRC32C of capture time, or cannot be decoded."""
+
+
+class HostStateError(CheckpointError):
+    """A process's non-tensor state cannot be stored or brought back."""
+
+
+class HostStateTooLarge(HostStateError):
+    """A process's non-tensor state is over the configured bound."""
+
+
+class TransferError(CheckpointError):
+    """A peer did not deliver."""
+
+    retryable = True
+
+
+class AuthenticationFailed(TransferError):
+    """The other side does not know the secret of this run."""
+
+    retryable = False
+
+
+class ProtocolViolation(TransferError):
+    """The other side sent a frame that the protocol does not allow."""
+
+    retryable = False
+
+
+class NotHeld(TransferError):
+    """The peer does not hold what was asked for (any more)."""
+
+    retryable = False
+
+
+class CoordinationError(CheckpointError):
+    """JAX's coordination service failed or refused."""
+
+
+class DeadlineExceeded(CheckpointError):
+    """A wait ran out of time; ``missing`` names who was waited for."""
+
+    retryable = True
+
+    def __init__(
+        self, operation: str, target: str, problem: str, *, missing: Sequence[str] = (), hint: str = ""
+    ) -> None:
+        self.missing = tuple(missing)
+        if self.missing:
+            problem = f"{problem}; missing: {', '.join(self.missing)}"
+        super().__init__(operation, target, problem, hint=hint)
+
+
+class SaveFailed(CheckpointError):
+    """A background save failed. Training goes on; the next save tries again."""
+
+    retryable = True
+
+
+class RestoreFailed(CheckpointError):
+    """A restore failed on some process, and so, together, on all."""
+
+
+class PersistentTierError(CheckpointError):
+    """The persistent directory could not be read or written."""
+
+
+class Unrecoverable(CheckpointError):
+    """Checkpoints existed, but no whole step is left in any tier; ``missing`` says what is lost."""
+
+    def __init__(self, target: str, missing: Sequence[str]) -> None:
+        self.missing = tuple(missing)
+        lines = "".join(f"\n  {line}" for line in self.missing)
+        super().__init__(
+            "restore",
+            target,
+            f"no whole step is left in any tier:{lines}\n",
+            hint="bring back a lost host with its RAM, or remove the leftovers to start afresh",
+        )

@@ -1,0 +1,108 @@
+"""Value types that every layer shares. All are immutable and comparable."""
+
+from __future__ import annotations
+
+import msgspec
+
+Box = tuple[tuple[int, int], ...]
+"""Half-open index ranges of a shard in its global array, one (start, stop) per dimension."""
+
+
+class SaveId(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):
+    """Identity of one save. Parts are only ever put together when all three are equal.
+
+    ``incarnation`` is a fresh id for each start of the job. It begins with the leader's clock in
+    fixed-width hexadecimal milliseconds, so that later lives usually sort after earlier ones; only
+    a preference between two whole saves of one step hangs on that order, never correctness.
+    """
+
+    step: int
+    incarnation: str
+    run_id: str
+
+
+class ShardId(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):
+    """A part of the state, independent of process, host, slice and mesh."""
+
+    leaf: str
+    box: Box
+
+
+class LeafSpec(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):
+    """One array of the state as stored.
+
+    Attributes:
+      path: "/"-joined keys of the leaf in the state's pytree, unique in the state.
+      dtype: numpy or ml_dtypes name of the stored elements, e.g. ``"bfloat16"``. int4-like types
+        take one byte per element. PRNG key arrays are stored as their uint32 key data.
+      global_shape: shape of the whole array (of the key data for PRNG keys).
+      key_impl: name of the PRNG implementation for key arrays, else None.
+    """
+
+    path: str
+    dtype: str
+    global_shape: tuple[int, ...]
+    key_impl: str | None = None
+
+
+class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where one shard lies in a slot.
+
+    Attributes:
+      leaf: index into the manifest's ``leaves``.
+      box: index box in the global array.
+      offset: first byte in the slot, a multiple of 64.
+      nbytes: length in bytes (0 for zero-size shards).
+      crc32c: CRC32C of the bytes, taken at capture.
+    """
+
+    leaf: int
+    box: Box
+    offset: int
+    nbytes: int
+    crc32c: int
+
+
+class Writer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who published a manifest. For people and tools; no decision depends on it."""
+
+    process_index: int
+    process_count: int
+    slice_index: int
+    hostname: str
+
+
+class Contents(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a manifest says apart from its writer: equal, byte for byte, between replicas.
+
+    Attributes:
+      save: identity of the save.
+      leaves: every leaf of the state, sorted by path, also those of which nothing is stored here.
+      shards: what is stored here, sorted by (leaf, box).
+    """
+
+    save: SaveId
+    leaves: tuple[LeafSpec, ...]
+    shards: tuple[ShardEntry, ...]
+
+    def shard_id(self, index: int) -> ShardId:
+        """The identity of shard ``index``."""
+        entry = self.shards[index]
+        return ShardId(leaf=self.leaves[entry.leaf].path, box=entry.box)
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one process published for one step.
+
+    Attributes:
+      contents_digest: SHA-256 (hex) of the canonical encoding of ``contents``; the name by which
+        planner and peers refer to it. Replicas have equal digests.
+    """
+
+    contents_digest: str
+    contents: Contents
+    writer: Writer
+
+
+SHARD_ALIGNMENT_BYTES = 64
+"""Offsets in a slot are multiples of this: XLA takes 64-byte aligned host memory without a copy."""
