@@ -1,0 +1,86 @@
+#include "engine/bulk.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <system_error>
+
+#include "engine/crc32c.h"
+#include "engine/parallel.h"
+#include "engine/pieces.h"
+
+// Linux 5.14; older C libraries do not name it.
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+namespace eckpt {
+namespace {
+
+// Runs crc_of(piece) for every piece of the items and joins the results.
+template <class CrcOf>
+std::vector<uint32_t> CrcInPieces(std::span<const size_t> item_bytes, int threads, CrcOf crc_of) {
+  const std::vector<Piece> pieces = CutIntoPieces(item_bytes, kPieceBytes);
+  const std::vector<Batch> batches = GroupIntoBatches(pieces, kPieceBytes);
+  std::vector<uint32_t> crcs(pieces.size());
+  ParallelFor(batches.size(), threads, [&](size_t task) {
+    for (size_t i = batches[task].first; i < batches[task].last; ++i) crcs[i] = crc_of(pieces[i]);
+  });
+  return JoinPieceCrcs(item_bytes.size(), pieces, crcs);
+}
+
+void TouchPages(std::byte* begin, std::byte* end, size_t page_bytes) {
+  for (std::byte* at = begin; at < end; at += page_bytes) {
+    // An atomic "or 0" faults the page in for writing and cannot undo what another thread stores.
+    __atomic_fetch_or(reinterpret_cast<unsigned char*>(at), 0, __ATOMIC_RELAXED);
+  }
+}
+
+// `begin` and `end` are page-aligned.
+void PopulatePages(std::byte* begin, std::byte* end, size_t page_bytes) {
+  while (madvise(begin, static_cast<size_t>(end - begin), MADV_POPULATE_WRITE) != 0) {
+    if (errno == EINTR || errno == EAGAIN) continue;
+    if (errno != EINVAL && errno != ENOSYS) {
+      throw std::system_error(errno, std::generic_category(), "prefault");
+    }
+    return TouchPages(begin, end, page_bytes);  // an older kernel
+  }
+}
+
+}  // namespace
+
+std::vector<uint32_t> CopyAllWithCrc32c(std::span<const Copy> copies, int threads) {
+  std::vector<size_t> item_bytes(copies.size());
+  for (size_t i = 0; i < copies.size(); ++i) item_bytes[i] = copies[i].source.size();
+  return CrcInPieces(item_bytes, threads, [&](const Piece& piece) {
+    const Copy& copy = copies[piece.item];
+    return CopyWithCrc32c(copy.target + piece.begin,
+                          copy.source.subspan(piece.begin, piece.nbytes));
+  });
+}
+
+std::vector<uint32_t> Crc32cOfAll(std::span<const Bytes> ranges, int threads) {
+  std::vector<size_t> item_bytes(ranges.size());
+  for (size_t i = 0; i < ranges.size(); ++i) item_bytes[i] = ranges[i].size();
+  return CrcInPieces(item_bytes, threads, [&](const Piece& piece) {
+    return Crc32c(ranges[piece.item].subspan(piece.begin, piece.nbytes));
+  });
+}
+
+void Prefault(std::span<std::byte> range, int threads) {
+  constexpr size_t kTaskBytes = size_t{8} << 20;
+  const auto page_bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  // Mappings begin at a page, so rounding outwards stays inside.
+  const size_t before = reinterpret_cast<uintptr_t>(range.data()) % page_bytes;
+  std::byte* const begin = range.data() - before;
+  const size_t covered = range.empty() ? 0 : range.size() + before;
+  const size_t rounded = (covered + page_bytes - 1) / page_bytes * page_bytes;
+  ParallelFor((rounded + kTaskBytes - 1) / kTaskBytes, threads, [&](size_t task) {
+    const size_t from = task * kTaskBytes;
+    PopulatePages(begin + from, begin + std::min(from + kTaskBytes, rounded), page_bytes);
+  });
+}
+
+}  // namespace eckpt

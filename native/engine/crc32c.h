@@ -1,0 +1,20 @@
+// CRC32C (Castagnoli; RFC 3720, section 12.1) with the fastest implementation of this processor.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace eckpt {
+
+// CRC32C of `data` appended to bytes whose CRC32C is `value`; 0 is the CRC32C of no bytes.
+uint32_t Crc32c(std::span<const std::byte> data, uint32_t value = 0);
+
+// Copies `source` to `target` and returns the CRC32C of the bytes as stored. Ranges must not
+// overlap.
+uint32_t CopyWithCrc32c(std::byte* target, std::span<const std::byte> source);
+
+// Which implementation runs here: "sse4.2", "armv8" or "portable".
+const char* Crc32cImplementation();
+
+}  // namespace eckpt

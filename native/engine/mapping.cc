@@ -1,0 +1,70 @@
+#include "engine/mapping.h"
+
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+
+namespace eckpt {
+
+MappedMemory::MappedMemory(int fd, size_t size_bytes, bool writable)
+    : size_bytes_(size_bytes), writable_(writable) {
+  struct stat status;
+  if (fstat(fd, &status) != 0) throw std::system_error(errno, std::generic_category(), "fstat");
+  if (status.st_size < 0 || static_cast<size_t>(status.st_size) < size_bytes) {
+    throw std::invalid_argument("map: the file is shorter than the mapping (expected " +
+                                std::to_string(size_bytes) + " bytes, got " +
+                                std::to_string(status.st_size) + ")");
+  }
+  if (size_bytes == 0) return;  // mmap refuses an empty range
+  const int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
+  void* data = mmap(nullptr, size_bytes, protection, MAP_SHARED, fd, 0);
+  if (data == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");
+  data_ = static_cast<std::byte*>(data);
+}
+
+MappedMemory::~MappedMemory() {
+  if (data_ != nullptr) munmap(data_, size_bytes_);
+}
+
+void MappedMemory::CheckInside(ByteRange range) const {
+  // Written so that no sum can overflow.
+  if (range.offset > size_bytes_ || range.nbytes > size_bytes_ - range.offset) {
+    throw std::invalid_argument("range at offset " + std::to_string(range.offset) + " of " +
+                                std::to_string(range.nbytes) + " bytes is outside the mapping of " +
+                                std::to_string(size_bytes_) + " bytes");
+  }
+}
+
+std::span<const std::byte> MappedMemory::Read(ByteRange range) const {
+  CheckInside(range);
+  return {data_ + range.offset, range.nbytes};
+}
+
+std::span<std::byte> MappedMemory::Write(ByteRange range) const {
+  CheckInside(range);
+  if (!writable_) throw std::invalid_argument("the mapping is read-only");
+  return {data_ + range.offset, range.nbytes};
+}
+
+Mapping::Mapping(int fd, size_t size_bytes, bool writable)
+    : size_bytes_(size_bytes),
+      writable_(writable),
+      memory_(std::make_shared<const MappedMemory>(fd, size_bytes, writable)) {}
+
+std::shared_ptr<const MappedMemory> Mapping::Hold() const {
+  const std::lock_guard lock(mutex_);
+  if (!memory_) throw std::invalid_argument("the mapping is closed");
+  return memory_;
+}
+
+void Mapping::Close() {
+  std::shared_ptr<const MappedMemory> dropped;  // unmapped after the lock is released
+  const std::lock_guard lock(mutex_);
+  dropped.swap(memory_);
+}
+
+}  // namespace eckpt

@@ -1,0 +1,64 @@
+// A file mapped into memory, shared by everything that still reads or writes it.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <span>
+
+namespace eckpt {
+
+// An (offset, length) inside a mapping.
+struct ByteRange {
+  size_t offset;
+  size_t nbytes;
+};
+
+// Owns the mapped memory; unmapped when the last owner is gone.
+class MappedMemory {
+ public:
+  // Maps the first `size_bytes` of `fd`. std::invalid_argument where the file is shorter,
+  // std::system_error where fstat or mmap fails. The descriptor is not kept.
+  MappedMemory(int fd, size_t size_bytes, bool writable);
+  ~MappedMemory();
+  MappedMemory(const MappedMemory&) = delete;
+  MappedMemory& operator=(const MappedMemory&) = delete;
+
+  size_t size_bytes() const { return size_bytes_; }
+  bool writable() const { return writable_; }
+
+  // std::invalid_argument where the range is not inside the mapping.
+  std::span<const std::byte> Read(ByteRange range) const;
+  // Also std::invalid_argument where the mapping is read-only.
+  std::span<std::byte> Write(ByteRange range) const;
+
+ private:
+  void CheckInside(ByteRange range) const;
+
+  std::byte* data_ = nullptr;
+  size_t size_bytes_;
+  bool writable_;
+};
+
+// A handle that can be closed while others still use the memory. All methods are thread-safe.
+class Mapping {
+ public:
+  Mapping(int fd, size_t size_bytes, bool writable);
+
+  size_t size_bytes() const { return size_bytes_; }
+  bool writable() const { return writable_; }
+
+  // The memory, kept mapped as long as the result lives; std::invalid_argument after Close.
+  std::shared_ptr<const MappedMemory> Hold() const;
+
+  // No later Hold succeeds. Idempotent.
+  void Close();
+
+ private:
+  const size_t size_bytes_;
+  const bool writable_;
+  mutable std::mutex mutex_;
+  std::shared_ptr<const MappedMemory> memory_;
+};
+
+}  // namespace eckpt

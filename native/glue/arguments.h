@@ -1,0 +1,50 @@
+// Python arguments to engine values. What is out of range is ValueError here, never a wrapped
+// number.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "engine/mapping.h"
+
+namespace eckpt {
+
+namespace nb = nanobind;
+
+// An integer in [0, limit]; `what` names it in the ValueError.
+uint64_t ParseUnsigned(nb::handle value, uint64_t limit, const char* what);
+
+// Within int; the range itself is checked by who uses the threads.
+int ParseThreads(nb::handle value);
+
+// Seconds: finite and not negative.
+std::chrono::nanoseconds ParseTimeout(double timeout_s);
+
+// (offset, nbytes) pairs.
+std::vector<ByteRange> ParseRanges(nb::sequence ranges);
+
+// C-contiguous buffers, held until this is destroyed (with the GIL).
+class HeldBuffers {
+ public:
+  HeldBuffers() = default;
+  ~HeldBuffers();
+  HeldBuffers(const HeldBuffers&) = delete;
+  HeldBuffers& operator=(const HeldBuffers&) = delete;
+
+  // TypeError for what is not a buffer, ValueError for one that is not C-contiguous.
+  std::span<const std::byte> Hold(nb::handle object);
+
+ private:
+  std::deque<Py_buffer> buffers_;  // a Py_buffer must not move
+};
+
+// The two elements of a pair; ValueError for another length.
+std::pair<nb::object, nb::object> ParsePair(nb::handle pair);
+
+}  // namespace eckpt
