@@ -1,0 +1,53 @@
+"""Orbax's p2p checkpoint manager: a local copy on every host, lost ones fetched over TCP."""
+
+import orbax.checkpoint as ocp
+from absl import flags
+from orbax.checkpoint.experimental.emergency.p2p import args as p2p_args
+from orbax.checkpoint.experimental.emergency.p2p import checkpoint_manager as p2p
+from orbax.checkpoint.experimental.emergency.p2p import options as p2p_options
+
+from contenders import PyTree, Site
+
+
+def prepare() -> None:
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS(["benchmark"])
+
+
+class _Session:
+    def __init__(self, site: Site) -> None:
+        self._abstract_state = site.abstract_state
+        # No persistent directory: with one, each save and restore would take another round of
+        # agreement, which is not what is compared here.
+        self._manager = p2p.CheckpointManager(
+            global_mesh=site.mesh,
+            abstract_state=site.abstract_state,
+            local_directory=site.local_dir,
+            options=p2p_options.CheckpointManagerOptions(
+                local=p2p_options.LocalCheckpointOptions(save_interval_steps=1, max_to_keep=1),
+                replica_axis_index=site.replica_axis,
+            ),
+        )
+
+    def save(self, step: int, state: PyTree) -> None:
+        args = p2p_args.Composite(state=ocp.args.PyTreeSave(state))
+        if not self._manager.save(step, args=args):
+            raise RuntimeError(f"Orbax's p2p manager declined to save step {step}")
+
+    def wait(self) -> None:
+        self._manager.wait_until_finished()
+        self._manager.check_for_errors()
+
+    def restore(self, step: int) -> PyTree:
+        latest = self._manager.latest_step()
+        if latest != step:
+            raise RuntimeError(f"Orbax's p2p manager offers step {latest}, not {step}")
+        args = p2p_args.Composite(state=ocp.args.PyTreeRestore(item=self._abstract_state))
+        return self._manager.restore(latest, args=args).state
+
+    def close(self) -> None:
+        self._manager.close()
+
+
+def open_session(site: Site) -> _Session:
+    return _Session(site)

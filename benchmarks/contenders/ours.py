@@ -1,0 +1,46 @@
+"""This project's checkpointer: local copies placed by its default policy, lost shards fetched."""
+
+from contenders import PyTree, Site
+from emergency_ckpt import EmergencyCheckpointer
+
+_NEVER = 10**9  # steps; no save here reaches the persistent tier
+
+
+def prepare() -> None:
+    """Nothing: the checkpointer needs no set-up of its own."""
+
+
+class _Session:
+    def __init__(self, site: Site) -> None:
+        self._abstract_state = site.abstract_state
+        config = EmergencyCheckpointer.default_config().set(
+            dir=str(site.persistent_dir),
+            local_dir=str(site.local_dir),
+            local_save_every_n_steps=1,
+            save_every_n_steps=_NEVER,
+            mesh=site.mesh,
+            replica_axis=site.replica_axis,
+        )
+        self._checkpointer = config.instantiate()
+        self._checkpointer.__enter__()
+
+    def save(self, step: int, state: PyTree) -> None:
+        if not self._checkpointer.save(step=step, state=state):
+            raise RuntimeError(f"the checkpointer declined to save step {step}")
+
+    def wait(self) -> None:
+        self._checkpointer.wait_until_finished()
+        self._checkpointer.check_for_errors()
+
+    def restore(self, step: int) -> PyTree:
+        found, state = self._checkpointer.restore(state=self._abstract_state)
+        if found != step:
+            raise RuntimeError(f"the checkpointer restored step {found}, not {step}")
+        return state
+
+    def close(self) -> None:
+        self._checkpointer.__exit__(None, None, None)
+
+
+def open_session(site: Site) -> _Session:
+    return _Session(site)

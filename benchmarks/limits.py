@@ -1,0 +1,123 @@
+"""What the machine itself can do, measured in the same run: no checkpointer can be faster."""
+
+import os
+import socket
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from emergency_ckpt import _native
+
+_REPEATS = 3
+_SOCKET_PIECE_BYTES = 4 * 2**20
+_NETWORK_TIMEOUT_S = 60.0
+
+
+def measure(ramdisk: Path, size_bytes: int) -> dict[str, float]:
+    """GB/s (1e9 bytes) by name: median of a few repeats, after one that warms up.
+
+    All memory is touched before it is timed. Takes up to three times ``size_bytes`` of it.
+    OSError when the ramdisk is full or the loopback is not there.
+    """
+    threads = len(os.sched_getaffinity(0))
+    source = np.random.default_rng(0).integers(0, 256, size_bytes, np.uint8)
+    return {
+        **_memory_copies(source, threads),
+        **_mapped_copies(source, ramdisk, threads),
+        **{
+            f"loopback TCP, {count} stream{'s' * (count > 1)}": _rate(
+                size_bytes, lambda count=count: _send_over_loopback(source, count)
+            )
+            for count in (1, 2)
+        },
+    }
+
+
+def _rate(size_bytes: int, work: Callable[[], object]) -> float:
+    work()
+    seconds = []
+    for _ in range(_REPEATS):
+        start = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - start)
+    return size_bytes / statistics.median(seconds) / 1e9
+
+
+def _memory_copies(source: np.ndarray, threads: int) -> dict[str, float]:
+    target = np.ones_like(source)
+
+    def copy(count: int) -> None:
+        parts = zip(np.array_split(target, count), np.array_split(source, count), strict=True)
+        with ThreadPoolExecutor(count) as pool:
+            list(pool.map(lambda pair: np.copyto(*pair), parts))
+
+    return {
+        f"memcpy, {_threads(count)}": _rate(source.nbytes, lambda count=count: copy(count))
+        for count in sorted({1, threads})
+    }
+
+
+def _mapped_copies(source: np.ndarray, ramdisk: Path, threads: int) -> dict[str, float]:
+    with tempfile.TemporaryFile(dir=ramdisk, prefix="eckpt-bench-") as file:
+        os.posix_fallocate(file.fileno(), 0, source.nbytes)
+        mapping = _native.Mapping(file.fileno(), source.nbytes, writable=True)
+        _native.prefault(mapping, 0, source.nbytes, threads)
+        rates = {}
+        for count in sorted({1, threads}):
+            rates[f"copy with CRC32C into a mapped ramdisk file, {_threads(count)}"] = _rate(
+                source.nbytes,
+                lambda count=count: _native.copy_crc32c(mapping, [(source, 0)], count),
+            )
+        for count in sorted({1, threads}):
+            rates[f"CRC32C of a mapped ramdisk file, {_threads(count)}"] = _rate(
+                source.nbytes,
+                lambda count=count: _native.crc32c_ranges(mapping, [(0, source.nbytes)], count),
+            )
+        mapping.close()
+    return rates
+
+
+def _send_over_loopback(source: np.ndarray, streams: int) -> None:
+    parts = np.array_split(source, streams)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        ThreadPoolExecutor(2 * streams) as pool,
+    ):
+        server.settimeout(_NETWORK_TIMEOUT_S)
+        ends = []
+        for part in parts:
+            sender = socket.create_connection(server.getsockname(), _NETWORK_TIMEOUT_S)
+            receiver, _ = server.accept()
+            ends.append(pool.submit(_receive, receiver, part.nbytes))
+            ends.append(pool.submit(_send, sender, part))
+        for end in ends:
+            end.result()
+
+
+def _send(connection: socket.socket, data: np.ndarray) -> None:
+    with connection:
+        connection.settimeout(_NETWORK_TIMEOUT_S)
+        connection.sendall(data.data)
+
+
+def _receive(connection: socket.socket, size_bytes: int) -> None:
+    # A receiver that keeps what it reads would need as much memory, already touched: here
+    # the pieces overwrite each other, so this is an upper limit.
+    piece = memoryview(bytearray(_SOCKET_PIECE_BYTES))
+    left = size_bytes
+    with connection:
+        connection.settimeout(_NETWORK_TIMEOUT_S)
+        while left:
+            received = connection.recv_into(piece[: min(left, len(piece))])
+            if received == 0:
+                raise ConnectionError(f"loopback stream ended with {left} bytes to come")
+            left -= received
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread{'s' * (count > 1)}"

@@ -1,0 +1,41 @@
+"""Facts about the machine and the software that figures are worth nothing without."""
+
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("emergency-ckpt", "orbax-checkpoint", "jax", "jaxlib", "tensorstore", "numpy")
+_PREFIXES = ("XLA_", "JAX_", "OMP_", "MALLOC_")
+IDLE_LOAD = 0.5
+"""Load average over the last minute above which figures should not be published."""
+
+
+def facts() -> dict[str, Any]:
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "cpu": _field("/proc/cpuinfo", "model name"),
+        "memory": _field("/proc/meminfo", "MemTotal"),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in _PACKAGES},
+        "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(_PREFIXES)},
+        "load_average_at_start": os.getloadavg()[0],
+    }
+
+
+def _field(path: str, name: str) -> str:
+    """Value of the first ``name: value`` line; ``unknown`` where the kernel gives none."""
+    for line in Path(path).read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == name:
+            return value.strip()
+    return "unknown"
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "run from its sources"

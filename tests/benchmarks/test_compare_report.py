@@ -1,0 +1,142 @@
+"""The arithmetic of the comparison, on times made up by hand."""
+
+from typing import Any
+
+import job
+import pytest
+import report
+
+
+def _save(start_s: float, returned_s: float, published_s: float) -> dict[str, float]:
+    return {"start_s": start_s, "returned_s": returned_s, "published_s": published_s}
+
+
+def _round(*, scale: float = 1.0, ramdisk_bytes: int = 2**20) -> dict[str, Any]:
+    """Two processes; the second is slower to return, the first to start."""
+    return {
+        "save": [
+            {
+                "warm_up": _save(0.0, 1.0 * scale, 2.0 * scale),
+                "saves": [
+                    _save(10.0, 10.0 + 0.1 * scale, 10.0 + 0.1 * scale),
+                    _save(20.0, 20.0 + 0.5 * scale, 20.0 + 1.0 * scale),
+                    _save(30.0, 30.0 + 0.1 * scale, 30.0 + 3.0 * scale),
+                ],
+                "donated": _save(40.0, 41.0, 40.0 + 4.0 * scale),
+                "peak_ramdisk_bytes": 3 * 2**20,
+                "peak_rss_bytes": 100 * 2**20,
+            },
+            {
+                "warm_up": _save(0.0, 1.0 * scale, 1.0 * scale),
+                "saves": [
+                    _save(10.0, 10.0 + 0.2 * scale, 10.0 + 2.0 * scale),
+                    _save(20.0, 20.0 + 0.2 * scale, 20.0 + 0.5 * scale),
+                    _save(30.0, 30.0 + 0.3 * scale, 30.0 + 0.6 * scale),
+                ],
+                "donated": _save(40.0, 41.0, 40.0 + 5.0 * scale),
+                "peak_ramdisk_bytes": 2**20,
+                "peak_rss_bytes": 200 * 2**20,
+            },
+        ],
+        "restore": [
+            {"start_s": 50.0, "restored_s": 50.0 + 3.0 * scale, "peak_rss_bytes": 2**20},
+            {"start_s": 51.0, "restored_s": 51.0 + 4.0 * scale, "peak_rss_bytes": 2**21},
+        ],
+        "ramdisk_bytes": [0, ramdisk_bytes],
+    }
+
+
+def test_a_stall_is_that_of_the_slowest_process() -> None:
+    assert report.stalls_s(_round()) == pytest.approx([0.2, 0.5, 0.3])
+
+
+def test_a_save_is_published_when_the_last_process_says_so() -> None:
+    assert report.published_s(_round()) == pytest.approx([2.0, 1.0, 3.0])
+
+
+def test_a_restore_lasts_from_the_first_start_to_the_last_end() -> None:
+    assert report.restore_s(_round()) == pytest.approx(5.0)
+
+
+def test_summary_has_every_measure_with_its_spread_over_rounds() -> None:
+    summary = report.summarize([_round(scale=1.0), _round(scale=3.0), _round(scale=2.0)])
+    assert list(summary) == [measure.key for measure in report.MEASURES]
+    assert summary["published"]["median"] == pytest.approx(4.0)
+    assert summary["published"]["min"] == pytest.approx(2.0)
+    assert summary["published"]["max"] == pytest.approx(6.0)
+    assert summary["stall"]["median"] == pytest.approx(0.6)
+    assert summary["stall_worst"]["median"] == pytest.approx(1.0)
+    assert summary["published_first"]["rounds"] == pytest.approx([2.0, 6.0, 4.0])
+    assert summary["published_training"]["median"] == pytest.approx(10.0)
+    assert summary["ramdisk_peak"]["median"] == 4 * 2**20
+    assert summary["rss_save"]["median"] == 200 * 2**20
+    assert summary["rss_restore"]["median"] == 2**21
+
+
+def test_ratios_say_how_many_times_ours_the_others_need() -> None:
+    summaries = {
+        "ours": report.summarize([_round(scale=0.1)]),
+        "other": report.summarize([_round(scale=1.0, ramdisk_bytes=2**19)]),
+    }
+    assert list(ratios := report.ratios(summaries, "ours")) == ["other"]
+    assert ratios["other"]["published"] == pytest.approx(10.0)
+    assert ratios["other"]["ramdisk"] == pytest.approx(0.5)
+
+
+def test_a_ratio_to_nothing_is_none_and_shown_as_a_dash() -> None:
+    summaries = {
+        "ours": report.summarize([_round(ramdisk_bytes=0)]),
+        "other": report.summarize([_round()]),
+    }
+    assert report.ratios(summaries, "ours")["other"]["ramdisk"] is None
+    row = next(x for x in report.table(summaries, "ours").splitlines() if "after saves" in x)
+    assert row.split("|")[-2].strip() == "-"
+
+
+def test_without_ours_there_are_no_ratios() -> None:
+    summaries = {"other": report.summarize([_round()])}
+    assert report.ratios(summaries, "ours") == {}
+    assert "/ ours" not in report.table(summaries, "ours")
+
+
+def test_table_as_a_whole() -> None:
+    summaries = {
+        "ours": report.summarize([_round(scale=0.1), _round(scale=0.3)]),
+        "other": report.summarize([_round(scale=1.0)]),
+    }
+    lines = report.table(summaries, "ours").splitlines()
+    assert len(lines) == 2 + len(report.MEASURES)
+    assert len({len(line) for line in lines}) == 1
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert cells[0] == ["median (least to most)", "ours", "other", "other / ours"]
+    assert cells[2] == ["stall of the training thread, median, ms", "60 (30 to 90)", "300", "5x"]
+    assert cells[4] == ["until published in RAM, s", "0.4 (0.2 to 0.6)", "2", "5x"]
+
+
+def test_limits_table_shows_the_spread_over_rounds() -> None:
+    text = report.limits_table([{"memcpy": 8.0}, {"memcpy": 12.0}, {"memcpy": 10.0}])
+    assert [cell.strip() for cell in text.splitlines()[-1].strip("|").split("|")] == [
+        "memcpy",
+        "10 (8 to 12)",
+    ]
+
+
+def test_the_state_is_cut_into_equal_leaves_that_divide_over_hosts() -> None:
+    shape = job.plan_shape(slices=2, hosts_per_slice=3, mib=64, leaves=10, timed_saves=3)
+    assert shape.process_count == 6
+    assert shape.rows_per_leaf % 3 == 0
+    assert 0 <= 64 * 2**20 - shape.state_bytes < 10 * 3 * job.ROW_BYTES
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"slices": 1}, "at least 2"),
+        ({"timed_saves": 0}, "at least 1"),
+        ({"leaves": 10_000}, "do not fit in 8 MiB"),
+    ],
+)
+def test_jobs_that_cannot_be_compared_are_refused(changed: dict[str, int], message: str) -> None:
+    wanted = {"slices": 2, "hosts_per_slice": 1, "mib": 8, "leaves": 4, "timed_saves": 3}
+    with pytest.raises(ValueError, match=message):
+        job.plan_shape(**(wanted | changed))
