@@ -50,9 +50,9 @@ class CheckpointError(Exception):
 class ConfigError(CheckpointError):
     """The configuration is invalid; ``problems`` lists every fault, not just the first."""
 
-    def __init__(self, problems: Sequence[str]) -> None:
+    def __init__(self, problems: Sequence[str], *, target: str = "EmergencyCheckpointer") -> None:
         self.problems = tuple(problems)
-        super().__init__("configure", "EmergencyCheckpointer", "; ".join(self.problems))
+        super().__init__("configure", target, "; ".join(self.problems))
 
 
 class StateMismatch(CheckpointError):
@@ -171,3 +171,7 @@ class Unrecoverable(CheckpointError):
             f"no whole step is left in any tier:{lines}\n",
             hint="bring back a lost host with its RAM, or remove the leftovers to start afresh",
         )
+
+
+class JobFailed(CheckpointError):
+    """A supervised job ended without success: crash loop, too many restarts, timeout or stop."""

@@ -1,0 +1,133 @@
+"""`eckpt`: one command, its subcommands found in a fixed list and imported when they are used.
+
+A subcommand is a module of this package with two functions: ``add_parser(subparsers)`` adds its
+argument parser under its own name, ``run(args) -> int`` does the work and returns the exit code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from types import ModuleType
+
+from emergency_ckpt.errors import CheckpointError, ConfigError
+
+USAGE_EXIT_CODE = 2
+
+_DISTRIBUTION = "emergency-ckpt"
+
+
+@dataclass(frozen=True)
+class Command:
+    """A subcommand.
+
+    Attributes:
+      module: where it lives.
+      summary: one line for the list of commands, known without importing the module.
+      extra: the optional dependencies of this package that it needs.
+      takes_command: it wants a program and its arguments after ``--``.
+    """
+
+    module: str
+    summary: str
+    extra: str = ""
+    takes_command: bool = False
+
+
+COMMANDS = {
+    "launch": Command(
+        "emergency_ckpt.cli.launch",
+        "run a training job as several slices on this machine, and restart it when it dies",
+        takes_command=True,
+    ),
+    "serve": Command(
+        "emergency_ckpt.cli.serve", "serve this host's ramdisk to peers while its trainer is down"
+    ),
+    "demo": Command(
+        "emergency_ckpt.cli.demo", "lose a slice in the middle of training and recover", "demo"
+    ),
+    "fake-gcs": Command(
+        "emergency_ckpt.cli.fake_gcs",
+        "a small GCS server for tests, with faults on request",
+        "test",
+    ),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand; its exit code. 2: the command line is wrong or a package is missing."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    own, program = _split_program(arguments)
+    name = next((word for word in own if not word.startswith("-")), "")
+    try:
+        module = _load(name) if name in COMMANDS else None
+        parser = _parser(name, module)
+        args = parser.parse_args(own)
+        if module is None:
+            parser.print_help(sys.stderr)
+            return USAGE_EXIT_CODE
+        if program is not None and not COMMANDS[name].takes_command:
+            parser.error(f"{name} takes nothing after --")
+        args.program = program or []
+        return int(module.run(args))
+    except ModuleNotFoundError as error:
+        return _fail(name, _missing_package(name, error))
+    except ConfigError as error:
+        return _fail(name, str(error))
+    except CheckpointError as error:
+        _fail(name, str(error))
+        return 1
+
+
+def _split_program(arguments: list[str]) -> tuple[list[str], list[str] | None]:
+    # Done by hand: argparse treats "--" inside subcommands differently from version to version.
+    if "--" not in arguments:
+        return arguments, None
+    at = arguments.index("--")
+    return arguments[:at], arguments[at + 1 :]
+
+
+def _load(name: str) -> ModuleType:
+    return importlib.import_module(COMMANDS[name].module)
+
+
+def _parser(name: str, module: ModuleType | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="eckpt", description="Multi-tier emergency checkpointing for JAX training."
+    )
+    parser.add_argument("--version", action="version", version=_version())
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
+    for other, command in COMMANDS.items():
+        if module is None or other != name:
+            subparsers.add_parser(other, help=command.summary, add_help=False)
+        else:
+            module.add_parser(subparsers)
+    return parser
+
+
+def _version() -> str:
+    try:
+        return metadata.version(_DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        return "not installed (running from a source tree)"
+
+
+def _missing_package(name: str, error: ModuleNotFoundError) -> str:
+    missing, extra = error.name or "", COMMANDS[name].extra
+    if missing.startswith("emergency_ckpt."):
+        return f"this installation lacks {missing}; build and install the package again"
+    package = f"{_DISTRIBUTION}[{extra}]" if extra else _DISTRIBUTION
+    return f"needs the package {missing!r}, which is not installed; pip install '{package}'"
+
+
+def _fail(name: str, message: str) -> int:
+    print(f"eckpt {name}: {message}", file=sys.stderr)
+    return USAGE_EXIT_CODE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""Fires the faults that were asked for, each once, in order."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from emergency_ckpt.launch.faults import Fault
+from emergency_ckpt.launch.process_set import ProcessSet
+from emergency_ckpt.launch.progress import NO_STEP
+from emergency_ckpt.launch.topology import Topology
+
+
+@dataclass(frozen=True)
+class RestartEffects:
+    """What the faults of a life change for the next one.
+
+    Attributes:
+      lost_hosts: hosts whose ramdisk is empty.
+      topology: hosts and processes.
+    """
+
+    lost_hosts: tuple[int, ...]
+    topology: Topology
+
+
+class FaultInjector:
+    """The faults of a job. Only the first that has not fired is considered at any time.
+
+    After a deadly fault nothing more fires in that life: the next one waits for the restart.
+    """
+
+    def __init__(self, faults: Sequence[Fault], emit: Callable[..., None]) -> None:
+        self._left = deque(faults)
+        self._emit = emit
+        self._lost_hosts: set[int] = set()
+        self._renumberings: list[Fault] = []
+        self._wake_times_s: list[tuple[float, tuple[int, ...]]] = []
+        self.struck = False
+
+    @property
+    def left(self) -> tuple[Fault, ...]:
+        """Faults that have not fired."""
+        return tuple(self._left)
+
+    def begin_life(self, processes: ProcessSet) -> None:
+        """Prepare for new processes."""
+        self.struck = False
+        self._wake_times_s.clear()
+        self._hold_next(processes)
+
+    def poll(self, processes: ProcessSet) -> None:
+        """Fire what is due. Never blocks."""
+        self._wake(processes)
+        while self._left and not self.struck and _due(self._left[0], processes):
+            self._fire(self._left.popleft(), processes)
+            self._hold_next(processes)
+
+    def end_life(self, topology: Topology) -> RestartEffects:
+        """What changes now that all processes of the life have ended."""
+        lost_hosts = tuple(sorted(self._lost_hosts))
+        for fault in self._renumberings:
+            assert fault.permute is not None
+            topology = topology.renumbered(fault.permute.resolve(topology))
+        self._lost_hosts.clear()
+        self._renumberings.clear()
+        return RestartEffects(lost_hosts, topology)
+
+    def _fire(self, fault: Fault, processes: ProcessSet) -> None:
+        targets = fault.target.processes(processes.topology)
+        hosts = processes.topology.hosts_of(targets)
+        step = max(processes.steps)
+        processes.signal(targets, signal.Signals[f"SIG{fault.signal}"])
+        if fault.exact:
+            processes.hold_at(targets, NO_STEP)
+        if fault.resume_after_s is not None:
+            self._wake_times_s.append((time.monotonic() + fault.resume_after_s, targets))
+        if fault.lose_ram:
+            self._lost_hosts.update(hosts)
+        if fault.permute is not None:
+            self._renumberings.append(fault)
+        self.struck = fault.deadly
+        self._emit("fault.fired", fault=str(fault), step=step, processes=targets, hosts=hosts)
+
+    def _hold_next(self, processes: ProcessSet) -> None:
+        if self._left and self._left[0].exact and not self.struck:
+            fault = self._left[0]
+            processes.hold_at(fault.target.processes(processes.topology), fault.step)
+
+    def _wake(self, processes: ProcessSet) -> None:
+        now_s = time.monotonic()
+        due = [targets for wake_s, targets in self._wake_times_s if wake_s <= now_s]
+        self._wake_times_s = [entry for entry in self._wake_times_s if entry[0] > now_s]
+        for targets in due:
+            processes.signal(targets, signal.SIGCONT)
+
+
+def _due(fault: Fault, processes: ProcessSet) -> bool:
+    if not fault.exact:
+        return max(processes.steps) >= fault.step
+    targets = fault.target.processes(processes.topology)
+    return all(processes.steps[index] >= fault.step for index in targets)

@@ -1,0 +1,62 @@
+"""Log files of host processes: followed line by line, and their tails for error messages.
+
+Processes write straight into files, never into a pipe of the supervisor: nothing they print is
+lost, and none of them blocks or gets SIGPIPE, whatever happens to the supervisor.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+LineSink = Callable[[str], None]
+
+MAX_LINE_BYTES = 64 * 1024
+_READ_BYTES = 256 * 1024
+
+
+class LogFollower:
+    """Passes each new line of a growing file on, with a prefix."""
+
+    def __init__(self, path: Path, prefix: str, sink: LineSink) -> None:
+        self._file = path.open("rb", buffering=0)
+        self._prefix = prefix
+        self._sink = sink
+        self._partial = b""
+
+    def poll(self) -> None:
+        """Pass on the lines that were completed since the last call. Never blocks."""
+        while data := self._file.read(_READ_BYTES):
+            *lines, self._partial = (self._partial + data).split(b"\n")
+            for line in lines:
+                self._emit(line)
+            if len(self._partial) > MAX_LINE_BYTES:
+                self._flush()
+
+    def close(self) -> None:
+        """Pass on the rest, also a last line without an end, and close the file."""
+        self.poll()
+        if self._partial:
+            self._flush()
+        self._file.close()
+
+    def _flush(self) -> None:
+        line, self._partial = self._partial, b""
+        self._emit(line)
+
+    def _emit(self, line: bytes) -> None:
+        self._sink(self._prefix + line.decode("utf-8", errors="replace").rstrip("\r"))
+
+
+def log_tail(path: Path, *, lines: int = 30, limit_bytes: int = 16 * 1024) -> str:
+    """The last lines of a log file, at most ``limit_bytes`` of them.
+
+    Raises:
+      OSError: the file cannot be read.
+    """
+    with path.open("rb") as file:
+        size_bytes = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size_bytes - limit_bytes))
+        text = file.read(limit_bytes).decode("utf-8", errors="replace")
+    return "\n".join(text.splitlines()[-lines:])

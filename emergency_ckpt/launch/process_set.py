@@ -1,0 +1,312 @@
+"""The processes of one life: started once, watched, signalled, ended. No restarts here."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from emergency_ckpt.errors import DeadlineExceeded, JobFailed
+from emergency_ckpt.launch import janitor
+from emergency_ckpt.launch.environment import JobEnvironment
+from emergency_ckpt.launch.job import EventSink, JobEvent, JobSpec, ProcessExit
+from emergency_ckpt.launch.logs import LogFollower
+from emergency_ckpt.launch.ports import ReservedPort
+from emergency_ckpt.launch.progress import NO_STEP, ProgressFile
+from emergency_ckpt.launch.topology import Topology
+
+POLL_S = 0.01
+KILL_DEADLINE_S = 30.0
+"""A process that SIGKILL does not end in this time is stuck in the kernel: an error, not a wait."""
+
+_JANITOR_EXIT_S = 10.0
+
+# Registers with the janitor before anything of the user's runs: standard input is the janitor's
+# pipe until then. Were it done by the supervisor after the start, a supervisor killed in between
+# would leave a process behind.
+_SHIM = 'echo "+$$" >&0 && exec 0</dev/null && exec "$@"'
+
+
+@dataclass
+class _HostProcess:
+    environment: JobEnvironment
+    host: int
+    popen: subprocess.Popen[bytes]
+    progress: ProgressFile
+    follower: LogFollower | None
+    exit: ProcessExit | None = None
+
+
+class ProcessSet:
+    """One process per host, each the leader of its own process group and session.
+
+    All of them die when this program dies, however it dies. Not thread-safe. Use it as a context
+    manager: leaving it ends every process that still runs.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        topology: Topology | None = None,
+        *,
+        restart_count: int = 0,
+        on_event: EventSink | None = None,
+    ) -> None:
+        """Start all processes; returns once they run, before they have joined each other.
+
+        Makes the directories it needs, also the hosts' ramdisks where they are missing. Logs of
+        an earlier job with the same ``log_dir`` and ``restart_count`` are overwritten.
+
+        Raises:
+          OSError: a directory, port or process could not be made; nothing is left running.
+        """
+        self.spec = spec
+        self.topology = topology or spec.first_topology
+        self.restart_count = restart_count
+        self.started_s = time.monotonic()
+        self._on_event = on_event
+        self._processes: list[_HostProcess] = []
+        self._janitor = subprocess.Popen(
+            [sys.executable, "-I", "-S", janitor.__file__],
+            stdin=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+        )
+        self._port = ReservedPort()
+        try:
+            self._start_all()
+        except BaseException:
+            self.end(grace_s=0)
+            self.close()
+            raise
+
+    def __enter__(self) -> ProcessSet:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.end(grace_s=self.spec.grace_s if kind is None else 0)
+        finally:
+            self.close()
+
+    @property
+    def running(self) -> tuple[int, ...]:
+        """Processes whose end has not been seen, ascending."""
+        return tuple(i for i, process in enumerate(self._processes) if process.exit is None)
+
+    @property
+    def exits(self) -> tuple[ProcessExit, ...]:
+        """The ends that have been seen, by process index."""
+        return tuple(process.exit for process in self._processes if process.exit is not None)
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The last step that each process reported, -1 before its first."""
+        return tuple(process.progress.step for process in self._processes)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids, by process index."""
+        return tuple(process.popen.pid for process in self._processes)
+
+    def poll(self) -> tuple[ProcessExit, ...]:
+        """See what happened since the last call: new ends. Passes log lines on. Never blocks.
+
+        What a process left behind in its group is killed as soon as its end is seen.
+        """
+        ended = [process for process in self._processes if process.exit is None and _over(process)]
+        exits = tuple(self._reap(process) for process in ended)
+        for process in self._processes:
+            if process.follower is not None:
+                process.follower.poll()
+        return exits
+
+    def signal(self, processes: Iterable[int], signum: int) -> None:
+        """Send ``signum`` to the whole group of each process; those that have ended are skipped."""
+        for index in processes:
+            process = self._processes[index]
+            if process.exit is None:
+                os.killpg(process.popen.pid, signum)
+
+    def hold_at(self, processes: Iterable[int], step: int) -> None:
+        """Make ``processes`` wait inside ``report_step(step)``; -1 lets them go on."""
+        for index in processes:
+            self._processes[index].progress.hold_at(step)
+
+    def wait(self, timeout_s: float) -> tuple[ProcessExit, ...]:
+        """Block until every process has ended; their ends by process index.
+
+        Raises:
+          DeadlineExceeded: some still run after ``timeout_s``; they are left running.
+        """
+        self._wait_until_gone(range(len(self._processes)), timeout_s, "wait for")
+        return self.exits
+
+    def wait_for_step(self, step: int, timeout_s: float) -> int:
+        """Block until some process has reported ``step`` or a later one; the highest reported.
+
+        Raises:
+          JobFailed: all processes ended before that.
+          DeadlineExceeded: it did not happen within ``timeout_s``.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while (highest := max(self.steps)) < step:
+            if not self.running:
+                ends = "; ".join(map(str, self.exits))
+                raise JobFailed("wait for", f"step {step}", f"all processes have ended: {ends}")
+            if time.monotonic() > deadline_s:
+                raise DeadlineExceeded(
+                    "wait for", f"step {step}", f"step {highest} after {timeout_s:g} s"
+                )
+            self.poll()
+            time.sleep(POLL_S)
+        return highest
+
+    def end(self, *, grace_s: float) -> tuple[ProcessExit, ...]:
+        """End every process: SIGTERM, ``grace_s``, SIGKILL to the whole group.
+
+        Process 0 comes last, when the others are gone: it runs the coordination service, and
+        without it the others abort instead of ending as they want. Blocks for twice ``grace_s``
+        at most (plus the kernel's time). Also wakes stopped processes, so that they can end.
+
+        Raises:
+          DeadlineExceeded: a process outlived SIGKILL for ``KILL_DEADLINE_S``.
+        """
+        for group in (range(1, len(self._processes)), range(min(1, len(self._processes)))):
+            self._end_group(group, grace_s)
+        return self.exits
+
+    def close(self) -> None:
+        """Release ports, maps and the janitor. The janitor kills processes not yet ended."""
+        self._port.close()
+        for process in self._processes:
+            process.progress.close()
+            if process.follower is not None:
+                process.follower.close()
+        assert self._janitor.stdin is not None
+        self._janitor.stdin.close()
+        self._janitor.wait(_JANITOR_EXIT_S)
+
+    def _start_all(self) -> None:
+        progress_dir = self.spec.private_dir / f"life_{self.restart_count:03d}"
+        for directory in (progress_dir, self.spec.life_dir(self.restart_count)):
+            directory.mkdir(parents=True, exist_ok=True)
+        for index, host in enumerate(self.topology.host_of_process):
+            self.spec.ramdisk(host).mkdir(mode=0o700, parents=True, exist_ok=True)
+            environment = self._environment(index, host, progress_dir / f"progress_{index:05d}")
+            self._processes.append(self._start(environment, host))
+            self._emit("process.started", process=index, host=host, pid=self.pids[index])
+
+    def _environment(self, index: int, host: int, progress_path: Path) -> JobEnvironment:
+        return JobEnvironment(
+            coordinator_address=self._port.address,
+            process_index=index,
+            process_count=self.topology.process_count,
+            slice_index=self.topology.slice_of(index),
+            slice_count=self.topology.slices,
+            devices_per_host=self.spec.devices_per_host,
+            local_dir=self.spec.ramdisk(host),
+            restart_count=self.restart_count,
+            progress_path=progress_path,
+            events_path=self.spec.events_path(self.restart_count, index),
+        )
+
+    def _start(self, environment: JobEnvironment, host: int) -> _HostProcess:
+        index = environment.process_index
+        assert environment.progress_path is not None
+        assert environment.events_path is not None
+        environment.events_path.write_bytes(b"")
+        log_path = self.spec.log_path(self.restart_count, index)
+        progress = ProgressFile(environment.progress_path, create=True)
+        variables = {
+            **os.environ,
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONFAULTHANDLER": "1",
+            **environment.jax_environ(),
+            **self.spec.env,
+            **environment.to_environ(),
+        }
+        with log_path.open("wb") as log:
+            popen = subprocess.Popen(
+                ["/bin/sh", "-c", _SHIM, "eckpt-host", *self.spec.command],
+                stdin=self._janitor.stdin,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=variables,
+                start_new_session=True,
+            )
+        follower = None
+        if self.spec.echo is not None:
+            prefix = f"[{self.restart_count}.{index}] "
+            follower = LogFollower(log_path, prefix, self.spec.echo)
+        return _HostProcess(environment, host, popen, progress, follower)
+
+    def _reap(self, process: _HostProcess) -> ProcessExit:
+        # The ended leader keeps its number until it is reaped, so this can hit no other group.
+        os.killpg(process.popen.pid, signal.SIGKILL)
+        process.exit = ProcessExit(
+            process=process.environment.process_index,
+            host=process.host,
+            returncode=process.popen.wait(),
+            step=process.progress.step,
+        )
+        assert self._janitor.stdin is not None
+        os.write(self._janitor.stdin.fileno(), b"-%d\n" % process.popen.pid)
+        step = process.exit.step if process.exit.step != NO_STEP else None
+        self._emit(
+            "process.exited",
+            process=process.exit.process,
+            host=process.host,
+            returncode=process.exit.returncode,
+            step=step,
+        )
+        return process.exit
+
+    def _end_group(self, processes: Sequence[int], grace_s: float) -> None:
+        if grace_s > 0:
+            self.signal(processes, signal.SIGTERM)
+            self.signal(processes, signal.SIGCONT)
+            deadline_s = time.monotonic() + grace_s
+            while self._still_running(processes) and time.monotonic() < deadline_s:
+                self.poll()
+                time.sleep(POLL_S)
+        self.signal(processes, signal.SIGKILL)
+        self._wait_until_gone(processes, KILL_DEADLINE_S, "kill")
+
+    def _wait_until_gone(self, processes: Sequence[int], timeout_s: float, operation: str) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        self.poll()
+        while left := self._still_running(processes):
+            if time.monotonic() > deadline_s:
+                raise DeadlineExceeded(
+                    operation,
+                    f"{len(processes)} processes",
+                    f"some still run after {timeout_s:g} s",
+                    missing=[f"process {index} (pid {self.pids[index]})" for index in left],
+                )
+            time.sleep(POLL_S)
+            self.poll()
+
+    def _still_running(self, processes: Sequence[int]) -> list[int]:
+        return [index for index in processes if self._processes[index].exit is None]
+
+    def _emit(self, name: str, **fields: object) -> None:
+        if self._on_event is not None:
+            self._on_event(JobEvent(name, {"restart_count": self.restart_count, **fields}))
+
+
+def _over(process: _HostProcess) -> bool:
+    """Whether the process has ended; it stays a zombie, so that its number stays taken."""
+    flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    return os.waitid(os.P_PID, process.popen.pid, flags) is not None

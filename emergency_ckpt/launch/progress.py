@@ -1,0 +1,77 @@
+"""How far a process has come, in a file that it shares with the supervisor as memory.
+
+The file holds two 8-byte signed integers in the machine's byte order (both sides run on one
+machine): the last step that the process reported, and the step at which it must wait for an exact
+fault. Each is read and written as one aligned word, so neither side ever sees half of one.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from pathlib import Path
+
+NO_STEP = -1
+"""Nothing was reported yet; as a hold: wait nowhere."""
+
+HOLD_LIMIT_S = 60.0
+"""A process never waits longer than this for a fault: its supervisor may be gone."""
+
+_HOLD_POLL_S = 0.002
+_STEP, _HOLD = 0, 1
+_SIZE_BYTES = 16
+
+
+class ProgressFile:
+    """One process's progress, mapped. Not for use by several writers of the same side."""
+
+    def __init__(self, path: Path, *, create: bool = False) -> None:
+        """Map the file at ``path``.
+
+        Args:
+          create: make it (the supervisor's side); otherwise it must exist.
+
+        Raises:
+          OSError: it cannot be opened, or is too short.
+        """
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_TRUNC if create else 0)
+        descriptor = os.open(path, flags, 0o600)
+        try:
+            if create:
+                os.ftruncate(descriptor, _SIZE_BYTES)
+            elif os.fstat(descriptor).st_size != _SIZE_BYTES:
+                raise OSError(f"{path} is not a progress file: it must have {_SIZE_BYTES} bytes")
+            self._mapping = mmap.mmap(descriptor, _SIZE_BYTES)
+        finally:
+            os.close(descriptor)
+        self._words = memoryview(self._mapping).cast("q")
+        if create:
+            self._words[_STEP] = NO_STEP
+            self._words[_HOLD] = NO_STEP
+
+    @property
+    def step(self) -> int:
+        """The last step that was reported, ``NO_STEP`` before the first."""
+        return self._words[_STEP]
+
+    def report(self, step: int) -> None:
+        """Write ``step``; about 100 ns. Waits when a hold was set at or before it (bounded)."""
+        words = self._words
+        words[_STEP] = step
+        if NO_STEP < words[_HOLD] <= step:
+            self._wait(step)
+
+    def hold_at(self, step: int) -> None:
+        """Make the process wait in ``report(step)``, or later; ``NO_STEP`` lets it go on."""
+        self._words[_HOLD] = step
+
+    def _wait(self, step: int) -> None:
+        deadline_s = time.monotonic() + HOLD_LIMIT_S
+        while NO_STEP < self._words[_HOLD] <= step and time.monotonic() < deadline_s:
+            time.sleep(_HOLD_POLL_S)
+
+    def close(self) -> None:
+        """Unmap the file; it stays on disk."""
+        self._words.release()
+        self._mapping.close()

@@ -1,0 +1,44 @@
+"""Whether a job that lost a life gets another one. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from emergency_ckpt.launch.job import LifeResult
+
+Decision = Literal["finish", "restart", "give-up"]
+
+
+def decide(
+    lives: Sequence[LifeResult], *, max_restarts: int, breaker_deaths: int
+) -> tuple[Decision, str]:
+    """What to do after the last of ``lives``, and why."""
+    last = lives[-1]
+    if last.ending == "finished":
+        return "finish", "all processes finished"
+    if last.ending in ("stopped", "timeout"):
+        return "give-up", "stopped on request" if last.ending == "stopped" else "out of time"
+    idle = deaths_without_progress(lives)
+    if idle >= breaker_deaths:
+        return "give-up", f"crash loop: {idle} deaths in a row without progress"
+    if len(lives) > max_restarts:
+        return "give-up", f"the limit of {max_restarts} restarts is reached"
+    return "restart", "hung" if last.ending == "hung" else str(last.first_death)
+
+
+def deaths_without_progress(lives: Sequence[LifeResult]) -> int:
+    """Deaths at the end of ``lives`` that brought the job no further than it had been before.
+
+    A life that replays steps and dies where its predecessor died made no progress: that is how a
+    bad batch or a bug at one step looks. Lives that an injected fault ended prove nothing.
+    """
+    count = 0
+    furthest = -1
+    for life in lives:
+        if life.step > furthest:
+            count = 0
+            furthest = life.step
+        elif not life.injected:
+            count += 1
+    return count

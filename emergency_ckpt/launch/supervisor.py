@@ -1,0 +1,211 @@
+"""Keeps a multi-process job alive on one machine: start, watch, end all, start again.
+
+Never imports JAX, nor anything that does: it must outlive whatever its processes run into. One
+thread, no signal handlers: whoever runs it decides about signals and calls ``stop``.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Sequence
+
+from emergency_ckpt.errors import CheckpointError, ConfigError, DeadlineExceeded, JobFailed
+from emergency_ckpt.launch.faults import Fault, check_faults
+from emergency_ckpt.launch.injection import FaultInjector
+from emergency_ckpt.launch.job import (
+    Ending,
+    EventSink,
+    JobEvent,
+    JobResult,
+    JobSpec,
+    LifeResult,
+    ProcessExit,
+)
+from emergency_ckpt.launch.logs import log_tail
+from emergency_ckpt.launch.process_set import POLL_S, ProcessSet
+from emergency_ckpt.launch.ramdisks import Ramdisks
+from emergency_ckpt.launch.restart_policy import decide
+
+TIMEOUT_EXIT_CODE = 124
+"""As of timeout(1)."""
+
+
+class Supervisor:
+    """Runs one job to its end. One ``run`` per object.
+
+    A life ends when all processes finished with status 0, or as soon as one ended otherwise: the
+    survivors hang in a collective by then, so all are ended and started again with new ports, the
+    same ramdisks and the next restart count. A process that finished with 0 while others still
+    run is normal; when another one dies later, all start again.
+    """
+
+    def __init__(
+        self, spec: JobSpec, *, faults: Sequence[Fault] = (), on_event: EventSink | None = None
+    ) -> None:
+        """Check everything; start nothing.
+
+        Args:
+          faults: fired in this order, each once (see ``launch.faults``).
+          on_event: called in the thread of ``run`` with each event; must be quick.
+
+        Raises:
+          ConfigError: a fault names what the job does not have.
+        """
+        problems = check_faults(faults, spec.first_topology)
+        if problems:
+            raise ConfigError(problems, target="the faults")
+        self.spec = spec
+        self._on_event = on_event
+        self._injector = FaultInjector(faults, self._emit)
+        self._events: list[JobEvent] = []
+        self._lives: list[LifeResult] = []
+        self._stop_signal = 0
+
+    def stop(self, signum: int = signal.SIGTERM) -> None:
+        """Ask ``run`` to end all processes and return. Safe in any thread or signal handler."""
+        self._stop_signal = signum
+
+    def run(self, timeout_s: float | None = None) -> JobResult:
+        """Run the job; blocks until it is over. No process of it runs after that.
+
+        A job that fails is a result, not an exception: see ``JobResult.error`` and ``check``.
+
+        Args:
+          timeout_s: end everything after this time; None: no limit.
+
+        Raises:
+          LocalTierError: another supervisor uses the same ``local_root``.
+          OSError: a process could not be started, a directory not be made.
+        """
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        ramdisks = Ramdisks(self.spec)
+        succeeded = False
+        try:
+            self._emit("job.started", command=self.spec.command, hosts=self._process_count)
+            reason = self._run_lives(ramdisks, deadline_s)
+            result = self._result(reason)
+            succeeded = result.error is None
+        finally:
+            keep = self.spec.keep_ram
+            ramdisks.close(remove=keep == "never" or (succeeded and keep != "always"))
+        return result
+
+    @property
+    def _process_count(self) -> int:
+        return self.spec.slices * self.spec.hosts_per_slice
+
+    def _run_lives(self, ramdisks: Ramdisks, deadline_s: float | None) -> str:
+        """Run lives until there is no other one; why."""
+        topology = self.spec.first_topology
+        while True:
+            restart_count = len(self._lives)
+            with ProcessSet(
+                self.spec, topology, restart_count=restart_count, on_event=self._record
+            ) as processes:
+                self._emit("life.started", host_of_process=topology.host_of_process)
+                life = self._run_life(processes, deadline_s)
+            self._emit("life.ended", ending=life.ending, step=life.step, seconds=life.seconds)
+            self._lives.append(life)
+            decision, reason = decide(
+                self._lives,
+                max_restarts=self.spec.max_restarts,
+                breaker_deaths=self.spec.breaker_deaths,
+            )
+            if decision != "restart":
+                return reason
+            effects = self._injector.end_life(topology)
+            if effects.lost_hosts:
+                ramdisks.wipe(effects.lost_hosts)
+                self._emit("ram.lost", hosts=effects.lost_hosts)
+            topology = effects.topology
+            self._emit("job.restarting", reason=reason)
+
+    def _run_life(self, processes: ProcessSet, deadline_s: float | None) -> LifeResult:
+        self._injector.begin_life(processes)
+        ending, first_death = self._watch(processes, deadline_s)
+        exits = processes.end(grace_s=self.spec.grace_s)
+        return LifeResult(
+            restart_count=processes.restart_count,
+            ending=ending,
+            step=max(processes.steps),
+            first_death=first_death,
+            exits=exits,
+            injected=self._injector.struck,
+            seconds=time.monotonic() - processes.started_s,
+        )
+
+    def _watch(
+        self, processes: ProcessSet, deadline_s: float | None
+    ) -> tuple[Ending, ProcessExit | None]:
+        """Block until the life is over, or has to end."""
+        highest, changed_s = max(processes.steps), time.monotonic()
+        while True:
+            self._injector.poll(processes)
+            deaths = [exit_ for exit_ in processes.poll() if exit_.returncode != 0]
+            now_s = time.monotonic()
+            if max(processes.steps) > highest:
+                highest, changed_s = max(processes.steps), now_s
+            if deaths:
+                return "died", _root_cause(deaths)
+            if not processes.running:
+                return "finished", None
+            if self._stop_signal:
+                return "stopped", None
+            if deadline_s is not None and now_s >= deadline_s:
+                return "timeout", None
+            hang_s = self.spec.hang_timeout_s
+            if hang_s is not None and now_s - changed_s >= hang_s:
+                return "hung", None
+            time.sleep(POLL_S)
+
+    def _result(self, reason: str) -> JobResult:
+        last = self._lives[-1]
+        error = None if last.ending == "finished" else self._error(last, reason)
+        name = "job.finished" if error is None else "job.failed"
+        self._emit(name, restart_count=last.restart_count, reason=reason)
+        return JobResult(
+            exit_code=self._exit_code(last),
+            lives=tuple(self._lives),
+            events=tuple(self._events),
+            faults_left=self._injector.left,
+            error=error,
+        )
+
+    def _exit_code(self, last: LifeResult) -> int:
+        if last.ending == "stopped":
+            return 128 + self._stop_signal
+        if last.first_death is not None:
+            code = last.first_death.returncode
+            return code if code > 0 else 128 - code
+        return 0 if last.ending == "finished" else TIMEOUT_EXIT_CODE
+
+    def _error(self, last: LifeResult, reason: str) -> CheckpointError:
+        target = f"job of {self._process_count} processes"
+        logs = self.spec.life_dir(last.restart_count)
+        if last.ending == "timeout":
+            return DeadlineExceeded("run", target, reason, hint=f"logs are in {logs}")
+        if last.ending == "stopped":
+            return JobFailed("run", target, f"{reason} ({signal.Signals(self._stop_signal).name})")
+        problem = reason
+        hint = f"logs are in {logs}"
+        if last.ending == "hung":
+            problem += f"; no step after {last.step} for {self.spec.hang_timeout_s:g} s"
+        if last.first_death is not None:
+            path = self.spec.log_path(last.restart_count, last.first_death.process)
+            problem += f"; {last.first_death}"
+            hint += f"; the end of {path}:\n{log_tail(path)}"
+        return JobFailed("run", target, problem, hint=hint)
+
+    def _emit(self, name: str, **fields: object) -> None:
+        self._record(JobEvent(name, {"restart_count": len(self._lives), **fields}))
+
+    def _record(self, event: JobEvent) -> None:
+        self._events.append(event)
+        if self._on_event is not None:
+            self._on_event(event)
+
+
+def _root_cause(deaths: Sequence[ProcessExit]) -> ProcessExit:
+    """The most telling of the ends that were seen together: JAX aborts when a peer is gone."""
+    return min(deaths, key=lambda death: (death.returncode == -signal.SIGABRT, death.process))

@@ -1,0 +1,130 @@
+"""The environment of a process, and how it reports its steps."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.launch.environment import JobEnvironment
+from emergency_ckpt.launch.progress import NO_STEP, ProgressFile
+
+paths = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\0/."), min_size=1, max_size=9
+).map(lambda name: Path("/ram") / name)
+
+
+@st.composite
+def environments(draw: st.DrawFn) -> JobEnvironment:
+    slices, hosts = draw(st.integers(1, 5)), draw(st.integers(1, 5))
+    process = draw(st.integers(0, slices * hosts - 1))
+    return JobEnvironment(
+        coordinator_address=f"127.0.0.1:{draw(st.integers(1, 65535))}",
+        process_index=process,
+        process_count=slices * hosts,
+        slice_index=process // hosts,
+        slice_count=slices,
+        devices_per_host=draw(st.integers(1, 8)),
+        local_dir=draw(paths),
+        restart_count=draw(st.integers(0, 99)),
+        progress_path=draw(st.none() | paths),
+        events_path=draw(st.none() | paths),
+    )
+
+
+@given(environments())
+def test_environ_round_trips(environment: JobEnvironment) -> None:
+    environ = environment.to_environ()
+    assert all(name.startswith("ECKPT_") for name in environ)
+    assert JobEnvironment.present(environ)
+    assert JobEnvironment.from_environ(environ) == environment
+
+
+def test_every_missing_or_malformed_variable_is_named() -> None:
+    with pytest.raises(ConfigError) as caught:
+        JobEnvironment.from_environ({"ECKPT_PROCESS_INDEX": "two"})
+    assert len(caught.value.problems) == 7
+    assert "ECKPT_PROCESS_INDEX is malformed" in str(caught.value)
+    assert "ECKPT_LOCAL_DIR is not set" in str(caught.value)
+    assert not JobEnvironment.present({})
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"ECKPT_PROCESS_INDEX": "4"}, "process_index 4 is not in 0..3"),
+        ({"ECKPT_SLICE_COUNT": "3"}, "cannot make 3 slices"),
+        ({"ECKPT_SLICE_INDEX": "1"}, "does not follow from the process index"),
+        ({"ECKPT_COORDINATOR_ADDRESS": "127.0.0.1"}, "must be host:port"),
+        ({"ECKPT_COORDINATOR_ADDRESS": "127.0.0.1:70000"}, "must be host:port"),
+        ({"ECKPT_DEVICES_PER_HOST": "0"}, "devices_per_host"),
+        ({"ECKPT_RESTART_COUNT": "-1"}, "restart_count"),
+    ],
+)
+def test_inconsistent_values_are_refused(changes: dict[str, str], problem: str) -> None:
+    environ = JobEnvironment("127.0.0.1:1234", 0, 4, 0, 2, 1, Path("/ram")).to_environ()
+    with pytest.raises(ConfigError, match=problem):
+        JobEnvironment.from_environ({**environ, **changes})
+
+
+def test_progress_is_seen_by_the_other_side(tmp_path: Path) -> None:
+    seen = ProgressFile(tmp_path / "progress", create=True)
+    assert seen.step == NO_STEP
+    program = "from emergency_ckpt.launch.environment import report_step; report_step(2**40)"
+    subprocess.run(
+        [sys.executable, "-c", program],
+        env={"ECKPT_PROGRESS_PATH": str(tmp_path / "progress"), "PYTHONPATH": ":".join(sys.path)},
+        check=True,
+        timeout=60,
+    )
+    assert seen.step == 2**40
+    seen.close()
+
+
+def test_report_step_without_a_supervisor_does_nothing() -> None:
+    program = "from emergency_ckpt.launch.environment import report_step; report_step(3)"
+    environ = {"PYTHONPATH": ":".join(sys.path)}
+    subprocess.run([sys.executable, "-c", program], env=environ, check=True, timeout=60)
+
+
+def test_a_hold_stops_the_process_at_its_step(tmp_path: Path) -> None:
+    supervisor_side = ProgressFile(tmp_path / "progress", create=True)
+    process_side = ProgressFile(tmp_path / "progress")
+    supervisor_side.hold_at(5)
+    past = threading.Event()
+
+    def work() -> None:
+        for step in range(8):
+            process_side.report(step)
+        past.set()
+
+    worker = threading.Thread(target=work, daemon=True)
+    worker.start()
+    assert not past.wait(0.2)
+    assert supervisor_side.step == 5
+    supervisor_side.hold_at(NO_STEP)
+    assert past.wait(30)
+    assert supervisor_side.step == 7
+    worker.join(30)
+
+
+def test_a_file_that_is_no_progress_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "progress").write_bytes(b"12345678")
+    with pytest.raises(OSError, match="not a progress file"):
+        ProgressFile(tmp_path / "progress")
+
+
+def test_the_launcher_never_imports_jax() -> None:
+    program = (
+        "import sys, emergency_ckpt.launch.supervisor, emergency_ckpt.launch.environment\n"
+        "import emergency_ckpt.cli.launch, emergency_ckpt.cli.main\n"
+        "assert not {'jax', 'jaxlib', 'orbax', 'numpy'} & set(sys.modules), 'imported'\n"
+    )
+    environ = {"PYTHONPATH": ":".join(sys.path)}
+    subprocess.run([sys.executable, "-c", program], env=environ, check=True, timeout=60)
