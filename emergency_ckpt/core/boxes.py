@@ -1,0 +1,160 @@
+"""Arithmetic on index boxes: what of a stored shard goes where in a wanted one."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import pairwise, product
+from typing import NamedTuple
+
+from emergency_ckpt.types import Box
+
+
+class Overlap(NamedTuple):
+    """The common part of two boxes, as index ranges inside each of them.
+
+    ``array_of_target[target] = array_of_source[source]`` moves it; both ranges have equal shapes.
+    """
+
+    source: Box
+    target: Box
+
+
+def shape_of(box: Box) -> tuple[int, ...]:
+    """The shape of the array that the box cuts out."""
+    return tuple(max(0, stop - start) for start, stop in box)
+
+
+def volume(box: Box) -> int:
+    """Number of elements in the box: 1 for a scalar's box ``()``, 0 when a range is empty."""
+    return math.prod(shape_of(box))
+
+
+def whole(global_shape: Sequence[int]) -> Box:
+    """The box of a whole array."""
+    return tuple((0, size) for size in global_shape)
+
+
+def describe(box: Box) -> str:
+    """The box in index notation, such as ``[0:4, 0:8]``."""
+    return f"[{', '.join(f'{start}:{stop}' for start, stop in box)}]"
+
+
+def intersect(a: Box, b: Box) -> Box | None:
+    """The common box; None when the boxes share no element or differ in rank."""
+    if len(a) != len(b):
+        return None
+    common: list[tuple[int, int]] = []
+    for (a_start, a_stop), (b_start, b_stop) in zip(a, b, strict=True):
+        start, stop = max(a_start, b_start), min(a_stop, b_stop)
+        if start >= stop:
+            return None
+        common.append((start, stop))
+    return tuple(common)
+
+
+def relative(box: Box, origin: Box) -> Box:
+    """``box`` as index ranges inside ``origin``. Both have the same rank."""
+    return tuple(
+        (start - base, stop - base) for (start, stop), (base, _) in zip(box, origin, strict=True)
+    )
+
+
+def overlap(source: Box, target: Box) -> Overlap | None:
+    """Where the common part lies in either box; None when there is none."""
+    common = intersect(source, target)
+    if common is None:
+        return None
+    return Overlap(relative(common, source), relative(common, target))
+
+
+def subtract(box: Box, hole: Box) -> list[Box]:
+    """Disjoint boxes that make up ``box`` without ``hole``."""
+    common = intersect(box, hole)
+    if common is None:
+        return [box] if volume(box) else []
+    rest: list[Box] = []
+    core = list(box)
+    for axis, (start, stop) in enumerate(common):
+        low, high = core[axis]
+        if low < start:
+            rest.append((*core[:axis], (low, start), *core[axis + 1 :]))
+        if stop < high:
+            rest.append((*core[:axis], (stop, high), *core[axis + 1 :]))
+        core[axis] = (start, stop)
+    return rest
+
+
+def cover(target: Box, boxes: Iterable[Box]) -> tuple[list[Box], list[Box]]:
+    """Choose, in the given order, the boxes that add something to the cover of ``target``.
+
+    Returns (chosen boxes, parts of ``target`` that none of them holds). An empty second list
+    means that ``target`` is covered exactly. An empty ``target`` is covered by nothing at all.
+    """
+    left = [target] if volume(target) else []
+    chosen: list[Box] = []
+    for box in boxes:
+        if not left:
+            break
+        if all(intersect(part, box) is None for part in left):
+            continue
+        chosen.append(box)
+        left = [piece for part in left for piece in subtract(part, box)]
+    return chosen, left
+
+
+def covers(target: Box, boxes: Iterable[Box]) -> bool:
+    """Whether the union of ``boxes`` holds every element of ``target``."""
+    return not cover(target, boxes)[1]
+
+
+class BoxIndex:
+    """Finds which of many boxes touch a target without looking at each.
+
+    The boxes of one array under one sharding form a grid, so the ranges of each axis are sorted
+    once and looked up by bisection. Boxes that form no grid are looked at one by one.
+    """
+
+    def __init__(self, boxes: Iterable[Box]) -> None:
+        self._boxes = sorted({box for box in boxes if volume(box)})
+        self._known = frozenset(self._boxes)
+        self._axes = _grid_axes(self._boxes)
+
+    def touching(self, target: Box) -> list[Box]:
+        """The boxes that share an element with ``target``, sorted."""
+        cells = self._cells(target)
+        if cells is None:
+            return [box for box in self._boxes if intersect(box, target) is not None]
+        return [cell for cell in product(*cells) if cell in self._known]
+
+    def _cells(self, target: Box) -> list[list[tuple[int, int]]] | None:
+        """Per axis, the grid's ranges that touch the target; None when a scan is cheaper."""
+        if self._axes is None or len(self._axes) != len(target):
+            return None
+        if not volume(target):
+            return [[]]
+        cells: list[list[tuple[int, int]]] = []
+        for ranges, (start, stop) in zip(self._axes, target, strict=True):
+            first = bisect_right(ranges, start, key=_stop)
+            cells.append(ranges[first : bisect_left(ranges, stop, key=_start)])
+        return cells if math.prod(map(len, cells)) <= len(self._boxes) else None
+
+
+def _start(span: tuple[int, int]) -> int:
+    return span[0]
+
+
+def _stop(span: tuple[int, int]) -> int:
+    return span[1]
+
+
+def _grid_axes(boxes: Sequence[Box]) -> list[list[tuple[int, int]]] | None:
+    """The sorted, disjoint ranges of each axis; None when ranges overlap or ranks differ."""
+    if len({len(box) for box in boxes}) != 1:
+        return None
+    axes = [sorted(set(spans)) for spans in zip(*boxes, strict=True)]
+    for spans in axes:
+        if any(a[1] > b[0] for a, b in pairwise(spans)):
+            return None
+    return axes

@@ -1,0 +1,74 @@
+"""Silent data corruption: replicas that should be equal, bit for bit, and are not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from emergency_ckpt.core.inventory import Inventory
+from emergency_ckpt.types import Contents, SaveId, ShardId
+
+
+class Divergence(msgspec.Struct, frozen=True, order=True):
+    """Copies of one shard of one save that had different CRCs when they were captured.
+
+    Attributes:
+      copies: (CRC32C, holders that have it), the CRC of most holders first.
+    """
+
+    save: SaveId
+    shard: ShardId
+    copies: tuple[tuple[int, tuple[str, ...]], ...]
+
+    def describe(self) -> str:
+        """One line that names step, leaf, box and holders."""
+        ranges = ", ".join(f"{start}:{stop}" for start, stop in self.shard.box)
+        sides = "; ".join(f"{crc:08x} at {', '.join(names)}" for crc, names in self.copies)
+        return f"step {self.save.step}: copies of {self.shard.leaf}[{ranges}] differ: {sides}"
+
+
+def find_divergence(save: SaveId, held: Mapping[str, tuple[Contents, ...]]) -> list[Divergence]:
+    """Shards of ``save`` whose CRC is not the same at all of its holders, sorted by shard.
+
+    Args:
+      held: what each holder published, by holder name. Contents of other saves are skipped.
+        Holders may share one ``Contents`` object (equal digests): it is read once.
+    """
+    by_contents: dict[int, tuple[Contents, list[str]]] = {}
+    for holder, contents_of_holder in held.items():
+        for contents in contents_of_holder:
+            if contents.save == save:
+                by_contents.setdefault(id(contents), (contents, []))[1].append(holder)
+    if len(by_contents) < 2:
+        return []
+    crcs: dict[ShardId, dict[int, set[str]]] = {}
+    for contents, holders in by_contents.values():
+        paths = [leaf.path for leaf in contents.leaves]
+        for entry in contents.shards:
+            if 0 <= entry.leaf < len(paths):
+                shard = ShardId(paths[entry.leaf], entry.box)
+                crcs.setdefault(shard, {}).setdefault(entry.crc32c, set()).update(holders)
+    return [
+        Divergence(save, shard, _ranked(by_crc))
+        for shard, by_crc in sorted(crcs.items(), key=lambda item: item[0])
+        if len(by_crc) > 1
+    ]
+
+
+def divergence_in(inventory: Inventory, save: SaveId) -> list[Divergence]:
+    """``find_divergence`` over what the holders of an inventory report."""
+    held = {
+        holder.holder: tuple(
+            inventory.manifests[tensors.digest]
+            for tensors in holder.tensors
+            if tensors.save == save and tensors.digest in inventory.manifests
+        )
+        for holder in inventory.holders
+    }
+    return find_divergence(save, held)
+
+
+def _ranked(by_crc: Mapping[int, set[str]]) -> tuple[tuple[int, tuple[str, ...]], ...]:
+    ranked = sorted(by_crc.items(), key=lambda item: (-len(item[1]), item[0]))
+    return tuple((crc, tuple(sorted(holders))) for crc, holders in ranked)

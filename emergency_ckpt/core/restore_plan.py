@@ -1,0 +1,336 @@
+"""Which step to restore, and where each process gets its part of it. Pure.
+
+The newest whole step wins, over both tiers; a step in both is taken from the local tier, and of
+two whole saves of one step the one of the later incarnation. Parts of different saves are never
+put together. Each newer save that is passed over is reported with what it lacked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from emergency_ckpt.core.assignment import SaveTensors, TensorPart, assign
+from emergency_ckpt.core.boxes import covers, whole
+from emergency_ckpt.core.candidates import PERSISTENT_HOLDER, SaveParts, Sifted, sift
+from emergency_ckpt.core.host_state_choice import (
+    HostStateAssignment,
+    HostStates,
+    choose_host_states,
+)
+from emergency_ckpt.core.inventory import Inventory, PersistentStep, Quarantined
+from emergency_ckpt.core.leaf_comparison import compare_leaves
+from emergency_ckpt.core.plan_types import (
+    MAX_REJECTIONS,
+    FetchGroup,
+    HostStateFetch,
+    LocalRead,
+    NoPlan,
+    ProcessPlan,
+    Rejection,
+    RestorePlan,
+    TargetSet,
+    clip,
+    few,
+    selected,
+)
+from emergency_ckpt.types import Box, Contents, LeafSpec
+
+__all__ = [
+    "FetchGroup",
+    "HostStateFetch",
+    "LocalRead",
+    "NoPlan",
+    "ProcessPlan",
+    "Rejection",
+    "RestorePlan",
+    "TargetSet",
+    "compare_leaves",
+    "plan_restore",
+    "selected",
+]
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What is asked for: the arguments of ``plan_restore``."""
+
+    targets: Mapping[int, TargetSet]
+    leaves: Mapping[str, LeafSpec]
+    host_state_remap: bool
+    needs_host_state: bool
+
+
+@dataclass(frozen=True)
+class _Blocked:
+    """A whole save that must not be restored: planning ends here."""
+
+    no_plan: NoPlan
+
+
+def plan_restore(
+    inventory: Inventory,
+    targets: Mapping[int, TargetSet],
+    leaves: Mapping[str, LeafSpec],
+    *,
+    requested_step: int | None = None,
+    host_state_remap: bool = False,
+    needs_host_state: bool = True,
+) -> RestorePlan | NoPlan:
+    """Choose the step to restore and the source of every shard and host state.
+
+    Deterministic, independent of the order of the inventory's parts, and total: it never raises
+    for values of the right types.
+
+    Two faults end the planning instead of leading to an older step: leaves that differ from the
+    expected ones, and host states of another number of processes without a remap. Both come from
+    the caller's configuration, most likely hold for every older step too, and an older step
+    would throw away training without a word.
+
+    Args:
+      targets: what each process of the job needs, for every process index 0..count-1. Share the
+        tuple between processes with equal needs.
+      leaves: every leaf of the expected state, by path.
+      requested_step: restore this step or none.
+      host_state_remap: the caller can turn the host states of any number of processes into its
+        own: where the numbers differ, every process gets all of them.
+      needs_host_state: False to restore tensors alone.
+    """
+    request = _Request(targets, leaves, host_state_remap, needs_host_state)
+    sifted = sift(inventory)
+    rejected: list[Rejection] = []
+    for candidate in _newest_first(sifted, inventory, requested_step):
+        if isinstance(candidate, PersistentStep):
+            verdict = _judge_persistent(candidate, inventory, request)
+        else:
+            verdict = _judge_local(candidate, sifted, inventory, request)
+        if isinstance(verdict, str):
+            rejected.append(_rejection(candidate, verdict))
+            continue
+        outcome = verdict.no_plan if isinstance(verdict, _Blocked) else verdict
+        return msgspec.structs.replace(
+            outcome,
+            rejected=tuple(rejected[:MAX_REJECTIONS]),
+            notes=tuple(clip(note) for note in (*sifted.notes, *outcome.notes)),
+        )
+    return _nothing_left(sifted, inventory, request, requested_step, rejected)
+
+
+def _newest_first(
+    sifted: Sifted, inventory: Inventory, requested_step: int | None
+) -> Iterator[SaveParts | PersistentStep]:
+    """Candidates in order of preference."""
+    persistent = {item.step: item for item in sorted(inventory.persistent)}
+    local: dict[int, list[SaveParts]] = {}
+    for part in sifted.saves:
+        local.setdefault(part.save.step, []).append(part)
+    for step in sorted(local.keys() | persistent.keys(), reverse=True):
+        if requested_step is None or step == requested_step:
+            yield from local.get(step, ())
+            if step in persistent:
+                yield persistent[step]
+
+
+def _rejection(candidate: SaveParts | PersistentStep, reason: str) -> Rejection:
+    if isinstance(candidate, PersistentStep):
+        return Rejection(candidate.step, "persistent", clip(reason))
+    return Rejection(candidate.save.step, "local", clip(reason), candidate.save.incarnation)
+
+
+def _judge_persistent(
+    candidate: PersistentStep, inventory: Inventory, request: _Request
+) -> RestorePlan | _Blocked | str:
+    """A persistent step carries both markers; its leaves are compared by whoever reads it."""
+    digest = f"{PERSISTENT_HOLDER}/{candidate.step}"
+    if Quarantined(PERSISTENT_HOLDER, digest) in inventory.quarantined:
+        return "could not be read"
+    wanted = request.needs_host_state and candidate.has_host_state
+    if wanted and _count_differs(candidate.process_count, request):
+        return _Blocked(_count_mismatch(candidate.step, candidate.process_count, request))
+    return RestorePlan(
+        tier="persistent",
+        step=candidate.step,
+        save=None,
+        processes={process: ProcessPlan() for process in sorted(request.targets)},
+        host_state_count=candidate.process_count if wanted else None,
+    )
+
+
+def _judge_local(
+    part: SaveParts, sifted: Sifted, inventory: Inventory, request: _Request
+) -> RestorePlan | _Blocked | str:
+    """The plan for this save, why planning ends at it, or what it lacks."""
+    states: HostStates | str | None = None
+    if request.needs_host_state:
+        states = choose_host_states(part, len(request.targets))
+    matching, foreign = _by_leaves(part, inventory, request.leaves)
+    tensors = SaveTensors(matching, part.manifests, part.spoiled)
+    assigned = assign(tensors, request.targets, sifted.own) if matching else ["no manifest"]
+    mismatches = _mismatches(foreign, part, request) if isinstance(assigned, list) else ()
+    lacks: list[str] = []
+    if isinstance(assigned, list) and not mismatches:
+        lacks.append(_lost_tensors(part, sifted, assigned, has_manifest=bool(matching)))
+    if isinstance(states, str):
+        lacks.append(states)
+    if lacks or isinstance(states, str):
+        return "; ".join([*lacks, *_faults(part)])
+    if isinstance(assigned, list):
+        kind = "state_mismatch"
+        return _Blocked(NoPlan(kind, step=part.save.step, mismatches=mismatches))
+    if states is not None and not states.all_empty and _count_differs(states.count, request):
+        return _Blocked(_count_mismatch(part.save.step, states.count, request))
+    return _plan(part, sifted, assigned, states, request)
+
+
+def _by_leaves(
+    part: SaveParts, inventory: Inventory, expected: Mapping[str, LeafSpec]
+) -> tuple[dict[str, Contents], dict[str, Contents]]:
+    """Manifests that describe the expected leaves, and those that describe others."""
+    in_order = tuple(expected[path] for path in sorted(expected))
+    matching: dict[str, Contents] = {}
+    foreign: dict[str, Contents] = {}
+    for digest in sorted(part.manifests):
+        contents = inventory.manifests[digest]
+        same = contents.leaves == in_order or not compare_leaves(expected, contents.leaves)
+        (matching if same else foreign)[digest] = contents
+    return matching, foreign
+
+
+def _mismatches(
+    foreign: Mapping[str, Contents], part: SaveParts, request: _Request
+) -> tuple[str, ...]:
+    """How a save of other leaves differs, if it is whole; nothing when it is not.
+
+    Targets are boxes of the expected leaves, so a save of others is whole when its shards cover
+    each of its own leaves.
+    """
+    by_leaves: dict[tuple[LeafSpec, ...], list[str]] = {}
+    for digest, contents in foreign.items():
+        by_leaves.setdefault(contents.leaves, []).append(digest)
+    for leaves, digests in sorted(by_leaves.items(), key=lambda item: item[1]):
+        tensors = SaveTensors({d: foreign[d] for d in digests}, part.manifests, part.spoiled)
+        held: dict[str, list[Box]] = {}
+        for digest in digests:
+            for shard in tensors.ids(digest):
+                if tensors.copies(shard):
+                    held.setdefault(shard.leaf, []).append(shard.box)
+        if all(
+            covers(whole(leaf.global_shape), sorted(held.get(leaf.path, ()))) for leaf in leaves
+        ):
+            return compare_leaves(request.leaves, leaves)
+    return ()
+
+
+def _lost_tensors(part: SaveParts, sifted: Sifted, lines: list[str], *, has_manifest: bool) -> str:
+    if has_manifest:
+        return f"held nowhere: {few(lines)}"
+    knew = sifted.known_complete.get(part.save)
+    once = f", though {few(knew, 2)} once knew it to be complete" if knew else ""
+    return f"no usable manifest is left{once}"
+
+
+def _faults(part: SaveParts) -> list[str]:
+    return [few(sorted(part.faults))] if part.faults else []
+
+
+def _count_differs(saved_count: int, request: _Request) -> bool:
+    return saved_count != len(request.targets) and not request.host_state_remap
+
+
+def _count_mismatch(step: int, saved_count: int, request: _Request) -> NoPlan:
+    return NoPlan(
+        "host_state_count",
+        step=step,
+        missing=(
+            f"step {step} has host states of {saved_count} processes, not of"
+            f" {len(request.targets)}, and no remap was given",
+        ),
+        saved_count=saved_count,
+        process_count=len(request.targets),
+    )
+
+
+def _plan(
+    part: SaveParts,
+    sifted: Sifted,
+    assigned: Mapping[int, TensorPart],
+    states: HostStates | None,
+    request: _Request,
+) -> RestorePlan | str:
+    remap = states is not None and states.count != len(request.targets)
+    strangers = [] if states is None or remap else sorted(set(request.targets) - set(states.copies))
+    if strangers and states is not None and not states.all_empty:
+        return f"no host state belongs to process {few(strangers)}"
+    hand_out = HostStateAssignment(sifted, states, remap=remap)
+    processes: dict[int, ProcessPlan] = {}
+    for process, tensors in assigned.items():
+        host_states = hand_out.of(process)
+        named = _named(tensors, host_states)
+        own = sifted.own.get(process)
+        processes[process] = ProcessPlan(
+            local=tensors.local,
+            fetch=tensors.fetch,
+            host_states=host_states,
+            addresses={name: sifted.holders[name].address for name in named if name != own},
+        )
+    return RestorePlan(
+        tier="local",
+        step=part.save.step,
+        save=part.save,
+        processes=processes,
+        host_state_count=None if states is None else states.count,
+        notes=() if states is None else states.notes,
+    )
+
+
+def _named(tensors: TensorPart, host_states: Iterable[HostStateFetch]) -> list[str]:
+    """Every holder that the parts of one process name, each once."""
+    named: dict[str, None] = {}
+    for read in tensors.local:
+        named.update(dict.fromkeys(read.alternates))
+    for group in tensors.fetch:
+        named.update(dict.fromkeys(group.sources))
+    for state in host_states:
+        named.update(dict.fromkeys(state.sources))
+    return sorted(named)
+
+
+def _nothing_left(
+    sifted: Sifted,
+    inventory: Inventory,
+    request: _Request,
+    requested_step: int | None,
+    rejected: list[Rejection],
+) -> NoPlan:
+    missing = tuple(_rejection_line(item) for item in rejected[:MAX_REJECTIONS])
+    kind = "unrecoverable"
+    if requested_step is not None:
+        kind = "step_not_found"
+        missing = missing or (f"step {requested_step} is in no tier",)
+    elif not (inventory.persistent or sifted.known_complete or _was_whole(inventory, request)):
+        kind, missing = "nothing", ()
+    return NoPlan(
+        kind,
+        step=requested_step,
+        rejected=tuple(rejected[:MAX_REJECTIONS]),
+        missing=missing,
+        notes=tuple(clip(note) for note in sifted.notes),
+    )
+
+
+def _rejection_line(item: Rejection) -> str:
+    life = f" of incarnation {item.incarnation}" if item.incarnation else ""
+    return f"step {item.step}{life}, {item.tier} tier: {item.reason}"
+
+
+def _was_whole(inventory: Inventory, request: _Request) -> bool:
+    """Whether a step would be whole had no copy failed verification: then it is no fresh start."""
+    if not inventory.quarantined:
+        return False
+    before = msgspec.structs.replace(inventory, quarantined=frozenset())
+    sifted = sift(before)
+    return any(
+        not isinstance(_judge_local(part, sifted, before, request), str) for part in sifted.saves
+    )
