@@ -1,0 +1,180 @@
+"""Fetches what peers hold, and pushes host states to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from emergency_ckpt._native import Mapping
+from emergency_ckpt.core.inventory import HolderInventory
+from emergency_ckpt.errors import HostStateTooLarge, ProtocolViolation
+from emergency_ckpt.transfer import auth, wire
+from emergency_ckpt.transfer.fetch import Fetch
+from emergency_ckpt.transfer.holdings import ShardTarget
+from emergency_ckpt.transfer.pool import ConnectionPool
+from emergency_ckpt.transfer.stream import Stream, constant_timeout
+from emergency_ckpt.types import Contents, SaveId
+
+
+class TransferClient:
+    """Thread-safe; all calls block. Connections are kept and used again.
+
+    Every call may raise TransferError (refused, reset, timed out; ``target`` is the address),
+    AuthenticationFailed, ProtocolViolation and NotHeld. No source is tried twice, except that a
+    kept connection which turns out to be dead is replaced once.
+
+    Args:
+      connect_timeout_s: for connecting and proving together.
+      io_timeout_s: how long a peer may stall within a frame or a few MiB.
+      streams: connections that share one ``fetch_shards``.
+      on_bytes_received: called from the fetching threads with bytes of shards as they come.
+    """
+
+    def __init__(
+        self,
+        *,
+        run_id: str,
+        secret: bytes,
+        connect_timeout_s: float = 10,
+        io_timeout_s: float = 30,
+        streams: int = 2,
+        on_bytes_received: Callable[[int], None] | None = None,
+    ) -> None:
+        self._pool = ConnectionPool(
+            auth.Credentials(run_id, secret), connect_timeout_s=connect_timeout_s, keep=streams
+        )
+        self._io_timeout_s = io_timeout_s
+        self._streams = streams
+        self._on_bytes_received = on_bytes_received or _ignore
+
+    def inventory(self, address: str) -> HolderInventory:
+        """What the holder at ``address`` has published."""
+        data = self._ask("fetch inventory", address, wire.GetInventory(), wire.MAX_INVENTORY_BYTES)
+        return wire.decode_inventory(data, address)
+
+    def fetch_contents(self, address: str, digest: str) -> Contents:
+        """The contents whose canonical encoding has SHA-256 ``digest``.
+
+        CorruptData when the peer's bytes have another digest.
+        """
+        data = self.fetch_contents_bytes(address, digest)
+        return wire.decode_contents(data, digest, address)
+
+    def fetch_contents_bytes(self, address: str, digest: str) -> bytes:
+        """The encoding itself, not yet checked against ``digest``."""
+        request = wire.GetContents(digest=digest)
+        return self._ask("fetch contents", address, request, wire.MAX_CONTENTS_BYTES)
+
+    def fetch_shards(
+        self,
+        address: str,
+        digest: str,
+        wanted: Sequence[ShardTarget],
+        into: Mapping,
+        deadline_s: float,
+    ) -> list[int]:
+        """Fetch whole shards of the contents ``digest`` into a writable mapping.
+
+        Returns the CRC32C of each as received: the caller compares. All within ``deadline_s``
+        seconds from now. On any error the bytes of all targets are undefined; nobody
+        writes to them any more. ValueError when a target leaves the mapping.
+        """
+        for target in wanted:
+            end = target.offset + target.nbytes
+            if min(target.offset, target.nbytes, target.shard) < 0 or end > into.size_bytes:
+                raise ValueError(f"{target} leaves the mapping of {into.size_bytes} bytes")
+        fetch = Fetch(
+            self._pool,
+            address,
+            digest,
+            wanted,
+            into,
+            streams=self._streams,
+            deadline_s=deadline_s,
+            io_timeout_s=self._io_timeout_s,
+            on_bytes_received=self._on_bytes_received,
+        )
+        return fetch.run()
+
+    def fetch_host_state(self, address: str, save: SaveId, owner: int, count: int) -> bytes:
+        """The encoded host state of process ``owner`` of ``count`` at that save."""
+        request = wire.GetHostState(
+            run_id=save.run_id,
+            incarnation=save.incarnation,
+            step=save.step,
+            owner=owner,
+            count=count,
+        )
+        return self._ask("fetch host state", address, request, wire.MAX_HOST_STATE_BYTES)
+
+    def push_host_state(
+        self, address: str, save: SaveId, owner: int, count: int, data: bytes
+    ) -> None:
+        """Have the peer publish an encoded host state. It is published there on return.
+
+        HostStateTooLarge above 64 MiB; TransferError when the peer could not keep it.
+        """
+        if len(data) > wire.MAX_HOST_STATE_BYTES:
+            raise HostStateTooLarge(
+                "push host state",
+                address,
+                "too large to transfer",
+                expected=f"at most {wire.MAX_HOST_STATE_BYTES} bytes",
+                actual=len(data),
+            )
+        request = wire.PutHostState(
+            run_id=save.run_id,
+            incarnation=save.incarnation,
+            step=save.step,
+            owner=owner,
+            count=count,
+            nbytes=len(data),
+        )
+
+        def exchange(stream: Stream) -> None:
+            stream.send_frame(request, self._io_timeout_s)
+            self._reply(stream, wire.GO)
+            stream.send_body(data, constant_timeout(self._io_timeout_s))
+            self._reply(stream, wire.DONE)
+
+        self._pool.call("push host state", address, exchange)
+
+    def close(self) -> None:
+        """Close kept connections. Calls under way go on to their end."""
+        self._pool.close()
+
+    def __enter__(self) -> TransferClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _ask(
+        self, operation: str, address: str, request: msgspec.Struct, limit_bytes: int
+    ) -> bytes:
+        def exchange(stream: Stream) -> bytes:
+            stream.send_frame(request, self._io_timeout_s)
+            body = self._reply(stream, wire.BODY)
+            if body.nbytes > limit_bytes:
+                raise ProtocolViolation(
+                    operation,
+                    address,
+                    "the reply is too long",
+                    expected=f"at most {limit_bytes} bytes",
+                    actual=body.nbytes,
+                )
+            return stream.receive_body(body.nbytes, constant_timeout(self._io_timeout_s))
+
+        return self._pool.call(operation, address, exchange)
+
+    def _reply(self, stream: Stream, decoder: msgspec.json.Decoder[Any]) -> Any:
+        reply = stream.receive_frame(decoder, self._io_timeout_s)
+        if isinstance(reply, wire.Failure):
+            raise auth.Refused(reply)
+        return reply
+
+
+def _ignore(_: int) -> None:
+    return None

@@ -1,0 +1,183 @@
+"""One fetch: requests shared by several streams to one source, straight into a mapping."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from absl import logging
+
+from emergency_ckpt import _native
+from emergency_ckpt._native import Mapping
+from emergency_ckpt.errors import CheckpointError, ProtocolViolation, TransferError
+from emergency_ckpt.transfer import auth, split, wire
+from emergency_ckpt.transfer.holdings import ShardTarget
+from emergency_ckpt.transfer.pool import ConnectionPool, NotConnected
+from emergency_ckpt.transfer.stream import Stream, timeout_until
+
+OPERATION = "fetch shards"
+
+
+class Fetch:
+    """Fetches ``wanted`` from one address; ``run`` blocks and may be called once.
+
+    No thread writes into ``into`` any more once ``run`` has returned or raised.
+    """
+
+    def __init__(
+        self,
+        pool: ConnectionPool,
+        address: str,
+        digest: str,
+        wanted: Sequence[ShardTarget],
+        into: Mapping,
+        *,
+        streams: int,
+        deadline_s: float,
+        io_timeout_s: float,
+        on_bytes_received: Callable[[int], None],
+    ) -> None:
+        self._pool = pool
+        self._address = address
+        self._digest = digest
+        self._wanted = wanted
+        self._into = into
+        self._deadline_s = time.monotonic() + deadline_s
+        self._timeout = timeout_until(self._deadline_s, io_timeout_s, "fetch")
+        self._on_bytes_received = on_bytes_received
+        self._lock = threading.Lock()
+        self._requests = deque(split.requests(wanted, streams))
+        self._stream_count = min(streams, len(self._requests))
+        self._active: set[Stream] = set()
+        self._error: BaseException | None = None
+        self._not_connected: NotConnected | None = None
+        self._received_bytes = 0
+        self._crcs: list[dict[int, tuple[int, int]]] = [{} for _ in wanted]
+
+    def run(self) -> list[int]:
+        """CRC32C of each wanted shard as received, or the first error of any stream."""
+        extra = [
+            threading.Thread(target=self._work, name=f"fetch {self._address} {index}", daemon=True)
+            for index in range(1, self._stream_count)
+        ]
+        for thread in extra:
+            thread.start()
+        self._work()
+        for thread in extra:
+            self._join(thread)
+        self._finish_alone()
+        if self._error is not None:
+            raise self._explained(self._error) from self._error.__cause__
+        return [self._combined(position) for position in range(len(self._wanted))]
+
+    def _join(self, thread: threading.Thread) -> None:
+        # Ends: each wait of the thread has the fetch's deadline. Not even an interrupt may leave
+        # a thread behind that writes into the caller's mapping.
+        while thread.is_alive():
+            try:
+                thread.join()
+            except KeyboardInterrupt as interrupt:
+                self._fail(interrupt)
+
+    def _finish_alone(self) -> None:
+        # A busy server may turn streams away, also the caller's own. As long as a round brings
+        # something, the rest is worth another; a round that brings nothing is the end.
+        while self._error is None and self._requests:
+            before = self._received_bytes
+            self._work()
+            if self._received_bytes == before and self._not_connected is not None:
+                self._error = self._error or self._not_connected
+
+    def _work(self) -> None:
+        while (parts := self._next()) is not None:
+            try:
+                self._pool.call(
+                    OPERATION,
+                    self._address,
+                    lambda stream, parts=parts: self._exchange(stream, parts),
+                    connect_within_s=max(self._deadline_s - time.monotonic(), 0),
+                )
+            except NotConnected as error:
+                logging.info("%s: one stream less: %s", OPERATION, error)
+                with self._lock:
+                    self._not_connected = error
+                    self._requests.append(parts)
+                return
+            except BaseException as error:  # noqa: BLE001  raised by run, in the caller's thread
+                self._fail(error)
+                return
+
+    def _next(self) -> list[split.Part] | None:
+        with self._lock:
+            if self._error is not None or not self._requests:
+                return None
+            return self._requests.popleft()
+
+    def _exchange(self, stream: Stream, parts: list[split.Part]) -> None:
+        with self._lock:
+            if self._error is not None:
+                raise ConnectionAbortedError("another stream of this fetch failed")
+            self._active.add(stream)
+        try:
+            self._transfer(stream, parts)
+        finally:
+            with self._lock:
+                self._active.discard(stream)
+
+    def _transfer(self, stream: Stream, parts: list[split.Part]) -> None:
+        targets = [self._wanted[part.position] for part in parts]
+        ranges = [
+            (target.shard, part.start, part.nbytes)
+            for target, part in zip(targets, parts, strict=True)
+        ]
+        stream.send_frame(wire.GetShards(digest=self._digest, ranges=ranges), self._timeout())
+        reply = stream.receive_frame(wire.BODY, self._timeout())
+        if isinstance(reply, wire.Failure):
+            raise auth.Refused(reply)
+        total = sum(part.nbytes for part in parts)
+        if reply.nbytes != total:
+            raise ProtocolViolation(
+                OPERATION, self._address, "another length", expected=total, actual=reply.nbytes
+            )
+        places = [
+            (target.offset + part.start, part.nbytes)
+            for target, part in zip(targets, parts, strict=True)
+        ]
+        crcs = stream.receive_ranges(self._into, places, self._timeout, self._count)
+        with self._lock:
+            for part, crc in zip(parts, crcs, strict=True):
+                self._crcs[part.position][part.start] = (crc, part.nbytes)
+
+    def _count(self, nbytes: int) -> None:
+        with self._lock:
+            self._received_bytes += nbytes
+        self._on_bytes_received(nbytes)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            if self._error is None:
+                self._error = error
+            for stream in self._active:
+                stream.abort()  # wakes the other streams: the fetch is lost as a whole
+
+    def _explained(self, error: BaseException) -> BaseException:
+        if type(error) not in (TransferError, NotConnected):
+            return error
+        assert isinstance(error, CheckpointError)
+        total = sum(target.nbytes for target in self._wanted)
+        return type(error)(
+            OPERATION,
+            self._address,
+            error.problem if error.actual is None else f"{error.problem}: {error.actual}",
+            expected=f"{total} bytes",
+            actual=f"{self._received_bytes} bytes",
+            hint="fetch from another holder",
+        )
+
+    def _combined(self, position: int) -> int:
+        crc = 0
+        for _, (part, nbytes) in sorted(self._crcs[position].items()):
+            crc = _native.crc32c_combine(crc, part, nbytes)
+        return crc

@@ -1,0 +1,160 @@
+"""Proved connections to peers, kept for the next request."""
+
+from __future__ import annotations
+
+import math
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from emergency_ckpt.errors import (
+    AuthenticationFailed,
+    NotHeld,
+    ProtocolViolation,
+    TransferError,
+)
+from emergency_ckpt.transfer import auth, wire
+from emergency_ckpt.transfer.address import parse_address
+from emergency_ckpt.transfer.stream import Stream, timeout_until
+
+T = TypeVar("T")
+
+
+class NotConnected(TransferError):
+    """No connection could be made: refused, unreachable, busy or silent."""
+
+
+class ConnectionPool:
+    """Thread-safe. Keeps at most ``keep`` unused connections per address."""
+
+    def __init__(
+        self, credentials: auth.Credentials, *, connect_timeout_s: float, keep: int
+    ) -> None:
+        self._credentials = credentials
+        self._connect_timeout_s = connect_timeout_s
+        self._keep = keep
+        self._lock = threading.Lock()
+        self._idle: dict[str, list[Stream]] = {}
+        self._closed = False
+
+    def call(
+        self,
+        operation: str,
+        address: str,
+        exchange: Callable[[Stream], T],
+        *,
+        connect_within_s: float = math.inf,
+    ) -> T:
+        """Run one request and its reply on a connection to ``address``.
+
+        A connection from the pool may have died unnoticed: then, and only before a byte of the
+        reply has come, the exchange runs once more on a fresh one. What the network does wrong
+        becomes a TransferError that names the address; NotConnected when there was no connection.
+        """
+        stream = self._take(address)
+        if stream is not None:
+            mark = stream.received_bytes
+            try:
+                return self._use(stream, address, exchange)
+            except ConnectionError as error:
+                if stream.received_bytes > mark:
+                    raise _failed(operation, address, error) from error
+            except OSError as error:
+                raise _failed(operation, address, error) from error
+        stream = self._connect(operation, address, connect_within_s)
+        try:
+            return self._use(stream, address, exchange)
+        except OSError as error:
+            raise _failed(operation, address, error) from error
+
+    def close(self) -> None:
+        """Close unused connections; those in use are closed when their exchange ends."""
+        with self._lock:
+            self._closed = True
+            streams = [stream for idle in self._idle.values() for stream in idle]
+            self._idle.clear()
+        for stream in streams:
+            stream.close()
+
+    def _use(self, stream: Stream, address: str, exchange: Callable[[Stream], T]) -> T:
+        try:
+            result = exchange(stream)
+        except auth.Refused as refused:
+            # The reply was a whole frame: the connection is in step, unless the server leaves it.
+            if refused.failure.code == "protocol":
+                stream.close()
+            else:
+                self._give_back(address, stream)
+            raise failure_error("request", address, refused.failure) from None
+        except BaseException:
+            stream.close()  # it may be in the middle of a body
+            raise
+        self._give_back(address, stream)
+        return result
+
+    def _take(self, address: str) -> Stream | None:
+        while True:
+            with self._lock:
+                idle = self._idle.get(address)
+                if not idle:
+                    return None
+                stream = idle.pop()
+            if stream.looks_alive():
+                return stream
+            stream.close()
+
+    def _give_back(self, address: str, stream: Stream) -> None:
+        with self._lock:
+            idle = self._idle.setdefault(address, [])
+            if not self._closed and len(idle) < self._keep:
+                idle.append(stream)
+                return
+        stream.close()
+
+    def _connect(self, operation: str, address: str, within_s: float) -> Stream:
+        host, port = parse_address(address)
+        limit_s = min(self._connect_timeout_s, within_s)
+        timeout = timeout_until(time.monotonic() + limit_s, limit_s, "connection")
+        try:
+            stream = Stream(socket.create_connection((host, port), timeout()), address)
+        except OSError as error:
+            raise _failed(operation, address, error, NotConnected) from error
+        try:
+            auth.prove_to_server(stream, self._credentials, timeout)
+        except auth.Refused as refused:
+            stream.close()
+            raise failure_error(operation, address, refused.failure) from None
+        except OSError as error:
+            stream.close()
+            raise _failed(operation, address, error, NotConnected) from error
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+
+def failure_error(operation: str, address: str, failure: wire.Failure) -> TransferError:
+    """The typed error for what a server answered."""
+    problem = f"the peer answers {failure.code}: {failure.message!r}"
+    match failure.code:
+        case "not_held":
+            return NotHeld(operation, address, problem)
+        case "unauthenticated":
+            hint = "check run id and secret on both sides"
+            return AuthenticationFailed(operation, address, problem, hint=hint)
+        case "protocol":
+            return ProtocolViolation(operation, address, problem)
+        case "busy":
+            return NotConnected(operation, address, problem)
+        case "refused":
+            return TransferError(operation, address, problem)
+
+
+def _failed(
+    operation: str, address: str, error: OSError, kind: type[TransferError] = TransferError
+) -> TransferError:
+    timed_out = isinstance(error, TimeoutError)
+    problem = "the peer did not answer in time" if timed_out else "the connection failed"
+    return kind(operation, address, problem, actual=str(error) or type(error).__name__)

@@ -1,0 +1,196 @@
+"""Serves a holder's shards and host states to peers that know the run's secret."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from absl import logging
+
+from emergency_ckpt.errors import ConfigError, DeadlineExceeded
+from emergency_ckpt.transfer import wire
+from emergency_ckpt.transfer.address import format_address
+from emergency_ckpt.transfer.auth import Credentials
+from emergency_ckpt.transfer.holdings import Holdings
+from emergency_ckpt.transfer.session import Service, Session
+from emergency_ckpt.transfer.stream import Stream
+
+_BACKLOG = 128
+_STOP_TIMEOUT_S = 10.0
+_ACCEPT_RETRY_S = 0.1
+
+
+class TransferServer:
+    """Listens on one named address; one thread per connection, at most ``max_connections``.
+
+    The address is bound at construction, so that ``address`` can be told to others; connections
+    are taken from ``start`` until ``stop``. When all connections are in use, the one that has been
+    idle longest is closed for a new one (its client reconnects by itself); when none is idle, the
+    new client is told that the server is busy.
+
+    Args:
+      io_timeout_s: how long a peer may stall within a frame or a few MiB, or be idle.
+      allow_all_interfaces: permits ``0.0.0.0`` and ``::``. The protocol authenticates and does not
+        encrypt: leave it to networks where only the job's hosts can listen.
+      on_bytes_sent: called from the serving threads with bytes of bodies as they leave.
+
+    Raises ConfigError for an address that cannot be bound or a secret that is too short.
+    """
+
+    def __init__(
+        self,
+        holdings: Holdings,
+        *,
+        run_id: str,
+        secret: bytes,
+        bind_host: str = "127.0.0.1",
+        port: int = 0,
+        io_timeout_s: float = 30,
+        max_connections: int = 64,
+        allow_all_interfaces: bool = False,
+        on_bytes_sent: Callable[[int], None] | None = None,
+    ) -> None:
+        self._service = Service(
+            holdings=holdings,
+            credentials=Credentials(run_id, secret),
+            io_timeout_s=io_timeout_s,
+            on_bytes_sent=on_bytes_sent or _ignore,
+        )
+        self._max_connections = max_connections
+        self._listener, self.address = _bind(bind_host, port, allow_all_interfaces)
+        self._accepting: threading.Thread | None = None
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._sessions: dict[Session, threading.Thread] = {}
+
+    def start(self) -> None:
+        """Begin to serve. Does not block. Call once."""
+        self._listener.listen(_BACKLOG)
+        self._accepting = threading.Thread(
+            target=self._accept, name=f"transfer-server {self.address}", daemon=True
+        )
+        self._accepting.start()
+
+    def stop(self) -> None:
+        """End every connection and wait for the threads. Idempotent.
+
+        Raises DeadlineExceeded when a thread does not end: the holdings must then stay open.
+        """
+        self._stopping.set()
+        with contextlib.suppress(OSError):  # never started or stopped before: nobody to wake
+            self._listener.shutdown(socket.SHUT_RDWR)
+        deadline_s = time.monotonic() + _STOP_TIMEOUT_S
+        threads = [self._accepting] if self._accepting else []
+        for thread in threads:
+            thread.join(_STOP_TIMEOUT_S)
+        with self._lock:
+            for session in self._sessions:
+                session.stop()
+            threads += self._sessions.values()
+        for thread in threads:
+            thread.join(max(deadline_s - time.monotonic(), 0))
+        self._listener.close()
+        alive = [thread.name for thread in threads if thread.is_alive()]
+        if alive:
+            raise DeadlineExceeded(
+                "stop", f"transfer server {self.address}", "threads go on", missing=alive
+            )
+
+    def __enter__(self) -> TransferServer:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _accept(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                sock, peer = self._listener.accept()
+            except OSError as error:
+                if not self._stopping.wait(_ACCEPT_RETRY_S):
+                    # Out of descriptors, or a client that left at once: the next may do better.
+                    logging.warning("transfer server %s: accept: %s", self.address, error)
+                continue
+            self._admit(Session(Stream(sock, format_address(*peer[:2])), self._service))
+
+    def _admit(self, session: Session) -> None:
+        with self._lock:
+            if self._stopping.is_set():
+                session.stream.close()
+                return
+            if self._make_room() and self._start_session(session):
+                return
+        logging.warning("transfer server %s: all connections are in use", self.address)
+        busy = wire.Failure(code="busy", message=f"{self._max_connections} connections are in use")
+        with contextlib.suppress(OSError):  # gone already: it sees the closed connection instead
+            session.stream.send_frame(busy, _ACCEPT_RETRY_S)
+        session.stream.close()
+
+    def _start_session(self, session: Session) -> bool:
+        thread = threading.Thread(
+            target=self._run,
+            args=(session,),
+            name=f"transfer-session {session.stream.peer}",
+            daemon=True,
+        )
+        self._sessions[session] = thread
+        try:
+            thread.start()
+        except RuntimeError as error:  # no more threads for this process: as good as busy
+            del self._sessions[session]
+            logging.error("transfer server %s: %s", self.address, error)
+            return False
+        return True
+
+    def _make_room(self) -> bool:
+        staying = [session for session in self._sessions if not session.stopped]
+        if len(staying) < self._max_connections:
+            return True
+        idle = [(s.idle_since, s) for s in staying if s.idle_since is not None]
+        if idle:
+            _, longest = min(idle, key=lambda item: item[0])
+            longest.stop()
+        return bool(idle)
+
+    def _run(self, session: Session) -> None:
+        try:
+            session.run()
+        finally:
+            with self._lock:
+                self._sessions.pop(session, None)
+
+
+def _bind(host: str, port: int, allow_all_interfaces: bool) -> tuple[socket.socket, str]:
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)
+        family, kind, protocol, _, name = found[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError([f"transfer address {host!r}: {error}"]) from error
+    everywhere = ipaddress.ip_address(str(name[0]).partition("%")[0]).is_unspecified
+    try:
+        if (everywhere or not host) and not allow_all_interfaces:
+            raise ConfigError(
+                [f"transfer address {host!r} means all interfaces: name the one that peers reach"]
+            )
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(name)
+    except ConfigError:
+        listener.close()
+        raise
+    except OSError as error:
+        listener.close()
+        raise ConfigError([f"transfer address {host!r} port {port}: {error}"]) from error
+    bound_host, bound_port = listener.getsockname()[:2]
+    return listener, format_address(
+        socket.gethostname() if everywhere else str(bound_host), int(bound_port)
+    )
+
+
+def _ignore(_: int) -> None:
+    return None

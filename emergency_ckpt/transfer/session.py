@@ -1,0 +1,182 @@
+"""One accepted connection: prove, then answer requests until the client leaves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from absl import logging
+
+from emergency_ckpt.errors import (
+    AuthenticationFailed,
+    CheckpointError,
+    NotHeld,
+    ProtocolViolation,
+    TransferError,
+)
+from emergency_ckpt.transfer import auth, wire
+from emergency_ckpt.transfer.holdings import Holdings
+from emergency_ckpt.transfer.stream import Stream, constant_timeout, timeout_until
+from emergency_ckpt.types import Contents
+
+_HANDSHAKE_TIMEOUT_S = 5.0
+_LINGER_BYTES = 256 * wire.KIB
+_LINGER_S = 0.5
+
+
+@dataclass(frozen=True)
+class Service:
+    """What all sessions of a server share."""
+
+    holdings: Holdings
+    credentials: auth.Credentials
+    io_timeout_s: float
+    on_bytes_sent: Callable[[int], None]
+
+
+class Session:
+    """Serves one stream. ``run`` blocks until the client leaves, misbehaves or is stopped.
+
+    ``idle_since`` is the monotonic time of the last answer; None while one is being made, and
+    before the first: a client that has just proved itself is about to ask.
+    """
+
+    def __init__(self, stream: Stream, service: Service) -> None:
+        self.stream = stream
+        self.idle_since: float | None = None
+        self.stopped = False
+        self._service = service
+        self._timeout = constant_timeout(service.io_timeout_s)
+
+    def run(self) -> None:
+        """Serve until the end of the connection, and close it. Raises nothing a peer can cause."""
+        try:
+            self._serve()
+        except ProtocolViolation as error:
+            logging.warning("transfer server: %s", error)
+            self._refuse("protocol", error)
+        except AuthenticationFailed as error:
+            logging.warning("transfer server: %s", error)
+            self._refuse("unauthenticated", error)
+        except OSError as error:
+            # A client that leaves, also in mid-stream, is its own business: it has the error.
+            logging.info("transfer server: %s left: %s", self.stream.peer, error)
+        finally:
+            self.stream.close()
+
+    def stop(self) -> None:
+        """End the session soon, from another thread."""
+        self.stopped = True
+        self.stream.abort()
+
+    def _serve(self) -> None:
+        limit_s = min(_HANDSHAKE_TIMEOUT_S, self._service.io_timeout_s)
+        timeout = timeout_until(time.monotonic() + limit_s, limit_s, "handshake")
+        auth.authenticate_client(self.stream, self._service.credentials, timeout)
+        while True:
+            request = self.stream.receive_frame(wire.REQUEST, self._service.io_timeout_s)
+            self.idle_since = None
+            try:
+                self._answer(request)
+            except NotHeld as error:
+                self._fail("not_held", error)
+            except TransferError:
+                raise
+            except CheckpointError as error:
+                logging.warning("transfer server: %s", error)
+                self._fail("refused", error)
+            self.idle_since = time.monotonic()
+
+    def _answer(self, request: wire.Request) -> None:
+        match request:
+            case wire.GetInventory():
+                self._send_body(wire.encode_inventory(self._service.holdings.inventory()))
+            case wire.GetContents():
+                data = self._service.holdings.contents_bytes(request.digest)
+                self._send_held(data, f"contents {request.digest}")
+            case wire.GetShards():
+                self._send_shards(request)
+            case wire.GetHostState():
+                data = None
+                if request.run_id == self._service.credentials.run_id:
+                    data = self._service.holdings.host_state_bytes(
+                        request.save, request.owner, request.count
+                    )
+                self._send_held(data, _describe(request))
+            case wire.PutHostState():
+                self._take_host_state(request)
+
+    def _send_held(self, data: bytes | None, target: str) -> None:
+        if data is None:
+            raise NotHeld("serve", target, "not held here")
+        self._send_body(data)
+
+    def _send_body(self, data: bytes) -> None:
+        self.stream.send_frame(wire.Body(nbytes=len(data)), self._service.io_timeout_s)
+        self.stream.send_body(data, self._timeout)
+        self._service.on_bytes_sent(len(data))
+
+    def _send_shards(self, request: wire.GetShards) -> None:
+        with self._service.holdings.mapping_for(request.digest) as (mapping, contents):
+            ranges = [self._locate(contents, part) for part in request.ranges]
+            total = sum(nbytes for _, nbytes in ranges)
+            self.stream.send_frame(wire.Body(nbytes=total), self._service.io_timeout_s)
+            self.stream.send_ranges(mapping, ranges, self._timeout, self._service.on_bytes_sent)
+
+    def _locate(self, contents: Contents, part: wire.ByteRange) -> tuple[int, int]:
+        index, start, nbytes = part
+        if index >= len(contents.shards):
+            raise ProtocolViolation(
+                "serve",
+                self.stream.peer,
+                "no such shard",
+                expected=f"below {len(contents.shards)}",
+                actual=index,
+            )
+        shard = contents.shards[index]
+        if start + nbytes > shard.nbytes:
+            raise ProtocolViolation(
+                "serve",
+                self.stream.peer,
+                f"the range leaves shard {index}",
+                expected=f"an end of at most {shard.nbytes}",
+                actual=start + nbytes,
+            )
+        return shard.offset + start, nbytes
+
+    def _take_host_state(self, request: wire.PutHostState) -> None:
+        if request.run_id != self._service.credentials.run_id or request.owner >= request.count:
+            raise ProtocolViolation(
+                "serve", self.stream.peer, f"{_describe(request)} cannot be of this run"
+            )
+        self.stream.send_frame(wire.Go(), self._service.io_timeout_s)
+        data = self.stream.receive_body(request.nbytes, self._timeout)
+        try:
+            self._service.holdings.publish_host_state(
+                request.save, request.owner, request.count, data
+            )
+        except (CheckpointError, OSError) as error:
+            # The pusher must know that its buddy has no copy; this connection is still in step.
+            logging.warning("transfer server: %s was not kept: %s", _describe(request), error)
+            self._fail("refused", error)
+            return
+        self.stream.send_frame(wire.Done(), self._service.io_timeout_s)
+
+    def _fail(self, code: wire.FailureCode, error: Exception) -> None:
+        failure = wire.Failure(code=code, message=str(error)[: wire.MAX_MESSAGE_CHARS])
+        self.stream.send_frame(failure, self._service.io_timeout_s)
+
+    def _refuse(self, code: wire.FailureCode, error: Exception) -> None:
+        try:
+            self._fail(code, error)
+        except OSError:
+            return  # the peer did not wait for the reason; the log has it
+        self.stream.linger(_LINGER_BYTES, _LINGER_S)
+
+
+def _describe(request: wire.GetHostState | wire.PutHostState) -> str:
+    return (
+        f"host state {request.owner} of {request.count} at step {request.step}"
+        f" ({request.incarnation})"
+    )

@@ -1,0 +1,178 @@
+"""One connected socket: frames and bodies with deadlines, ranges through the native engine.
+
+Raises TimeoutError and ConnectionError (OSError) for what the network does, ProtocolViolation for
+what the peer does. Whoever knows the operation turns the first kind into a TransferError.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from emergency_ckpt import _native
+from emergency_ckpt._native import Mapping
+from emergency_ckpt.errors import ProtocolViolation
+from emergency_ckpt.transfer import split, wire
+
+PIECE_BYTES = 4 * wire.MIB
+"""What must move within one io timeout: a peer below PIECE_BYTES / io timeout counts as stalled."""
+
+_SOCKET_BUFFER_BYTES = 4 * wire.MIB
+T = TypeVar("T")
+Timeout = Callable[[], float]
+"""Seconds that the next piece may take. Raises TimeoutError when nothing is left."""
+
+
+def constant_timeout(timeout_s: float) -> Timeout:
+    """The same time for every piece: bounds a stall, not the whole."""
+    return lambda: timeout_s
+
+
+def timeout_until(deadline_s: float, io_timeout_s: float, what: str) -> Timeout:
+    """At most ``io_timeout_s`` for a piece, and nothing beyond the monotonic ``deadline_s``."""
+
+    def remaining() -> float:
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError(f"the deadline of the {what} has passed")
+        return min(left_s, io_timeout_s)
+
+    return remaining
+
+
+class Stream:
+    """A connected stream socket, owned by one thread; ``abort`` may come from any."""
+
+    def __init__(self, sock: socket.socket, peer: str) -> None:
+        self._socket = sock
+        self.peer = peer
+        self.received_bytes = 0  # of frames and bodies: tells a stale connection from a broken one
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def send_frame(self, frame: msgspec.Struct, timeout_s: float) -> None:
+        """Send all of the frame within ``timeout_s``."""
+        self._socket.settimeout(timeout_s)
+        self._socket.sendall(wire.encode_frame(frame))
+
+    def receive_frame(
+        self,
+        decoder: msgspec.json.Decoder[T],
+        timeout_s: float,
+        *,
+        limit_bytes: int = wire.MAX_FRAME_BYTES,
+    ) -> T:
+        """Receive one frame within ``timeout_s``, however slowly its bytes trickle in."""
+        deadline_s = time.monotonic() + timeout_s
+        header = self._receive_exactly(wire.LENGTH_BYTES, deadline_s)
+        length = int.from_bytes(header, "big")
+        if length > limit_bytes:
+            raise ProtocolViolation(
+                "read frame",
+                self.peer,
+                "the frame is too long, or the peer speaks another protocol",
+                expected=f"at most {limit_bytes} bytes",
+                actual=length,
+            )
+        payload = self._receive_exactly(length, deadline_s)
+        return wire.decode_json(decoder, bytes(payload), self.peer)
+
+    def send_body(self, data: bytes, timeout: Timeout) -> None:
+        """Send ``data`` piece by piece, each within ``timeout()``."""
+        view = memoryview(data)
+        for start in range(0, len(view), PIECE_BYTES):
+            self._socket.settimeout(timeout())
+            self._socket.sendall(view[start : start + PIECE_BYTES])
+
+    def receive_body(self, nbytes: int, timeout: Timeout) -> bytes:
+        """Receive ``nbytes``; memory grows with what really comes, not with what was announced."""
+        body = bytearray()
+        while len(body) < nbytes:
+            count = min(PIECE_BYTES, nbytes - len(body))
+            body += self._receive_exactly(count, time.monotonic() + timeout())
+        return bytes(body)
+
+    def send_ranges(
+        self,
+        mapping: Mapping,
+        ranges: Sequence[tuple[int, int]],
+        timeout: Timeout,
+        on_bytes: Callable[[int], None],
+    ) -> None:
+        """Send each (offset, nbytes) of the mapping, in order."""
+        for piece in split.pieces(ranges, PIECE_BYTES):
+            batch = [(offset, nbytes) for _, offset, nbytes in piece]
+            _native.send_ranges(self._socket.fileno(), mapping, batch, timeout())
+            on_bytes(sum(nbytes for _, nbytes in batch))
+
+    def receive_ranges(
+        self,
+        mapping: Mapping,
+        ranges: Sequence[tuple[int, int]],
+        timeout: Timeout,
+        on_bytes: Callable[[int], None],
+    ) -> list[int]:
+        """Receive into each (offset, nbytes), in order; the CRC32C of each range."""
+        crcs = [0] * len(ranges)
+        for piece in split.pieces(ranges, PIECE_BYTES):
+            batch = [(offset, nbytes) for _, offset, nbytes in piece]
+            parts = _native.receive_ranges(self._socket.fileno(), mapping, batch, timeout())
+            for (index, _, nbytes), crc in zip(piece, parts, strict=True):
+                crcs[index] = _native.crc32c_combine(crcs[index], crc, nbytes)
+            on_bytes(sum(nbytes for _, nbytes in batch))
+        return crcs
+
+    def looks_alive(self) -> bool:
+        """False when the peer has closed, or has sent what nobody asked for. Never blocks."""
+        self._socket.settimeout(0)
+        try:
+            self._socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def linger(self, limit_bytes: int, timeout_s: float) -> None:
+        """Read and drop what is under way, so that closing does not reset our last frame away."""
+        deadline_s = time.monotonic() + timeout_s
+        try:
+            self._socket.shutdown(socket.SHUT_WR)
+            while limit_bytes > 0:
+                self._socket.settimeout(max(deadline_s - time.monotonic(), 0.001))
+                got = len(self._socket.recv(min(limit_bytes, wire.MAX_FRAME_BYTES)))
+                if got == 0:
+                    return
+                limit_bytes -= got
+        except OSError:
+            return  # the peer is gone or too slow: its loss is the explanation, nothing else
+
+    def abort(self) -> None:
+        """Make every blocked and later call fail at once. The descriptor stays open."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # not connected any more: that was the aim
+
+    def close(self) -> None:
+        """Close the socket. Idempotent; only by the thread that uses the stream."""
+        self._socket.close()
+
+    def _receive_exactly(self, nbytes: int, deadline_s: float) -> bytearray:
+        data = bytearray(nbytes)
+        view = memoryview(data)
+        done = 0
+        while done < nbytes:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError(f"{done} of {nbytes} bytes came in time")
+            self._socket.settimeout(left_s)
+            got = self._socket.recv_into(view[done:])
+            if got == 0:
+                raise ConnectionResetError(f"the peer closed after {done} of {nbytes} bytes")
+            done += got
+            self.received_bytes += got
+        return data

@@ -1,0 +1,208 @@
+"""Frames and bodies of the protocol: typed, bounded, decoded without surprises.
+
+A frame is a 4-byte big-endian length and that many bytes of JSON, one of the structs below, told
+apart by its ``type``. Unknown types, unknown fields and values out of bounds are refused.
+``PROTOCOL.md`` is the specification.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+
+import msgspec
+
+from emergency_ckpt.core.inventory import HolderInventory
+from emergency_ckpt.errors import CorruptData, ProtocolViolation
+from emergency_ckpt.types import Contents, SaveId
+
+PROTOCOL_VERSION = 1
+NONCE_BYTES = 32
+MAC_BYTES = 32
+LENGTH_BYTES = 4
+
+KIB = 1024
+MIB = 1024 * KIB
+MAX_HANDSHAKE_FRAME_BYTES = 8 * KIB  # a Failure with every character escaped
+MAX_FRAME_BYTES = 64 * KIB
+MAX_INVENTORY_BYTES = 4 * MIB
+MAX_CONTENTS_BYTES = 64 * MIB
+MAX_HOST_STATE_BYTES = 64 * MIB
+MAX_RANGES = 1024  # of one request: 50 bytes each at most, so a frame always holds them
+MAX_MESSAGE_CHARS = 1000
+MAX_SHARDS = 1 << 20
+MAX_PROCESSES = 1 << 20
+
+Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
+Mac = Annotated[bytes, msgspec.Meta(min_length=MAC_BYTES, max_length=MAC_BYTES)]
+Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+Size = Annotated[int, msgspec.Meta(ge=0, le=(1 << 62))]
+ShardIndex = Annotated[int, msgspec.Meta(ge=0, lt=MAX_SHARDS)]
+Owner = Annotated[int, msgspec.Meta(ge=0, lt=MAX_PROCESSES)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_PROCESSES)]
+Incarnation = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z_-][0-9A-Za-z._-]{0,127}\Z")]
+Message = Annotated[str, msgspec.Meta(max_length=MAX_MESSAGE_CHARS)]
+ByteRange = tuple[ShardIndex, Size, Size]
+"""(shard index, first byte in the shard, number of bytes)."""
+
+
+class _Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
+    pass
+
+
+class Hello(_Frame, frozen=True, tag="hello"):
+    """Client to server, first: all that a client shows before the server proved itself."""
+
+    protocol: int
+    client_nonce: Nonce
+
+
+class ServerProof(_Frame, frozen=True, tag="server_proof"):
+    """Server to client: knowledge of the secret, bound to both nonces."""
+
+    server_nonce: Nonce
+    mac: Mac
+
+
+class ClientProof(_Frame, frozen=True, tag="client_proof"):
+    """Client to server: the same from the other side."""
+
+    mac: Mac
+
+
+class Welcome(_Frame, frozen=True, tag="welcome"):
+    """Server to client: requests may follow."""
+
+
+class GetInventory(_Frame, frozen=True, tag="get_inventory"):
+    """Asks for a HolderInventory; answered by Body."""
+
+
+class GetContents(_Frame, frozen=True, tag="get_contents"):
+    """Asks for the contents with that digest; answered by Body."""
+
+    digest: Digest
+
+
+class GetShards(_Frame, frozen=True, tag="get_shards"):
+    """Asks for byte ranges of shards; answered by Body, the ranges joined in their order."""
+
+    digest: Digest
+    ranges: Annotated[list[ByteRange], msgspec.Meta(min_length=1, max_length=MAX_RANGES)]
+
+
+class _HostStateFrame(_Frame, frozen=True):
+    run_id: str
+    incarnation: Incarnation
+    step: Size
+    owner: Owner
+    count: Count
+
+    @property
+    def save(self) -> SaveId:
+        return SaveId(step=self.step, incarnation=self.incarnation, run_id=self.run_id)
+
+
+class GetHostState(_HostStateFrame, frozen=True, tag="get_host_state"):
+    """Asks for the host state of one process; answered by Body."""
+
+
+class PutHostState(_HostStateFrame, frozen=True, tag="put_host_state"):
+    """Pushes a host state: Go or Failure comes back, then ``nbytes`` bytes go, then Done."""
+
+    nbytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_HOST_STATE_BYTES)]
+
+
+class Body(_Frame, frozen=True, tag="body"):
+    """Exactly ``nbytes`` raw bytes follow."""
+
+    nbytes: Size
+
+
+class Go(_Frame, frozen=True, tag="go"):
+    """The body of a push may come."""
+
+
+class Done(_Frame, frozen=True, tag="done"):
+    """A push is published."""
+
+
+FailureCode = Literal["unauthenticated", "busy", "not_held", "protocol", "refused"]
+
+
+class Failure(_Frame, frozen=True, tag="failure"):
+    """Why the request was not served."""
+
+    code: FailureCode
+    message: Message
+
+
+Request: TypeAlias = GetInventory | GetContents | GetShards | GetHostState | PutHostState
+
+T = TypeVar("T")
+
+
+def _decoder(of: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(of)
+
+
+HELLO = _decoder(Hello)
+SERVER_PROOF = _decoder(ServerProof | Failure)
+CLIENT_PROOF = _decoder(ClientProof)
+WELCOME = _decoder(Welcome | Failure)
+REQUEST = _decoder(Request)
+BODY = _decoder(Body | Failure)
+GO = _decoder(Go | Failure)
+DONE = _decoder(Done | Failure)
+_INVENTORY = _decoder(HolderInventory)
+_CONTENTS = _decoder(Contents)
+
+
+def encode_frame(frame: msgspec.Struct) -> bytes:
+    """The frame with its length in front."""
+    payload = msgspec.json.encode(frame)
+    if len(payload) > MAX_FRAME_BYTES:
+        raise ValueError(f"a frame of {len(payload)} bytes is over {MAX_FRAME_BYTES}")
+    return len(payload).to_bytes(LENGTH_BYTES, "big") + payload
+
+
+def decode_json(decoder: msgspec.json.Decoder[T], data: bytes, peer: str) -> T:
+    """The typed value, or ProtocolViolation with one reason."""
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        reason = str(error)[:MAX_MESSAGE_CHARS]
+        raise ProtocolViolation("read frame", peer, f"the frame is not valid: {reason}") from error
+
+
+def encode_inventory(inventory: HolderInventory) -> bytes:
+    """An inventory as the body of a reply."""
+    return msgspec.json.encode(inventory)
+
+
+def decode_inventory(data: bytes, peer: str) -> HolderInventory:
+    """The inventory that a peer reported; ProtocolViolation when it is not one."""
+    return decode_json(_INVENTORY, data, peer)
+
+
+def decode_contents(data: bytes, digest: str, peer: str) -> Contents:
+    """Contents whose encoding has SHA-256 ``digest``.
+
+    CorruptData when the digest differs or the shards do not fit the leaves: what passes can be
+    indexed without further checks.
+    """
+    actual = hashlib.sha256(data).hexdigest()
+    if actual != digest:
+        raise CorruptData("fetch contents", peer, "digest differs", expected=digest, actual=actual)
+    contents = decode_json(_CONTENTS, data, peer)
+    for index, shard in enumerate(contents.shards):
+        if not (0 <= shard.leaf < len(contents.leaves)):
+            problem = "names no leaf"
+        elif len(shard.box) != len(contents.leaves[shard.leaf].global_shape):
+            problem = "has a box of another rank than its leaf"
+        elif shard.offset < 0 or shard.nbytes < 0 or not 0 <= shard.crc32c < (1 << 32):
+            problem = "has an offset, length or CRC out of bounds"
+        else:
+            continue
+        raise CorruptData("fetch contents", peer, f"shard {index} {problem}")
+    return contents

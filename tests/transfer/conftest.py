@@ -1,0 +1,29 @@
+"""A server on loopback with holdings in memory, and clients that know its secret."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from transfer_support import RUN_ID, SECRET
+
+from emergency_ckpt.testing.memory_holdings import MemoryHoldings
+from emergency_ckpt.transfer.client import TransferClient
+from emergency_ckpt.transfer.server import TransferServer
+
+
+@pytest.fixture
+def holdings() -> MemoryHoldings:
+    return MemoryHoldings()
+
+
+@pytest.fixture
+def server(holdings: MemoryHoldings) -> Iterator[TransferServer]:
+    with TransferServer(holdings, run_id=RUN_ID, secret=SECRET, io_timeout_s=10) as server:
+        yield server
+
+
+@pytest.fixture
+def client() -> Iterator[TransferClient]:
+    with TransferClient(run_id=RUN_ID, secret=SECRET, connect_timeout_s=10, io_timeout_s=10) as c:
+        yield c

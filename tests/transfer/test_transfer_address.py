@@ -1,0 +1,108 @@
+"""Addresses: what is parsed, what is refused, where a server listens."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+from transfer_support import RUN_ID, SECRET
+
+from emergency_ckpt.errors import ConfigError, TransferError
+from emergency_ckpt.testing.memory_holdings import MemoryHoldings
+from emergency_ckpt.transfer.address import format_address, parse_address
+from emergency_ckpt.transfer.client import TransferClient
+from emergency_ckpt.transfer.server import TransferServer
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("127.0.0.1:80", "127.0.0.1", 80),
+        ("[::1]:65535", "::1", 65535),
+        ("[fe80::1%eth0]:1", "fe80::1%eth0", 1),
+        (
+            "worker-3.job.default.svc.cluster.local:4000",
+            "worker-3.job.default.svc.cluster.local",
+            4000,
+        ),
+    ],
+)
+def test_addresses_round_trip(text: str, host: str, port: int) -> None:
+    assert parse_address(text) == (host, port)
+    assert format_address(host, port) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "host",
+        "host:",
+        ":80",
+        "::1:80",
+        "[]:80",
+        "[host]:80",
+        "host:0",
+        "host:65536",
+        "host:-1",
+        "host:8_0",
+        "host:٣",
+        "ho st:80",
+        "[[::1]]:80",
+        "http://host:80",
+        "x" * 400 + ":80",
+    ],
+)
+def test_what_is_no_address_is_an_error(text: str) -> None:
+    with pytest.raises(TransferError, match="not an address"):
+        parse_address(text)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
+def test_all_interfaces_must_be_asked_for(host: str) -> None:
+    with pytest.raises(ConfigError, match="all interfaces"):
+        TransferServer(MemoryHoldings(), run_id=RUN_ID, secret=SECRET, bind_host=host)
+
+
+def test_all_interfaces_when_asked_for_are_reachable_by_loopback() -> None:
+    server = TransferServer(
+        MemoryHoldings(),
+        run_id=RUN_ID,
+        secret=SECRET,
+        bind_host="0.0.0.0",
+        allow_all_interfaces=True,
+    )
+    host, port = parse_address(server.address)
+    assert host == socket.gethostname()
+    with server, TransferClient(run_id=RUN_ID, secret=SECRET) as client:
+        assert client.inventory(f"127.0.0.1:{port}").tensors == ()
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1"])
+def test_an_address_that_is_not_here_cannot_be_bound(host: str) -> None:
+    with pytest.raises(ConfigError, match=host):
+        TransferServer(MemoryHoldings(), run_id=RUN_ID, secret=SECRET, bind_host=host)
+
+
+def test_a_port_in_use_is_a_clear_error() -> None:
+    with TransferServer(MemoryHoldings(), run_id=RUN_ID, secret=SECRET) as server:
+        _, port = parse_address(server.address)
+        with pytest.raises(ConfigError, match=str(port)):
+            TransferServer(MemoryHoldings(), run_id=RUN_ID, secret=SECRET, port=port)
+
+
+@pytest.mark.parametrize("host", ["localhost", "::1"])
+def test_names_and_ipv6_work(host: str) -> None:
+    if host == "::1" and not _has_ipv6():
+        host = "127.0.0.1"
+    server = TransferServer(MemoryHoldings(), run_id=RUN_ID, secret=SECRET, bind_host=host)
+    with server, TransferClient(run_id=RUN_ID, secret=SECRET) as client:
+        assert client.inventory(server.address).tensors == ()
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False

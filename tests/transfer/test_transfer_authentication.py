@@ -1,0 +1,238 @@
+"""Nobody without the secret gets in, and nobody without it is taken for a peer."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from base64 import b64decode, b64encode
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transfer_support import (
+    RUN_ID,
+    SAVE,
+    SECRET,
+    connect,
+    fetch_all,
+    log_in,
+    mac_by_hand,
+    peer_that,
+    random_shards,
+    read_frame,
+    read_to_end,
+    send_frame,
+)
+
+from emergency_ckpt.errors import AuthenticationFailed, ConfigError, ProtocolViolation
+from emergency_ckpt.testing.memory_holdings import MemoryHoldings
+from emergency_ckpt.transfer import auth
+from emergency_ckpt.transfer.client import TransferClient
+from emergency_ckpt.transfer.server import TransferServer
+
+OTHER_SECRET = b"0f" * 32
+
+
+def hello(nonce: bytes, protocol: int = 1) -> dict[str, Any]:
+    return {"type": "hello", "protocol": protocol, "client_nonce": b64encode(nonce).decode()}
+
+
+def client_proof(mac: bytes) -> dict[str, Any]:
+    return {"type": "client_proof", "mac": b64encode(mac).decode()}
+
+
+@pytest.mark.parametrize(
+    ("run_id", "secret"), [(RUN_ID, OTHER_SECRET), ("run-b", SECRET)], ids=["secret", "run id"]
+)
+def test_client_leaves_a_server_of_another_secret_or_run(
+    server: TransferServer, run_id: str, secret: bytes
+) -> None:
+    with (
+        TransferClient(run_id=run_id, secret=secret) as client,
+        pytest.raises(AuthenticationFailed) as failed,
+    ):
+        client.inventory(server.address)
+    assert failed.value.target == server.address
+    assert not failed.value.retryable
+
+
+def test_client_shows_a_wrong_server_nothing_but_its_nonce() -> None:
+    seen: list[bytes] = []
+
+    def behave(sock: socket.socket) -> None:
+        nonce = b64decode(read_frame(sock)["client_nonce"])
+        server_nonce = os.urandom(32)
+        mac = mac_by_hand("server", nonce, server_nonce, key=OTHER_SECRET)
+        frame = {"server_nonce": b64encode(server_nonce).decode(), "mac": b64encode(mac).decode()}
+        send_frame(sock, {"type": "server_proof", **frame})
+        seen.append(read_to_end(sock))
+
+    with (
+        peer_that(behave) as address,
+        TransferClient(run_id=RUN_ID, secret=SECRET) as client,
+        pytest.raises(AuthenticationFailed),
+    ):
+        client.inventory(address)
+    assert seen == [b""]
+
+
+def test_server_refuses_a_client_without_the_secret_and_tells_it(server: TransferServer) -> None:
+    with connect(server.address) as sock:
+        nonce = os.urandom(32)
+        send_frame(sock, hello(nonce))
+        server_nonce = b64decode(read_frame(sock)["server_nonce"])
+        mac = mac_by_hand("client", nonce, server_nonce, key=OTHER_SECRET)
+        send_frame(sock, client_proof(mac))
+        assert read_frame(sock)["code"] == "unauthenticated"
+        assert read_to_end(sock) == b""
+
+
+def test_requests_before_the_proof_are_not_served(
+    holdings: MemoryHoldings, server: TransferServer
+) -> None:
+    digest = holdings.add(SAVE, [b"the state"])
+    for request in (
+        {"type": "get_inventory"},
+        {"type": "get_shards", "digest": digest, "ranges": [[0, 0, 9]]},
+    ):
+        with connect(server.address) as sock:
+            send_frame(sock, request)
+            answer = read_to_end(sock)
+        assert b"protocol" in answer
+        assert b"the state" not in answer
+        assert digest.encode() not in answer
+    with connect(server.address) as sock:  # also not between the server's proof and the own
+        send_frame(sock, hello(os.urandom(32)))
+        assert read_frame(sock)["type"] == "server_proof"
+        send_frame(sock, {"type": "get_inventory"})
+        assert digest.encode() not in read_to_end(sock)
+
+
+def test_a_recorded_proof_is_of_no_use_on_another_connection(server: TransferServer) -> None:
+    nonce = os.urandom(32)
+    with connect(server.address) as sock:
+        send_frame(sock, hello(nonce))
+        recorded = mac_by_hand("client", nonce, b64decode(read_frame(sock)["server_nonce"]))
+        send_frame(sock, client_proof(recorded))
+        assert read_frame(sock) == {"type": "welcome"}
+    with connect(server.address) as sock:
+        send_frame(sock, hello(nonce))
+        assert read_frame(sock)["type"] == "server_proof"
+        send_frame(sock, client_proof(recorded))
+        assert read_frame(sock)["code"] == "unauthenticated"
+
+
+def test_the_servers_own_proof_reflected_is_refused(server: TransferServer) -> None:
+    with connect(server.address) as sock:
+        send_frame(sock, hello(os.urandom(32)))
+        proof = read_frame(sock)
+        send_frame(sock, {"type": "client_proof", "mac": proof["mac"]})
+        assert read_frame(sock)["code"] == "unauthenticated"
+
+
+def test_a_challenge_reflected_at_a_client_is_refused() -> None:
+    def behave(sock: socket.socket) -> None:
+        nonce = read_frame(sock)["client_nonce"]
+        mac = mac_by_hand("client", b64decode(nonce), b64decode(nonce))
+        frame = {"server_nonce": nonce, "mac": b64encode(mac).decode()}
+        send_frame(sock, {"type": "server_proof", **frame})
+        read_to_end(sock)
+
+    with (
+        peer_that(behave) as address,
+        TransferClient(run_id=RUN_ID, secret=SECRET) as client,
+        pytest.raises(AuthenticationFailed),
+    ):
+        client.inventory(address)
+
+
+def test_another_protocol_version_is_named(server: TransferServer) -> None:
+    with connect(server.address) as sock:
+        send_frame(sock, hello(os.urandom(32), protocol=2))
+        answer = read_frame(sock)
+    assert answer["code"] == "protocol"
+    assert "version" in answer["message"]
+
+
+def test_a_peer_that_speaks_something_else_is_a_protocol_violation() -> None:
+    def behave(sock: socket.socket) -> None:
+        sock.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    with (
+        peer_that(behave) as address,
+        TransferClient(run_id=RUN_ID, secret=SECRET) as client,
+        pytest.raises(ProtocolViolation, match="another protocol"),
+    ):
+        client.inventory(address)
+
+
+def test_a_client_that_trickles_its_handshake_is_cut_off(holdings: MemoryHoldings) -> None:
+    with (
+        TransferServer(holdings, run_id=RUN_ID, secret=SECRET, io_timeout_s=0.3) as server,
+        connect(server.address) as slow,
+    ):
+        payload = b'{"type":"hello"'
+        slow.sendall(len(payload).to_bytes(4, "big"))
+        give_up_s = time.monotonic() + 60
+        with pytest.raises(OSError, match=r"reset|[Bb]roken pipe"):  # noqa: PT012
+            while time.monotonic() < give_up_s:
+                slow.sendall(b" ")  # each byte in time, the handshake as a whole not
+                time.sleep(0.02)
+        with TransferClient(run_id=RUN_ID, secret=SECRET) as client:
+            assert client.inventory(server.address).tensors == ()
+
+
+def test_a_proved_client_is_served(holdings: MemoryHoldings, server: TransferServer) -> None:
+    shards = random_shards(5)
+    digest = holdings.add(SAVE, shards)
+    with connect(server.address) as sock:
+        log_in(sock)
+        send_frame(sock, {"type": "get_inventory"})
+        assert read_frame(sock)["type"] == "body"
+    with TransferClient(run_id=RUN_ID, secret=SECRET) as client:
+        assert fetch_all(client, server.address, digest)[0] == shards
+
+
+def secret_file(tmp_path: Path, data: bytes, mode: int) -> Path:
+    path = tmp_path / "secret"
+    path.write_bytes(data)
+    path.chmod(mode)
+    return path
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o400, 0o440])
+def test_a_secret_file_is_read_without_white_space(tmp_path: Path, mode: int) -> None:
+    secret = auth.generate_secret()
+    assert auth.load_secret_file(secret_file(tmp_path, secret + b"\n", mode)) == secret
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o604, 0o660, 0o602])
+def test_a_secret_file_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
+    with pytest.raises(ConfigError, match="chmod 600"):
+        auth.load_secret_file(secret_file(tmp_path, SECRET, mode))
+
+
+def test_short_missing_and_huge_secrets_are_refused(tmp_path: Path) -> None:
+    for data in (b"", b"x" * 31, b" " * 64, b"x" * 5000):
+        with pytest.raises(ConfigError, match="32 to 4096"):
+            auth.load_secret_file(secret_file(tmp_path, data, 0o600))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        auth.load_secret_file(tmp_path / "none")
+    with pytest.raises(ConfigError, match="32 to 4096"):
+        TransferClient(run_id=RUN_ID, secret=b"short")
+    with pytest.raises(ConfigError, match="32 to 4096"):
+        TransferServer(MemoryHoldings(), run_id=RUN_ID, secret=b"short")
+
+
+def test_the_environment_gives_a_secret_or_none() -> None:
+    assert auth.secret_from_environment({}) is None
+    assert auth.secret_from_environment({"ECKPT_SECRET": SECRET.decode()}) == SECRET
+    with pytest.raises(ConfigError, match="ECKPT_SECRET"):
+        auth.secret_from_environment({"ECKPT_SECRET": "short"})
+
+
+def test_generated_secrets_are_long_and_differ() -> None:
+    first, second = auth.generate_secret(), auth.generate_secret()
+    assert first != second
+    assert len(bytes.fromhex(first.decode())) == 32

@@ -1,0 +1,202 @@
+"""What a fetch delivers: the right bytes and CRCs, for every shape of request."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+from transfer_support import (
+    RUN_ID,
+    SAVE,
+    SECRET,
+    connect,
+    fetch_all,
+    log_in,
+    random_shards,
+    read_exactly,
+    read_frame,
+    send_frame,
+    targets_of,
+)
+
+from emergency_ckpt import _native
+from emergency_ckpt.errors import HostStateTooLarge, NotHeld, TransferError
+from emergency_ckpt.testing.memory_holdings import MemoryHoldings, anonymous_mapping
+from emergency_ckpt.transfer import wire
+from emergency_ckpt.transfer.client import TransferClient
+from emergency_ckpt.transfer.holdings import ShardTarget
+from emergency_ckpt.transfer.server import TransferServer
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize("streams", [1, 2, 5])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        (1,),
+        (0,),
+        (0, 7, 0, 4096, 0),
+        (13 * MIB + 5,),
+        (9 * MIB, 3, 0, 5 * MIB + 1, 64),
+        (1000,) * 2500,  # more than one request may name
+    ],
+    ids=["byte", "empty", "empty among others", "big", "mixed", "many"],
+)
+def test_fetch_delivers_every_shard(
+    holdings: MemoryHoldings, server: TransferServer, streams: int, sizes: tuple[int, ...]
+) -> None:
+    shards = random_shards(*sizes)
+    digest = holdings.add(SAVE, shards)
+    with TransferClient(run_id=RUN_ID, secret=SECRET, streams=streams) as client:
+        data, crcs, contents = fetch_all(client, server.address, digest)
+    assert data == shards
+    assert crcs == [entry.crc32c for entry in contents.shards]
+
+
+def test_no_shards_at_all_need_no_peer(client: TransferClient) -> None:
+    into = anonymous_mapping(4096)
+    assert client.fetch_shards("127.0.0.1:1", "0" * 64, [], into, 10) == []
+    assert client.fetch_shards("127.0.0.1:1", "0" * 64, [ShardTarget(3, 0, 64)], into, 10) == [0]
+
+
+def test_shards_go_where_they_are_wanted_and_nothing_else_changes(
+    holdings: MemoryHoldings, server: TransferServer, client: TransferClient
+) -> None:
+    shards = random_shards(100, 6 * MIB, 300)
+    digest = holdings.add(SAVE, shards)
+    into = anonymous_mapping(8 * MIB)
+    before = os.urandom(8 * MIB)
+    _native.copy_crc32c(into, [(before, 0)], 1)
+    wanted = [ShardTarget(2, 300, 7), ShardTarget(1, 6 * MIB, 1 * MIB + 3)]
+    client.fetch_shards(server.address, digest, wanted, into, 60)
+    expected = bytearray(before)
+    expected[7:307] = shards[2]
+    expected[MIB + 3 : 7 * MIB + 3] = shards[1]
+    assert into.view(0, 8 * MIB, into).tobytes() == bytes(expected)
+
+
+def test_bytes_are_counted_on_both_sides(holdings: MemoryHoldings) -> None:
+    digest = holdings.add(SAVE, random_shards(10 * MIB, 5))
+    sent: list[int] = []
+    received: list[int] = []
+    with (
+        TransferServer(holdings, run_id=RUN_ID, secret=SECRET, on_bytes_sent=sent.append) as server,
+        TransferClient(run_id=RUN_ID, secret=SECRET, on_bytes_received=received.append) as client,
+    ):
+        _, _, contents = fetch_all(client, server.address, digest)
+    assert sum(received) == 10 * MIB + 5
+    assert sum(sent) == 10 * MIB + 5 + len(holdings.contents_bytes(digest) or b"")
+    assert len(contents.shards) == 2
+
+
+def test_the_crc_told_is_of_what_came_not_of_what_was_meant(
+    holdings: MemoryHoldings, server: TransferServer, client: TransferClient
+) -> None:
+    digest = holdings.add(SAVE, random_shards(10, 9 * MIB, 10))
+    holdings.corrupt(digest, 1)
+    _, crcs, contents = fetch_all(client, server.address, digest)
+    wrong = [i for i, entry in enumerate(contents.shards) if entry.crc32c != crcs[i]]
+    assert wrong == [1]
+
+
+def test_a_shard_that_is_gone_is_not_held_and_the_connection_goes_on(
+    holdings: MemoryHoldings, server: TransferServer, client: TransferClient
+) -> None:
+    digest = holdings.add(SAVE, random_shards(100))
+    contents = client.fetch_contents(server.address, digest)
+    holdings.forget(digest)
+    into = anonymous_mapping(4096)
+    with pytest.raises(NotHeld) as gone:
+        client.fetch_shards(server.address, digest, targets_of(contents), into, 30)
+    assert gone.value.target == server.address
+    with pytest.raises(NotHeld):
+        client.fetch_contents(server.address, digest)
+    assert client.inventory(server.address).tensors == ()
+
+
+def test_inventory_tells_what_is_held(
+    holdings: MemoryHoldings, server: TransferServer, client: TransferClient
+) -> None:
+    digest = holdings.add(SAVE, random_shards(1, 2))
+    holdings.publish_host_state(SAVE, 1, 4, b"{}")
+    assert client.inventory(server.address) == holdings.inventory()
+    assert client.inventory(server.address).tensors[0].digest == digest
+
+
+def test_host_states_travel_both_ways(
+    holdings: MemoryHoldings, server: TransferServer, client: TransferClient
+) -> None:
+    data = os.urandom(9 * MIB)
+    client.push_host_state(server.address, SAVE, 3, 8, data)
+    assert holdings.host_state_bytes(SAVE, 3, 8) == data
+    assert client.fetch_host_state(server.address, SAVE, 3, 8) == data
+    with pytest.raises(NotHeld):
+        client.fetch_host_state(server.address, SAVE, 2, 8)
+
+
+def test_a_refused_host_state_is_an_error_at_the_pusher_with_the_reason(
+    holdings: MemoryHoldings, server: TransferServer, client: TransferClient
+) -> None:
+    with pytest.raises(TransferError, match="not a document"):
+        client.push_host_state(server.address, SAVE, 0, 1, b"refuse")
+    client.push_host_state(server.address, SAVE, 0, 1, b"{}")
+    assert holdings.host_state_bytes(SAVE, 0, 1) == b"{}"
+
+
+def test_a_host_state_over_the_bound_is_not_sent(client: TransferClient) -> None:
+    with pytest.raises(HostStateTooLarge):
+        client.push_host_state("127.0.0.1:1", SAVE, 0, 1, bytes(wire.MAX_HOST_STATE_BYTES + 1))
+
+
+def test_a_target_outside_of_the_mapping_is_refused_before_anything_is_asked(
+    client: TransferClient,
+) -> None:
+    into = anonymous_mapping(4096)
+    for bad in (ShardTarget(0, 4097, 0), ShardTarget(0, 1, 4096), ShardTarget(0, 1, -1)):
+        with pytest.raises(ValueError, match="leaves the mapping"):
+            client.fetch_shards("127.0.0.1:1", "0" * 64, [bad], into, 10)
+
+
+def test_many_clients_fetch_at_once(holdings: MemoryHoldings, server: TransferServer) -> None:
+    shards = random_shards(3 * MIB, 1, 0, 700_000)
+    digest = holdings.add(SAVE, shards)
+    results: list[list[bytes]] = []
+
+    def fetch() -> None:
+        with TransferClient(run_id=RUN_ID, secret=SECRET, streams=3) as client:
+            results.append(fetch_all(client, server.address, digest)[0])
+
+    threads = [threading.Thread(target=fetch) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [shards] * 6
+
+
+def test_the_protocol_is_what_its_document_says(
+    holdings: MemoryHoldings, server: TransferServer
+) -> None:
+    digest = holdings.add(SAVE, [b"abcdef", b"0123456789"])
+    with connect(server.address) as sock:
+        log_in(sock)
+        ranges = [[1, 2, 3], [0, 0, 6], [1, 9, 1], [1, 10, 0]]
+        send_frame(sock, {"type": "get_shards", "digest": digest, "ranges": ranges})
+        assert read_frame(sock) == {"type": "body", "nbytes": 10}
+        assert read_exactly(sock, 10) == b"234abcdef9"
+        place = {
+            "run_id": RUN_ID,
+            "incarnation": SAVE.incarnation,
+            "step": 40,
+            "owner": 0,
+            "count": 2,
+        }
+        send_frame(sock, {"type": "put_host_state", **place, "nbytes": 2})
+        assert read_frame(sock) == {"type": "go"}
+        sock.sendall(b"{}")
+        assert read_frame(sock) == {"type": "done"}
+        send_frame(sock, {"type": "get_host_state", **place})
+        assert read_frame(sock) == {"type": "body", "nbytes": 2}
+        assert read_exactly(sock, 2) == b"{}"

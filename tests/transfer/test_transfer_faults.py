@@ -1,0 +1,440 @@
+"""What the network and broken peers do: each ends in a typed error, within a deadline."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transfer_support import (
+    RUN_ID,
+    SAVE,
+    SECRET,
+    admit,
+    connect,
+    fetch_all,
+    log_in,
+    peer_that,
+    random_shards,
+    read_frame,
+    read_to_end,
+    send_frame,
+    targets_of,
+)
+
+from emergency_ckpt.errors import (
+    CheckpointError,
+    CorruptData,
+    NotHeld,
+    ProtocolViolation,
+    TransferError,
+)
+from emergency_ckpt.testing.memory_holdings import MemoryHoldings, anonymous_mapping
+from emergency_ckpt.transfer.client import TransferClient
+from emergency_ckpt.transfer.holdings import ShardTarget
+from emergency_ckpt.transfer.server import TransferServer
+
+MIB = 1 << 20
+DIGEST = "ab" * 32
+
+
+def fetch_one(client: TransferClient, address: str, nbytes: int, deadline_s: float) -> None:
+    into = anonymous_mapping(nbytes)
+    client.fetch_shards(address, DIGEST, [ShardTarget(0, nbytes, 0)], into, deadline_s)
+
+
+def quick_client(io_timeout_s: float = 30, streams: int = 1) -> TransferClient:
+    return TransferClient(
+        run_id=RUN_ID,
+        secret=SECRET,
+        connect_timeout_s=io_timeout_s,
+        io_timeout_s=io_timeout_s,
+        streams=streams,
+    )
+
+
+def test_nobody_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = "{}:{}".format(*listener.getsockname())
+    with quick_client() as client, pytest.raises(TransferError, match="refused") as failed:
+        client.inventory(address)
+    assert failed.value.retryable
+    assert failed.value.target == address
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+def test_peer_resets_in_mid_stream(streams: int) -> None:
+    def behave(sock: socket.socket) -> None:
+        admit(sock)
+        while True:
+            ranges = read_frame(sock)["ranges"]
+            total = sum(nbytes for _, _, nbytes in ranges)
+            send_frame(sock, {"type": "body", "nbytes": total})
+            sock.sendall(bytes(total // 2))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            sock.close()
+
+    with peer_that(behave) as address, quick_client(streams=streams) as client:
+        with pytest.raises(TransferError, match=f"{24 * MIB} bytes") as failed:
+            fetch_one(client, address, 24 * MIB, 60)
+        assert failed.value.target == address
+        assert failed.value.retryable
+
+
+def trickle(sock: socket.socket) -> None:
+    admit(sock)
+    request = read_frame(sock)
+    send_frame(sock, {"type": "body", "nbytes": request["ranges"][0][2]})
+    while True:
+        sock.sendall(b"x")
+        time.sleep(0.01)
+
+
+def accept_and_never_answer(sock: socket.socket) -> None:
+    read_to_end(sock)
+
+
+def prove_and_never_answer(sock: socket.socket) -> None:
+    admit(sock)
+    read_to_end(sock)
+
+
+@pytest.mark.parametrize("behave", [trickle, accept_and_never_answer, prove_and_never_answer])
+@pytest.mark.parametrize(("io_timeout_s", "deadline_s"), [(0.4, 60), (60, 0.4)])
+def test_slow_and_silent_peers_end_in_an_error(
+    behave: Callable[[socket.socket], None], io_timeout_s: float, deadline_s: float
+) -> None:
+    with (
+        peer_that(behave) as address,
+        quick_client(io_timeout_s, streams=2) as client,
+        pytest.raises(TransferError, match=r"in time|deadline") as failed,
+    ):
+        fetch_one(client, address, 20 * MIB, deadline_s)
+    assert failed.value.target == address
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "match"),
+    [
+        ({"type": "body", "nbytes": 1}, ProtocolViolation, "another length"),
+        ({"type": "done"}, ProtocolViolation, "not valid"),
+        ({"type": "body", "nbytes": 100, "more": 1}, ProtocolViolation, "not valid"),
+        ({"type": "body", "nbytes": -1}, ProtocolViolation, "not valid"),
+        ({"type": "failure", "code": "not_held", "message": "x"}, NotHeld, "not_held"),
+        ({"type": "failure", "code": "refused", "message": "x"}, TransferError, "refused"),
+        ({"type": "failure", "code": "protocol", "message": "x"}, ProtocolViolation, "protocol"),
+        ({"type": "failure", "code": "huh", "message": "x"}, ProtocolViolation, "not valid"),
+        ({"type": "failure", "code": "busy", "message": "x" * 1001}, ProtocolViolation, "valid"),
+    ],
+)
+def test_wrong_answers_are_typed_errors(
+    answer: dict[str, object], error: type[CheckpointError], match: str
+) -> None:
+    def behave(sock: socket.socket) -> None:
+        admit(sock)
+        read_frame(sock)
+        send_frame(sock, answer)
+        read_to_end(sock)
+
+    with (
+        peer_that(behave) as address,
+        quick_client() as client,
+        pytest.raises(error, match=match) as failed,
+    ):
+        fetch_one(client, address, 100, 60)
+    assert failed.value.target == address
+
+
+def test_a_reply_over_the_bound_is_not_read() -> None:
+    def behave(sock: socket.socket) -> None:
+        admit(sock)
+        read_frame(sock)
+        send_frame(sock, {"type": "body", "nbytes": 1 << 40})
+        read_to_end(sock)
+
+    with peer_that(behave) as address, quick_client() as client:
+        for ask in (
+            lambda: client.inventory(address),
+            lambda: client.fetch_contents(address, DIGEST),
+            lambda: client.fetch_host_state(address, SAVE, 0, 1),
+        ):
+            with pytest.raises(ProtocolViolation, match="too long"):
+                ask()
+
+
+@pytest.mark.parametrize("data", [b"{}", b"[" * 100_000, b"\xff", b""])
+def test_contents_and_inventories_that_are_none(data: bytes) -> None:
+    def behave(sock: socket.socket) -> None:
+        admit(sock)
+        while True:
+            read_frame(sock)
+            send_frame(sock, {"type": "body", "nbytes": len(data)})
+            sock.sendall(data)
+
+    with peer_that(behave) as address, quick_client() as client:
+        with pytest.raises(CorruptData, match="digest differs"):
+            client.fetch_contents(address, DIGEST)
+        with pytest.raises(ProtocolViolation, match="not valid"):
+            client.inventory(address)
+
+
+def test_a_kept_connection_that_died_is_replaced_once(holdings: MemoryHoldings) -> None:
+    shards = random_shards(5 * MIB, 10)
+    digest = holdings.add(SAVE, shards)
+    with quick_client(streams=2) as client:
+        with TransferServer(holdings, run_id=RUN_ID, secret=SECRET) as server:
+            fetch_all(client, server.address, digest)
+            port = int(server.address.rpartition(":")[2])
+        with TransferServer(holdings, run_id=RUN_ID, secret=SECRET, port=port) as server:
+            assert fetch_all(client, server.address, digest)[0] == shards
+        with pytest.raises(TransferError):
+            client.inventory(server.address)
+
+
+def test_a_request_is_sent_twice_at_most_and_only_before_a_reply() -> None:
+    connections: list[int] = []
+
+    def behave(sock: socket.socket) -> None:
+        connections.append(1)
+        admit(sock)
+        if len(connections) == 1:  # one good answer, so that the connection is kept
+            read_frame(sock)
+            send_frame(sock, {"type": "failure", "code": "not_held", "message": ""})
+        read_frame(sock)  # then always a close instead of an answer
+
+    with peer_that(behave) as address, quick_client() as client:
+        with pytest.raises(NotHeld):
+            client.fetch_contents(address, DIGEST)
+        with pytest.raises(TransferError):
+            client.fetch_contents(address, DIGEST)
+    assert len(connections) == 2
+
+
+@pytest.mark.parametrize(
+    "request_frame",
+    [
+        {"type": "get_shards", "digest": None, "ranges": [[0, 0, 101]]},
+        {"type": "get_shards", "digest": None, "ranges": [[0, 100, 1]]},
+        {"type": "get_shards", "digest": None, "ranges": [[0, 1 << 62, 1 << 62]]},
+        {"type": "get_shards", "digest": None, "ranges": [[1, 0, 1]]},
+        {"type": "get_shards", "digest": None, "ranges": [[0, -1, 1]]},
+        {"type": "get_shards", "digest": None, "ranges": []},
+        {"type": "get_shards", "digest": None, "ranges": [[0, 0, 1]] * 1025},
+        {"type": "get_shards", "digest": "../../etc/passwd", "ranges": [[0, 0, 1]]},
+        {"type": "get_contents", "digest": "AB" * 32},
+        {"type": "get_contents", "digest": "ab" * 32 + "\n"},
+        {"type": "get_everything"},
+        {"type": "get_inventory", "path": "/"},
+    ],
+)
+def test_requests_that_break_the_rules_are_refused_and_the_next_client_is_served(
+    holdings: MemoryHoldings, server: TransferServer, request_frame: dict[str, object]
+) -> None:
+    digest = holdings.add(SAVE, random_shards(100))
+    with connect(server.address) as sock:
+        log_in(sock)
+        if request_frame.get("digest", "") is None:
+            request_frame = {**request_frame, "digest": digest}
+        send_frame(sock, request_frame)
+        assert read_frame(sock)["code"] == "protocol"
+        assert read_to_end(sock) == b""
+    with quick_client() as client:
+        fetch_all(client, server.address, digest)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"incarnation": "../x"},
+        {"incarnation": "a/b"},
+        {"incarnation": ".hidden"},
+        {"incarnation": ""},
+        {"incarnation": "x" * 129},
+        {"run_id": "other"},
+        {"owner": 2},
+        {"owner": -1},
+        {"count": 0},
+        {"step": -1},
+        {"nbytes": (64 << 20) + 1},
+    ],
+)
+def test_host_states_of_odd_identity_are_not_taken(
+    holdings: MemoryHoldings, server: TransferServer, change: dict[str, object]
+) -> None:
+    good = {
+        "type": "put_host_state",
+        "run_id": RUN_ID,
+        "incarnation": "i1",
+        "step": 1,
+        "owner": 0,
+        "count": 2,
+        "nbytes": 2,
+    }
+    with connect(server.address) as sock:
+        log_in(sock)
+        send_frame(sock, {**good, **change})
+        assert read_frame(sock)["code"] == "protocol"
+    assert holdings.inventory().host_states == ()
+
+
+def test_an_oversize_frame_is_refused_unread(server: TransferServer) -> None:
+    with connect(server.address) as sock:
+        sock.sendall((1 << 20).to_bytes(4, "big") + b"x" * 100_000)
+        answer = read_frame(sock)
+    assert answer["code"] == "protocol"
+    with connect(server.address) as sock:
+        log_in(sock)
+        sock.sendall((0xFFFFFFFF).to_bytes(4, "big"))
+        assert read_frame(sock)["code"] == "protocol"
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.binary(max_size=300), proved=st.booleans(), framed=st.booleans())
+def test_garbage_never_harms_the_server(
+    holdings: MemoryHoldings, server: TransferServer, data: bytes, proved: bool, framed: bool
+) -> None:
+    with connect(server.address) as sock:
+        if proved:
+            log_in(sock)
+        try:
+            sock.sendall(len(data).to_bytes(4, "big") + data if framed else data)
+            sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # refused before all was sent
+        read_to_end(sock)
+    with quick_client() as client:
+        assert client.inventory(server.address) == holdings.inventory()
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_almost_valid_frames_never_harm_the_server(
+    holdings: MemoryHoldings, server: TransferServer, data: st.DataObject
+) -> None:
+    values = st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+        lambda inner: st.lists(inner, max_size=4),
+        max_leaves=8,
+    )
+    names = ["get_inventory", "get_contents", "get_shards", "get_host_state", "put_host_state"]
+    fields = ["digest", "ranges", "run_id", "incarnation", "step", "owner", "count", "nbytes"]
+    frame = data.draw(st.dictionaries(st.sampled_from(fields), values, max_size=8))
+    frame["type"] = data.draw(st.sampled_from(names) | st.text(max_size=8))
+    with connect(server.address) as sock:
+        log_in(sock)
+        send_frame(sock, frame)
+        sock.shutdown(socket.SHUT_WR)
+        read_to_end(sock)
+    with quick_client() as client:
+        assert client.inventory(server.address) == holdings.inventory()
+
+
+def test_the_server_stops_while_it_streams(holdings: MemoryHoldings) -> None:
+    digest = holdings.add(SAVE, [bytes(64 * MIB)])
+    server = TransferServer(holdings, run_id=RUN_ID, secret=SECRET)
+    server.start()
+    with connect(server.address) as sock:
+        log_in(sock)
+        send_frame(sock, {"type": "get_shards", "digest": digest, "ranges": [[0, 0, 64 * MIB]]})
+        assert read_frame(sock)["type"] == "body"  # the rest is more than the socket takes
+        server.stop()
+        assert len(read_to_end(sock)) < 64 * MIB
+    server.stop()  # idempotent
+    assert not [t for t in threading.enumerate() if t.name.startswith("transfer-")]
+
+
+def test_a_client_whose_server_stops_has_an_error(holdings: MemoryHoldings) -> None:
+    digest = holdings.add(SAVE, [bytes(64 * MIB)])
+    began = threading.Event()
+    release = threading.Event()
+
+    def pause(_: int) -> None:
+        began.set()
+        release.wait(30)
+
+    server = TransferServer(
+        holdings, run_id=RUN_ID, secret=SECRET, on_bytes_sent=pause, io_timeout_s=10
+    )
+    server.start()
+    errors: list[Exception] = []
+
+    def fetch() -> None:
+        with quick_client() as client:
+            try:
+                into = anonymous_mapping(64 * MIB)
+                client.fetch_shards(server.address, digest, [ShardTarget(0, 64 * MIB, 0)], into, 60)
+            except TransferError as error:
+                errors.append(error)
+
+    fetching = threading.Thread(target=fetch)
+    fetching.start()
+    assert began.wait(30)
+    stopping = threading.Thread(target=server.stop)
+    stopping.start()
+    release.set()
+    stopping.join(30)
+    fetching.join(30)
+    assert len(errors) == 1
+    assert f"{64 * MIB} bytes" in str(errors[0])
+
+
+def test_busy_is_told_and_idle_connections_make_room(holdings: MemoryHoldings) -> None:
+    digest = holdings.add(SAVE, random_shards(12 * MIB))
+    server = TransferServer(holdings, run_id=RUN_ID, secret=SECRET, max_connections=2)
+    with server, connect(server.address) as first, connect(server.address) as second:
+        for sock in (first, second):  # admitted, but not proved: never idle
+            send_frame(sock, {"type": "hello", "protocol": 1, "client_nonce": "A" * 43 + "="})
+            assert read_frame(sock)["type"] == "server_proof"
+        with quick_client() as client, pytest.raises(TransferError, match=r"busy|failed"):
+            client.inventory(server.address)
+    server = TransferServer(holdings, run_id=RUN_ID, secret=SECRET, max_connections=2)
+    with server, connect(server.address) as first, connect(server.address) as second:
+        for sock in (first, second):
+            log_in(sock)
+            send_frame(sock, {"type": "get_contents", "digest": DIGEST})
+            assert read_frame(sock)["code"] == "not_held"
+        # Both are about to be idle and give way; of four streams only two can be served at a time.
+        with quick_client(streams=4) as client:
+            give_up_s = time.monotonic() + 60
+            while True:
+                try:
+                    client.inventory(server.address)
+                    break
+                except TransferError:
+                    assert time.monotonic() < give_up_s
+            fetch_all(client, server.address, digest)
+        assert read_to_end(first) == b""
+
+
+def test_no_descriptors_or_threads_are_left(holdings: MemoryHoldings) -> None:
+    digest = holdings.add(SAVE, random_shards(9 * MIB, 10))
+    contents_targets = None
+
+    def round_trip() -> None:
+        nonlocal contents_targets
+        with (
+            TransferServer(holdings, run_id=RUN_ID, secret=SECRET) as server,
+            quick_client(streams=3) as client,
+        ):
+            _, _, contents = fetch_all(client, server.address, digest)
+            contents_targets = targets_of(contents)
+            with pytest.raises(NotHeld):
+                client.fetch_contents(server.address, DIGEST)
+            with connect(server.address) as sock:
+                sock.sendall(b"\0\0\0\1x")
+                read_to_end(sock)
+
+    round_trip()
+    before = len(os.listdir("/proc/self/fd")), threading.active_count()
+    for _ in range(5):
+        round_trip()
+    assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
