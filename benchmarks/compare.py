@@ -25,7 +25,9 @@ from job import Shape, plan_shape
 from lives import LOST_SLICE, RoundFailed, run_round
 
 BASE = "ours"
-_COPIES_ON_RAMDISK = 3  # the most that a contender keeps of each slice's state at one time
+# The most that a contender keeps of each slice's state at one time.
+_COPIES_ON_RAMDISK = 3
+_COPIES_IN_PROCESS = 3
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -68,12 +70,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--slices", type=int, default=2)
-    parser.add_argument("--hosts-per-slice", type=int, default=1)
-    parser.add_argument("--mib", type=int, default=1024, help="size of one copy of the state")
-    parser.add_argument("--leaves", type=int, default=16, help="arrays that the state is cut into")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--saves", type=int, default=3, help="timed saves in each round")
+    parser.add_argument("--slices", type=_positive, default=2)
+    parser.add_argument("--hosts-per-slice", type=_positive, default=1)
+    parser.add_argument("--mib", type=_positive, default=1024, help="size of one copy of the state")
+    parser.add_argument(
+        "--leaves", type=_positive, default=16, help="arrays that the state is cut into"
+    )
+    parser.add_argument("--rounds", type=_positive, default=3)
+    parser.add_argument("--saves", type=_positive, default=3, help="timed saves in each round")
     parser.add_argument(
         "--contenders", type=_names, default=list(MODULES), help=f"of {','.join(MODULES)}"
     )
@@ -81,10 +85,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--ramdisk", type=Path, default=Path("/dev/shm"), help="where each host's ramdisk is made"
     )
-    parser.add_argument("--limits-mib", type=int, default=256, help="size that limits move")
+    parser.add_argument("--limits-mib", type=_positive, default=256, help="size that limits move")
     parser.add_argument("--timeout-s", type=float, default=600.0, help="for each life of a job")
     parser.add_argument("--date", help="kept in the JSON as it is given")
     return parser
+
+
+def _positive(text: str) -> int:
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{value} is less than 1")
+    return value
 
 
 def _names(text: str) -> list[str]:
@@ -95,14 +105,18 @@ def _names(text: str) -> list[str]:
 
 
 def _require_room(ramdisk: Path, shape: Shape) -> None:
+    """ValueError when the ramdisk or the memory would run out half way."""
     stat = os.statvfs(ramdisk)
-    free_bytes = stat.f_bavail * stat.f_frsize
-    needed_bytes = shape.slices * shape.state_bytes * _COPIES_ON_RAMDISK
-    if free_bytes < needed_bytes:
-        raise ValueError(
-            f"{ramdisk} has {free_bytes >> 20} MiB left, the comparison may take"
-            f" {needed_bytes >> 20} MiB: choose a smaller --mib or fewer --slices"
-        )
+    copy_bytes = shape.slices * shape.state_bytes
+    for what, free_bytes, copies in (
+        (str(ramdisk), stat.f_bavail * stat.f_frsize, _COPIES_ON_RAMDISK),
+        ("the memory", machine.available_memory_bytes(), _COPIES_ON_RAMDISK + _COPIES_IN_PROCESS),
+    ):
+        if free_bytes < copies * copy_bytes:
+            raise ValueError(
+                f"{what} has {free_bytes >> 20} MiB left, the comparison may take"
+                f" {copies * copy_bytes >> 20} MiB: choose a smaller --mib or fewer --slices"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,6 +25,11 @@ def facts() -> dict[str, Any]:
     }
 
 
+def available_memory_bytes() -> int:
+    """What the kernel could give to new processes without swapping."""
+    return int(_field("/proc/meminfo", "MemAvailable").removesuffix("kB")) * 1024
+
+
 def _field(path: str, name: str) -> str:
     """Value of the first ``name: value`` line; ``unknown`` where the kernel gives none."""
     for line in Path(path).read_text().splitlines():

@@ -45,10 +45,10 @@ def published_s(round_: Round) -> list[float]:
     return _spans_s(round_, lambda result: result["saves"], "start_s", "published_s")
 
 
-def restore_s(round_: Round) -> float:
+def restore_s(round_: Round, end: str = "restored_s") -> float:
     """From building the checkpointer in the first process to values on the last one's devices."""
     results = round_["restore"]
-    return max(r["restored_s"] for r in results) - min(r["start_s"] for r in results)
+    return max(r[end] for r in results) - min(r["start_s"] for r in results)
 
 
 def _one_save(key: str) -> Callable[[Round], float]:
@@ -72,6 +72,8 @@ MEASURES = (
     Measure("published_training", "until published, training beside it", "s", 1.0,
             _one_save("donated")),
     Measure("restore_lost_slice", "restore, one slice's ramdisks lost", "s", 1.0, restore_s),
+    Measure("restore_and_read", "the same, until all values were read once", "s", 1.0,
+            lambda r: restore_s(r, "read_s")),
     Measure("ramdisk", "RAM on ramdisks after saves, all hosts", "MiB", _MIB,
             lambda r: sum(r["ramdisk_bytes"])),
     Measure("ramdisk_peak", "RAM on ramdisks during a save, all hosts", "MiB", _MIB,

@@ -55,6 +55,7 @@ def _save_life(
     one shares them with a training step, and is the one that the next life must find intact.
     """
     session = contender.open_session(site)
+    session.start_fresh()
     state = model.first_state(site.abstract_state)
     step = 0
     saves = []
@@ -111,6 +112,7 @@ def _restore_life(
 ) -> dict[str, Any]:
     """From building the checkpointer to values on devices, timed; then the check of each shard."""
     expected = json.loads(expected_path.read_text())
+    read_all = model.read_all.lower(site.abstract_state).compile()
     # Also sets up JAX's own collectives, which are part of its start and not of a restore.
     multihost_utils.sync_global_devices("before restore")
     start = time.monotonic()
@@ -118,6 +120,9 @@ def _restore_life(
     opened = time.monotonic()
     state = jax.block_until_ready(session.restore(expected["step"]))
     restored = time.monotonic()
+    # Restored values may lie in memory that nobody has touched yet.
+    jax.block_until_ready(read_all(state))
+    read = time.monotonic()
     found = model.digests(state)
     wrong = {k: d for k, d in found.items() if expected["digests"].get(k) != d}
     if wrong:
@@ -128,6 +133,7 @@ def _restore_life(
         "start_s": start,
         "opened_s": opened,
         "restored_s": restored,
+        "read_s": read,
         "verified_shards": sorted(found),
         "verified_bytes": sum(s.data.nbytes for a in state.values() for s in a.addressable_shards),
     }

@@ -1,4 +1,4 @@
-"""The checkpointers under comparison, each behind the same four calls.
+"""The checkpointers under comparison, each behind the same calls.
 
 A contender's module is imported only in the processes that run it, so that no
 checkpointer pays for, or profits from, what another one imports.
@@ -37,6 +37,9 @@ class Site:
 
 class Session(Protocol):
     """One checkpointer in one process. All calls are collective, in the same order everywhere."""
+
+    def start_fresh(self) -> None:
+        """What a loop asks before its first step. RuntimeError where there is a checkpoint."""
 
     def save(self, step: int, state: PyTree) -> None:
         """Start a save. Returns when the caller may donate ``state``."""

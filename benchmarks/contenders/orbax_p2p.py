@@ -29,6 +29,10 @@ class _Session:
             ),
         )
 
+    def start_fresh(self) -> None:
+        if (latest := self._manager.latest_step()) is not None:
+            raise RuntimeError(f"Orbax's p2p manager offers step {latest} of an empty ramdisk")
+
     def save(self, step: int, state: PyTree) -> None:
         args = p2p_args.Composite(state=ocp.args.PyTreeSave(state))
         if not self._manager.save(step, args=args):

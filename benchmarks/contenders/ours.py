@@ -24,6 +24,12 @@ class _Session:
         self._checkpointer = config.instantiate()
         self._checkpointer.__enter__()
 
+    def start_fresh(self) -> None:
+        # Also tells the checkpointer how large the state is, so that it reserves its slots.
+        found, _ = self._checkpointer.restore(state=self._abstract_state)
+        if found is not None:
+            raise RuntimeError(f"the checkpointer restored step {found} of an empty ramdisk")
+
     def save(self, step: int, state: PyTree) -> None:
         if not self._checkpointer.save(step=step, state=state):
             raise RuntimeError(f"the checkpointer declined to save step {step}")

@@ -11,6 +11,15 @@ def _save(start_s: float, returned_s: float, published_s: float) -> dict[str, fl
     return {"start_s": start_s, "returned_s": returned_s, "published_s": published_s}
 
 
+def _restore(start_s: float, restored_s: float, peak_rss_bytes: int) -> dict[str, float]:
+    return {
+        "start_s": start_s,
+        "restored_s": restored_s,
+        "read_s": restored_s + 0.5,
+        "peak_rss_bytes": peak_rss_bytes,
+    }
+
+
 def _round(*, scale: float = 1.0, ramdisk_bytes: int = 2**20) -> dict[str, Any]:
     """Two processes; the second is slower to return, the first to start."""
     return {
@@ -39,8 +48,8 @@ def _round(*, scale: float = 1.0, ramdisk_bytes: int = 2**20) -> dict[str, Any]:
             },
         ],
         "restore": [
-            {"start_s": 50.0, "restored_s": 50.0 + 3.0 * scale, "peak_rss_bytes": 2**20},
-            {"start_s": 51.0, "restored_s": 51.0 + 4.0 * scale, "peak_rss_bytes": 2**21},
+            _restore(50.0, 50.0 + 3.0 * scale, 2**20),
+            _restore(51.0, 51.0 + 4.0 * scale, 2**21),
         ],
         "ramdisk_bytes": [0, ramdisk_bytes],
     }
@@ -56,6 +65,7 @@ def test_a_save_is_published_when_the_last_process_says_so() -> None:
 
 def test_a_restore_lasts_from_the_first_start_to_the_last_end() -> None:
     assert report.restore_s(_round()) == pytest.approx(5.0)
+    assert report.restore_s(_round(), "read_s") == pytest.approx(5.5)
 
 
 def test_summary_has_every_measure_with_its_spread_over_rounds() -> None:
