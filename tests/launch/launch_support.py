@@ -1,0 +1,36 @@
+"""What the tests of the launcher share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from emergency_ckpt.launch.job import JobSpec
+
+MakeSpec = Callable[..., JobSpec]
+
+DEADLINE_S = 60.0
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Block until ``condition`` holds; fail after ``DEADLINE_S``."""
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, f"waited in vain: {what}"
+        time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs: zombies do not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+def wait_until_gone(pids: Iterable[int]) -> None:
+    """Block until none of ``pids`` runs; fail after ``DEADLINE_S``."""
+    for pid in pids:
+        wait_until(lambda pid=pid: not alive(pid), f"process {pid} is gone")

@@ -1,0 +1,164 @@
+"""The `eckpt` command and `eckpt launch`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from launch_support import MakeSpec
+
+from emergency_ckpt.cli import main as cli
+from emergency_ckpt.errors import ConfigError, TransferError
+
+
+def install(monkeypatch: pytest.MonkeyPatch, run: object, *, takes_command: bool = False) -> None:
+    """Add the subcommand `toy` with one option."""
+    module = ModuleType("toy_command")
+
+    def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+        subparsers.add_parser("toy", help="a toy").add_argument("--size", type=int, default=1)
+
+    module.add_parser = add_parser  # type: ignore[attr-defined]
+    module.run = run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "toy_command", module)
+    command = cli.Command("toy_command", "a toy", "demo", takes_command=takes_command)
+    monkeypatch.setitem(cli.COMMANDS, "toy", command)
+
+
+def raising(error: Exception) -> object:
+    def run(args: argparse.Namespace) -> int:
+        raise error
+
+    return run
+
+
+def test_help_names_every_command_without_importing_any(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, lambda args: 0)
+    monkeypatch.delitem(sys.modules, "toy_command")
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["--help"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in ("launch", "serve", "demo", "fake-gcs", "toy"))
+
+
+def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    assert "launch" in capsys.readouterr().err
+
+
+def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["lunch"])
+    assert caught.value.code == 2
+    assert "lunch" in capsys.readouterr().err
+
+
+def test_options_and_exit_code_reach_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, lambda args: args.size)
+    assert cli.main(["toy", "--size", "41"]) == 41
+
+
+def test_everything_after_the_dashes_is_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    programs: list[list[str]] = []
+    install(monkeypatch, lambda args: programs.append(args.program) or 0, takes_command=True)
+    assert cli.main(["toy", "--size=1", "--", "python", "--size", "x", "--", "-y"]) == 0
+    assert cli.main(["toy"]) == 0
+    assert programs == [["python", "--size", "x", "--", "-y"], []]
+
+
+def test_a_command_that_takes_no_program_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(monkeypatch, lambda args: 0)
+    with pytest.raises(SystemExit):
+        cli.main(["toy", "--", "python"])
+    assert "takes nothing after --" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (ConfigError(["too small"], target="toy"), 2, "eckpt toy: configure toy: too small"),
+        (TransferError("fetch", "shard", "refused"), 1, "eckpt toy: fetch shard: refused"),
+        (ModuleNotFoundError(name="optax"), 2, "'optax', which is not installed; pip install"),
+        (ModuleNotFoundError(name="emergency_ckpt._native"), 2, "lacks emergency_ckpt._native"),
+    ],
+)
+def test_errors_are_one_clear_line(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
+    code: int,
+    message: str,
+) -> None:
+    install(monkeypatch, raising(error))
+    assert cli.main(["toy"]) == code
+    assert message in capsys.readouterr().err
+
+
+def test_a_command_whose_module_cannot_be_imported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(cli.COMMANDS, "toy", cli.Command("absent_package.toy", "a toy", "demo"))
+    assert cli.main(["toy"]) == 2
+    assert "pip install 'emergency-ckpt[demo]'" in capsys.readouterr().err
+
+
+def launch(make_spec: MakeSpec, program: str, *options: str) -> tuple[int, Path, Path]:
+    spec = make_spec(program)
+    arguments = ["launch", "--slices=2", "--hosts-per-slice=1", "--grace-s=0.2", "--timeout-s=120"]
+    arguments += [f"--local-root={spec.local_root}", f"--log-dir={spec.log_dir}", *options]
+    code = cli.main([*arguments, "--", *spec.command])
+    return code, spec.local_root, spec.log_path(1, 0)
+
+
+def test_launch_recovers_from_a_fault(
+    make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
+    code, root, second_log = launch(make_spec, "train(30)", "--fault", "step=10 kill=slice:1")
+    assert code == 0
+    assert second_log.exists()
+    assert not root.exists()
+    shown = capfd.readouterr()
+    assert "[1.1] life 1 process 1" in shown.out
+    assert "fault.fired" in shown.err
+
+
+def test_launch_gives_the_failing_exit_code_and_keeps_ram(
+    make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
+    code, root, _ = launch(
+        make_spec, "print('bad luck'); sys.exit(5)", "--breaker-deaths=1", "--quiet"
+    )
+    assert code == 5
+    assert root.exists()
+    shown = capfd.readouterr()
+    assert "bad luck" not in shown.out
+    assert "bad luck" in shown.err
+    assert f"ramdisks are kept in {root}" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--slices=2"], "no command was given"),
+        (["--", "no-such-program-here"], "was not found"),
+        (["--fault", "step=x kill=all", "--", "true"], "fault 'step=x kill=all': step=x"),
+        (["--fault", "step=1 kill=slice:9", "--", "true"], "no slice 9, there are 2"),
+    ],
+)
+def test_launch_refuses_bad_arguments(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    options = [f"--log-dir={tmp_path}/logs", f"--local-root={tmp_path}/ram"]
+    assert cli.main(["launch", *options, *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "ram").exists()

@@ -1,0 +1,85 @@
+"""A real job of four JAX processes: the environment is what jax.distributed needs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from emergency_ckpt.launch.faults import parse_fault
+from emergency_ckpt.launch.job import JobSpec
+from emergency_ckpt.launch.supervisor import Supervisor
+
+PROGRAM = """
+import json
+import time
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from emergency_ckpt.launch.environment import JobEnvironment, report_step
+
+env = JobEnvironment.from_environ()
+jax.distributed.initialize(env.coordinator_address, env.process_count, env.process_index)
+mesh = Mesh(np.array(jax.devices()).reshape(env.slice_count, -1), ("replica", "shard"))
+slices = {int(row) for row, _ in np.argwhere(mesh.devices == jax.local_devices()[0])}
+rows = NamedSharding(mesh, P(("replica", "shard")))
+index = jax.make_array_from_callback(
+    (env.process_count,), rows, lambda _: np.array([env.process_index], np.int32)
+)
+psum = jax.shard_map(
+    lambda x: jax.lax.psum(x, ("replica", "shard")), mesh=mesh, in_specs=rows.spec, out_specs=P()
+)
+total = int(np.asarray(jax.jit(psum)(index).addressable_data(0))[0])
+(env.local_dir / f"life_{env.restart_count}.json").write_text(json.dumps({
+    "process": jax.process_index(), "count": jax.process_count(), "devices": jax.device_count(),
+    "slices": sorted(slices), "slice_index": env.slice_index, "total": total,
+}))
+report_step(1)
+while env.restart_count == 0:
+    time.sleep(1)
+"""
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Iterator[JobSpec]:
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    root = Path(tempfile.mkdtemp(prefix="eckpt-test-", dir="/dev/shm"))
+    yield JobSpec(
+        command=(sys.executable, str(script)),
+        slices=2,
+        hosts_per_slice=2,
+        devices_per_host=1,
+        local_root=root / "ram",
+        log_dir=tmp_path / "logs",
+        env={"PYTHONPATH": ":".join(sys.path)},
+        max_restarts=1,
+        grace_s=0.5,
+        keep_ram="always",
+    )
+    shutil.rmtree(root, ignore_errors=True)
+
+
+def test_four_processes_add_up_before_and_after_a_slice_is_lost(spec: JobSpec) -> None:
+    fault = parse_fault("step=1 kill=slice:1 permute=reverse exact")
+    result = Supervisor(spec, faults=[fault]).run(timeout_s=240).check()
+    assert result.restarts == 1
+    for host in range(4):
+        for life, process in ((0, host), (1, 3 - host)):
+            if life == 0 and host < 2:
+                continue  # may have been ended before it wrote
+            said = json.loads((spec.ramdisk(host) / f"life_{life}.json").read_text())
+            assert said == {
+                "process": process,
+                "count": 4,
+                "devices": 4,
+                "slices": [process // 2],
+                "slice_index": process // 2,
+                "total": 0 + 1 + 2 + 3,
+            }

@@ -1,0 +1,161 @@
+"""One life's processes, and that none of them outlives its supervisor."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from launch_support import MakeSpec, alive, wait_until, wait_until_gone
+
+from emergency_ckpt.errors import DeadlineExceeded, JobFailed
+from emergency_ckpt.launch.process_set import ProcessSet
+
+TIMEOUT_S = 60
+
+
+def test_start_watch_kill_wait(make_spec: MakeSpec) -> None:
+    with ProcessSet(make_spec("train(10); time.sleep(600)")) as processes:
+        assert processes.wait_for_step(10, TIMEOUT_S) == 10
+        assert processes.running == (0, 1)
+        with pytest.raises(DeadlineExceeded, match="process 0"):
+            processes.wait(timeout_s=0.1)
+        processes.signal([1], signal.SIGKILL)
+        wait_until(lambda: bool(processes.poll()), "the killed process's end is seen")
+        [death] = processes.exits
+        assert (death.process, death.returncode) == (1, -signal.SIGKILL)
+        assert str(death) == "process 1 on host 1 ended with signal SIGKILL"
+        assert processes.running == (0,)
+    assert processes.exits[0].returncode == -signal.SIGTERM
+
+
+def test_waiting_for_a_step_that_never_comes(make_spec: MakeSpec) -> None:
+    ended = pytest.raises(JobFailed, match=r"all processes have ended.*exit status 5")
+    with ProcessSet(make_spec("train(3); sys.exit(5)")) as processes, ended:
+        processes.wait_for_step(4, TIMEOUT_S)
+    late = pytest.raises(DeadlineExceeded, match="step 4")
+    with ProcessSet(make_spec("train(3); time.sleep(600)")) as processes, late:
+        processes.wait_for_step(4, timeout_s=0.5)
+
+
+def test_process_0_ends_last(make_spec: MakeSpec, tmp_path: Path) -> None:
+    spec = make_spec(
+        f"""
+        def note(signum, frame):
+            time.sleep(0.1 * env.process_index)
+            with open("{tmp_path}/order", "a") as file:
+                file.write(str(env.process_index))
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, note)
+        report_step(1)
+        time.sleep(600)
+        """,
+        slices=1,
+        hosts_per_slice=3,
+        grace_s=30.0,
+    )
+    with ProcessSet(spec) as processes:
+        wait_until(lambda: min(processes.steps) == 1, "all are ready for the signal")
+    order = (tmp_path / "order").read_text()
+    assert len(order) == 3
+    assert order.endswith("0")
+
+
+def test_stopped_processes_are_ended_too(make_spec: MakeSpec) -> None:
+    with ProcessSet(make_spec("train(1); time.sleep(600)")) as processes:
+        wait_until(lambda: min(processes.steps) == 1, "all run")
+        processes.signal([0, 1], signal.SIGSTOP)
+    assert [exit_.returncode for exit_ in processes.exits] == [-signal.SIGTERM] * 2
+
+
+def test_a_failed_start_leaves_nothing_behind(make_spec: MakeSpec) -> None:
+    spec = make_spec("time.sleep(600)")
+    spec.life_dir(0).mkdir(parents=True)
+    spec.log_path(0, 1).mkdir()  # the second process cannot be given a log file
+    events: list[int] = []
+    with pytest.raises(IsADirectoryError):
+        ProcessSet(spec, on_event=lambda event: events.append(int(str(event.fields.get("pid", 0)))))
+    assert events[0] > 0
+    assert not alive(events[0])
+
+
+def test_processes_have_no_way_to_the_janitor(make_spec: MakeSpec) -> None:
+    """Else a process that outlives its supervisor would keep the janitor's pipe open."""
+    spec = make_spec("print(os.readlink('/proc/self/fd/0'), len(os.listdir('/proc/self/fd')))")
+    with ProcessSet(spec) as processes:
+        processes.wait(TIMEOUT_S)
+    # Standard input, output and error, and the listing's own.
+    assert spec.log_path(0, 0).read_text().splitlines()[1] == "/dev/null 4"
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_no_process_outlives_the_supervisor(
+    make_spec: MakeSpec, tmp_path: Path, signum: int
+) -> None:
+    """Children, and what they started, that ignore SIGTERM."""
+    spec = make_spec(
+        f"""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        note = f"{tmp_path}/pids_{{env.process_index}}"
+        open(note + ".tmp", "w").write(f"{{os.getpid()}} {{child.pid}}")
+        os.rename(note + ".tmp", note)
+        time.sleep(600)
+        """
+    )
+    arguments = ["launch", "--slices=2", "--hosts-per-slice=1", "--grace-s=0.2"]
+    arguments += [f"--local-root={spec.local_root}", f"--log-dir={spec.log_dir}", "--"]
+    supervisor = subprocess.Popen(
+        [sys.executable, "-m", "emergency_ckpt.cli.main", *arguments, *spec.command],
+        env={**os.environ, **spec.env},
+        start_new_session=True,
+    )
+    try:
+        notes = [tmp_path / f"pids_{process}" for process in (0, 1)]
+        wait_until(lambda: all(note.exists() for note in notes), "all processes run")
+        pids = [int(word) for note in notes for word in note.read_text().split()]
+        assert all(alive(pid) for pid in pids)
+        supervisor.send_signal(signum)
+        returncode = supervisor.wait(TIMEOUT_S)
+    finally:
+        supervisor.kill()
+        supervisor.wait(TIMEOUT_S)
+    wait_until_gone(pids)
+    assert returncode == (-signum if signum == signal.SIGKILL else 128 + signum)
+
+
+def test_a_supervisor_killed_at_once_leaves_nothing_behind(
+    make_spec: MakeSpec, tmp_path: Path
+) -> None:
+    """Killed right after its first process was started: the shim's registration has no gap."""
+    spec = make_spec(f"open('{tmp_path}/ran_' + str(os.getpid()), 'w'); time.sleep(600)")
+    program = textwrap.dedent(
+        f"""
+        import os, signal
+        from pathlib import Path
+        from emergency_ckpt.launch.job import JobSpec
+        from emergency_ckpt.launch.process_set import ProcessSet
+
+        def die(event):
+            print(event.fields["pid"], flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        spec = JobSpec({spec.command!r}, 2, 1, 1, Path({str(spec.local_root)!r}),
+                       Path({str(spec.log_dir)!r}), {spec.env!r})
+        ProcessSet(spec, on_event=die)
+        """
+    )
+    for _ in range(5):
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, **spec.env},
+            stdout=subprocess.PIPE,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        assert done.returncode == -signal.SIGKILL
+        wait_until_gone([int(done.stdout)])
