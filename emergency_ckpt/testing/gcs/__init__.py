@@ -1,0 +1,41 @@
+"""A Google Cloud Storage server for tests: in memory, on 127.0.0.1, with faults on request.
+
+TensorStore, gcsfs, google-cloud-storage and Orbax work against it unchanged::
+
+    with FakeGcs(buckets=["bucket"], process=True) as gcs:
+        subprocess.run([...], env={**os.environ, **gcs.environment()})
+        gcs.add_fault(FaultRule(kind="status", status_code=503, target="bucket/x*", count=2))
+        print(bytes_served(gcs.requests()))
+
+Why one of our own (looked at in November 2026): ``gcp-storage-emulator`` 2026.7.19 knows neither
+preconditions nor generation parameters, so concurrent writers lose keys; ``fake-gcs-server`` is
+a Go program, with no faults, and its one wrapper on PyPI is a 33 MB binary of unknown upkeep;
+Google's own ``storage-testbench`` is not on PyPI. None has a request log with bytes.
+
+What it does not do: object versions, soft delete, folders (HNS), ACLs, IAM, signed URLs, gRPC,
+decompressive transcoding, ``fields``; it accepts every credential.
+
+Reading order: resources, store, listing, uploads (state); routes, multipart, ``*_api``, api (one
+request, one reply); faults, request_log, admin; server (HTTP); serving, control (how to run it).
+All but the last three are pure.
+"""
+
+from emergency_ckpt.testing.gcs.control import FakeGcsError, GcsControl
+from emergency_ckpt.testing.gcs.faults import FaultRule, FaultState
+from emergency_ckpt.testing.gcs.request_log import RequestRecord, bytes_received, bytes_served
+from emergency_ckpt.testing.gcs.resources import Limits
+from emergency_ckpt.testing.gcs.serving import FakeGcs, ServeOptions, serve_in_foreground
+
+__all__ = [
+    "FakeGcs",
+    "FakeGcsError",
+    "FaultRule",
+    "FaultState",
+    "GcsControl",
+    "Limits",
+    "RequestRecord",
+    "ServeOptions",
+    "bytes_received",
+    "bytes_served",
+    "serve_in_foreground",
+]

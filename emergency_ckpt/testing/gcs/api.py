@@ -1,0 +1,85 @@
+"""The JSON API on a store: one request in, one reply out. Pure; nothing here waits.
+
+Each request is applied whole or refused whole, in one call, which is what makes preconditions
+atomic. ``fields``, ``projection``, ACLs, ``userProject`` and authorization are accepted and
+ignored: every field is returned and everything is allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from emergency_ckpt.testing.gcs import bucket_api, object_api, upload_api
+from emergency_ckpt.testing.gcs.multipart import BatchPart, batch_reply, parse_batch
+from emergency_ckpt.testing.gcs.resources import GcsError
+from emergency_ckpt.testing.gcs.routes import (
+    ApiReply,
+    ApiRequest,
+    Route,
+    find_route,
+    split_target,
+)
+from emergency_ckpt.testing.gcs.store import GcsStore
+from emergency_ckpt.testing.gcs.uploads import Uploads
+
+_StoreHandler = Callable[[GcsStore, Route, ApiRequest], ApiReply]
+_UploadHandler = Callable[[Uploads, Route, ApiRequest], ApiReply]
+
+
+class GcsApi:
+    """Answers every request of the JSON API, and reads of the XML API, from one store."""
+
+    def __init__(self, store: GcsStore) -> None:
+        self.store = store
+        self.uploads = Uploads(store)
+
+    def handle(self, request: ApiRequest) -> ApiReply:
+        """The reply to one request; a refusal is a reply too. Never raises for what clients do."""
+        try:
+            route = find_route(request.method, request.path, request.query)
+            if route.operation == "batch":
+                return self._batch(request)
+            in_store = _STORE_HANDLERS.get(route.operation)
+            if in_store is not None:
+                return in_store(self.store, route, request)
+            return _UPLOAD_HANDLERS[route.operation](self.uploads, route, request)
+        except GcsError as error:
+            return ApiReply.refusal(error)
+
+    def _batch(self, request: ApiRequest) -> ApiReply:
+        content_type = request.headers.get("content-type", "")
+        parts = parse_batch(content_type, request.body, self.store.limits.batch_parts)
+        return batch_reply([(part, self._part(part, request.base_url)) for part in parts])
+
+    def _part(self, part: BatchPart, base_url: str) -> ApiReply:
+        path, query = split_target(part.target)
+        if path.startswith(("/batch", "/upload", "/download")):
+            error = GcsError(400, "invalid", "Uploads, media and batches cannot be batched.")
+            return ApiReply.refusal(error)
+        return self.handle(ApiRequest(part.method, path, query, part.headers, part.body, base_url))
+
+
+_STORE_HANDLERS: dict[str, _StoreHandler] = {
+    "buckets.list": bucket_api.list_buckets,
+    "buckets.insert": bucket_api.insert,
+    "buckets.get": bucket_api.get,
+    "buckets.patch": bucket_api.patch,
+    "buckets.delete": bucket_api.delete,
+    "buckets.layout": bucket_api.layout,
+    "objects.list": object_api.list_objects,
+    "objects.get": object_api.get,
+    "objects.media": object_api.media,
+    "objects.delete": object_api.delete,
+    "objects.patch": object_api.patch,
+    "objects.update": object_api.update,
+    "objects.compose": object_api.compose,
+    "objects.copy": object_api.copy,
+    "objects.rewrite": object_api.rewrite,
+    "objects.move": object_api.move,
+    "objects.insert": upload_api.insert,
+}
+_UPLOAD_HANDLERS: dict[str, _UploadHandler] = {
+    "uploads.start": upload_api.start,
+    "uploads.chunk": upload_api.chunk,
+    "uploads.cancel": upload_api.cancel,
+}

@@ -1,0 +1,196 @@
+"""Running a server: in a thread of this process, in a process of its own, in the foreground."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from emergency_ckpt.testing.gcs.control import FakeGcsError, GcsControl
+from emergency_ckpt.testing.gcs.resources import Limits
+from emergency_ckpt.testing.gcs.server import GcsServer
+
+_STOP_S = 15.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServeOptions:
+    """What a server is started with; ``port`` 0 takes a free one."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    buckets: tuple[str, ...] = ()
+    io_timeout_s: float = 60.0
+    limits: Limits = field(default_factory=Limits)
+
+
+async def serve(
+    options: ServeOptions, stop: asyncio.Event, on_start: Callable[[str], None]
+) -> None:
+    """Serve until ``stop`` is set. Calls ``on_start`` with the URL once requests are taken."""
+    server = GcsServer(options.limits, io_timeout_s=options.io_timeout_s)
+    for bucket in options.buckets:
+        server.create_bucket(bucket)
+    url = await server.start(options.host, options.port)
+    try:
+        on_start(url)
+        await stop.wait()
+    finally:
+        await server.stop()
+
+
+def serve_in_foreground(
+    options: ServeOptions, on_start: Callable[[str], None], *, until_input_ends: bool = False
+) -> None:
+    """Serve until SIGINT or SIGTERM, or, if asked, until standard input ends. Blocks."""
+
+    async def run() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        if until_input_ends:
+            # The parent holds the other end: when it dies in whatever way, this ends too.
+            def wait_for_end() -> None:
+                while os.read(sys.stdin.fileno(), 4096):
+                    pass
+                loop.call_soon_threadsafe(stop.set)
+
+            threading.Thread(target=wait_for_end, daemon=True).start()
+        await serve(options, stop, on_start)
+
+    asyncio.run(run())
+
+
+class FakeGcs(GcsControl):
+    """A GCS server for tests, running while the ``with`` block does.
+
+    ``with FakeGcs(buckets=["b"]) as gcs:`` then ``gcs.url``, ``gcs.environment()``, and the
+    methods of GcsControl. Everything it holds is in memory and is gone afterwards.
+
+    Args:
+      buckets: made before the first request.
+      process: run in a process of its own instead of a thread. Better when this process is busy,
+        since a thread shares the interpreter lock with it. It ends when this process ends.
+      port: 0 takes a free one.
+      limits: bounds of what it keeps.
+      start_timeout_s: longest wait for it to listen.
+
+    Raises FakeGcsError from ``start`` when it does not come up.
+    """
+
+    def __init__(
+        self,
+        *,
+        buckets: tuple[str, ...] | list[str] = (),
+        process: bool = False,
+        port: int = 0,
+        limits: Limits | None = None,
+        start_timeout_s: float = 60.0,
+    ) -> None:
+        super().__init__("")
+        self._options = ServeOptions(port=port, buckets=tuple(buckets), limits=limits or Limits())
+        self._in_process = process
+        self._start_timeout_s = start_timeout_s
+        self._started: queue.Queue[str | BaseException] = queue.Queue()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._thread: threading.Thread | None = None
+        self._end_thread: Callable[[], None] | None = None
+
+    def start(self) -> Self:
+        """Start and wait until requests are taken."""
+        if self._in_process:
+            self._start_child()
+        else:
+            self._thread = threading.Thread(target=self._run, name="fake-gcs", daemon=True)
+            self._thread.start()
+        try:
+            outcome = self._started.get(timeout=self._start_timeout_s)
+        except queue.Empty as error:
+            self.stop()
+            raise FakeGcsError(
+                "start", "fake GCS", f"not listening after {self._start_timeout_s:g} s"
+            ) from error
+        if isinstance(outcome, BaseException):
+            self.stop()
+            raise FakeGcsError("start", "fake GCS", str(outcome)) from outcome
+        self.url = outcome
+        return self
+
+    def stop(self) -> None:
+        """End the server and everything it holds; waits until it is gone. Safe to repeat."""
+        if self._end_thread is not None:
+            self._end_thread()
+            self._end_thread = None
+        if self._thread is not None:
+            self._thread.join(timeout=_STOP_S)
+            self._thread = None
+        if self._child is not None:
+            self._stop_child(self._child)
+            self._child = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _run(self) -> None:
+        async def main() -> None:
+            stop = asyncio.Event()
+            loop = asyncio.get_running_loop()
+
+            def end() -> None:
+                loop.call_soon_threadsafe(stop.set)
+
+            self._end_thread = end
+            await serve(self._options, stop, self._started.put)
+
+        try:
+            asyncio.run(main())
+        except Exception as error:  # noqa: BLE001 - whatever it is, the starter must hear of it
+            self._started.put(error)
+
+    def _start_child(self) -> None:
+        options = msgspec.json.encode(self._options).decode()
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "emergency_ckpt.testing.gcs", options],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        threading.Thread(target=self._read_url, args=(self._child,), daemon=True).start()
+
+    def _read_url(self, child: subprocess.Popen[bytes]) -> None:
+        assert child.stdout is not None
+        line = child.stdout.readline().decode().strip()
+        if line.startswith("http://"):
+            self._started.put(line)
+        else:
+            self._started.put(RuntimeError(f"the server process ended, rc {child.wait()}"))
+
+    @staticmethod
+    def _stop_child(child: subprocess.Popen[bytes]) -> None:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.close()
+        try:
+            child.wait(timeout=_STOP_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+        child.stdout.close()
