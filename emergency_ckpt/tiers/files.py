@@ -1,0 +1,123 @@
+"""Small files of a directory: whole or absent, bounded, and never through a symbolic link.
+
+Every call works on an open directory and a plain name, so that nothing can lead out of it.
+Files of a ramdisk are not synced: fsync does nothing there, the order of publish does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import stat
+
+from emergency_ckpt.errors import CorruptData, LocalTierError, RamdiskFull
+
+TEMPORARY_PREFIX = ".tmp-"
+FILE_MODE = 0o600
+DIRECTORY_MODE = 0o700
+
+_sequence = itertools.count()  # next() is atomic: temporary names differ between threads
+
+
+def open_directory(name: str | os.PathLike[str], *, parent_fd: int | None = None) -> int:
+    """Descriptor of a directory; the last component may not be a symbolic link. OSError."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(name, flags, dir_fd=parent_fd)
+
+
+def ensure_directory(name: str, parent_fd: int) -> int:
+    """As ``open_directory``; makes the directory first when it is absent."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(name, DIRECTORY_MODE, dir_fd=parent_fd)
+    return open_directory(name, parent_fd=parent_fd)
+
+
+def open_regular(name: str, dir_fd: int, flags: int) -> int:
+    """Descriptor of a regular file, never of a link, a pipe or a device. OSError, CorruptData."""
+    # O_NONBLOCK: opening a pipe that somebody put there must not wait for its other end.
+    flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    fd = os.open(name, flags, FILE_MODE, dir_fd=dir_fd)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise CorruptData("open", name, "not a regular file", hint="remove it")
+    return fd
+
+
+def read_bounded(name: str, dir_fd: int, limit_bytes: int) -> bytes:
+    """All bytes of a file. ``CorruptData`` when over the limit, FileNotFoundError when absent."""
+    try:
+        fd = open_regular(name, dir_fd, os.O_RDONLY)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise CorruptData("read", name, f"cannot be opened: {error.strerror}") from error
+    with open(fd, "rb") as file:
+        data = file.read(limit_bytes + 1)
+    if len(data) > limit_bytes:
+        raise CorruptData("read", name, "too long", expected=f"at most {limit_bytes} bytes")
+    return data
+
+
+def write_temporary(name: str, dir_fd: int, data: bytes) -> str:
+    """Write the bytes that will become ``name``; returns the temporary name.
+
+    Nothing is left behind on failure. ``RamdiskFull`` when there is no room.
+    """
+    temporary = f"{TEMPORARY_PREFIX}{os.getpid()}-{next(_sequence)}-{name}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    try:
+        with open(open_regular(temporary, dir_fd, flags), "wb") as file:
+            file.write(data)
+    except OSError as error:
+        remove(temporary, dir_fd)
+        raise local_error("write", name, error, len(data)) from error
+    return temporary
+
+
+def rename(temporary: str, name: str, dir_fd: int) -> None:
+    """Make a temporary file visible as ``name``: readers see the old one or the new one."""
+    os.rename(temporary, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+
+
+def write_atomic(name: str, dir_fd: int, data: bytes) -> None:
+    """Write a small file whole or not at all. ``RamdiskFull``, ``LocalTierError``."""
+    temporary = write_temporary(name, dir_fd, data)
+    try:
+        rename(temporary, name, dir_fd)
+    except OSError as error:
+        remove(temporary, dir_fd)
+        raise local_error("publish", name, error, len(data)) from error
+
+
+def remove(name: str, dir_fd: int) -> None:
+    """Remove a name that is not a directory; absent is fine."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=dir_fd)
+
+
+def remove_temporaries(dir_fd: int) -> None:
+    """Remove what a writer that died left unfinished. Only for the owner of the directory."""
+    for name in os.listdir(dir_fd):
+        if name.startswith(TEMPORARY_PREFIX):
+            remove(name, dir_fd)
+
+
+def free_bytes(dir_fd: int) -> int:
+    """Bytes that may still be reserved in the file system of a directory."""
+    status = os.fstatvfs(dir_fd)
+    return status.f_bavail * status.f_frsize
+
+
+def local_error(
+    operation: str, target: str, error: OSError, needed_bytes: int | None = None
+) -> LocalTierError:
+    """The typed error for a failed system call on the ramdisk."""
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        needed = None if needed_bytes is None else f"{needed_bytes} bytes free"
+        return RamdiskFull(
+            operation, target, "no space left", expected=needed, hint="enlarge the ramdisk"
+        )
+    hint = "check that local_dir is a writable directory of this user"
+    return LocalTierError(operation, target, error.strerror or str(error), hint=hint)

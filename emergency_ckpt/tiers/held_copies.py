@@ -1,0 +1,197 @@
+"""What process directories hold, for reading: by digest, from any thread."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Generator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from emergency_ckpt import _native
+from emergency_ckpt._native import Mapping
+from emergency_ckpt.core.inventory import HeldHostState, HeldTensors
+from emergency_ckpt.errors import NotHeld
+from emergency_ckpt.tiers.process_directory import ProcessDirectory, QuarantineRecord
+from emergency_ckpt.tiers.slots import Published, Slot
+from emergency_ckpt.types import Contents, SaveId, ShardEntry
+
+
+class HeldCopies:
+    """Copies of a process's own directory and of the orphans it adopted. Base of ``LocalTier``.
+
+    ``_lock`` guards the tables of both classes and is held for moments.
+    """
+
+    def __init__(self, own: ProcessDirectory, copy_threads: int) -> None:
+        self._own = own
+        self._orphans: list[ProcessDirectory] = []
+        self._threads = copy_threads
+        self._lock = threading.RLock()
+
+    @property
+    def quarantined(self) -> tuple[QuarantineRecord, ...]:
+        """Everything quarantined since ``open``, also by the scan."""
+        with self._lock:
+            return tuple(record for place in self._directories() for record in place.quarantined)
+
+    def held(self) -> tuple[tuple[HeldTensors, ...], tuple[HeldHostState, ...], SaveId | None]:
+        """Published tensors, host states, and the newest save known to be complete. Cached."""
+        with self._lock:
+            places = self._directories()
+            tensors = {
+                HeldTensors(save=slot.published.save, digest=slot.published.digest)
+                for place in places
+                for slot in place.published()
+                if slot.published is not None
+            }
+            known = [p.known_complete for p in places if p.known_complete is not None]
+            host_states: dict[tuple[SaveId, int, int], HeldHostState] = {}
+            for place in places:
+                for held in place.host_states.held():
+                    host_states.setdefault((held.save, held.owner, held.count), held)
+        return tuple(sorted(tensors)), tuple(sorted(host_states.values())), max(known, default=None)
+
+    def contents(self, digest: str) -> Contents | None:
+        """What is published under a digest; None when nothing is."""
+        with self._lock:
+            found = self._find(digest)
+            return found[1].contents if found else None
+
+    def contents_bytes(self, digest: str) -> bytes | None:
+        """Its canonical encoding, whose SHA-256 is ``digest``; None when nothing is held."""
+        with self._lock:
+            found = self._find(digest)
+            return found[1].encoded if found else None
+
+    @contextlib.contextmanager
+    def mapping_for(self, digest: str) -> Generator[tuple[Mapping, Contents]]:
+        """The slot's memory for reading; it is not reused while inside. ``NotHeld`` if gone."""
+        with self._lock:
+            slot, published = self._held_slot(digest)
+            slot.readers += 1
+            mapping = slot.mapping
+        try:
+            yield mapping, published.contents
+        finally:
+            with self._lock:
+                slot.readers -= 1
+
+    def verify(self, digest: str, shards: Sequence[int]) -> list[tuple[int, int]]:
+        """(shard, CRC32C found) of those whose bytes are not those of capture time.
+
+        Several threads, GIL released. ``NotHeld``, also for a shard that is not in it.
+        """
+        with self.mapping_for(digest) as (mapping, contents):
+            entries = [_entry(contents, digest, shard) for shard in shards]
+            ranges = [(entry.offset, entry.nbytes) for entry in entries]
+            found = _native.crc32c_ranges(mapping, ranges, self._threads)
+        return [
+            (shard, crc)
+            for shard, entry, crc in zip(shards, entries, found, strict=True)
+            if crc != entry.crc32c
+        ]
+
+    def lend(self, digest: str, shard: int) -> npt.NDArray[np.uint8]:
+        """Read-only bytes of a shard, without a copy, 64-byte aligned.
+
+        The slot is not written while this array, or anything made from it without a copy (JAX
+        arrays on CPU), lives, also across ``close``. ``NotHeld`` if gone or quarantined.
+        """
+        with self._lock:
+            slot, published = self._held_slot(digest)
+            entry = _entry(published.contents, digest, shard)
+            if shard in slot.bad_shards:
+                raise NotHeld("lend", f"shard {shard} of {digest[:12]}", "it is quarantined")
+            return slot.lend(entry.offset, entry.nbytes)
+
+    def quarantine(self, digest: str, shard: int | None, detail: str) -> None:
+        """Never use a copy again; a record says why.
+
+        With a shard, only that shard: ``lend`` refuses it, ``quarantined_shards`` names it, the
+        others are still offered. With None the manifest is removed, its slot free again. A
+        digest that is not held (any more) leaves a record only.
+        """
+        with self._lock:
+            for place in self._directories():
+                slots = [slot for slot in place.published() if _digest_of(slot) == digest]
+                if not slots and place is not self._own:
+                    continue
+                for slot in slots:
+                    if shard is None:
+                        slot.unpublish()
+                    else:
+                        slot.bad_shards.add(shard)
+                what = "manifest" if shard is None else f"shard {shard}"
+                place.quarantine(
+                    QuarantineRecord(
+                        directory=str(place.claim.path),
+                        name=what,
+                        problem=detail[:1000],
+                        digest=digest,
+                        shard=shard,
+                    )
+                )
+
+    def quarantined_shards(self, digest: str) -> frozenset[int]:
+        """Shards of a held manifest that failed verification in this life."""
+        with self._lock:
+            bad = [
+                slot.bad_shards
+                for place in self._directories()
+                for slot in place.published()
+                if _digest_of(slot) == digest
+            ]
+            return frozenset[int]().union(*bad)
+
+    def quarantine_host_state(self, save: SaveId, owner: int, count: int, detail: str) -> None:
+        """Remove a host state that failed verification; a record says why."""
+        key = (save, owner, count)
+        with self._lock:
+            for place in self._directories():
+                place.host_states.remove_if(lambda h: (h.save, h.owner, h.count) == key)
+            name = f"host state of process {owner} of {count} at step {save.step}"
+            self._own.quarantine(
+                QuarantineRecord(
+                    directory=str(self._own.claim.path), name=name, problem=detail[:1000]
+                )
+            )
+
+    def host_state_bytes(self, save: SaveId, owner: int, count: int) -> bytes | None:
+        """The encoded document; None when it is not held."""
+        with self._lock:
+            places = self._directories()
+        for place in places:
+            data = place.host_states.read(save, owner, count)
+            if data is not None:
+                return data
+        return None
+
+    def _directories(self) -> list[ProcessDirectory]:
+        return [self._own, *self._orphans]
+
+    def _find(self, digest: str) -> tuple[Slot, Published] | None:
+        for place in self._directories():
+            for slot in place.published():
+                if slot.published is not None and slot.published.digest == digest:
+                    return slot, slot.published
+        return None
+
+    def _held_slot(self, digest: str) -> tuple[Slot, Published]:
+        found = self._find(digest)
+        if found is None:
+            raise NotHeld(
+                "read", f"manifest {digest[:12]}", f"not held in {self._own.claim.path} (any more)"
+            )
+        return found
+
+
+def _digest_of(slot: Slot) -> str | None:
+    return slot.published.digest if slot.published else None
+
+
+def _entry(contents: Contents, digest: str, shard: int) -> ShardEntry:
+    if not 0 <= shard < len(contents.shards):
+        raise NotHeld("read", f"shard {shard} of {digest[:12]}", "there is no such shard")
+    return contents.shards[shard]

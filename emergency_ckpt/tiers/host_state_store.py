@@ -1,0 +1,230 @@
+"""Host states of a process directory: the own ones and buddies' copies, a file each, bounded.
+
+``host_state/<incarnation>-<step>/process_00003_of_00008.json``; the file's presence is the marker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+from collections.abc import Callable
+
+from emergency_ckpt.core.inventory import HeldHostState
+from emergency_ckpt.errors import CheckpointError, CorruptData, HostStateError, RamdiskFull
+from emergency_ckpt.tiers import files
+from emergency_ckpt.tiers.claims import HOST_STATE_DIRECTORY
+from emergency_ckpt.tiers.host_state import HostStateDocument, decode, document_name
+from emergency_ckpt.types import SaveId
+
+MAX_SAVES = 8
+MAX_DOCUMENTS = 4096
+MAX_TOTAL_DOCUMENTS_AT_LIMIT = 16
+"""All documents together are at most this many times the bound of one."""
+
+_FILE_PATTERN = re.compile(r"process_\d{5,7}_of_\d{5,7}\.json")
+
+Key = tuple[SaveId, int, int]
+
+
+class HostStateStore:
+    """Published host states of one directory. Thread-safe; nothing here trusts a peer.
+
+    Buddies push into it, so it is bounded in saves, documents and bytes: the oldest saves go
+    first, and what does not fit then is refused.
+    """
+
+    def __init__(
+        self,
+        dir_fd: int,
+        run_id: str,
+        limit_bytes: int,
+        report: Callable[[str, CheckpointError], None],
+    ) -> None:
+        """Scan the directory. What is not whole is removed, and told to ``report``."""
+        self._run_id = run_id
+        self._limit_bytes = limit_bytes
+        self._lock = threading.Lock()
+        self._held: dict[Key, HeldHostState] = {}
+        self._complete: SaveId | None = None
+        self._dir_fd = files.ensure_directory(HOST_STATE_DIRECTORY, dir_fd)
+        for name in os.listdir(self._dir_fd):
+            try:
+                self._scan_save(name, report)
+            except OSError as error:
+                problem = CorruptData("open", name, f"not a directory of host states: {error}")
+                report(name, problem)
+
+    def publish(self, save: SaveId, owner: int, count: int, data: bytes) -> None:
+        """Keep a document under its marker. It survives the end of every process.
+
+        ``CorruptData`` when it is not what it is said to be, ``HostStateError`` for another
+        run's or one that differs from what is held, ``RamdiskFull`` when there is no room.
+        """
+        document = decode(data, limit_bytes=self._limit_bytes)
+        if (document.save, document.owner, document.count) != (save, owner, count):
+            raise CorruptData(
+                "publish",
+                document_name(owner, count),
+                "the document is another process's or another save's",
+                expected=(save, owner, count),
+                actual=(document.save, document.owner, document.count),
+            )
+        if save.run_id != self._run_id:
+            raise HostStateError(
+                "publish", f"host state of step {save.step}", "another run's", actual=save.run_id
+            )
+        entry = _entry(document, len(data))
+        with self._lock:
+            known = self._held.get((save, owner, count))
+            if known == entry:
+                return
+            if known is not None:
+                raise HostStateError(
+                    "publish",
+                    f"{document_name(owner, count)} of step {save.step}",
+                    "another one is published already",
+                    expected=known.digest,
+                    actual=entry.digest,
+                )
+            self._make_room(save, len(data))
+            try:
+                save_fd = files.ensure_directory(_save_name(save), self._dir_fd)
+            except OSError as error:
+                raise files.local_error("publish", _save_name(save), error) from error
+            try:
+                files.write_atomic(document_name(owner, count), save_fd, data)
+            finally:
+                os.close(save_fd)
+            self._held[save, owner, count] = entry
+
+    def read(self, save: SaveId, owner: int, count: int) -> bytes | None:
+        """A document's bytes; None when it is not held. The digest is the reader's to check."""
+        with self._lock:
+            if (save, owner, count) not in self._held:
+                return None
+            try:
+                save_fd = files.open_directory(_save_name(save), parent_fd=self._dir_fd)
+            except OSError:
+                return None  # taken away from outside
+            try:
+                name = document_name(owner, count)
+                return files.read_bounded(name, save_fd, self._limit_bytes)
+            except FileNotFoundError:
+                return None
+            finally:
+                os.close(save_fd)
+
+    def held(self) -> tuple[HeldHostState, ...]:
+        """All published host states, sorted."""
+        with self._lock:
+            return tuple(sorted(self._held.values()))
+
+    def note_complete(self, save: SaveId) -> None:
+        """Remove the documents of saves before ``save``; its own are never dropped for room."""
+        with self._lock:
+            self._complete = save
+            outdated = [key for key in self._held if key[0] != save and key[0].step <= save.step]
+            self._remove(outdated)
+
+    def remove_if(self, unwanted: Callable[[HeldHostState], bool]) -> None:
+        """Remove the documents for which ``unwanted`` is true."""
+        with self._lock:
+            self._remove([key for key, entry in self._held.items() if unwanted(entry)])
+
+    def close(self) -> None:
+        """Let go of the directory; later calls find nothing."""
+        with self._lock:
+            self._held.clear()
+            os.close(self._dir_fd)
+            self._dir_fd = -1
+
+    def _make_room(self, save: SaveId, size_bytes: int) -> None:
+        """Drop saves older than ``save`` until one document more is within the bounds."""
+        while True:
+            saves = {key[0] for key in self._held}
+            total = sum(entry.size_bytes for entry in self._held.values())
+            if (
+                len(saves | {save}) <= MAX_SAVES
+                and len(self._held) < MAX_DOCUMENTS
+                and total + size_bytes <= MAX_TOTAL_DOCUMENTS_AT_LIMIT * self._limit_bytes
+            ):
+                return
+            older = {held for held in saves if held < save and held != self._complete}
+            if not older:
+                raise RamdiskFull(
+                    "publish host state in",
+                    f"{len(self._held)} documents of {len(saves)} saves",
+                    "the store is full of newer ones",
+                    expected=f"at most {MAX_SAVES} saves, {MAX_DOCUMENTS} documents and"
+                    f" {MAX_TOTAL_DOCUMENTS_AT_LIMIT * self._limit_bytes} bytes",
+                    actual=f"{total} bytes",
+                )
+            oldest = min(older)
+            self._remove([key for key in self._held if key[0] == oldest])
+
+    def _remove(self, keys: list[Key]) -> None:
+        for save, owner, count in keys:
+            del self._held[save, owner, count]
+            with contextlib.suppress(FileNotFoundError):
+                save_fd = files.open_directory(_save_name(save), parent_fd=self._dir_fd)
+                try:
+                    files.remove(document_name(owner, count), save_fd)
+                finally:
+                    os.close(save_fd)
+        for save in {key[0] for key in keys} - {key[0] for key in self._held}:
+            with contextlib.suppress(OSError):  # something else is in it: it stays
+                os.rmdir(_save_name(save), dir_fd=self._dir_fd)
+
+    def _scan_save(self, name: str, report: Callable[[str, CheckpointError], None]) -> None:
+        save_fd = files.open_directory(name, parent_fd=self._dir_fd)
+        try:
+            files.remove_temporaries(save_fd)
+            for file_name in sorted(os.listdir(save_fd)):
+                if not _FILE_PATTERN.fullmatch(file_name):
+                    continue
+                try:
+                    entry = self._scan_document(name, file_name, save_fd)
+                except CorruptData as error:
+                    report(f"{name}/{file_name}", error)
+                    with contextlib.suppress(IsADirectoryError):
+                        files.remove(file_name, save_fd)
+                else:
+                    self._held[entry.save, entry.owner, entry.count] = entry
+            empty = not os.listdir(save_fd)
+        finally:
+            os.close(save_fd)
+        if empty:
+            os.rmdir(name, dir_fd=self._dir_fd)
+
+    def _scan_document(self, save_name: str, file_name: str, save_fd: int) -> HeldHostState:
+        if len(self._held) >= MAX_DOCUMENTS:
+            raise CorruptData("open", file_name, "there are too many documents")
+        data = files.read_bounded(file_name, save_fd, self._limit_bytes)
+        document = decode(data, limit_bytes=self._limit_bytes)
+        named = (_save_name(document.save), document_name(document.owner, document.count))
+        if named != (save_name, file_name) or document.save.run_id != self._run_id:
+            raise CorruptData(
+                "open",
+                file_name,
+                "it is the document of another process, save or run",
+                expected=(save_name, file_name, self._run_id),
+                actual=(*named, document.save.run_id),
+            )
+        return _entry(document, len(data))
+
+
+def _save_name(save: SaveId) -> str:
+    return f"{save.incarnation}-{save.step}"
+
+
+def _entry(document: HostStateDocument, size_bytes: int) -> HeldHostState:
+    return HeldHostState(
+        save=document.save,
+        owner=document.owner,
+        count=document.count,
+        digest=document.digest,
+        size_bytes=size_bytes,
+        empty=document.empty,
+    )

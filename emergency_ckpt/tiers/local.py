@@ -1,0 +1,308 @@
+"""The local tier: the slots and host states of one process on its host's ramdisk.
+
+See FORMAT.md for the files. One thread at a time saves (``reserve``, ``begin_write``); everything
+else may be called from any thread meanwhile. Nothing here is collective.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from absl import logging
+
+from emergency_ckpt import _native
+from emergency_ckpt._native import Mapping
+from emergency_ckpt.errors import LocalTierError, SlotBusy
+from emergency_ckpt.tiers import claims, files
+from emergency_ckpt.tiers.held_copies import HeldCopies
+from emergency_ckpt.tiers.process_directory import ProcessDirectory
+from emergency_ckpt.tiers.slot_choice import (
+    SLOTS_AT_REST,
+    SlotState,
+    choose_slot,
+    surplus_slots,
+)
+from emergency_ckpt.tiers.slot_writer import SlotWriter
+from emergency_ckpt.tiers.slots import Slot, check_room, whole_pages
+from emergency_ckpt.types import SaveId, Writer
+
+__all__ = ["LocalTier", "SlotWriter"]
+
+_PREFAULT_PIECE_BYTES = 64 << 20
+_CLOSE_TIMEOUT_S = 30.0
+
+
+class LocalTier(HeldCopies):
+    """Slots and host states of one process; see the module. Made by ``open``."""
+
+    def __init__(
+        self,
+        own: ProcessDirectory,
+        run_dir: Path,
+        writer: Writer,
+        *,
+        host_state_limit_bytes: int,
+        copy_threads: int,
+    ) -> None:
+        super().__init__(own, copy_threads)
+        self._run_dir = run_dir
+        self._writer = writer
+        self._host_state_limit_bytes = host_state_limit_bytes
+        self._protected: frozenset[SaveId] = frozenset(
+            slot.published.save for slot in own.published() if slot.published is not None
+        )
+        self._reserved_bytes = 0
+        # Serialises what may take long, so that _lock is held for moments only.
+        self._saving = threading.Lock()
+        self._closing = threading.Event()
+        self._prefaulter: threading.Thread | None = None
+
+    @classmethod
+    def open(
+        cls,
+        local_dir: Path,
+        run_id: str,
+        writer: Writer,
+        *,
+        host_state_limit_bytes: int,
+        copy_threads: int,
+    ) -> LocalTier:
+        """Claim ``<local_dir>/<run_id>/<process directory>/`` and scan what it holds.
+
+        Takes the directory named for ``writer.process_index``, else any of this run that no live
+        process owns, else makes its own. Deletes the directories of other runs that nobody owns
+        or serves. What is wrong with what it finds is quarantined, never raised. Until the
+        first ``protect`` or ``note_complete`` every save found is protected.
+
+        ``ConfigError`` for a bad run id, ``LocalTierError`` when the ramdisk cannot be used.
+        Does not wait for anything. The claim ends with ``close`` or with the process.
+        """
+        claims.check_run_id(run_id)
+        claim = claims.claim_directory(local_dir, run_id, writer.process_index)
+        try:
+            deleted, failed = claims.reclaim_other_runs(local_dir, run_id)
+            own = ProcessDirectory(claim, run_id, host_state_limit_bytes)
+        except OSError as error:
+            claim.release()
+            raise files.local_error("open", str(claim.path), error) from error
+        for path in deleted:
+            logging.info("reclaimed %s, left by a run that is no more", path)
+        for problem in failed:
+            logging.warning("cannot reclaim what another run left: %s", problem)
+        return cls(
+            own,
+            local_dir / run_id,
+            writer,
+            host_state_limit_bytes=host_state_limit_bytes,
+            copy_threads=copy_threads,
+        )
+
+    @property
+    def path(self) -> Path:
+        """This process's directory."""
+        return self._own.claim.path
+
+    def adopt_orphans(self) -> None:
+        """Lock what is left unowned of this run, and offer it too; it is never written.
+
+        To be called when all processes of the job have claimed their directories.
+        """
+        for path in claims.process_directories(self._run_dir):
+            if path == self._own.claim.path:
+                continue
+            try:
+                claim = claims.try_claim(path)
+                if claim is None:
+                    continue
+                orphan = ProcessDirectory(claim, self._run_dir.name, self._host_state_limit_bytes)
+            except OSError as error:
+                raise files.local_error("adopt", str(path), error) from error
+            with self._lock:
+                self._orphans.append(orphan)
+
+    def release_orphans(self) -> None:
+        """Delete the adopted directories; those that a reader serves stay, and are let go.
+
+        Memory that views and readers still use goes when they do.
+        """
+        with self._lock:
+            while self._orphans:
+                orphan = self._orphans.pop()
+                if not orphan.delete():
+                    logging.info("%s is still being served; it stays", orphan.claim.path)
+
+    def reserve(self, slot_bytes: int) -> None:
+        """Make sure of two slots of at least so many bytes. Idempotent; published bytes stay.
+
+        Free slots of an earlier life that are larger are made anew, so that no RAM is wasted.
+        ``RamdiskFull`` with both sizes before anything is changed. Blocks for about a second
+        per GiB: the kernel clears each page.
+        """
+        with self._saving:
+            target = max(whole_pages(slot_bytes), self._reserved_bytes)
+            with self._lock:
+                self._drop_surplus()
+                slots = list(self._own.slots)
+                too_large = [
+                    slot
+                    for slot in slots
+                    if self._reserved_bytes < target < slot.size_bytes
+                    and slot.published is None
+                    and not self._in_use(slot)
+                ]
+            kept = [slot for slot in slots if slot not in too_large]
+            missing = max(SLOTS_AT_REST - len(kept), 0)
+            needed = missing * target + sum(max(target - slot.size_bytes, 0) for slot in kept)
+            check_room(self._own.claim, needed - sum(slot.size_bytes for slot in too_large))
+            for slot in too_large:
+                with self._lock:
+                    self._own.slots.remove(slot)
+                    slot.delete()
+            for slot in kept:
+                slot.grow(target)
+            for _ in range(missing):
+                self._add_slot(target)
+            self._reserved_bytes = target
+
+    def prefault_in_background(self) -> None:
+        """Touch the pages of all slots in a thread of its own, so that saves find them mapped.
+
+        Changes no byte. A failure costs speed only, and is logged.
+        """
+        if self._prefaulter is not None and self._prefaulter.is_alive():
+            return
+        with self._lock:
+            mappings = [slot.mapping for slot in self._own.slots]
+        self._prefaulter = threading.Thread(
+            target=self._prefault, args=(mappings,), name="eckpt-prefault", daemon=True
+        )
+        self._prefaulter.start()
+
+    def begin_write(self, save: SaveId, nbytes: int, *, allow_extra: bool = False) -> SlotWriter:
+        """The writer of a slot of at least ``nbytes`` for ``save``; see ``choose_slot``.
+
+        The slot's old manifest is removed before this returns: nothing of the old save counts
+        from then on. With ``allow_extra`` a slot is made when all hold protected saves (for a
+        restore). ``SlotBusy`` when no slot may be written now; ``RamdiskFull`` when one must be
+        made or grown and there is no room (what was published stays then).
+        """
+        if save.run_id != self._run_dir.name:
+            raise LocalTierError("begin write of", str(save), "it is of another run")
+        with self._saving:
+            with self._lock:
+                self._drop_surplus()
+                choice = choose_slot(self._slot_states(), self._protected, allow_extra=allow_extra)
+            if choice.number is None and not choice.make_one:
+                raise SlotBusy(
+                    "begin write of",
+                    f"step {save.step}",
+                    choice.reason,
+                    hint="the next save tries again; drop restored arrays that are not in use",
+                )
+            if choice.number is None:
+                slot = self._add_slot(max(nbytes, self._reserved_bytes))
+            else:
+                slot = next(slot for slot in self._own.slots if slot.number == choice.number)
+                slot.grow(nbytes)
+            with self._lock:
+                # The tables may have changed while the slot was growing.
+                held = slot.published.save if slot.published else None
+                if self._in_use(slot) or held in self._protected:
+                    raise SlotBusy("begin write of", f"step {save.step}", "the slot was just taken")
+                try:
+                    slot.unpublish()
+                except OSError as error:
+                    raise files.local_error("invalidate", str(self.path), error) from error
+                slot.writing = True
+            return SlotWriter(slot, save, self._writer, self._threads, self._lock)
+
+    def protect(self, saves: Iterable[SaveId]) -> None:
+        """From now on these saves, and no others, are never overwritten."""
+        with self._lock:
+            self._protected = frozenset(saves)
+
+    def note_complete(self, save: SaveId) -> None:
+        """``save`` is globally complete: kept on record; slots of older saves may be reused.
+
+        Host states of older saves are removed. ``RamdiskFull``, ``LocalTierError`` when the
+        record cannot be written; then nothing is released.
+        """
+        with self._saving, self._lock:
+            self._own.note_complete(save)
+            newer = {held for held in self._protected if held.step > save.step}
+            self._protected = frozenset(newer | {save})
+            self._drop_surplus()
+
+    def invalidate_newer(self, than: SaveId) -> None:
+        """After a restore of ``than``: nothing later counts any more, here and in orphans.
+
+        Later: a greater step, or the same step of another incarnation.
+        """
+        with self._lock:
+            for place in self._directories():
+                try:
+                    place.invalidate_newer(than)
+                except OSError as error:
+                    target = str(place.claim.path)
+                    raise files.local_error("invalidate in", target, error) from error
+
+    def publish_host_state(self, save: SaveId, owner: int, count: int, data: bytes) -> None:
+        """Keep an encoded host state, own or a buddy's; see ``HostStateStore.publish``."""
+        self._own.host_states.publish(save, owner, count, data)
+
+    def close(self) -> None:
+        """Let go of the directory; what is published stays for the next life. Idempotent.
+
+        While lent memory lives, only this process can claim the directory again, and it does not
+        write to the lent slots.
+        """
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        if self._prefaulter is not None:
+            self._prefaulter.join(_CLOSE_TIMEOUT_S)
+        with self._lock:
+            for place in self._directories():
+                place.close()
+            self._orphans.clear()
+
+    def _slot_states(self) -> list[SlotState]:
+        return [
+            SlotState(
+                number=slot.number,
+                save=slot.published.save if slot.published else None,
+                lent=slot.lent,
+                in_use=slot.writing or slot.readers > 0,
+            )
+            for slot in self._own.slots
+        ]
+
+    def _in_use(self, slot: Slot) -> bool:
+        return slot.lent or slot.writing or slot.readers > 0
+
+    def _drop_surplus(self) -> None:
+        complete = self._own.known_complete
+        dropped = surplus_slots(self._slot_states(), self._protected, complete)
+        for slot in [slot for slot in self._own.slots if slot.number in dropped]:
+            self._own.slots.remove(slot)
+            slot.delete()
+
+    def _add_slot(self, size_bytes: int) -> Slot:
+        slot = self._own.make_slot(size_bytes)
+        with self._lock:
+            self._own.slots.append(slot)
+        return slot
+
+    def _prefault(self, mappings: Sequence[Mapping]) -> None:
+        try:
+            for mapping in mappings:
+                for offset in range(0, mapping.size_bytes, _PREFAULT_PIECE_BYTES):
+                    if self._closing.is_set():
+                        return
+                    nbytes = min(_PREFAULT_PIECE_BYTES, mapping.size_bytes - offset)
+                    _native.prefault(mapping, offset, nbytes, self._threads)
+        except (OSError, ValueError) as error:
+            # ValueError: the slot was dropped meanwhile.
+            logging.warning("prefault of %s: %s; saves are slower", self.path, error)

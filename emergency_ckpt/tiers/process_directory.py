@@ -1,0 +1,182 @@
+"""One claimed process directory: its slots, host states, last complete save, quarantine records."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+
+import msgspec
+from absl import logging
+
+from emergency_ckpt.errors import CheckpointError, CorruptData
+from emergency_ckpt.tiers import files
+from emergency_ckpt.tiers.claims import KNOWN_COMPLETE, QUARANTINE_DIRECTORY, Claim
+from emergency_ckpt.tiers.host_state_store import HostStateStore
+from emergency_ckpt.tiers.manifest import check_save
+from emergency_ckpt.tiers.slots import (
+    NUMBERS,
+    Slot,
+    file_name,
+    make_slot,
+    manifest_name,
+    open_slot,
+)
+from emergency_ckpt.types import SaveId
+
+MAX_QUARANTINE_RECORDS = 64
+_MAX_SMALL_FILE_BYTES = 4096
+_SLOT_FILES = re.compile(r"slot_(\d)\.(bin|manifest\.json)")
+
+
+class _KnownComplete(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: int
+    save: SaveId
+
+
+class QuarantineRecord(msgspec.Struct, frozen=True):
+    """Why a copy is never used again. For people; nothing reads it back."""
+
+    directory: str
+    name: str
+    problem: str
+    digest: str | None = None
+    shard: int | None = None
+
+
+class ProcessDirectory:
+    """What a scan of a claimed directory found. State is changed under the tier's lock only."""
+
+    def __init__(self, claim: Claim, run_id: str, host_state_limit_bytes: int) -> None:
+        """Scan. What is wrong inside never raises: it is quarantined with a record.
+
+        ``OSError`` when the directory itself cannot be read or written.
+        """
+        self.claim = claim
+        self.slots: list[Slot] = []
+        self.quarantined: list[QuarantineRecord] = []
+        self.known_complete: SaveId | None = None
+        self._run_id = run_id
+        files.remove_temporaries(claim.dir_fd)
+        self._quarantine_fd = files.ensure_directory(QUARANTINE_DIRECTORY, claim.dir_fd)
+        files.remove_temporaries(self._quarantine_fd)
+        self._next_record = len(os.listdir(self._quarantine_fd))
+        self.host_states = HostStateStore(
+            claim.dir_fd, run_id, host_state_limit_bytes, self._report
+        )
+        self._scan_known_complete()
+        self._scan_slots()
+
+    def note_complete(self, save: SaveId) -> None:
+        """Remember, across restarts, that ``save`` is complete; forget older host states."""
+        record = msgspec.json.encode(_KnownComplete(format=1, save=save), order="sorted")
+        files.write_atomic(KNOWN_COMPLETE, self.claim.dir_fd, record)
+        self.known_complete = save
+        self.host_states.note_complete(save)
+
+    def published(self) -> Iterator[Slot]:
+        """The slots that hold a save."""
+        return (slot for slot in self.slots if slot.published is not None)
+
+    def new_slot_number(self) -> int:
+        """The lowest number of which no file exists."""
+        taken = {slot.number for slot in self.slots}
+        for name in os.listdir(self.claim.dir_fd):
+            if match := _SLOT_FILES.fullmatch(name):
+                taken.add(int(match.group(1)))
+        return min(set(NUMBERS) - taken)
+
+    def make_slot(self, size_bytes: int) -> Slot:
+        """Reserve a slot more. Not yet in ``slots``. ``RamdiskFull``, ``LocalTierError``."""
+        return make_slot(self.new_slot_number(), self.claim, size_bytes)
+
+    def invalidate_newer(self, than: SaveId) -> None:
+        """Unpublish what is after ``than``, or of its step in another incarnation."""
+
+        def newer(save: SaveId) -> bool:
+            return save.step > than.step or (save.step == than.step and save != than)
+
+        for slot in self.slots:
+            if slot.published is not None and newer(slot.published.save):
+                slot.unpublish()
+        self.host_states.remove_if(lambda held: newer(held.save))
+
+    def quarantine(self, record: QuarantineRecord) -> None:
+        """Keep a record: in memory, and a small file (the oldest of 64 is replaced).
+
+        The copy itself is taken out by the caller. Without room for the file the log has it.
+        """
+        self.quarantined.append(record)
+        logging.warning("quarantined %s in %s: %s", record.name, record.directory, record.problem)
+        name = f"{self._next_record % MAX_QUARANTINE_RECORDS:02d}.json"
+        self._next_record += 1
+        try:
+            data = msgspec.json.encode(record, order="sorted")
+            files.write_atomic(name, self._quarantine_fd, data)
+        except CheckpointError as error:
+            logging.warning("no quarantine record was written: %s", error)
+
+    def close(self) -> None:
+        """Unmap what nothing uses and let go of the lock, or, while views live, when they go."""
+        lent = any(slot.lent for slot in self.slots)
+        for slot in self.slots:
+            slot.mapping.close()
+        self._close_parts()
+        if lent:
+            self.claim.retire()
+        else:
+            self.claim.release()
+
+    def delete(self) -> bool:
+        """Delete everything; False when a reader serves it, then it stays and is let go.
+
+        Memory that peers are reading, or views use, goes when they are done.
+        """
+        self._close_parts()
+        return self.claim.delete()
+
+    def _close_parts(self) -> None:
+        self.slots.clear()
+        self.host_states.close()
+        os.close(self._quarantine_fd)
+
+    def _scan_known_complete(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                data = files.read_bounded(KNOWN_COMPLETE, self.claim.dir_fd, _MAX_SMALL_FILE_BYTES)
+                self.known_complete = _decode_known_complete(data, self._run_id)
+            except CorruptData as error:
+                self._report(KNOWN_COMPLETE, error)
+
+    def _scan_slots(self) -> None:
+        names = os.listdir(self.claim.dir_fd)
+        found = {match.group(1) for name in names if (match := _SLOT_FILES.fullmatch(name))}
+        for number in sorted(map(int, found)):
+            slot, problem = open_slot(number, self.claim, self._run_id)
+            if problem is not None:
+                self._report(manifest_name(number), problem)
+            if slot is not None:
+                self.slots.append(slot)
+            unusable = [] if slot is not None else [file_name(number)]
+            if slot is None or slot.published is None:
+                unusable.append(manifest_name(number))
+            for name in unusable:
+                # A directory of that name stays: it is not ours, and its number is not used.
+                with contextlib.suppress(IsADirectoryError, PermissionError):
+                    files.remove(name, self.claim.dir_fd)
+
+    def _report(self, name: str, error: CheckpointError) -> None:
+        directory = str(self.claim.path)
+        self.quarantine(QuarantineRecord(directory=directory, name=name, problem=str(error)))
+
+
+def _decode_known_complete(data: bytes, run_id: str) -> SaveId:
+    try:
+        known = msgspec.json.decode(data, type=_KnownComplete)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise CorruptData("decode", KNOWN_COMPLETE, f"not a record: {error!s:.200}") from error
+    check_save(known.save)
+    if known.format != 1 or known.save.run_id != run_id:
+        raise CorruptData("decode", KNOWN_COMPLETE, "another format's or another run's")
+    return known.save

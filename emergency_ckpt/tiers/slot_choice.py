@@ -1,0 +1,103 @@
+"""Which slot the next save goes to, and which slots are too many. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable
+
+from emergency_ckpt.types import SaveId
+
+SLOTS_AT_REST = 2
+MAX_SLOTS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class SlotState:
+    """What matters of a slot for a choice.
+
+    Attributes:
+      number: the slot's number in its directory.
+      save: what is published in it, None when nothing is.
+      lent: arrays still read its memory.
+      in_use: being written, or read by a peer.
+    """
+
+    number: int
+    save: SaveId | None
+    lent: bool
+    in_use: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class SlotChoice:
+    """Write to ``number``; or make a slot; or, with neither, no slot may be written now."""
+
+    number: int | None
+    make_one: bool
+    reason: str
+
+
+def choose_slot(
+    slots: Collection[SlotState], protected: Collection[SaveId], *, allow_extra: bool
+) -> SlotChoice:
+    """The unpublished slot of lowest number, else the one with the oldest unprotected save.
+
+    Without any, a slot is made when lent slots, or several copies of one protected save, are
+    what is in the way (with ``allow_extra``, whatever is in the way), up to ``MAX_SLOTS``.
+    """
+    free = [slot for slot in slots if _is_free(slot, protected)]
+    if free:
+        chosen = min(free, key=_unpublished_then_oldest)
+        held = "holds nothing" if chosen.save is None else f"holds old step {chosen.save.step}"
+        return SlotChoice(chosen.number, False, f"slot {chosen.number} {held}")
+    allowed = MAX_SLOTS if allow_extra else slots_allowed(slots, protected)
+    blocked = "; ".join(_why_blocked(slot) for slot in slots)
+    if len(slots) < allowed:
+        return SlotChoice(None, True, f"a slot more is needed: {blocked or 'there is none'}")
+    return SlotChoice(None, False, blocked)
+
+
+def slots_allowed(slots: Iterable[SlotState], protected: Collection[SaveId]) -> int:
+    """Two, and one for each lent slot and each further copy of a protected save."""
+    extra = 0
+    seen: set[SaveId] = set()
+    for slot in sorted(slots, key=lambda slot: slot.lent):
+        again = slot.save is not None and slot.save in protected and slot.save in seen
+        if slot.lent or again:
+            extra += 1
+        if slot.save is not None:
+            seen.add(slot.save)
+    return min(SLOTS_AT_REST + extra, MAX_SLOTS)
+
+
+def surplus_slots(
+    slots: Collection[SlotState], protected: Collection[SaveId], known_complete: SaveId | None
+) -> tuple[int, ...]:
+    """Slots to give back: free ones beyond the allowed number, that no restore could need."""
+    excess = len(slots) - slots_allowed(slots, protected)
+    outdated = [
+        slot
+        for slot in slots
+        if _is_free(slot, protected)
+        and (slot.save is None or (known_complete is not None and slot.save < known_complete))
+    ]
+    outdated.sort(key=_unpublished_then_oldest)
+    return tuple(slot.number for slot in outdated[: max(excess, 0)])
+
+
+def _is_free(slot: SlotState, protected: Collection[SaveId]) -> bool:
+    return not slot.lent and not slot.in_use and slot.save not in protected
+
+
+def _unpublished_then_oldest(slot: SlotState) -> tuple[bool, tuple[int, str], int]:
+    save = slot.save
+    return (save is not None, (save.step, save.incarnation) if save else (0, ""), slot.number)
+
+
+def _why_blocked(slot: SlotState) -> str:
+    if slot.lent:
+        return f"slot {slot.number} is lent to arrays"
+    if slot.in_use:
+        return f"slot {slot.number} is being written or read"
+    assert slot.save is not None
+    return f"slot {slot.number} holds protected step {slot.save.step}"

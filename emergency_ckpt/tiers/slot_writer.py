@@ -1,0 +1,126 @@
+"""One save on its way into a slot: copy, stage, publish; or abort."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Sequence
+from typing import Self
+
+from typing_extensions import Buffer
+
+from emergency_ckpt import _native
+from emergency_ckpt.errors import CorruptData, LocalTierError
+from emergency_ckpt.tiers import files
+from emergency_ckpt.tiers.manifest import check_contents as check_manifest_contents
+from emergency_ckpt.tiers.manifest import contents_digest, encode_contents, end_of, wrap_contents
+from emergency_ckpt.tiers.slots import Published, Slot, manifest_name
+from emergency_ckpt.types import Contents, SaveId, Writer
+
+
+class SlotWriter:
+    """The right to write one save into one slot, from ``LocalTier.begin_write``.
+
+    Used by one thread at a time. Until ``publish`` nothing of it counts; after a crash at any
+    point before, the slot holds nothing and the other slots are as they were. As a context
+    manager it aborts on exit when it was not published.
+    """
+
+    def __init__(
+        self, slot: Slot, save: SaveId, writer: Writer, threads: int, tier_lock: threading.RLock
+    ) -> None:
+        self._slot = slot
+        self._save = save
+        self._writer = writer
+        self._threads = threads
+        self._tier_lock = tier_lock
+        self._staged: tuple[str, Published] | None = None
+        self._open = True
+
+    @property
+    def mapping(self) -> _native.Mapping:
+        """The slot's memory, for receiving into it directly."""
+        self._check_open("use the mapping of")
+        return self._slot.mapping
+
+    def copy(self, copies: Sequence[tuple[Buffer, int]]) -> list[int]:
+        """Copy each buffer to its offset; returns the CRC32C of each. Releases the GIL.
+
+        ``ValueError`` for a range outside of the slot or a buffer that is not contiguous.
+        """
+        self._check_open("copy to")
+        if self._staged is not None:
+            raise self._misuse("copy to", "its manifest is staged already")
+        return _native.copy_crc32c(self._slot.mapping, copies, self._threads)
+
+    def stage(self, contents: Contents) -> str:
+        """Write the manifest beside its place, to be published by a rename; returns the digest.
+
+        All bytes must be in the slot. ``CorruptData`` when the contents break a rule of the
+        format, are of another save or do not fit; ``RamdiskFull`` when there is no room.
+        """
+        self._check_open("stage")
+        if self._staged is not None:
+            raise self._misuse("stage", "it is staged already")
+        check_manifest_contents(contents)
+        if contents.save != self._save:
+            raise CorruptData(
+                "stage", "manifest", "another save's", expected=self._save, actual=contents.save
+            )
+        if end_of(contents) > self._slot.size_bytes:
+            raise CorruptData(
+                "stage",
+                "manifest",
+                "its shards do not fit into the slot",
+                expected=f"at most {self._slot.size_bytes} bytes",
+                actual=f"{end_of(contents)} bytes",
+            )
+        encoded = encode_contents(contents)
+        data = wrap_contents(encoded, self._writer)
+        name = manifest_name(self._slot.number)
+        temporary = files.write_temporary(name, self._slot.claim.dir_fd, data)
+        digest = contents_digest(encoded)
+        self._staged = (temporary, Published(digest=digest, encoded=encoded, contents=contents))
+        return digest
+
+    def publish(self) -> None:
+        """Make the save count, atomically. It survives the end of every process from here on."""
+        self._check_open("publish")
+        if self._staged is None:
+            raise self._misuse("publish", "its manifest is not staged")
+        temporary, published = self._staged
+        name = manifest_name(self._slot.number)
+        with self._tier_lock:
+            try:
+                files.rename(temporary, name, self._slot.claim.dir_fd)
+            except OSError as error:
+                raise files.local_error("publish", name, error) from error
+            self._slot.published = published
+            self._slot.writing = False
+            self._open = False
+
+    def abort(self) -> None:
+        """Give the slot back with nothing in it. Idempotent; nothing happens after ``publish``."""
+        with self._tier_lock:
+            if not self._open:
+                return
+            self._open = False
+            self._slot.writing = False
+            if self._staged is not None:
+                with contextlib.suppress(OSError):  # the next owner removes it when it opens
+                    files.remove(self._staged[0], self._slot.claim.dir_fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.abort()
+
+    def _check_open(self, operation: str) -> None:
+        if not self._open:
+            raise self._misuse(operation, "it was published or aborted before")
+
+    def _misuse(self, operation: str, problem: str) -> LocalTierError:
+        return LocalTierError(
+            operation, f"slot {self._slot.number}, step {self._save.step}", problem
+        )
