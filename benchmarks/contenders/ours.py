@@ -1,7 +1,7 @@
 """This project's checkpointer: local copies placed by its default policy, lost shards fetched."""
 
 from contenders import PyTree, Site
-from emergency_ckpt import EmergencyCheckpointer
+from emergency_ckpt import EmergencyCheckpointer, Event
 
 _NEVER = 10**9  # steps; no save here reaches the persistent tier
 
@@ -20,7 +20,10 @@ class _Session:
             save_every_n_steps=_NEVER,
             mesh=site.mesh,
             replica_axis=site.replica_axis,
+            on_event=self._note,
         )
+        self._complete_step: int | None = None
+        self._saved_step: int | None = None
         self._checkpointer = config.instantiate()
         self._checkpointer.__enter__()
 
@@ -33,16 +36,23 @@ class _Session:
     def save(self, step: int, state: PyTree) -> None:
         if not self._checkpointer.save(step=step, state=state):
             raise RuntimeError(f"the checkpointer declined to save step {step}")
+        self._saved_step = step
 
     def wait(self) -> None:
         self._checkpointer.wait_until_finished()
         self._checkpointer.check_for_errors()
+        if self._complete_step != self._saved_step:
+            raise RuntimeError(f"the save of step {self._saved_step} is not complete everywhere")
 
     def restore(self, step: int) -> PyTree:
         found, state = self._checkpointer.restore(state=self._abstract_state)
         if found != step:
             raise RuntimeError(f"the checkpointer restored step {found}, not {step}")
         return state
+
+    def _note(self, event: Event) -> None:
+        if event.name == "save.complete":
+            self._complete_step = event.fields["step"]
 
     def close(self) -> None:
         self._checkpointer.__exit__(None, None, None)
