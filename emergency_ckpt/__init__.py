@@ -1,1 +1,27 @@
 """Multi-tier emergency checkpointing for JAX training on many slices."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from emergency_ckpt.checkpointer import CheckpointerConfig, EmergencyCheckpointer
+    from emergency_ckpt.runtime.events import Event
+    from emergency_ckpt.runtime.restore_types import RestoreReport
+
+__all__ = ["CheckpointerConfig", "EmergencyCheckpointer", "Event", "RestoreReport"]
+
+_HOMES = {
+    "CheckpointerConfig": "emergency_ckpt.checkpointer",
+    "EmergencyCheckpointer": "emergency_ckpt.checkpointer",
+    "Event": "emergency_ckpt.runtime.events",
+    "RestoreReport": "emergency_ckpt.runtime.restore_types",
+}
+
+
+def __getattr__(name: str) -> object:
+    # On first use: the launcher and the command line import this package without JAX.
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

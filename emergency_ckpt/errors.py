@@ -137,7 +137,13 @@ class DeadlineExceeded(CheckpointError):
     retryable = True
 
     def __init__(
-        self, operation: str, target: str, problem: str, *, missing: Sequence[str] = (), hint: str = ""
+        self,
+        operation: str,
+        target: str,
+        problem: str,
+        *,
+        missing: Sequence[str] = (),
+        hint: str = "",
     ) -> None:
         self.missing = tuple(missing)
         if self.missing:
@@ -153,6 +159,10 @@ class SaveFailed(CheckpointError):
 
 class RestoreFailed(CheckpointError):
     """A restore failed on some process, and so, together, on all."""
+
+
+class StepNotFound(RestoreFailed, ValueError):
+    """The requested step is whole in no tier."""
 
 
 class PersistentTierError(CheckpointError):

@@ -1,1 +1,1 @@
-
+"""Where bytes live: snapshots, the local tier, host states, the persistent tier."""

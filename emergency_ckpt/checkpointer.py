@@ -1,0 +1,414 @@
+"""``EmergencyCheckpointer``: save, restore, and the wiring of everything below."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import jax
+
+from emergency_ckpt.config import Config
+from emergency_ckpt.core.persistence import writers
+from emergency_ckpt.core.save_decision import decide_save
+from emergency_ckpt.errors import DeadlineExceeded, SaveFailed
+from emergency_ckpt.runtime.coordination import connect
+from emergency_ckpt.runtime.events import EventSink
+from emergency_ckpt.runtime.holdings import ProcessHoldings
+from emergency_ckpt.runtime.local_saves import LocalSave, LocalSaves
+from emergency_ckpt.runtime.peers import Peers, agree_secret, agree_start
+from emergency_ckpt.runtime.persistent_saves import PersistentSave, PersistentSaves
+from emergency_ckpt.runtime.restore_runner import Restore, RestoreParts
+from emergency_ckpt.runtime.restore_types import RestoreReport
+from emergency_ckpt.runtime.save_recipe import SaveRecipe, build_recipe
+from emergency_ckpt.runtime.vote import Vote
+from emergency_ckpt.runtime.worker import BackgroundWorker, Failures
+from emergency_ckpt.tiers import host_state as host_states
+from emergency_ckpt.tiers.local import LocalTier
+from emergency_ckpt.tiers.persistent import PersistentTier
+from emergency_ckpt.tiers.state_tree import PyTree, TreeDef, describe
+from emergency_ckpt.transfer.client import TransferClient
+from emergency_ckpt.transfer.server import TransferServer
+from emergency_ckpt.types import SaveId, Writer
+
+_STOP_TIMEOUT_S = 30.0
+
+
+class EmergencyCheckpointer:
+    """Keeps the training state in two tiers and brings back the newest whole step.
+
+    Build it from a config (``EmergencyCheckpointer.default_config().set(...).instantiate()``) or
+    from keywords (``EmergencyCheckpointer(dir=..., local_dir=...)``); ``config.Config`` lists the
+    settings. Construction, ``restore`` and ``stop`` must be called by all processes of the job,
+    in the same order; ``save`` must be called by all at the same steps. After
+    ``jax.distributed.initialize``, from one thread.
+
+    Raises:
+      ConfigError: invalid settings, or settings that differ between processes.
+      LocalTierError: the ramdisk cannot be used.
+    """
+
+    def __init__(self, config: Config | None = None, **settings: Any) -> None:
+        self._config = config = (config or Config()).set(**settings).validated()
+        assert config.run_id is not None
+        assert config.copy_threads is not None
+        self._run_id = config.run_id
+        me, count = jax.process_index(), jax.process_count()
+        self._process = (me, count)
+        self._events = EventSink(config.on_event, process_index=me)
+        self._failures = Failures()
+        self._coordinator = connect(config.run_id)
+        secret = agree_secret(self._coordinator, config.secret_file, config.start_timeout_s)
+        self._client = TransferClient(
+            run_id=config.run_id,
+            secret=secret,
+            io_timeout_s=config.transfer_timeout_s,
+            streams=config.transfer_streams,
+        )
+        self._tier: LocalTier | None = None
+        self._server: TransferServer | None = None
+        self._persistent = (
+            None
+            if config.dir is None
+            else PersistentTier(config.dir, keep_last_n=config.keep_last_n)
+        )
+        self._peers = Peers(self._coordinator, self._client)
+        try:
+            self._incarnation = agree_start(
+                self._coordinator,
+                config.agreement(),
+                lambda: self._start_serving(secret),
+                config.start_timeout_s,
+            )
+        except BaseException:
+            self._release()
+            raise
+        assert self._tier is not None
+        self._tier.adopt_orphans()
+        self._wire(self._tier)
+
+    def _start_serving(self, secret: bytes) -> str:
+        """Claim the ramdisk and serve what is on it; returns this process's address."""
+        config, (me, count) = self._config, self._process
+        assert config.copy_threads is not None
+        writer = Writer(
+            process_index=me, process_count=count, slice_index=0, hostname=socket.gethostname()
+        )
+        self._tier = LocalTier.open(
+            Path(config.local_dir),
+            self._run_id,
+            writer,
+            host_state_limit_bytes=config.host_state_limit_bytes,
+            copy_threads=config.copy_threads,
+        )
+        self._holdings = ProcessHoldings(self._tier, me)
+        self._server = TransferServer(
+            self._holdings,
+            run_id=self._run_id,
+            secret=secret,
+            bind_host=config.bind_host,
+            port=config.bind_port,
+            io_timeout_s=config.transfer_timeout_s,
+        )
+        self._holdings.address = self._server.address
+        self._server.start()
+        if self._persistent is not None and me == 0:
+            self._persistent.create()
+        return self._server.address
+
+    def _wire(self, tier: LocalTier) -> None:
+        config = self._config
+        vote = Vote(self._coordinator, config.save_timeout_s)
+        self._local_saves = LocalSaves(
+            tier,
+            vote,
+            self._peers,
+            self._events,
+            self._failures,
+            process=self._process,
+            host_state_limit_bytes=config.host_state_limit_bytes,
+            copy_batch_bytes=config.copy_batch_bytes,
+        )
+        self._persistent_saves = None
+        if self._persistent is not None:
+            self._persistent_saves = PersistentSaves(
+                self._persistent,
+                self._coordinator,
+                self._peers,
+                self._holdings.inbox,
+                self._events,
+                self._failures,
+                host_state_limit_bytes=config.host_state_limit_bytes,
+                timeout_s=config.persistent_timeout_s,
+            )
+        self._restore_parts = RestoreParts(
+            coordinator=self._coordinator,
+            tier=tier,
+            holdings=self._holdings,
+            client=self._client,
+            persistent=self._persistent,
+            events=self._events,
+            run_id=self._run_id,
+            remap=config.host_state_remap,
+            extra_holders=config.extra_holders,
+            timeout_s=config.restore_timeout_s,
+        )
+        self._local_worker = BackgroundWorker("eckpt-local-saves")
+        self._persistent_worker = BackgroundWorker("eckpt-persistent-saves")
+        self._recipe: SaveRecipe | None = None
+        self._restores = 0
+        self._last_local: int | None = None
+        self._last_persistent: int | None = None
+        self._stopped = False
+        self.last_restore: RestoreReport | None = None
+
+    @classmethod
+    def default_config(cls) -> CheckpointerConfig:
+        """A config to fill in with ``set`` and build with ``instantiate``."""
+        return CheckpointerConfig()
+
+    def save(
+        self,
+        *,
+        step: int,
+        state: PyTree,
+        host_state: object = None,
+        force: bool = False,
+    ) -> bool:
+        """Save ``state`` and ``host_state`` if a save is due at ``step``; True if one was started.
+
+        To be called after every step by all processes; not collective: it never waits for a peer,
+        and does nothing at all when no save is due. Blocks for the device-to-host transfer, and
+        before that for the end of the previous save of the same tier, at most ``save_timeout_s``.
+        When it returns, the state may be donated and the iterator may move on. Until the save is
+        complete everywhere, the one before it survives any crash.
+
+        Args:
+          state: pytree of arrays (jax, numpy, PRNG keys) and Python numbers.
+          host_state: anything with ``get_state``/``set_state``, or dicts, lists, numbers, strings
+            and bytes, or a nesting of these; this process's own.
+          force: save in every tier that is on, whatever the interval.
+
+        Raises:
+          InvalidState: a leaf that cannot be saved. HostStateError: likewise.
+          RamdiskFull: at the first save, when ``restore`` was not called before.
+          Errors of the background part are logged, counted, and raised by ``check_for_errors``.
+        """
+        local = self._is_due(step, self._config.local_save_every_n_steps, self._last_local, force)
+        persistent = self._persistent_saves is not None and self._is_due(
+            step, self._config.save_every_n_steps, self._last_persistent, force
+        )
+        if not (local or persistent):
+            return False
+        started = False
+        if local and self._wait_for_turn(self._local_worker, "local", step):
+            self._last_local = step
+            self._start_local(step, state, host_state)
+            started = True
+        if persistent and self._wait_for_turn(self._persistent_worker, "persistent", step):
+            self._last_persistent = step
+            self._start_persistent(step, state, host_state)
+            started = True
+        return started
+
+    @staticmethod
+    def _is_due(step: int, every_n_steps: int, last: int | None, force: bool) -> bool:
+        if force and every_n_steps > 0:
+            return last is None or step > last
+        return decide_save(step, every_n_steps, last).save
+
+    def _wait_for_turn(self, worker: BackgroundWorker, tier: str, step: int) -> bool:
+        if worker.wait_idle(self._config.save_timeout_s):
+            return True
+        self._failures.record(
+            SaveFailed(
+                "save",
+                f"step {step} to the {tier} tier",
+                f"the save before it has not ended within {self._config.save_timeout_s:g} s",
+                hint="save less often, or look at why the tier is slow",
+            )
+        )
+        self._events.emit("save.skipped", step=step, tier=tier)
+        return False
+
+    def _start_local(self, step: int, state: PyTree, host_state: object) -> None:
+        flat, treedef = jax.tree_util.tree_flatten(state)
+        recipe = self._recipe_for(state, flat, treedef)
+        save = SaveId(step=step, incarnation=self._incarnation, run_id=self._run_id)
+        payload = host_states.capture(host_state)
+        job = LocalSave(
+            save=save,
+            leaves=recipe.leaves,
+            layout=recipe.layout,
+            views=recipe.local.take(flat),
+            host_state=payload,
+            buddies=recipe.buddies,
+        )
+        self._events.emit("save.started", step=step, tier="local")
+        self._local_worker.submit(lambda: self._local_saves.run(job))
+
+    def _start_persistent(self, step: int, state: PyTree, host_state: object) -> None:
+        assert self._persistent_saves is not None
+        flat, treedef = jax.tree_util.tree_flatten(state)
+        recipe = self._recipe_for(state, flat, treedef)
+        save = SaveId(step=step, incarnation=self._incarnation, run_id=self._run_id)
+        job = PersistentSave(
+            save=save,
+            tree=recipe.tree,
+            views=dict(zip(recipe.held, recipe.all_held.take(flat), strict=True))
+            if self._process[0] in writers(recipe.topology)
+            else {},
+            host_state=host_states.capture(host_state),
+            topology=recipe.topology,
+        )
+        run = self._persistent_saves.run
+        self._events.emit("save.started", step=step, tier="persistent")
+        self._persistent_worker.submit(lambda: run(job))
+
+    def _recipe_for(self, state: PyTree, flat: list[Any], treedef: TreeDef) -> SaveRecipe:
+        if self._recipe is None or not self._recipe.local.matches(flat, treedef):
+            self._set_recipe(build_recipe(describe(state, "save"), self._config, self._process))
+        assert self._recipe is not None
+        return self._recipe
+
+    def _set_recipe(self, recipe: SaveRecipe) -> None:
+        assert self._tier is not None
+        self._recipe = recipe
+        if self._config.local_save_every_n_steps > 0:
+            self._tier.reserve(recipe.layout.size_bytes)
+            self._tier.prefault_in_background()
+
+    def restore(
+        self, step: int | None = None, *, state: PyTree, host_state: object = None
+    ) -> tuple[int | None, PyTree]:
+        """Bring back the newest whole step, or just ``step``. Collective; blocks.
+
+        Args:
+          step: restore this step or fail; None takes the newest that is whole.
+          state: the state to restore into: arrays, or specs with shape, dtype and sharding. It is
+            not changed; host values (numpy, numbers) give the types of what is returned.
+          host_state: as given to ``save``; objects with ``set_state`` are repositioned in place,
+            dicts and lists updated in place. ``last_restore.host_state`` has the restored value.
+
+        Returns:
+          (step, restored state), bit for bit as saved; (None, ``state``) when there is nothing.
+
+        Raises the same kind of error on all processes, having changed nothing:
+          StateMismatch: leaves, shapes or dtypes differ. StepNotFound: no such whole step.
+          HostStateError: saved by another number of processes. Unrecoverable: more is lost than
+          the copies allow. RestoreFailed, DeadlineExceeded: a process failed or did not come.
+        """
+        self.wait_until_finished()
+        tree = describe(state, "restore")
+        number, self._restores = self._restores, self._restores + 1
+        restore = Restore(
+            self._restore_parts,
+            tree,
+            state,
+            requested_step=step,
+            host_state=host_state,
+            number=number,
+        )
+        restored = restore.run()
+        self._set_recipe(build_recipe(tree, self._config, self._process))
+        if restored is None:
+            return None, state
+        self._incarnation = restored.incarnation
+        self._local_saves.restart_from(restored.save)
+        self._last_local = self._last_persistent = restored.report.step
+        self.last_restore = restored.report
+        return restored.report.step, restored.state
+
+    def latest_step(self) -> int | None:
+        """The newest step that this process knows to be whole in some tier; None if there is none.
+
+        Not collective; reads the persistent directory. What is whole after a loss, only a restore
+        can tell.
+        """
+        steps = self.all_steps()
+        return steps[-1] if steps else None
+
+    def all_steps(self) -> list[int]:
+        """Steps known to be whole, oldest first. As ``latest_step``."""
+        assert self._tier is not None
+        known = {p.step for p in self._persistent.steps()} if self._persistent else set[int]()
+        complete = self._local_saves.last_complete
+        if complete is None:
+            _, _, complete = self._tier.held()
+        if complete is not None:
+            known.add(complete.step)
+        return sorted(known)
+
+    @property
+    def failed_saves(self) -> int:
+        """Background saves that failed since the start."""
+        return self._failures.count
+
+    def wait_until_finished(self, timeout_s: float | None = None) -> None:
+        """Return when no save of this process is under way. Blocks; not collective.
+
+        Raises:
+          DeadlineExceeded: that takes longer than ``timeout_s`` (default: the longest a save may).
+        """
+        config = self._config
+        limit_s = timeout_s or 4 * config.save_timeout_s + 4 * config.persistent_timeout_s
+        for worker, tier in (
+            (self._local_worker, "local"),
+            (self._persistent_worker, "persistent"),
+        ):
+            if not worker.wait_idle(limit_s):
+                raise DeadlineExceeded(
+                    "wait for", f"the save to the {tier} tier", f"not done within {limit_s:g} s"
+                )
+
+    def check_for_errors(self) -> None:
+        """Raise the newest background error that was not raised before, if any. Not collective."""
+        self._failures.raise_pending()
+
+    def stop(self) -> None:
+        """Finish the saves under way and let go of ramdisk, port and threads. Idempotent.
+
+        The bytes stay: the next start of the run finds them. Collective in effect: a process that
+        stops no longer serves its shards.
+        """
+        if self._stopped:
+            return
+        self._stopped = True
+        try:
+            self.wait_until_finished()
+        finally:
+            self._local_worker.stop(_STOP_TIMEOUT_S)
+            self._persistent_worker.stop(_STOP_TIMEOUT_S)
+            self._release()
+
+    def _release(self) -> None:
+        if self._server is not None:
+            self._server.stop()
+        self._client.close()
+        if self._tier is not None:
+            self._tier.close()
+
+    def __enter__(self) -> EmergencyCheckpointer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+class CheckpointerConfig(Config):
+    """``Config`` with ``instantiate``."""
+
+    def set(self, **settings: Any) -> CheckpointerConfig:
+        """As ``Config.set``."""
+        super().set(**settings)
+        return self
+
+    def instantiate(self) -> EmergencyCheckpointer:
+        """Build the checkpointer. Collective; the config may be used again."""
+        return EmergencyCheckpointer(self)

@@ -1,0 +1,204 @@
+"""The configuration: one value, filled in by the user, validated whole when it is built."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from emergency_ckpt.core.placement import AllButPrimary, PlacementPolicy
+from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.runtime.events import Listener
+
+MEBIBYTE = 1 << 20
+_LONGEST_TIMEOUT_S = 1e7
+
+HostStateRemap = Callable[[Sequence[Any], int, int], Any]
+"""``remap(payloads of all saved processes, process_index, process_count) -> payload``."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class Config:
+    """All settings of an ``EmergencyCheckpointer``. Must be equal on all processes but where said.
+
+    Attributes:
+      dir: directory of the persistent tier, anything that etils.epath can reach. None: local tier
+        only.
+      local_dir: directory on this host's ramdisk (tmpfs). May differ between hosts.
+      run_id: name of the run; what lies in ``local_dir`` under another name is never restored.
+        None: derived from ``dir``.
+      mesh: the device mesh of the training state. None: taken from the state's own shardings where
+        slices matter, which needs ``slice_index`` on the devices; else everything is one slice.
+      replica_axis: name or index of the mesh axis along which slices are replicas.
+      local_save_every_n_steps: interval of the local tier, in steps; 0 turns it off.
+      save_every_n_steps: interval of the persistent tier, in steps; 0 turns it off.
+      keep_last_n: whole steps kept in the persistent tier; None keeps all.
+      placement: which slices store which shards in the local tier.
+      host_state_buddies: processes on other slices that keep a copy of a host state; None: one on
+        every other slice.
+      host_state_limit_bytes: largest encoded host state of a process.
+      host_state_remap: makes a process's host state out of those of a job of another size.
+      bind_host: address on which this process serves its shards to peers. May differ.
+      bind_port: port for it; 0 takes a free one. May differ.
+      secret_file: file with the run's secret; else the environment's ECKPT_SECRET; else the leader
+        makes one up and shares it through the coordination service.
+      extra_holders: addresses of ``eckpt serve`` on hosts whose trainer is not part of this job.
+      copy_threads: threads that copy and check; None: 2, or 1 on a one-core machine. May differ.
+      copy_batch_bytes: bytes per native copy call. May differ.
+      transfer_streams: connections per source when shards are fetched. May differ.
+      start_timeout_s, restore_timeout_s: deadline of the start and of a restore, all of it.
+      save_timeout_s: how long ``save`` may wait for the save before it, and a save for its vote.
+      persistent_timeout_s: how long one stage of a persistent save may take.
+      transfer_timeout_s: longest silence of a peer.
+      on_event: called with each ``runtime.events.Event``, in the thread that emits it. May differ.
+    """
+
+    dir: str | None = None
+    local_dir: str = ""
+    run_id: str | None = None
+    mesh: jax.sharding.Mesh | None = None
+    replica_axis: str | int = 0
+    local_save_every_n_steps: int = 10
+    save_every_n_steps: int = 1000
+    keep_last_n: int | None = None
+    placement: PlacementPolicy = dataclasses.field(default_factory=AllButPrimary)
+    host_state_buddies: int | None = None
+    host_state_limit_bytes: int = 16 * MEBIBYTE
+    host_state_remap: HostStateRemap | None = None
+    bind_host: str = "127.0.0.1"
+    bind_port: int = 0
+    secret_file: str | None = None
+    extra_holders: tuple[str, ...] = ()
+    copy_threads: int | None = None
+    copy_batch_bytes: int = 1024 * MEBIBYTE
+    transfer_streams: int = 2
+    start_timeout_s: float = 120.0
+    restore_timeout_s: float = 600.0
+    save_timeout_s: float = 120.0
+    persistent_timeout_s: float = 1800.0
+    transfer_timeout_s: float = 30.0
+    on_event: Listener | None = None
+
+    def set(self, **settings: Any) -> Config:
+        """Change settings in place; returns the config, so that calls can be chained.
+
+        Raises:
+          ConfigError: a name that is no setting; nothing is changed then.
+        """
+        known = {field.name for field in dataclasses.fields(self)}
+        unknown = sorted(set(settings) - known)
+        if unknown:
+            raise ConfigError([f"{name!r} is not a setting" for name in unknown])
+        for name, value in settings.items():
+            setattr(self, name, value)
+        return self
+
+    def validated(self) -> Config:
+        """A copy with derived values filled in.
+
+        Raises:
+          ConfigError: with every fault, not just the first.
+        """
+        problems = list(_problems(self))
+        if problems:
+            raise ConfigError(problems)
+        threads = self.copy_threads or min(2, os.cpu_count() or 1)
+        run_id = self.run_id or run_id_of(self.dir or "")
+        return dataclasses.replace(
+            self, run_id=run_id, copy_threads=threads, extra_holders=tuple(self.extra_holders)
+        )
+
+    def agreement(self) -> str:
+        """Digest of what all processes of a job must have set alike."""
+        shared = (
+            self.dir,
+            self.run_id,
+            str(self.replica_axis),
+            self.local_save_every_n_steps,
+            self.save_every_n_steps,
+            self.keep_last_n,
+            repr(self.placement),
+            self.host_state_buddies,
+            self.host_state_limit_bytes,
+            self.host_state_remap is None,
+            tuple(self.extra_holders),
+        )
+        return hashlib.sha256(repr(shared).encode()).hexdigest()
+
+
+_RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
+
+
+def run_id_of(directory: str) -> str:
+    """A run id that belongs to the persistent directory: its last name and a digest of it all."""
+    stripped = directory.rstrip("/")
+    if "://" not in stripped:
+        stripped = os.path.abspath(stripped)
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", stripped.rsplit("/", maxsplit=1)[-1])[:40] or "run"
+    return f"{name}-{hashlib.sha256(stripped.encode()).hexdigest()[:16]}"
+
+
+def _problems(config: Config) -> list[str]:
+    problems: list[str] = []
+    if not config.local_dir:
+        problems.append("local_dir is not set (a directory on a tmpfs, e.g. /dev/shm/eckpt)")
+    elif not Path(config.local_dir).is_absolute():
+        problems.append(f"local_dir {config.local_dir!r} is not an absolute path")
+    if config.dir is None and config.run_id is None:
+        problems.append("neither dir nor run_id is set: nothing names the run")
+    if config.dir is not None and not config.dir:
+        problems.append("dir is empty")
+    if config.run_id is not None and not _RUN_ID.fullmatch(config.run_id):
+        problems.append(f"run_id {config.run_id!r} may only have letters, digits, '.', '_' and '-'")
+    if config.dir is None and config.save_every_n_steps not in (0, 1000):
+        problems.append("save_every_n_steps is set, but dir is not")
+    problems += _not_below(config, 0, ("local_save_every_n_steps", "save_every_n_steps"))
+    problems += _not_below(config, 1, ("host_state_limit_bytes", "copy_batch_bytes"))
+    problems += _not_below(config, 1, ("transfer_streams",))
+    for name in ("keep_last_n", "copy_threads"):
+        if getattr(config, name) is not None:
+            problems += _not_below(config, 1, (name,))
+    if config.host_state_buddies is not None:
+        problems += _not_below(config, 0, ("host_state_buddies",))
+    problems += _timeout_problems(config)
+    if not 0 <= config.bind_port <= 65535:
+        problems.append(f"bind_port {config.bind_port} is no port")
+    problems += _mesh_problems(config)
+    return problems
+
+
+def _not_below(config: Config, least: int, names: Sequence[str]) -> list[str]:
+    problems: list[str] = []
+    for name in names:
+        value = getattr(config, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            problems.append(f"{name} must be a whole number of at least {least}, not {value!r}")
+    return problems
+
+
+def _timeout_problems(config: Config) -> list[str]:
+    values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    return [
+        f"{name} must be a positive number of seconds, not {value!r}"
+        for name, value in values.items()
+        if name.endswith("_timeout_s")
+        and not (isinstance(value, int | float) and 0 < value < _LONGEST_TIMEOUT_S)
+    ]
+
+
+def _mesh_problems(config: Config) -> list[str]:
+    if config.mesh is None:
+        return []
+    axes = config.mesh.axis_names
+    axis = config.replica_axis
+    if isinstance(axis, str) and axis not in axes:
+        return [f"replica_axis {axis!r} is not one of the mesh's axes {axes}"]
+    if isinstance(axis, int) and not 0 <= axis < len(axes):
+        return [f"replica_axis {axis} is out of range for the mesh's axes {axes}"]
+    return []

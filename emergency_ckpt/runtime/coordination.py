@@ -1,0 +1,213 @@
+"""Every use of JAX's coordination service, and nothing else of JAX's internals.
+
+Control data only: a value takes about 0.4 ms, and the service carries some tens of MB/s. No call
+here belongs on the training thread's save path.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import jax
+from jax._src import distributed  # the one use of a private module: it has no public name
+
+from emergency_ckpt.errors import CoordinationError, DeadlineExceeded
+
+
+class Coordinator(Protocol):
+    """A small shared store with barriers. Keys are set once. All methods block, with a deadline."""
+
+    @property
+    def process_index(self) -> int: ...
+    @property
+    def process_count(self) -> int: ...
+
+    def put(self, key: str, value: bytes) -> None:
+        """Set ``key`` once and for all; CoordinationError when it is there already."""
+        ...
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        """Wait for ``key``; DeadlineExceeded when it does not come."""
+        ...
+
+    def list(self, prefix: str) -> Mapping[str, bytes]:
+        """All that is set below ``prefix`` now, by the rest of the key."""
+        ...
+
+    def delete(self, prefix: str) -> None:
+        """Forget ``prefix`` and all below it."""
+        ...
+
+    def barrier(self, name: str, timeout_s: float) -> None:
+        """Return when every process has called with this ``name``; names are used once."""
+        ...
+
+
+class JaxCoordinator:
+    """Coordinator over the service that ``jax.distributed.initialize`` started."""
+
+    def __init__(self, client: Any, namespace: str, process_index: int, process_count: int) -> None:
+        self._client = client
+        self._namespace = namespace
+        self._process_index = process_index
+        self._process_count = process_count
+
+    @property
+    def process_index(self) -> int:
+        return self._process_index
+
+    @property
+    def process_count(self) -> int:
+        return self._process_count
+
+    def _key(self, key: str) -> str:
+        return f"{self._namespace}/{key}"
+
+    def put(self, key: str, value: bytes) -> None:
+        try:
+            self._client.key_value_set_bytes(self._key(key), value)
+        except jax.errors.JaxRuntimeError as error:
+            raise _service_error("put", key, error) from error
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        try:
+            return self._client.blocking_key_value_get_bytes(self._key(key), _millis(timeout_s))
+        except jax.errors.JaxRuntimeError as error:
+            raise _service_error("wait for", key, error) from error
+
+    def list(self, prefix: str) -> Mapping[str, bytes]:
+        try:
+            found = self._client.key_value_dir_get_bytes(self._key(prefix))
+        except jax.errors.JaxRuntimeError as error:
+            raise _service_error("list", prefix, error) from error
+        start = len(self._key(prefix)) + 1
+        return {key[start:]: value for key, value in found}
+
+    def delete(self, prefix: str) -> None:
+        try:
+            self._client.key_value_delete(self._key(prefix))
+        except jax.errors.JaxRuntimeError as error:
+            raise _service_error("delete", prefix, error) from error
+
+    def barrier(self, name: str, timeout_s: float) -> None:
+        try:
+            self._client.wait_at_barrier(self._key(name), _millis(timeout_s))
+        except jax.errors.JaxRuntimeError as error:
+            raise _service_error("barrier", name, error) from error
+
+
+class LocalCoordinator:
+    """Coordinator of a job of one process: the same contract, in memory."""
+
+    process_index = 0
+    process_count = 1
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._changed = threading.Condition()
+        self._barriers: set[str] = set()
+
+    def put(self, key: str, value: bytes) -> None:
+        with self._changed:
+            if key in self._values:
+                raise CoordinationError("put", key, "the key is set already")
+            self._values[key] = value
+            self._changed.notify_all()
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        with self._changed:
+            if not self._changed.wait_for(lambda: key in self._values, timeout_s):
+                raise DeadlineExceeded("wait for", key, f"not set within {timeout_s:g} s")
+            return self._values[key]
+
+    def list(self, prefix: str) -> Mapping[str, bytes]:
+        start = len(prefix) + 1
+        with self._changed:
+            return {k[start:]: v for k, v in self._values.items() if k.startswith(prefix + "/")}
+
+    def delete(self, prefix: str) -> None:
+        with self._changed:
+            for key in [k for k in self._values if k == prefix or k.startswith(prefix + "/")]:
+                del self._values[key]
+
+    def barrier(self, name: str, timeout_s: float) -> None:
+        del timeout_s  # alone, one never waits
+        with self._changed:
+            if name in self._barriers:
+                raise CoordinationError("barrier", name, "the name was used before")
+            self._barriers.add(name)
+
+
+_instances: dict[str, itertools.count[int]] = {}
+
+
+def connect(run_id: str) -> Coordinator:
+    """The coordinator of this job, in a namespace of its own for each call with a ``run_id``.
+
+    All processes must make the same sequence of calls.
+    """
+    client = distributed.global_state.client
+    if client is None or jax.process_count() == 1:
+        return LocalCoordinator()
+    number = next(_instances.setdefault(run_id, itertools.count()))
+    return JaxCoordinator(
+        client, f"eckpt/{run_id}/{number}", jax.process_index(), jax.process_count()
+    )
+
+
+def gather(coordinator: Coordinator, name: str, value: bytes, timeout_s: float) -> dict[int, bytes]:
+    """Every process gives ``value``; the leader (process 0) gets all, the others nothing.
+
+    Collective. DeadlineExceeded names the processes that did not come.
+    """
+    coordinator.put(f"{name}/{coordinator.process_index}", value)
+    try:
+        coordinator.barrier(f"{name}.all", timeout_s)
+    except DeadlineExceeded as error:
+        present = coordinator.list(name)
+        missing = [
+            f"process {p}" for p in range(coordinator.process_count) if str(p) not in present
+        ]
+        raise DeadlineExceeded(
+            error.operation,
+            name,
+            f"not all processes came within {timeout_s:g} s",
+            missing=missing,
+            hint="look at the logs of the missing processes",
+        ) from error
+    if coordinator.process_index != 0:
+        return {}
+    return {int(key): found for key, found in coordinator.list(name).items()}
+
+
+def share(coordinator: Coordinator, name: str, value: bytes | None, timeout_s: float) -> bytes:
+    """The leader gives ``value``; every process returns it. Collective."""
+    if coordinator.process_index == 0:
+        if value is None:
+            raise CoordinationError("share", name, "the leader has nothing to share")
+        coordinator.put(name, value)
+        return value
+    return coordinator.get(name, timeout_s)
+
+
+def deadline_left_s(deadline_s: float) -> float:
+    """Seconds until ``deadline_s`` of ``time.monotonic``, never below a millisecond."""
+    return max(0.001, deadline_s - time.monotonic())
+
+
+def _millis(timeout_s: float) -> int:
+    return max(1, int(timeout_s * 1000))
+
+
+def _service_error(
+    operation: str, key: str, error: Exception
+) -> CoordinationError | DeadlineExceeded:
+    # The service gives its code only at the start of the text.
+    text = str(error).split("\n", maxsplit=1)[0][:300]
+    if text.startswith("DEADLINE_EXCEEDED"):
+        return DeadlineExceeded(operation, key, text)
+    return CoordinationError(operation, key, text)

@@ -1,0 +1,92 @@
+"""What this process serves to its peers, and what they push to it."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Collection
+from contextlib import AbstractContextManager
+
+from emergency_ckpt._native import Mapping
+from emergency_ckpt.core.inventory import HolderInventory
+from emergency_ckpt.errors import DeadlineExceeded
+from emergency_ckpt.tiers.local import LocalTier
+from emergency_ckpt.types import Contents, SaveId
+
+_INBOX_SAVES = 4
+
+
+def holder_name(process_index: int) -> str:
+    """Name of a process as a holder."""
+    return f"process/{process_index}"
+
+
+class HostStateInbox:
+    """Host states that peers pushed, for the writers of the persistent tier. Bounded.
+
+    The local tier forgets host states of older saves; a persistent save may still need them.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._by_save: OrderedDict[SaveId, dict[int, bytes]] = OrderedDict()
+
+    def put(self, save: SaveId, owner: int, data: bytes) -> None:
+        """Keep a pushed document; the oldest save goes when there are too many."""
+        with self._changed:
+            self._by_save.setdefault(save, {})[owner] = data
+            self._by_save.move_to_end(save)
+            while len(self._by_save) > _INBOX_SAVES:
+                self._by_save.popitem(last=False)
+            self._changed.notify_all()
+
+    def wait_for(self, save: SaveId, owners: Collection[int], timeout_s: float) -> dict[int, bytes]:
+        """The documents of ``owners``; DeadlineExceeded names those that did not come."""
+
+        def missing() -> list[int]:
+            return [owner for owner in owners if owner not in self._by_save.get(save, {})]
+
+        with self._changed:
+            if not self._changed.wait_for(lambda: not missing(), timeout_s):
+                raise DeadlineExceeded(
+                    "wait for host states of",
+                    f"step {save.step}",
+                    f"not all came within {timeout_s:g} s",
+                    missing=[f"process {owner}" for owner in missing()],
+                )
+            found = self._by_save.get(save, {})
+            return {owner: found[owner] for owner in owners}
+
+
+class ProcessHoldings:
+    """The local tier of this process, as ``transfer.holdings.Holdings``."""
+
+    def __init__(self, tier: LocalTier, process_index: int) -> None:
+        self._tier = tier
+        self._process_index = process_index
+        self.address = ""
+        self.inbox = HostStateInbox()
+
+    def inventory(self) -> HolderInventory:
+        tensors, host_states, known_complete = self._tier.held()
+        return HolderInventory(
+            holder=holder_name(self._process_index),
+            process_index=self._process_index,
+            address=self.address,
+            tensors=tensors,
+            host_states=host_states,
+            known_complete=known_complete,
+        )
+
+    def contents_bytes(self, digest: str) -> bytes | None:
+        return self._tier.contents_bytes(digest)
+
+    def mapping_for(self, digest: str) -> AbstractContextManager[tuple[Mapping, Contents]]:
+        return self._tier.mapping_for(digest)
+
+    def host_state_bytes(self, save: SaveId, owner: int, count: int) -> bytes | None:
+        return self._tier.host_state_bytes(save, owner, count)
+
+    def publish_host_state(self, save: SaveId, owner: int, count: int, data: bytes) -> None:
+        self._tier.publish_host_state(save, owner, count, data)
+        self.inbox.put(save, owner, data)

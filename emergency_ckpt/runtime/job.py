@@ -1,0 +1,40 @@
+"""Start JAX as one process of a job of simulated slices on this machine's CPU."""
+
+from __future__ import annotations
+
+import os
+from typing import Protocol
+
+import jax
+
+HEARTBEAT_TIMEOUT_S = 20
+"""A supervisor ends the survivors at once; this bounds the wait where there is none."""
+
+
+class Job(Protocol):
+    """What a launcher knows of this process; ``launch.environment.JobEnvironment`` is one."""
+
+    @property
+    def coordinator_address(self) -> str: ...
+    @property
+    def process_index(self) -> int: ...
+    @property
+    def process_count(self) -> int: ...
+    @property
+    def devices_per_host(self) -> int: ...
+
+
+def initialize_job(job: Job) -> None:
+    """Make this process part of ``job``. Collective; must come before any other use of JAX.
+
+    The coordination service listens on the given address only: JAX's default is all interfaces.
+    """
+    os.environ["JAX_COORDINATOR_BIND_ADDRESS"] = job.coordinator_address
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", job.devices_per_host)
+    jax.distributed.initialize(
+        job.coordinator_address,
+        job.process_count,
+        job.process_index,
+        heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_S,
+    )

@@ -1,0 +1,224 @@
+"""The background half of a save to the local tier: copy, publish, push, vote."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from emergency_ckpt.core.divergence import find_divergence
+from emergency_ckpt.errors import CheckpointError, SaveFailed, TransferError
+from emergency_ckpt.runtime.events import EventSink
+from emergency_ckpt.runtime.holdings import holder_name
+from emergency_ckpt.runtime.peers import Peers
+from emergency_ckpt.runtime.vote import Ballot, Outcome, Vote
+from emergency_ckpt.runtime.worker import Failures
+from emergency_ckpt.tiers import host_state as host_states
+from emergency_ckpt.tiers.local import LocalTier, SlotWriter
+from emergency_ckpt.tiers.manifest import Layout, build_contents
+from emergency_ckpt.types import Contents, LeafSpec, SaveId
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalSave:
+    """One save of one process, with its bytes still in the snapshot.
+
+    Attributes:
+      layout: where each shard goes; ``views`` are their host views, in the same order.
+      host_state: captured payload of the non-tensor state.
+      buddies: processes that get a copy of the host state.
+    """
+
+    save: SaveId
+    leaves: Sequence[LeafSpec]
+    layout: Layout
+    views: Sequence[npt.NDArray[Any]]
+    host_state: host_states.Payload
+    buddies: tuple[int, ...]
+
+
+class LocalSaves:
+    """Carries out local saves, one at a time, in a background thread.
+
+    Keeps the rule that makes two slots enough: the newest save known to be complete everywhere,
+    and any whose outcome is in doubt, are never overwritten.
+    """
+
+    def __init__(
+        self,
+        tier: LocalTier,
+        vote: Vote,
+        peers: Peers,
+        events: EventSink,
+        failures: Failures,
+        *,
+        process: tuple[int, int],
+        host_state_limit_bytes: int,
+        copy_batch_bytes: int,
+    ) -> None:
+        self._tier = tier
+        self._vote = vote
+        self._peers = peers
+        self._events = events
+        self._failures = failures
+        self._process_index, self._process_count = process
+        self._host_state_limit_bytes = host_state_limit_bytes
+        self._copy_batch_bytes = copy_batch_bytes
+        self._complete: SaveId | None = None
+        self._in_doubt: set[SaveId] = set()
+
+    @property
+    def last_complete(self) -> SaveId | None:
+        """The newest save that is known to be whole on all processes."""
+        return self._complete
+
+    def restart_from(self, save: SaveId | None) -> None:
+        """After a restore: ``save`` is what must not be lost; nothing else is in doubt."""
+        self._complete = save
+        self._in_doubt.clear()
+        self._protect()
+
+    def run(self, job: LocalSave) -> None:
+        """Save, publish and vote. Never raises: what fails is recorded, and the vote says no."""
+        started_s = time.monotonic()
+        self._resolve_doubts()
+        ballot, refusal = Ballot(), None
+        try:
+            ballot = self._publish(job)
+        except Exception as error:  # noqa: BLE001 - recorded, voted, raised by check_for_errors
+            refusal = error
+            ballot = Ballot(refused=f"{type(error).__name__}: {error}")
+        outcome = self._vote.cast(job.save, ballot)
+        self._settle(job.save, outcome, refusal, time.monotonic() - started_s)
+        if outcome.ballots:
+            self._compare_replicas(job.save, outcome)
+
+    def _publish(self, job: LocalSave) -> Ballot:
+        step = job.save.step
+        writer = self._tier.begin_write(job.save, job.layout.size_bytes)
+        try:
+            self._events.emit("save.invalidated", step=step)
+            crcs = self._copy(job, writer)
+            self._events.emit("save.copied", step=step, size_bytes=job.layout.size_bytes)
+            digest = writer.stage(build_contents(job.save, job.leaves, job.layout, crcs))
+            self._events.emit("save.staged", step=step)
+            writer.publish()
+        except BaseException:
+            writer.abort()
+            raise
+        self._events.emit("save.published", step=step, size_bytes=job.layout.size_bytes)
+        self._publish_host_state(job)
+        return Ballot(digest=digest, layout=layout_digest(job.layout))
+
+    def _copy(self, job: LocalSave, writer: SlotWriter) -> list[int]:
+        crcs: list[int] = []
+        batch: list[tuple[npt.NDArray[np.uint8], int]] = []
+        size_bytes = 0
+        for placed, view in zip(job.layout.shards, job.views, strict=True):
+            # Flat bytes: extension types have no buffer interface of their own.
+            flat = np.ascontiguousarray(view).reshape(-1).view(np.uint8)
+            batch.append((flat, placed.offset))
+            size_bytes += placed.nbytes
+            if size_bytes >= self._copy_batch_bytes:
+                crcs += writer.copy(batch)
+                self._events.emit("save.copying", step=job.save.step, shards=len(crcs))
+                batch, size_bytes = [], 0
+        return crcs + (writer.copy(batch) if batch else [])
+
+    def _publish_host_state(self, job: LocalSave) -> None:
+        data = host_states.encode(
+            job.save,
+            self._process_index,
+            self._process_count,
+            job.host_state,
+            limit_bytes=self._host_state_limit_bytes,
+        )
+        self._tier.publish_host_state(job.save, self._process_index, self._process_count, data)
+        self._events.emit("save.host_state_published", step=job.save.step, size_bytes=len(data))
+        for buddy in job.buddies:
+            self._peers.push_host_state(buddy, job.save, data)
+        self._events.emit("save.pushed", step=job.save.step, buddies=len(job.buddies))
+
+    def _settle(
+        self, save: SaveId, outcome: Outcome, refusal: Exception | None, seconds: float
+    ) -> None:
+        self._events.emit("save.voted", step=save.step, outcome=outcome.kind)
+        if outcome.kind == "complete":
+            self._note_complete(save)
+            self._events.emit("save.complete", step=save.step, seconds=seconds)
+            return
+        if outcome.kind == "in_doubt":
+            self._in_doubt.add(save)
+            self._protect()
+        self._events.emit("save.incomplete", step=save.step, reason=outcome.reason)
+        error = SaveFailed(
+            "save",
+            f"step {save.step} to the local tier",
+            f"{outcome.kind.replace('_', ' ')}: {outcome.reason}",
+            hint="training goes on; the last complete step is kept and the next save tries again",
+        )
+        error.__cause__ = refusal
+        self._failures.record(error)
+
+    def _resolve_doubts(self) -> None:
+        for save in sorted(self._in_doubt):
+            outcome = self._vote.learn(save)
+            if outcome.kind == "in_doubt":
+                continue
+            self._in_doubt.discard(save)
+            if outcome.kind == "complete" and (self._complete is None or save > self._complete):
+                self._note_complete(save)
+        self._protect()
+
+    def _note_complete(self, save: SaveId) -> None:
+        self._complete = save
+        try:
+            self._tier.note_complete(save)
+            self._tier.release_orphans()
+        except (CheckpointError, OSError) as error:
+            failure = SaveFailed("note", f"step {save.step} as complete", str(error))
+            failure.__cause__ = error
+            self._failures.record(failure)
+        self._protect()
+
+    def _protect(self) -> None:
+        complete = set[SaveId]() if self._complete is None else {self._complete}
+        self._tier.protect(complete | self._in_doubt)
+
+    def _compare_replicas(self, save: SaveId, outcome: Outcome) -> None:
+        """At the leader: replicas that stored the same shards must have stored the same bits."""
+        by_layout: dict[str, dict[str, int]] = {}
+        for process, ballot in sorted(outcome.ballots.items()):
+            if ballot.digest:
+                by_layout.setdefault(ballot.layout, {}).setdefault(ballot.digest, process)
+        for digests in by_layout.values():
+            if len(digests) > 1:
+                self._report_divergence(save, digests)
+
+    def _report_divergence(self, save: SaveId, digests: dict[str, int]) -> None:
+        try:
+            held = {
+                holder_name(process): (self._contents(process, digest),)
+                for digest, process in digests.items()
+            }
+        except (TransferError, CheckpointError) as error:
+            processes = sorted(digests.values())
+            self._events.emit("divergence", step=save.step, text=f"{processes}: {error}")
+            return
+        for found in find_divergence(save, held):
+            self._events.emit("divergence", step=save.step, text=found.describe())
+
+    def _contents(self, process: int, digest: str) -> Contents:
+        own = self._tier.contents(digest)
+        return own if own is not None else self._peers.fetch_contents(process, digest)
+
+
+def layout_digest(layout: Layout) -> str:
+    """Short name of which shards are stored: equal for replicas that store the same."""
+    names = "\n".join(f"{placed.shard.leaf} {placed.shard.box}" for placed in layout.shards)
+    return hashlib.sha256(names.encode()).hexdigest()[:16]

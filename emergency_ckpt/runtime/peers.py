@@ -1,0 +1,128 @@
+"""The start of a job's life: secret, server, addresses and incarnation, agreed by all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from emergency_ckpt.errors import CheckpointError, ConfigError, RestoreFailed
+from emergency_ckpt.runtime.coordination import Coordinator, deadline_left_s, gather, share
+from emergency_ckpt.transfer.auth import (
+    generate_secret,
+    load_secret_file,
+    secret_from_environment,
+)
+from emergency_ckpt.transfer.client import TransferClient
+from emergency_ckpt.types import Contents, SaveId
+
+_ADDRESS_TIMEOUT_S = 30.0
+
+
+class _Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    agreement: str
+    address: str
+    error: str
+
+
+class _Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    incarnation: str
+    error: str
+
+
+class Peers:
+    """Talks to the other processes of the job by process index. Thread-safe."""
+
+    def __init__(self, coordinator: Coordinator, client: TransferClient) -> None:
+        self._coordinator = coordinator
+        self.client = client
+        self._lock = threading.Lock()
+        self._addresses: dict[int, str] = {}
+
+    def address_of(self, process: int) -> str:
+        """Where ``process`` serves; asked of the coordination service once."""
+        with self._lock:
+            known = self._addresses.get(process)
+        if known is None:
+            known = self._coordinator.get(f"address/{process}", _ADDRESS_TIMEOUT_S).decode()
+            with self._lock:
+                self._addresses[process] = known
+        return known
+
+    def push_host_state(self, process: int, save: SaveId, data: bytes) -> None:
+        """Give ``process`` a copy of this process's host state; published there on return."""
+        me, count = self._coordinator.process_index, self._coordinator.process_count
+        self.client.push_host_state(self.address_of(process), save, me, count, data)
+
+    def fetch_contents(self, process: int, digest: str) -> Contents:
+        """Contents of a manifest that ``process`` holds."""
+        return self.client.fetch_contents(self.address_of(process), digest)
+
+
+def agree_secret(coordinator: Coordinator, secret_file: str | None, timeout_s: float) -> bytes:
+    """The run's secret: from file or environment, else made up by the leader. Collective."""
+    configured = (
+        load_secret_file(Path(secret_file)) if secret_file else secret_from_environment(os.environ)
+    )
+    offer = None
+    if coordinator.process_index == 0:
+        offer = b"configured" if configured else b"made up:" + generate_secret()
+    offered = share(coordinator, "secret", offer, timeout_s)
+    if (offered == b"configured") != (configured is not None):
+        raise ConfigError(["the run's secret is configured on some processes and not on others"])
+    return configured if configured is not None else offered.removeprefix(b"made up:")
+
+
+def agree_start(
+    coordinator: Coordinator, agreement: str, start: Callable[[], str], timeout_s: float
+) -> str:
+    """Run ``start`` (which returns this process's address) on all; returns the incarnation.
+
+    ``agreement`` is a digest of what all processes must have configured alike.
+
+    Collective: when it fails on one process, or the configurations differ, every process raises.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    failure: Exception | None = None
+    address = ""
+    try:
+        address = start()
+        coordinator.put(f"address/{coordinator.process_index}", address.encode())
+    except (CheckpointError, OSError) as error:
+        failure = error
+    hello = _Hello(agreement, address, "" if failure is None else str(failure)[:2000])
+    hellos = gather(coordinator, "hello", msgspec.json.encode(hello), deadline_left_s(deadline_s))
+    verdict = None
+    if coordinator.process_index == 0:
+        decoded = {p: msgspec.json.decode(data, type=_Hello) for p, data in hellos.items()}
+        verdict = msgspec.json.encode(_Verdict(new_incarnation(), _objection(decoded)))
+    data = share(coordinator, "started", verdict, deadline_left_s(deadline_s))
+    agreed = msgspec.json.decode(data, type=_Verdict)
+    if failure is not None:
+        raise failure
+    if agreed.error:
+        raise RestoreFailed("start", "the job", agreed.error)
+    return agreed.incarnation
+
+
+def new_incarnation() -> str:
+    """A fresh id; sorts by this machine's clock, see ``types.SaveId``."""
+    return f"{time.time_ns() // 1_000_000:012x}-{secrets.token_hex(8)}"
+
+
+def _objection(hellos: dict[int, _Hello]) -> str:
+    failed = {p: hello.error for p, hello in sorted(hellos.items()) if hello.error}
+    if failed:
+        return "; ".join(f"process {p}: {error}" for p, error in list(failed.items())[:4])
+    agreements: dict[str, list[int]] = {}
+    for process, hello in sorted(hellos.items()):
+        agreements.setdefault(hello.agreement, []).append(process)
+    if len(agreements) > 1:
+        groups = " / ".join(str(group[:8]) for group in agreements.values())
+        return f"the configurations of the processes differ: {groups}"
+    return ""

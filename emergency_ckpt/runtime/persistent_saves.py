@@ -1,0 +1,191 @@
+"""The background half of a save to the persistent tier.
+
+Only the writers (the processes of the primary slice) touch storage. Every other process sends its
+host state to its scribe among them. The tensors are written first, then the host states, then one
+marker: until it is there the step does not count.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy.typing as npt
+
+from emergency_ckpt.core.persistence import owners_of, scribe, writers
+from emergency_ckpt.core.placement import Topology
+from emergency_ckpt.errors import PersistentTierError, SaveFailed
+from emergency_ckpt.runtime.coordination import Coordinator, deadline_left_s
+from emergency_ckpt.runtime.events import EventSink
+from emergency_ckpt.runtime.holdings import HostStateInbox
+from emergency_ckpt.runtime.peers import Peers
+from emergency_ckpt.runtime.worker import Failures
+from emergency_ckpt.tiers import host_state as host_states
+from emergency_ckpt.tiers.persistent import PersistentTier
+from emergency_ckpt.tiers.state_tree import StateTree
+from emergency_ckpt.types import SaveId, ShardId
+
+
+@dataclasses.dataclass(frozen=True)
+class PersistentSave:
+    """One persistent save of one process; ``views`` is empty on processes that do not write."""
+
+    save: SaveId
+    tree: StateTree
+    views: Mapping[ShardId, npt.NDArray[Any]]
+    host_state: host_states.Payload
+    topology: Topology
+
+
+class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    digest: str
+    empty: bool
+
+
+class _Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one writer tells the others about one stage."""
+
+    error: str = ""
+    documents: dict[int, _Document] = {}
+
+
+class PersistentSaves:
+    """Carries out persistent saves, one at a time, in a background thread."""
+
+    def __init__(
+        self,
+        tier: PersistentTier,
+        coordinator: Coordinator,
+        peers: Peers,
+        inbox: HostStateInbox,
+        events: EventSink,
+        failures: Failures,
+        *,
+        host_state_limit_bytes: int,
+        timeout_s: float,
+    ) -> None:
+        self._tier = tier
+        self._coordinator = coordinator
+        self._peers = peers
+        self._inbox = inbox
+        self._events = events
+        self._failures = failures
+        self._host_state_limit_bytes = host_state_limit_bytes
+        self._timeout_s = timeout_s
+
+    def run(self, job: PersistentSave) -> None:
+        """Save and publish. Never raises: what fails is recorded."""
+        step = job.save.step
+        started_s = time.monotonic()
+        self._events.emit("persistent.started", step=step)
+        try:
+            self._save(job)
+        except Exception as error:  # noqa: BLE001 - recorded, raised by check_for_errors
+            self._events.emit("persistent.failed", step=step, reason=str(error)[:500])
+            failure = SaveFailed(
+                "save",
+                f"step {step} to the persistent tier",
+                str(error),
+                hint="training goes on and the next persistent save tries again",
+            )
+            failure.__cause__ = error
+            self._failures.record(failure)
+        else:
+            self._events.emit(
+                "persistent.complete", step=step, seconds=time.monotonic() - started_s
+            )
+
+    def _save(self, job: PersistentSave) -> None:
+        me, count = self._coordinator.process_index, self._coordinator.process_count
+        data = host_states.encode(
+            job.save, me, count, job.host_state, limit_bytes=self._host_state_limit_bytes
+        )
+        to = scribe(me, job.topology)
+        if to != me:
+            self._peers.push_host_state(to, job.save, data)
+            return
+        members = writers(job.topology)
+        documents = self._stage(job.save, "host_states", lambda: self._collect(job, data), members)
+        self._stage(job.save, "tensors", lambda: self._write_tensors(job, members), members)
+        written = self._stage(
+            job.save, "documents", lambda: self._write_documents(job.save, documents), members
+        )
+        self._stage(job.save, "marker", lambda: self._publish(job, written, members), members)
+
+    def _collect(self, job: PersistentSave, own: bytes) -> dict[int, bytes]:
+        me = self._coordinator.process_index
+        others = [owner for owner in owners_of(me, job.topology) if owner != me]
+        found = self._inbox.wait_for(job.save, others, self._timeout_s)
+        if me == writers(job.topology)[0]:
+            # Leftovers of an earlier life at this step: it never became whole, or the run went
+            # back behind it.
+            self._tier.clear_step(job.save.step)
+        return {me: own, **found}
+
+    def _write_tensors(self, job: PersistentSave, members: tuple[int, ...]) -> None:
+        self._tier.write_tensors(job.save, job.tree, job.views, members)
+        self._events.emit("persistent.tensors_written", step=job.save.step)
+
+    def _write_documents(
+        self, save: SaveId, documents: Mapping[int, bytes]
+    ) -> dict[int, _Document]:
+        written: dict[int, _Document] = {}
+        for owner, data in documents.items():
+            document = host_states.decode(data)
+            self._tier.write_host_state(save.step, owner, self._coordinator.process_count, data)
+            digest = hashlib.sha256(data).hexdigest()
+            written[owner] = _Document(digest, document.payload is None)
+        self._events.emit("persistent.host_states_written", step=save.step)
+        return written
+
+    def _publish(
+        self, job: PersistentSave, written: Mapping[int, _Document], members: tuple[int, ...]
+    ) -> None:
+        """The first writer sets the marker, with what all writers said they have written."""
+        if self._coordinator.process_index != members[0]:
+            return
+        documents = dict(written)
+        for writer in members[1:]:
+            documents.update(self._report(job.save, "documents", writer, self._timeout_s).documents)
+        self._tier.publish(
+            job.save,
+            {owner: (document.digest, document.empty) for owner, document in documents.items()},
+            [leaf.spec for leaf in job.tree.leaves],
+        )
+
+    def _stage(self, save: SaveId, name: str, work: Any, members: tuple[int, ...]) -> Any:
+        """Do ``work``, tell the other writers, and go on only when it went well for all."""
+        failure: Exception | None = None
+        result: Any = None
+        try:
+            result = work()
+        except Exception as error:  # noqa: BLE001 - told to the other writers, then raised
+            failure = error
+        documents: dict[int, _Document] = result if name == "documents" and result else {}
+        report = _Report(str(failure)[:500] if failure else "", documents)
+        me = self._coordinator.process_index
+        self._coordinator.put(_key(save, name, me), msgspec.json.encode(report))
+        if failure is not None:
+            raise failure
+        deadline_s = time.monotonic() + self._timeout_s
+        for writer in members:
+            if writer == me:
+                continue
+            theirs = self._report(save, name, writer, deadline_left_s(deadline_s))
+            if theirs.error:
+                raise PersistentTierError(
+                    "save", f"step {save.step}", f"process {writer} failed: {theirs.error}"
+                )
+        return result
+
+    def _report(self, save: SaveId, name: str, writer: int, timeout_s: float) -> _Report:
+        data = self._coordinator.get(_key(save, name, writer), timeout_s)
+        return msgspec.json.decode(data, type=_Report)
+
+
+def _key(save: SaveId, stage: str, writer: int) -> str:
+    return f"persist/{save.incarnation}/{save.step}/{stage}/{writer}"

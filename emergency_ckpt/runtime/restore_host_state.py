@@ -1,0 +1,116 @@
+"""Bring back non-tensor state: this process's own document, or a remap of all documents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from absl import logging
+
+from emergency_ckpt.core.inventory import Quarantined
+from emergency_ckpt.core.plan_types import HostStateFetch, ProcessPlan
+from emergency_ckpt.errors import CheckpointError, CorruptData, HostStateError, NotHeld
+from emergency_ckpt.runtime.shard_collection import CopiesFailed
+from emergency_ckpt.tiers import host_state as host_states
+from emergency_ckpt.tiers.local import LocalTier
+from emergency_ckpt.tiers.persistent import PersistentTier
+from emergency_ckpt.transfer.client import TransferClient
+from emergency_ckpt.types import SaveId
+
+HostStateRemap = Callable[[Sequence[Any], int, int], Any]
+
+
+def fetch_documents(
+    tier: LocalTier,
+    client: TransferClient,
+    plan: ProcessPlan,
+    save: SaveId,
+    count: int,
+    me: str,
+) -> list[host_states.HostStateDocument]:
+    """The documents that the plan gives this process, from its own RAM or from peers.
+
+    A fetched document is published here too, so that it has as many holders as before the loss.
+    CopiesFailed when no source gives one.
+    """
+    found: list[host_states.HostStateDocument] = []
+    for wanted in plan.host_states:
+        own_first = sorted(wanted.sources, key=lambda source: source != me)
+        failed: list[Quarantined] = []
+        for source in own_first:
+            try:
+                data = _document_bytes(tier, client, plan, save, wanted, count, source, me)
+                document = host_states.decode(data)
+                if document.digest != wanted.digest or document.save != save:
+                    raise CorruptData(
+                        "read", f"host state of process {wanted.owner}", "another one"
+                    )
+            except CheckpointError as error:
+                logging.warning("host state of process %d at %s: %s", wanted.owner, source, error)
+                failed.append(Quarantined(source, wanted.digest))
+                continue
+            if source != me:
+                tier.publish_host_state(save, wanted.owner, count, data)
+            found.append(document)
+            break
+        else:
+            raise CopiesFailed(save.step, failed)
+    return found
+
+
+def _document_bytes(
+    tier: LocalTier,
+    client: TransferClient,
+    plan: ProcessPlan,
+    save: SaveId,
+    wanted: HostStateFetch,
+    count: int,
+    source: str,
+    me: str,
+) -> bytes:
+    if source != me:
+        return client.fetch_host_state(plan.addresses[source], save, wanted.owner, count)
+    data = tier.host_state_bytes(save, wanted.owner, count)
+    if data is None:
+        raise NotHeld("read", f"host state of process {wanted.owner}", "not here any more")
+    return data
+
+
+def read_documents(
+    tier: PersistentTier, step: int, saved_count: int, process: tuple[int, int]
+) -> list[host_states.HostStateDocument]:
+    """The documents that this process needs, from the persistent tier."""
+    me, count = process
+    owners = [me] if saved_count == count else range(saved_count)
+    return [host_states.decode(tier.read_host_state(step, owner)) for owner in owners]
+
+
+def put_back(
+    target: object,
+    documents: Sequence[host_states.HostStateDocument],
+    remap: HostStateRemap | None,
+    process: tuple[int, int],
+) -> object:
+    """Apply the documents to the caller's object; returns the restored value."""
+    if not documents:
+        logging.warning("the restored step has no non-tensor state; it is left as it is")
+        return target
+    me, count = process
+    if len(documents) == 1 and documents[0].count == count:
+        return host_states.apply(target, documents[0].payload)
+    if remap is None:
+        raise HostStateError(
+            "restore",
+            f"host state of process {me}",
+            "it was saved by another number of processes",
+            expected=count,
+            actual=len(documents),
+            hint="set host_state_remap",
+        )
+    ordered = sorted(documents, key=lambda document: document.owner)
+    value = remap([host_states.value_of(d.payload) for d in ordered], me, count)
+    set_state = getattr(target, "set_state", None)
+    if set_state is not None:
+        set_state(value)
+        return target
+    return host_states.apply(target, host_states.capture(value))

@@ -1,0 +1,354 @@
+"""A restore, on every process at once: report, plan, carry out, agree. One outcome for all."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import time
+from typing import NoReturn
+
+import msgspec
+
+from emergency_ckpt.core.plan_types import NoPlan, ProcessPlan, RestorePlan
+from emergency_ckpt.errors import (
+    CheckpointError,
+    CorruptData,
+    HostStateError,
+    PersistentTierError,
+    RestoreFailed,
+    StateMismatch,
+    StepNotFound,
+    Unrecoverable,
+)
+from emergency_ckpt.runtime.coordination import Coordinator, deadline_left_s, gather, share
+from emergency_ckpt.runtime.events import EventSink
+from emergency_ckpt.runtime.holdings import ProcessHoldings, holder_name
+from emergency_ckpt.runtime.restore_host_state import (
+    HostStateRemap,
+    fetch_documents,
+    put_back,
+    read_documents,
+)
+from emergency_ckpt.runtime.restore_leader import RestoreLeader, persistent_unusable
+from emergency_ckpt.runtime.restore_types import (
+    Answer,
+    PlanFailed,
+    Report,
+    RestoreReport,
+    Status,
+    Tally,
+    Verdict,
+)
+from emergency_ckpt.runtime.shard_collection import CopiesFailed, ShardCollection
+from emergency_ckpt.tiers import host_state as host_states
+from emergency_ckpt.tiers.local import LocalTier
+from emergency_ckpt.tiers.materialize import materialize
+from emergency_ckpt.tiers.persistent import PersistentTier
+from emergency_ckpt.tiers.state_tree import BoxTable, PyTree, StateTree
+from emergency_ckpt.transfer.client import TransferClient
+from emergency_ckpt.types import SaveId
+
+
+@dataclasses.dataclass(frozen=True)
+class RestoreParts:
+    """What every restore of one checkpointer works with."""
+
+    coordinator: Coordinator
+    tier: LocalTier
+    holdings: ProcessHoldings
+    client: TransferClient
+    persistent: PersistentTier | None
+    events: EventSink
+    run_id: str
+    remap: HostStateRemap | None
+    extra_holders: tuple[str, ...]
+    timeout_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """The outcome of a restore that found something.
+
+    Attributes:
+      save: identity of the restored save; None from the persistent tier.
+      incarnation: the id under which the job saves from now on.
+    """
+
+    state: PyTree
+    report: RestoreReport
+    save: SaveId | None
+    incarnation: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Brought:
+    """What one attempt brought back on this process."""
+
+    state: PyTree
+    host_state: object
+    tally: Tally
+
+
+class Restore:
+    """One restore; ``run`` is collective and is called once. ``number`` is the same everywhere."""
+
+    def __init__(
+        self,
+        parts: RestoreParts,
+        tree: StateTree,
+        like: PyTree,
+        *,
+        requested_step: int | None,
+        host_state: object,
+        number: int,
+    ) -> None:
+        self._parts = parts
+        self._tree = tree
+        self._like = like
+        self._requested_step = requested_step
+        self._host_state = host_state
+        self._name = f"restore/{number}"
+        self._deadline_s = time.monotonic() + parts.timeout_s
+        self._leader: RestoreLeader | None = None
+        self._leader_error: CheckpointError | None = None
+
+    @property
+    def _process(self) -> tuple[int, int]:
+        return self._parts.coordinator.process_index, self._parts.coordinator.process_count
+
+    def run(self) -> Restored | None:
+        """Bring back the newest whole step; None when there never was one.
+
+        Raises the same kind of error on every process, and then leaves the host state as it was.
+        """
+        started_s = time.monotonic()
+        self._parts.events.emit("restore.started", requested_step=self._requested_step)
+        before = host_states.capture(self._host_state)
+        self._report()
+        attempt = 0
+        while True:
+            answer = self._learn_plan(attempt)
+            if not isinstance(answer, RestorePlan):
+                return self._without_plan(answer)
+            brought, status = self._attempt(answer)
+            verdict = self._agree(attempt, status)
+            if verdict.done and brought is not None:
+                break
+            del brought
+            if self._host_state is not None:
+                host_states.apply(self._host_state, before)
+            if verdict.error:
+                hint = "no process has restored anything"
+                raise RestoreFailed("restore", f"step {answer.step}", verdict.error, hint=hint)
+            attempt += 1
+        self._forget_newer(answer)
+        report = self._finished(answer, brought, time.monotonic() - started_s)
+        return Restored(brought.state, report, answer.save, verdict.incarnation)
+
+    def _report(self) -> None:
+        """Tell the leader what this process holds and wants."""
+        specs = [leaf.spec for leaf in self._tree.leaves]
+        report = Report(
+            inventory=self._parts.holdings.inventory(),
+            state_digest=hashlib.sha256(msgspec.json.encode(specs)).hexdigest(),
+            wants_host_state=self._host_state is not None,
+        )
+        reports = gather(
+            self._parts.coordinator,
+            f"{self._name}/report",
+            msgspec.json.encode(report),
+            deadline_left_s(self._deadline_s),
+        )
+        if self._process[0] != 0:
+            return
+        table = BoxTable(self._tree, self._process[1])
+        self._leader = RestoreLeader(
+            self._parts.tier,
+            self._parts.client,
+            self._parts.persistent,
+            self._parts.events,
+            targets=table.targets(),
+            leaves=self._tree.specs,
+            requested_step=self._requested_step,
+            remap=self._parts.remap is not None,
+            extra_holders=self._parts.extra_holders,
+        )
+        try:
+            self._leader.take_reports(
+                {p: msgspec.json.decode(data, type=Report) for p, data in reports.items()}
+            )
+        except CheckpointError as error:
+            self._leader_error = error
+
+    def _learn_plan(self, attempt: int) -> Answer:
+        """The leader plans and tells each process its part."""
+        name, (me, count) = f"{self._name}/{attempt}/plan", self._process
+        coordinator = self._parts.coordinator
+        if self._leader is None:
+            data = coordinator.get(f"{name}/{me}", deadline_left_s(self._deadline_s))
+            return msgspec.json.decode(data, type=Answer)
+        try:
+            if self._leader_error is not None:
+                raise self._leader_error
+            answer: Answer = self._leader.plan()
+        except CheckpointError as error:
+            self._leader_error = error
+            answer = PlanFailed(str(error)[:4000])
+        for process in range(count):
+            part = answer.share_of(process) if isinstance(answer, RestorePlan) else answer
+            coordinator.put(f"{name}/{process}", msgspec.json.encode(part))
+        return answer.share_of(me) if isinstance(answer, RestorePlan) else answer
+
+    def _attempt(self, plan: RestorePlan) -> tuple[_Brought | None, Status]:
+        """Carry out this process's part. What fails is told to all, never raised alone."""
+        self._parts.events.emit(
+            "restore.planned", step=plan.step, tier=plan.tier, rejected=len(plan.rejected)
+        )
+        for rejection in plan.rejected:
+            self._parts.events.emit(
+                "restore.rejected",
+                step=rejection.step,
+                tier=rejection.tier,
+                reason=rejection.reason,
+            )
+        try:
+            if plan.save is not None:
+                return self._from_local(plan, plan.save), Status()
+            return self._from_persistent(plan), Status()
+        except CopiesFailed as error:
+            return None, Status(str(error), error.unusable)
+        except (PersistentTierError, CorruptData) as error:
+            unusable = (persistent_unusable(plan.step),) if plan.save is None else ()
+            return None, Status(str(error)[:2000], unusable)
+        except Exception as error:  # noqa: BLE001 - becomes the collective error of all processes
+            return None, Status(f"{type(error).__name__}: {error}"[:2000])
+
+    def _from_local(self, plan: RestorePlan, save: SaveId) -> _Brought:
+        parts, (me, _) = self._parts, self._process
+        part = plan.processes.get(me, ProcessPlan())
+        parts.tier.protect([save])
+        shards = ShardCollection(
+            parts.tier,
+            parts.client,
+            parts.events,
+            save=save,
+            me=holder_name(me),
+            deadline_s=self._deadline_s,
+        )
+        shards.collect(part)
+        parts.events.emit(
+            "restore.fetched",
+            step=plan.step,
+            bytes_local=shards.tally.local,
+            bytes_peer=shards.tally.peer,
+        )
+        documents = fetch_documents(
+            parts.tier, parts.client, part, save, plan.host_state_count or 0, holder_name(me)
+        )
+        state = materialize(self._tree, self._like, shards.bytes_of)
+        host_state = self._put_back(documents)
+        return _Brought(state, host_state, shards.tally)
+
+    def _from_persistent(self, plan: RestorePlan) -> _Brought:
+        persistent = self._parts.persistent
+        assert persistent is not None, "only a checkpointer with a directory plans for it"
+        state, size_bytes = persistent.read_tensors(plan.step, self._tree, self._like)
+        documents: list[host_states.HostStateDocument] = []
+        if plan.host_state_count is not None:
+            documents = read_documents(persistent, plan.step, plan.host_state_count, self._process)
+        return _Brought(state, self._put_back(documents), Tally(persistent=size_bytes))
+
+    def _put_back(self, documents: list[host_states.HostStateDocument]) -> object:
+        if self._host_state is None:
+            return None
+        return put_back(self._host_state, documents, self._parts.remap, self._process)
+
+    def _agree(self, attempt: int, status: Status) -> Verdict:
+        """Collect how it went; the leader's verdict is everyone's."""
+        name = f"{self._name}/{attempt}"
+        coordinator = self._parts.coordinator
+        statuses = gather(
+            coordinator,
+            f"{name}/status",
+            msgspec.json.encode(status),
+            deadline_left_s(self._deadline_s),
+        )
+        verdict = None
+        if self._leader is not None:
+            decoded = {p: msgspec.json.decode(data, type=Status) for p, data in statuses.items()}
+            verdict = msgspec.json.encode(self._leader.judge(decoded))
+        data = share(coordinator, f"{name}/verdict", verdict, deadline_left_s(self._deadline_s))
+        return msgspec.json.decode(data, type=Verdict)
+
+    def _forget_newer(self, plan: RestorePlan) -> None:
+        """No leftover of another life may ever look newer than what training goes on from.
+
+        All wait for each other: nobody trains while a peer could still count on such a leftover.
+        """
+        tier = self._parts.tier
+        kept = plan.save or SaveId(plan.step, "", self._parts.run_id)
+        tier.invalidate_newer(kept)
+        if plan.save is not None:
+            tier.note_complete(plan.save)
+        self._parts.coordinator.barrier(
+            f"{self._name}/forgotten", deadline_left_s(self._deadline_s)
+        )
+
+    def _finished(self, plan: RestorePlan, brought: _Brought, seconds: float) -> RestoreReport:
+        tally = brought.tally
+        report = RestoreReport(
+            step=plan.step,
+            tier=plan.tier,
+            seconds=seconds,
+            bytes_local=tally.local,
+            bytes_peer=tally.peer,
+            bytes_persistent=tally.persistent,
+            host_state=brought.host_state,
+            rejected=plan.rejected,
+        )
+        self._parts.events.emit(
+            "restore.finished",
+            step=report.step,
+            tier=report.tier,
+            seconds=report.seconds,
+            bytes_local=report.bytes_local,
+            bytes_peer=report.bytes_peer,
+            bytes_persistent=report.bytes_persistent,
+        )
+        return report
+
+    def _without_plan(self, answer: NoPlan | PlanFailed) -> None:
+        if isinstance(answer, PlanFailed):
+            if self._leader_error is not None:
+                raise self._leader_error
+            raise RestoreFailed("restore", "the job", answer.error)
+        for note in answer.notes:
+            self._parts.events.emit("restore.note", text=note)
+        if answer.kind != "nothing":
+            _raise_no_plan(answer, f"run {self._parts.run_id!r}")
+        # Leftovers of saves that never became whole must not mix with what comes.
+        self._parts.tier.invalidate_newer(SaveId(-1, "", self._parts.run_id))
+        self._parts.coordinator.barrier(
+            f"{self._name}/forgotten", deadline_left_s(self._deadline_s)
+        )
+        self._parts.events.emit("restore.nothing")
+
+
+def _raise_no_plan(answer: NoPlan, run: str) -> NoReturn:
+    step = f"step {answer.step}"
+    match answer.kind:
+        case "state_mismatch":
+            raise StateMismatch("restore", step, answer.mismatches)
+        case "host_state_count":
+            raise HostStateError(
+                "restore",
+                f"host states of {step}",
+                "they were saved by another number of processes",
+                expected=answer.process_count,
+                actual=answer.saved_count,
+                hint="set host_state_remap, or start as many processes as at the save",
+            )
+        case "step_not_found":
+            raise StepNotFound("restore", step, "; ".join(answer.missing))
+        case _:
+            raise Unrecoverable(run, answer.missing)

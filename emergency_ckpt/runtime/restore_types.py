@@ -1,0 +1,79 @@
+"""What the processes tell each other during a restore, and what the caller learns of it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import msgspec
+
+from emergency_ckpt.core.inventory import HolderInventory, Quarantined
+from emergency_ckpt.core.plan_types import NoPlan, Rejection, RestorePlan
+
+
+class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One process's inventory, and a digest of the state that it wants back."""
+
+    inventory: HolderInventory
+    state_digest: str
+    wants_host_state: bool
+
+
+class Status(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How one process's part of a plan went.
+
+    ``unusable`` names copies that failed; with them the leader plans anew. An ``error`` with
+    nothing unusable ends the restore on all processes.
+    """
+
+    error: str = ""
+    unusable: tuple[Quarantined, ...] = ()
+
+
+class Verdict(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What the leader makes of all statuses: done, once more, or the end."""
+
+    done: bool = False
+    error: str = ""
+    incarnation: str = ""
+
+
+class PlanFailed(msgspec.Struct, frozen=True, tag="failed", forbid_unknown_fields=True):
+    """The leader could not plan at all; nobody restores."""
+
+    error: str
+
+
+Answer = RestorePlan | NoPlan | PlanFailed
+
+
+@dataclasses.dataclass
+class Tally:
+    """Bytes of the restored state that this process took from each place."""
+
+    local: int = 0
+    peer: int = 0
+    persistent: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class RestoreReport:
+    """What a restore did, on this process.
+
+    Attributes:
+      step: the restored step.
+      tier: ``"local"`` (own RAM and peers') or ``"persistent"``.
+      seconds: from the call to the return.
+      bytes_local, bytes_peer, bytes_persistent: bytes of tensors read from the own ramdisk, from
+        peers and from the persistent directory.
+      host_state: the restored non-tensor state: the payload, or the object after ``set_state``.
+      rejected: newer steps that were not whole, and what each lacked.
+    """
+
+    step: int
+    tier: str
+    seconds: float
+    bytes_local: int
+    bytes_peer: int
+    bytes_persistent: int
+    host_state: object
+    rejected: tuple[Rejection, ...]

@@ -1,0 +1,99 @@
+"""What a save of one structure of state consists of: worked out once, used for every save."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Protocol
+
+import jax
+
+from emergency_ckpt.core.boxes import covers, whole
+from emergency_ckpt.core.persistence import writers
+from emergency_ckpt.core.placement import PlacementPolicy, Topology, buddies, place
+from emergency_ckpt.errors import InvalidState
+from emergency_ckpt.runtime.topology import topology_of
+from emergency_ckpt.tiers.manifest import Layout, lay_out, shard_nbytes
+from emergency_ckpt.tiers.snapshot import SnapshotRecipe
+from emergency_ckpt.tiers.state_tree import BoxTable, StateTree
+from emergency_ckpt.types import LeafSpec, ShardId
+
+
+class Settings(Protocol):
+    """The part of the config that decides what is saved."""
+
+    @property
+    def dir(self) -> str | None: ...
+    @property
+    def mesh(self) -> jax.sharding.Mesh | None: ...
+    @property
+    def replica_axis(self) -> str | int: ...
+    @property
+    def placement(self) -> PlacementPolicy: ...
+    @property
+    def host_state_buddies(self) -> int | None: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class SaveRecipe:
+    """How this process saves states of one structure.
+
+    Attributes:
+      layout: where in a slot the stored shards go.
+      local: takes the shards of ``layout``, in its order.
+      held: all distinct shards on this process's devices; ``all_held`` takes them.
+      buddies: who gets a copy of this process's host state.
+    """
+
+    tree: StateTree
+    topology: Topology
+    leaves: tuple[LeafSpec, ...]
+    layout: Layout
+    local: SnapshotRecipe
+    held: tuple[ShardId, ...]
+    all_held: SnapshotRecipe
+    buddies: tuple[int, ...]
+
+
+def build_recipe(tree: StateTree, settings: Settings, process: tuple[int, int]) -> SaveRecipe:
+    """Work out the recipe for ``tree`` on this process.
+
+    Raises:
+      InvalidState: with a persistent tier, a leaf that the primary slice does not hold whole.
+    """
+    me, count = process
+    topology = topology_of(settings.mesh, settings.replica_axis, tree)
+    table = BoxTable(tree, count)
+    stored = place(settings.placement, topology, me, table.slices_holding(me, topology))
+    specs = tree.specs
+    layout = lay_out(
+        [leaf.spec for leaf in tree.leaves],
+        [(shard, shard_nbytes(specs[shard.leaf], shard.box)) for shard in stored],
+    )
+    if settings.dir is not None:
+        _check_primary_is_whole(tree, table, topology)
+    held = table.shards_of(me)
+    return SaveRecipe(
+        tree=tree,
+        topology=topology,
+        leaves=tuple(leaf.spec for leaf in tree.leaves),
+        layout=layout,
+        local=SnapshotRecipe(tree, [placed.shard for placed in layout.shards]),
+        held=held,
+        all_held=SnapshotRecipe(tree, held),
+        buddies=buddies(me, topology, settings.host_state_buddies),
+    )
+
+
+def _check_primary_is_whole(tree: StateTree, table: BoxTable, topology: Topology) -> None:
+    boxes: dict[str, set[tuple[tuple[int, int], ...]]] = {}
+    for writer in writers(topology):
+        for shard in table.shards_of(writer):
+            boxes.setdefault(shard.leaf, set()).add(shard.box)
+    for leaf in tree.leaves:
+        if not covers(whole(leaf.spec.global_shape), sorted(boxes.get(leaf.spec.path, ()))):
+            raise InvalidState(
+                "save",
+                f"leaf {leaf.spec.path!r}",
+                "the primary slice does not hold all of it, so it cannot write it",
+                hint="set mesh and replica_axis so that slices are replicas",
+            )

@@ -1,0 +1,113 @@
+"""The background vote: whether every process has published a save.
+
+Two slots are enough only if no process overwrites the older save while another one still counts on
+it. So the outcome is one value, set once by the leader in the coordination service, and every
+process acts on that value alone. Who cannot learn it is *in doubt* and overwrites neither save.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from emergency_ckpt.core.save_decision import decide_vote
+from emergency_ckpt.errors import CoordinationError, DeadlineExceeded
+from emergency_ckpt.runtime.coordination import Coordinator
+from emergency_ckpt.types import SaveId
+
+_KEPT_VOTES = 8
+_REASON_LIMIT_CHARS = 200
+
+
+class Ballot(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What one process says of a save: under 200 bytes, or a reason why it refuses.
+
+    Attributes:
+      digest: of the published contents.
+      layout: digest of which shards these are; replicas with equal layouts should have equal
+        digests.
+    """
+
+    digest: str = ""
+    layout: str = ""
+    refused: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outcome:
+    """``ballots`` are those of all processes, at the leader only."""
+
+    kind: Literal["complete", "incomplete", "in_doubt"]
+    reason: str
+    ballots: Mapping[int, Ballot] = dataclasses.field(default_factory=dict[int, Ballot])
+
+
+class _Decision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    complete: bool
+    reason: str
+
+
+class Vote:
+    """Casts votes of this process. All methods block; they belong to the background thread."""
+
+    def __init__(self, coordinator: Coordinator, timeout_s: float) -> None:
+        self._coordinator = coordinator
+        self._timeout_s = timeout_s
+        self._old_votes: deque[str] = deque()
+
+    def cast(self, save: SaveId, ballot: Ballot) -> Outcome:
+        """Vote on ``save`` and learn the outcome. Collective, each save once."""
+        name = _name(save)
+        coordinator = self._coordinator
+        ballot = msgspec.structs.replace(ballot, refused=ballot.refused[:_REASON_LIMIT_CHARS])
+        problem = ""
+        try:
+            key = f"{name}/ballot/{coordinator.process_index}"
+            coordinator.put(key, msgspec.json.encode(ballot))
+            coordinator.barrier(f"{name}/all", self._timeout_s)
+        except (CoordinationError, DeadlineExceeded) as error:
+            problem = str(error)
+        if coordinator.process_index != 0:
+            return self._learn(name, self._timeout_s, problem)
+        try:
+            return self._decide(name)
+        except (CoordinationError, DeadlineExceeded) as error:
+            return Outcome("in_doubt", f"{problem} {error}")
+
+    def learn(self, save: SaveId) -> Outcome:
+        """Ask again for the outcome of a save that is in doubt. Not collective, returns at once."""
+        return self._learn(_name(save), 0.05, "")
+
+    def _decide(self, name: str) -> Outcome:
+        coordinator = self._coordinator
+        ballots = {
+            int(process): msgspec.json.decode(data, type=Ballot)
+            for process, data in coordinator.list(f"{name}/ballot").items()
+        }
+        refused = {process for process, ballot in ballots.items() if ballot.refused}
+        result = decide_vote(range(coordinator.process_count), ballots.keys() - refused, refused)
+        reason = "; ".join(
+            [result.reason, *(f"process {p}: {ballots[p].refused}" for p in sorted(refused)[:4])]
+        )
+        decision = _Decision(result.outcome == "complete", reason)
+        coordinator.put(f"{name}/decision", msgspec.json.encode(decision))
+        self._old_votes.append(name)
+        if len(self._old_votes) > _KEPT_VOTES:
+            coordinator.delete(self._old_votes.popleft())
+        return Outcome(result.outcome, reason, ballots)
+
+    def _learn(self, name: str, timeout_s: float, problem: str) -> Outcome:
+        try:
+            data = self._coordinator.get(f"{name}/decision", timeout_s)
+        except (CoordinationError, DeadlineExceeded) as error:
+            return Outcome("in_doubt", f"{problem} {error}".strip())
+        decision = msgspec.json.decode(data, type=_Decision)
+        return Outcome("complete" if decision.complete else "incomplete", decision.reason)
+
+
+def _name(save: SaveId) -> str:
+    return f"vote/{save.incarnation}/{save.step}"

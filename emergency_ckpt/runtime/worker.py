@@ -1,0 +1,86 @@
+"""One background thread with room for one piece of work, and a record of what failed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from absl import logging
+
+from emergency_ckpt.errors import CheckpointError
+
+
+class Failures:
+    """Errors of background work, kept until somebody asks."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pending: list[CheckpointError] = []
+        self._count = 0
+
+    @property
+    def count(self) -> int:
+        """Failures since the start, also those already raised."""
+        return self._count
+
+    def record(self, error: CheckpointError) -> None:
+        """Log ``error`` and keep it for ``raise_pending``."""
+        logging.error("%s", error)
+        with self._lock:
+            self._count += 1
+            self._pending.append(error)
+
+    def raise_pending(self) -> None:
+        """Raise the newest error that was not raised before, if any, and forget the others."""
+        with self._lock:
+            pending, self._pending = self._pending, []
+        if pending:
+            raise pending[-1]
+
+
+class BackgroundWorker:
+    """Runs one piece of work at a time. ``submit`` and ``wait_idle`` belong to one thread."""
+
+    def __init__(self, name: str) -> None:
+        self._changed = threading.Condition()
+        self._work: Callable[[], None] | None = None
+        self._stopping = False
+        self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Callable[[], None]) -> None:
+        """Start ``work``, which must not raise. RuntimeError while other work is under way."""
+        with self._changed:
+            if self._work is not None or self._stopping:
+                raise RuntimeError(f"{self._thread.name} is busy or stopped")
+            self._work = work
+            self._changed.notify_all()
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """True once nothing is under way; False when that takes longer than ``timeout_s``."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._work is None, timeout_s)
+
+    def stop(self, timeout_s: float) -> bool:
+        """Let the work under way end, then end the thread. False when it did not in time."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _loop(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._work is not None or self._stopping)
+                work = self._work
+            if work is None:
+                return
+            try:
+                work()
+            finally:
+                # Drop the last reference to the snapshot before telling anyone: its buffers go.
+                del work
+                with self._changed:
+                    self._work = None
+                    self._changed.notify_all()

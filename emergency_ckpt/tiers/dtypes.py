@@ -1,0 +1,23 @@
+"""Names of element types, as manifests store them, to numpy dtypes and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from emergency_ckpt.errors import CorruptData
+
+
+def dtype_named(name: str) -> np.dtype[Any]:
+    """The numpy dtype called ``name``; CorruptData for a name that is no fixed-size type."""
+    # ml_dtypes first: numpy would read "int4" in its own way one day.
+    extension = getattr(ml_dtypes, name, None)
+    try:
+        dtype = np.dtype(extension if isinstance(extension, type) else name)
+    except TypeError as error:
+        raise CorruptData("decode", f"dtype {name!r}", "no such element type") from error
+    if dtype.hasobject or dtype.itemsize == 0 or dtype.names is not None:
+        raise CorruptData("decode", f"dtype {name!r}", "not a type of fixed size")
+    return dtype

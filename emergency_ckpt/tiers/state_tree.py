@@ -1,0 +1,226 @@
+"""The training state as leaves, boxes and processes: what JAX knows, in this package's words."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from emergency_ckpt.core.placement import Topology, slices_with_boxes
+from emergency_ckpt.errors import InvalidState
+from emergency_ckpt.types import Box, LeafSpec, ShardId
+
+PyTree = Any
+Device = Any
+TreeDef = Any
+
+
+class LeafKind(enum.Enum):
+    """What the user's leaf is, and so what a restore must give back."""
+
+    ARRAY = "array"
+    KEYS = "keys"  # a PRNG key array
+    NUMPY = "numpy"
+    SCALAR = "scalar"  # a Python bool, int or float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Leaf:
+    """One leaf of a state.
+
+    Attributes:
+      spec: what is stored.
+      kind: what it is to the user.
+      sharding: placement of the stored array (key data for PRNG keys); None for host values.
+      position: index in the pytree's flattening order.
+    """
+
+    spec: LeafSpec
+    kind: LeafKind
+    sharding: jax.sharding.Sharding | None
+    position: int
+
+
+@dataclasses.dataclass(frozen=True)
+class StateTree:
+    """A described state: its leaves sorted by path, and the pytree's structure."""
+
+    leaves: tuple[Leaf, ...]
+    treedef: TreeDef
+
+    @property
+    def specs(self) -> dict[str, LeafSpec]:
+        """The leaf specs by path."""
+        return {leaf.spec.path: leaf.spec for leaf in self.leaves}
+
+    def unflatten(self, values: Mapping[str, object]) -> PyTree:
+        """The pytree with ``values`` by path."""
+        ordered: list[object] = [None] * len(self.leaves)
+        for leaf in self.leaves:
+            ordered[leaf.position] = values[leaf.spec.path]
+        return jax.tree_util.tree_unflatten(self.treedef, ordered)
+
+
+def describe(state: PyTree, operation: str) -> StateTree:
+    """Describe ``state`` (arrays or specs with shape, dtype and sharding). Not collective.
+
+    Raises:
+      InvalidState: a leaf of an unsupported type, or two leaves with one path.
+    """
+    flat, treedef = jax.tree_util.tree_flatten_with_path(state)
+    leaves: dict[str, Leaf] = {}
+    for position, (key_path, value) in enumerate(flat):
+        path = jax.tree_util.keystr(key_path, simple=True, separator="/")
+        if path in leaves:
+            raise InvalidState(
+                operation, f"leaf {path!r}", "two leaves have this path", hint="rename a key"
+            )
+        leaves[path] = _describe_leaf(value, path, position, operation)
+    return StateTree(tuple(leaves[path] for path in sorted(leaves)), treedef)
+
+
+def _describe_leaf(value: Any, path: str, position: int, operation: str) -> Leaf:
+    if isinstance(value, bool | int | float):
+        dtype = np.asarray(value).dtype
+        return Leaf(LeafSpec(path, dtype.name, ()), LeafKind.SCALAR, None, position)
+    if isinstance(value, np.ndarray | np.generic):
+        if value.dtype.hasobject or value.dtype.names is not None:
+            raise InvalidState(
+                operation, f"leaf {path!r}", f"dtype {value.dtype} has no fixed bytes"
+            )
+        spec = LeafSpec(path, value.dtype.name, tuple(value.shape))
+        return Leaf(spec, LeafKind.NUMPY, None, position)
+    if not (hasattr(value, "shape") and hasattr(value, "dtype")):
+        raise InvalidState(
+            operation,
+            f"leaf {path!r}",
+            f"type {type(value).__name__} cannot be checkpointed",
+            hint="put iterators and other Python state into host_state",
+        )
+    shape = tuple(int(dim) for dim in value.shape)
+    sharding = _sharding_of(value, path, operation)
+    if is_key_type(value.dtype):
+        data_spec, impl = _key_data_spec(shape, value.dtype)
+        spec = LeafSpec(path, data_spec.dtype.name, tuple(data_spec.shape), impl)
+        return Leaf(spec, LeafKind.KEYS, sharding, position)
+    spec = LeafSpec(path, np.dtype(value.dtype).name, shape)
+    return Leaf(spec, LeafKind.ARRAY, sharding, position)
+
+
+def _sharding_of(value: Any, path: str, operation: str) -> jax.sharding.Sharding:
+    sharding = getattr(value, "sharding", None)
+    if isinstance(sharding, jax.sharding.Sharding):
+        return sharding
+    if jax.process_count() == 1:
+        return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    raise InvalidState(
+        operation,
+        f"leaf {path!r}",
+        "the spec has no sharding",
+        hint="in a job of several processes every array spec needs one",
+    )
+
+
+def _key_data_spec(shape: tuple[int, ...], dtype: Any) -> tuple[jax.ShapeDtypeStruct, str]:
+    impl: list[str] = []
+
+    def data_of(keys: jax.Array) -> jax.Array:
+        impl.append(str(jax.random.key_impl(keys)))
+        return jax.random.key_data(keys)
+
+    data = jax.eval_shape(data_of, jax.ShapeDtypeStruct(shape, dtype))
+    return data, impl[0]
+
+
+def is_key_type(dtype: Any) -> bool:
+    """Whether arrays of ``dtype`` hold PRNG keys."""
+    return bool(jax.numpy.issubdtype(dtype, jax.dtypes.prng_key))
+
+
+def whole(shape: Sequence[int]) -> Box:
+    """The box that is a whole array of ``shape``."""
+    return tuple((0, int(dim)) for dim in shape)
+
+
+def boxes_by_device(leaf: Leaf) -> dict[Device, Box]:
+    """The box that each device of the leaf's sharding holds; empty for host values."""
+    if leaf.sharding is None:
+        return {}
+    shape = leaf.spec.global_shape
+    return {
+        device: tuple(
+            (index.indices(dim)[0], index.indices(dim)[1])
+            for index, dim in zip(indices, shape, strict=True)
+        )
+        for device, indices in leaf.sharding.devices_indices_map(shape).items()
+    }
+
+
+class BoxTable:
+    """Which process holds which boxes of each leaf.
+
+    Leaves that no single process of another host could give back - host values and arrays that
+    live on one process's devices only - count as held, whole, by every process: each process has
+    its own equal copy of them.
+
+    Leaves with one sharding and shape share one entry, so that a large job costs little.
+    """
+
+    def __init__(self, tree: StateTree, process_count: int) -> None:
+        self._process_count = process_count
+        self._by_kind: dict[tuple[object, ...], dict[int, tuple[Box, ...]]] = {}
+        self._leaf_keys: list[tuple[str, tuple[object, ...]]] = []
+        for leaf in tree.leaves:
+            key = (leaf.sharding, leaf.spec.global_shape)
+            if key not in self._by_kind:
+                self._by_kind[key] = self._boxes_by_process(leaf)
+            self._leaf_keys.append((leaf.spec.path, key))
+
+    def _boxes_by_process(self, leaf: Leaf) -> dict[int, tuple[Box, ...]]:
+        found: dict[int, set[Box]] = {}
+        for device, box in boxes_by_device(leaf).items():
+            found.setdefault(device.process_index, set()).add(box)
+        if len(found) <= 1 < self._process_count or not found:
+            everywhere = (whole(leaf.spec.global_shape),)
+            return dict.fromkeys(range(self._process_count), everywhere)
+        return {process: tuple(sorted(boxes)) for process, boxes in found.items()}
+
+    def shards_of(self, process: int) -> tuple[ShardId, ...]:
+        """The distinct shards that ``process`` holds, sorted."""
+        return tuple(
+            ShardId(path, box)
+            for path, key in self._leaf_keys
+            for box in self._by_kind[key].get(process, ())
+        )
+
+    def targets(self) -> dict[int, tuple[ShardId, ...]]:
+        """``shards_of`` for every process; processes with equal shards share one tuple."""
+        kinds = list(self._by_kind.values())
+        shared: dict[tuple[tuple[Box, ...], ...], tuple[ShardId, ...]] = {}
+        result: dict[int, tuple[ShardId, ...]] = {}
+        for process in range(self._process_count):
+            signature = tuple(kind.get(process, ()) for kind in kinds)
+            if signature not in shared:
+                shared[signature] = self.shards_of(process)
+            result[process] = shared[signature]
+        return result
+
+    def slices_holding(self, process: int, topology: Topology) -> dict[ShardId, frozenset[int]]:
+        """For each shard that ``process`` holds: the slices that hold it."""
+        by_kind = {
+            key: slices_with_boxes(
+                topology,
+                boxes.get(process, ()),
+                ((other, box) for other, theirs in boxes.items() for box in theirs),
+            )
+            for key, boxes in self._by_kind.items()
+        }
+        return {
+            ShardId(path, box): slices
+            for path, key in self._leaf_keys
+            for box, slices in by_kind[key].items()
+        }
