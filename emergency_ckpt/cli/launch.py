@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage]
 
 _SHOWN_EVENTS = ("fault.fired", "ram.lost", "life.ended", "job.restarting", "job.finished")
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _EPILOG = """\
 faults: words separated by spaces, several --fault options fire in order, each once
   step=23              when some process reports this step (needed)
@@ -71,7 +72,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the job; its exit code. SIGINT and SIGTERM end it cleanly."""
+    """Run the job; its exit code. SIGINT, SIGTERM and SIGHUP end it cleanly."""
     faults = [parse_fault(text) for text in args.fault]
     spec = job_spec(args)
     supervisor = Supervisor(spec, faults=faults, on_event=_show)
@@ -79,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     def stop(signum: int, frame: FrameType | None) -> None:
         supervisor.stop(signum)
 
-    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.signal(number, stop) for number in _STOP_SIGNALS}
     _say(f"ramdisks in {spec.local_root}, logs in {spec.log_dir}")
     try:
         result = supervisor.run(args.timeout_s)

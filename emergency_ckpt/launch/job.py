@@ -29,7 +29,7 @@ class JobEvent:
 
     Attributes:
       name: job.started, life.started, process.started, process.exited, fault.fired, ram.lost,
-        life.ended, job.restarting, job.finished or job.failed.
+        life.ended, janitor.lost, job.restarting, job.finished or job.failed.
       fields: details: plain numbers, strings and lists of them.
       time_s: Unix time.
     """

@@ -261,8 +261,7 @@ class ProcessSet:
             returncode=process.popen.wait(),
             step=process.progress.step,
         )
-        assert self._janitor.stdin is not None
-        os.write(self._janitor.stdin.fileno(), b"-%d\n" % process.popen.pid)
+        self._forget(process.popen.pid)
         step = process.exit.step if process.exit.step != NO_STEP else None
         self._emit(
             "process.exited",
@@ -272,6 +271,15 @@ class ProcessSet:
             step=step,
         )
         return process.exit
+
+    def _forget(self, group: int) -> None:
+        assert self._janitor.stdin is not None
+        try:
+            os.write(self._janitor.stdin.fileno(), b"-%d\n" % group)
+        except BrokenPipeError:
+            # Somebody killed the janitor. The others must be ended all the same; the next life
+            # gets a new one.
+            self._emit("janitor.lost", returncode=self._janitor.wait(_JANITOR_EXIT_S))
 
     def _end_group(self, processes: Sequence[int], grace_s: float) -> None:
         if grace_s > 0:

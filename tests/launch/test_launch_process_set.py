@@ -18,6 +18,16 @@ from emergency_ckpt.launch.process_set import ProcessSet
 TIMEOUT_S = 60
 
 
+def janitors_of(pid: int) -> list[int]:
+    """The janitors among the children of a process."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [
+        int(child)
+        for child in children
+        if b"janitor.py" in Path(f"/proc/{child}/cmdline").read_bytes()
+    ]
+
+
 def test_start_watch_kill_wait(make_spec: MakeSpec) -> None:
     with ProcessSet(make_spec("train(10); time.sleep(600)")) as processes:
         assert processes.wait_for_step(10, TIMEOUT_S) == 10
@@ -92,7 +102,19 @@ def test_processes_have_no_way_to_the_janitor(make_spec: MakeSpec) -> None:
     assert spec.log_path(0, 0).read_text().splitlines()[1] == "/dev/null 4"
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_lost_janitor_does_not_keep_processes_alive(make_spec: MakeSpec) -> None:
+    names: list[str] = []
+    spec = make_spec("train(0); time.sleep(600)")
+    with ProcessSet(spec, on_event=lambda event: names.append(event.name)) as processes:
+        wait_until(lambda: min(processes.steps) == 0, "all run")
+        [janitor] = janitors_of(os.getpid())
+        os.kill(janitor, signal.SIGKILL)
+        wait_until(lambda: not alive(janitor), "the janitor is dead")
+    assert "janitor.lost" in names
+    wait_until_gone(processes.pids)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
 def test_no_process_outlives_the_supervisor(
     make_spec: MakeSpec, tmp_path: Path, signum: int
 ) -> None:
