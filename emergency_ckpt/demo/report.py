@@ -1,0 +1,294 @@
+"""The demo's verdict: pure decisions over events and digests, a summary, a table and a plot."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+from rich.table import Table
+
+from emergency_ckpt.demo.events import DemoEvent
+from emergency_ckpt.demo.results import JobDigest, differences
+from emergency_ckpt.demo.scenarios import Scenario
+from emergency_ckpt.demo.timeline import size_text
+
+Summary = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """All that one run of the job left behind.
+
+    Attributes:
+      finished: every process ended with success.
+      events: by time.
+      digest: the final bits; None when the run did not finish.
+      corpus: digests of the text that its processes read.
+      seconds: wall time of the run.
+    """
+
+    finished: bool
+    events: Sequence[DemoEvent]
+    digest: JobDigest | None
+    corpus: frozenset[str]
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recovery:
+    """The first restore after the fault, over all processes.
+
+    Attributes:
+      fault_step: the last step that any process finished before the fault.
+      restored_step: None when nothing was restored, or the processes do not agree.
+      tiers: the tiers that the processes name.
+      seconds: the longest restore of any process.
+      local_bytes, peer_bytes, persistent_bytes: sums over the processes.
+      processes: how many reported a restore.
+    """
+
+    fault_step: int | None
+    restored_step: int | None
+    tiers: frozenset[str]
+    seconds: float
+    local_bytes: int
+    peer_bytes: int
+    persistent_bytes: int
+    processes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What is written down about one scenario; ``problems`` says why it is not a success."""
+
+    summary: Summary
+    problems: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Recovered, and equal to the run that nothing disturbed."""
+        return bool(self.summary["recovered"] and self.summary["bitwise_equal"])
+
+
+def losses(events: Sequence[DemoEvent], life: int | None = None) -> dict[int, float]:
+    """Loss by step, of one life or of all: of a step that was done twice the later one counts."""
+    found: dict[int, float] = {}
+    for event in sorted(events, key=lambda event: (event.life, event.time_s)):
+        if event.name == "train.step" and life in (None, event.life):
+            found[event.fields["step"]] = event.fields["loss"]
+    return found
+
+
+def recovery_of(events: Sequence[DemoEvent]) -> Recovery:
+    """What the second life says about its restore."""
+    before = [e.fields["step"] for e in events if e.name == "train.step" and e.life == 0]
+    restores = [
+        event.fields
+        for event in events
+        if event.name == "restore.finished"
+        and event.life == 1
+        and event.fields.get("step") is not None
+    ]
+    steps = {fields["step"] for fields in restores}
+    return Recovery(
+        fault_step=max(before) if before else None,
+        restored_step=steps.pop() if len(steps) == 1 else None,
+        tiers=frozenset(str(fields["tier"]) for fields in restores),
+        seconds=max((float(fields["seconds"]) for fields in restores), default=0.0),
+        local_bytes=sum(fields["bytes_local"] for fields in restores),
+        peer_bytes=sum(fields["bytes_peer"] for fields in restores),
+        persistent_bytes=sum(fields["bytes_persistent"] for fields in restores),
+        processes=len(restores),
+    )
+
+
+def recovery_problems(
+    scenario: Scenario, process_count: int, faulty: RunRecord, recovery: Recovery
+) -> list[str]:
+    """Why the recovery is not the one that ``scenario`` must show; empty when it is."""
+    found: list[str] = []
+    if not faulty.finished:
+        found.append("the job did not come to its end after the fault")
+    if not any(event.name == "fault.fired" for event in faulty.events):
+        found.append("the fault never struck: the run proves nothing")
+    if recovery.processes != process_count:
+        found.append(f"{recovery.processes} of {process_count} processes report a restore")
+    elif not recovery.restored_step:
+        found.append("the processes do not report one restored step above 0")
+    if recovery.tiers - {scenario.tier}:
+        found.append(
+            f"the state came from {sorted(recovery.tiers)}, expected the {scenario.tier} tier"
+        )
+    if scenario.needs_peers and not recovery.peer_bytes:
+        found.append("no byte came from a peer, though RAM was lost")
+    if scenario.tier == "local" and recovery.persistent_bytes:
+        found.append(
+            f"{recovery.persistent_bytes} bytes came from the persistent tier, though the RAM of"
+            " other hosts had all of them"
+        )
+    if scenario.tier == "persistent" and not recovery.persistent_bytes:
+        found.append("no byte came from the persistent tier, though all RAM was lost")
+    return found
+
+
+def equality_problems(baseline: RunRecord, faulty: RunRecord) -> list[str]:
+    """Where the final states differ; empty when they are equal bit for bit."""
+    if baseline.digest is None or faulty.digest is None:
+        return ["there are not two final states to compare"]
+    if len(baseline.corpus | faulty.corpus) != 1:
+        return ["the runs did not read the same text"]
+    return differences(baseline.digest, faulty.digest)
+
+
+def judge(
+    scenario: Scenario, process_count: int, baseline: RunRecord, faulty: RunRecord
+) -> Verdict:
+    """The verdict on ``faulty``. ``seconds`` is the time of both runs together."""
+    recovery = recovery_of(faulty.events)
+    recovery_faults = recovery_problems(scenario, process_count, faulty, recovery)
+    equality_faults = equality_problems(baseline, faulty)
+    lost = None
+    if recovery.fault_step is not None and recovery.restored_step is not None:
+        lost = recovery.fault_step - recovery.restored_step
+    summary: Summary = {
+        "recovered": not recovery_faults,
+        "scenario": scenario.name,
+        "fault_step": recovery.fault_step,
+        "restored_step": recovery.restored_step,
+        "steps_lost": lost,
+        "restore_seconds": round(recovery.seconds, 3),
+        "bytes": {
+            "local": recovery.local_bytes,
+            "peer": recovery.peer_bytes,
+            "persistent": recovery.persistent_bytes,
+        },
+        "bitwise_equal": not equality_faults,
+        "final_loss": _last(losses(faulty.events)),
+        "baseline_final_loss": _last(losses(baseline.events)),
+        "seconds": round(baseline.seconds + faulty.seconds, 1),
+    }
+    return Verdict(summary=summary, problems=(*recovery_faults, *equality_faults))
+
+
+def _last(by_step: Mapping[int, float]) -> float | None:
+    return by_step[max(by_step)] if by_step else None
+
+
+def summary_document(verdicts: Sequence[Verdict], *, seconds: float, every: bool) -> Summary:
+    """What ``summary.json`` holds: one summary, or with ``every`` all of them and the totals.
+
+    The totals are ``recovered`` and ``bitwise_equal`` (true when true of each) and ``seconds``.
+    """
+    if not every:
+        (verdict,) = verdicts
+        return verdict.summary
+    summaries = [verdict.summary for verdict in verdicts]
+    return {
+        "recovered": all(summary["recovered"] for summary in summaries),
+        "bitwise_equal": all(summary["bitwise_equal"] for summary in summaries),
+        "seconds": round(seconds, 1),
+        "scenarios": summaries,
+    }
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write ``text`` to ``path``, whole or not at all."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+def write_summary(path: Path, document: Summary) -> None:
+    """Write ``document`` as JSON."""
+    write_whole(path, json.dumps(document, indent=2) + "\n")
+
+
+def write_losses(path: Path, events: Sequence[DemoEvent]) -> None:
+    """Write the loss of each step of each life, one JSON object a line."""
+    lines = [
+        json.dumps({"life": life, "step": step, "loss": loss})
+        for life in sorted({event.life for event in events})
+        for step, loss in sorted(losses(events, life).items())
+    ]
+    write_whole(path, "".join(f"{line}\n" for line in lines))
+
+
+def summary_table(verdicts: Sequence[Verdict]) -> Table:
+    """The verdicts as a table for people."""
+    table = Table(title="The disturbed runs against the undisturbed one")
+    table.add_column("")
+    for verdict in verdicts:
+        table.add_column(str(verdict.summary["scenario"]), justify="right")
+    rows: dict[str, list[str]] = {}
+    for verdict in verdicts:
+        for name, text in _rows(verdict.summary).items():
+            rows.setdefault(name, []).append(text)
+    for name, texts in rows.items():
+        table.add_row(name, *texts)
+    return table
+
+
+def _rows(summary: Summary) -> dict[str, str]:
+    moved = summary["bytes"]
+    return {
+        "recovered": _yes_no(summary["recovered"]),
+        "equal bit for bit": _yes_no(summary["bitwise_equal"]),
+        "fault at step": str(summary["fault_step"]),
+        "restored step": str(summary["restored_step"]),
+        "steps lost": str(summary["steps_lost"]),
+        "restore": f"{summary['restore_seconds']:.2f} s",
+        "from own RAM": size_text(moved["local"]),
+        "from peers' RAM": size_text(moved["peer"]),
+        "from persistent tier": size_text(moved["persistent"]),
+        "final loss": _loss_text(summary["final_loss"]),
+        "undisturbed": _loss_text(summary["baseline_final_loss"]),
+    }
+
+
+def _yes_no(value: bool) -> str:
+    return "[green]yes[/]" if value else "[bold red]NO[/]"
+
+
+def _loss_text(loss: float | None) -> str:
+    return "-" if loss is None else f"{loss:.6f}"
+
+
+def plot_losses(path: Path, baseline: RunRecord, faulty: Mapping[str, RunRecord]) -> None:
+    """Draw one panel for each faulty run: both loss curves, the fault and the recovery."""
+    mpl.use("Agg")
+    figure = Figure(figsize=(9, 3.6 * len(faulty)), layout="constrained")
+    panels = figure.subplots(len(faulty), 1, squeeze=False)
+    undisturbed = losses(baseline.events)
+    for panel, (name, record) in zip(panels[:, 0], faulty.items(), strict=True):
+        recovery = recovery_of(record.events)
+        panel.plot(
+            list(undisturbed),
+            list(undisturbed.values()),
+            color="0.65",
+            linewidth=5,
+            label="undisturbed",
+        )
+        for life, style in ((0, "-"), (1, "--")):
+            curve = losses(record.events, life)
+            label = "before the fault" if life == 0 else "after the recovery"
+            panel.plot(list(curve), list(curve.values()), style, label=label)
+        if recovery.fault_step is not None:
+            panel.axvline(
+                recovery.fault_step, color="tab:red", label=f"fault: {recovery.fault_step}"
+            )
+        if recovery.restored_step is not None:
+            panel.axvline(
+                recovery.restored_step,
+                color="tab:green",
+                linestyle=":",
+                label=f"restored: {recovery.restored_step}",
+            )
+        panel.set(title=name, xlabel="step", ylabel="loss (nats per byte)")
+        panel.legend()
+    figure.savefig(path, dpi=110)

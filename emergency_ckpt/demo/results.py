@@ -1,0 +1,90 @@
+"""What the processes of the demo job end with, and how two jobs are compared. Pure; no JAX."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+DOCUMENT_LIMIT_BYTES = 16 << 20
+
+
+class ProcessResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one process ends with.
+
+    Attributes:
+      process_index: its number in the last life of the job.
+      steps: the number of steps that the state has seen.
+      loss: loss of the last step, None when the last life had no step left to do.
+      corpus: digest of the text that was trained on.
+      shards: SHA-256 by shard, ``"<leaf>[start:stop,...]"``, of the shards on its devices.
+      iterator: SHA-256 of the state of its data iterator.
+    """
+
+    process_index: int
+    steps: int
+    loss: float | None
+    corpus: str
+    shards: dict[str, str]
+    iterator: str
+
+
+class JobDigest(msgspec.Struct, frozen=True):
+    """The final bits of a whole job, and where its replicas disagree.
+
+    Attributes:
+      tensors: SHA-256 by shard.
+      iterators: SHA-256 by process index.
+      disagreements: one line for each shard of which two processes hold different bits.
+    """
+
+    tensors: dict[str, str]
+    iterators: dict[int, str]
+    disagreements: tuple[str, ...]
+
+    def combined(self) -> str:
+        """One SHA-256 (hex) over all of it."""
+        document = [sorted(self.tensors.items()), sorted(self.iterators.items())]
+        return hashlib.sha256(json.dumps(document).encode()).hexdigest()
+
+
+def encode_result(result: ProcessResult) -> bytes:
+    """The result as JSON."""
+    return msgspec.json.encode(result)
+
+
+def decode_result(data: bytes) -> ProcessResult:
+    """Inverse of :func:`encode_result`. Raises ValueError for anything else."""
+    if len(data) > DOCUMENT_LIMIT_BYTES:
+        raise ValueError(f"decode result: {len(data)} bytes, over {DOCUMENT_LIMIT_BYTES}")
+    return msgspec.json.decode(data, type=ProcessResult)
+
+
+def merge_results(results: Iterable[ProcessResult]) -> JobDigest:
+    """The job's digest from the results of all its processes, in any order."""
+    tensors: dict[str, str] = {}
+    iterators: dict[int, str] = {}
+    disagreements: list[str] = []
+    for result in sorted(results, key=lambda result: result.process_index):
+        iterators[result.process_index] = result.iterator
+        for shard, digest in sorted(result.shards.items()):
+            if tensors.setdefault(shard, digest) != digest:
+                disagreements.append(f"{shard}: process {result.process_index} differs")
+    return JobDigest(tensors, iterators, tuple(disagreements))
+
+
+def differences(first: JobDigest, second: JobDigest, limit: int = 10) -> list[str]:
+    """What differs between two jobs, at most ``limit`` lines; empty when they are bit-equal."""
+    lines = [*first.disagreements, *second.disagreements]
+    lines += _unequal(first.tensors, second.tensors, "")
+    lines += _unequal(first.iterators, second.iterators, "iterator of process ")
+    hidden = len(lines) - limit
+    return lines if hidden <= 0 else [*lines[:limit], f"and {hidden} more"]
+
+
+def _unequal(first: Mapping[Any, str], second: Mapping[Any, str], what: str) -> list[str]:
+    names = sorted(first.keys() | second.keys())
+    return [f"{what}{name} differs" for name in names if first.get(name) != second.get(name)]

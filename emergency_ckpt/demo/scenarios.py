@@ -1,0 +1,172 @@
+"""The faults that the demo can show, and what must be seen after each. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Literal
+
+from emergency_ckpt.errors import ConfigError
+
+Tier = Literal["local", "persistent"]
+ALL = "all"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Job:
+    """Size and rhythm of the demo job. Steps count from 1; step 0 is the fresh state."""
+
+    slices: int = 2
+    hosts_per_slice: int = 2
+    steps: int = 60
+    local_every: int = 5
+    persistent_every: int = 25
+    seed: int = 0
+
+    @property
+    def process_count(self) -> int:
+        """Processes, one per host."""
+        return self.slices * self.hosts_per_slice
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """One fault and what must be seen after it.
+
+    Attributes:
+      name: what ``--scenario`` takes.
+      title: what happens, for people.
+      hit: whom the fault hits and what they lose, in the launcher's words.
+      tier: the tier that the state must come back from.
+      needs_peers: whether bytes must have come from other hosts' RAM.
+      min_slices, min_hosts_per_slice: the smallest job it makes sense for.
+    """
+
+    name: str
+    title: str
+    hit: Callable[[Job], str]
+    tier: Tier = "local"
+    needs_peers: bool = False
+    min_slices: int = 2
+    min_hosts_per_slice: int = 1
+
+    def fault_step(self, job: Job) -> int:
+        """The step it strikes at: a while after the save that must survive it."""
+        if self.tier == "persistent":
+            return job.persistent_every + 3 * job.local_every + 3
+        return 4 * job.local_every + 3
+
+    def fault(self, job: Job) -> str:
+        """The fault in the launcher's words. ``exact``: runs are to be compared by step."""
+        return f"step={self.fault_step(job)} {self.hit(job)} exact"
+
+    def problems(self, job: Job) -> list[str]:
+        """Why this scenario cannot be shown with ``job``; empty when it can."""
+        found: list[str] = []
+        if job.slices < self.min_slices:
+            found.append(f"{self.name} needs {self.min_slices} slices, got {job.slices}")
+        if job.hosts_per_slice < self.min_hosts_per_slice:
+            found.append(
+                f"{self.name} needs {self.min_hosts_per_slice} hosts per slice,"
+                f" got {job.hosts_per_slice}"
+            )
+        if job.steps <= self.fault_step(job):
+            found.append(
+                f"{self.name} strikes at step {self.fault_step(job)}, after the last of {job.steps}"
+            )
+        return found
+
+
+def _last_slice(job: Job) -> str:
+    return f"kill=slice:{job.slices - 1} lose-ram"
+
+
+def _last_host(job: Job) -> str:
+    return f"kill=host:{job.process_count - 1} lose-ram"
+
+
+def _another_host_in_each_slice(job: Job) -> str:
+    # Slice i loses its host i (mod hosts), so that any two neighbours still make one whole state.
+    size = job.hosts_per_slice
+    hosts = (index * size + index % size for index in range(job.slices))
+    return f"kill=hosts:{','.join(map(str, hosts))} lose-ram"
+
+
+SCENARIOS: dict[str, Scenario] = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario(
+            name="slice-loss",
+            title="a whole slice dies and its hosts come back with empty ramdisks",
+            hit=_last_slice,
+            needs_peers=True,
+        ),
+        Scenario(
+            name="host-loss",
+            title="one host dies and comes back with an empty ramdisk",
+            hit=_last_host,
+            needs_peers=True,
+        ),
+        Scenario(
+            name="half-lost",
+            title="another host of each slice dies and comes back with an empty ramdisk",
+            hit=_another_host_in_each_slice,
+            needs_peers=True,
+            min_hosts_per_slice=2,
+        ),
+        Scenario(
+            name="process-crash",
+            title="one process crashes, every ramdisk is kept",
+            hit=lambda job: f"kill=process:{job.process_count - 1}",
+            min_slices=1,
+        ),
+        Scenario(
+            name="permuted",
+            title="all processes are restarted and numbered the other way round",
+            hit=lambda job: "kill=all permute=reverse",
+            min_slices=1,
+        ),
+        Scenario(
+            name="all-ram-lost",
+            title="every host comes back with an empty ramdisk: the persistent tier is left",
+            hit=lambda job: "kill=all lose-ram",
+            tier="persistent",
+            min_slices=1,
+        ),
+    )
+}
+"""Every scenario by name, in the order in which ``all`` shows them."""
+
+
+def choose(name: str, job: Job) -> tuple[Scenario, ...]:
+    """The scenarios that ``name`` stands for: itself, or every one for ``all``.
+
+    Raises:
+      ConfigError: no such scenario, or the job is too small for it; lists every fault.
+    """
+    if name == ALL:
+        chosen = tuple(SCENARIOS.values())
+    elif name in SCENARIOS:
+        chosen = (SCENARIOS[name],)
+    else:
+        raise ConfigError([f"no scenario {name}; there are {', '.join(SCENARIOS)} and {ALL}"])
+    problems = _job_problems(job) or [line for each in chosen for line in each.problems(job)]
+    if problems:
+        raise ConfigError(problems, target="the demo")
+    return chosen
+
+
+def _job_problems(job: Job) -> list[str]:
+    least = {
+        "slices": 1,
+        "hosts_per_slice": 1,
+        "steps": 1,
+        "local_every": 1,
+        "persistent_every": 1,
+        "seed": 0,
+    }
+    return [
+        f"{name} must be at least {minimum}, got {getattr(job, name)}"
+        for name, minimum in least.items()
+        if getattr(job, name) < minimum
+    ]

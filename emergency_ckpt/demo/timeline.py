@@ -1,0 +1,297 @@
+"""What is seen while the demo runs: a live picture on a terminal, plain lines elsewhere.
+
+``Timeline`` folds events into a picture and into messages; it has no clock and writes nothing.
+``show`` is the only place that prints.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from emergency_ckpt.demo.events import DemoEvent
+
+KEPT_MESSAGES = 14
+STEPS_PER_MESSAGE = 10
+
+_STYLES = {"fault": "bold red", "good": "bold green", "save": "cyan", "plain": ""}
+
+
+@dataclasses.dataclass(frozen=True)
+class Message:
+    """One line for people. ``style`` is a key of the colours used on a terminal."""
+
+    time_s: float
+    text: str
+    style: str = "plain"
+
+
+@dataclasses.dataclass
+class ProcessView:
+    """One process as last heard of. ``saved_step`` is in its own RAM, 0 for none."""
+
+    slice_index: int
+    status: str = "starting"
+    step: int = 0
+    loss: float | None = None
+    saved_step: int = 0
+
+
+class Timeline:
+    """The picture of one run, made from its events in the order of their times."""
+
+    def __init__(self, title: str, steps: int) -> None:
+        self.title = title
+        self.steps = steps
+        self.life = 0
+        self.step = 0
+        self.start_s: float | None = None
+        self.now_s = 0.0
+        self.hosts: list[int] = []
+        self.processes: dict[int, ProcessView] = {}
+        self.recent: deque[Message] = deque(maxlen=KEPT_MESSAGES)
+        self._untaken: list[Message] = []
+        self._said: set[tuple[object, ...]] = set()
+
+    def observe(self, event: DemoEvent) -> None:
+        """Take in one event. Names that are not known change nothing."""
+        if self.start_s is None:
+            self.start_s = event.time_s
+        self.now_s = max(self.now_s, event.time_s)
+        if event.process is None:
+            self._observe_job(event)
+        elif event.life >= self.life:
+            self._observe_process(event, event.process)
+
+    def take_messages(self) -> list[Message]:
+        """The messages since the last call."""
+        taken, self._untaken = self._untaken, []
+        return taken
+
+    def _say(self, event: DemoEvent, text: str, style: str = "plain") -> None:
+        message = Message(event.time_s - (self.start_s or 0.0), text, style)
+        self.recent.append(message)
+        self._untaken.append(message)
+
+    def _say_once(self, event: DemoEvent, key: object, text: str, style: str = "plain") -> None:
+        """Say what several processes report, when the first of them does."""
+        mark = (event.life, event.name, key)
+        if mark not in self._said:
+            self._said.add(mark)
+            self._say(event, text, style)
+
+    def _observe_job(self, event: DemoEvent) -> None:
+        fields = event.fields
+        if event.name == "life.started":
+            self.life = event.life
+            self.step = 0
+            self.hosts = list(fields["host_of_process"])
+            self.processes.clear()
+            order = f", numbered {self.hosts}" if self.hosts != sorted(self.hosts) else ""
+            self._say(event, f"life {event.life}: {len(self.hosts)} hosts start{order}")
+        elif event.name == "fault.fired":
+            hosts = _listed(fields["hosts"])
+            self._say(event, f"FAULT at step {fields['step']}: hosts {hosts} are killed", "fault")
+        elif event.name == "process.exited":
+            self._observe_exit(event)
+        elif event.name == "ram.lost":
+            self._say(event, f"the RAM of hosts {_listed(fields['hosts'])} is lost", "fault")
+        elif event.name == "job.restarting":
+            self._say(event, "the launcher starts all processes again", "good")
+        elif event.name == "job.finished":
+            self._say(event, f"the job is done, in life {event.life}", "good")
+        elif event.name == "job.failed":
+            self._say(event, f"the job FAILED: {fields['reason']}", "fault")
+
+    def _observe_exit(self, event: DemoEvent) -> None:
+        process, code = event.fields["process"], event.fields["returncode"]
+        view = self.processes.get(process)
+        if view is not None:
+            view.status = "dead" if code else "finished"
+        if code > 0:
+            self._say(event, f"process {process} ended with exit status {code}", "fault")
+
+    def _observe_process(self, event: DemoEvent, process: int) -> None:
+        view = self.processes.get(process)
+        if view is None:
+            view = self.processes[process] = ProcessView(event.slice_index or 0)
+        react = _REACTIONS.get(event.name)
+        if react is not None:
+            react(self, view, event)
+
+    def on_launched(self, view: ProcessView, event: DemoEvent) -> None:
+        """A process runs; joining the others and compiling come next."""
+        view.status = "compiling"
+        self._say_once(event, None, "the processes join and compile")
+
+    def on_started(self, view: ProcessView, event: DemoEvent) -> None:
+        """The loop of a process begins."""
+        view.status = "training"
+        view.step = _whole(event.fields, "step")
+        self._say_once(event, view.step, f"training from step {view.step}")
+
+    def on_step(self, view: ProcessView, event: DemoEvent) -> None:
+        """A step is done."""
+        view.status = "training"
+        view.step = _whole(event.fields, "step")
+        view.loss = event.fields.get("loss")
+        self.step = max(self.step, view.step)
+        if view.step % STEPS_PER_MESSAGE == 0 and view.loss is not None:
+            self._say_once(event, view.step, f"step {view.step:3d}  loss {view.loss:.4f}")
+
+    def on_published(self, view: ProcessView, event: DemoEvent) -> None:
+        """A process has a save whole in its own RAM."""
+        view.saved_step = _whole(event.fields, "step")
+
+    def on_complete(self, view: ProcessView, event: DemoEvent) -> None:
+        """A save is whole everywhere."""
+        step = _whole(event.fields, "step")
+        tier = "persistent tier" if event.name.startswith("persistent") else "RAM of its hosts"
+        self._say_once(event, step, f"saved step {step} whole in the {tier}", "save")
+
+    def on_trouble(self, view: ProcessView, event: DemoEvent) -> None:
+        """A save failed, or a bad copy was found."""
+        details = " ".join(f"{key}={value}" for key, value in event.fields.items())
+        self._say(event, f"{event.name} {details}", "fault")
+
+    def on_restore_started(self, view: ProcessView, event: DemoEvent) -> None:
+        """A process looks for what it can continue from."""
+        view.status = "restoring"
+        if event.life:
+            self._say_once(event, None, "restoring: who holds what?", "good")
+
+    def on_restore_finished(self, view: ProcessView, event: DemoEvent) -> None:
+        """A process has its state back, or learnt that there is none."""
+        fields = event.fields
+        step = fields.get("step")
+        if step is None:
+            return
+        view.step = view.saved_step = _whole(fields, "step")
+        view.status = "restored"
+        self._say(
+            event,
+            f"process {event.process} restored step {step} in {fields.get('seconds', 0.0):.2f} s:"
+            f" {size_text(_whole(fields, 'bytes_local'))} own RAM,"
+            f" {size_text(_whole(fields, 'bytes_peer'))} peers,"
+            f" {size_text(_whole(fields, 'bytes_persistent'))} persistent tier",
+            "good",
+        )
+
+    def on_finished(self, view: ProcessView, event: DemoEvent) -> None:
+        """A process is through."""
+        view.status = "finished"
+
+
+_REACTIONS: dict[str, Callable[[Timeline, ProcessView, DemoEvent], None]] = {
+    "train.launched": Timeline.on_launched,
+    "train.started": Timeline.on_started,
+    "train.step": Timeline.on_step,
+    "train.finished": Timeline.on_finished,
+    "save.published": Timeline.on_published,
+    "save.complete": Timeline.on_complete,
+    "save.failed": Timeline.on_trouble,
+    "save.incomplete": Timeline.on_trouble,
+    "persistent.complete": Timeline.on_complete,
+    "persistent.failed": Timeline.on_trouble,
+    "restore.started": Timeline.on_restore_started,
+    "restore.finished": Timeline.on_restore_finished,
+    "restore.quarantined": Timeline.on_trouble,
+}
+
+
+def _whole(fields: Mapping[str, Any], name: str) -> int:
+    value = fields.get(name)
+    return value if isinstance(value, int) else 0
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def size_text(size_bytes: float) -> str:
+    """A size for people, in KiB or MiB."""
+    if size_bytes >= 1 << 20:
+        return f"{size_bytes / (1 << 20):.1f} MiB"
+    return f"{size_bytes / 1024:.1f} KiB" if size_bytes else "0"
+
+
+def message_line(message: Message) -> str:
+    """The message as it is printed where there is no terminal."""
+    return f"[{message.time_s:6.1f} s] {message.text}"
+
+
+def render(timeline: Timeline) -> RenderableType:
+    """The picture for a terminal."""
+    bar = Table.grid(padding=(0, 1), expand=True)
+    bar.add_column(width=14)
+    bar.add_column(ratio=1)
+    bar.add_row(
+        f"step {timeline.step}/{timeline.steps}",
+        ProgressBar(total=timeline.steps, completed=timeline.step),
+    )
+    processes = Table(expand=True, pad_edge=False, box=None)
+    for heading in ("slice", "process", "host", "status", "step", "saved in RAM", "loss"):
+        processes.add_column(heading)
+    for index, view in sorted(timeline.processes.items()):
+        processes.add_row(
+            str(view.slice_index),
+            str(index),
+            str(timeline.hosts[index]) if index < len(timeline.hosts) else "?",
+            Text(view.status, style="red" if view.status == "dead" else "green"),
+            str(view.step),
+            str(view.saved_step or "-"),
+            "-" if view.loss is None else f"{view.loss:.4f}",
+        )
+    messages = [Text(message_line(each), style=_STYLES[each.style]) for each in timeline.recent]
+    elapsed_s = timeline.now_s - (timeline.start_s or timeline.now_s)
+    return Panel(
+        Group(bar, processes, Text(), *messages),
+        title=f"{timeline.title} (life {timeline.life}, {elapsed_s:.0f} s)",
+    )
+
+
+Observer = Callable[[Iterable[DemoEvent]], None]
+
+
+@contextmanager
+def show(timeline: Timeline, console: Console, *, quiet: bool = False) -> Generator[Observer]:
+    """Feed and show ``timeline`` while the block runs; yields the function that takes events.
+
+    On a terminal the picture is redrawn in place; elsewhere each message is a plain line. With
+    ``quiet`` nothing is printed.
+    """
+    if quiet:
+        yield _plain_observer(timeline, None)
+    elif not console.is_terminal:
+        console.print(f"== {timeline.title}", markup=False, highlight=False)
+        yield _plain_observer(timeline, console)
+    else:
+        with Live(render(timeline), console=console, auto_refresh=False) as live:
+
+            def redraw(events: Iterable[DemoEvent]) -> None:
+                for event in events:
+                    timeline.observe(event)
+                live.update(render(timeline), refresh=True)
+
+            yield redraw
+
+
+def _plain_observer(timeline: Timeline, console: Console | None) -> Observer:
+    def observe(events: Iterable[DemoEvent]) -> None:
+        for event in events:
+            timeline.observe(event)
+        for message in timeline.take_messages():
+            if console is not None:
+                console.print(message_line(message), markup=False, highlight=False, soft_wrap=True)
+
+    return observe

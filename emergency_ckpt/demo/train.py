@@ -1,0 +1,135 @@
+"""The demo's trainer: one process of the job. ``python -m emergency_ckpt.demo.train``.
+
+The launcher starts it once per host, with its place in the job in the environment. It trains,
+checkpoints at every step (the policy decides), and ends with a file of digests of its final state.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+from absl import logging
+
+from emergency_ckpt.checkpointer import EmergencyCheckpointer
+from emergency_ckpt.demo import data, digest, model, results
+from emergency_ckpt.demo.events import EventLog
+from emergency_ckpt.launch.environment import JobEnvironment, report_step
+from emergency_ckpt.runtime.events import Event
+from emergency_ckpt.runtime.job import initialize_job
+
+SEQUENCES_PER_DEVICE = 8
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The trainer's own options; its place in the job comes from the environment."""
+    parser = argparse.ArgumentParser(prog="python -m emergency_ckpt.demo.train")
+    parser.add_argument("--steps", type=int, required=True, help="train up to this step")
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--local-every", type=int, required=True, help="steps between RAM saves")
+    parser.add_argument("--persistent-every", type=int, required=True)
+    parser.add_argument("--persistent-dir", type=Path, required=True)
+    parser.add_argument("--result-dir", type=Path, required=True, help="where the digests go")
+    return parser.parse_args(argv)
+
+
+class Trainer:
+    """The training loop of one process. All processes of the job must run it alike."""
+
+    def __init__(self, env: JobEnvironment, options: argparse.Namespace, log: EventLog) -> None:
+        """Needs ``jax.distributed`` to be up: it makes the mesh and reads the text."""
+        self._options = options
+        self._log = log
+        self._config = model.ModelConfig()
+        self._mesh = model.make_mesh(env.slice_count)
+        corpus = data.read_corpus()
+        self._corpus_digest = data.corpus_digest(corpus)
+        self._iterator = data.make_iterator(
+            data.DataConfig(
+                sequence_length=self._config.sequence_length,
+                batch_size=SEQUENCES_PER_DEVICE * env.devices_per_host,
+                seed=options.seed,
+                process_index=env.process_index,
+                process_count=env.process_count,
+            ),
+            corpus,
+        )
+        self._checkpointer_config = EmergencyCheckpointer.default_config().set(
+            dir=str(options.persistent_dir),
+            local_dir=str(env.local_dir),
+            local_save_every_n_steps=options.local_every,
+            save_every_n_steps=options.persistent_every,
+            mesh=self._mesh,
+            replica_axis=0,
+            on_event=self._on_event,
+        )
+
+    def run(self) -> results.ProcessResult:
+        """Compile, restore, train to the last step, wait for the saves. Blocking, collective."""
+        # Compiled first, and not at the first call: CPU collectives wait 30 s for one another, and
+        # processes that share cores compile at different speeds. The restore brings them together.
+        sequences = SEQUENCES_PER_DEVICE * self._mesh.size
+        train_step = model.compile_train_step(self._config, self._mesh, sequences)
+        self._log.emit("train.compiled", {})
+        with self._checkpointer_config.instantiate() as checkpointer:
+            abstract = model.abstract_state(self._config, self._mesh)
+            done, state = checkpointer.restore(state=abstract, host_state=self._iterator)
+            if done is None:
+                done = 0
+                state = model.init_state(self._config, self._mesh, self._options.seed)
+            self._log.emit("train.started", {"step": done, "steps": self._options.steps})
+            loss: float | None = None
+            for step in range(done + 1, self._options.steps + 1):
+                batch = model.global_batch(self._mesh, next(self._iterator))
+                state, step_loss = train_step(state, batch)
+                checkpointer.save(step=step, state=state, host_state=self._iterator)
+                loss = float(step_loss)
+                self._log.emit("train.step", {"step": step, "loss": loss})
+                report_step(step)
+            checkpointer.wait_until_finished()
+            checkpointer.check_for_errors()
+        return results.ProcessResult(
+            process_index=jax.process_index(),
+            steps=self._options.steps,
+            loss=loss,
+            corpus=self._corpus_digest,
+            shards=digest.shard_digests(state),
+            iterator=digest.iterator_digest(self._iterator.get_state()),
+        )
+
+    def _on_event(self, event: Event) -> None:
+        self._log.emit(event.name, event.fields, event.time_s)
+
+
+def write_result(directory: Path, result: results.ProcessResult) -> None:
+    """Publish ``result`` in ``directory``, whole or not at all."""
+    path = directory / f"process_{result.process_index:05d}.json"
+    temporary = path.with_suffix(".tmp")
+    temporary.write_bytes(results.encode_result(result))
+    os.replace(temporary, path)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one process of the demo job to its end. The launcher reads the exit code."""
+    options = parse_arguments(argv)
+    env = JobEnvironment.from_environ()
+    log = EventLog(
+        env.events_path,
+        life=env.restart_count,
+        process=env.process_index,
+        slice_index=env.slice_index,
+    )
+    log.emit("train.launched", {"pid": os.getpid()})
+    initialize_job(env)
+    result = Trainer(env, options, log).run()
+    write_result(options.result_dir, result)
+    log.emit("train.finished", {"step": result.steps, "loss": result.loss})
+    logging.info("finished at step %d with loss %s", result.steps, result.loss)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
