@@ -17,23 +17,13 @@ constexpr unsigned long kHasCrc32 = 1UL << 7;
 struct Armv8 {
   static uint32_t Byte(uint32_t state, uint8_t byte) { return __crc32cb(state, byte); }
   static uint32_t Word(uint32_t state, uint64_t word) { return __crc32cd(state, word); }
-  // There is no single-word non-temporal store; full lines need no read of the target here anyway.
-  static void Stream(std::byte* target, uint64_t word) {
-    __builtin_memcpy(target, &word, sizeof(word));
+  static void StreamLine(std::byte* target, const std::byte* source) {
+    // Ordinary stores: these processors detect streams of full lines and skip reading the target.
+    __builtin_memcpy(target, source, kLineBytes);
   }
 };
 
-uint32_t Feed(uint32_t state, const std::byte* source, size_t nbytes) {
-  return Crc32cLoop<Armv8, false>{nullptr, source, nbytes, state}.Run();
-}
-
-uint32_t Copy(uint32_t state, std::byte* target, const std::byte* source, size_t nbytes) {
-  state = Crc32cLoop<Armv8, true>{target, source, nbytes, state}.Run();
-  __atomic_thread_fence(__ATOMIC_RELEASE);
-  return state;
-}
-
-constexpr Crc32cBackend kBackend{"armv8", Feed, Copy};
+constexpr Crc32cBackend kBackend{"armv8", FeedAll<Armv8>, CopyAll<Armv8>};
 
 }  // namespace
 

@@ -15,8 +15,9 @@ struct Crc32cBackend {
   // The register after feeding `nbytes` bytes.
   uint32_t (*feed)(uint32_t state, const std::byte* source, size_t nbytes);
 
-  // Copies past the caches where the processor can, and feeds the very bytes that it stores. The
-  // ranges must not overlap. On return the stores are ordered before every later store.
+  // Copies past the caches where the processor can, and feeds the same bytes. The ranges must not
+  // overlap and nobody may write the source meanwhile: parts of it are read twice. On return the
+  // stores are ordered before every later store of this thread.
   uint32_t (*copy)(uint32_t state, std::byte* target, const std::byte* source, size_t nbytes);
 };
 

@@ -1,10 +1,15 @@
-// The CRC32C loop for processors with a CRC instruction. Included by one source file per
-// instruction set, which is compiled with flags of its own: hence everything here has internal
-// linkage and no inline function of the standard library is used (the linker could keep the copy
-// that was compiled for the newer processor and call it on an older one).
+// The loops for processors with a CRC instruction. Included by one source file per instruction
+// set, which is compiled with flags of its own: hence everything here has internal linkage and
+// no inline function of the standard library is used (the linker could keep the copy that was
+// compiled for the newer processor and call it on an older one).
 //
-// The instruction takes three cycles and one can start in each, so three independent stripes are
-// fed at once and joined by "feed a stripe of zeros" (tables, see ZeroBytesOperator).
+// Feeding: the CRC instruction takes three cycles and one can start in each, so three stripes of a
+// block are fed at once and joined by "feed a stripe of zeros" (tables, see ZeroBytesOperator).
+//
+// Copying: non-temporal stores are fast only as one ascending stream of whole cache lines, so they
+// cannot follow the three stripes. Instead each block is stored while the next one is fed: loads
+// from memory, CRC and stores overlap, and the second read of a block hits the cache. Measured on
+// Zen 3: as fast as a non-temporal copy without CRC, 1.6 times as fast as one after the other.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +22,11 @@ namespace {
 
 inline constexpr size_t kLineBytes = 64;
 
-// Maps a CRC register to the register after kStripeBytes zero bytes.
+// Long stripes make joins rare; short ones leave little to the loops that feed one line at a time.
+inline constexpr size_t kLongStripeBytes = 8192;
+inline constexpr size_t kShortStripeBytes = 512;
+
+// Maps a CRC register to the register after `stripe_bytes` zero bytes.
 struct ZeroStripe {
   uint32_t table[4][256];
 
@@ -39,83 +48,154 @@ struct ZeroStripe {
 template <size_t kStripeBytes>
 inline constexpr ZeroStripe kZeroStripe{kStripeBytes};
 
-// Instructions: `static uint32_t Byte(uint32_t, uint8_t)`, `static uint32_t Word(uint32_t,
-// uint64_t)` feed; `static void Stream(std::byte*, uint64_t)` stores an aligned word past the
-// caches. With kStore each word is loaded once, fed and stored: the CRC is of the bytes as stored.
-template <class Instructions, bool kStore>
-struct Crc32cLoop {
-  std::byte* target;
-  const std::byte* source;
-  size_t nbytes;
-  uint32_t state;
+// `Cpu` has static functions: `uint32_t Byte(uint32_t, uint8_t)` and `uint32_t Word(uint32_t,
+// uint64_t)` feed; `void StreamLine(std::byte*, const std::byte*)` copies one line to an aligned
+// target, past the caches where it can.
 
-  // Feeds all bytes; the target may have any alignment, and so may the source.
-  uint32_t Run() {
-    const size_t misaligned =
-        (kStore ? reinterpret_cast<uintptr_t>(target) : reinterpret_cast<uintptr_t>(source)) %
-        kLineBytes;
-    size_t head = (kLineBytes - misaligned) % kLineBytes;
-    if (head > nbytes) head = nbytes;
-    Bytes(head);
-    // Long stripes make the joins rare, short ones leave little for the single loop below.
-    Stripes<4096>();
-    Stripes<kLineBytes * 4>();
-    while (nbytes >= kLineBytes) {
-      state = Line(state, 0);
-      Advance(kLineBytes);
-    }
-    Bytes(nbytes);
-    return state;
+template <class Cpu>
+[[gnu::always_inline]] inline uint32_t FeedLine(uint32_t state, const std::byte* line) {
+#pragma GCC unroll 8
+  for (size_t at = 0; at < kLineBytes; at += sizeof(uint64_t)) {
+    uint64_t word;
+    __builtin_memcpy(&word, line + at, sizeof(word));
+    state = Cpu::Word(state, word);
+  }
+  return state;
+}
+
+template <class Cpu>
+inline uint32_t FeedBytes(uint32_t state, const std::byte* source, size_t nbytes) {
+  for (; nbytes >= sizeof(uint64_t); source += sizeof(uint64_t), nbytes -= sizeof(uint64_t)) {
+    uint64_t word;
+    __builtin_memcpy(&word, source, sizeof(word));
+    state = Cpu::Word(state, word);
+  }
+  for (; nbytes != 0; ++source, --nbytes) {
+    state = Cpu::Byte(state, static_cast<uint8_t>(*source));
+  }
+  return state;
+}
+
+// Three neighbouring stripes and their registers.
+template <class Cpu, size_t kStripeBytes>
+class Block {
+ public:
+  static constexpr size_t kBytes = 3 * kStripeBytes;
+
+  [[gnu::always_inline]] explicit Block(uint32_t state) : first_(state) {}
+
+  // Feeds the line at `at` of each stripe, and asks for those of the next block.
+  [[gnu::always_inline]] void FeedLines(const std::byte* block, size_t at) {
+    const std::byte* line = block + at;
+    first_ = FeedLine<Cpu>(first_, line);
+    second_ = FeedLine<Cpu>(second_, line + kStripeBytes);
+    third_ = FeedLine<Cpu>(third_, line + 2 * kStripeBytes);
+    // Harmless past the end of the source: a prefetch never faults.
+    __builtin_prefetch(line + kBytes);
+    __builtin_prefetch(line + kBytes + kStripeBytes);
+    __builtin_prefetch(line + kBytes + 2 * kStripeBytes);
+  }
+
+  // The register after the whole block.
+  [[gnu::always_inline]] uint32_t Join() const {
+    constexpr const ZeroStripe& zeros = kZeroStripe<kStripeBytes>;
+    return zeros(zeros(first_) ^ second_) ^ third_;
   }
 
  private:
+  uint32_t first_;
+  uint32_t second_ = 0;
+  uint32_t third_ = 0;
+};
+
+template <class Cpu, size_t kStripeBytes>
+inline uint32_t FeedBlock(uint32_t state, const std::byte* source) {
+  Block<Cpu, kStripeBytes> block(state);
+  for (size_t at = 0; at < kStripeBytes; at += kLineBytes) block.FeedLines(source, at);
+  return block.Join();
+}
+
+// Feeds the block after `source` while it copies the one at `source`.
+template <class Cpu, size_t kStripeBytes>
+inline uint32_t CopyBlockFeedNext(uint32_t state, std::byte* target, const std::byte* source) {
+  Block<Cpu, kStripeBytes> next(state);
+  for (size_t at = 0; at < kStripeBytes; at += kLineBytes) {
+    next.FeedLines(source + next.kBytes, at);
+    for (size_t k = 3 * at; k < 3 * (at + kLineBytes); k += kLineBytes) {
+      Cpu::StreamLine(target + k, source + k);
+    }
+  }
+  return next.Join();
+}
+
+template <class Cpu>
+inline void StreamLines(std::byte* target, const std::byte* source, size_t nbytes) {
+  for (size_t at = 0; at < nbytes; at += kLineBytes) Cpu::StreamLine(target + at, source + at);
+}
+
+// What is left to copy, and the register so far.
+struct CopyState {
+  std::byte* target;
+  const std::byte* source;
+  size_t nbytes;
+  uint32_t crc_state;
+
   void Advance(size_t count) {
+    target += count;
     source += count;
-    if constexpr (kStore) target += count;
     nbytes -= count;
   }
-
-  void Bytes(size_t count) {
-    for (size_t i = 0; i < count; ++i) {
-      const std::byte byte = source[i];
-      state = Instructions::Byte(state, static_cast<uint8_t>(byte));
-      if constexpr (kStore) target[i] = byte;
-    }
-    Advance(count);
-  }
-
-  [[gnu::always_inline]] uint32_t Word(uint32_t stripe_state, size_t at) const {
-    uint64_t word;
-    __builtin_memcpy(&word, source + at, sizeof(word));
-    if constexpr (kStore) Instructions::Stream(target + at, word);
-    return Instructions::Word(stripe_state, word);
-  }
-
-  // Whole lines, so that each write-combining buffer leaves the processor full.
-  [[gnu::always_inline]] uint32_t Line(uint32_t stripe_state, size_t at) const {
-#pragma GCC unroll 8
-    for (size_t i = 0; i < kLineBytes; i += sizeof(uint64_t)) {
-      stripe_state = Word(stripe_state, at + i);
-    }
-    return stripe_state;
-  }
-
-  template <size_t kStripeBytes>
-  void Stripes() {
-    static_assert(kStripeBytes % kLineBytes == 0);
-    while (nbytes >= 3 * kStripeBytes) {
-      uint32_t first = state, second = 0, third = 0;
-      for (size_t at = 0; at < kStripeBytes; at += kLineBytes) {
-        first = Line(first, at);
-        second = Line(second, at + kStripeBytes);
-        third = Line(third, at + 2 * kStripeBytes);
-      }
-      constexpr const ZeroStripe& zeros = kZeroStripe<kStripeBytes>;
-      state = zeros(zeros(first) ^ second) ^ third;
-      Advance(3 * kStripeBytes);
-    }
-  }
 };
+
+template <class Cpu>
+inline void CopyBytes(CopyState& copy, size_t count) {
+  copy.crc_state = FeedBytes<Cpu>(copy.crc_state, copy.source, count);
+  __builtin_memcpy(copy.target, copy.source, count);
+  copy.Advance(count);
+}
+
+// Copies as many whole blocks as there are.
+template <class Cpu, size_t kStripeBytes>
+inline void CopyBlocks(CopyState& copy) {
+  constexpr size_t kBlockBytes = 3 * kStripeBytes;
+  if (copy.nbytes < kBlockBytes) return;
+  copy.crc_state = FeedBlock<Cpu, kStripeBytes>(copy.crc_state, copy.source);
+  for (; copy.nbytes >= 2 * kBlockBytes; copy.Advance(kBlockBytes)) {
+    copy.crc_state = CopyBlockFeedNext<Cpu, kStripeBytes>(copy.crc_state, copy.target, copy.source);
+  }
+  StreamLines<Cpu>(copy.target, copy.source, kBlockBytes);
+  copy.Advance(kBlockBytes);
+}
+
+// Crc32cBackend::feed.
+template <class Cpu>
+uint32_t FeedAll(uint32_t state, const std::byte* source, size_t nbytes) {
+  constexpr size_t kLong = 3 * kLongStripeBytes, kShort = 3 * kShortStripeBytes;
+  for (; nbytes >= kLong; source += kLong, nbytes -= kLong) {
+    state = FeedBlock<Cpu, kLongStripeBytes>(state, source);
+  }
+  for (; nbytes >= kShort; source += kShort, nbytes -= kShort) {
+    state = FeedBlock<Cpu, kShortStripeBytes>(state, source);
+  }
+  return FeedBytes<Cpu>(state, source, nbytes);
+}
+
+// Crc32cBackend::copy, less the fence.
+template <class Cpu>
+uint32_t CopyAll(uint32_t state, std::byte* target, const std::byte* source, size_t nbytes) {
+  CopyState copy{target, source, nbytes, state};
+  const size_t misaligned = reinterpret_cast<uintptr_t>(target) % kLineBytes;
+  const size_t head = (kLineBytes - misaligned) % kLineBytes;
+  CopyBytes<Cpu>(copy, head < nbytes ? head : nbytes);
+  CopyBlocks<Cpu, kLongStripeBytes>(copy);
+  CopyBlocks<Cpu, kShortStripeBytes>(copy);
+  const size_t lines = copy.nbytes / kLineBytes * kLineBytes;
+  copy.crc_state = FeedBytes<Cpu>(copy.crc_state, copy.source, lines);
+  StreamLines<Cpu>(copy.target, copy.source, lines);
+  copy.Advance(lines);
+  CopyBytes<Cpu>(copy, copy.nbytes);
+  return copy.crc_state;
+}
 
 }  // namespace
 }  // namespace eckpt

@@ -16,22 +16,22 @@ struct Sse42 {
   static uint32_t Word(uint32_t state, uint64_t word) {
     return static_cast<uint32_t>(_mm_crc32_u64(state, word));
   }
-  static void Stream(std::byte* target, uint64_t word) {
-    _mm_stream_si64(reinterpret_cast<long long*>(target), static_cast<long long>(word));
+  static void StreamLine(std::byte* target, const std::byte* source) {
+#pragma GCC unroll 4
+    for (size_t at = 0; at < kLineBytes; at += sizeof(__m128i)) {
+      const __m128i part = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + at));
+      _mm_stream_si128(reinterpret_cast<__m128i*>(target + at), part);
+    }
   }
 };
 
-uint32_t Feed(uint32_t state, const std::byte* source, size_t nbytes) {
-  return Crc32cLoop<Sse42, false>{nullptr, source, nbytes, state}.Run();
-}
-
 uint32_t Copy(uint32_t state, std::byte* target, const std::byte* source, size_t nbytes) {
-  state = Crc32cLoop<Sse42, true>{target, source, nbytes, state}.Run();
+  state = CopyAll<Sse42>(state, target, source, nbytes);
   _mm_sfence();  // non-temporal stores are weakly ordered
   return state;
 }
 
-constexpr Crc32cBackend kBackend{"sse4.2", Feed, Copy};
+constexpr Crc32cBackend kBackend{"sse4.2", FeedAll<Sse42>, Copy};
 
 }  // namespace
 
