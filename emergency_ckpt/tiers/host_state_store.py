@@ -23,7 +23,7 @@ MAX_DOCUMENTS = 4096
 MAX_TOTAL_DOCUMENTS_AT_LIMIT = 16
 """All documents together are at most this many times the bound of one."""
 
-_FILE_PATTERN = re.compile(r"process_\d{5,7}_of_\d{5,7}\.json")
+DOCUMENT_PATTERN = re.compile(r"process_\d{5,7}_of_\d{5,7}\.json")
 
 Key = tuple[SaveId, int, int]
 
@@ -78,9 +78,9 @@ class HostStateStore:
         entry = _entry(document, len(data))
         with self._lock:
             known = self._held.get((save, owner, count))
-            if known == entry:
+            if known == entry and self._read(save, owner, count) == data:
                 return
-            if known is not None:
+            if known is not None and known.digest != entry.digest:
                 raise HostStateError(
                     "publish",
                     f"{document_name(owner, count)} of step {save.step}",
@@ -90,9 +90,9 @@ class HostStateStore:
                 )
             self._make_room(save, len(data))
             try:
-                save_fd = files.ensure_directory(_save_name(save), self._dir_fd)
+                save_fd = files.ensure_directory(save_directory(save), self._dir_fd)
             except OSError as error:
-                raise files.local_error("publish", _save_name(save), error) from error
+                raise files.local_error("publish", save_directory(save), error) from error
             try:
                 files.write_atomic(document_name(owner, count), save_fd, data)
             finally:
@@ -102,19 +102,7 @@ class HostStateStore:
     def read(self, save: SaveId, owner: int, count: int) -> bytes | None:
         """A document's bytes; None when it is not held. The digest is the reader's to check."""
         with self._lock:
-            if (save, owner, count) not in self._held:
-                return None
-            try:
-                save_fd = files.open_directory(_save_name(save), parent_fd=self._dir_fd)
-            except OSError:
-                return None  # taken away from outside
-            try:
-                name = document_name(owner, count)
-                return files.read_bounded(name, save_fd, self._limit_bytes)
-            except FileNotFoundError:
-                return None
-            finally:
-                os.close(save_fd)
+            return self._read(save, owner, count)
 
     def held(self) -> tuple[HeldHostState, ...]:
         """All published host states, sorted."""
@@ -139,6 +127,20 @@ class HostStateStore:
             self._held.clear()
             os.close(self._dir_fd)
             self._dir_fd = -1
+
+    def _read(self, save: SaveId, owner: int, count: int) -> bytes | None:
+        if (save, owner, count) not in self._held:
+            return None
+        try:
+            save_fd = files.open_directory(save_directory(save), parent_fd=self._dir_fd)
+        except OSError:
+            return None  # taken away from outside
+        try:
+            return files.read_bounded(document_name(owner, count), save_fd, self._limit_bytes)
+        except (FileNotFoundError, CorruptData):
+            return None  # taken away, or something else put in its place
+        finally:
+            os.close(save_fd)
 
     def _make_room(self, save: SaveId, size_bytes: int) -> None:
         """Drop saves older than ``save`` until one document more is within the bounds."""
@@ -168,24 +170,26 @@ class HostStateStore:
         for save, owner, count in keys:
             del self._held[save, owner, count]
             with contextlib.suppress(FileNotFoundError):
-                save_fd = files.open_directory(_save_name(save), parent_fd=self._dir_fd)
+                save_fd = files.open_directory(save_directory(save), parent_fd=self._dir_fd)
                 try:
                     files.remove(document_name(owner, count), save_fd)
                 finally:
                     os.close(save_fd)
         for save in {key[0] for key in keys} - {key[0] for key in self._held}:
             with contextlib.suppress(OSError):  # something else is in it: it stays
-                os.rmdir(_save_name(save), dir_fd=self._dir_fd)
+                os.rmdir(save_directory(save), dir_fd=self._dir_fd)
 
     def _scan_save(self, name: str, report: Callable[[str, CheckpointError], None]) -> None:
         save_fd = files.open_directory(name, parent_fd=self._dir_fd)
         try:
             files.remove_temporaries(save_fd)
             for file_name in sorted(os.listdir(save_fd)):
-                if not _FILE_PATTERN.fullmatch(file_name):
+                if not DOCUMENT_PATTERN.fullmatch(file_name):
                     continue
                 try:
-                    entry = self._scan_document(name, file_name, save_fd)
+                    if len(self._held) >= MAX_DOCUMENTS:
+                        raise CorruptData("open", file_name, "there are too many documents")
+                    entry = read_document(name, file_name, save_fd, self._run_id, self._limit_bytes)
                 except CorruptData as error:
                     report(f"{name}/{file_name}", error)
                     with contextlib.suppress(IsADirectoryError):
@@ -198,24 +202,27 @@ class HostStateStore:
         if empty:
             os.rmdir(name, dir_fd=self._dir_fd)
 
-    def _scan_document(self, save_name: str, file_name: str, save_fd: int) -> HeldHostState:
-        if len(self._held) >= MAX_DOCUMENTS:
-            raise CorruptData("open", file_name, "there are too many documents")
-        data = files.read_bounded(file_name, save_fd, self._limit_bytes)
-        document = decode(data, limit_bytes=self._limit_bytes)
-        named = (_save_name(document.save), document_name(document.owner, document.count))
-        if named != (save_name, file_name) or document.save.run_id != self._run_id:
-            raise CorruptData(
-                "open",
-                file_name,
-                "it is the document of another process, save or run",
-                expected=(save_name, file_name, self._run_id),
-                actual=(*named, document.save.run_id),
-            )
-        return _entry(document, len(data))
+
+def read_document(
+    save_name: str, file_name: str, save_fd: int, run_id: str, limit_bytes: int
+) -> HeldHostState:
+    """What a published document is. ``CorruptData`` when it is not what its names say."""
+    data = files.read_bounded(file_name, save_fd, limit_bytes)
+    document = decode(data, limit_bytes=limit_bytes)
+    named = (save_directory(document.save), document_name(document.owner, document.count))
+    if named != (save_name, file_name) or document.save.run_id != run_id:
+        raise CorruptData(
+            "open",
+            file_name,
+            "it is the document of another process, save or run",
+            expected=(save_name, file_name, run_id),
+            actual=(*named, document.save.run_id),
+        )
+    return _entry(document, len(data))
 
 
-def _save_name(save: SaveId) -> str:
+def save_directory(save: SaveId) -> str:
+    """Name of the directory that holds the documents of a save."""
     return f"{save.incarnation}-{save.step}"
 
 

@@ -42,16 +42,17 @@ def choose_slot(
 ) -> SlotChoice:
     """The unpublished slot of lowest number, else the one with the oldest unprotected save.
 
-    Without any, a slot is made when lent slots, or several copies of one protected save, are
+    While there is but one slot, another is made before a published save is given up. When no
+    slot may be written, one is made if lent slots, or several copies of one protected save, are
     what is in the way (with ``allow_extra``, whatever is in the way), up to ``MAX_SLOTS``.
     """
     free = [slot for slot in slots if _is_free(slot, protected)]
-    if free:
-        chosen = min(free, key=_unpublished_then_oldest)
+    chosen = min(free, key=_unpublished_then_oldest, default=None)
+    if chosen is not None and (chosen.save is None or len(slots) >= SLOTS_AT_REST):
         held = "holds nothing" if chosen.save is None else f"holds old step {chosen.save.step}"
         return SlotChoice(chosen.number, False, f"slot {chosen.number} {held}")
     allowed = MAX_SLOTS if allow_extra else slots_allowed(slots, protected)
-    blocked = "; ".join(_why_blocked(slot) for slot in slots)
+    blocked = "; ".join(_why_kept(slot) for slot in slots)
     if len(slots) < allowed:
         return SlotChoice(None, True, f"a slot more is needed: {blocked or 'there is none'}")
     return SlotChoice(None, False, blocked)
@@ -94,10 +95,10 @@ def _unpublished_then_oldest(slot: SlotState) -> tuple[bool, tuple[int, str], in
     return (save is not None, (save.step, save.incarnation) if save else (0, ""), slot.number)
 
 
-def _why_blocked(slot: SlotState) -> str:
+def _why_kept(slot: SlotState) -> str:
     if slot.lent:
         return f"slot {slot.number} is lent to arrays"
     if slot.in_use:
         return f"slot {slot.number} is being written or read"
-    assert slot.save is not None
-    return f"slot {slot.number} holds protected step {slot.save.step}"
+    assert slot.save is not None, "else it would be free"
+    return f"slot {slot.number} holds step {slot.save.step}, which must be kept"

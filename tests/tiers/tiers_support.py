@@ -1,0 +1,98 @@
+"""Saves with real bytes, for tests of the local tier."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from emergency_ckpt.tiers import host_state
+from emergency_ckpt.tiers.local import LocalTier, SlotWriter
+from emergency_ckpt.tiers.manifest import build_contents, lay_out
+from emergency_ckpt.types import Contents, LeafSpec, SaveId, ShardId, Writer
+
+RUN_ID = "run-7"
+HOST_STATE_LIMIT_BYTES = 64 << 10
+
+LEAVES = (
+    LeafSpec("params/w", "float32", (64, 32)),
+    LeafSpec("params/b", "bfloat16", (33,)),
+    LeafSpec("empty", "int8", (0, 3)),
+    LeafSpec("count", "int32", ()),
+    LeafSpec("rng", "uint32", (2,), "threefry2x32"),
+)
+SHARDS = (
+    (ShardId("params/w", ((0, 32), (0, 32))), 4096),
+    (ShardId("params/w", ((32, 64), (0, 32))), 4096),
+    (ShardId("params/b", ((0, 33),)), 66),
+    (ShardId("empty", ((0, 0), (0, 3))), 0),
+    (ShardId("count", ()), 4),
+    (ShardId("rng", ((0, 2),)), 8),
+)
+LAYOUT = lay_out(LEAVES, SHARDS)
+W_SHARD = 3
+"""Number of the first shard of params/w: 4096 bytes, float32."""
+assert LAYOUT.shards[W_SHARD].shard == SHARDS[0][0]
+
+
+def open_tier(ramdisk: Path, *, run_id: str = RUN_ID, process_index: int = 0) -> LocalTier:
+    return LocalTier.open(
+        ramdisk,
+        run_id,
+        Writer(process_index=process_index, process_count=4, slice_index=0, hostname="host-0"),
+        host_state_limit_bytes=HOST_STATE_LIMIT_BYTES,
+        copy_threads=2,
+    )
+
+
+def save_id(step: int, incarnation: str = "019a-first", run_id: str = RUN_ID) -> SaveId:
+    return SaveId(step=step, incarnation=incarnation, run_id=run_id)
+
+
+def shard_bytes(step: int) -> list[bytes]:
+    """The bytes of every shard at a step, in layout order: different for each step."""
+    generator = np.random.Generator(np.random.PCG64(step))
+    return [generator.bytes(placed.nbytes) for placed in LAYOUT.shards]
+
+
+def fill(writer: SlotWriter, save: SaveId) -> Contents:
+    data = shard_bytes(save.step)
+    places = [placed.offset for placed in LAYOUT.shards]
+    crcs = writer.copy(list(zip(data, places, strict=True)))
+    return build_contents(save, LEAVES, LAYOUT, crcs)
+
+
+def write_save(tier: LocalTier, step: int, incarnation: str = "019a-first") -> str:
+    """Publish one whole save; returns its digest."""
+    save = save_id(step, incarnation)
+    writer = tier.begin_write(save, LAYOUT.size_bytes)
+    digest = writer.stage(fill(writer, save))
+    writer.publish()
+    return digest
+
+
+def complete_save(tier: LocalTier, step: int) -> str:
+    """Publish a save and note it as globally complete."""
+    digest = write_save(tier, step)
+    tier.note_complete(save_id(step))
+    return digest
+
+
+def document(step: int, owner: int = 0, count: int = 4, value: object = 17) -> bytes:
+    return host_state.encode(save_id(step), owner, count, host_state.capture(value))
+
+
+def held_steps(tier: LocalTier) -> list[int]:
+    return [held.save.step for held in tier.held()[0]]
+
+
+def assert_whole(tier: LocalTier, digest: str, step: int) -> None:
+    """Every byte of a save is as it was written."""
+    everything = range(len(LAYOUT.shards))
+    assert tier.verify(digest, everything) == []
+    found = [tier.lend(digest, shard).tobytes() for shard in everything]
+    assert found == shard_bytes(step)
+
+
+def files_of(tier: LocalTier) -> set[str]:
+    return {path.name for path in tier.path.iterdir()}
