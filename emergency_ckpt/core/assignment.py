@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heapreplace
 from itertools import islice
 from typing import TypeVar
 
-from emergency_ckpt.core.boxes import BoxIndex, cover, describe, volume
+from emergency_ckpt.core.boxes import describe, is_empty
 from emergency_ckpt.core.plan_types import FetchGroup, LocalRead, TargetSet
-from emergency_ckpt.types import Box, Contents, ShardId
+from emergency_ckpt.core.save_tensors import Copy, OwnKey, SaveTensors
+from emergency_ckpt.types import Box, ShardId
 
 MAX_SOURCES = 8
 """A process draws one manifest's shards from at most this many holders."""
@@ -17,16 +19,7 @@ MAX_SOURCES = 8
 MAX_WINDOW = 64
 """So many holders are compared by load when sources are chosen."""
 
-MAX_ALTERNATES = 2
-"""Other holders named for shards that a process has itself."""
-
 _T = TypeVar("_T")
-
-_Copy = tuple[str, int]
-"""digest of a manifest, index of the shard in it"""
-
-_OwnKey = tuple[tuple[str, frozenset[int]], ...]
-"""What a process holds itself: digest and quarantined shards of each manifest, sorted."""
 
 
 @dataclass(frozen=True)
@@ -44,117 +37,8 @@ class _Needs:
     local: dict[str, tuple[int, ...] | None] = field(
         default_factory=dict[str, tuple[int, ...] | None]
     )
-    remote: list[ShardId] = field(default_factory=list[ShardId])
+    remote: list[tuple[Copy, ...]] = field(default_factory=list[tuple[Copy, ...]])
     missing: list[ShardId] = field(default_factory=list[ShardId])
-
-
-class SaveTensors:
-    """Where the shards of one save are.
-
-    Args:
-      contents: usable manifests of the save, by digest.
-      holders: names of the holders of each digest, in order of preference.
-      spoiled: digest -> holder -> shards quarantined there.
-    """
-
-    def __init__(
-        self,
-        contents: Mapping[str, Contents],
-        holders: Mapping[str, Sequence[str]],
-        spoiled: Mapping[str, Mapping[str, frozenset[int]]],
-    ) -> None:
-        self.contents = contents
-        self._holders = {digest: tuple(holders[digest]) for digest in sorted(contents)}
-        self._spoiled = spoiled
-        self._unspoiled: dict[_Copy, tuple[str, ...]] = {}
-        self._places: dict[str, tuple[tuple[str, ...], dict[str, int]]] = {}
-        self._ids: dict[str, dict[ShardId, int]] = {}
-        self._copies: dict[ShardId, list[_Copy]] | None = None
-        self._boxes: dict[str, BoxIndex] = {}
-        self._boxes_by_leaf: dict[str, list[Box]] = {}
-
-    def ids(self, digest: str) -> dict[ShardId, int]:
-        """Index of each shard of the manifest."""
-        ids = self._ids.get(digest)
-        if ids is None:
-            contents = self.contents[digest]
-            paths = [leaf.path for leaf in contents.leaves]
-            ids = {
-                ShardId(paths[entry.leaf], entry.box): index
-                for index, entry in enumerate(contents.shards)
-                if 0 <= entry.leaf < len(paths)
-            }
-            self._ids[digest] = ids
-        return ids
-
-    def holders_of(self, digest: str, index: int) -> tuple[str, ...]:
-        """Holders with an intact copy of the shard; asked twice, the answer is one object."""
-        holders = self._holders[digest]
-        spoiled = self._spoiled.get(digest)
-        if not spoiled:
-            return holders
-        found = self._unspoiled.get((digest, index))
-        if found is None:
-            bad = {holder for holder, shards in spoiled.items() if index in shards}
-            found = tuple(h for h in holders if h not in bad) if bad else holders
-            self._unspoiled[digest, index] = found
-        return found
-
-    def alternates(self, digest: str, own: str | None) -> tuple[str, ...]:
-        """Holders of the whole manifest that follow ``own`` in cyclic order."""
-        known = self._places.get(digest)
-        if known is None:
-            spoiled = self._spoiled.get(digest, {})
-            whole = tuple(h for h in self._holders[digest] if h not in spoiled)
-            known = self._places[digest] = (whole, {h: place for place, h in enumerate(whole)})
-        holders, places = known
-        after = places.get(own or "", -1) + 1
-        count = min(MAX_ALTERNATES, len(holders) - (own in places))
-        return tuple(holders[(after + i) % len(holders)] for i in range(count))
-
-    def own_key(self, holder: str, digests: Iterable[str]) -> _OwnKey:
-        """What ``holder`` can use of the manifests that it has."""
-        return tuple(
-            (digest, self._spoiled.get(digest, {}).get(holder, frozenset()))
-            for digest in sorted(digests)
-        )
-
-    def digests_of_holders(self) -> dict[str, list[str]]:
-        """Holder -> digests of its manifests."""
-        digests: dict[str, list[str]] = {}
-        for digest, holders in self._holders.items():
-            for holder in holders:
-                digests.setdefault(holder, []).append(digest)
-        return digests
-
-    def copies(self, shard: ShardId) -> list[_Copy]:
-        """Every manifest that has the shard intact at some holder."""
-        if self._copies is None:
-            self._copies = self._index()
-        return self._copies.get(shard, [])
-
-    def pieces(self, target: ShardId) -> list[ShardId] | None:
-        """Shards of other boxes that together hold the target; None when a part is missing."""
-        if not volume(target.box):
-            return []
-        if self._copies is None:
-            self._copies = self._index()
-        index = self._boxes.get(target.leaf)
-        if index is None:
-            index = BoxIndex(self._boxes_by_leaf.get(target.leaf, ()))
-            self._boxes[target.leaf] = index
-        chosen, uncovered = cover(target.box, index.touching(target.box))
-        return None if uncovered else [ShardId(target.leaf, box) for box in chosen]
-
-    def _index(self) -> dict[ShardId, list[_Copy]]:
-        copies: dict[ShardId, list[_Copy]] = {}
-        for digest in self._holders:
-            for shard, index in self.ids(digest).items():
-                if self.holders_of(digest, index):
-                    copies.setdefault(shard, []).append((digest, index))
-        for shard in copies:
-            self._boxes_by_leaf.setdefault(shard.leaf, []).append(shard.box)
-        return copies
 
 
 def assign(
@@ -172,15 +56,16 @@ def assign(
     """
     canonical = _shared_objects(targets)
     digests = tensors.digests_of_holders()
-    needs_of: dict[tuple[int, _OwnKey], _Needs] = {}
+    hints = _hints(tensors, canonical, own, digests)
+    needs_of: dict[tuple[int, OwnKey], _Needs] = {}
     plans: dict[int, _Needs] = {}
     for process in sorted(targets):
-        holder = own.get(process, "")
-        key = tensors.own_key(holder, digests.get(holder, ()))
+        holder = own.get(process)
+        key = () if holder is None else tensors.own_key(holder, digests.get(holder, ()))
         target = canonical[process]
         needs = needs_of.get((id(target), key))
         if needs is None:
-            needs = needs_of[id(target), key] = _needs(tensors, target, key)
+            needs = needs_of[id(target), key] = _needs(tensors, target, key, hints[id(target)])
         plans[process] = needs
     missing = _missing_lines(plans)
     if missing:
@@ -205,20 +90,43 @@ def _shared_objects(targets: Mapping[int, TargetSet]) -> dict[int, TargetSet]:
     return {process: by_identity[id(target)] for process, target in targets.items()}
 
 
-def _needs(tensors: SaveTensors, target: TargetSet, own: _OwnKey) -> _Needs:
+def _hints(
+    tensors: SaveTensors,
+    targets: Mapping[int, TargetSet],
+    own: Mapping[int, str],
+    digests: Mapping[str, Sequence[str]],
+) -> dict[int, dict[str, None]]:
+    """By identity of the target set: some manifests of processes that need just these shards."""
+    hints: dict[int, dict[str, None]] = {}
+    for process in sorted(targets):
+        known = hints.setdefault(id(targets[process]), {})
+        holder = own.get(process)
+        for digest in () if holder is None else digests.get(holder, ()):
+            if len(known) < MAX_SOURCES and tensors.contents[digest].shards:
+                known[digest] = None
+    return hints
+
+
+def _needs(tensors: SaveTensors, target: TargetSet, own: OwnKey, hints: Iterable[str]) -> _Needs:
     needs = _Needs()
     taken: dict[str, set[int]] = {digest: set() for digest, _ in own}
-    sources: set[ShardId] = set()
+    remote: dict[ShardId, tuple[Copy, ...]] = {}
+    pieces: dict[ShardId, None] = {}
     for shard in _take_own(tensors, target, own, taken):
-        found = [shard] if tensors.copies(shard) else tensors.pieces(shard)
-        if found is None:
+        copies = tensors.copies(shard, hints)
+        parts = None if copies else tensors.pieces(shard)
+        if copies:
+            remote[shard] = copies
+        elif parts is None:
             needs.missing.append(shard)
         else:
-            sources.update(found)
-    remote = [s for s in _take_own(tensors, sources, own, taken) if volume(s.box)]
+            pieces.update(dict.fromkeys(parts))
+    for shard in _take_own(tensors, pieces, own, taken):
+        remote[shard] = tensors.copies(shard)
     # Shards of few manifests first: a shard that many have (a leaf replicated inside a slice)
     # then comes from a manifest that is needed anyway.
-    needs.remote = sorted(remote, key=lambda shard: (len(tensors.copies(shard)), shard))
+    order = sorted(remote, key=lambda shard: (len(remote[shard]), shard))
+    needs.remote = [remote[shard] for shard in order if not is_empty(shard.box)]
     for digest, indices in taken.items():
         if indices:
             whole = len(indices) == len(tensors.contents[digest].shards)
@@ -229,7 +137,7 @@ def _needs(tensors: SaveTensors, target: TargetSet, own: _OwnKey) -> _Needs:
 def _take_own(
     tensors: SaveTensors,
     wanted: Iterable[ShardId],
-    own: _OwnKey,
+    own: OwnKey,
     taken: dict[str, set[int]],
 ) -> list[ShardId]:
     """Note in ``taken`` what the process has itself; return the rest."""
@@ -282,43 +190,61 @@ class _Balance:
         self._tensors = tensors
         self._bytes: dict[str, int] = {}
 
-    def fetch(self, process: int, shards: Sequence[ShardId]) -> tuple[FetchGroup, ...]:
-        """Fetch groups for shards that the process does not have, in the order of ``_Needs``."""
-        groups: dict[tuple[str, tuple[str, ...]], list[int]] = {}
-        windows: dict[tuple[str, int], tuple[str, ...]] = {}
+    def fetch(self, process: int, shards: Sequence[tuple[Copy, ...]]) -> tuple[FetchGroup, ...]:
+        """Fetch groups for shards, each given by its copies, that the process does not have."""
+        bundles: dict[tuple[str, int], tuple[tuple[str, ...], list[int]]] = {}
         used: dict[str, None] = {}
-        tensors = self._tensors
-        for shard in shards:
-            digest, index = self._manifest(process, shard, used)
+        for copies in shards:
+            digest, index = self._manifest(process, copies, used)
             used[digest] = None
-            holders = tensors.holders_of(digest, index)
-            window = windows.get((digest, id(holders)))
-            if window is None:
-                window = windows[digest, id(holders)] = self._window(process, holders)
-            sources = window
-            if len(window) > 1:
-                first = window.index(min(window, key=self._load))
-                sources = window[first:] + window[:first]
-            nbytes = tensors.contents[digest].shards[index].nbytes
-            self._bytes[sources[0]] = self._load(sources[0]) + nbytes
-            groups.setdefault((digest, sources), []).append(index)
+            holders = self._tensors.holders_of(digest, index)
+            bundle = bundles.get((digest, id(holders)))
+            if bundle is None:
+                bundle = bundles[digest, id(holders)] = (holders, [])
+            bundle[1].append(index)
+        groups: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+        for (digest, _), (holders, indices) in bundles.items():
+            for sources, part in self._split(process, digest, holders, indices):
+                groups.setdefault((digest, sources), []).extend(part)
         return tuple(
             FetchGroup(digest, self._selection(digest, indices), sources)
             for (digest, sources), indices in sorted(groups.items())
         )
 
+    def _split(
+        self, process: int, digest: str, holders: tuple[str, ...], indices: list[int]
+    ) -> Iterator[tuple[tuple[str, ...], list[int]]]:
+        """Deal the shards out, the largest first, each to the least loaded holder."""
+        entries = self._tensors.contents[digest].shards
+        nbytes = {index: entries[index].nbytes for index in indices}
+        window = self._window(process, holders)
+        if len(window) == 1:
+            self._bytes[window[0]] = self._load(window[0]) + sum(nbytes.values())
+            yield window, indices
+            return
+        heap = [(self._load(name), place) for place, name in enumerate(window)]
+        heapify(heap)
+        dealt: list[list[int]] = [[] for _ in window]
+        for index in sorted(indices, key=nbytes.__getitem__, reverse=True):
+            load, place = heap[0]
+            dealt[place].append(index)
+            heapreplace(heap, (load + nbytes[index], place))
+        for load, place in heap:
+            self._bytes[window[place]] = load
+            if dealt[place]:
+                yield window[place:] + window[:place], dealt[place]
+
     def _load(self, holder: str) -> int:
         return self._bytes.get(holder, 0)
 
-    def _manifest(self, process: int, shard: ShardId, used: Iterable[str]) -> _Copy:
+    def _manifest(self, process: int, copies: Sequence[Copy], used: Mapping[str, None]) -> Copy:
         """A manifest to take the shard from: one in use already, or the least loaded of some."""
-        copies = self._tensors.copies(shard)
         if len(copies) == 1:
             return copies[0]
-        for digest in islice(used, MAX_SOURCES):
-            index = self._tensors.ids(digest).get(shard)
-            if index is not None and self._tensors.holders_of(digest, index):
-                return digest, index
+        if used:
+            for copy in islice(copies, MAX_WINDOW):
+                if copy[0] in used:
+                    return copy
         some = _cycle(copies, process, MAX_SOURCES)
         return min(some, key=lambda copy: self._lowest_load(*copy))
 

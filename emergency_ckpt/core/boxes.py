@@ -31,6 +31,14 @@ def volume(box: Box) -> int:
     return math.prod(shape_of(box))
 
 
+def is_empty(box: Box) -> bool:
+    """Whether the box has no element. A scalar's box has one."""
+    for start, stop in box:  # noqa: SIM110  a plain loop: planning asks this millions of times
+        if start >= stop:
+            return True
+    return False
+
+
 def whole(global_shape: Sequence[int]) -> Box:
     """The box of a whole array."""
     return tuple((0, size) for size in global_shape)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import islice
 
 from emergency_ckpt.core.candidates import SaveParts, Sifted
 from emergency_ckpt.core.plan_types import HostStateFetch, few
@@ -51,8 +51,10 @@ def choose_host_states(part: SaveParts, process_count: int) -> HostStates | str:
     if not whole:
         size = min(sets, key=lambda size: (size - len(sets[size]), -size))
         owners = sets[size]
-        names = few(islice((owner for owner in count() if owner not in owners), 4))
-        return f"{size - len(owners)} of {size} host states are held nowhere: process {names}"
+        lost = size - len(owners)
+        first = islice((owner for owner in range(size) if owner not in owners), 4)
+        names = ", ".join(map(str, first)) + (" ..." if lost > 4 else "")
+        return f"{lost} of {size} host states are held nowhere: process {names}"
     return _chosen(sets, max(whole, key=lambda size: (size == process_count, size)))
 
 

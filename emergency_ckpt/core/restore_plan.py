@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from emergency_ckpt.core.assignment import SaveTensors, TensorPart, assign
+from emergency_ckpt.core.assignment import TensorPart, assign
 from emergency_ckpt.core.boxes import covers, whole
 from emergency_ckpt.core.candidates import PERSISTENT_HOLDER, SaveParts, Sifted, sift
 from emergency_ckpt.core.host_state_choice import (
@@ -36,6 +36,7 @@ from emergency_ckpt.core.plan_types import (
     few,
     selected,
 )
+from emergency_ckpt.core.save_tensors import SaveTensors
 from emergency_ckpt.types import Box, Contents, LeafSpec
 
 __all__ = [
