@@ -2,8 +2,8 @@
 
     python benchmarks/transfer.py [--mib 1024] [--streams 1,2,4] [--repeat 3]
 
-Prints GB/s of the best and median round. The baseline sends the same tmpfs file with ``sendfile`` and
-receives with ``recv_into`` into memory touched before: no CRC, no authentication.
+Prints GB/s of the best and median round. The baseline sends the same tmpfs file with ``sendfile``
+and receives with ``recv_into`` into memory touched before: no CRC, no authentication.
 """
 
 from __future__ import annotations

@@ -84,8 +84,10 @@ class MemoryHoldings:
     def inventory(self) -> HolderInventory:
         with self._lock:
             tensors = tuple(
-                HeldTensors(contents.save, digest)
-                for digest, (_, contents, _) in sorted(self._held.items())
+                sorted(
+                    HeldTensors(contents.save, digest)
+                    for digest, (_, contents, _) in self._held.items()
+                )
             )
             states = tuple(
                 HeldHostState(

@@ -69,11 +69,15 @@ class ProcessDirectory:
         self._scan_slots()
 
     def note_complete(self, save: SaveId) -> None:
-        """Remember, across restarts, that ``save`` is complete; forget older host states."""
+        """Remember, across restarts, that ``save`` is complete.
+
+        Host states of older saves are forgotten, but for those whose tensors are still here.
+        """
         record = msgspec.json.encode(_KnownComplete(format=1, save=save), order="sorted")
         files.write_atomic(KNOWN_COMPLETE, self.claim.dir_fd, record)
         self.known_complete = save
-        self.host_states.note_complete(save)
+        kept = {slot.published.save for slot in self.slots if slot.published is not None}
+        self.host_states.note_complete(save, kept)
 
     def published(self) -> Iterator[Slot]:
         """The slots that hold a save."""
@@ -142,12 +146,10 @@ class ProcessDirectory:
         os.close(self._quarantine_fd)
 
     def _scan_known_complete(self) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            try:
-                data = files.read_bounded(KNOWN_COMPLETE, self.claim.dir_fd, _MAX_SMALL_FILE_BYTES)
-                self.known_complete = _decode_known_complete(data, self._run_id)
-            except CorruptData as error:
-                self._report(KNOWN_COMPLETE, error)
+        try:
+            self.known_complete = read_known_complete(self.claim.dir_fd, self._run_id)
+        except CorruptData as error:
+            self._report(KNOWN_COMPLETE, error)
 
     def _scan_slots(self) -> None:
         names = os.listdir(self.claim.dir_fd)
@@ -171,7 +173,12 @@ class ProcessDirectory:
         self.quarantine(QuarantineRecord(directory=directory, name=name, problem=str(error)))
 
 
-def _decode_known_complete(data: bytes, run_id: str) -> SaveId:
+def read_known_complete(dir_fd: int, run_id: str) -> SaveId | None:
+    """The save on record as complete; None without a record. ``CorruptData``."""
+    try:
+        data = files.read_bounded(KNOWN_COMPLETE, dir_fd, _MAX_SMALL_FILE_BYTES)
+    except FileNotFoundError:
+        return None
     try:
         known = msgspec.json.decode(data, type=_KnownComplete)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

@@ -215,7 +215,7 @@ def open_slot(number: int, claim: Claim, run_id: str) -> tuple[Slot | None, Corr
     problem: CorruptData | None = None
     published: Published | None = None
     try:
-        published = _read_manifest(number, claim, run_id)
+        published = read_manifest(number, claim.dir_fd, run_id)
     except CorruptData as error:
         problem = error
     slot: Slot | None = None
@@ -236,10 +236,11 @@ def open_slot(number: int, claim: Claim, run_id: str) -> tuple[Slot | None, Corr
     return slot, problem
 
 
-def _read_manifest(number: int, claim: Claim, run_id: str) -> Published | None:
+def read_manifest(number: int, dir_fd: int, run_id: str) -> Published | None:
+    """What a slot's manifest says; None without one. ``CorruptData``, also for another run's."""
     name = manifest_name(number)
     try:
-        data = files.read_bounded(name, claim.dir_fd, MAX_MANIFEST_BYTES)
+        data = files.read_bounded(name, dir_fd, MAX_MANIFEST_BYTES)
     except FileNotFoundError:
         return None
     manifest, encoded = decode_manifest(data)

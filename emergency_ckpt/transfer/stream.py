@@ -21,7 +21,6 @@ from emergency_ckpt.transfer import split, wire
 PIECE_BYTES = 4 * wire.MIB
 """What must move within one io timeout: a peer below PIECE_BYTES / io timeout counts as stalled."""
 
-_SOCKET_BUFFER_BYTES = 4 * wire.MIB
 T = TypeVar("T")
 Timeout = Callable[[], float]
 """Seconds that the next piece may take. Raises TimeoutError when nothing is left."""

@@ -1,0 +1,85 @@
+"""``eckpt serve``: a host's ramdisk stays readable for peers while its trainer is down."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.tiers.readonly import ReadOnlyRamdisk
+from emergency_ckpt.transfer import auth
+from emergency_ckpt.transfer.server import TransferServer
+from emergency_ckpt.transfer.wire import MAX_HOST_STATE_BYTES
+
+if TYPE_CHECKING:
+    SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage]
+
+
+def add_parser(subparsers: SubParsers) -> None:
+    """Add ``serve``."""
+    parser = subparsers.add_parser(
+        "serve",
+        help="serve this host's ramdisk to peers while its trainer is down",
+        description=(
+            "Serves what the processes of a run left on this host's ramdisk, read-only, to peers"
+            " that know the run's secret. Prints one line, 'serving ADDRESS', and runs until"
+            " SIGINT or SIGTERM. The directories are not deleted meanwhile."
+        ),
+    )
+    parser.add_argument("--local-dir", type=Path, required=True, help="the ramdisk directory")
+    parser.add_argument("--run-id", required=True, help="the run whose saves are served")
+    parser.add_argument(
+        "--secret-file",
+        type=Path,
+        help=f"file with the run's secret, closed to others; default: ${auth.SECRET_VARIABLE}",
+    )
+    parser.add_argument(
+        "--bind", default="127.0.0.1", help="the one address to listen on (%(default)s)"
+    )
+    parser.add_argument("--port", type=int, default=0, help="port, 0 for a free one (%(default)s)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until told to stop. Blocks; 0 after a clean stop. Main thread only."""
+    stopping = threading.Event()
+
+    def stop(_number: int, _frame: object) -> None:
+        stopping.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    holdings = ReadOnlyRamdisk(
+        args.local_dir, args.run_id, host_state_limit_bytes=MAX_HOST_STATE_BYTES
+    )
+    try:
+        server = TransferServer(
+            holdings,
+            run_id=args.run_id,
+            secret=_secret(args.secret_file),
+            bind_host=args.bind,
+            port=args.port,
+        )
+        holdings.address = server.address
+        holdings.inventory()  # takes the readers' locks before anybody is told
+        with server:
+            print(f"serving {server.address}", flush=True)
+            stopping.wait()
+    finally:
+        holdings.close()
+    return 0
+
+
+def _secret(path: Path | None) -> bytes:
+    if path is not None:
+        return auth.load_secret_file(path)
+    secret = auth.secret_from_environment(os.environ)
+    if secret is None:
+        raise ConfigError(
+            [f"no secret: give --secret-file or set {auth.SECRET_VARIABLE}"], target="eckpt serve"
+        )
+    return secret

@@ -1,0 +1,300 @@
+"""A host's ramdisk served while its trainer is down, and one suite for all holdings."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+from transfer_support import RUN_ID, SAVE, SECRET, fetch_all, random_shards
+
+from emergency_ckpt.core.inventory import HolderInventory
+from emergency_ckpt.errors import LocalTierError, NotHeld, TransferError
+from emergency_ckpt.runtime.holdings import ProcessHoldings
+from emergency_ckpt.testing.memory_holdings import MemoryHoldings
+from emergency_ckpt.tiers import host_state, manifest
+from emergency_ckpt.tiers.claims import reclaim_other_runs
+from emergency_ckpt.tiers.local import LocalTier
+from emergency_ckpt.tiers.readonly import ReadOnlyRamdisk
+from emergency_ckpt.transfer.client import TransferClient
+from emergency_ckpt.transfer.holdings import Holdings
+from emergency_ckpt.transfer.server import TransferServer
+from emergency_ckpt.types import LeafSpec, SaveId, ShardId, Writer
+
+LIMIT_BYTES = 1 << 20
+
+
+@pytest.fixture
+def ramdisk() -> Iterator[Path]:
+    parent = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    path = Path(tempfile.mkdtemp(prefix="eckpt-test-", dir=parent))
+    yield path
+    shutil.rmtree(path)
+
+
+def open_tier(ramdisk: Path, run_id: str = RUN_ID, process_index: int = 0) -> LocalTier:
+    return LocalTier.open(
+        ramdisk,
+        run_id,
+        Writer(process_index, 2, 0, "host"),
+        host_state_limit_bytes=LIMIT_BYTES,
+        copy_threads=1,
+    )
+
+
+def save_shards(tier: LocalTier, save: SaveId, shards: list[bytes]) -> str:
+    """Publish one uint8 leaf per shard; the digest."""
+    leaves = [LeafSpec(f"shard/{i:05}", "uint8", (len(data),)) for i, data in enumerate(shards)]
+    places = [
+        (ShardId(leaf.path, ((0, len(data)),)), len(data))
+        for leaf, data in zip(leaves, shards, strict=True)
+    ]
+    layout = manifest.lay_out(leaves, places)
+    writer = tier.begin_write(save, layout.size_bytes)
+    crcs = writer.copy(
+        [(data, placed.offset) for data, placed in zip(shards, layout.shards, strict=True)]
+    )
+    digest = writer.stage(manifest.build_contents(save, leaves, layout, crcs))
+    writer.publish()
+    return digest
+
+
+def document(save: SaveId, owner: int, payload: object = None) -> bytes:
+    return host_state.encode(save, owner, 2, host_state.capture(payload))
+
+
+class Holder(Protocol):
+    """A kind of holdings under test: how it comes to hold something."""
+
+    holdings: Holdings
+
+    def hold(self, save: SaveId, shards: list[bytes]) -> str: ...
+    def hold_state(self, save: SaveId, owner: int, data: bytes) -> None: ...
+    def close(self) -> None: ...
+
+
+class InMemory:
+    def __init__(self, _: Path) -> None:
+        self.holdings = MemoryHoldings()
+
+    def hold(self, save: SaveId, shards: list[bytes]) -> str:
+        return self.holdings.add(save, shards)
+
+    def hold_state(self, save: SaveId, owner: int, data: bytes) -> None:
+        self.holdings.publish_host_state(save, owner, 2, data)
+
+    def close(self) -> None:
+        return None
+
+
+class OfProcess:
+    def __init__(self, ramdisk: Path) -> None:
+        self.tier = open_tier(ramdisk)
+        self.holdings: Holdings = ProcessHoldings(self.tier, 0)
+
+    def hold(self, save: SaveId, shards: list[bytes]) -> str:
+        return save_shards(self.tier, save, shards)
+
+    def hold_state(self, save: SaveId, owner: int, data: bytes) -> None:
+        self.tier.publish_host_state(save, owner, 2, data)
+
+    def close(self) -> None:
+        self.tier.close()
+
+
+class ReadOnly(OfProcess):
+    """The reader finds what another life publishes, also after it was opened."""
+
+    def __init__(self, ramdisk: Path) -> None:
+        super().__init__(ramdisk)
+        self.reader = ReadOnlyRamdisk(ramdisk, RUN_ID, host_state_limit_bytes=LIMIT_BYTES)
+        self.holdings = self.reader
+
+    def close(self) -> None:
+        self.reader.close()
+        super().close()
+
+
+@pytest.fixture(params=[InMemory, OfProcess, ReadOnly])
+def holder(request: pytest.FixtureRequest, ramdisk: Path) -> Iterator[Holder]:
+    made = request.param(ramdisk)
+    yield made
+    made.close()
+
+
+def later(step: int) -> SaveId:
+    return SaveId(step, SAVE.incarnation, RUN_ID)
+
+
+def test_holdings_start_empty(holder: Holder) -> None:
+    inventory = holder.holdings.inventory()
+    assert inventory.tensors == inventory.host_states == ()
+    assert holder.holdings.contents_bytes("0" * 64) is None
+    assert holder.holdings.host_state_bytes(SAVE, 0, 2) is None
+    with pytest.raises(NotHeld), holder.holdings.mapping_for("0" * 64):
+        raise AssertionError("never inside")
+
+
+def test_holdings_serve_what_they_say_they_hold(holder: Holder, client: TransferClient) -> None:
+    first, second = random_shards(5000, 0, 64), random_shards(300_000, 7)
+    digests = [holder.hold(later(1), first), holder.hold(later(2), second)]
+    state = document(later(2), 1, {"position": 17})
+    holder.hold_state(later(2), 1, state)
+    with TransferServer(holder.holdings, run_id=RUN_ID, secret=SECRET) as server:
+        inventory = client.inventory(server.address)
+        assert [(held.save, held.digest) for held in inventory.tensors] == [
+            (later(1), digests[0]),
+            (later(2), digests[1]),
+        ]
+        assert [(h.save, h.owner, h.count, h.size_bytes) for h in inventory.host_states] == [
+            (later(2), 1, 2, len(state))
+        ]
+        for digest, shards, save in zip(
+            digests, (first, second), (later(1), later(2)), strict=True
+        ):
+            data, crcs, contents = fetch_all(client, server.address, digest)
+            assert data == shards
+            assert crcs == [entry.crc32c for entry in contents.shards]
+            assert contents.save == save
+            encoded = holder.holdings.contents_bytes(digest)
+            assert encoded is not None
+            assert hashlib.sha256(encoded).hexdigest() == digest
+        assert client.fetch_host_state(server.address, later(2), 1, 2) == state
+        with pytest.raises(NotHeld):
+            client.fetch_host_state(server.address, later(1), 1, 2)
+
+
+def test_a_reader_changes_nothing_and_follows_what_a_trainer_does(
+    ramdisk: Path, client: TransferClient
+) -> None:
+    tier = open_tier(ramdisk)
+    old = save_shards(tier, later(1), random_shards(10_000))
+    reader = ReadOnlyRamdisk(ramdisk, RUN_ID, host_state_limit_bytes=LIMIT_BYTES)
+    with TransferServer(reader, run_id=RUN_ID, secret=SECRET) as server:
+        fetch_all(client, server.address, old)
+        with pytest.raises(TransferError, match="only reads"):
+            client.push_host_state(server.address, later(1), 0, 2, document(later(1), 0))
+        tier.note_complete(later(1))
+        save_shards(tier, later(2), random_shards(10_000))
+        tier.note_complete(later(2))
+        new = save_shards(tier, later(3), random_shards(10_000))  # in the slot of step 1
+        fetch_all(client, server.address, new)
+        with pytest.raises(NotHeld):
+            client.fetch_contents(server.address, old)
+        inventory = client.inventory(server.address)
+        assert {held.save for held in inventory.tensors} == {later(2), later(3)}
+        assert inventory.known_complete == later(2)
+        other = open_tier(ramdisk, process_index=1)
+        digest = save_shards(other, later(3), random_shards(77))
+        fetch_all(client, server.address, digest)
+        other.close()
+    reader.close()
+    tier.close()
+
+
+def test_what_is_not_whole_is_not_served(ramdisk: Path, client: TransferClient) -> None:
+    tier = open_tier(ramdisk)
+    digest = save_shards(tier, later(1), random_shards(100_000))
+    tier.publish_host_state(later(1), 0, 2, document(later(1), 0))
+    directory = tier.path
+    tier.close()
+    reader = ReadOnlyRamdisk(ramdisk, RUN_ID, host_state_limit_bytes=LIMIT_BYTES)
+    (slot,) = directory.glob("slot_?.manifest.json")
+    good = slot.read_bytes()
+    (state,) = directory.glob("host_state/*/*.json")
+    with TransferServer(reader, run_id=RUN_ID, secret=SECRET) as server:
+        fetch_all(client, server.address, digest)
+        state.write_bytes(state.read_bytes()[:-3])
+        slot.write_bytes(good[:-3])
+        inventory = client.inventory(server.address)
+        assert inventory.tensors == inventory.host_states == ()
+        slot.write_bytes(good)
+        assert [held.digest for held in client.inventory(server.address).tensors] == [digest]
+        os.truncate(directory / slot.name.replace("manifest.json", "bin"), 4096)
+        with pytest.raises(NotHeld, match="cannot be read"):
+            fetch_all(client, server.address, digest)
+    reader.close()
+
+
+def test_a_directory_that_is_served_is_not_reclaimed(ramdisk: Path) -> None:
+    tier = open_tier(ramdisk)
+    save_shards(tier, later(1), random_shards(10))
+    tier.close()
+    reader = ReadOnlyRamdisk(ramdisk, RUN_ID, host_state_limit_bytes=LIMIT_BYTES)
+    assert len(reader.inventory().tensors) == 1
+    reclaim_other_runs(ramdisk, "another-run")
+    assert len(reader.inventory().tensors) == 1
+    reader.close()
+    reclaim_other_runs(ramdisk, "another-run")
+    assert not tier.path.exists()
+
+
+def test_a_reader_needs_a_directory(ramdisk: Path) -> None:
+    with pytest.raises(LocalTierError, match="not a directory"):
+        ReadOnlyRamdisk(ramdisk / "none", RUN_ID, host_state_limit_bytes=LIMIT_BYTES)
+
+
+def start_serve(ramdisk: Path, *options: str, secret: str | None) -> subprocess.Popen[str]:
+    environ = {k: v for k, v in os.environ.items() if k != "ECKPT_SECRET"}
+    if secret is not None:
+        environ["ECKPT_SECRET"] = secret
+    command = [sys.executable, "-m", "emergency_ckpt.cli.main", "serve"]
+    command += ["--local-dir", str(ramdisk), "--run-id", RUN_ID, *options]
+    return subprocess.Popen(
+        command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_command_serves_until_it_is_told_to_stop(
+    ramdisk: Path, tmp_path: Path, client: TransferClient, number: signal.Signals
+) -> None:
+    tier = open_tier(ramdisk)
+    shards = random_shards(2_000_000, 3)
+    digest = save_shards(tier, later(1), shards)
+    tier.close()
+    secret_file = tmp_path / "secret"
+    secret_file.write_bytes(SECRET + b"\n")
+    secret_file.chmod(0o600)
+    server = start_serve(ramdisk, "--secret-file", str(secret_file), secret=None)
+    try:
+        assert server.stdout is not None
+        word, address = server.stdout.readline().split()
+        assert word == "serving"
+        inventory: HolderInventory = client.inventory(address)
+        assert inventory.holder == f"server/{address}"
+        assert inventory.process_index is None
+        assert fetch_all(client, address, digest)[0] == shards
+        server.send_signal(number)
+        _, errors = server.communicate(timeout=60)
+        assert (server.returncode, errors) == (0, "")
+    finally:
+        with suppress(ProcessLookupError):
+            server.kill()
+        server.communicate()
+
+
+@pytest.mark.parametrize(
+    ("options", "secret", "match"),
+    [
+        ((), None, "ECKPT_SECRET"),
+        ((), "short", "32 to 4096"),
+        (("--bind", "0.0.0.0"), SECRET.decode(), "all interfaces"),
+    ],
+)
+def test_the_command_says_what_it_lacks(
+    ramdisk: Path, options: tuple[str, ...], secret: str | None, match: str
+) -> None:
+    server = start_serve(ramdisk, *options, secret=secret)
+    _, errors = server.communicate(timeout=60)
+    assert server.returncode == 2
+    assert match in errors
