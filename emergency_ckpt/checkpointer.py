@@ -12,8 +12,8 @@ import jax
 from emergency_ckpt.config import Config
 from emergency_ckpt.core.persistence import writers
 from emergency_ckpt.core.save_decision import decide_save
-from emergency_ckpt.errors import DeadlineExceeded, SaveFailed
-from emergency_ckpt.runtime.coordination import connect
+from emergency_ckpt.errors import CheckpointError, DeadlineExceeded, RestoreFailed, SaveFailed
+from emergency_ckpt.runtime.coordination import agree, connect
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.holdings import ProcessHoldings
 from emergency_ckpt.runtime.local_saves import LocalSave, LocalSaves
@@ -147,6 +147,7 @@ class EmergencyCheckpointer:
             tier=tier,
             holdings=self._holdings,
             client=self._client,
+            peers=self._peers,
             persistent=self._persistent,
             events=self._events,
             run_id=self._run_id,
@@ -279,6 +280,19 @@ class EmergencyCheckpointer:
             self._tier.reserve(recipe.layout.size_bytes)
             self._tier.prefault_in_background()
 
+    def _reserve_together(self, recipe: SaveRecipe, name: str) -> None:
+        """Reserve the slots that saves will need; a ramdisk that is too small stops all."""
+        failure: CheckpointError | None = None
+        try:
+            self._set_recipe(recipe)
+        except CheckpointError as error:
+            failure = error
+        errors = agree(self._coordinator, name, str(failure or ""), self._config.restore_timeout_s)
+        if failure is not None:
+            raise failure
+        if errors:
+            raise RestoreFailed("reserve", "ramdisk", errors)
+
     def restore(
         self, step: int | None = None, *, state: PyTree, host_state: object = None
     ) -> tuple[int | None, PyTree]:
@@ -301,6 +315,7 @@ class EmergencyCheckpointer:
         """
         self.wait_until_finished()
         tree = describe(state, "restore")
+        recipe = build_recipe(tree, self._config, self._process)
         number, self._restores = self._restores, self._restores + 1
         restore = Restore(
             self._restore_parts,
@@ -308,10 +323,11 @@ class EmergencyCheckpointer:
             state,
             requested_step=step,
             host_state=host_state,
+            buddies=recipe.buddies,
             number=number,
         )
         restored = restore.run()
-        self._set_recipe(build_recipe(tree, self._config, self._process))
+        self._reserve_together(recipe, f"restore/{number}/reserved")
         if restored is None:
             return None, state
         self._incarnation = restored.incarnation

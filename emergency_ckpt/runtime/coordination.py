@@ -17,6 +17,8 @@ from jax._src import distributed  # the one use of a private module: it has no p
 
 from emergency_ckpt.errors import CoordinationError, DeadlineExceeded
 
+_ERROR_LIMIT_CHARS = 1000
+
 
 class Coordinator(Protocol):
     """A small shared store with barriers. Keys are set once. All methods block, with a deadline."""
@@ -192,6 +194,19 @@ def share(coordinator: Coordinator, name: str, value: bytes | None, timeout_s: f
         coordinator.put(name, value)
         return value
     return coordinator.get(name, timeout_s)
+
+
+def agree(coordinator: Coordinator, name: str, error: str, timeout_s: float) -> str:
+    """The errors of all processes in one line, the same everywhere; empty when there are none.
+
+    Collective. ``error`` is this process's own, empty when all is well.
+    """
+    found = gather(coordinator, name, error[:_ERROR_LIMIT_CHARS].encode(), timeout_s)
+    joined = None
+    if coordinator.process_index == 0:
+        errors = [(p, data.decode()) for p, data in sorted(found.items()) if data]
+        joined = "; ".join(f"process {p}: {text}" for p, text in errors[:4]).encode()
+    return share(coordinator, f"{name}.agreed", joined, timeout_s).decode()
 
 
 def deadline_left_s(deadline_s: float) -> float:

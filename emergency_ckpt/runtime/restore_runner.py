@@ -18,11 +18,13 @@ from emergency_ckpt.errors import (
     RestoreFailed,
     StateMismatch,
     StepNotFound,
+    TransferError,
     Unrecoverable,
 )
 from emergency_ckpt.runtime.coordination import Coordinator, deadline_left_s, gather, share
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.holdings import ProcessHoldings, holder_name
+from emergency_ckpt.runtime.peers import Peers
 from emergency_ckpt.runtime.restore_host_state import (
     HostStateRemap,
     fetch_documents,
@@ -57,6 +59,7 @@ class RestoreParts:
     tier: LocalTier
     holdings: ProcessHoldings
     client: TransferClient
+    peers: Peers
     persistent: PersistentTier | None
     events: EventSink
     run_id: str
@@ -100,9 +103,11 @@ class Restore:
         *,
         requested_step: int | None,
         host_state: object,
+        buddies: tuple[int, ...],
         number: int,
     ) -> None:
         self._parts = parts
+        self._buddies = buddies
         self._tree = tree
         self._like = like
         self._requested_step = requested_step
@@ -226,7 +231,7 @@ class Restore:
     def _from_local(self, plan: RestorePlan, save: SaveId) -> _Brought:
         parts, (me, _) = self._parts, self._process
         part = plan.processes.get(me, ProcessPlan())
-        parts.tier.protect([save])
+        parts.tier.protect(held.save for held in parts.tier.held()[0])
         shards = ShardCollection(
             parts.tier,
             parts.client,
@@ -290,9 +295,21 @@ class Restore:
         tier.invalidate_newer(kept)
         if plan.save is not None:
             tier.note_complete(plan.save)
+            self._push_host_state(plan.save)
         self._parts.coordinator.barrier(
             f"{self._name}/forgotten", deadline_left_s(self._deadline_s)
         )
+
+    def _push_host_state(self, save: SaveId) -> None:
+        """A buddy that lost its RAM keeps a copy again, as after a save."""
+        parts, (me, count) = self._parts, self._process
+        data = parts.tier.host_state_bytes(save, me, count)
+        for buddy in self._buddies if data is not None else ():
+            try:
+                parts.peers.push_host_state(buddy, save, data or b"")
+            except TransferError as error:
+                # The restore itself is whole; until the next save there is one copy less.
+                parts.events.emit("restore.push_failed", buddy=buddy, reason=str(error))
 
     def _finished(self, plan: RestorePlan, brought: _Brought, seconds: float) -> RestoreReport:
         tally = brought.tally

@@ -11,7 +11,13 @@ import numpy.typing as npt
 from emergency_ckpt.core.boxes import overlap, shape_of, volume
 from emergency_ckpt.core.inventory import Quarantined
 from emergency_ckpt.core.plan_types import FetchGroup, ProcessPlan, selected
-from emergency_ckpt.errors import CheckpointError, NotHeld, RestoreFailed, TransferError
+from emergency_ckpt.errors import (
+    CheckpointError,
+    NotHeld,
+    RamdiskFull,
+    RestoreFailed,
+    TransferError,
+)
 from emergency_ckpt.runtime.coordination import deadline_left_s
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.restore_types import Tally
@@ -134,7 +140,7 @@ class ShardCollection:
         self._leaves = {leaf.path: leaf for leaf in leaves}
         layout = self._layout(leaves, contents, own, groups)
         places = {placed.shard: placed.offset for placed in layout.shards}
-        writer = self._tier.begin_write(self._save, layout.size_bytes)
+        writer = self._begin_write(layout.size_bytes)
         try:
             crcs = self._copy_own(own, contents, places, writer)
             crcs.update(self._fetch_all(groups, contents, addresses, places, writer))
@@ -151,6 +157,15 @@ class ShardCollection:
 
     def _put(self, shard: ShardId, digest: str, number: int) -> None:
         self._located.setdefault(shard.leaf, {})[shard.box] = (digest, number)
+
+    def _begin_write(self, size_bytes: int) -> SlotWriter:
+        """A slot that holds nothing this restore may still need, as long as the RAM suffices."""
+        try:
+            return self._tier.begin_write(self._save, size_bytes, allow_extra=True)
+        except RamdiskFull:
+            # Older steps go first: they are second choice, and peers have copies.
+            self._tier.protect([self._save])
+            return self._tier.begin_write(self._save, size_bytes, allow_extra=True)
 
     def _contents_from(self, group: FetchGroup, addresses: dict[str, str]) -> Contents:
         for source in group.sources:

@@ -137,13 +137,8 @@ class HeldCopies:
     def quarantined_shards(self, digest: str) -> frozenset[int]:
         """Shards of a held manifest that failed verification in this life."""
         with self._lock:
-            bad = [
-                slot.bad_shards
-                for place in self._directories()
-                for slot in place.published()
-                if _digest_of(slot) == digest
-            ]
-            return frozenset[int]().union(*bad)
+            found = self._find(digest)
+            return frozenset(found[0].bad_shards) if found else frozenset()
 
     def quarantine_host_state(self, save: SaveId, owner: int, count: int, detail: str) -> None:
         """Remove a host state that failed verification; a record says why."""
@@ -172,11 +167,14 @@ class HeldCopies:
         return [self._own, *self._orphans]
 
     def _find(self, digest: str) -> tuple[Slot, Published] | None:
-        for place in self._directories():
-            for slot in place.published():
-                if slot.published is not None and slot.published.digest == digest:
-                    return slot, slot.published
-        return None
+        """The slot under a digest with the fewest damaged shards: a mended copy comes first."""
+        found = [
+            (slot, slot.published)
+            for place in self._directories()
+            for slot in place.published()
+            if slot.published is not None and slot.published.digest == digest
+        ]
+        return min(found, key=lambda pair: len(pair[0].bad_shards), default=None)
 
     def _held_slot(self, digest: str) -> tuple[Slot, Published]:
         found = self._find(digest)

@@ -9,7 +9,7 @@ import contextlib
 import os
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from emergency_ckpt.core.inventory import HeldHostState
 from emergency_ckpt.errors import CheckpointError, CorruptData, HostStateError, RamdiskFull
@@ -109,11 +109,18 @@ class HostStateStore:
         with self._lock:
             return tuple(sorted(self._held.values()))
 
-    def note_complete(self, save: SaveId) -> None:
-        """Remove the documents of saves before ``save``; its own are never dropped for room."""
+    def note_complete(self, save: SaveId, still_published: Collection[SaveId]) -> None:
+        """Remove the documents of saves before ``save``; its own are never dropped for room.
+
+        Those in ``still_published`` stay: their tensors can still be restored.
+        """
         with self._lock:
             self._complete = save
-            outdated = [key for key in self._held if key[0] != save and key[0].step <= save.step]
+            outdated = [
+                key
+                for key in self._held
+                if key[0] != save and key[0].step <= save.step and key[0] not in still_published
+            ]
             self._remove(outdated)
 
     def remove_if(self, unwanted: Callable[[HeldHostState], bool]) -> None:

@@ -226,8 +226,9 @@ class LocalTier(HeldCopies):
     def note_complete(self, save: SaveId) -> None:
         """``save`` is globally complete: kept on record; slots of older saves may be reused.
 
-        Host states of older saves are removed. ``RamdiskFull``, ``LocalTierError`` when the
-        record cannot be written; then nothing is released.
+        Host states of older saves are removed, once the slot of their tensors was written again.
+        ``RamdiskFull``, ``LocalTierError`` when the record cannot be written; then nothing is
+        released.
         """
         with self._saving, self._lock:
             self._own.note_complete(save)

@@ -364,6 +364,27 @@ def test_note_complete_prunes_host_states_of_older_saves(tier: LocalTier) -> Non
     assert [held.save.step for held in tier.held()[1]] == [2, 3]
 
 
+def test_host_states_stay_as_long_as_their_tensors(tier: LocalTier) -> None:
+    for step in (1, 2):
+        write_save(tier, step)
+        tier.publish_host_state(save_id(step), 0, 4, document(step))
+        tier.note_complete(save_id(step))
+    assert [held.save.step for held in tier.held()[1]] == [1, 2]
+    write_save(tier, 3)  # into the slot of step 1
+    tier.publish_host_state(save_id(3), 0, 4, document(3))
+    tier.note_complete(save_id(3))
+    assert [held.save.step for held in tier.held()[1]] == [2, 3]
+
+
+def test_a_mended_copy_of_one_digest_is_the_one_that_is_lent(tier: LocalTier) -> None:
+    digest = write_save(tier, 1)
+    tier.quarantine(digest, 0, "damaged")
+    assert write_save(tier, 1) == digest
+    assert tier.quarantined_shards(digest) == frozenset()
+    assert tier.verify(digest, [0]) == []
+    tier.lend(digest, 0)
+
+
 @pytest.mark.parametrize("run_id", ["", ".hidden", "a/b", "..", "x" * 129, "a b", "a\n"])
 def test_a_run_id_is_a_plain_name(ramdisk: Path, run_id: str) -> None:
     with pytest.raises(ConfigError, match="run_id"):
