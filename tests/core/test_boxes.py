@@ -1,0 +1,122 @@
+"""Box arithmetic, against sets of elements."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from emergency_ckpt.core.boxes import (
+    BoxIndex,
+    cover,
+    covers,
+    describe,
+    intersect,
+    is_empty,
+    overlap,
+    relative,
+    shape_of,
+    subtract,
+    volume,
+    whole,
+)
+from emergency_ckpt.types import Box
+
+SPAN = st.tuples(st.integers(0, 5), st.integers(0, 5))
+
+
+def boxes(rank: int) -> st.SearchStrategy[Box]:
+    return st.tuples(*[SPAN] * rank)
+
+
+BOX = st.integers(0, 3).flatmap(boxes)
+TWO = st.integers(0, 3).flatmap(lambda rank: st.tuples(boxes(rank), boxes(rank)))
+MANY = st.integers(0, 2).flatmap(lambda rank: st.tuples(boxes(rank), st.lists(boxes(rank))))
+
+
+def elements(box: Box) -> set[tuple[int, ...]]:
+    return set(product(*(range(start, stop) for start, stop in box)))
+
+
+@given(BOX)
+def test_volume_counts_elements(box: Box) -> None:
+    assert volume(box) == len(elements(box))
+    assert is_empty(box) == (not elements(box))
+
+
+@given(TWO)
+def test_intersect_is_the_common_part(pair: tuple[Box, Box]) -> None:
+    a, b = pair
+    common = intersect(a, b)
+    assert (elements(common) if common is not None else set()) == elements(a) & elements(b)
+
+
+@given(TWO)
+def test_overlap_moves_the_right_elements(pair: tuple[Box, Box]) -> None:
+    source, target = pair
+    found = overlap(source, target)
+    common = intersect(source, target)
+    if found is None or common is None:
+        assert found is common is None
+        return
+    assert shape_of(found.source) == shape_of(found.target) == shape_of(common)
+    for part, origin in ((found.source, source), (found.target, target)):
+        shifted = tuple(
+            (start + base, stop + base)
+            for (start, stop), (base, _) in zip(part, origin, strict=True)
+        )
+        assert shifted == common
+
+
+@given(TWO)
+def test_subtract_leaves_disjoint_rest(pair: tuple[Box, Box]) -> None:
+    box, hole = pair
+    parts = [elements(part) for part in subtract(box, hole)]
+    assert sum(map(len, parts)) == len(elements(box) - elements(hole))
+    assert set().union(*parts) == elements(box) - elements(hole)
+
+
+@given(MANY)
+def test_cover_is_exact(case: tuple[Box, list[Box]]) -> None:
+    target, candidates = case
+    chosen, uncovered = cover(target, candidates)
+    held = set().union(*map(elements, chosen))
+    left = set().union(*map(elements, uncovered))
+    assert left == elements(target) - set().union(*map(elements, candidates))
+    assert elements(target) - held == left
+    assert covers(target, candidates) == (not left)
+
+
+@given(MANY)
+def test_index_finds_what_a_scan_finds(case: tuple[Box, list[Box]]) -> None:
+    target, candidates = case
+    scanned = {box for box in candidates if intersect(box, target) is not None}
+    assert BoxIndex(candidates).touching(target) == sorted(scanned)
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=3), st.data())
+def test_index_of_a_grid_finds_what_a_scan_finds(counts: list[int], data: st.DataObject) -> None:
+    axes = [[(2 * i, 2 * i + 2) for i in range(count)] for count in counts]
+    cells = data.draw(st.sets(st.sampled_from(list(product(*axes)))))
+    target = data.draw(boxes(len(counts)))
+    scanned = {box for box in cells if intersect(box, target) is not None}
+    assert BoxIndex(cells).touching(target) == sorted(scanned)
+
+
+def test_boxes_of_different_rank_share_nothing() -> None:
+    assert intersect(((0, 2),), ()) is None
+    assert BoxIndex([((0, 2),), ((0, 2), (0, 2))]).touching(((1, 2),)) == [((0, 2),)]
+
+
+def test_scalars_have_one_element() -> None:
+    assert intersect((), ()) == ()
+    assert covers((), [()])
+    assert not covers((), [])
+    assert BoxIndex([()]).touching(()) == [()]
+
+
+def test_words_and_shapes() -> None:
+    assert describe(((0, 4), (2, 3))) == "[0:4, 2:3]"
+    assert whole((4, 2)) == ((0, 4), (0, 2))
+    assert relative(((2, 4),), ((1, 6),)) == ((1, 3),)

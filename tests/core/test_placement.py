@@ -1,0 +1,121 @@
+"""Placement and buddies."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from emergency_ckpt.core.placement import (
+    AllButPrimary,
+    Striped,
+    Topology,
+    buddies,
+    parse_policy,
+    place,
+    slices_with_boxes,
+    wards,
+)
+from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.types import ShardId
+
+TOPOLOGIES = st.lists(st.integers(0, 4), min_size=1, max_size=14).map(
+    lambda slices: Topology(len(slices), tuple(slices))
+)
+SHARD, OTHER = ShardId("w", ((0, 4),)), ShardId("w", ((4, 8),))
+
+
+def grid(slices: int, hosts: int) -> Topology:
+    return Topology(slices * hosts, tuple(p // hosts for p in range(slices * hosts)))
+
+
+def stores(topology: Topology, process: int, held_by: set[int]) -> bool:
+    return place(AllButPrimary(), topology, process, {SHARD: frozenset(held_by)}) == (SHARD,)
+
+
+@pytest.mark.parametrize(
+    ("held_by", "storing"),
+    [
+        ({0}, {0}),
+        ({1}, {1}),
+        ({0, 1}, {0, 1}),
+        ({0, 1, 2}, {1, 2}),
+        ({0, 1, 2, 3}, {1, 2, 3}),
+        ({1, 2, 3}, {1, 2, 3}),
+    ],
+)
+def test_the_primary_stores_only_what_has_fewer_than_two_other_holders(
+    held_by: set[int], storing: set[int]
+) -> None:
+    topology = grid(4, 1)
+    assert {p for p in held_by if stores(topology, p, held_by)} == storing
+
+
+@given(st.integers(2, 5), st.data())
+def test_a_shard_on_several_slices_survives_any_slice(slices: int, data: st.DataObject) -> None:
+    topology = grid(slices, 2)
+    held_by = data.draw(st.sets(st.integers(0, slices - 1), min_size=2))
+    storing = {s for s in held_by if stores(topology, 2 * s, held_by)}
+    assert all(storing - {lost} for lost in range(slices))
+
+
+def test_place_returns_each_shard_once_and_sorted() -> None:
+    held = {OTHER: frozenset({0}), SHARD: frozenset({0})}
+    assert place(AllButPrimary(), grid(1, 1), 0, held) == (SHARD, OTHER)
+
+
+def test_slices_with_boxes_looks_at_own_boxes_only() -> None:
+    boxes = [(0, ((0, 4),)), (1, ((4, 8),)), (2, ((0, 4),)), (3, ((4, 8),))]
+    holding = slices_with_boxes(grid(2, 2), [((0, 4),)], boxes)
+    assert holding == {((0, 4),): frozenset({0, 1})}
+
+
+def test_striped_comes_later() -> None:
+    with pytest.raises(ConfigError, match="later version"):
+        place(Striped(2), grid(2, 1), 0, {})
+
+
+def test_policies_are_parsed() -> None:
+    assert parse_policy("all_but_primary") == AllButPrimary()
+    assert parse_policy("striped(2)") == Striped(2)
+    with pytest.raises(ConfigError, match="placement must be"):
+        parse_policy("striped(0)")
+
+
+@given(TOPOLOGIES, st.none() | st.integers(0, 5))
+def test_wards_are_the_inverse_of_buddies(topology: Topology, copies: int | None) -> None:
+    processes = range(topology.process_count)
+    pushes = {(p, b) for p in processes for b in buddies(p, topology, copies)}
+    assert pushes == {(w, p) for p in processes for w in wards(p, topology, copies)}
+
+
+@given(TOPOLOGIES, st.none() | st.integers(0, 5))
+def test_buddies_are_on_distinct_other_slices(topology: Topology, copies: int | None) -> None:
+    for process in range(topology.process_count):
+        slices = [topology.slice_of[b] for b in buddies(process, topology, copies)]
+        others = len(topology.slices) - 1
+        assert len(slices) == (others if copies is None else min(copies, others))
+        assert len(set(slices)) == len(slices)
+        assert topology.slice_of[process] not in slices
+
+
+def test_buddies_have_the_same_position() -> None:
+    assert buddies(1, grid(3, 2)) == (3, 5)
+    assert buddies(3, grid(3, 2)) == (5, 1)
+    assert buddies(3, grid(3, 2), copies=1) == (5,)
+    assert buddies(0, grid(1, 4)) == ()
+    uneven = Topology(4, (0, 0, 0, 1))
+    assert [buddies(p, uneven) for p in range(4)] == [(3,), (3,), (3,), (0,)]
+
+
+@pytest.mark.parametrize(("count", "slices"), [(2, (0,)), (0, ()), (1, (-1,))])
+def test_an_impossible_topology_is_refused(count: int, slices: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError):
+        Topology(count, slices)
+
+
+def test_topology_names_members_and_positions() -> None:
+    topology = Topology(4, (1, 0, 1, 0))
+    assert topology.slices == (0, 1)
+    assert topology.members == {0: (1, 3), 1: (0, 2)}
+    assert [topology.position(p) for p in range(4)] == [0, 0, 1, 1]

@@ -1,0 +1,52 @@
+"""When to save, and when a save counts."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from emergency_ckpt.core.save_decision import decide_save, decide_vote
+
+
+@pytest.mark.parametrize(
+    ("step", "every", "last", "save", "reason"),
+    [
+        (0, 5, None, True, "step 0 is a multiple of 5"),
+        (10, 5, 5, True, "step 10 is a multiple of 5"),
+        (10, 5, 10, False, "step 10 is saved already"),
+        (11, 5, 10, False, "step 11 is no multiple of 5"),
+        (10, 0, None, False, "saving is off"),
+    ],
+)
+def test_fixed_interval(step: int, every: int, last: int | None, save: bool, reason: str) -> None:
+    assert decide_save(step, every, last) == (save, reason)
+
+
+@pytest.mark.parametrize(
+    ("expected", "published", "refused", "outcome", "reason"),
+    [
+        ([0, 1], [1, 0], [], "complete", "all 2 processes published"),
+        ([0, 1], [0], [], "incomplete", "process 1 did not publish"),
+        ([0, 1, 2], [0], [2], "incomplete", "process 2 refused; process 1 did not publish"),
+        ([0, 1], [0, 1], [1], "incomplete", "process 1 refused"),
+        ([], [0], [], "incomplete", "no process was expected to publish"),
+    ],
+)
+def test_vote(
+    expected: list[int], published: list[int], refused: list[int], outcome: str, reason: str
+) -> None:
+    assert decide_vote(expected, published, refused) == (outcome, reason)
+
+
+def test_a_long_list_of_absent_processes_is_cut() -> None:
+    reason = decide_vote(range(10_000), [], []).reason
+    assert reason == "processes 0, 1, 2, 3, 4, 5, 6, 7 and 9992 more did not publish"
+
+
+@given(st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9)))
+def test_a_vote_is_complete_only_when_all_published_and_none_refused(
+    expected: set[int], published: set[int], refused: set[int]
+) -> None:
+    complete = bool(expected) and expected <= published and not expected & refused
+    assert (decide_vote(expected, published, refused).outcome == "complete") == complete
