@@ -41,10 +41,11 @@ def load_secret_file(path: Path) -> bytes:
             mode = os.fstat(descriptor).st_mode
             data = file.read(_MAX_SECRET_BYTES + 1)
     except OSError as error:
-        raise ConfigError([f"the secret file {path} cannot be read: {error}"]) from error
+        raise ConfigError([f"{path} cannot be read: {error}"], target="secret file") from error
     if mode & (stat.S_IWGRP | stat.S_IRWXO):
         raise ConfigError(
-            [f"the secret file {path} is open to others (mode {mode & 0o777:03o}): chmod 600 it"]
+            [f"{path} is open to others (mode {mode & 0o777:03o}): chmod 600 it"],
+            target="secret file",
         )
     return _checked(data, f"the secret file {path}")
 
@@ -67,7 +68,8 @@ def _checked(data: bytes, where: str) -> bytes:
             [
                 f"{where} holds {len(secret)} bytes, needed are"
                 f" {MIN_SECRET_BYTES} to {_MAX_SECRET_BYTES}; {_GENERATE_HINT}"
-            ]
+            ],
+            target="secret",
         )
     return secret
 

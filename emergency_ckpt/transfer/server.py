@@ -68,8 +68,13 @@ class TransferServer:
         self._sessions: dict[Session, threading.Thread] = {}
 
     def start(self) -> None:
-        """Begin to serve. Does not block. Call once."""
-        self._listener.listen(_BACKLOG)
+        """Begin to serve. Does not block. Call once. ConfigError when the port was just taken."""
+        try:
+            self._listener.listen(_BACKLOG)
+        except OSError as error:
+            raise ConfigError(
+                [f"transfer address {self.address}: {error}"], target="transfer server"
+            ) from error
         self._accepting = threading.Thread(
             target=self._accept, name=f"transfer-server {self.address}", daemon=True
         )
@@ -171,12 +176,15 @@ def _bind(host: str, port: int, allow_all_interfaces: bool) -> tuple[socket.sock
         family, kind, protocol, _, name = found[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise ConfigError([f"transfer address {host!r}: {error}"]) from error
+        raise ConfigError(
+            [f"transfer address {host!r}: {error}"], target="transfer server"
+        ) from error
     everywhere = ipaddress.ip_address(str(name[0]).partition("%")[0]).is_unspecified
     try:
         if (everywhere or not host) and not allow_all_interfaces:
             raise ConfigError(
-                [f"transfer address {host!r} means all interfaces: name the one that peers reach"]
+                [f"transfer address {host!r} means all interfaces: name the one that peers reach"],
+                target="transfer server",
             )
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(name)
@@ -185,7 +193,9 @@ def _bind(host: str, port: int, allow_all_interfaces: bool) -> tuple[socket.sock
         raise
     except OSError as error:
         listener.close()
-        raise ConfigError([f"transfer address {host!r} port {port}: {error}"]) from error
+        raise ConfigError(
+            [f"transfer address {host!r} port {port}: {error}"], target="transfer server"
+        ) from error
     bound_host, bound_port = listener.getsockname()[:2]
     return listener, format_address(
         socket.gethostname() if everywhere else str(bound_host), int(bound_port)

@@ -14,7 +14,7 @@ import msgspec
 
 from emergency_ckpt.core.inventory import HolderInventory
 from emergency_ckpt.errors import CorruptData, ProtocolViolation
-from emergency_ckpt.types import Contents, SaveId
+from emergency_ckpt.types import Box, Contents, SaveId
 
 PROTOCOL_VERSION = 1
 NONCE_BYTES = 32
@@ -36,7 +36,7 @@ MAX_PROCESSES = 1 << 20
 Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 Mac = Annotated[bytes, msgspec.Meta(min_length=MAC_BYTES, max_length=MAC_BYTES)]
 Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
-Size = Annotated[int, msgspec.Meta(ge=0, le=(1 << 62))]
+Size = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 ShardIndex = Annotated[int, msgspec.Meta(ge=0, lt=MAX_SHARDS)]
 Owner = Annotated[int, msgspec.Meta(ge=0, lt=MAX_PROCESSES)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_PROCESSES)]
@@ -198,11 +198,17 @@ def decode_contents(data: bytes, digest: str, peer: str) -> Contents:
     for index, shard in enumerate(contents.shards):
         if not (0 <= shard.leaf < len(contents.leaves)):
             problem = "names no leaf"
-        elif len(shard.box) != len(contents.leaves[shard.leaf].global_shape):
-            problem = "has a box of another rank than its leaf"
+        elif not _fits(shard.box, contents.leaves[shard.leaf].global_shape):
+            problem = "has a box that is not inside its leaf"
         elif shard.offset < 0 or shard.nbytes < 0 or not 0 <= shard.crc32c < (1 << 32):
             problem = "has an offset, length or CRC out of bounds"
         else:
             continue
         raise CorruptData("fetch contents", peer, f"shard {index} {problem}")
     return contents
+
+
+def _fits(box: Box, shape: tuple[int, ...]) -> bool:
+    return len(box) == len(shape) and all(
+        0 <= start <= stop <= size for (start, stop), size in zip(box, shape, strict=True)
+    )

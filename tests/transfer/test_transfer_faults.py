@@ -84,6 +84,8 @@ def test_peer_resets_in_mid_stream(streams: int) -> None:
             fetch_one(client, address, 24 * MIB, 60)
         assert failed.value.target == address
         assert failed.value.retryable
+        # Nobody may write into the caller's mapping any more.
+        assert not [t for t in threading.enumerate() if t.name.startswith("fetch ")]
 
 
 def trickle(sock: socket.socket) -> None:

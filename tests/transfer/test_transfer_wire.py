@@ -1,0 +1,113 @@
+"""Frames and macs as PROTOCOL.md shows them, and contents that do not hold together."""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+import pytest
+from transfer_support import SAVE
+
+from emergency_ckpt.errors import CorruptData, ProtocolViolation
+from emergency_ckpt.transfer import wire
+from emergency_ckpt.transfer.auth import Credentials
+from emergency_ckpt.transfer.holdings import ShardTarget
+from emergency_ckpt.transfer.split import pieces, requests
+from emergency_ckpt.types import Contents, LeafSpec, ShardEntry
+
+MIB = 1 << 20
+
+
+def test_the_macs_of_the_worked_example() -> None:
+    credentials = Credentials("run-a", b"0123456789abcdef0123456789abcdef")
+    nonces = bytes(range(32)), bytes(range(32, 64))
+    assert (
+        credentials.mac(b"server", *nonces).hex()
+        == "f4a3b7a5248e92d5c50fa40ea764928e963feb3d792c1b0215ceb6b7e916fb2b"
+    )
+    assert (
+        credentials.mac(b"client", *nonces).hex()
+        == "7f298adc4cbbac3480435b12dd261549072a064d0c240f9548bbaebf71c421d6"
+    )
+
+
+def test_the_frame_of_the_worked_example() -> None:
+    frame = wire.GetShards(digest="ab" * 32, ranges=[(2, 0, 65536), (3, 4096, 10)])
+    expected = (
+        b"\x00\x00\x00\x84"
+        b'{"type":"get_shards","digest":"' + b"ab" * 32 + b'",'
+        b'"ranges":[[2,0,65536],[3,4096,10]]}'
+    )
+    assert wire.encode_frame(frame) == expected
+    assert wire.decode_json(wire.REQUEST, expected[4:], "peer") == frame
+
+
+def test_the_largest_request_fits_a_frame() -> None:
+    largest = (wire.MAX_SHARDS - 1, (1 << 63) - 1, (1 << 63) - 1)
+    frame = wire.GetShards(digest="ab" * 32, ranges=[largest] * wire.MAX_RANGES)
+    encoded = wire.encode_frame(frame)
+    assert wire.decode_json(wire.REQUEST, encoded[4:], "peer") == frame
+
+
+def test_a_frame_nested_without_end_is_refused() -> None:
+    with pytest.raises(ProtocolViolation):
+        wire.decode_json(wire.REQUEST, b'{"ranges":' + b"[" * 60_000, "peer")
+
+
+def encoded(*shards: ShardEntry) -> tuple[bytes, str]:
+    contents = Contents(save=SAVE, leaves=(LeafSpec("w", "uint8", (8,)),), shards=shards)
+    data = msgspec.json.encode(contents, order="sorted")
+    return data, hashlib.sha256(data).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("shard", "problem"),
+    [
+        (ShardEntry(1, ((0, 8),), 0, 8, 0), "names no leaf"),
+        (ShardEntry(-1, ((0, 8),), 0, 8, 0), "names no leaf"),
+        (ShardEntry(0, (), 0, 8, 0), "not inside its leaf"),
+        (ShardEntry(0, ((0, 9),), 0, 9, 0), "not inside its leaf"),
+        (ShardEntry(0, ((5, 4),), 0, 0, 0), "not inside its leaf"),
+        (ShardEntry(0, ((0, 8),), -64, 8, 0), "out of bounds"),
+        (ShardEntry(0, ((0, 8),), 0, -8, 0), "out of bounds"),
+        (ShardEntry(0, ((0, 8),), 0, 8, 1 << 32), "out of bounds"),
+    ],
+)
+def test_contents_that_do_not_hold_together_are_corrupt(shard: ShardEntry, problem: str) -> None:
+    with pytest.raises(CorruptData, match=problem):
+        wire.decode_contents(*encoded(shard), "peer")
+
+
+def test_contents_with_another_digest_are_corrupt() -> None:
+    data, digest = encoded(ShardEntry(0, ((0, 8),), 0, 8, 0))
+    assert wire.decode_contents(data, digest, "peer").shards[0].nbytes == 8
+    with pytest.raises(CorruptData, match="digest differs"):
+        wire.decode_contents(data + b" ", digest, "peer")
+
+
+@pytest.mark.parametrize("streams", [1, 2, 7])
+@pytest.mark.parametrize(
+    "sizes", [(), (0,), (1,), (64 * MIB,), (1 << 30, 3), (5,) * 5000, (0, 4 * MIB, 0, 4 * MIB - 1)]
+)
+def test_requests_cover_every_byte_once(streams: int, sizes: tuple[int, ...]) -> None:
+    wanted = [ShardTarget(index, nbytes, 0) for index, nbytes in enumerate(sizes)]
+    reached = [0] * len(sizes)
+    for parts in requests(wanted, streams):
+        assert 1 <= len(parts) <= wire.MAX_RANGES
+        assert sum(part.nbytes for part in parts) <= 64 * MIB
+        for part in parts:
+            assert part.nbytes > 0
+            assert part.start == reached[part.position]
+            reached[part.position] += part.nbytes
+    assert reached == list(sizes)
+
+
+def test_pieces_are_bounded_and_in_order() -> None:
+    found = list(pieces([(100, 10), (0, 0), (50, 25), (7, 3)], 12))
+    assert found == [
+        [(0, 100, 10), (2, 50, 2)],
+        [(2, 52, 12)],
+        [(2, 64, 11), (3, 7, 1)],
+        [(3, 8, 2)],
+    ]
+    assert list(pieces([], 12)) == []
