@@ -6,7 +6,7 @@ a buffer after it returns, except where said.
 """
 
 from collections.abc import Sequence
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +36,7 @@ class Mapping:
         """
 
 def copy_crc32c(
-    mapping: Mapping, copies: Sequence[tuple[Buffer, int]], threads: int
+    mapping: Mapping, copies: Sequence[tuple[Buffer | npt.NDArray[Any], int]], threads: int
 ) -> list[int]:
     """Copy each C-contiguous buffer to its offset with non-temporal stores; CRC32C of each.
 
@@ -45,9 +45,7 @@ def copy_crc32c(
     range outside of it, or a buffer that is not contiguous.
     """
 
-def crc32c_ranges(
-    mapping: Mapping, ranges: Sequence[tuple[int, int]], threads: int
-) -> list[int]:
+def crc32c_ranges(mapping: Mapping, ranges: Sequence[tuple[int, int]], threads: int) -> list[int]:
     """CRC32C of each (offset, nbytes) of the mapping."""
 
 def crc32c(data: Buffer, value: int = 0) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
+import numpy.typing as npt
 from typing_extensions import Buffer
 
 from emergency_ckpt import _native
@@ -43,7 +44,7 @@ class SlotWriter:
         self._check_open("use the mapping of")
         return self._slot.mapping
 
-    def copy(self, copies: Sequence[tuple[Buffer, int]]) -> list[int]:
+    def copy(self, copies: Sequence[tuple[Buffer | npt.NDArray[Any], int]]) -> list[int]:
         """Copy each buffer to its offset; returns the CRC32C of each. Releases the GIL.
 
         ``ValueError`` for a range outside of the slot or a buffer that is not contiguous.

@@ -1,0 +1,46 @@
+# Each target sets up $(VENV) by itself. Needed: Python >= 3.11, a C++20 compiler, make.
+VENV ?= .venv
+BIN = $(VENV)/bin
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+INSTALLED = $(VENV)/installed
+NATIVE_SOURCES = CMakeLists.txt $(wildcard native/engine/* native/glue/*)
+CXX_FILES = $(wildcard native/*/*.cc native/*/*.h)
+
+.PHONY: help demo test check bench clean
+
+help:
+	@echo "make demo    lose a slice in the middle of training, and recover"
+	@echo "make test    all tests"
+	@echo "make check   format, lint, types, import layers"
+	@echo "make bench   side by side with Orbax's managers (needs an idle machine)"
+	@echo "make native-test native-asan native-tsan   the C++ tests, plain and under sanitizers"
+
+$(INSTALLED): pyproject.toml $(NATIVE_SOURCES)
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer was not found; set PYTHON=" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo,test,check]'
+	touch $@
+
+demo: $(INSTALLED)
+	$(BIN)/eckpt demo $(DEMO_FLAGS)
+
+test: $(INSTALLED) native-test
+	$(BIN)/python -m pytest $(TEST_FLAGS)
+
+check: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
+	$(BIN)/lint-imports
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+bench: $(INSTALLED)
+	$(BIN)/python benchmarks/compare.py $(BENCH_FLAGS)
+
+clean:
+	rm -rf build demo_out bench_out
+
+include native/native.mk
+native-test native-asan native-tsan native-bench: $(INSTALLED)
