@@ -85,9 +85,11 @@ def list_page(sorted_names: Sequence[str], query: ListQuery) -> Page:
 def _skip(sorted_names: Sequence[str], index: int, folder: str) -> int:
     if not folder:
         return index + 1
-    # chr(0x10FFFF) is the largest code point, so this is past all names of the folder (names
-    # that go on with that very code point are listed once more under the same prefix: none do).
-    return max(index + 1, bisect_left(sorted_names, folder + chr(0x10FFFF), index))
+    # chr(0x10FFFF) is the largest code point: only names that go on with it are left for the loop.
+    index = max(index + 1, bisect_left(sorted_names, folder + chr(0x10FFFF), index))
+    while index < len(sorted_names) and sorted_names[index].startswith(folder):
+        index += 1
+    return index
 
 
 def encode_page_token(last: str) -> str:
@@ -96,6 +98,6 @@ def encode_page_token(last: str) -> str:
 
 def decode_page_token(token: str) -> str:
     try:
-        return base64.urlsafe_b64decode(token.encode("ascii")).decode()
+        return base64.b64decode(token.encode("ascii"), altchars=b"-_", validate=True).decode()
     except (binascii.Error, UnicodeError) as error:
         raise GcsError(400, "invalid", "Invalid pageToken.") from error

@@ -17,7 +17,7 @@ from typing import Self
 import msgspec
 
 from emergency_ckpt.testing.gcs.control import FakeGcsError, GcsControl
-from emergency_ckpt.testing.gcs.resources import Limits
+from emergency_ckpt.testing.gcs.resources import GcsError, Limits
 from emergency_ckpt.testing.gcs.server import GcsServer
 
 _STOP_S = 15.0
@@ -37,11 +37,18 @@ class ServeOptions:
 async def serve(
     options: ServeOptions, stop: asyncio.Event, on_start: Callable[[str], None]
 ) -> None:
-    """Serve until ``stop`` is set. Calls ``on_start`` with the URL once requests are taken."""
+    """Serve until ``stop`` is set. Calls ``on_start`` with the URL once requests are taken.
+
+    Raises FakeGcsError when the address cannot be had or a bucket's name is not one.
+    """
     server = GcsServer(options.limits, io_timeout_s=options.io_timeout_s)
-    for bucket in options.buckets:
-        server.create_bucket(bucket)
-    url = await server.start(options.host, options.port)
+    try:
+        for bucket in options.buckets:
+            server.create_bucket(bucket)
+        url = await server.start(options.host, options.port)
+    except (OSError, GcsError) as error:
+        address = f"fake GCS on {options.host}:{options.port}"
+        raise FakeGcsError("start", address, str(error)) from error
     try:
         on_start(url)
         await stop.wait()
@@ -102,7 +109,7 @@ class FakeGcs(GcsControl):
         self._options = ServeOptions(port=port, buckets=tuple(buckets), limits=limits or Limits())
         self._in_process = process
         self._start_timeout_s = start_timeout_s
-        self._started: queue.Queue[str | BaseException] = queue.Queue()
+        self._started: queue.Queue[str | Exception] = queue.Queue()
         self._child: subprocess.Popen[bytes] | None = None
         self._thread: threading.Thread | None = None
         self._end_thread: Callable[[], None] | None = None
@@ -121,9 +128,11 @@ class FakeGcs(GcsControl):
             raise FakeGcsError(
                 "start", "fake GCS", f"not listening after {self._start_timeout_s:g} s"
             ) from error
-        if isinstance(outcome, BaseException):
+        if isinstance(outcome, Exception):
             self.stop()
-            raise FakeGcsError("start", "fake GCS", str(outcome)) from outcome
+            if isinstance(outcome, FakeGcsError):
+                raise outcome
+            raise FakeGcsError("start", "fake GCS", repr(outcome)) from outcome
         self.url = outcome
         return self
 
@@ -164,6 +173,7 @@ class FakeGcs(GcsControl):
         try:
             asyncio.run(main())
         except Exception as error:  # noqa: BLE001 - whatever it is, the starter must hear of it
+            self._end_thread = None  # its loop is closed
             self._started.put(error)
 
     def _start_child(self) -> None:

@@ -1,0 +1,141 @@
+"""Each fault, with each real client: what the client makes of it, and what the server holds."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import ClientFailure
+
+from emergency_ckpt.testing.gcs import FaultRule
+
+BUCKET = "bucket"
+DATA = bytes(index % 253 for index in range(300_000))
+
+
+def statuses(gcs, name, operation="*"):
+    """(status, fault) of the requests about this object, in order."""
+    return [
+        (record.status, record.fault)
+        for record in gcs.requests()
+        if record.target == f"{BUCKET}/{name}" and operation in ("*", record.operation)
+    ]
+
+
+def rule(kind, name, **fields):
+    return FaultRule(kind=kind, target=f"{BUCKET}/{name}", **fields)
+
+
+@pytest.mark.parametrize("code", [429, 503])
+def test_passing_refusals_of_a_write_are_tried_again(client, gcs, name, code):
+    gcs.add_fault(rule("status", name, status_code=code, method="POST", count=1))
+    client.write(bucket=BUCKET, name=name, data=DATA)
+    assert gcs.object_bytes(BUCKET, name) == DATA
+    assert statuses(gcs, name) == [(code, "status"), (200, None)]
+
+
+def test_passing_refusal_of_a_read_is_tried_again(client, gcs, name):
+    gcs.put_object(BUCKET, name, DATA)
+    gcs.add_fault(rule("status", name, operation="objects.media", count=1))
+    assert client.read(bucket=BUCKET, name=name) == DATA
+    assert statuses(gcs, name, "objects.media") == [(503, "status"), (200, None)]
+
+
+def test_permission_denied_is_an_error_at_once(client, gcs, name):
+    gcs.put_object(BUCKET, name, DATA)
+    gcs.add_fault(rule("status", name, status_code=403))
+    with pytest.raises(ClientFailure, match=r"(?i)403|forbidden|permission"):
+        client.read(bucket=BUCKET, name=name)
+    with pytest.raises(ClientFailure, match=r"(?i)403|forbidden|permission"):
+        client.write(bucket=BUCKET, name=name, data=b"x")
+    assert gcs.object_bytes(BUCKET, name) == DATA
+
+
+def test_object_that_seems_missing(client, gcs, name):
+    gcs.put_object(BUCKET, name, DATA)
+    gcs.add_fault(rule("status", name, status_code=404, operation="objects.media", count=1))
+    assert client.read(bucket=BUCKET, name=name) is None
+    assert client.read(bucket=BUCKET, name=name) == DATA
+
+
+def test_delay_changes_nothing_else(client, gcs, name):
+    gcs.add_fault(rule("delay", name, delay_s=0.05))
+    client.write(bucket=BUCKET, name=name, data=DATA)
+    assert client.read(bucket=BUCKET, name=name) == DATA
+    assert {fault for _, fault in statuses(gcs, name)} == {"delay"}
+
+
+def test_reset_before_a_write_leaves_nothing_and_is_tried_again(client, gcs, name):
+    gcs.add_fault(rule("reset", name, method="POST", count=1))
+    client.write(bucket=BUCKET, name=name, data=DATA)
+    assert gcs.object_bytes(BUCKET, name) == DATA
+    assert statuses(gcs, name, "objects.insert") == [(None, "reset"), (200, None)]
+
+
+@pytest.mark.parametrize("kind", ["reset", "truncate"])
+def test_read_that_breaks_in_the_middle_is_whole_in_the_end(client, gcs, name, kind):
+    gcs.put_object(BUCKET, name, DATA)
+    gcs.add_fault(rule(kind, name, operation="objects.media", after_bytes=100_000, count=1))
+    assert client.read(bucket=BUCKET, name=name) == DATA
+    reads = [record for record in gcs.requests() if record.operation == "objects.media"]
+    assert [record.fault for record in reads] == [kind, None]
+    assert reads[0].bytes_out == 100_000
+
+
+def test_trickle_slows_both_directions_and_loses_nothing(client, gcs, name):
+    gcs.add_fault(rule("trickle", name, bytes_per_s=2_000_000))
+    client.write(bucket=BUCKET, name=name, data=DATA)
+    assert client.read(bucket=BUCKET, name=name) == DATA
+    assert {fault for _, fault in statuses(gcs, name)} == {"trickle"}
+
+
+def test_lost_reply_of_a_write_is_written_again(client, gcs, name):
+    gcs.add_fault(rule("lose_reply", name, method="POST", count=1))
+    client.write(bucket=BUCKET, name=name, data=DATA)
+    assert gcs.object_bytes(BUCKET, name) == DATA
+    assert statuses(gcs, name, "objects.insert") == [(None, "lose_reply"), (200, None)]
+
+
+def test_lost_reply_of_a_create_only_write(client, gcs, name):
+    """The client tries again, finds its own object, and takes it for somebody else's."""
+    gcs.add_fault(rule("lose_reply", name, method="POST", count=1))
+    assert client.write_new(bucket=BUCKET, name=name, data=DATA) == "not stored"
+    assert gcs.object_bytes(BUCKET, name) == DATA
+    assert statuses(gcs, name, "objects.insert") == [(None, "lose_reply"), (412, None)]
+
+
+def test_undue_412_on_a_plain_write(client, gcs, name):
+    """TensorStore raises nothing and stores nothing: only the generation tells."""
+    gcs.add_fault(rule("status", name, status_code=412, method="POST", count=1))
+    if client.name == "tensorstore":
+        assert client.write_checked(bucket=BUCKET, name=name, data=DATA) == "not stored"
+    else:
+        with pytest.raises(ClientFailure, match=r"FileExistsError|412"):
+            client.write(bucket=BUCKET, name=name, data=DATA)
+    assert gcs.object_names(BUCKET, name) == []
+    assert statuses(gcs, name, "objects.insert") == [(412, "status")]
+
+
+@pytest.mark.parametrize("kind", ["status", "lose_reply", "reset"])
+@pytest.mark.parametrize("skip", [1, 2])
+def test_fault_in_the_middle_of_a_resumable_upload(chunking_client, gcs, name, kind, skip):
+    """The second chunk, and the last one: a chunk that is sent twice counts once."""
+    data = DATA * 2
+    gcs.add_fault(rule(kind, name, operation="uploads.chunk", skip=skip, count=1))
+    chunking_client.write_chunks(bucket=BUCKET, name=name, data=data, chunk_bytes=1 << 18)
+    assert gcs.object_bytes(BUCKET, name) == data
+    assert kind in [record.fault for record in gcs.requests()]
+
+
+def test_lost_reply_at_the_end_of_a_create_only_upload_does_no_harm(chunking_client, gcs, name):
+    """Unlike a write in one request: the session remembers that it is done."""
+    gcs.add_fault(rule("lose_reply", name, operation="uploads.chunk", skip=2, count=1))
+    call = {"bucket": BUCKET, "name": name, "chunk_bytes": 1 << 18}
+    assert chunking_client.write_new_chunks(data=DATA * 2, **call) == "stored"
+    assert gcs.object_bytes(BUCKET, name) == DATA * 2
+
+
+def test_listing_goes_on_after_a_refused_page(client, gcs, name):
+    wanted = [f"{name}/{index}" for index in range(5)]
+    for item in wanted:
+        gcs.put_object(BUCKET, item, b"")
+    gcs.add_fault(FaultRule(kind="status", operation="objects.list", count=1))
+    assert sorted(client.names(bucket=BUCKET, prefix=f"{name}/")) == wanted
