@@ -16,8 +16,8 @@ from typing_extensions import Buffer
 class Mapping:
     """A shared mapping of the first ``size_bytes`` of the open file ``fd``.
 
-    The file must already be that long (its blocks reserved by the caller). The descriptor is
-    duplicated; the caller may close its own. OSError where mmap fails, ValueError where the file is
+    The file must already be that long (its blocks reserved by the caller). The descriptor is not
+    kept: the caller may close it, and a lock on it is not prolonged. OSError where mmap fails, ValueError where the file is
     shorter than ``size_bytes``. The mapping lives until ``close`` or, when views or running calls
     hold it, until the last of them is gone.
     """
@@ -40,9 +40,10 @@ def copy_crc32c(
 ) -> list[int]:
     """Copy each C-contiguous buffer to its offset with non-temporal stores; CRC32C of each.
 
-    The CRC is of the bytes as copied, computed in the same pass. Work is split over ``threads``
-    threads (>= 1) in pieces, also inside one buffer. ValueError for a read-only mapping, a
-    range outside of it, or a buffer that is not contiguous.
+    The CRC is computed in the same pass. Nobody may write a buffer meanwhile, and no two ranges,
+    sources included, may overlap. Work is split over ``threads`` threads (1 to 256) in pieces, also
+    inside one buffer. ValueError, with nothing written, for a read-only mapping, a range outside of
+    it, or a buffer that is not contiguous.
     """
 
 def crc32c_ranges(mapping: Mapping, ranges: Sequence[tuple[int, int]], threads: int) -> list[int]:
@@ -55,7 +56,10 @@ def crc32c_combine(first: int, second: int, second_nbytes: int) -> int:
     """CRC32C of A+B from those of A and B and the length of B."""
 
 def prefault(mapping: Mapping, offset: int, nbytes: int, threads: int) -> None:
-    """Make the pages of the range present and writable without changing their bytes."""
+    """Make the pages of the range present and writable without changing their bytes.
+
+    Safe while others read and write there. OSError where there is no memory for them.
+    """
 
 def send_ranges(
     fd: int, mapping: Mapping, ranges: Sequence[tuple[int, int]], timeout_s: float
@@ -63,7 +67,9 @@ def send_ranges(
     """Send each (offset, nbytes) to a connected stream socket, in order.
 
     Works on blocking and non-blocking sockets; resumes after EINTR and short counts.
-    TimeoutError when all is not sent in ``timeout_s``, ConnectionError when the peer is gone.
+    TimeoutError when all is not sent in ``timeout_s`` (0 to 1e6), ConnectionError when the peer is
+    gone; then the connection is of no more use. Closing ``fd`` meanwhile does not end the call,
+    shutting the socket down does.
     """
 
 def receive_ranges(

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <system_error>
 
 #include "engine/crc32c.h"
@@ -31,6 +32,22 @@ std::vector<uint32_t> CrcInPieces(std::span<const size_t> item_bytes, int thread
   return JoinPieceCrcs(item_bytes.size(), pieces, crcs);
 }
 
+// Calls populate(first, last, page_bytes) for stretches of whole pages that cover the range.
+template <class Populate>
+void ForPages(std::span<std::byte> range, int threads, Populate populate) {
+  constexpr size_t kTaskBytes = size_t{8} << 20;
+  const auto page_bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  // Mappings begin at a page, so rounding outwards stays inside.
+  const size_t before = reinterpret_cast<uintptr_t>(range.data()) % page_bytes;
+  std::byte* const begin = range.data() - before;
+  const size_t covered = range.empty() ? 0 : range.size() + before;
+  const size_t rounded = (covered + page_bytes - 1) / page_bytes * page_bytes;
+  ParallelFor((rounded + kTaskBytes - 1) / kTaskBytes, threads, [&](size_t task) {
+    const size_t from = task * kTaskBytes;
+    populate(begin + from, begin + std::min(from + kTaskBytes, rounded), page_bytes);
+  });
+}
+
 void TouchPages(std::byte* begin, std::byte* end, size_t page_bytes) {
   for (std::byte* at = begin; at < end; at += page_bytes) {
     // An atomic "or 0" faults the page in for writing and cannot undo what another thread stores.
@@ -38,14 +55,11 @@ void TouchPages(std::byte* begin, std::byte* end, size_t page_bytes) {
   }
 }
 
-// `begin` and `end` are page-aligned.
 void PopulatePages(std::byte* begin, std::byte* end, size_t page_bytes) {
   while (madvise(begin, static_cast<size_t>(end - begin), MADV_POPULATE_WRITE) != 0) {
-    if (errno == EINTR || errno == EAGAIN) continue;
-    if (errno != EINVAL && errno != ENOSYS) {
-      throw std::system_error(errno, std::generic_category(), "prefault");
-    }
-    return TouchPages(begin, end, page_bytes);  // an older kernel
+    if (errno == EINTR) continue;
+    if (errno == EINVAL) return TouchPages(begin, end, page_bytes);  // an older kernel
+    throw std::system_error(errno, std::generic_category(), "prefault");
   }
 }
 
@@ -69,18 +83,10 @@ std::vector<uint32_t> Crc32cOfAll(std::span<const Bytes> ranges, int threads) {
   });
 }
 
-void Prefault(std::span<std::byte> range, int threads) {
-  constexpr size_t kTaskBytes = size_t{8} << 20;
-  const auto page_bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  // Mappings begin at a page, so rounding outwards stays inside.
-  const size_t before = reinterpret_cast<uintptr_t>(range.data()) % page_bytes;
-  std::byte* const begin = range.data() - before;
-  const size_t covered = range.empty() ? 0 : range.size() + before;
-  const size_t rounded = (covered + page_bytes - 1) / page_bytes * page_bytes;
-  ParallelFor((rounded + kTaskBytes - 1) / kTaskBytes, threads, [&](size_t task) {
-    const size_t from = task * kTaskBytes;
-    PopulatePages(begin + from, begin + std::min(from + kTaskBytes, rounded), page_bytes);
-  });
+void Prefault(std::span<std::byte> range, int threads) { ForPages(range, threads, PopulatePages); }
+
+void PrefaultByTouching(std::span<std::byte> range, int threads) {
+  ForPages(range, threads, TouchPages);
 }
 
 }  // namespace eckpt

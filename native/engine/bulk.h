@@ -26,4 +26,8 @@ std::vector<uint32_t> Crc32cOfAll(std::span<const Bytes> ranges, int threads);
 // there. std::system_error where the system has no memory for them (and it can tell so).
 void Prefault(std::span<std::byte> range, int threads);
 
+// What Prefault does where the kernel cannot populate pages by itself (before Linux 5.14): an
+// atomic access to each page. SIGBUS where there is no memory for one, as with any store.
+void PrefaultByTouching(std::span<std::byte> range, int threads);
+
 }  // namespace eckpt

@@ -1,8 +1,9 @@
 #include "engine/bulk.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
-#include <random>
-#include <stdexcept>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -77,37 +78,48 @@ TEST(a_flipped_bit_changes_the_crc) {
   CHECK_EQ(before, Crc32cOfAll(ranges, 2));
 }
 
-TEST(prefault_makes_pages_present_and_changes_nothing) {
-  const size_t nbytes = size_t{20} << 20;
+using PrefaultFunction = void (*)(std::span<std::byte>, int);
+
+size_t CountPresent(std::span<std::byte> pages) {
+  std::vector<unsigned char> present(pages.size() / 4096);
+  CHECK_EQ(0, mincore(pages.data(), pages.size(), present.data()));
+  return static_cast<size_t>(std::count_if(present.begin(), present.end(),
+                                           [](unsigned char page) { return (page & 1) != 0; }));
+}
+
+void CheckPrefault(PrefaultFunction prefault) {
+  const size_t nbytes = size_t{20} << 20, begin = (size_t{1} << 20) + 5, inside = size_t{18} << 20;
   const TemporaryFile file(nbytes);
   const Mapping mapping(file.fd(), nbytes, true);
   const auto memory = mapping.Hold()->Write({0, nbytes});
+  CHECK_EQ(size_t{0}, CountPresent(memory));
   memory[12'345'678] = std::byte{9};
-  // An unaligned range inside: its pages, and only those, become present.
-  const size_t begin = (size_t{1} << 20) + 5;
-  Prefault(memory.subspan(begin, (size_t{18} << 20)), 3);
-  std::vector<unsigned char> present(nbytes / 4096);
-  CHECK_EQ(0, mincore(memory.data(), nbytes, present.data()));
-  for (size_t page = begin / 4096; page < (begin + (size_t{18} << 20)) / 4096; ++page) {
-    CHECK((present[page] & 1) != 0);
-  }
+  prefault(memory.subspan(begin, inside), 3);
+  CHECK_EQ(inside / 4096 + 1, CountPresent(memory));  // unaligned: it touches one page more
   CHECK(memory[12'345'678] == std::byte{9});
   CHECK(memory[begin] == std::byte{0});
-  Prefault({}, 2);
-  Prefault(memory.subspan(4095, 2), 1);
+  prefault({}, 2);
+  prefault(memory.subspan(4095, 2), 1);
+  CHECK_EQ(inside / 4096 + 3, CountPresent(memory));
 }
+
+TEST(prefault_makes_pages_present_and_changes_nothing) { CheckPrefault(Prefault); }
+
+TEST(prefault_by_touching_does_the_same) { CheckPrefault(PrefaultByTouching); }
 
 TEST(prefault_keeps_what_others_write_meanwhile) {
   const size_t nbytes = size_t{4} << 20;
-  const TemporaryFile file(nbytes);
-  const Mapping mapping(file.fd(), nbytes, true);
-  const auto memory = mapping.Hold()->Write({0, nbytes});
-  std::jthread writer([memory] {
-    for (size_t at = 0; at < memory.size(); at += 4096) memory[at + 1] = std::byte{7};
-  });
-  Prefault(memory, 2);
-  writer.join();
-  for (size_t at = 0; at < nbytes; at += 4096) CHECK(memory[at + 1] == std::byte{7});
+  for (const PrefaultFunction prefault : {Prefault, PrefaultByTouching}) {
+    const TemporaryFile file(nbytes);
+    const Mapping mapping(file.fd(), nbytes, true);
+    const auto memory = mapping.Hold()->Write({0, nbytes});
+    std::jthread writer([memory] {
+      for (size_t at = 0; at < memory.size(); at += 4096) memory[at + 1] = std::byte{7};
+    });
+    prefault(memory, 2);
+    writer.join();
+    for (size_t at = 0; at < nbytes; at += 4096) CHECK(memory[at + 1] == std::byte{7});
+  }
 }
 
 }  // namespace
