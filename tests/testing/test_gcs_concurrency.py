@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from emergency_ckpt.testing.gcs import bytes_received
 
@@ -18,20 +17,21 @@ def test_compare_and_store_loses_no_update(start_client, name):
 
 
 def test_ocdbt_writers_in_several_processes_lose_no_key(start_client, name):
-    writers = [start_client("tensorstore"), start_client("tensorstore", shared=False)]
-
-    def write(index: int) -> Callable[[], None]:
-        return lambda: writers[index].write_ocdbt(bucket=BUCKET, path=name, writer=index, keys=20)
-
-    threads = [threading.Thread(target=write(index)) for index in range(len(writers))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert writers[0].read_ocdbt(bucket=BUCKET, path=name) == {
+    processes = [start_client("tensorstore"), start_client("tensorstore", shared=False)]
+    work = {0: [0, 1, 2], 1: [3, 4, 5]}
+    with ThreadPoolExecutor(len(processes)) as pool:
+        written = [
+            pool.submit(
+                processes[index].write_ocdbt, bucket=BUCKET, path=name, writers=writers, keys=5
+            )
+            for index, writers in work.items()
+        ]
+        for result in written:
+            result.result()
+    assert processes[0].read_ocdbt(bucket=BUCKET, path=name) == {
         f"writer{writer}/key{key}": b"%d" % (writer * 1000 + key)
-        for writer in range(2)
-        for key in range(20)
+        for writer in range(6)
+        for key in range(5)
     }
 
 

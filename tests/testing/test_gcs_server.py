@@ -239,7 +239,7 @@ def test_port_that_is_taken_is_an_error():
     with FakeGcs() as gcs:
         port = urllib.parse.urlsplit(gcs.url).port
         for process in (False, True):
-            with pytest.raises(FakeGcsError, match=r"start fake GCS"):
+            with pytest.raises(FakeGcsError, match=r"start fake GCS.*in use"):
                 FakeGcs(port=port, process=process).start()
 
 

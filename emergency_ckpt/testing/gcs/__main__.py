@@ -1,4 +1,7 @@
-"""The process behind ``FakeGcs(process=True)``: options as JSON in, the URL as one line out."""
+"""The process behind ``FakeGcs(process=True)``: options as JSON in, one line out.
+
+The line is the URL, or what went wrong.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,23 @@ import sys
 
 import msgspec
 
+from emergency_ckpt.testing.gcs.control import FakeGcsError
 from emergency_ckpt.testing.gcs.serving import ServeOptions, serve_in_foreground
 
 
-def _announce(url: str) -> None:
-    print(url, flush=True)
+def main() -> int:
+    options = msgspec.json.decode(sys.argv[1], type=ServeOptions)
+    try:
+        serve_in_foreground(options, _announce, until_input_ends=True)
+    except FakeGcsError as error:
+        _announce(str(error))
+        return 1
+    return 0
 
 
-serve_in_foreground(
-    msgspec.json.decode(sys.argv[1], type=ServeOptions), _announce, until_input_ends=True
-)
+def _announce(line: str) -> None:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

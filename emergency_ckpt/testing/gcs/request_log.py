@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
+from itertools import islice
 
 import msgspec
 
@@ -61,11 +62,10 @@ class RequestLog:
 
     def page(self, since: int, count: int) -> list[RequestRecord]:
         """Up to ``count`` records with ``index >= since``, in order."""
-        found: list[RequestRecord] = []
-        for record in self._records:
-            if record.index >= since and len(found) < count:
-                found.append(record)
-        return found
+        if not self._records:
+            return []
+        start = max(since - self._records[0].index, 0)
+        return list(islice(self._records, start, start + count))
 
 
 def bytes_served(

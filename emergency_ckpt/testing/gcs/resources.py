@@ -96,11 +96,15 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """One live object. A new generation is a new value; patching changes only metageneration."""
+    """One live object. A new generation is a new value; patching changes only metageneration.
+
+    ``size_bytes`` is ``len(data)``, except in what a finished upload remembers: no data there.
+    """
 
     bucket: str
     name: str
     data: bytes
+    size_bytes: int
     digests: Digests
     generation: int
     metageneration: int
@@ -214,7 +218,7 @@ def object_resource(stored: StoredObject, base_url: str) -> dict[str, Any]:
         "generation": str(stored.generation),
         "metageneration": str(stored.metageneration),
         "contentType": stored.content_type,
-        "size": str(len(stored.data)),
+        "size": str(stored.size_bytes),
         "crc32c": stored.digests.crc32c,
         "etag": stored.etag,
         "timeCreated": timestamp(stored.created_us),

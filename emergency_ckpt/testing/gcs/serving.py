@@ -191,7 +191,8 @@ class FakeGcs(GcsControl):
         if line.startswith("http://"):
             self._started.put(line)
         else:
-            self._started.put(RuntimeError(f"the server process ended, rc {child.wait()}"))
+            problem = line or f"the server process ended, rc {child.wait()}"
+            self._started.put(FakeGcsError("start", "fake GCS", problem))
 
     @staticmethod
     def _stop_child(child: subprocess.Popen[bytes]) -> None:

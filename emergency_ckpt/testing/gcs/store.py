@@ -143,6 +143,7 @@ class GcsStore:
             bucket=bucket,
             name=name,
             data=data,
+            size_bytes=len(data),
             digests=digests or Digests.of(data),
             generation=self._next_generation(now_us),
             metageneration=1,

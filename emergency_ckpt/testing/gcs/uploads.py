@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from emergency_ckpt.testing.gcs.resources import Digests, GcsError, Preconditions, StoredObject
@@ -45,7 +45,7 @@ class ContentRange:
 
 @dataclass(slots=True)
 class UploadSession:
-    """One upload in progress. It ends in ``stored`` or in ``error``, and stays that way."""
+    """One upload in progress. It ends in ``stored`` (without data) or in ``error``, for good."""
 
     bucket: str
     name: str
@@ -63,6 +63,7 @@ class Uploads:
     def __init__(self, store: GcsStore) -> None:
         self._store = store
         self._sessions: dict[str, UploadSession] = {}
+        self._received_bytes = 0  # of all sessions together
 
     def start(
         self,
@@ -89,7 +90,7 @@ class Uploads:
         return session
 
     def cancel(self, upload_id: str) -> None:
-        self.session(upload_id)
+        self._received_bytes -= len(self.session(upload_id).received)
         del self._sessions[upload_id]
 
     def receive(
@@ -98,8 +99,8 @@ class Uploads:
         """Take one chunk, or answer a status query. The object when complete, None before.
 
         Bytes that are there already are ignored; a chunk that starts past them changes nothing.
-        ``digest_header`` is the client's ``x-goog-hash`` of the whole object, sent with the last
-        chunk.
+        What a session that had finished before returns has no data. ``digest_header`` is the
+        client's ``x-goog-hash`` of the whole object, sent with the last chunk.
         """
         session = self.session(upload_id)
         if session.error is not None:
@@ -136,21 +137,28 @@ class Uploads:
             raise GcsError(413, "uploadTooLarge", f"{session.name}: {end} bytes are too many.")
         if end != session.total:
             end -= end % CHUNK_BYTES
-        session.received += memoryview(data)[have - place.first : max(end - place.first, 0)]
+        news = memoryview(data)[have - place.first : max(end - place.first, 0)]
+        limit = self._store.limits.total_bytes
+        if self._store.total_bytes + self._received_bytes + len(news) > limit:
+            raise GcsError(507, "limit", f"The fake holds {limit} bytes at most.")
+        self._received_bytes += len(news)
+        session.received += news
 
     def _finish(self, session: UploadSession, digest_header: str | None) -> StoredObject:
         data = bytes(session.received)
         session.received = bytearray()
+        self._received_bytes -= len(data)
         try:
             if digest_header is not None:
                 check_digest_header(digest_header, data)
-            session.stored = self._store.put(
+            stored = self._store.put(
                 session.bucket, session.name, data, session.attributes, session.conditions
             )
         except GcsError as error:
             session.error = error
             raise
-        return session.stored
+        session.stored = replace(stored, data=b"")
+        return stored
 
     def _forget_a_finished_one(self) -> None:
         for upload_id, session in self._sessions.items():

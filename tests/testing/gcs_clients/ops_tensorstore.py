@@ -103,10 +103,16 @@ def count_together(bucket: str, name: str, writers: int, rounds: int) -> int:
     return int(_open(bucket).read(name).result().value)
 
 
-def write_ocdbt(bucket: str, path: str, writer: int, keys: int) -> None:
-    store = _open_ocdbt(bucket, path)
-    for key in range(keys):
-        store.write(f"writer{writer}/key{key}", b"%d" % (writer * 1000 + key)).result()
+def write_ocdbt(bucket: str, path: str, writers: list[int], keys: int) -> None:
+    """The writers run at once, each with a database handle of its own."""
+
+    def fill(writer: int) -> None:
+        store = _open_ocdbt(bucket, path)
+        for key in range(keys):
+            store.write(f"writer{writer}/key{key}", b"%d" % (writer * 1000 + key)).result()
+
+    with ThreadPoolExecutor(len(writers)) as pool:
+        list(pool.map(fill, writers))
 
 
 def read_ocdbt(bucket: str, path: str) -> dict[str, bytes]:
