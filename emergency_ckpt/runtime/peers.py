@@ -13,6 +13,7 @@ import msgspec
 
 from emergency_ckpt.errors import CheckpointError, ConfigError, RestoreFailed
 from emergency_ckpt.runtime.coordination import Coordinator, deadline_left_s, gather, share
+from emergency_ckpt.tiers.manifest import decode_contents
 from emergency_ckpt.transfer.auth import (
     generate_secret,
     load_secret_file,
@@ -61,7 +62,15 @@ class Peers:
 
     def fetch_contents(self, process: int, digest: str) -> Contents:
         """Contents of a manifest that ``process`` holds."""
-        return self.client.fetch_contents(self.address_of(process), digest)
+        return fetch_contents(self.client, self.address_of(process), digest)
+
+
+def fetch_contents(client: TransferClient, address: str, digest: str) -> Contents:
+    """Contents of a manifest at ``address``, checked against every rule of FORMAT.md.
+
+    CorruptData when they break one or have another digest; TransferError when they do not come.
+    """
+    return decode_contents(client.fetch_contents_bytes(address, digest), digest)
 
 
 def agree_secret(coordinator: Coordinator, secret_file: str | None, timeout_s: float) -> bytes:

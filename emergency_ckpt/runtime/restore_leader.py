@@ -12,7 +12,7 @@ from emergency_ckpt.core.plan_types import NoPlan, RestorePlan, TargetSet
 from emergency_ckpt.core.restore_plan import compare_leaves, plan_restore
 from emergency_ckpt.errors import CheckpointError, PersistentTierError, RestoreFailed
 from emergency_ckpt.runtime.events import EventSink
-from emergency_ckpt.runtime.peers import new_incarnation
+from emergency_ckpt.runtime.peers import fetch_contents, new_incarnation
 from emergency_ckpt.runtime.restore_types import Answer, Report, Status, Verdict
 from emergency_ckpt.tiers.local import LocalTier
 from emergency_ckpt.tiers.persistent import PersistentTier
@@ -100,7 +100,7 @@ class RestoreLeader:
                 contents = self._tier.contents(held.digest)
                 try:
                     if contents is None:
-                        contents = self._client.fetch_contents(holder.address, held.digest)
+                        contents = fetch_contents(self._client, holder.address, held.digest)
                 except CheckpointError as error:
                     # Absent for the planner, which says so; another holder may still give it.
                     self._events.emit(

@@ -20,6 +20,7 @@ from emergency_ckpt.errors import (
 )
 from emergency_ckpt.runtime.coordination import deadline_left_s
 from emergency_ckpt.runtime.events import EventSink
+from emergency_ckpt.runtime.peers import fetch_contents
 from emergency_ckpt.runtime.restore_types import Tally
 from emergency_ckpt.tiers.dtypes import dtype_named
 from emergency_ckpt.tiers.local import LocalTier, SlotWriter
@@ -170,7 +171,7 @@ class ShardCollection:
     def _contents_from(self, group: FetchGroup, addresses: dict[str, str]) -> Contents:
         for source in group.sources:
             try:
-                return self._client.fetch_contents(addresses[source], group.digest)
+                return fetch_contents(self._client, addresses[source], group.digest)
             except CheckpointError as error:
                 self._distrust(Quarantined(source, group.digest), None, str(error))
         raise CopiesFailed(self._save.step, self.unusable)
