@@ -8,6 +8,7 @@ needs it exclusively. A lock counts only while the locked file is still the one 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -86,8 +87,7 @@ class Claim:
             files.remove(READER_LOCK, self.dir_fd)
             files.remove(OWNER_LOCK, self.dir_fd)
             # Not empty: a new claimer made its lock file just now, the directory is its own.
-            with contextlib.suppress(OSError):
-                os.rmdir(self.path)
+            _remove_empty(self.path)
             return not self.path.exists()
         finally:
             os.close(reader_fd)
@@ -125,16 +125,20 @@ def claim_directory(local_dir: Path, run_id: str, process_index: int) -> Claim:
     try:
         for _ in range(_MAX_ATTEMPTS):
             local_dir.mkdir(mode=files.DIRECTORY_MODE, parents=True, exist_ok=True)
-            run_dir.mkdir(mode=files.DIRECTORY_MODE, exist_ok=True)
+            # Not mkdir(exist_ok=True): that fails when a deleter removes it just then.
+            with contextlib.suppress(FileExistsError):
+                run_dir.mkdir(mode=files.DIRECTORY_MODE)
+            if run_dir.is_symlink():
+                raise LocalTierError("claim", str(run_dir), "it is a link", hint="remove it")
             existing = process_directories(run_dir)
             preferred = [run_dir / label] if run_dir / label in existing else []
             others = [path for path in existing if path.name != label]
             fresh = [run_dir / label, *(run_dir / f"{label}.{n}" for n in range(1, 1000))]
-            new = [path for path in fresh if path not in existing]
+            new = next(path for path in fresh if not os.path.lexists(path))
             for path in preferred + others:
                 if claim := try_claim(path):
                     return claim
-            if claim := _claim_new(new[0]):
+            if claim := _claim_new(new):
                 return claim
     except OSError as error:
         raise files.local_error("claim", str(run_dir), error) from error
@@ -199,14 +203,22 @@ def reclaim_other_runs(local_dir: Path, run_id: str) -> tuple[list[Path], list[s
                 if claim is not None and claim.delete():
                     deleted.append(path)
                 elif claim is None:
-                    # Made by a process that died before it locked; fails unless empty.
-                    with contextlib.suppress(OSError):
-                        path.rmdir()
+                    # Perhaps made by a process that died before it had a lock file.
+                    _remove_empty(path)
             if directories:
-                os.rmdir(local_dir / name)
+                _remove_empty(local_dir / name)
         except OSError as error:
             failed.append(f"{local_dir / name}: {error.strerror}")
     return deleted, failed
+
+
+def _remove_empty(path: Path) -> None:
+    try:
+        path.rmdir()
+    except OSError as error:
+        # Not empty: somebody lives in it, or it holds what is not ours. Gone: another deleter.
+        if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT}:
+            raise
 
 
 def _claim_new(path: Path) -> Claim | None:

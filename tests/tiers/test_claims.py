@@ -1,0 +1,282 @@
+"""Who owns which directory: real processes hold the locks, and die."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tiers_support import (
+    RUN_ID,
+    W_SHARD,
+    assert_whole,
+    complete_save,
+    document,
+    held_steps,
+    open_tier,
+    save_id,
+    shard_bytes,
+    write_save,
+)
+
+from emergency_ckpt.errors import LocalTierError
+from emergency_ckpt.tiers import claims
+from emergency_ckpt.tiers.local import LocalTier
+
+PROGRAM = Path(__file__).with_name("tier_process.py")
+
+
+@contextlib.contextmanager
+def other_process(ramdisk: Path, what: str, argument: str) -> Iterator[list[str]]:
+    """A live process that holds a lock; killed at the end. Yields what it printed."""
+    child = subprocess.Popen(
+        [sys.executable, str(PROGRAM), str(ramdisk), what, argument],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None
+    lines: list[str] = []
+    try:
+        for line in child.stdout:
+            lines.append(line.strip())
+            if lines[-1] == "ready":
+                break
+        assert lines[-1:] == ["ready"]
+        yield lines
+    finally:
+        child.kill()
+        child.communicate(timeout=60)
+
+
+def names(ramdisk: Path, run_id: str = RUN_ID) -> list[str]:
+    return sorted(path.name for path in (ramdisk / run_id).iterdir())
+
+
+def test_a_live_owner_keeps_its_directory(ramdisk: Path) -> None:
+    with other_process(ramdisk, "hold", RUN_ID) as lines:
+        assert lines[0] == "process_00000"
+        tier = open_tier(ramdisk)
+        assert tier.path.name == "process_00000.1"
+        tier.adopt_orphans()
+        tier.release_orphans()
+        assert names(ramdisk) == ["process_00000", "process_00000.1"]
+        tier.close()
+    again = open_tier(ramdisk)  # its owner is dead, its lock with it
+    assert again.path.name == "process_00000"
+    again.close()
+
+
+def test_permuted_processes_find_a_directory_each(ramdisk: Path) -> None:
+    tier = open_tier(ramdisk, process_index=2)
+    digest = complete_save(tier, 1)
+    tier.close()
+    other = open_tier(ramdisk, process_index=5)
+    assert other.path.name == "process_00002"
+    assert_whole(other, digest, 1)
+    third = open_tier(ramdisk, process_index=2)
+    assert third.path.name == "process_00002.1"
+    other.close()
+    third.close()
+
+
+def test_processes_that_start_together_get_a_directory_each(ramdisk: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        started: list[list[str]] = []
+
+        def start(index: int) -> None:
+            running = other_process(ramdisk, "claim_and_exit", str(index))
+            started.append(stack.enter_context(running))
+
+        threads = [threading.Thread(target=start, args=(index,)) for index in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        claimed = [lines[0] for lines in started]
+    assert len(claimed) == 3
+    assert len(set(claimed)) == 3
+
+
+def test_leftovers_of_other_runs_are_reclaimed_but_not_those_of_the_living(ramdisk: Path) -> None:
+    dead = open_tier(ramdisk, run_id="dead")
+    dead.reserve(1 << 20)
+    write_save_of_run(dead, "dead")
+    dead.close()
+    with other_process(ramdisk, "hold", "alive"):
+        mine = open_tier(ramdisk)
+        assert not (ramdisk / "dead").exists()
+        assert names(ramdisk, "alive") == ["process_00000"]
+        mine.close()
+
+
+def write_save_of_run(tier: LocalTier, run_id: str) -> None:
+    save = save_id(1, run_id=run_id)
+    writer = tier.begin_write(save, 10)
+    writer.copy([(b"0123456789", 0)])
+    writer.abort()
+
+
+def test_what_is_being_served_is_not_reclaimed(ramdisk: Path) -> None:
+    dead = open_tier(ramdisk, run_id="served")
+    dead.close()
+    with other_process(ramdisk, "serve", "served"):
+        open_tier(ramdisk).close()
+        assert names(ramdisk, "served") == ["process_00000"]
+    open_tier(ramdisk).close()
+    assert not (ramdisk / "served").exists()
+
+
+def test_nothing_but_our_own_names_is_ever_deleted(ramdisk: Path) -> None:
+    dead = open_tier(ramdisk, run_id="dead")
+    path = dead.path
+    dead.close()
+    (path / "notes.txt").write_text("keep me")
+    (path / "host_state" / "mine").mkdir()
+    (path / "host_state" / "mine" / "data").write_text("keep me too")
+    outside = ramdisk / "precious"
+    outside.mkdir()
+    (outside / "slot_0.bin").write_text("not ours")
+    unlocked = ramdisk / "other" / "process_00000"
+    unlocked.mkdir(parents=True)
+    (unlocked / "slot_0.bin").write_text("never claimed")
+    (path / "slot_5.bin").symlink_to(outside / "slot_0.bin")
+    (ramdisk / "linked").symlink_to(outside)
+    open_tier(ramdisk).close()
+    assert (path / "notes.txt").read_text() == "keep me"
+    assert (path / "host_state" / "mine" / "data").read_text() == "keep me too"
+    assert (outside / "slot_0.bin").read_text() == "not ours"
+    assert (unlocked / "slot_0.bin").read_text() == "never claimed"
+    assert not (path / "slot_5.bin").is_symlink()
+
+
+def test_orphans_are_offered_until_they_are_released(ramdisk: Path) -> None:
+    gone = [open_tier(ramdisk, process_index=index) for index in (0, 1)]
+    digests = [write_save(tier, step) for tier, step in zip(gone, (1, 2), strict=True)]
+    gone[1].publish_host_state(save_id(2), 1, 4, b_document())
+    for tier in gone:
+        tier.close()
+    tier = open_tier(ramdisk, process_index=0)
+    assert held_steps(tier) == [1]
+    tier.adopt_orphans()
+    tier.adopt_orphans()
+    assert held_steps(tier) == [1, 2]
+    assert [held.owner for held in tier.held()[1]] == [1]
+    assert tier.host_state_bytes(save_id(2), 1, 4) == b_document()
+    assert_whole(tier, digests[1], 2)
+    view = tier.lend(digests[1], W_SHARD)
+    tier.release_orphans()
+    assert held_steps(tier) == [1]
+    assert names(ramdisk) == ["process_00000"]
+    assert view.tobytes() == shard_bytes(2)[W_SHARD]
+    tier.close()
+
+
+def b_document() -> bytes:
+    return document(2, owner=1)
+
+
+def test_orphans_newer_than_the_restored_save_are_invalidated(ramdisk: Path) -> None:
+    gone = open_tier(ramdisk, process_index=1)
+    write_save(gone, 40)
+    mine = open_tier(ramdisk, process_index=0)
+    write_save(mine, 35)
+    gone.close()
+    mine.adopt_orphans()
+    assert held_steps(mine) == [35, 40]
+    mine.invalidate_newer(save_id(35))
+    assert held_steps(mine) == [35]
+    mine.close()
+    again = open_tier(ramdisk, process_index=1)
+    assert held_steps(again) == []
+    again.close()
+
+
+def test_an_orphan_that_is_served_stays_when_released(ramdisk: Path) -> None:
+    open_tier(ramdisk, process_index=1).close()
+    mine = open_tier(ramdisk, process_index=9)
+    second = open_tier(ramdisk, process_index=0)
+    mine.close()
+    second.adopt_orphans()
+    with other_process(ramdisk, "serve", RUN_ID):
+        second.release_orphans()
+        assert len(names(ramdisk)) == 2
+    second.close()
+
+
+def test_a_claim_on_a_directory_that_was_deleted_meanwhile_does_not_count(ramdisk: Path) -> None:
+    """Claimers and deleters race; a claim that was given is always of what is at the path."""
+    stop = threading.Event()
+    problems: list[str] = []
+    claimed: list[int] = []
+
+    def claim_and_check(index: int) -> None:
+        while not stop.is_set():
+            try:
+                claim = claims.claim_directory(ramdisk, "contested", index)
+            except LocalTierError as error:
+                # With this many deleters all attempts may be lost; then it says so.
+                if "races" not in str(error):
+                    problems.append(str(error))
+                continue
+            here = os.stat(claim.path)
+            if not os.path.samestat(here, os.fstat(claim.dir_fd)):
+                problems.append("claimed a directory that is not at its path")
+            if not (claim.path / claims.OWNER_LOCK).exists():
+                problems.append("claimed without a lock file")
+            claim.release()
+
+    def delete() -> None:
+        while not stop.is_set():
+            deleted, failed = claims.reclaim_other_runs(ramdisk, RUN_ID)
+            problems.extend(failed)
+            claimed.append(len(deleted))
+
+    threads = [threading.Thread(target=claim_and_check, args=(index,)) for index in range(2)]
+    threads += [threading.Thread(target=delete) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    stop.wait(2)
+    stop.set()
+    for thread in threads:
+        thread.join(60)
+    assert problems == []
+    assert sum(claimed) > 0
+
+
+def test_a_link_in_place_of_a_process_directory_is_not_followed(ramdisk: Path) -> None:
+    elsewhere = ramdisk / "elsewhere"
+    elsewhere.mkdir()
+    (ramdisk / RUN_ID).mkdir()
+    (ramdisk / RUN_ID / "process_00000").symlink_to(elsewhere)
+    tier = open_tier(ramdisk)
+    assert tier.path.name == "process_00000.1"
+    assert list(elsewhere.iterdir()) == []
+    tier.close()
+
+
+def test_a_link_in_place_of_the_run_is_an_error(ramdisk: Path) -> None:
+    (ramdisk / "elsewhere").mkdir()
+    (ramdisk / RUN_ID).symlink_to(ramdisk / "elsewhere")
+    with pytest.raises(LocalTierError, match="a link"):
+        open_tier(ramdisk)
+
+
+def test_a_locked_directory_of_another_name_cannot_be_taken_twice(ramdisk: Path) -> None:
+    first = open_tier(ramdisk)
+    assert claims.try_claim(first.path) is None
+    first.close()
+    claim = claims.try_claim(first.path)
+    assert claim is not None
+    claim.release()
+    claim.release()
+
+
+def test_a_read_only_ramdisk_is_an_error(ramdisk: Path) -> None:
+    with pytest.raises(LocalTierError, match="writable directory"):
+        open_tier(Path("/proc/self"))

@@ -1,0 +1,76 @@
+"""A real process for tests: it opens the tier, does one thing, and is killed or waits.
+
+Run as ``python tier_process.py <ramdisk> <what> [argument]``. Prints ``ready`` when it has come to
+where it waits; the point at which it kills itself is the argument.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from tiers_support import LAYOUT, document, fill, open_tier, save_id
+
+from emergency_ckpt.tiers import claims
+from emergency_ckpt.tiers.local import LocalTier
+
+
+def die_here() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def save_until(tier: LocalTier, point: str, step: int) -> None:
+    """One save, killed at the named point of the protocol."""
+    save = save_id(step)
+    writer = tier.begin_write(save, LAYOUT.size_bytes)
+    if point == "invalidated":
+        die_here()
+    if point == "half_copied":
+        writer.copy([(b"\xa5" * 4096, LAYOUT.shards[3].offset)])
+        die_here()
+    contents = fill(writer, save)
+    if point == "copied":
+        die_here()
+    writer.stage(contents)
+    if point == "staged":
+        die_here()
+    writer.publish()
+    if point == "published":
+        die_here()
+    tier.publish_host_state(save, 0, 4, document(step))
+    if point == "host_state_published":
+        die_here()
+    tier.note_complete(save)
+    if point == "complete":
+        die_here()
+    raise AssertionError(f"no such point: {point}")
+
+
+def main() -> None:
+    ramdisk, what, argument = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    if what == "serve":
+        paths = claims.process_directories(ramdisk / argument)
+        held = [claims.read_claim(path) for path in paths]
+        assert held, "nothing to serve"
+        assert all(claim is not None for claim in held)
+    elif what == "hold":
+        tier = open_tier(ramdisk, run_id=argument)
+        print(tier.path.name, flush=True)
+    elif what == "save":
+        tier = open_tier(ramdisk)
+        tier.reserve(LAYOUT.size_bytes)
+        _, _, complete = tier.held()
+        tier.protect([complete] if complete else [])
+        save_until(tier, argument, 2)
+    elif what == "claim_and_exit":
+        index = int(argument)
+        tier = open_tier(ramdisk, process_index=index)
+        print(tier.path.name, flush=True)
+    print("ready", flush=True)
+    sys.stdin.read()  # until the test closes the pipe
+
+
+if __name__ == "__main__":
+    main()
