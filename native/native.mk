@@ -27,4 +27,4 @@ native-tsan:
 native-bench:
 	$(ECKPT_CMAKE) -B build/native-bench -DECKPT_NATIVE_BENCH=ON
 	$(VENV)/bin/cmake --build build/native-bench
-	build/native-bench/native/bench/copy_bench
+	build/native-bench/native/bench/copy_bench $(BENCH_ARGUMENTS)

@@ -1,12 +1,14 @@
-// Measures the engine against what the memory allows: GB/s of each loop, best of several rounds.
+// Measures the engine against what the memory allows.
 //   copy_bench [MiB] [threads] [rounds]
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/bulk.h"
@@ -22,24 +24,33 @@ namespace {
 
 using eckpt::Crc32cBackend;
 
-struct Buffers {
-  std::vector<std::byte> source;
-  std::vector<std::byte> target;
+struct Case {
+  std::string name;
+  std::function<void()> work;
+  std::vector<double> taken_s = {};
 };
 
-// Calls work(offset, nbytes) for each piece of the buffer on the threads.
-void InPieces(size_t nbytes, int threads, const std::function<void(size_t, size_t)>& work) {
-  eckpt::ParallelFor(nbytes / eckpt::kPieceBytes, threads,
-                     [&](size_t i) { work(i * eckpt::kPieceBytes, eckpt::kPieceBytes); });
+struct Setting {
+  size_t nbytes;
+  int threads;
+  std::byte* target;
+  const std::byte* source;
+};
+
+// Calls work(target, source, nbytes) for each piece of the buffers on the threads.
+template <class Work>
+void InPieces(const Setting& setting, Work work) {
+  eckpt::ParallelFor(setting.nbytes / eckpt::kPieceBytes, setting.threads, [&](size_t i) {
+    const size_t at = i * eckpt::kPieceBytes;
+    work(setting.target + at, setting.source + at, eckpt::kPieceBytes);
+  });
 }
 
 void CopyPastCaches(std::byte* target, const std::byte* source, size_t nbytes) {
 #if defined(__x86_64__)
-  for (size_t i = 0; i < nbytes; i += 64) {
-    for (size_t k = 0; k < 64; k += 16) {
-      const auto* from = reinterpret_cast<const __m128i*>(source + i + k);
-      _mm_stream_si128(reinterpret_cast<__m128i*>(target + i + k), _mm_loadu_si128(from));
-    }
+  for (size_t at = 0; at < nbytes; at += sizeof(__m128i)) {
+    const __m128i part = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + at));
+    _mm_stream_si128(reinterpret_cast<__m128i*>(target + at), part);
   }
   _mm_sfence();
 #else
@@ -47,15 +58,67 @@ void CopyPastCaches(std::byte* target, const std::byte* source, size_t nbytes) {
 #endif
 }
 
-void Report(const char* name, size_t nbytes, int rounds, const std::function<void()>& work) {
-  double best_s = 1e9;
-  for (int round = 0; round < rounds; ++round) {
-    const auto start = std::chrono::steady_clock::now();
-    work();
-    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
-    best_s = std::min(best_s, taken.count());
+// Keeps the compiler from dropping what nobody reads.
+std::atomic<uint32_t> sink;
+
+std::vector<Case> BackendCases(const Setting& setting, const Crc32cBackend& backend) {
+  const std::string name = backend.name;
+  const auto feed = [&backend](const std::byte* source, size_t nbytes) {
+    sink.fetch_xor(backend.feed(0, source, nbytes), std::memory_order_relaxed);
+  };
+  return {
+      {name + " crc, in cache, 1 thread",
+       [=] {
+         for (size_t at = 0; at < setting.nbytes; at += 65536) feed(setting.source, 65536);
+       }},
+      {name + " crc",
+       [=] { InPieces(setting, [&](std::byte*, const std::byte* s, size_t n) { feed(s, n); }); }},
+      {name + " crc, then copy, by 256 KiB",
+       [=] {
+         InPieces(setting, [&](std::byte* t, const std::byte* s, size_t n) {
+           constexpr size_t kStep = 256 * 1024;
+           for (size_t at = 0; at < n; at += kStep) {
+             feed(s + at, kStep);
+             CopyPastCaches(t + at, s + at, kStep);
+           }
+         });
+       }},
+      {name + " copy with crc",
+       [=, &backend] {
+         InPieces(setting, [&](std::byte* t, const std::byte* s, size_t n) {
+           sink.fetch_xor(backend.copy(0, t, s, n), std::memory_order_relaxed);
+         });
+       }},
+  };
+}
+
+std::vector<Case> AllCases(const Setting& setting) {
+  std::vector<Case> cases{
+      {"memcpy", [=] { InPieces(setting, std::memcpy); }},
+      {"non-temporal copy", [=] { InPieces(setting, CopyPastCaches); }},
+  };
+  for (const Crc32cBackend& backend : eckpt::UsableCrc32cBackends()) {
+    for (Case& made : BackendCases(setting, backend)) cases.push_back(std::move(made));
   }
-  std::printf("%-40s %6.1f GB/s\n", name, static_cast<double>(nbytes) / best_s / 1e9);
+  for (const size_t buffer_bytes : {setting.nbytes, size_t{65536}}) {
+    std::vector<eckpt::Copy> copies;
+    for (size_t at = 0; at < setting.nbytes; at += buffer_bytes) {
+      copies.push_back({{setting.source + at, buffer_bytes}, setting.target + at});
+    }
+    cases.push_back({"CopyAllWithCrc32c, " + std::to_string(copies.size()) + " buffers",
+                     [=] { eckpt::CopyAllWithCrc32c(copies, setting.threads); }});
+  }
+  return cases;
+}
+
+// One round runs every case once, so that what else the machine does hits all alike.
+void RunRound(std::vector<Case>& cases) {
+  for (Case& one : cases) {
+    const auto start = std::chrono::steady_clock::now();
+    one.work();
+    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+    one.taken_s.push_back(taken.count());
+  }
 }
 
 }  // namespace
@@ -64,50 +127,17 @@ int main(int argc, char** argv) {
   const size_t nbytes = static_cast<size_t>(argc > 1 ? std::atoi(argv[1]) : 256) << 20;
   const int threads = argc > 2 ? std::atoi(argv[2]) : 2;
   const int rounds = argc > 3 ? std::atoi(argv[3]) : 15;
-  Buffers buffers{std::vector<std::byte>(nbytes, std::byte{3}), std::vector<std::byte>(nbytes)};
-  std::byte* const target = buffers.target.data();
-  const std::byte* const source = buffers.source.data();
-  std::printf("%zu MiB, %d threads, best of %d\n", nbytes >> 20, threads, rounds);
-
-  Report("memcpy", nbytes, rounds, [&] {
-    InPieces(nbytes, threads,
-             [&](size_t at, size_t n) { std::memcpy(target + at, source + at, n); });
-  });
-  Report("non-temporal copy", nbytes, rounds, [&] {
-    InPieces(nbytes, threads,
-             [&](size_t at, size_t n) { CopyPastCaches(target + at, source + at, n); });
-  });
-  for (const Crc32cBackend& backend : eckpt::UsableCrc32cBackends()) {
-    const std::string name = backend.name;
-    std::vector<uint32_t> sink(nbytes / eckpt::kPieceBytes);
-    Report((name + " crc, in cache, 1 thread").c_str(), nbytes, rounds, [&] {
-      for (size_t i = 0; i < nbytes; i += 65536) sink[0] ^= backend.feed(0, source, 65536);
-    });
-    Report((name + " crc").c_str(), nbytes, rounds, [&] {
-      InPieces(nbytes, threads, [&](size_t at, size_t n) {
-        sink[at / eckpt::kPieceBytes] = backend.feed(0, source + at, n);
-      });
-    });
-    Report((name + " copy with crc").c_str(), nbytes, rounds, [&] {
-      InPieces(nbytes, threads, [&](size_t at, size_t n) {
-        sink[at / eckpt::kPieceBytes] = backend.copy(0, target + at, source + at, n);
-      });
-    });
-    Report((name + " crc, then copy, in 256 KiB").c_str(), nbytes, rounds, [&] {
-      InPieces(nbytes, threads, [&](size_t at, size_t n) {
-        for (size_t i = at; i < at + n; i += 256 << 10) {
-          sink[at / eckpt::kPieceBytes] ^= backend.feed(0, source + i, 256 << 10);
-          CopyPastCaches(target + i, source + i, 256 << 10);
-        }
-      });
-    });
+  const std::vector<std::byte> source(nbytes, std::byte{3});
+  std::vector<std::byte> target(nbytes);
+  std::vector<Case> cases = AllCases({nbytes, threads, target.data(), source.data()});
+  for (int round = 0; round < rounds; ++round) RunRound(cases);
+  std::printf("%zu MiB, %d threads, %d rounds; GB/s\n%-36s %8s %8s\n", nbytes >> 20, threads,
+              rounds, "", "best", "median");
+  for (Case& one : cases) {
+    std::sort(one.taken_s.begin(), one.taken_s.end());
+    const double gigabytes = static_cast<double>(nbytes) / 1e9;
+    std::printf("%-36s %8.1f %8.1f\n", one.name.c_str(), gigabytes / one.taken_s.front(),
+                gigabytes / one.taken_s[one.taken_s.size() / 2]);
   }
-  const std::vector<eckpt::Copy> copies{{{source, nbytes}, target}};
-  Report("CopyAllWithCrc32c, one buffer", nbytes, rounds,
-         [&] { eckpt::CopyAllWithCrc32c(copies, threads); });
-  std::vector<eckpt::Copy> small;
-  for (size_t i = 0; i < nbytes; i += 65536) small.push_back({{source + i, 65536}, target + i});
-  Report("CopyAllWithCrc32c, 64 KiB buffers", nbytes, rounds,
-         [&] { eckpt::CopyAllWithCrc32c(small, threads); });
   return 0;
 }

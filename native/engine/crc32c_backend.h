@@ -16,8 +16,8 @@ struct Crc32cBackend {
   uint32_t (*feed)(uint32_t state, const std::byte* source, size_t nbytes);
 
   // Copies past the caches where the processor can, and feeds the same bytes. The ranges must not
-  // overlap and nobody may write the source meanwhile: parts of it are read twice. On return the
-  // stores are ordered before every later store of this thread.
+  // overlap and nobody may write the source meanwhile: it is read twice. As after any store, the
+  // copy is visible to every thread that synchronizes with this one afterwards.
   uint32_t (*copy)(uint32_t state, std::byte* target, const std::byte* source, size_t nbytes);
 };
 

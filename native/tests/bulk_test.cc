@@ -1,6 +1,7 @@
 #include "engine/bulk.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <span>
@@ -78,10 +79,12 @@ TEST(a_flipped_bit_changes_the_crc) {
   CHECK_EQ(before, Crc32cOfAll(ranges, 2));
 }
 
+const auto page_bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+
 using PrefaultFunction = void (*)(std::span<std::byte>, int);
 
 size_t CountPresent(std::span<std::byte> pages) {
-  std::vector<unsigned char> present(pages.size() / 4096);
+  std::vector<unsigned char> present(pages.size() / page_bytes);
   CHECK_EQ(0, mincore(pages.data(), pages.size(), present.data()));
   return static_cast<size_t>(std::count_if(present.begin(), present.end(),
                                            [](unsigned char page) { return (page & 1) != 0; }));
@@ -95,12 +98,12 @@ void CheckPrefault(PrefaultFunction prefault) {
   CHECK_EQ(size_t{0}, CountPresent(memory));
   memory[12'345'678] = std::byte{9};
   prefault(memory.subspan(begin, inside), 3);
-  CHECK_EQ(inside / 4096 + 1, CountPresent(memory));  // unaligned: it touches one page more
+  CHECK_EQ(inside / page_bytes + 1, CountPresent(memory));  // unaligned: it touches one page more
   CHECK(memory[12'345'678] == std::byte{9});
   CHECK(memory[begin] == std::byte{0});
   prefault({}, 2);
-  prefault(memory.subspan(4095, 2), 1);
-  CHECK_EQ(inside / 4096 + 3, CountPresent(memory));
+  prefault(memory.subspan(page_bytes - 1, 2), 1);
+  CHECK_EQ(inside / page_bytes + 3, CountPresent(memory));
 }
 
 TEST(prefault_makes_pages_present_and_changes_nothing) { CheckPrefault(Prefault); }
@@ -114,11 +117,11 @@ TEST(prefault_keeps_what_others_write_meanwhile) {
     const Mapping mapping(file.fd(), nbytes, true);
     const auto memory = mapping.Hold()->Write({0, nbytes});
     std::jthread writer([memory] {
-      for (size_t at = 0; at < memory.size(); at += 4096) memory[at + 1] = std::byte{7};
+      for (size_t at = 0; at < memory.size(); at += page_bytes) memory[at + 1] = std::byte{7};
     });
     prefault(memory, 2);
     writer.join();
-    for (size_t at = 0; at < nbytes; at += 4096) CHECK(memory[at + 1] == std::byte{7});
+    for (size_t at = 0; at < nbytes; at += page_bytes) CHECK(memory[at + 1] == std::byte{7});
   }
 }
 
