@@ -19,7 +19,7 @@ class HostStates:
     Attributes:
       count: number of processes at the time of the save.
       copies: by owner: the digest to use and the holders that have exactly that.
-      all_empty: no process had any non-tensor state.
+      all_empty: no process had any non-tensor state, by every copy that is held.
       notes: owners of whom different copies were found, in words.
     """
 
@@ -68,7 +68,7 @@ def _chosen(sets: Mapping[int, Mapping[int, _Copies]], size: int) -> HostStates:
         # permuted, so "its own copy" proves nothing.
         digest = min(by_digest, key=lambda digest: (-len(by_digest[digest]), digest))
         copies[owner] = (digest, tuple(by_digest[digest]))
-        all_empty = all_empty and all(by_digest[digest].values())
+        all_empty = all_empty and all(all(held.values()) for held in by_digest.values())
         if len(by_digest) > 1:
             notes.append(
                 f"{len(by_digest)} different host states of process {owner} are held:"

@@ -177,3 +177,16 @@ def test_compare_leaves_names_both_values(found: list[LeafSpec], line: str) -> N
 def test_compare_leaves_of_equal_leaves_is_empty_in_any_order() -> None:
     leaves = {path: LeafSpec(path, "float32", (2,)) for path in "ab"}
     assert compare_leaves(leaves, reversed(list(leaves.values()))) == ()
+
+
+def test_one_copy_that_is_not_empty_is_enough_to_need_host_states() -> None:
+    world = World(Layout(2, 1))
+    world.save(40, "a", empty=True)
+    with_host_states(world, {0: "x"})
+    empty = world.machines[1].host_states[0]
+    world.machines[1].host_states.append(msgspec.structs.replace(empty, owner=0, digest="a"))
+    outcome = plan_restore(
+        world.inventory(), dict.fromkeys(range(3), world.layout.shards(0)), world.layout.leaves()
+    )
+    assert isinstance(outcome, NoPlan)
+    assert (outcome.kind, outcome.saved_count, outcome.process_count) == ("host_state_count", 2, 3)
