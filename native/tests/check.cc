@@ -2,7 +2,7 @@
 
 #include <unistd.h>
 
-#include <csignal>
+#include <cstdio>
 #include <cstring>
 #include <exception>
 #include <vector>
@@ -29,9 +29,9 @@ bool Register(const char* name, void (*body)()) {
   return true;
 }
 
-void Fail(const std::string& what, std::source_location where) {
+void Fail(const std::string& what, Where where) {
   ++failures;
-  std::printf("%s:%u: %s\n", where.file_name(), where.line(), what.c_str());
+  std::printf("%s:%d: %s\n", where.file, where.line, what.c_str());
 }
 
 }  // namespace eckpt::testing
@@ -48,7 +48,7 @@ int main(int argc, char** argv) {
     try {
       test.body();
     } catch (const std::exception& error) {
-      Fail(std::string("unexpected exception: ") + error.what(), std::source_location::current());
+      Fail(std::string("unexpected exception: ") + error.what(), ECKPT_HERE);
     }
     ++ran;
     std::printf("%s %s\n", failures == before ? "ok    " : "FAILED", test.name);

@@ -2,33 +2,23 @@
 // main.
 #pragma once
 
-#include <cstdio>
-#include <functional>
-#include <source_location>
 #include <string>
 
 namespace eckpt::testing {
+
+struct Where {
+  const char* file;
+  int line;
+};
 
 // Called before main by TEST.
 bool Register(const char* name, void (*body)());
 
 // Counts a failure of the running test and prints where it is.
-void Fail(const std::string& what, std::source_location where);
-
-inline void Check(bool holds, const char* text,
-                  std::source_location where = std::source_location::current()) {
-  if (!holds) Fail(text, where);
-}
-
-template <class Expected, class Actual>
-void CheckEqual(const Expected& expected, const Actual& actual, const char* text,
-                std::source_location where = std::source_location::current()) {
-  if (!(expected == actual)) Fail(std::string("not equal: ") + text, where);
-}
+void Fail(const std::string& what, Where where);
 
 template <class Exception, class Body>
-void CheckThrows(Body body, const char* text,
-                 std::source_location where = std::source_location::current()) {
+void CheckThrows(Body body, const char* text, Where where) {
   try {
     body();
   } catch (const Exception&) {
@@ -39,12 +29,19 @@ void CheckThrows(Body body, const char* text,
 
 }  // namespace eckpt::testing
 
+#define ECKPT_HERE (::eckpt::testing::Where{__FILE__, __LINE__})
+
 #define TEST(name)                                                                                 \
   static void name();                                                                              \
   [[maybe_unused]] static const bool name##_registered = ::eckpt::testing::Register(#name, &name); \
   static void name()
-#define CHECK(condition) ::eckpt::testing::Check((condition), #condition)
+
+#define CHECK(condition) ((condition) ? void() : ::eckpt::testing::Fail(#condition, ECKPT_HERE))
+
 #define CHECK_EQ(expected, actual) \
-  ::eckpt::testing::CheckEqual((expected), (actual), #expected " == " #actual)
+  ((expected) == (actual)          \
+       ? void()                    \
+       : ::eckpt::testing::Fail("not equal: " #expected " == " #actual, ECKPT_HERE))
+
 #define CHECK_THROWS(exception, ...) \
-  ::eckpt::testing::CheckThrows<exception>([&] { __VA_ARGS__; }, #__VA_ARGS__)
+  ::eckpt::testing::CheckThrows<exception>([&] { __VA_ARGS__; }, #__VA_ARGS__, ECKPT_HERE)
