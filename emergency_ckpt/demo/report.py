@@ -11,6 +11,7 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
+from rich.box import SIMPLE
 from rich.table import Table
 
 from emergency_ckpt.demo.events import DemoEvent
@@ -220,35 +221,31 @@ def write_losses(path: Path, events: Sequence[DemoEvent]) -> None:
 
 
 def summary_table(verdicts: Sequence[Verdict]) -> Table:
-    """The verdicts as a table for people."""
-    table = Table(title="The disturbed runs against the undisturbed one")
-    table.add_column("")
+    """The verdicts as a table for people, a row for each scenario."""
+    table = Table(title="The disturbed runs against the undisturbed one", box=SIMPLE)
+    table.add_column("scenario", no_wrap=True)
+    for heading in ("recovered", "equal\nbits", "fault\nat step", "restored\nstep", "restore"):
+        table.add_column(heading, justify="right")
+    for heading in ("own\nRAM", "peers'\nRAM", "persistent\ntier"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for verdict in verdicts:
-        table.add_column(str(verdict.summary["scenario"]), justify="right")
-    rows: dict[str, list[str]] = {}
-    for verdict in verdicts:
-        for name, text in _rows(verdict.summary).items():
-            rows.setdefault(name, []).append(text)
-    for name, texts in rows.items():
-        table.add_row(name, *texts)
+        summary = verdict.summary
+        moved = summary["bytes"]
+        table.add_row(
+            summary["scenario"],
+            _yes_no(summary["recovered"]),
+            _yes_no(summary["bitwise_equal"]),
+            str(summary["fault_step"]),
+            str(summary["restored_step"]),
+            f"{summary['restore_seconds']:.2f} s",
+            *(size_text(moved[source]) for source in ("local", "peer", "persistent")),
+        )
+    first = verdicts[0].summary
+    table.caption = (
+        f"final loss {_loss_text(first['final_loss'])},"
+        f" undisturbed {_loss_text(first['baseline_final_loss'])}"
+    )
     return table
-
-
-def _rows(summary: Summary) -> dict[str, str]:
-    moved = summary["bytes"]
-    return {
-        "recovered": _yes_no(summary["recovered"]),
-        "equal bit for bit": _yes_no(summary["bitwise_equal"]),
-        "fault at step": str(summary["fault_step"]),
-        "restored step": str(summary["restored_step"]),
-        "steps lost": str(summary["steps_lost"]),
-        "restore": f"{summary['restore_seconds']:.2f} s",
-        "from own RAM": size_text(moved["local"]),
-        "from peers' RAM": size_text(moved["peer"]),
-        "from persistent tier": size_text(moved["persistent"]),
-        "final loss": _loss_text(summary["final_loss"]),
-        "undisturbed": _loss_text(summary["baseline_final_loss"]),
-    }
 
 
 def _yes_no(value: bool) -> str:

@@ -110,9 +110,8 @@ class _Stage:
         title = name if scenario is None else f"{name}: {scenario.title}"
         faults = [] if scenario is None else [parse_fault(scenario.fault(job))]
         arrived: queue.SimpleQueue[JobEvent] = queue.SimpleQueue()
-        supervisor = Supervisor(
-            _job_spec(job, directory, self._ram / name), faults=faults, on_event=arrived.put
-        )
+        spec = _job_spec(job, directory, self._ram / name, max_restarts=len(faults))
+        supervisor = Supervisor(spec, faults=faults, on_event=arrived.put)
         started_s = time.monotonic()
         result, events = self._watch(supervisor, directory, arrived, Timeline(title, job.steps))
         seconds = time.monotonic() - started_s
@@ -202,7 +201,8 @@ def _running(supervisor: Supervisor) -> Generator[_Outcome]:
         raise SystemExit(128 + stopped[0])
 
 
-def _job_spec(job: Job, directory: Path, local_root: Path) -> JobSpec:
+def _job_spec(job: Job, directory: Path, local_root: Path, *, max_restarts: int) -> JobSpec:
+    """A restart is allowed for each fault, and none for what nobody asked for."""
     command = [sys.executable, "-m", "emergency_ckpt.demo.train"]
     command += ["--steps", str(job.steps), "--seed", str(job.seed)]
     command += ["--local-every", str(job.local_every)]
@@ -216,7 +216,7 @@ def _job_spec(job: Job, directory: Path, local_root: Path) -> JobSpec:
         devices_per_host=1,
         local_root=local_root,
         log_dir=directory / "logs",
-        max_restarts=1,
+        max_restarts=max_restarts,
         hang_timeout_s=HANG_TIMEOUT_S,
         keep_ram="never",
     )

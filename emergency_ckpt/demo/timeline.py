@@ -23,6 +23,9 @@ from emergency_ckpt.demo.events import DemoEvent
 
 KEPT_MESSAGES = 14
 STEPS_PER_MESSAGE = 10
+MESSAGE_LIMIT_CHARS = 300
+
+_TELLING = ("tier", "holder", "shard", "reason", "detail", "text")
 
 _STYLES = {"fault": "bold red", "good": "bold green", "save": "cyan", "plain": ""}
 
@@ -160,15 +163,22 @@ class Timeline:
         self._say_once(event, step, f"saved step {step} whole in the {tier}", "save")
 
     def on_trouble(self, view: ProcessView, event: DemoEvent) -> None:
-        """A save failed, or a bad copy was found."""
-        details = " ".join(f"{key}={value}" for key, value in event.fields.items())
-        self._say(event, f"{event.name} {details}", "fault")
+        """A save failed, a bad copy was found, or a step could not be used."""
+        details = {key: event.fields[key] for key in _TELLING if event.fields.get(key)}
+        text = " ".join(str(value)[:MESSAGE_LIMIT_CHARS] for value in details.values())
+        step = event.fields.get("step")
+        self._say_once(event, (step, text), f"{event.name}, step {step}: {text}", "fault")
 
     def on_restore_started(self, view: ProcessView, event: DemoEvent) -> None:
         """A process looks for what it can continue from."""
         view.status = "restoring"
         if event.life:
             self._say_once(event, None, "restoring: who holds what?", "good")
+
+    def on_planned(self, view: ProcessView, event: DemoEvent) -> None:
+        """The leader has chosen a step."""
+        step, tier = _whole(event.fields, "step"), event.fields.get("tier")
+        self._say_once(event, step, f"plan: step {step} is whole in the {tier} tier", "good")
 
     def on_restore_finished(self, view: ProcessView, event: DemoEvent) -> None:
         """A process has its state back, or learnt that there is none."""
@@ -204,8 +214,11 @@ _REACTIONS: dict[str, Callable[[Timeline, ProcessView, DemoEvent], None]] = {
     "persistent.complete": Timeline.on_complete,
     "persistent.failed": Timeline.on_trouble,
     "restore.started": Timeline.on_restore_started,
+    "restore.planned": Timeline.on_planned,
+    "restore.rejected": Timeline.on_trouble,
     "restore.finished": Timeline.on_restore_finished,
     "restore.quarantined": Timeline.on_trouble,
+    "divergence": Timeline.on_trouble,
 }
 
 
@@ -218,11 +231,11 @@ def _listed(numbers: Iterable[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
-def size_text(size_bytes: float) -> str:
-    """A size for people, in KiB or MiB."""
+def size_text(size_bytes: int) -> str:
+    """A size for people."""
     if size_bytes >= 1 << 20:
         return f"{size_bytes / (1 << 20):.1f} MiB"
-    return f"{size_bytes / 1024:.1f} KiB" if size_bytes else "0"
+    return f"{size_bytes / 1024:.1f} KiB" if size_bytes >= 1024 else f"{size_bytes} B"
 
 
 def message_line(message: Message) -> str:
@@ -273,7 +286,7 @@ def show(timeline: Timeline, console: Console, *, quiet: bool = False) -> Genera
     if quiet:
         yield _plain_observer(timeline, None)
     elif not console.is_terminal:
-        console.print(f"== {timeline.title}", markup=False, highlight=False)
+        console.print(f"== {timeline.title}", markup=False, highlight=False, soft_wrap=True)
         yield _plain_observer(timeline, console)
     else:
         with Live(render(timeline), console=console, auto_refresh=False) as live:

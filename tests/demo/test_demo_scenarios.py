@@ -1,0 +1,113 @@
+"""The table of scenarios: each one is a fault that the launcher takes."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from emergency_ckpt.cli import main as cli
+from emergency_ckpt.demo.scenarios import ALL, SCENARIOS, Job, choose
+from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.launch.faults import check_faults, parse_fault
+from emergency_ckpt.launch.topology import Topology
+
+JOB = Job()
+SIZES = [(2, 2), (2, 1), (3, 2), (4, 3)]
+
+
+@pytest.mark.parametrize(("slices", "hosts_per_slice"), SIZES)
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_fault_fits_every_job_that_is_large_enough(
+    name: str, slices: int, hosts_per_slice: int
+) -> None:
+    job = Job(slices=slices, hosts_per_slice=hosts_per_slice)
+    scenario = SCENARIOS[name]
+    if scenario.problems(job):
+        assert name == "half-lost"
+        assert hosts_per_slice == 1
+        return
+    fault = parse_fault(scenario.fault(job))
+    assert check_faults([fault], Topology.first(slices, hosts_per_slice)) == []
+    assert fault.deadly
+    assert fault.exact
+    assert job.local_every < fault.step < job.steps
+    assert fault.step % job.local_every
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("slice-loss", "step=23 kill=slice:1 lose-ram exact"),
+        ("host-loss", "step=23 kill=host:3 lose-ram exact"),
+        ("half-lost", "step=23 kill=hosts:0,3 lose-ram exact"),
+        ("process-crash", "step=23 kill=process:3 exact"),
+        ("permuted", "step=23 kill=all permute=reverse exact"),
+        ("all-ram-lost", "step=43 kill=all lose-ram exact"),
+    ],
+)
+def test_faults_of_the_default_job(name: str, fault: str) -> None:
+    assert SCENARIOS[name].fault(JOB) == fault
+
+
+@pytest.mark.parametrize(("slices", "hosts_per_slice"), [(2, 2), (3, 2), (3, 3), (4, 3)])
+def test_half_lost_leaves_a_copy_of_every_part(slices: int, hosts_per_slice: int) -> None:
+    job = Job(slices=slices, hosts_per_slice=hosts_per_slice)
+    fault = parse_fault(SCENARIOS["half-lost"].fault(job))
+    topology = Topology.first(slices, hosts_per_slice)
+    lost = set(fault.target.processes(topology))
+    assert {topology.slice_of(process) for process in lost} == set(range(slices))
+    alive = set(range(topology.process_count)) - lost
+    assert {process % hosts_per_slice for process in alive} == set(range(hosts_per_slice))
+
+
+def test_all_is_every_scenario() -> None:
+    assert [scenario.name for scenario in choose(ALL, JOB)] == list(SCENARIOS)
+    assert [scenario.name for scenario in choose("permuted", JOB)] == ["permuted"]
+
+
+def test_a_persistent_save_has_time_before_the_fault_that_needs_it() -> None:
+    scenario = SCENARIOS["all-ram-lost"]
+    assert scenario.tier == "persistent"
+    assert scenario.fault_step(JOB) - JOB.persistent_every >= 3 * JOB.local_every
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "problems"),
+    [
+        ("meteor", {}, ["no scenario meteor"]),
+        ("slice-loss", {"slices": 1}, ["slice-loss needs 2 slices, got 1"]),
+        ("half-lost", {"hosts_per_slice": 1}, ["half-lost needs 2 hosts per slice, got 1"]),
+        ("slice-loss", {"steps": 23}, ["slice-loss strikes at step 23, after the last of 23"]),
+        ("slice-loss", {"steps": 0, "seed": -1}, ["steps must be", "seed must be"]),
+    ],
+)
+def test_what_cannot_be_shown_is_refused(
+    name: str, changes: dict[str, int], problems: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        choose(name, dataclasses.replace(JOB, **changes))
+    assert len(caught.value.problems) == len(problems)
+    for problem, line in zip(problems, caught.value.problems, strict=True):
+        assert problem in line
+
+
+def test_the_command_refuses_before_it_starts_anything(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = cli.main(["demo", "--out", f"{tmp_path}/out", "--slices", "1"])
+    assert code == cli.USAGE_EXIT_CODE
+    assert "slice-loss needs 2 slices, got 1" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
+
+
+def test_the_command_removes_only_what_a_demo_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    precious = tmp_path / "runs" / "precious"
+    precious.parent.mkdir()
+    precious.write_text("keep me")
+    assert cli.main(["demo", "--out", str(tmp_path)]) == cli.USAGE_EXIT_CODE
+    assert "was not made by the demo" in capsys.readouterr().err
+    assert precious.read_text() == "keep me"

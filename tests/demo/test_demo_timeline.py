@@ -1,0 +1,170 @@
+"""What people see, on a terminal and elsewhere, and the files that it is made from."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from demo_support import SLICE_LOSS, event, faulty_events, job_event
+from rich.console import Console
+
+from emergency_ckpt.demo.events import (
+    LINE_LIMIT_BYTES,
+    DemoEvent,
+    EventLog,
+    EventTail,
+    decode_event,
+    encode_event,
+)
+from emergency_ckpt.demo.timeline import Timeline, render, show, size_text
+
+
+def shown(events: list[DemoEvent], *, terminal: bool, quiet: bool = False) -> str:
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=terminal, width=100, height=40)
+    with show(Timeline("slice-loss", 30), console, quiet=quiet) as observe:
+        for each in events:
+            observe([each])
+    return output.getvalue()
+
+
+def test_plain_lines_tell_the_story_in_order_and_once() -> None:
+    lines = shown(faulty_events(SLICE_LOSS), terminal=False).splitlines()
+    assert lines[0] == "== slice-loss"
+    told = [line.partition("] ")[2] for line in lines[1:]]
+    assert told == [
+        "life 0: 2 hosts start",
+        "step  10  loss 9.0000",
+        "step  20  loss 8.0000",
+        "FAULT at step 23: hosts 1 are killed",
+        "the RAM of hosts 1 is lost",
+        "the launcher starts all processes again",
+        "life 1: 2 hosts start",
+        "restoring: who holds what?",
+        "process 0 restored step 20 in 0.25 s: 1000 B own RAM, 0 B peers, 0 B persistent tier",
+        "process 1 restored step 20 in 1.25 s: 0 B own RAM, 900 B peers, 0 B persistent tier",
+        "step  30  loss 7.0000",
+        "the job is done, in life 1",
+    ]
+    assert not any("\x1b" in line for line in lines)
+
+
+def test_a_terminal_gets_a_picture_that_is_redrawn() -> None:
+    text = shown(faulty_events(SLICE_LOSS), terminal=True)
+    assert "\x1b[" in text
+    assert "step 30/30" in text
+    assert "life 1" in text
+
+
+def test_quiet_prints_nothing() -> None:
+    assert shown(faulty_events(SLICE_LOSS), terminal=True, quiet=True) == ""
+
+
+def picture(timeline: Timeline) -> str:
+    output = io.StringIO()
+    Console(file=output, width=100).print(render(timeline))
+    return output.getvalue()
+
+
+def test_picture_shows_every_process_as_last_heard_of() -> None:
+    timeline = Timeline("host-loss", 30)
+    for each in faulty_events(SLICE_LOSS):
+        timeline.observe(each)
+        if each.name == "process.exited":
+            assert "dead" in picture(timeline)
+            assert timeline.processes[1].saved_step == 20
+    assert timeline.step == 30
+    assert [view.step for view in timeline.processes.values()] == [30, 30]
+    assert "dead" not in picture(timeline)
+
+
+def test_late_words_of_a_dead_life_change_nothing() -> None:
+    timeline = Timeline("", 30)
+    timeline.observe(job_event(0, "life.started", life=1, host_of_process=[0]))
+    timeline.observe(event(1, "train.step", life=0, step=23, loss=1.0))
+    assert timeline.step == 0
+    assert timeline.processes == {}
+
+
+def test_trouble_is_told_once_for_all_processes_that_report_it() -> None:
+    timeline = Timeline("", 30)
+    for process in range(4):
+        each = event(1, "save.incomplete", process=process, step=5, reason="process 3 refused")
+        timeline.observe(each)
+    timeline.observe(event(2, "save.incomplete", step=10, reason="process 3 refused"))
+    assert [message.text for message in timeline.take_messages()] == [
+        "save.incomplete, step 5: process 3 refused",
+        "save.incomplete, step 10: process 3 refused",
+    ]
+    assert timeline.take_messages() == []
+
+
+def test_unknown_events_are_ignored() -> None:
+    timeline = Timeline("", 30)
+    timeline.observe(event(1, "save.some_new_thing", step=5))
+    timeline.observe(job_event(1, "job.some_new_thing"))
+    assert timeline.take_messages() == []
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"), [(0, "0 B"), (1023, "1023 B"), (2048, "2.0 KiB"), (5 << 20, "5.0 MiB")]
+)
+def test_sizes(size_bytes: int, text: str) -> None:
+    assert size_text(size_bytes) == text
+
+
+def test_events_travel_through_files_of_several_processes(tmp_path: Path) -> None:
+    tail = EventTail(tmp_path / "logs")
+    assert tail.read_new() == []
+    (tmp_path / "logs" / "life_000").mkdir(parents=True)
+    logs = [
+        EventLog(
+            tmp_path / "logs" / "life_000" / f"events_{process}.jsonl",
+            life=0,
+            process=process,
+            slice_index=process // 2,
+        )
+        for process in (0, 1)
+    ]
+    logs[0].emit("train.step", {"step": 1, "loss": 0.5}, time_s=2.0)
+    logs[1].emit("train.step", {"step": 1, "loss": 0.5}, time_s=1.0)
+    assert [each.process for each in tail.read_new()] == [1, 0]
+    assert tail.read_new() == []
+    logs[0].emit("save.published", {"step": 1, "size_bytes": 7})
+    (last,) = tail.read_new()
+    assert (last.name, last.life, last.process, last.slice_index) == ("save.published", 0, 0, 0)
+    assert last.fields == {"step": 1, "size_bytes": 7}
+
+
+def test_a_torn_line_is_waited_for_and_at_last_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path, life=0, process=0, slice_index=0)
+    tail = EventTail(tmp_path)
+    whole = encode_event(event(1, "train.step", step=1, loss=1.0))
+    with path.open("ab") as file:
+        file.write(whole[:20])
+        file.flush()
+        assert tail.read_new() == []
+        file.write(whole[20:])
+        file.flush()
+        assert [each.fields["step"] for each in tail.read_new()] == [1]
+        file.write(whole[:20])  # killed in the middle of a line
+    del log
+    EventLog(path, life=1, process=0, slice_index=0).emit("train.step", {"step": 2, "loss": 1.0})
+    assert [(each.life, each.fields["step"]) for each in tail.read_new()] == [(1, 2)]
+
+
+def test_a_log_without_a_file_takes_events_and_drops_them() -> None:
+    EventLog(None, life=0, process=0, slice_index=0).emit("train.step", {"step": 1})
+
+
+@pytest.mark.parametrize("line", [b"", b"[]", b"{}", b"{'a'", b'{"name": "x", "surprise": 1}'])
+def test_what_is_no_event_is_refused(line: bytes) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        decode_event(line)
+
+
+def test_an_event_has_a_largest_size() -> None:
+    with pytest.raises(ValueError, match="over"):
+        encode_event(event(1, "train.step", text="x" * LINE_LIMIT_BYTES))
