@@ -62,6 +62,8 @@ class Claim:
             if self._close.alive:
                 _claims.pop(self._key, None)
             self.active = False
+            # The number may soon mean another file: no later call may use it.
+            self.dir_fd = -1
         self._close()
 
     def retire(self) -> None:

@@ -71,7 +71,7 @@ def write_temporary(name: str, dir_fd: int, data: bytes) -> str:
         with open(open_regular(temporary, dir_fd, flags), "wb") as file:
             file.write(data)
     except OSError as error:
-        remove(temporary, dir_fd)
+        _discard(temporary, dir_fd)
         raise local_error("write", name, error, len(data)) from error
     return temporary
 
@@ -87,7 +87,7 @@ def write_atomic(name: str, dir_fd: int, data: bytes) -> None:
     try:
         rename(temporary, name, dir_fd)
     except OSError as error:
-        remove(temporary, dir_fd)
+        _discard(temporary, dir_fd)
         raise local_error("publish", name, error, len(data)) from error
 
 
@@ -95,6 +95,12 @@ def remove(name: str, dir_fd: int) -> None:
     """Remove a name that is not a directory; absent is fine."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(name, dir_fd=dir_fd)
+
+
+def _discard(temporary: str, dir_fd: int) -> None:
+    # The first error is the one to tell; the next owner removes what stays.
+    with contextlib.suppress(OSError):
+        remove(temporary, dir_fd)
 
 
 def remove_temporaries(dir_fd: int) -> None:

@@ -31,6 +31,7 @@ from emergency_ckpt.types import SaveId, Writer
 __all__ = ["LocalTier", "SlotWriter"]
 
 _PREFAULT_PIECE_BYTES = 64 << 20
+_SMALL_FILES_BYTES = 1 << 20  # room beside the slots, for manifests and host states
 _CLOSE_TIMEOUT_S = 30.0
 
 
@@ -109,6 +110,7 @@ class LocalTier(HeldCopies):
 
         To be called when all processes of the job have claimed their directories.
         """
+        self._check_open("adopt orphans beside")
         for path in claims.process_directories(self._run_dir):
             if path == self._own.claim.path:
                 continue
@@ -140,6 +142,7 @@ class LocalTier(HeldCopies):
         ``RamdiskFull`` with both sizes before anything is changed. Blocks for about a second
         per GiB: the kernel clears each page.
         """
+        self._check_open("reserve slots in")
         with self._saving:
             target = max(whole_pages(slot_bytes), self._reserved_bytes)
             with self._lock:
@@ -155,7 +158,9 @@ class LocalTier(HeldCopies):
             kept = [slot for slot in slots if slot not in too_large]
             missing = max(SLOTS_AT_REST - len(kept), 0)
             needed = missing * target + sum(max(target - slot.size_bytes, 0) for slot in kept)
-            check_room(self._own.claim, needed - sum(slot.size_bytes for slot in too_large))
+            if needed > 0:
+                freed = sum(slot.size_bytes for slot in too_large)
+                check_room(self._own.claim, needed + _SMALL_FILES_BYTES - freed)
             for slot in too_large:
                 with self._lock:
                     self._own.slots.remove(slot)
@@ -188,6 +193,7 @@ class LocalTier(HeldCopies):
         restore). ``SlotBusy`` when no slot may be written now; ``RamdiskFull`` when one must be
         made or grown and there is no room (what was published stays then).
         """
+        self._check_open("write to")
         if save.run_id != self._run_dir.name:
             raise LocalTierError("begin write of", str(save), "it is of another run")
         with self._saving:
@@ -230,6 +236,7 @@ class LocalTier(HeldCopies):
         ``RamdiskFull``, ``LocalTierError`` when the record cannot be written; then nothing is
         released.
         """
+        self._check_open("note a complete save in")
         with self._saving, self._lock:
             self._own.note_complete(save)
             newer = {held for held in self._protected if held.step > save.step}
@@ -268,6 +275,10 @@ class LocalTier(HeldCopies):
             for place in self._directories():
                 place.close()
             self._orphans.clear()
+
+    def _check_open(self, operation: str) -> None:
+        if self._closing.is_set():
+            raise LocalTierError(operation, str(self.path), "the tier was closed")
 
     def _slot_states(self) -> list[SlotState]:
         return [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from collections.abc import Iterator
@@ -144,6 +143,7 @@ class ProcessDirectory:
         self.slots.clear()
         self.host_states.close()
         os.close(self._quarantine_fd)
+        self._quarantine_fd = -1
 
     def _scan_known_complete(self) -> None:
         try:
@@ -158,15 +158,19 @@ class ProcessDirectory:
             slot, problem = open_slot(number, self.claim, self._run_id)
             if problem is not None:
                 self._report(manifest_name(number), problem)
-            if slot is not None:
+            holds_a_save = slot is not None and slot.published is not None
+            usable = holds_a_save or self._removed(manifest_name(number))
+            if slot is not None and usable:
                 self.slots.append(slot)
-            unusable = [] if slot is not None else [file_name(number)]
-            if slot is None or slot.published is None:
-                unusable.append(manifest_name(number))
-            for name in unusable:
-                # A directory of that name stays: it is not ours, and its number is not used.
-                with contextlib.suppress(IsADirectoryError, PermissionError):
-                    files.remove(name, self.claim.dir_fd)
+            else:
+                self._removed(file_name(number))
+
+    def _removed(self, name: str) -> bool:
+        try:
+            files.remove(name, self.claim.dir_fd)
+        except (IsADirectoryError, PermissionError):
+            return False  # a directory: not ours, it stays, and its number is not used
+        return True
 
     def _report(self, name: str, error: CheckpointError) -> None:
         directory = str(self.claim.path)

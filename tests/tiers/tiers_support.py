@@ -65,9 +65,9 @@ def fill(writer: SlotWriter, save: SaveId) -> Contents:
 def write_save(tier: LocalTier, step: int, incarnation: str = "019a-first") -> str:
     """Publish one whole save; returns its digest."""
     save = save_id(step, incarnation)
-    writer = tier.begin_write(save, LAYOUT.size_bytes)
-    digest = writer.stage(fill(writer, save))
-    writer.publish()
+    with tier.begin_write(save, LAYOUT.size_bytes) as writer:
+        digest = writer.stage(fill(writer, save))
+        writer.publish()
     return digest
 
 

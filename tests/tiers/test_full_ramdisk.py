@@ -1,0 +1,168 @@
+"""A ramdisk that runs full: a clear error before anything is lost, never a SIGBUS.
+
+On a tmpfs of 8 MiB of its own where this process may mount one; else on the ramdisk of the machine,
+with sizes to match, where what needs the last byte to be taken is left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tiers_support import (
+    LAYOUT,
+    W_SHARD,
+    assert_whole,
+    complete_save,
+    document,
+    held_steps,
+    open_tier,
+    save_id,
+    shard_bytes,
+    write_save,
+)
+
+from emergency_ckpt.errors import LocalTierError, RamdiskFull
+
+
+@dataclasses.dataclass(frozen=True)
+class Ramdisk:
+    path: Path
+    mounted: bool
+
+    @property
+    def free_bytes(self) -> int:
+        status = os.statvfs(self.path)
+        return status.f_bavail * status.f_frsize
+
+    def fill(self) -> None:
+        """Take all space that is left."""
+        if self.mounted:
+            fd = os.open(self.path / "filler", os.O_RDWR | os.O_CREAT)
+            while self.free_bytes:
+                os.posix_fallocate(fd, os.fstat(fd).st_size, self.free_bytes)
+            os.close(fd)
+
+
+@pytest.fixture
+def small() -> Iterator[Ramdisk]:
+    path = Path(tempfile.mkdtemp(prefix="eckpt-test-", dir="/dev/shm"))
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(path)]
+    mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
+    yield Ramdisk(path, mounted)
+    if mounted:
+        subprocess.run(["umount", "-l", str(path)], check=True)
+    shutil.rmtree(path)
+
+
+def test_slots_that_do_not_fit_are_refused_before_anything_is_taken(small: Ramdisk) -> None:
+    tier = open_tier(small.path)
+    before = small.free_bytes
+    with pytest.raises(RamdiskFull) as caught:
+        tier.reserve(before // 4 * 3)
+    assert caught.value.expected is not None
+    assert caught.value.actual is not None
+    assert not list(tier.path.glob("slot_*"))
+    if small.mounted:
+        assert small.free_bytes == before
+        assert str(before) in str(caught.value)
+    digest = write_save(tier, 1)
+    assert_whole(tier, digest, 1)
+    tier.close()
+
+
+def test_growing_beyond_the_room_keeps_what_is_published(small: Ramdisk) -> None:
+    tier = open_tier(small.path)
+    tier.reserve(LAYOUT.size_bytes)
+    complete_save(tier, 1)
+    digest = complete_save(tier, 2)
+    with pytest.raises(RamdiskFull):
+        tier.reserve(small.free_bytes)
+    with pytest.raises(RamdiskFull):
+        tier.begin_write(save_id(3), small.free_bytes * 2)
+    assert held_steps(tier) == [1, 2]
+    sizes = {path.stat().st_size for path in tier.path.glob("slot_?.bin")}
+    assert sizes == {12288}
+    assert_whole(tier, digest, 2)
+    tier.close()
+
+
+def test_saves_go_on_in_reserved_slots_when_the_ramdisk_is_full(small: Ramdisk) -> None:
+    """The slots were reserved: only the small files can fail, and they say so."""
+    tier = open_tier(small.path)
+    tier.reserve(LAYOUT.size_bytes)
+    digest = complete_save(tier, 1)
+    complete_save(tier, 2)
+    small.fill()
+    with tier.begin_write(save_id(3), LAYOUT.size_bytes) as writer:
+        crcs = writer.copy([(shard_bytes(3)[W_SHARD], LAYOUT.shards[W_SHARD].offset)])
+        assert len(crcs) == 1
+    assert held_steps(tier) == [2]
+    del digest
+    if small.mounted:
+        # The place of the manifest that begin_write removed was taken too.
+        os.truncate(small.path / "filler", os.stat(small.path / "filler").st_size - 4096)
+        small.fill()
+        with pytest.raises(RamdiskFull, match="no space left"):
+            write_save(tier, 3)
+        with pytest.raises(RamdiskFull, match="no space left"):
+            tier.publish_host_state(save_id(3), 0, 4, document(3))
+        with pytest.raises(RamdiskFull, match="no space left"):
+            tier.note_complete(save_id(3))
+        assert not list(small.path.rglob(".tmp-*"))
+        assert tier.held()[2] == save_id(2)
+        (small.path / "filler").unlink()
+    newest = complete_save(tier, 4)
+    assert_whole(tier, newest, 4)
+    tier.close()
+
+
+def test_a_slot_more_that_does_not_fit_fails_the_save_only(small: Ramdisk) -> None:
+    tier = open_tier(small.path)
+    size = small.free_bytes // 5 * 2
+    if not small.mounted:
+        size = LAYOUT.size_bytes
+    tier.reserve(size)
+    digest = complete_save(tier, 1)
+    view = tier.lend(digest, W_SHARD)
+    complete_save(tier, 2)
+    if small.mounted:
+        with pytest.raises(RamdiskFull):
+            tier.begin_write(save_id(3), size)
+    assert view.tobytes() == shard_bytes(1)[W_SHARD]
+    del view
+    complete_save(tier, 3)
+    assert held_steps(tier) == [2, 3]
+    tier.close()
+
+
+def test_opening_a_full_ramdisk_reclaims_dead_runs_first(small: Ramdisk) -> None:
+    dead = open_tier(small.path, run_id="dead")
+    dead.reserve(min(small.free_bytes, 8 << 20) // 4)
+    dead.close()
+    small.fill()
+    (small.path / "filler").unlink(missing_ok=True)
+    tier = open_tier(small.path)
+    assert not (small.path / "dead").exists()
+    tier.reserve(min(small.free_bytes, 8 << 20) // 3)
+    tier.close()
+
+
+def test_a_read_only_ramdisk_is_an_error(small: Ramdisk) -> None:
+    tier = open_tier(small.path)
+    tier.reserve(LAYOUT.size_bytes)
+    write_save(tier, 1)
+    tier.close()
+    if small.mounted:
+        subprocess.run(["mount", "-o", "remount,ro", str(small.path)], check=True)
+        place = small.path
+    else:
+        place = Path("/proc/self/ramdisk")
+    with pytest.raises(LocalTierError, match="check that local_dir is a writable directory"):
+        open_tier(place)
