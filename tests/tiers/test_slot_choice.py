@@ -1,0 +1,120 @@
+"""The choice of a slot, as a pure function."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from emergency_ckpt.tiers.slot_choice import (
+    MAX_SLOTS,
+    SLOTS_AT_REST,
+    SlotState,
+    choose_slot,
+    slots_allowed,
+    surplus_slots,
+)
+from emergency_ckpt.types import SaveId
+
+
+def save(step: int, incarnation: str = "a") -> SaveId:
+    return SaveId(step, incarnation, "run")
+
+
+def slot(number: int, step: int | None, *, lent: bool = False, in_use: bool = False) -> SlotState:
+    return SlotState(number, None if step is None else save(step), lent, in_use)
+
+
+CASES = {
+    # slots, protected steps, expected number or "make" or "busy"
+    "none yet": ([], [], "make"),
+    "one free": ([slot(0, None)], [], 0),
+    "one published: another is made first": ([slot(0, 1)], [], "make"),
+    "unpublished before old": ([slot(0, 1), slot(1, None)], [], 1),
+    "oldest": ([slot(0, 2), slot(1, 1)], [], 1),
+    "not the protected": ([slot(0, 1), slot(1, 2)], [1], 1),
+    "all protected": ([slot(0, 1), slot(1, 2)], [1, 2], "busy"),
+    "protected and being written": ([slot(0, 1), slot(1, None, in_use=True)], [1], "busy"),
+    "protected and read": ([slot(0, 1), slot(1, 2, in_use=True)], [1], "busy"),
+    "lent": ([slot(0, 1, lent=True), slot(1, 2)], [2], "make"),
+    "lent is the protected": ([slot(0, 2, lent=True), slot(1, 1)], [2], 1),
+    "lent and unpublished": ([slot(0, None, lent=True), slot(1, 2)], [2], "make"),
+    "both lent": ([slot(0, 1, lent=True), slot(1, 1, lent=True)], [1], "make"),
+    "two lent, two made, both kept": (
+        [slot(0, 1, lent=True), slot(1, 1, lent=True), slot(2, 2), slot(3, 3)],
+        [2, 3],
+        "busy",
+    ),
+    "both hold the restored save": ([slot(0, 1), slot(1, 1)], [1], "make"),
+    "a third is free again": ([slot(0, None), slot(1, 5), slot(2, 4)], [5], 0),
+    "lent, written and kept": (
+        [slot(0, 1, lent=True), slot(1, 2), slot(2, None, in_use=True)],
+        [2],
+        "busy",
+    ),
+}
+
+
+@pytest.mark.parametrize(("slots", "protected", "expected"), CASES.values(), ids=CASES)
+def test_cases(slots: list[SlotState], protected: list[int], expected: object) -> None:
+    choice = choose_slot(slots, {save(step) for step in protected}, allow_extra=False)
+    found = "make" if choice.make_one else choice.number
+    assert ("busy" if found is None else found) == expected
+    assert choice.reason
+
+
+slot_lists = st.lists(
+    st.builds(
+        SlotState,
+        number=st.integers(0, 9),
+        save=st.none() | st.builds(save, st.integers(0, 4), st.sampled_from("ab")),
+        lent=st.booleans(),
+        in_use=st.booleans(),
+    ),
+    max_size=5,
+    unique_by=lambda state: state.number,
+)
+saves = st.frozensets(st.builds(save, st.integers(0, 4), st.sampled_from("ab")), max_size=3)
+
+
+@given(slot_lists, saves, st.booleans())
+def test_what_must_be_kept_is_never_chosen(
+    slots: list[SlotState], protected: frozenset[SaveId], allow_extra: bool
+) -> None:
+    choice = choose_slot(slots, protected, allow_extra=allow_extra)
+    assert not (choice.make_one and choice.number is not None)
+    assert choose_slot(slots[::-1], protected, allow_extra=allow_extra).number == choice.number
+    if choice.number is not None:
+        chosen = next(state for state in slots if state.number == choice.number)
+        assert not chosen.lent
+        assert not chosen.in_use
+        assert chosen.save not in protected
+    if choice.make_one:
+        assert len(slots) < MAX_SLOTS
+
+
+@given(slot_lists, saves)
+def test_a_writer_always_comes_through_when_nothing_is_in_use_or_in_doubt(
+    slots: list[SlotState], saves: frozenset[SaveId]
+) -> None:
+    idle = [SlotState(s.number, s.save, s.lent, False) for s in slots]
+    one = frozenset(list(saves)[:1])
+    choice = choose_slot(idle, one, allow_extra=False)
+    busy = choice.number is None and not choice.make_one
+    # With one protected save, only slots lent or duplicated beyond the bound stand in the way.
+    assert not busy or len(idle) >= MAX_SLOTS
+
+
+@given(slot_lists, saves, st.none() | st.builds(save, st.integers(0, 4)))
+def test_surplus_takes_nothing_that_a_restore_could_need(
+    slots: list[SlotState], protected: frozenset[SaveId], complete: SaveId | None
+) -> None:
+    dropped = surplus_slots(slots, protected, complete)
+    assert len(slots) - len(dropped) >= min(len(slots), SLOTS_AT_REST)
+    assert len(dropped) <= max(len(slots) - slots_allowed(slots, protected), 0)
+    for state in slots:
+        if state.number in dropped:
+            assert not state.lent
+            assert not state.in_use
+            assert state.save not in protected
+            assert state.save is None or (complete is not None and state.save < complete)
