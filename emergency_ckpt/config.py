@@ -47,15 +47,17 @@ class Config:
       bind_host: address on which this process serves its shards to peers. May differ.
       bind_port: port for it; 0 takes a free one. May differ.
       secret_file: file with the run's secret; else the environment's ECKPT_SECRET; else the leader
-        makes one up and shares it through the coordination service.
+        makes one up and shares it through the coordination service. The path may differ.
       extra_holders: addresses of ``eckpt serve`` on hosts whose trainer is not part of this job.
       copy_threads: threads that copy and check; None: 2, or 1 on a one-core machine. May differ.
       copy_batch_bytes: bytes per native copy call. May differ.
       transfer_streams: connections per source when shards are fetched. May differ.
-      start_timeout_s, restore_timeout_s: deadline of the start and of a restore, all of it.
+      start_timeout_s, restore_timeout_s: deadline of the start and of a restore, all of it. May
+        differ.
       save_timeout_s: how long ``save`` may wait for the save before it, and a save for its vote.
-      persistent_timeout_s: how long one stage of a persistent save may take.
-      transfer_timeout_s: longest silence of a peer.
+        May differ.
+      persistent_timeout_s: how long one stage of a persistent save may take. May differ.
+      transfer_timeout_s: longest silence of a peer. May differ.
       on_event: called with each ``runtime.events.Event``, in the thread that emits it. May differ.
     """
 
@@ -105,13 +107,19 @@ class Config:
         Raises:
           ConfigError: with every fault, not just the first.
         """
-        problems = list(_problems(self))
+        config = dataclasses.replace(
+            self,
+            dir=_as_text(self.dir),
+            local_dir=_as_text(self.local_dir),
+            secret_file=_as_text(self.secret_file),
+        )
+        problems = list(_problems(config))
         if problems:
             raise ConfigError(problems)
-        threads = self.copy_threads or min(2, os.cpu_count() or 1)
-        run_id = self.run_id or run_id_of(self.dir or "")
+        threads = config.copy_threads or min(2, os.cpu_count() or 1)
+        run_id = config.run_id or run_id_of(config.dir or "")
         return dataclasses.replace(
-            self, run_id=run_id, copy_threads=threads, extra_holders=tuple(self.extra_holders)
+            config, run_id=run_id, copy_threads=threads, extra_holders=tuple(config.extra_holders)
         )
 
     def agreement(self) -> str:
@@ -119,6 +127,7 @@ class Config:
         shared = (
             self.dir,
             self.run_id,
+            _mesh_identity(self.mesh),
             str(self.replica_axis),
             self.local_save_every_n_steps,
             self.save_every_n_steps,
@@ -144,7 +153,37 @@ def run_id_of(directory: str) -> str:
     return f"{name}-{hashlib.sha256(stripped.encode()).hexdigest()[:16]}"
 
 
+def _as_text(path: Any) -> Any:
+    """Path objects as their text; what is neither is left for ``_problems`` to name."""
+    return os.fspath(path) if isinstance(path, os.PathLike) else path
+
+
+def _mesh_identity(mesh: jax.sharding.Mesh | None) -> object:
+    if mesh is None:
+        return None
+    return mesh.axis_names, mesh.devices.shape, [device.id for device in mesh.devices.flat]
+
+
 def _problems(config: Config) -> list[str]:
+    problems = _text_problems(config)
+    if problems:
+        # What follows takes them for texts.
+        stand_ins = {name: "unset" if name == "run_id" else "/unset" for name, _ in problems}
+        config = dataclasses.replace(config, **stand_ins)
+    return [problem for _, problem in problems] + _value_problems(config)
+
+
+def _text_problems(config: Config) -> list[tuple[str, str]]:
+    problems: list[tuple[str, str]] = []
+    for name in ("dir", "local_dir", "run_id", "bind_host", "secret_file"):
+        value = getattr(config, name)
+        optional = name in ("dir", "run_id", "secret_file")
+        if not isinstance(value, str) and not (optional and value is None):
+            problems.append((name, f"{name} must be a text, not {value!r}"))
+    return problems
+
+
+def _value_problems(config: Config) -> list[str]:
     problems: list[str] = []
     if not config.local_dir:
         problems.append("local_dir is not set (a directory on a tmpfs, e.g. /dev/shm/eckpt)")
@@ -167,8 +206,8 @@ def _problems(config: Config) -> list[str]:
     if config.host_state_buddies is not None:
         problems += _not_below(config, 0, ("host_state_buddies",))
     problems += _timeout_problems(config)
-    if not 0 <= config.bind_port <= 65535:
-        problems.append(f"bind_port {config.bind_port} is no port")
+    if _not_below(config, 0, ("bind_port",)) or config.bind_port > 65535:
+        problems.append(f"bind_port {config.bind_port!r} is no port")
     problems += _mesh_problems(config)
     return problems
 
@@ -188,7 +227,11 @@ def _timeout_problems(config: Config) -> list[str]:
         f"{name} must be a positive number of seconds, not {value!r}"
         for name, value in values.items()
         if name.endswith("_timeout_s")
-        and not (isinstance(value, int | float) and 0 < value < _LONGEST_TIMEOUT_S)
+        and (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not 0 < value < _LONGEST_TIMEOUT_S
+        )
     ]
 
 

@@ -1,0 +1,248 @@
+"""The configuration: every fault at once, and every field documented and classified."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from emergency_ckpt import CheckpointerConfig, EmergencyCheckpointer
+from emergency_ckpt.config import Config, run_id_of
+from emergency_ckpt.core.placement import Striped
+from emergency_ckpt.errors import ConfigError
+
+MUST_AGREE: dict[str, Any] = {
+    "dir": "/elsewhere",
+    "run_id": "another-run",
+    "replica_axis": 1,
+    "mesh": lambda: _mesh(reverse=True),
+    "local_save_every_n_steps": 7,
+    "save_every_n_steps": 77,
+    "keep_last_n": 3,
+    "placement": Striped(2),
+    "host_state_buddies": 1,
+    "host_state_limit_bytes": 12345,
+    "host_state_remap": lambda: lambda payloads, index, count: payloads[0],
+    "extra_holders": ("127.0.0.1:1",),
+}
+"""A field, and a value that must be noticed when only some processes have it."""
+
+MAY_DIFFER: dict[str, Any] = {
+    "local_dir": "/dev/shm/other",
+    "bind_host": "127.0.0.2",
+    "bind_port": 4000,
+    "secret_file": "/other/secret",
+    "copy_threads": 1,
+    "copy_batch_bytes": 1 << 20,
+    "transfer_streams": 5,
+    "start_timeout_s": 1.0,
+    "restore_timeout_s": 2.0,
+    "save_timeout_s": 3.0,
+    "persistent_timeout_s": 4.0,
+    "transfer_timeout_s": 5.0,
+    "on_event": lambda: print,
+}
+
+FIELDS = [field.name for field in dataclasses.fields(Config)]
+
+
+def _mesh(*, reverse: bool = False) -> jax.sharding.Mesh:
+    devices = np.array(jax.devices()).reshape(2, -1)
+    return jax.sharding.Mesh(devices[::-1] if reverse else devices, ("slice", "fsdp"))
+
+
+def _value(value: Any) -> Any:
+    return value() if isinstance(value, Callable) and not isinstance(value, type) else value
+
+
+def valid(**settings: Any) -> Config:
+    return Config(dir="/persistent/run", local_dir="/dev/shm/eckpt", mesh=_mesh()).set(**settings)
+
+
+def problems_of(**settings: Any) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as caught:
+        valid(**settings).validated()
+    return caught.value.problems
+
+
+def test_every_field_is_classified() -> None:
+    """A new field must be put into one of the two tables, and then into ``agreement`` or not."""
+    assert sorted([*MUST_AGREE, *MAY_DIFFER]) == sorted(FIELDS)
+
+
+@pytest.mark.parametrize("name", MUST_AGREE)
+def test_agreement_covers(name: str) -> None:
+    base = valid().validated()
+    changed = valid(**{name: _value(MUST_AGREE[name])}).validated()
+    assert changed.agreement() != base.agreement()
+
+
+@pytest.mark.parametrize("name", MAY_DIFFER)
+def test_agreement_ignores(name: str) -> None:
+    base = valid().validated()
+    changed = valid(**{name: _value(MAY_DIFFER[name])}).validated()
+    assert changed.agreement() == base.agreement()
+
+
+def test_the_docstring_says_which_fields_may_differ() -> None:
+    entries = _documented()
+    assert [name for name in FIELDS if "may differ" in entries[name].lower()] == [
+        name for name in FIELDS if name in MAY_DIFFER
+    ]
+
+
+def test_every_field_is_documented_and_nothing_else() -> None:
+    assert sorted(_documented()) == sorted(FIELDS)
+
+
+def _documented() -> dict[str, str]:
+    """The "Attributes" section of the docstring: text by name."""
+    section = (Config.__doc__ or "").split("Attributes:\n")[1]
+    found: dict[str, str] = {}
+    for entry in re.split(r"\n(?=      \w)", "\n" + section.rstrip()):
+        if not entry.strip():
+            continue
+        names, text = entry.split(":", maxsplit=1)
+        assert len(text.strip()) > 10, entry
+        found.update({name.strip(): " ".join(text.split()) for name in names.split(",")})
+    return found
+
+
+def test_defaults_are_valid_but_for_the_directories() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Config().validated()
+    assert len(caught.value.problems) == 2
+    assert "local_dir is not set" in caught.value.problems[0]
+    assert "neither dir nor run_id" in caught.value.problems[1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"local_dir": "relative"}, "local_dir 'relative' is not an absolute path"),
+        ({"local_dir": None}, "local_dir must be a text, not None"),
+        ({"dir": ""}, "dir is empty"),
+        ({"dir": 7}, "dir must be a text, not 7"),
+        ({"run_id": "../escape"}, "run_id '../escape' may only have"),
+        ({"run_id": ".hidden"}, "run_id '.hidden' may only have"),
+        ({"run_id": "x" * 129}, "may only have"),
+        ({"run_id": 5}, "run_id must be a text, not 5"),
+        ({"bind_host": None}, "bind_host must be a text"),
+        ({"bind_port": -1}, "bind_port -1 is no port"),
+        ({"bind_port": 65536}, "bind_port 65536 is no port"),
+        ({"bind_port": "80"}, "bind_port '80' is no port"),
+        ({"secret_file": b"x"}, "secret_file must be a text"),
+        ({"dir": None, "run_id": "r", "save_every_n_steps": 5}, "is set, but dir is not"),
+        ({"local_save_every_n_steps": -1}, "local_save_every_n_steps must be a whole number"),
+        ({"save_every_n_steps": 2.5}, "save_every_n_steps must be a whole number"),
+        ({"save_every_n_steps": True}, "save_every_n_steps must be a whole number"),
+        ({"keep_last_n": 0}, "keep_last_n must be a whole number of at least 1"),
+        ({"host_state_buddies": -1}, "host_state_buddies must be a whole number"),
+        ({"host_state_limit_bytes": 0}, "host_state_limit_bytes must be"),
+        ({"copy_threads": 0}, "copy_threads must be"),
+        ({"copy_batch_bytes": 0}, "copy_batch_bytes must be"),
+        ({"transfer_streams": 0}, "transfer_streams must be"),
+        ({"start_timeout_s": 0}, "start_timeout_s must be a positive number"),
+        ({"restore_timeout_s": -1.0}, "restore_timeout_s must be"),
+        ({"save_timeout_s": math.nan}, "save_timeout_s must be"),
+        ({"persistent_timeout_s": math.inf}, "persistent_timeout_s must be"),
+        ({"transfer_timeout_s": "30"}, "transfer_timeout_s must be"),
+        ({"save_timeout_s": True}, "save_timeout_s must be"),
+        ({"replica_axis": "data"}, "replica_axis 'data' is not one of the mesh's axes"),
+        ({"replica_axis": 2}, "replica_axis 2 is out of range"),
+        ({"replica_axis": -1}, "replica_axis -1 is out of range"),
+    ],
+)
+def test_each_fault_is_named(settings: dict[str, Any], problem: str) -> None:
+    (found,) = problems_of(**settings)
+    assert problem in found
+
+
+def test_all_faults_are_reported_at_once() -> None:
+    settings = {
+        "local_dir": "relative",
+        "dir": 7,
+        "run_id": "a/b",
+        "bind_port": -5,
+        "local_save_every_n_steps": -1,
+        "keep_last_n": 0,
+        "transfer_streams": "two",
+        "start_timeout_s": 0,
+        "replica_axis": "nowhere",
+    }
+    problems = problems_of(**settings)
+    assert len(problems) == len(settings)
+    for name in settings:
+        assert sum(problem.split()[0] == name for problem in problems) == 1, name
+
+
+def test_an_unknown_setting_changes_nothing() -> None:
+    config = Config()
+    with pytest.raises(ConfigError) as caught:
+        config.set(dir="/x", locl_dir="/y", evry=1)
+    assert caught.value.problems == ("'evry' is not a setting", "'locl_dir' is not a setting")
+    assert config == Config()
+
+
+def test_set_chains_in_place() -> None:
+    config = EmergencyCheckpointer.default_config()
+    same = config.set(dir="/x").set(local_dir="/y", keep_last_n=2)
+    assert same is config
+    assert isinstance(same, CheckpointerConfig)
+    assert (config.dir, config.local_dir, config.keep_last_n) == ("/x", "/y", 2)
+
+
+def test_validation_is_a_copy_with_everything_filled_in() -> None:
+    config = valid(extra_holders=["a:1"])
+    checked = config.validated()
+    assert config.run_id is None
+    assert checked.run_id == run_id_of("/persistent/run")
+    assert checked.copy_threads in (1, 2)
+    assert checked.extra_holders == ("a:1",)
+    assert checked.validated() == checked
+
+
+def test_path_objects_are_paths() -> None:
+    config = valid(dir=Path("/persistent/run"), local_dir=Path("/dev/shm/eckpt"))
+    assert config.validated() == valid().validated()
+
+
+def test_a_run_id_follows_from_the_directory_alone() -> None:
+    assert run_id_of("/a/run") == run_id_of("/a/run/")
+    assert run_id_of("/a/run") != run_id_of("/b/run")
+    assert run_id_of("/a/run").startswith("run-")
+    assert run_id_of("run") == run_id_of(str(Path.cwd() / "run"))
+    assert run_id_of("gs://bucket/x").startswith("x-")
+    assert run_id_of("gs://bucket/x") == run_id_of("gs://bucket/x/")
+    assert run_id_of("gs://bucket/x") != run_id_of("gs://other/x")
+
+
+@pytest.mark.parametrize(
+    "directory", ["/", "/a/ü ü", "gs://b", "/x/" + "n" * 300, "/a/.hidden", "/a/..", "s3://b/-"]
+)
+def test_a_derived_run_id_is_a_valid_one(directory: str) -> None:
+    assert valid(run_id=run_id_of(directory)).validated().run_id == run_id_of(directory)
+
+
+def test_keywords_and_config_are_the_same_thing(tmp_path: Path) -> None:
+    settings = {"dir": str(tmp_path / "p"), "local_dir": str(tmp_path / "ram")}
+    from_config = EmergencyCheckpointer.default_config().set(**settings)
+    for build in (from_config.instantiate, lambda: EmergencyCheckpointer(**settings)):
+        with build() as checkpointer:
+            assert checkpointer.save(step=1, state={}) is False
+    assert from_config.run_id is None, "the config may be used again"
+
+
+def test_faults_are_found_before_anything_is_touched(tmp_path: Path) -> None:
+    ramdisk = tmp_path / "ram"
+    with pytest.raises(ConfigError) as caught:
+        EmergencyCheckpointer(local_dir=str(ramdisk), keep_last_n=-1)
+    assert len(caught.value.problems) == 2
+    assert not ramdisk.exists()
