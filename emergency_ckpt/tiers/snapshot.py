@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from emergency_ckpt.errors import StateMismatch
+from emergency_ckpt.tiers.dtypes import dtype_named
 from emergency_ckpt.tiers.state_tree import (
     Leaf,
     LeafKind,
@@ -51,19 +52,7 @@ class SnapshotRecipe:
         """True when a flattened state has the structure this recipe was built for."""
         if treedef != self._tree.treedef:
             return False
-        for leaf in self._tree.leaves:
-            value = flat[leaf.position]
-            if leaf.kind in (LeafKind.ARRAY, LeafKind.KEYS):
-                sharding = getattr(value, "sharding", None)
-                if sharding is not leaf.sharding and sharding != leaf.sharding:
-                    return False
-                if leaf.kind is LeafKind.ARRAY and (
-                    value.shape != leaf.spec.global_shape or value.dtype.name != leaf.spec.dtype
-                ):
-                    return False
-            elif isinstance(value, jax.Array):
-                return False
-        return True
+        return all(_is_like(leaf, flat[leaf.position]) for leaf in self._tree.leaves)
 
     def take(self, flat: Sequence[Any]) -> list[npt.NDArray[Any]]:
         """Host views of the wanted shards. Blocks until the bytes are on the host, no longer.
@@ -87,7 +76,31 @@ class SnapshotRecipe:
         if isinstance(value, jax.Array):
             return np.asarray(value.addressable_data(take.addressable))
         # Host values may be changed in place by the next step: small, so copied.
-        return np.array(value, dtype=np.dtype(take.leaf.spec.dtype))
+        return np.array(value, dtype=dtype_named(take.leaf.spec.dtype))
+
+
+def _is_like(leaf: Leaf, value: Any) -> bool:
+    if leaf.kind is LeafKind.SCALAR:
+        # A Python number may become one of another type from step to step.
+        is_number = isinstance(value, bool | int | float)
+        return is_number and np.asarray(value).dtype.name == leaf.spec.dtype
+    if leaf.kind is LeafKind.NUMPY:
+        is_host = isinstance(value, np.ndarray | np.generic)
+        return is_host and _has_spec(leaf, value)
+    sharding = getattr(value, "sharding", None)
+    if sharding is not leaf.sharding and sharding != leaf.sharding:
+        return False
+    if leaf.kind is LeafKind.ARRAY:
+        return _has_spec(leaf, value)
+    return (
+        is_key_type(value.dtype)
+        and value.shape == leaf.spec.global_shape[: value.ndim]
+        and str(jax.random.key_impl(value)) == leaf.spec.key_impl
+    )
+
+
+def _has_spec(leaf: Leaf, value: Any) -> bool:
+    return value.shape == leaf.spec.global_shape and value.dtype.name == leaf.spec.dtype
 
 
 def _on_cpu(value: jax.Array) -> bool:

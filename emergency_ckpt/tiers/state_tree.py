@@ -12,6 +12,7 @@ import numpy as np
 
 from emergency_ckpt.core.placement import Topology, slices_with_boxes
 from emergency_ckpt.errors import InvalidState
+from emergency_ckpt.tiers.manifest import DTYPE_ITEM_BYTES
 from emergency_ckpt.types import Box, LeafSpec, ShardId
 
 PyTree = Any
@@ -69,7 +70,7 @@ def describe(state: PyTree, operation: str) -> StateTree:
     """Describe ``state`` (arrays or specs with shape, dtype and sharding). Not collective.
 
     Raises:
-      InvalidState: a leaf of an unsupported type, or two leaves with one path.
+      InvalidState: a leaf of an unsupported type or dtype, or two leaves with one path.
     """
     flat, treedef = jax.tree_util.tree_flatten_with_path(state)
     leaves: dict[str, Leaf] = {}
@@ -79,7 +80,11 @@ def describe(state: PyTree, operation: str) -> StateTree:
             raise InvalidState(
                 operation, f"leaf {path!r}", "two leaves have this path", hint="rename a key"
             )
-        leaves[path] = _describe_leaf(value, path, position, operation)
+        leaf = leaves[path] = _describe_leaf(value, path, position, operation)
+        if leaf.spec.dtype not in DTYPE_ITEM_BYTES:
+            raise InvalidState(
+                operation, f"leaf {path!r}", f"dtype {leaf.spec.dtype} has no bytes to store"
+            )
     return StateTree(tuple(leaves[path] for path in sorted(leaves)), treedef)
 
 
@@ -88,10 +93,6 @@ def _describe_leaf(value: Any, path: str, position: int, operation: str) -> Leaf
         dtype = np.asarray(value).dtype
         return Leaf(LeafSpec(path, dtype.name, ()), LeafKind.SCALAR, None, position)
     if isinstance(value, np.ndarray | np.generic):
-        if value.dtype.hasobject or value.dtype.names is not None:
-            raise InvalidState(
-                operation, f"leaf {path!r}", f"dtype {value.dtype} has no fixed bytes"
-            )
         spec = LeafSpec(path, value.dtype.name, tuple(value.shape))
         return Leaf(spec, LeafKind.NUMPY, None, position)
     if not (hasattr(value, "shape") and hasattr(value, "dtype")):
