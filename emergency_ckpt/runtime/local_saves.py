@@ -177,6 +177,8 @@ class LocalSaves:
 
     def _note_complete(self, save: SaveId) -> None:
         self._complete = save
+        # Whatever became of older saves, nobody needs them any more.
+        self._in_doubt = {doubtful for doubtful in self._in_doubt if doubtful > save}
         try:
             self._tier.note_complete(save)
             self._tier.release_orphans()

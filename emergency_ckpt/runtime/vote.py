@@ -20,6 +20,7 @@ from emergency_ckpt.runtime.coordination import Coordinator
 from emergency_ckpt.types import SaveId
 
 _KEPT_VOTES = 8
+_LEARN_TIMEOUT_S = 0.5
 _REASON_LIMIT_CHARS = 200
 
 
@@ -79,8 +80,17 @@ class Vote:
             return Outcome("in_doubt", f"{problem} {error}")
 
     def learn(self, save: SaveId) -> Outcome:
-        """Ask again for the outcome of a save that is in doubt. Not collective, returns at once."""
-        return self._learn(_name(save), 0.05, "")
+        """Ask again for the outcome of a save that is in doubt. Not collective, returns soon.
+
+        The leader decides now when it could not before: else nobody would ever learn it.
+        """
+        outcome = self._learn(_name(save), _LEARN_TIMEOUT_S, "")
+        if outcome.kind != "in_doubt" or self._coordinator.process_index != 0:
+            return outcome
+        try:
+            return self._decide(_name(save))
+        except (CoordinationError, DeadlineExceeded) as error:
+            return Outcome("in_doubt", str(error))
 
     def _decide(self, name: str) -> Outcome:
         coordinator = self._coordinator

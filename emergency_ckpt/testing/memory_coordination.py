@@ -1,0 +1,107 @@
+"""A coordination service in memory: many processes' coordinators in one, for threads of a test."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineExceeded
+
+
+class MemoryService:
+    """The service; ``member(i)`` is the coordinator of process ``i``. Thread-safe.
+
+    Keeps the contract of ``runtime.coordination.Coordinator``. Faults are scripted with ``fail``.
+    """
+
+    def __init__(self, process_count: int) -> None:
+        self.process_count = process_count
+        self.changed = threading.Condition()
+        self.values: dict[str, bytes] = {}
+        self.arrived: dict[str, set[int]] = {}
+        self.broken: set[str] = set()
+        self._faults: list[tuple[int, str, str, CheckpointError]] = []
+
+    def member(self, process_index: int) -> MemoryCoordinator:
+        """The coordinator of one process."""
+        return MemoryCoordinator(self, process_index)
+
+    def fail(self, process_index: int, operation: str, part: str, error: CheckpointError) -> None:
+        """Let the next ``operation`` ("put", "get", ...) of that process fail.
+
+        Only one whose key contains ``part`` counts; it raises ``error`` and does nothing else.
+        """
+        with self.changed:
+            self._faults.append((process_index, operation, part, error))
+
+    def check(self, process_index: int, operation: str, key: str) -> None:
+        """Raise the first scripted fault that fits, and forget it. ``changed`` is held."""
+        for fault in self._faults:
+            if fault[:2] == (process_index, operation) and fault[2] in key:
+                self._faults.remove(fault)
+                raise fault[3]
+
+
+class MemoryCoordinator:
+    """One process's coordinator of a ``MemoryService``."""
+
+    def __init__(self, service: MemoryService, process_index: int) -> None:
+        self._service = service
+        self._process_index = process_index
+
+    @property
+    def process_index(self) -> int:
+        return self._process_index
+
+    @property
+    def process_count(self) -> int:
+        return self._service.process_count
+
+    def put(self, key: str, value: bytes) -> None:
+        service = self._service
+        with service.changed:
+            service.check(self._process_index, "put", key)
+            if key in service.values:
+                raise CoordinationError("put", key, "the key is set already")
+            service.values[key] = value
+            service.changed.notify_all()
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        service = self._service
+        with service.changed:
+            service.check(self._process_index, "get", key)
+            if not service.changed.wait_for(lambda: key in service.values, timeout_s):
+                raise DeadlineExceeded("wait for", key, f"not set within {timeout_s:g} s")
+            return service.values[key]
+
+    def list(self, prefix: str) -> Mapping[str, bytes]:
+        start = len(prefix) + 1
+        service = self._service
+        with service.changed:
+            service.check(self._process_index, "list", prefix)
+            return {k[start:]: v for k, v in service.values.items() if k.startswith(prefix + "/")}
+
+    def delete(self, prefix: str) -> None:
+        service = self._service
+        with service.changed:
+            service.check(self._process_index, "delete", prefix)
+            for key in [k for k in service.values if k == prefix or k.startswith(prefix + "/")]:
+                del service.values[key]
+
+    def barrier(self, name: str, timeout_s: float) -> None:
+        """One that ran out of time stays broken: who comes later fails at once."""
+        service = self._service
+        with service.changed:
+            service.check(self._process_index, "barrier", name)
+            arrived = service.arrived.setdefault(name, set())
+            arrived.add(self._process_index)
+            service.changed.notify_all()
+
+            def is_over() -> bool:
+                return len(arrived) == service.process_count or name in service.broken
+
+            in_time = service.changed.wait_for(is_over, timeout_s)
+            if not in_time or name in service.broken:
+                service.broken.add(name)
+                service.changed.notify_all()
+                raise DeadlineExceeded("barrier", name, f"not all came within {timeout_s:g} s")

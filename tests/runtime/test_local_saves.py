@@ -1,0 +1,338 @@
+"""P4, whatever the votes say: the newest complete save and those in doubt are never overwritten.
+
+A real local tier on a real ramdisk; only the outcomes of the votes are scripted.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from emergency_ckpt.errors import SaveFailed
+from emergency_ckpt.runtime.coordination import LocalCoordinator
+from emergency_ckpt.runtime.events import Event, EventSink
+from emergency_ckpt.runtime.local_saves import LocalSave, LocalSaves, layout_digest
+from emergency_ckpt.runtime.peers import Peers
+from emergency_ckpt.runtime.vote import Ballot, Outcome, Vote
+from emergency_ckpt.runtime.worker import Failures
+from emergency_ckpt.tiers import host_state
+from emergency_ckpt.tiers.local import LocalTier
+from emergency_ckpt.tiers.manifest import lay_out
+from emergency_ckpt.transfer.client import TransferClient
+from emergency_ckpt.types import LeafSpec, SaveId, ShardId, Writer
+
+RUN_ID = "run"
+LEAVES = (LeafSpec("w", "uint8", (3, 5000)), LeafSpec("empty", "float32", (0,)))
+SHARDS = [ShardId("w", ((0, 3), (0, 5000))), ShardId("empty", ((0, 0),))]
+LAYOUT = lay_out(LEAVES, [(SHARDS[0], 15000), (SHARDS[1], 0)])
+HOST_STATE_LIMIT_BYTES = 4096
+
+
+class ScriptedVote(Vote):
+    """Says what it was told to say; remembers the ballots."""
+
+    def __init__(self) -> None:
+        super().__init__(LocalCoordinator(), 1.0)
+        self.next = "complete"
+        self.ballots: list[Ballot] = []
+        self.decided: dict[SaveId, str] = {}
+
+    def cast(self, save: SaveId, ballot: Ballot) -> Outcome:
+        self.ballots.append(ballot)
+        kind = self.next
+        if ballot.refused and kind == "complete":
+            kind = "incomplete"
+        if kind != "in_doubt":
+            self.decided[save] = kind
+        return _outcome(kind, {0: ballot})
+
+    def learn(self, save: SaveId) -> Outcome:
+        return _outcome(self.decided.get(save, "in_doubt"))
+
+
+def _outcome(kind: Any, ballots: dict[int, Ballot] | None = None) -> Outcome:
+    return Outcome(kind, f"scripted {kind}", ballots or {})
+
+
+def save_id(step: int) -> SaveId:
+    return SaveId(step=step, incarnation="life", run_id=RUN_ID)
+
+
+def content(step: int) -> np.ndarray:
+    return np.random.Generator(np.random.PCG64(step)).integers(0, 256, (3, 5000), np.uint8)
+
+
+def job(step: int, host: object = None) -> LocalSave:
+    by_shard = {SHARDS[0]: content(step), SHARDS[1]: np.zeros(0, np.float32)}
+    return LocalSave(
+        save=save_id(step),
+        leaves=LEAVES,
+        layout=LAYOUT,
+        views=[by_shard[placed.shard] for placed in LAYOUT.shards],
+        host_state=host_state.capture({"step": step} if host is None else host),
+        buddies=(),
+    )
+
+
+class Process:
+    """The local saves of one process, and what they need."""
+
+    def __init__(self, ramdisk: Path, vote: ScriptedVote) -> None:
+        self.tier = LocalTier.open(
+            ramdisk,
+            RUN_ID,
+            Writer(process_index=0, process_count=1, slice_index=0, hostname="host-0"),
+            host_state_limit_bytes=HOST_STATE_LIMIT_BYTES,
+            copy_threads=1,
+        )
+        self.tier.reserve(LAYOUT.size_bytes)
+        self.events: list[Event] = []
+        self.failures = Failures()
+        self.client = TransferClient(run_id=RUN_ID, secret=b"s" * 32)
+        coordinator = LocalCoordinator()
+        coordinator.put("address/1", b"127.0.0.1:1")  # nobody listens there
+        self.saves = LocalSaves(
+            self.tier,
+            vote,
+            Peers(coordinator, self.client),
+            EventSink(self.events.append, process_index=0),
+            self.failures,
+            process=(0, 1),
+            host_state_limit_bytes=HOST_STATE_LIMIT_BYTES,
+            copy_batch_bytes=1 << 20,
+        )
+
+    def held(self) -> dict[int, str]:
+        return {held.save.step: held.digest for held in self.tier.held()[0]}
+
+    def close(self) -> None:
+        self.client.close()
+        self.tier.close()
+
+
+class LocalSavesMachine(RuleBasedStateMachine):
+    """Any order of saves, outcomes, late answers, lent memory and restarts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ramdisk = Path(tempfile.mkdtemp(prefix="eckpt-test-", dir="/dev/shm"))
+        self.vote = ScriptedVote()
+        self.process = Process(self.ramdisk, self.vote)
+        self.step = 0
+        self.complete: int | None = None
+        self.doubtful: set[int] = set()
+        self.refused: set[int] = set()
+        self.lent: list[np.ndarray] = []
+
+    def teardown(self) -> None:
+        self.lent.clear()
+        self.process.close()
+        shutil.rmtree(self.ramdisk)
+
+    @initialize()
+    def first_save(self) -> None:
+        self.save("complete", fits=True)
+
+    def _learn(self) -> None:
+        for step in sorted(self.doubtful):
+            decided = self.vote.decided.get(save_id(step))
+            if decided is None:
+                continue
+            self.doubtful.discard(step)
+            if decided == "complete" and (self.complete is None or step > self.complete):
+                self._now_complete(step)
+
+    def _now_complete(self, step: int) -> None:
+        self.complete = step
+        self.doubtful = {other for other in self.doubtful if other > step}
+
+    @rule(outcome=st.sampled_from(["complete", "incomplete", "in_doubt"]), fits=st.booleans())
+    def save(self, outcome: str, fits: bool) -> None:
+        self.step += 1
+        self.vote.next = outcome
+        failed_before = self.process.failures.count
+        self.process.saves.run(job(self.step, None if fits else "x" * HOST_STATE_LIMIT_BYTES))
+        self._learn()
+        refused = self.vote.ballots[-1].refused
+        if not fits:
+            assert refused
+        if refused:
+            self.refused.add(self.step)
+        if outcome == "complete" and not refused:
+            self._now_complete(self.step)
+            assert self.process.failures.count == failed_before
+        else:
+            assert self.process.failures.count == failed_before + 1
+        if outcome == "in_doubt":
+            self.doubtful.add(self.step)
+        assert self.process.saves.last_complete == (
+            None if self.complete is None else save_id(self.complete)
+        )
+
+    @precondition(lambda self: self.doubtful)
+    @rule(outcome=st.sampled_from(["complete", "incomplete"]), data=st.data())
+    def answer_comes(self, outcome: str, data: st.DataObject) -> None:
+        step = data.draw(st.sampled_from(sorted(self.doubtful)))
+        if step in self.refused:
+            outcome = "incomplete"
+        self.vote.decided[save_id(step)] = outcome
+
+    @precondition(lambda self: self.complete is not None and len(self.lent) < 2)
+    @rule()
+    def arrays_use_the_complete_save(self) -> None:
+        self.lent.append(self.process.tier.lend(self.process.held()[self.complete or 0], 1))
+
+    @precondition(lambda self: self.lent)
+    @rule()
+    def arrays_are_dropped(self) -> None:
+        self.lent.clear()
+
+    @precondition(lambda self: not self.lent)
+    @rule()
+    def restart_and_restore(self) -> None:
+        self.process.close()
+        self.process = Process(self.ramdisk, self.vote)
+        assert self.complete is not None
+        self.process.tier.invalidate_newer(save_id(self.complete))
+        self.process.tier.note_complete(save_id(self.complete))
+        self.process.saves.restart_from(save_id(self.complete))
+        self.doubtful.clear()
+
+    @invariant()
+    def what_must_be_kept_is_kept(self) -> None:
+        if self.complete is None:
+            return
+        held = self.process.held()
+        assert self.complete in held
+        published = {step for step in self.doubtful if self._was_published(step)}
+        for step in {self.complete} | published:
+            assert step in held, f"step {step} was overwritten; held: {sorted(held)}"
+            assert self.process.tier.verify(held[step], range(2)) == []
+            assert self.process.tier.lend(held[step], 1).tobytes() == content(step).tobytes()
+        document = self.process.tier.host_state_bytes(save_id(self.complete), 0, 1)
+        assert document is not None
+        assert host_state.value_of(host_state.decode(document).payload) == {"step": self.complete}
+
+    def _was_published(self, step: int) -> bool:
+        names = [e.name for e in self.process.events if e.fields.get("step") == step]
+        return "save.published" in names
+
+
+LocalSavesMachine.TestCase.settings = settings(
+    max_examples=25, stateful_step_count=15, deadline=None, derandomize=True
+)
+TestLocalSaves = LocalSavesMachine.TestCase
+
+
+@pytest.fixture
+def vote() -> ScriptedVote:
+    return ScriptedVote()
+
+
+@pytest.fixture
+def process(ramdisk: Path, vote: ScriptedVote):
+    process = Process(ramdisk, vote)
+    yield process
+    process.close()
+
+
+def test_events_of_a_save_come_in_the_order_of_the_protocol(process: Process) -> None:
+    process.saves.run(job(1))
+    assert [event.name for event in process.events] == [
+        "save.invalidated",
+        "save.copied",
+        "save.staged",
+        "save.published",
+        "save.host_state_published",
+        "save.pushed",
+        "save.voted",
+        "save.complete",
+    ]
+
+
+def test_a_ballot_names_contents_and_layout(process: Process, vote: ScriptedVote) -> None:
+    process.saves.run(job(1))
+    assert vote.ballots == [
+        Ballot(digest=process.held()[1], layout=layout_digest(LAYOUT)),
+    ]
+
+
+def test_a_failure_is_voted_told_and_forgotten_by_the_next_save(
+    process: Process, vote: ScriptedVote
+) -> None:
+    process.saves.run(job(1))
+    process.saves.run(job(2, "x" * HOST_STATE_LIMIT_BYTES))
+    assert "HostStateTooLarge" in vote.ballots[-1].refused
+    with pytest.raises(SaveFailed, match=r"step 2 to the local tier.*next save tries again"):
+        process.failures.raise_pending()
+    assert process.saves.last_complete == save_id(1)
+    process.saves.run(job(3))
+    assert process.saves.last_complete == save_id(3)
+    process.failures.raise_pending()
+
+
+def test_a_doubt_that_a_newer_complete_save_makes_idle_blocks_nothing(
+    process: Process, vote: ScriptedVote
+) -> None:
+    vote.next = "in_doubt"
+    process.saves.run(job(1))
+    vote.next = "complete"
+    for step in (2, 3, 4):
+        process.saves.run(job(step))
+        assert process.saves.last_complete == save_id(step)
+
+
+def test_two_saves_that_must_be_kept_leave_no_slot_until_the_doubt_is_over(
+    process: Process, vote: ScriptedVote
+) -> None:
+    process.saves.run(job(1))
+    vote.next = "in_doubt"
+    process.saves.run(job(2))
+    vote.next = "complete"
+    process.saves.run(job(3))
+    assert "SlotBusy" in vote.ballots[-1].refused
+    assert set(process.held()) == {1, 2}
+    vote.decided[save_id(2)] = "incomplete"
+    process.saves.run(job(4))
+    assert set(process.held()) == {1, 4}
+    assert process.saves.last_complete == save_id(4)
+
+
+def test_replicas_that_differ_are_reported(ramdisk: Path) -> None:
+    """Two processes stored one layout; their contents differ in one leaf."""
+
+    class Both(ScriptedVote):
+        def cast(self, save: SaveId, ballot: Ballot) -> Outcome:
+            other = Ballot(digest="0" * 64, layout=ballot.layout)
+            return _outcome("complete", {0: ballot, 1: other})
+
+    process = Process(ramdisk, Both())
+    try:
+        process.saves.run(job(1))
+    finally:
+        process.close()
+    (event,) = [event for event in process.events if event.name == "divergence"]
+    assert event.fields["step"] == 1
+    assert "[0, 1]" in str(event.fields["text"])
+
+
+def test_layout_digests_differ_with_the_shards() -> None:
+    fewer = lay_out(LEAVES, [(SHARDS[1], 0)])
+    assert layout_digest(fewer) != layout_digest(LAYOUT)
+    assert layout_digest(lay_out(LEAVES, [(SHARDS[1], 0), (SHARDS[0], 15000)])) == layout_digest(
+        LAYOUT
+    )

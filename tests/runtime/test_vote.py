@@ -1,0 +1,152 @@
+"""The vote: one outcome for all, whoever is slow, refuses, or cannot be heard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from emergency_ckpt.errors import CoordinationError
+from emergency_ckpt.runtime.vote import Ballot, Outcome, Vote
+from emergency_ckpt.testing.memory_coordination import MemoryService
+from emergency_ckpt.types import SaveId
+
+LONG_S = 60.0
+SOON_S = 0.2
+COUNT = 3
+
+
+def save_id(step: int) -> SaveId:
+    return SaveId(step=step, incarnation="life", run_id="run")
+
+
+class Job:
+    """Votes of three processes over one service."""
+
+    def __init__(self, timeout_s: float = LONG_S) -> None:
+        self.service = MemoryService(COUNT)
+        self.votes = [Vote(self.service.member(p), timeout_s) for p in range(COUNT)]
+
+    def cast(self, step: int, ballots: dict[int, Ballot]) -> dict[int, Outcome]:
+        """Those named in ``ballots`` vote, at the same time."""
+
+        def one(process: int) -> Outcome:
+            return self.votes[process].cast(save_id(step), ballots[process])
+
+        with ThreadPoolExecutor(COUNT) as pool:
+            return dict(zip(ballots, pool.map(one, ballots), strict=True))
+
+
+def kinds(outcomes: dict[int, Outcome]) -> list[str]:
+    return [outcome.kind for _, outcome in sorted(outcomes.items())]
+
+
+def everybody(
+    make: Callable[[int], Ballot] = lambda p: Ballot(digest=f"d{p}"),
+) -> dict[int, Ballot]:
+    return {p: make(p) for p in range(COUNT)}
+
+
+def test_complete_when_all_published() -> None:
+    outcomes = Job().cast(5, everybody())
+    assert kinds(outcomes) == ["complete"] * COUNT
+    assert {outcome.reason for outcome in outcomes.values()} == {"all 3 processes published"}
+
+
+def test_only_the_leader_has_the_ballots_and_has_them_as_they_were_cast() -> None:
+    ballots = {
+        0: Ballot(digest="a", layout="same"),
+        1: Ballot(digest="b", layout="same"),
+        2: Ballot(digest="a", layout="other"),
+    }
+    outcomes = Job().cast(5, ballots)
+    assert outcomes[0].ballots == ballots
+    assert outcomes[1].ballots == outcomes[2].ballots == {}
+
+
+@pytest.mark.parametrize("who", range(COUNT))
+def test_incomplete_when_one_refuses(who: int) -> None:
+    ballots = everybody(lambda p: Ballot(refused="RamdiskFull: no room" if p == who else ""))
+    outcomes = Job().cast(5, ballots)
+    assert kinds(outcomes) == ["incomplete"] * COUNT
+    for outcome in outcomes.values():
+        assert f"process {who}: RamdiskFull: no room" in outcome.reason
+
+
+def test_a_refusal_is_bounded() -> None:
+    outcomes = Job().cast(5, everybody(lambda _: Ballot(refused="x" * 1_000_000)))
+    assert kinds(outcomes) == ["incomplete"] * COUNT
+    assert len(outcomes[1].reason) < 1000
+
+
+def test_incomplete_when_one_does_not_vote_and_the_reason_names_it() -> None:
+    job = Job(SOON_S)
+    outcomes = job.cast(5, {0: Ballot(digest="d"), 1: Ballot(digest="d")})
+    assert kinds(outcomes) == ["incomplete"] * 2
+    assert "process 2 did not publish" in outcomes[1].reason
+
+
+def test_who_votes_too_late_learns_what_was_decided_without_it() -> None:
+    job = Job(SOON_S)
+    job.cast(5, {0: Ballot(digest="d"), 1: Ballot(digest="d")})
+    assert kinds(job.cast(5, {2: Ballot(digest="d")})) == ["incomplete"]
+
+
+def test_in_doubt_without_the_leader_and_resolved_when_it_comes() -> None:
+    job = Job(SOON_S)
+    assert kinds(job.cast(5, {1: Ballot(digest="d"), 2: Ballot(digest="d")})) == ["in_doubt"] * 2
+    assert job.votes[1].learn(save_id(5)).kind == "in_doubt"
+    # Its ballot makes all three: nothing speaks against the save any more.
+    assert kinds(job.cast(5, {0: Ballot(digest="d")})) == ["complete"]
+    assert [vote.learn(save_id(5)).kind for vote in job.votes] == ["complete"] * COUNT
+
+
+@pytest.mark.parametrize("ballot", [Ballot(digest="d"), Ballot(refused="no")])
+def test_who_cannot_hear_the_decision_is_in_doubt_and_learns_it_later(ballot: Ballot) -> None:
+    job = Job()
+    job.service.fail(2, "get", "decision", CoordinationError("get", "decision", "unreachable"))
+    outcomes = job.cast(5, {**everybody(), 1: ballot})
+    decided = "incomplete" if ballot.refused else "complete"
+    assert kinds(outcomes) == [decided, decided, "in_doubt"]
+    assert "unreachable" in outcomes[2].reason
+    assert job.votes[2].learn(save_id(5)).kind == decided
+
+
+def test_who_cannot_cast_its_ballot_makes_the_save_incomplete_for_all() -> None:
+    job = Job(SOON_S)
+    job.service.fail(1, "put", "ballot", CoordinationError("put", "ballot", "unreachable"))
+    assert kinds(job.cast(5, everybody())) == ["incomplete"] * COUNT
+
+
+@pytest.mark.parametrize(("operation", "part"), [("list", "ballot"), ("put", "decision")])
+def test_a_leader_that_could_not_decide_decides_later(operation: str, part: str) -> None:
+    """Else both saves stay in doubt for ever, and no save could be written again."""
+    job = Job(SOON_S)
+    job.service.fail(0, operation, part, CoordinationError(operation, part, "unreachable"))
+    assert kinds(job.cast(5, everybody())) == ["in_doubt"] * COUNT
+    assert job.votes[1].learn(save_id(5)).kind == "in_doubt"
+    assert job.votes[0].learn(save_id(5)).kind == "complete"
+    assert job.votes[1].learn(save_id(5)).kind == "complete"
+
+
+def test_a_decision_is_never_changed() -> None:
+    job = Job(SOON_S)
+    job.cast(5, {0: Ballot(digest="d"), 1: Ballot(digest="d")})
+    job.cast(5, {2: Ballot(digest="d")})
+    assert {vote.learn(save_id(5)).kind for vote in job.votes} == {"incomplete"}
+
+
+def test_old_votes_are_forgotten_and_recent_ones_are_not() -> None:
+    job = Job()
+    for step in range(1, 31):
+        assert kinds(job.cast(step, everybody())) == ["complete"] * COUNT
+    assert len(job.service.values) <= 10 * (COUNT + 1)
+    assert job.votes[1].learn(save_id(30)).kind == "complete"
+
+
+def test_lives_of_a_job_do_not_share_votes() -> None:
+    job = Job()
+    job.cast(5, everybody())
+    other = SaveId(step=5, incarnation="another life", run_id="run")
+    assert job.votes[1].learn(other).kind == "in_doubt"
