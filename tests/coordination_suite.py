@@ -1,0 +1,174 @@
+"""What every ``Coordinator`` must do. Each check is run by all processes of a job at once.
+
+A check gets a coordinator whose keys nobody else uses; it fails by an assertion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from emergency_ckpt.errors import CoordinationError, DeadlineExceeded
+from emergency_ckpt.runtime.coordination import Coordinator, agree, gather, share
+
+SOON_S = 0.2
+LONG_S = 60.0
+Check = Callable[[Coordinator], None]
+CHECKS: dict[str, Check] = {}
+
+
+def check(function: Check) -> Check:
+    CHECKS[function.__name__] = function
+    return function
+
+
+def _leads(coordinator: Coordinator) -> bool:
+    return coordinator.process_index == 0
+
+
+@check
+def process_index_is_one_of_the_count(coordinator: Coordinator) -> None:
+    assert 0 <= coordinator.process_index < coordinator.process_count
+    coordinator.put(f"here/{coordinator.process_index}", b"")
+    coordinator.barrier("all", LONG_S)
+    assert set(coordinator.list("here")) == {str(p) for p in range(coordinator.process_count)}
+
+
+@check
+def a_value_is_read_by_all_as_it_was_put(coordinator: Coordinator) -> None:
+    value = bytes(range(256)) * 300
+    if _leads(coordinator):
+        coordinator.put("value", value)
+        coordinator.put("nothing", b"")
+    assert coordinator.get("value", LONG_S) == value
+    assert coordinator.get("nothing", LONG_S) == b""
+
+
+@check
+def a_key_is_set_once(coordinator: Coordinator) -> None:
+    key = f"own/{coordinator.process_index}"
+    coordinator.put(key, b"first")
+    with pytest.raises(CoordinationError, match="own"):
+        coordinator.put(key, b"second")
+    assert coordinator.get(key, LONG_S) == b"first"
+
+
+@check
+def of_many_who_put_one_key_one_wins(coordinator: Coordinator) -> None:
+    me = str(coordinator.process_index)
+    try:
+        coordinator.put("decision", me.encode())
+        coordinator.put(f"winner/{me}", b"")
+    except CoordinationError:
+        pass
+    coordinator.barrier("voted", LONG_S)
+    (winner,) = coordinator.list("winner")
+    assert coordinator.get("decision", LONG_S).decode() == winner
+
+
+@check
+def get_waits_for_a_key_but_not_for_ever(coordinator: Coordinator) -> None:
+    with pytest.raises(DeadlineExceeded, match="never") as caught:
+        coordinator.get("never", SOON_S)
+    assert caught.value.retryable
+    if coordinator.process_index == coordinator.process_count - 1:
+        coordinator.put("late", b"here")
+    assert coordinator.get("late", LONG_S) == b"here"
+
+
+@check
+def list_gives_what_lies_below_and_nothing_beside(coordinator: Coordinator) -> None:
+    if _leads(coordinator):
+        for key in ("tree", "tree/a", "tree/b/c", "trees/d", "other"):
+            coordinator.put(key, key.encode())
+    coordinator.barrier("put", LONG_S)
+    assert dict(coordinator.list("tree")) == {"a": b"tree/a", "b/c": b"tree/b/c"}
+    assert dict(coordinator.list("tree/b")) == {"c": b"tree/b/c"}
+    assert dict(coordinator.list("absent")) == {}
+
+
+@check
+def delete_forgets_a_key_and_all_below_it(coordinator: Coordinator) -> None:
+    if _leads(coordinator):
+        for key in ("tree", "tree/a", "tree/b/c", "trees/d"):
+            coordinator.put(key, b"")
+        coordinator.delete("tree")
+        coordinator.delete("absent")
+    coordinator.barrier("deleted", LONG_S)
+    assert dict(coordinator.list("tree")) == {}
+    assert dict(coordinator.list("trees")) == {"d": b""}
+    for gone in ("tree", "tree/a"):
+        with pytest.raises(DeadlineExceeded):
+            coordinator.get(gone, SOON_S)
+    coordinator.barrier("seen", LONG_S)
+    if _leads(coordinator):
+        coordinator.put("tree/a", b"anew")
+    assert coordinator.get("tree/a", LONG_S) == b"anew"
+
+
+@check
+def what_was_put_before_a_barrier_is_seen_after_it(coordinator: Coordinator) -> None:
+    for turn in range(3):
+        coordinator.put(f"turn/{turn}/{coordinator.process_index}", b"x")
+        coordinator.barrier(f"turn-{turn}", LONG_S)
+        assert len(coordinator.list(f"turn/{turn}")) == coordinator.process_count
+
+
+@check
+def a_barrier_that_ran_out_of_time_fails_for_who_comes_later_too(coordinator: Coordinator) -> None:
+    if coordinator.process_count == 1:
+        coordinator.barrier("alone", SOON_S)
+        return
+    last = coordinator.process_count - 1
+    if coordinator.process_index == last:
+        coordinator.get("waited", LONG_S)
+    with pytest.raises(DeadlineExceeded):
+        coordinator.barrier("too few", SOON_S)
+    coordinator.put("waited" if _leads(coordinator) else f"out/{coordinator.process_index}", b"")
+
+
+@check
+def gather_gives_the_leader_every_value(coordinator: Coordinator) -> None:
+    value = f"of {coordinator.process_index}".encode()
+    found = gather(coordinator, "round", value, LONG_S)
+    everything = {p: f"of {p}".encode() for p in range(coordinator.process_count)}
+    assert found == (everything if _leads(coordinator) else {})
+
+
+@check
+def gather_names_who_is_missing(coordinator: Coordinator) -> None:
+    last = coordinator.process_count - 1
+    if last == 0:
+        return
+    if coordinator.process_index != last:
+        with pytest.raises(DeadlineExceeded, match=f"missing: process {last}; look") as caught:
+            gather(coordinator, "incomplete", b"", SOON_S)
+        assert caught.value.missing == (f"process {last}",)
+    coordinator.barrier("over", LONG_S)
+
+
+@check
+def share_gives_all_the_leaders_value(coordinator: Coordinator) -> None:
+    value = b"truth" if _leads(coordinator) else b"not asked"
+    assert share(coordinator, "shared", value, LONG_S) == b"truth"
+    if _leads(coordinator):
+        with pytest.raises(CoordinationError, match="nothing to share"):
+            share(coordinator, "unshared", None, LONG_S)
+
+
+@check
+def agree_gives_all_the_same_errors(coordinator: Coordinator) -> None:
+    assert agree(coordinator, "well", "", LONG_S) == ""
+    me, count = coordinator.process_index, coordinator.process_count
+    last = count - 1
+    error = "disk full" if me == last else ""
+    assert agree(coordinator, "one", error, LONG_S) == f"process {last}: disk full"
+    every = agree(coordinator, "every", f"no {me}", LONG_S)
+    assert every == "; ".join(f"process {p}: no {p}" for p in range(min(count, 4)))
+
+
+@check
+def agree_is_bounded(coordinator: Coordinator) -> None:
+    text = agree(coordinator, "long", "x" * 1_000_000, LONG_S)
+    assert 1000 <= len(text) < 5000

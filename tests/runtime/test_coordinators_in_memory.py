@@ -1,0 +1,65 @@
+"""The coordinator of a one-process job and the one for tests keep the contract of JAX's."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import pytest
+from coordination_suite import CHECKS, SOON_S
+
+from emergency_ckpt.errors import CoordinationError
+from emergency_ckpt.runtime.coordination import LocalCoordinator, connect, deadline_left_s
+from emergency_ckpt.testing.memory_coordination import MemoryService
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_local(name: str) -> None:
+    CHECKS[name](LocalCoordinator())
+
+
+@pytest.mark.parametrize("process_count", [1, 2, 5])
+@pytest.mark.parametrize("name", CHECKS)
+def test_memory(name: str, process_count: int) -> None:
+    service = MemoryService(process_count)
+    with ThreadPoolExecutor(process_count) as pool:
+        list(pool.map(lambda p: CHECKS[name](service.member(p)), range(process_count)))
+
+
+def test_the_suite_finds_a_coordinator_that_breaks_the_contract() -> None:
+    class Forgetful(LocalCoordinator):
+        def put(self, key: str, value: bytes) -> None:
+            self.delete(key)
+            super().put(key, value)
+
+    with pytest.raises(BaseException, match="DID NOT RAISE"):
+        CHECKS["a_key_is_set_once"](Forgetful())
+
+
+def test_scripted_faults_happen_once_and_do_nothing_else() -> None:
+    service = MemoryService(1)
+    service.fail(0, "put", "decision", CoordinationError("put", "x", "scripted"))
+    member = service.member(0)
+    member.put("ballot", b"1")
+    with pytest.raises(CoordinationError, match="scripted"):
+        member.put("vote/decision", b"1")
+    member.put("vote/decision", b"2")
+    assert member.get("vote/decision", SOON_S) == b"2"
+
+
+def test_alone_there_is_nobody_to_coordinate_with() -> None:
+    assert jax.process_count() == 1
+    first, second = connect("run"), connect("run")
+    first.put("key", b"")
+    second.put("key", b"")
+
+
+def test_a_local_barrier_has_a_name_of_its_own() -> None:
+    coordinator = LocalCoordinator()
+    coordinator.barrier("once", SOON_S)
+    with pytest.raises(CoordinationError, match="used before"):
+        coordinator.barrier("once", SOON_S)
+
+
+def test_a_deadline_that_has_passed_leaves_a_moment() -> None:
+    assert deadline_left_s(0.0) == 0.001
