@@ -12,7 +12,13 @@ import jax
 from emergency_ckpt.config import Config
 from emergency_ckpt.core.persistence import writers
 from emergency_ckpt.core.save_decision import decide_save
-from emergency_ckpt.errors import CheckpointError, DeadlineExceeded, RestoreFailed, SaveFailed
+from emergency_ckpt.errors import (
+    CheckpointError,
+    DeadlineExceeded,
+    PersistentTierError,
+    RestoreFailed,
+    SaveFailed,
+)
 from emergency_ckpt.runtime.coordination import agree, connect
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.holdings import ProcessHoldings
@@ -81,11 +87,11 @@ class EmergencyCheckpointer:
                 lambda: self._start_serving(secret),
                 config.start_timeout_s,
             )
+            assert self._tier is not None
+            self._tier.adopt_orphans()
         except BaseException:
             self._release()
             raise
-        assert self._tier is not None
-        self._tier.adopt_orphans()
         self._wire(self._tier)
 
     def _start_serving(self, secret: bytes) -> str:
@@ -114,7 +120,12 @@ class EmergencyCheckpointer:
         self._holdings.address = self._server.address
         self._server.start()
         if self._persistent is not None and me == 0:
-            self._persistent.create()
+            try:
+                self._persistent.create()
+            except PersistentTierError as error:
+                # Storage may be down just when the RAM is needed: saves try again.
+                self._events.emit("persistent.unreachable", reason=str(error))
+                self._failures.record(error)
         return self._server.address
 
     def _wire(self, tier: LocalTier) -> None:
@@ -155,8 +166,8 @@ class EmergencyCheckpointer:
             extra_holders=config.extra_holders,
             timeout_s=config.restore_timeout_s,
         )
-        self._local_worker = BackgroundWorker("eckpt-local-saves")
-        self._persistent_worker = BackgroundWorker("eckpt-persistent-saves")
+        self._local_worker = BackgroundWorker("eckpt-local-saves", self._failures)
+        self._persistent_worker = BackgroundWorker("eckpt-persistent-saves", self._failures)
         self._recipe: SaveRecipe | None = None
         self._restores = 0
         self._last_local: int | None = None
@@ -368,7 +379,8 @@ class EmergencyCheckpointer:
           DeadlineExceeded: that takes longer than ``timeout_s`` (default: the longest a save may).
         """
         config = self._config
-        limit_s = timeout_s or 4 * config.save_timeout_s + 4 * config.persistent_timeout_s
+        longest_s = 4 * config.save_timeout_s + 4 * config.persistent_timeout_s
+        limit_s = longest_s if timeout_s is None else timeout_s
         for worker, tier in (
             (self._local_worker, "local"),
             (self._persistent_worker, "persistent"),

@@ -100,27 +100,31 @@ class PersistentSaves:
             )
 
     def _save(self, job: PersistentSave) -> None:
-        me, count = self._coordinator.process_index, self._coordinator.process_count
-        data = host_states.encode(
-            job.save, me, count, job.host_state, limit_bytes=self._host_state_limit_bytes
-        )
-        to = scribe(me, job.topology)
-        if to != me:
-            self._peers.push_host_state(to, job.save, data)
+        to = scribe(self._coordinator.process_index, job.topology)
+        if to != self._coordinator.process_index:
+            self._peers.push_host_state(to, job.save, self._own_document(job))
             return
         members = writers(job.topology)
-        documents = self._stage(job.save, "host_states", lambda: self._collect(job, data), members)
+        documents = self._stage(job.save, "host_states", lambda: self._collect(job), members)
         self._stage(job.save, "tensors", lambda: self._write_tensors(job, members), members)
         written = self._stage(
             job.save, "documents", lambda: self._write_documents(job.save, documents), members
         )
         self._stage(job.save, "marker", lambda: self._publish(job, written, members), members)
 
-    def _collect(self, job: PersistentSave, own: bytes) -> dict[int, bytes]:
+    def _own_document(self, job: PersistentSave) -> bytes:
+        me, count = self._coordinator.process_index, self._coordinator.process_count
+        return host_states.encode(
+            job.save, me, count, job.host_state, limit_bytes=self._host_state_limit_bytes
+        )
+
+    def _collect(self, job: PersistentSave) -> dict[int, bytes]:
         me = self._coordinator.process_index
+        own = self._own_document(job)
         others = [owner for owner in owners_of(me, job.topology) if owner != me]
         found = self._inbox.wait_for(job.save, others, self._timeout_s)
         if me == writers(job.topology)[0]:
+            self._tier.create()  # storage may have been down at the start
             # Leftovers of an earlier life at this step: it never became whole, or the run went
             # back behind it.
             self._tier.clear_step(job.save.step)

@@ -13,6 +13,7 @@ from emergency_ckpt.core.placement import PlacementPolicy, Topology, buddies, pl
 from emergency_ckpt.errors import InvalidState
 from emergency_ckpt.runtime.topology import topology_of
 from emergency_ckpt.tiers.manifest import Layout, lay_out, shard_nbytes
+from emergency_ckpt.tiers.persistent import check_storable
 from emergency_ckpt.tiers.snapshot import SnapshotRecipe
 from emergency_ckpt.tiers.state_tree import BoxTable, StateTree
 from emergency_ckpt.types import LeafSpec, ShardId
@@ -58,7 +59,8 @@ def build_recipe(tree: StateTree, settings: Settings, process: tuple[int, int]) 
     """Work out the recipe for ``tree`` on this process.
 
     Raises:
-      InvalidState: with a persistent tier, a leaf that the primary slice does not hold whole.
+      InvalidState: with a persistent tier, a leaf that the primary slice does not hold whole, or
+        of a dtype that this tier cannot store.
     """
     me, count = process
     topology = topology_of(settings.mesh, settings.replica_axis, tree)
@@ -70,6 +72,7 @@ def build_recipe(tree: StateTree, settings: Settings, process: tuple[int, int]) 
         [(shard, shard_nbytes(specs[shard.leaf], shard.box)) for shard in stored],
     )
     if settings.dir is not None:
+        check_storable(tree)
         _check_primary_is_whole(tree, table, topology)
     held = table.shards_of(me)
     return SaveRecipe(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from absl import logging
 
-from emergency_ckpt.errors import CheckpointError
+from emergency_ckpt.errors import CheckpointError, SaveFailed
 
 
 class Failures:
@@ -39,9 +39,13 @@ class Failures:
 
 
 class BackgroundWorker:
-    """Runs one piece of work at a time. ``submit`` and ``wait_idle`` belong to one thread."""
+    """Runs one piece of work at a time. ``submit`` and ``wait_idle`` belong to one thread.
 
-    def __init__(self, name: str) -> None:
+    Work that raises is recorded in ``failures`` and does not end the thread.
+    """
+
+    def __init__(self, name: str, failures: Failures) -> None:
+        self._failures = failures
         self._changed = threading.Condition()
         self._work: Callable[[], None] | None = None
         self._stopping = False
@@ -49,7 +53,7 @@ class BackgroundWorker:
         self._thread.start()
 
     def submit(self, work: Callable[[], None]) -> None:
-        """Start ``work``, which must not raise. RuntimeError while other work is under way."""
+        """Start ``work``. RuntimeError while other work is under way."""
         with self._changed:
             if self._work is not None or self._stopping:
                 raise RuntimeError(f"{self._thread.name} is busy or stopped")
@@ -78,6 +82,12 @@ class BackgroundWorker:
                 return
             try:
                 work()
+            except Exception as error:  # noqa: BLE001 - recorded, raised by check_for_errors
+                failure = SaveFailed(
+                    "run", self._thread.name, f"unexpected {type(error).__name__}: {error}"
+                )
+                failure.__cause__ = error
+                self._failures.record(failure)
             finally:
                 # Drop the last reference to the snapshot before telling anyone: its buffers go.
                 del work

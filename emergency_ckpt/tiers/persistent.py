@@ -19,10 +19,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import orbax.checkpoint as ocp
+import tensorstore
+from absl import logging
 from etils import epath
 
 from emergency_ckpt.core.inventory import PersistentStep
-from emergency_ckpt.errors import CheckpointError, CorruptData, PersistentTierError
+from emergency_ckpt.errors import CheckpointError, CorruptData, InvalidState, PersistentTierError
 from emergency_ckpt.tiers.dtypes import dtype_named
 from emergency_ckpt.tiers.materialize import empty_leaf
 from emergency_ckpt.tiers.state_tree import LeafKind, PyTree, StateTree, boxes_by_device
@@ -73,7 +75,7 @@ class PersistentTier:
             raise self._error("create", "", error) from error
 
     def steps(self) -> list[PersistentStep]:
-        """Steps that carry both markers, oldest first."""
+        """Steps that carry both markers, oldest first; PersistentTierError when unreadable."""
         found: list[PersistentStep] = []
         try:
             if not self._directory.exists():
@@ -90,9 +92,15 @@ class PersistentTier:
     def _marker_or_none(self, step: int) -> StepMarker | None:
         try:
             return self.marker(step)
-        except (CorruptData, PersistentTierError):
-            # Without a sound marker the step does not count; the next save of it starts anew.
+        except CorruptData as error:
+            logging.warning("%s; the step does not count", error)
             return None
+        except PersistentTierError as error:
+            # Absent means not saved whole. Unreadable does not: then an older step must not be
+            # taken for the newest.
+            if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
+                return None
+            raise
 
     def marker(self, step: int) -> StepMarker:
         """The host-state marker of ``step``; PersistentTierError without one."""
@@ -253,6 +261,20 @@ class PersistentTier:
             f"{type(error).__name__}: {text}",
             hint="check that the directory is reachable and writable",
         )
+
+
+def check_storable(tree: StateTree) -> None:
+    """InvalidState for a leaf whose dtype the storage format of Orbax does not have."""
+    for leaf in tree.leaves:
+        try:
+            tensorstore.dtype(leaf.spec.dtype)
+        except ValueError as error:
+            raise InvalidState(
+                "save",
+                f"leaf {leaf.spec.path!r}",
+                f"the persistent tier cannot store dtype {leaf.spec.dtype}",
+                hint="store it as another dtype, or use the local tier only",
+            ) from error
 
 
 def host_state_name(owner: int, count: int) -> str:

@@ -1,0 +1,117 @@
+"""The background thread, and the record of what failed in it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from emergency_ckpt.errors import LocalTierError, SaveFailed
+from emergency_ckpt.runtime.worker import BackgroundWorker, Failures
+
+LONG_S = 60.0
+
+
+@pytest.fixture
+def failures() -> Failures:
+    return Failures()
+
+
+@pytest.fixture
+def worker(failures: Failures) -> Iterator[BackgroundWorker]:
+    worker = BackgroundWorker("test-worker", failures)
+    yield worker
+    assert worker.stop(LONG_S)
+
+
+def test_failures_are_counted_and_the_newest_is_raised_once() -> None:
+    failures = Failures()
+    failures.raise_pending()
+    errors = [LocalTierError("save", f"step {n}", "full") for n in range(3)]
+    for error in errors:
+        failures.record(error)
+    with pytest.raises(LocalTierError) as caught:
+        failures.raise_pending()
+    assert caught.value is errors[-1]
+    failures.raise_pending()
+    assert failures.count == 3
+    failures.record(errors[0])
+    with pytest.raises(LocalTierError) as caught:
+        failures.raise_pending()
+    assert caught.value is errors[0]
+    assert failures.count == 4
+
+
+def test_work_runs_in_the_order_of_submission_in_one_other_thread(
+    worker: BackgroundWorker,
+) -> None:
+    seen: list[tuple[int, int]] = []
+    for number in range(20):
+        assert worker.wait_idle(LONG_S)
+        worker.submit(lambda number=number: seen.append((number, threading.get_ident())))
+    assert worker.wait_idle(LONG_S)
+    assert [number for number, _ in seen] == list(range(20))
+    threads = {thread for _, thread in seen}
+    assert len(threads) == 1
+    assert threads != {threading.get_ident()}
+
+
+def test_there_is_room_for_one_piece_of_work(worker: BackgroundWorker) -> None:
+    release = threading.Event()
+    worker.submit(lambda: release.wait(LONG_S) and None)
+    assert not worker.wait_idle(0.01)
+    with pytest.raises(RuntimeError, match="test-worker is busy"):
+        worker.submit(lambda: None)
+    release.set()
+    assert worker.wait_idle(LONG_S)
+
+
+def test_work_that_raises_is_recorded_and_the_next_work_runs(
+    worker: BackgroundWorker, failures: Failures
+) -> None:
+    def broken() -> None:
+        raise KeyError("no such thing")
+
+    done = threading.Event()
+    worker.submit(broken)
+    assert worker.wait_idle(LONG_S)
+    worker.submit(done.set)
+    assert done.wait(LONG_S)
+    with pytest.raises(SaveFailed, match="unexpected KeyError: 'no such thing'") as caught:
+        failures.raise_pending()
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_what_the_work_held_is_gone_once_the_worker_is_idle(worker: BackgroundWorker) -> None:
+    gone = threading.Event()
+
+    class Snapshot:
+        def __del__(self) -> None:
+            gone.set()
+
+    snapshot = Snapshot()
+    worker.submit(lambda snapshot=snapshot: None)
+    del snapshot
+    assert worker.wait_idle(LONG_S)
+    assert gone.is_set()
+
+
+def test_stop_lets_the_work_end_and_takes_no_more(failures: Failures) -> None:
+    worker = BackgroundWorker("stopping", failures)
+    started, release, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        started.set()
+        release.wait(LONG_S)
+        ended.set()
+
+    worker.submit(work)
+    assert started.wait(LONG_S)
+    assert not worker.stop(0.01)
+    with pytest.raises(RuntimeError, match="stopp"):
+        worker.submit(lambda: None)
+    release.set()
+    assert worker.stop(LONG_S)
+    assert ended.is_set()
+    assert worker.stop(LONG_S)
