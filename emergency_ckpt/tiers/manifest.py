@@ -216,18 +216,18 @@ def check_contents(contents: Contents) -> None:
     check_save(contents.save)
     _check(len(contents.leaves) <= MAX_LEAVES, "too many leaves", len(contents.leaves))
     _check(len(contents.shards) <= MAX_SHARDS, "too many shards", len(contents.shards))
-    previous_path = None
+    previous_path: str | None = None
     for spec in contents.leaves:
-        _check_leaf(spec)
-        ordered = previous_path is None or previous_path < spec.path
-        _check(ordered, "leaves are not sorted by path", spec.path)
+        _check_leaf(spec, previous_path)
         previous_path = spec.path
     end = 0
     previous: tuple[int, Box] | None = None
     for entry in contents.shards:
-        _check(0 <= entry.leaf < len(contents.leaves), "leaf index out of bounds", entry.leaf)
         key = (entry.leaf, entry.box)
-        _check(previous is None or previous < key, "shards are not sorted", key)
+        if not 0 <= entry.leaf < len(contents.leaves):
+            raise _corrupt("leaf index out of bounds", None, entry.leaf)
+        if previous is not None and previous >= key:
+            raise _corrupt("shards are not sorted", None, key)
         _check_shard(contents.leaves[entry.leaf], entry, end)
         previous = key
         end = entry.offset + entry.nbytes
@@ -238,26 +238,40 @@ def end_of(contents: Contents) -> int:
     return contents.shards[-1].offset + contents.shards[-1].nbytes if contents.shards else 0
 
 
-def _check_leaf(spec: LeafSpec) -> None:
-    _check(len(spec.path) <= MAX_PATH_CHARS, "leaf path too long", len(spec.path))
-    _check(spec.dtype in DTYPE_ITEM_BYTES, "unknown dtype", spec.dtype[:MAX_NAME_CHARS])
-    _check(len(spec.global_shape) <= MAX_DIMENSIONS, "too many dimensions", spec.path)
-    _check(all(0 <= n <= MAX_INT for n in spec.global_shape), "dimension out of bounds", spec.path)
-    impl = spec.key_impl
-    _check(impl is None or len(impl) <= MAX_NAME_CHARS, "key_impl too long", spec.path)
+def _check_leaf(spec: LeafSpec, previous_path: str | None) -> None:
+    # Written out, as is _check_shard: both run for each shard of each save.
+    shape, impl = spec.global_shape, spec.key_impl
+    if len(spec.path) > MAX_PATH_CHARS:
+        raise _corrupt("leaf path too long", MAX_PATH_CHARS, len(spec.path))
+    if previous_path is not None and previous_path >= spec.path:
+        raise _corrupt("leaves are not sorted by path", None, spec.path)
+    if spec.dtype not in DTYPE_ITEM_BYTES:
+        raise _corrupt("unknown dtype", None, spec.dtype)
+    if len(shape) > MAX_DIMENSIONS:
+        raise _corrupt("too many dimensions", MAX_DIMENSIONS, len(shape))
+    if shape and not (min(shape) >= 0 and max(shape) <= MAX_INT):
+        raise _corrupt("dimension out of bounds", None, shape)
+    if impl is not None and len(impl) > MAX_NAME_CHARS:
+        raise _corrupt("key_impl too long", MAX_NAME_CHARS, len(impl))
 
 
 def _check_shard(spec: LeafSpec, entry: ShardEntry, end: int) -> None:
-    in_bounds = len(entry.box) == len(spec.global_shape) and all(
-        0 <= start <= stop <= dim
-        for (start, stop), dim in zip(entry.box, spec.global_shape, strict=True)
-    )
-    _check(in_bounds, "box is not inside the global shape", (spec.path, entry.box))
-    _check(entry.offset % SHARD_ALIGNMENT_BYTES == 0, "offset is not aligned", entry.offset)
-    _check(end <= entry.offset <= MAX_INT, "shard overlaps another", (spec.path, entry.offset))
-    expected = shard_nbytes(spec, entry.box)
-    _check(entry.nbytes == expected <= MAX_INT, "length does not fit the box", entry.nbytes)
-    _check(0 <= entry.crc32c <= 0xFFFFFFFF, "CRC32C out of bounds", entry.crc32c)
+    if len(entry.box) != len(spec.global_shape):
+        raise _corrupt("box of another rank", len(spec.global_shape), len(entry.box))
+    elements = 1
+    for (start, stop), dim in zip(entry.box, spec.global_shape, strict=True):
+        if not 0 <= start <= stop <= dim:
+            raise _corrupt("box is not inside the global shape", spec.global_shape, entry.box)
+        elements *= stop - start
+    expected = elements * DTYPE_ITEM_BYTES[spec.dtype]
+    if entry.nbytes != expected or expected > MAX_INT:
+        raise _corrupt("length does not fit the box", expected, entry.nbytes)
+    if entry.offset % SHARD_ALIGNMENT_BYTES:
+        raise _corrupt("offset is not aligned", None, entry.offset)
+    if not end <= entry.offset <= MAX_INT:
+        raise _corrupt("shard overlaps another", f"an offset from {end}", entry.offset)
+    if not 0 <= entry.crc32c <= 0xFFFFFFFF:
+        raise _corrupt("CRC32C out of bounds", None, entry.crc32c)
 
 
 def _check_writer(writer: Writer) -> None:
@@ -290,6 +304,7 @@ def _check(condition: object, problem: str, actual: object) -> None:
 
 
 def _corrupt(problem: str, expected: object, actual: object) -> CorruptData:
+    expected = None if expected is None else _brief(expected)
     return CorruptData("decode", "manifest", problem, expected=expected, actual=_brief(actual))
 
 
