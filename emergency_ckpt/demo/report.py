@@ -11,7 +11,6 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
-from rich.box import SIMPLE
 from rich.table import Table
 
 from emergency_ckpt.demo.events import DemoEvent
@@ -222,11 +221,16 @@ def write_losses(path: Path, events: Sequence[DemoEvent]) -> None:
 
 def summary_table(verdicts: Sequence[Verdict]) -> Table:
     """The verdicts as a table for people, a row for each scenario."""
-    table = Table(title="The disturbed runs against the undisturbed one", box=SIMPLE)
+    table = Table(
+        title="The disturbed runs against the undisturbed one",
+        box=None,
+        collapse_padding=True,
+        header_style="underline",
+    )
     table.add_column("scenario", no_wrap=True)
-    for heading in ("recovered", "equal\nbits", "fault\nat step", "restored\nstep", "restore"):
-        table.add_column(heading, justify="right")
-    for heading in ("own\nRAM", "peers'\nRAM", "persistent\ntier"):
+    for heading in ("recovered", "equal\nbits", "fault\nat", "back\nto", "restore"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for heading in ("own\nRAM", "peers'\nRAM", "persist.\ntier"):
         table.add_column(heading, justify="right", no_wrap=True)
     for verdict in verdicts:
         summary = verdict.summary

@@ -107,13 +107,14 @@ class _Stage:
         directory = self._runs_dir / name
         results_dir = directory / "results"
         results_dir.mkdir(parents=True)
-        title = name if scenario is None else f"{name}: {scenario.title}"
+        subtitle = "nothing happens to it" if scenario is None else scenario.title
         faults = [] if scenario is None else [parse_fault(scenario.fault(job))]
         arrived: queue.SimpleQueue[JobEvent] = queue.SimpleQueue()
         spec = _job_spec(job, directory, self._ram / name, max_restarts=len(faults))
         supervisor = Supervisor(spec, faults=faults, on_event=arrived.put)
+        timeline = Timeline(name, job.steps, subtitle=subtitle)
         started_s = time.monotonic()
-        result, events = self._watch(supervisor, directory, arrived, Timeline(title, job.steps))
+        result, events = self._watch(supervisor, directory, arrived, timeline)
         seconds = time.monotonic() - started_s
         if result.error is not None and not self._options.json_only:
             self._console.print(str(result.error), style="red", markup=False)

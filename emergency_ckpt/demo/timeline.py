@@ -53,8 +53,9 @@ class ProcessView:
 class Timeline:
     """The picture of one run, made from its events in the order of their times."""
 
-    def __init__(self, title: str, steps: int) -> None:
+    def __init__(self, title: str, steps: int, *, subtitle: str = "") -> None:
         self.title = title
+        self.subtitle = subtitle
         self.steps = steps
         self.life = 0
         self.step = 0
@@ -188,14 +189,19 @@ class Timeline:
             return
         view.step = view.saved_step = _whole(fields, "step")
         view.status = "restored"
-        self._say(
-            event,
-            f"process {event.process} restored step {step} in {fields.get('seconds', 0.0):.2f} s:"
-            f" {size_text(_whole(fields, 'bytes_local'))} own RAM,"
-            f" {size_text(_whole(fields, 'bytes_peer'))} peers,"
-            f" {size_text(_whole(fields, 'bytes_persistent'))} persistent tier",
-            "good",
+        sources = (
+            ("bytes_local", "own RAM"),
+            ("bytes_peer", "peers"),
+            ("bytes_persistent", "persistent tier"),
         )
+        moved = [
+            f"{size_text(_whole(fields, field))} {name}"
+            for field, name in sources
+            if _whole(fields, field)
+        ]
+        seconds = fields.get("seconds", 0.0)
+        text = f"process {event.process} has step {view.step} back in {seconds:.2f} s"
+        self._say(event, f"{text}: {', '.join(moved)}", "good")
 
     def on_finished(self, view: ProcessView, event: DemoEvent) -> None:
         """A process is through."""
@@ -265,11 +271,15 @@ def render(timeline: Timeline) -> RenderableType:
             str(view.saved_step or "-"),
             "-" if view.loss is None else f"{view.loss:.4f}",
         )
-    messages = [Text(message_line(each), style=_STYLES[each.style]) for each in timeline.recent]
+    messages = [
+        Text(message_line(each), style=_STYLES[each.style], no_wrap=True, overflow="ellipsis")
+        for each in timeline.recent
+    ]
     elapsed_s = timeline.now_s - (timeline.start_s or timeline.now_s)
     return Panel(
         Group(bar, processes, Text(), *messages),
-        title=f"{timeline.title} (life {timeline.life}, {elapsed_s:.0f} s)",
+        title=f"{timeline.title}, life {timeline.life}, {elapsed_s:.0f} s",
+        subtitle=timeline.subtitle,
     )
 
 
@@ -286,7 +296,8 @@ def show(timeline: Timeline, console: Console, *, quiet: bool = False) -> Genera
     if quiet:
         yield _plain_observer(timeline, None)
     elif not console.is_terminal:
-        console.print(f"== {timeline.title}", markup=False, highlight=False, soft_wrap=True)
+        heading = " - ".join(filter(None, (timeline.title, timeline.subtitle)))
+        console.print(f"== {heading}", markup=False, highlight=False, soft_wrap=True)
         yield _plain_observer(timeline, console)
     else:
         with Live(render(timeline), console=console, auto_refresh=False) as live:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -56,4 +57,26 @@ def test_a_lost_slice_comes_back_from_its_peers_with_equal_bits(tmp_path: Path) 
     told = done.stdout
     assert "FAULT at step 23: hosts 2, 3 are killed" in told
     assert "the RAM of hosts 2, 3 is lost" in told
-    assert f"process 3 restored step {restored_step}" in told
+    assert f"process 3 has step {restored_step} back" in told
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_demo_leaves_no_process_and_no_ram(tmp_path: Path, signum: int) -> None:
+    ram = tmp_path / "ram"
+    command = [sys.executable, "-u", "-m", "emergency_ckpt.cli.main", "demo"]
+    demo = subprocess.Popen(
+        [*command, "--out", str(tmp_path / "out"), "--ram", str(ram)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert demo.stdout is not None
+    for line in demo.stdout:
+        if "hosts start" in line:
+            break
+    assert any(ram.rglob("host_00003"))
+    demo.send_signal(signum)
+    # The pipe ends when the last process that holds it has ended.
+    told, _ = demo.communicate(timeout=60)
+    assert demo.returncode == 128 + signum, told
+    assert list(ram.iterdir()) == []
+    assert not (tmp_path / "out" / "summary.json").exists()

@@ -42,8 +42,8 @@ def test_plain_lines_tell_the_story_in_order_and_once() -> None:
         "the launcher starts all processes again",
         "life 1: 2 hosts start",
         "restoring: who holds what?",
-        "process 0 restored step 20 in 0.25 s: 1000 B own RAM, 0 B peers, 0 B persistent tier",
-        "process 1 restored step 20 in 1.25 s: 0 B own RAM, 900 B peers, 0 B persistent tier",
+        "process 0 has step 20 back in 0.25 s: 1000 B own RAM",
+        "process 1 has step 20 back in 1.25 s: 900 B peers",
         "step  30  loss 7.0000",
         "the job is done, in life 1",
     ]
