@@ -180,8 +180,9 @@ class LocalTier(HeldCopies):
             return
         with self._lock:
             mappings = [slot.mapping for slot in self._own.slots]
+        # Not a daemon: one that is inside native code when the interpreter ends aborts it.
         self._prefaulter = threading.Thread(
-            target=self._prefault, args=(mappings,), name="eckpt-prefault", daemon=True
+            target=self._prefault, args=(mappings,), name="eckpt-prefault"
         )
         self._prefaulter.start()
 
@@ -311,7 +312,7 @@ class LocalTier(HeldCopies):
         try:
             for mapping in mappings:
                 for offset in range(0, mapping.size_bytes, _PREFAULT_PIECE_BYTES):
-                    if self._closing.is_set():
+                    if self._closing.is_set() or not threading.main_thread().is_alive():
                         return
                     nbytes = min(_PREFAULT_PIECE_BYTES, mapping.size_bytes - offset)
                     _native.prefault(mapping, offset, nbytes, self._threads)

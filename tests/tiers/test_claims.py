@@ -90,7 +90,7 @@ def test_processes_that_start_together_get_a_directory_each(ramdisk: Path) -> No
         started: list[list[str]] = []
 
         def start(index: int) -> None:
-            running = other_process(ramdisk, "claim_and_exit", str(index))
+            running = other_process(ramdisk, "claim", str(index))
             started.append(stack.enter_context(running))
 
         threads = [threading.Thread(target=start, args=(index,)) for index in range(3)]

@@ -89,6 +89,20 @@ def test_killed_again_and_again_the_complete_save_stays(ramdisk: Path) -> None:
     again.close()
 
 
+def test_an_end_without_close_is_clean(ramdisk: Path) -> None:
+    child = subprocess.run(
+        [sys.executable, "-X", "dev", str(PROGRAM), str(ramdisk), "exit_without_close", ""],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (child.returncode, child.stderr) == (0, "")
+    again = open_tier(ramdisk)
+    assert held_steps(again) == [1]
+    again.close()
+
+
 def test_a_kill_in_the_first_save_leaves_an_empty_tier(ramdisk: Path) -> None:
     killed_at(ramdisk, "staged")
     again = open_tier(ramdisk)

@@ -48,6 +48,18 @@ def save_until(tier: LocalTier, point: str, step: int) -> None:
     raise AssertionError(f"no such point: {point}")
 
 
+def leave_everything_open(ramdisk: Path) -> None:
+    """End with pages being touched, a lent view in a cycle, and a writer at work."""
+    tier = open_tier(ramdisk)
+    tier.reserve(64 << 20)
+    tier.prefault_in_background()
+    writer = tier.begin_write(save_id(1), LAYOUT.size_bytes)
+    digest = writer.stage(fill(writer, save_id(1)))
+    writer.publish()
+    cycle: list[object] = [tier, tier.lend(digest, 3), tier.begin_write(save_id(2), 0)]
+    cycle.append(cycle)
+
+
 def main() -> None:
     ramdisk, what, argument = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     if what == "serve":
@@ -64,7 +76,10 @@ def main() -> None:
         _, _, complete = tier.held()
         tier.protect([complete] if complete else [])
         save_until(tier, argument, 2)
-    elif what == "claim_and_exit":
+    elif what == "exit_without_close":
+        leave_everything_open(ramdisk)
+        return
+    elif what == "claim":
         index = int(argument)
         tier = open_tier(ramdisk, process_index=index)
         print(tier.path.name, flush=True)
