@@ -94,7 +94,7 @@ def _is_like(leaf: Leaf, value: Any) -> bool:
         return _has_spec(leaf, value)
     return (
         is_key_type(value.dtype)
-        and value.shape == leaf.spec.global_shape[: value.ndim]
+        and value.shape == leaf.spec.global_shape[:-1]  # key data have one dimension more
         and str(jax.random.key_impl(value)) == leaf.spec.key_impl
     )
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from emergency_ckpt.core.placement import Topology, slices_with_boxes
 from emergency_ckpt.errors import InvalidState
-from emergency_ckpt.tiers.manifest import DTYPE_ITEM_BYTES
+from emergency_ckpt.tiers.manifest import DTYPE_ITEM_BYTES, MAX_PATH_CHARS
 from emergency_ckpt.types import Box, LeafSpec, ShardId
 
 PyTree = Any
@@ -70,7 +70,8 @@ def describe(state: PyTree, operation: str) -> StateTree:
     """Describe ``state`` (arrays or specs with shape, dtype and sharding). Not collective.
 
     Raises:
-      InvalidState: a leaf of an unsupported type or dtype, or two leaves with one path.
+      InvalidState: a leaf of an unsupported type or dtype, a path too long, or two leaves with
+        one path.
     """
     flat, treedef = jax.tree_util.tree_flatten_with_path(state)
     leaves: dict[str, Leaf] = {}
@@ -80,12 +81,28 @@ def describe(state: PyTree, operation: str) -> StateTree:
             raise InvalidState(
                 operation, f"leaf {path!r}", "two leaves have this path", hint="rename a key"
             )
+        if len(path) > MAX_PATH_CHARS or not _is_unicode(path):
+            raise InvalidState(
+                operation,
+                f"leaf {path[:100]!r}",
+                "its path cannot be stored",
+                expected=f"at most {MAX_PATH_CHARS} characters of valid Unicode",
+                actual=f"{len(path)} characters",
+            )
         leaf = leaves[path] = _describe_leaf(value, path, position, operation)
         if leaf.spec.dtype not in DTYPE_ITEM_BYTES:
             raise InvalidState(
                 operation, f"leaf {path!r}", f"dtype {leaf.spec.dtype} has no bytes to store"
             )
     return StateTree(tuple(leaves[path] for path in sorted(leaves)), treedef)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _describe_leaf(value: Any, path: str, position: int, operation: str) -> Leaf:

@@ -1,0 +1,192 @@
+"""Bytes to devices, and the whole way there and back, bit for bit."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import PartitionSpec as P
+from state_samples import (
+    DEVICE_DTYPES,
+    WIDE_DTYPES,
+    assert_same,
+    mesh_of,
+    placed,
+    random_bits,
+    sharded,
+    through_bytes,
+)
+
+from emergency_ckpt.errors import CorruptData
+from emergency_ckpt.tiers.dtypes import dtype_named
+from emergency_ckpt.tiers.manifest import DTYPE_ITEM_BYTES
+from emergency_ckpt.tiers.materialize import empty_leaf, materialize
+from emergency_ckpt.tiers.state_tree import describe
+
+Pair = collections.namedtuple("Pair", "first second")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Layer:
+    w: Any
+    b: Any
+
+
+def test_every_container_comes_back() -> None:
+    state = {
+        "layer": Layer(jnp.arange(3), None),
+        "pair": Pair([1, 2.5], (True, {})),
+        "odd/key/\0": {"": jnp.float32(1)},
+        "numpy": np.arange(2),
+        "generic": np.float16(0.5),
+        "wide": np.float64(0.25),
+    }
+    assert_same(through_bytes(state), state)
+
+
+@pytest.mark.parametrize("dtype", DEVICE_DTYPES)
+@pytest.mark.parametrize("shape", [(), (0,), (4, 0, 3), (16,), (8, 4)], ids=str)
+def test_every_dtype_comes_back_from_the_devices(dtype: str, shape: tuple[int, ...]) -> None:
+    mesh = mesh_of(2, 4)
+    spec = [None] * len(shape)
+    if shape and shape[0] in (8, 16):
+        spec[0] = ("y", "x")
+    state = {"x": sharded(random_bits(shape, dtype, seed=2), mesh, *spec)}
+    assert_same(through_bytes(state), state)
+
+
+@pytest.mark.parametrize("dtype", DEVICE_DTYPES + WIDE_DTYPES)
+def test_every_dtype_comes_back_on_the_host(dtype: str) -> None:
+    whole = random_bits((5, 3), dtype, seed=3)
+    state = {"array": whole, "one": whole[2, 1], "empty": whole[:0], "point": whole[0, 0:1][0]}
+    assert_same(through_bytes(state), state)
+
+
+@pytest.mark.parametrize("value", [0, -1, (1 << 63) - 1, -(1 << 63), 1 << 63, True, False])
+def test_numbers_come_back_as_they_were(value: int) -> None:
+    assert_same(through_bytes({"n": value}), {"n": value})
+
+
+@pytest.mark.parametrize("value", [0.0, -0.0, 5e-324, float("inf"), float("nan"), 0.1])
+def test_floats_come_back_bit_for_bit(value: float) -> None:
+    assert_same(through_bytes({"n": value}), {"n": value})
+
+
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+@pytest.mark.parametrize("shape", [(), (8,), (2, 4)])
+def test_keys_come_back_as_keys(impl: str, shape: tuple[int, ...]) -> None:
+    key = jax.random.key(7, impl=impl)
+    state = {"k": jax.random.split(key, shape) if shape else key}
+    back = through_bytes(state)
+    assert_same(back, state)
+    assert jax.random.key_impl(back["k"]) == jax.random.key_impl(state["k"])
+    assert jax.random.bits(back["k"].reshape(-1)[0]) == jax.random.bits(state["k"].reshape(-1)[0])
+
+
+def test_sharded_keys_come_back() -> None:
+    data = np.asarray(jax.random.key_data(jax.random.split(jax.random.key(0), 8)))
+    state = {"k": jax.random.wrap_key_data(sharded(data, mesh_of(8), "x"))}
+    assert_same(through_bytes(state), state)
+
+
+def test_an_array_on_one_other_device_comes_back_there() -> None:
+    state = {"x": jax.device_put(np.arange(5, dtype=np.int8), jax.devices()[5])}
+    assert_same(through_bytes(state), state)
+
+
+def test_the_type_of_a_host_value_is_that_of_the_given_state() -> None:
+    state = {"a": np.float32(1.5), "b": np.arange(2), "c": 3}
+    like = {"a": np.zeros((), np.float32), "b": np.zeros(2, int), "c": 0}
+    back = through_bytes(state, like)
+    assert isinstance(back["a"], np.ndarray)
+    assert back["a"].shape == ()
+    assert_same({k: back[k] for k in "bc"}, {k: state[k] for k in "bc"})
+
+
+def test_a_host_array_is_the_callers_own() -> None:
+    data = np.frombuffer(bytes(16), np.uint8)
+    like = {"x": np.zeros(2)}
+    back = materialize(describe(like, "restore"), like, lambda _: data)
+    back["x"][:] = 1
+
+
+def test_an_empty_leaf_needs_no_bytes() -> None:
+    mesh = mesh_of(4)
+    for value in (sharded(np.zeros((0, 4), np.int8), mesh, None, "x"), np.zeros((2, 0))):
+        (leaf,) = describe([value], "restore").leaves
+        assert_same(empty_leaf(leaf, value), value)
+
+
+@pytest.mark.parametrize("name", DTYPE_ITEM_BYTES)
+def test_each_dtype_that_is_stored_has_a_name_and_a_size(name: str) -> None:
+    assert dtype_named(name).itemsize == DTYPE_ITEM_BYTES[name]
+    assert dtype_named(name).name == name
+
+
+@pytest.mark.parametrize("name", ["", "object", "V", "str", "float7", "finfo", "iinfo", "i4,f4"])
+def test_other_names_are_no_dtypes(name: str) -> None:
+    with pytest.raises(CorruptData):
+        dtype_named(name)
+
+
+AXES = {"x": 2, "y": 4}
+
+
+@st.composite
+def arrays(draw: st.DrawFn) -> jax.Array:
+    """Any shape, dtype, partition and order of devices."""
+    names = draw(st.permutations([None, "x", "y", None]))
+    rank = draw(st.integers(0, 3))
+    spec: list[Any] = list(names[:rank])
+    if rank and draw(st.booleans()):
+        spec = [None] * rank
+        spec[draw(st.integers(0, rank - 1))] = draw(st.sampled_from([("x", "y"), ("y", "x")]))
+    shape: list[int] = []
+    for axis in spec:
+        used = () if axis is None else (axis,) if isinstance(axis, str) else axis
+        parts = int(np.prod([AXES[name] for name in used]))
+        shape.append(parts * draw(st.integers(0, 3)))
+    whole = random_bits(shape, draw(st.sampled_from(DEVICE_DTYPES)), draw(st.integers(0, 1 << 30)))
+    mesh = mesh_of(2, 4, order=draw(st.permutations(range(8))))
+    return placed(whole, jax.sharding.NamedSharding(mesh, P(*spec)))
+
+
+@st.composite
+def host_values(draw: st.DrawFn) -> Any:
+    if draw(st.booleans()):
+        numbers = st.booleans() | st.integers(-(1 << 63), (1 << 63) - 1) | st.floats()
+        return draw(numbers)
+    shape = draw(st.lists(st.integers(0, 3), max_size=3))
+    whole = random_bits(shape, draw(st.sampled_from(DEVICE_DTYPES + WIDE_DTYPES)), 5)
+    return whole.T if draw(st.booleans()) else whole
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    st.dictionaries(
+        st.text(st.characters(exclude_characters="/", codec="utf-8")),
+        st.lists(arrays() | host_values(), max_size=3),
+    )
+)
+def test_whatever_the_state_it_comes_back(state: dict[str, list[Any]]) -> None:
+    assert_same(through_bytes(state), state)
+
+
+def test_every_extension_type_of_this_version_is_known() -> None:
+    """A new type of ml_dtypes must be put into the table of sizes, or left out on purpose."""
+    types = {
+        name
+        for name in dir(ml_dtypes)
+        if isinstance(getattr(ml_dtypes, name), type) and name not in ("finfo", "iinfo")
+    }
+    not_in_jax = {"bcomplex32", "complex32"}
+    assert types - not_in_jax <= set(DTYPE_ITEM_BYTES)

@@ -1,0 +1,164 @@
+"""Device to host: the right bytes, whatever happens to the state afterwards."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from state_samples import (
+    DEVICE_DTYPES,
+    box_of,
+    mesh_of,
+    random_bits,
+    shard_of,
+    sharded,
+)
+
+from emergency_ckpt.errors import StateMismatch
+from emergency_ckpt.tiers.snapshot import SnapshotRecipe
+from emergency_ckpt.tiers.state_tree import BoxTable, describe
+
+
+def recipe_for(state: Any) -> tuple[SnapshotRecipe, tuple[Any, ...]]:
+    tree = describe(state, "save")
+    wanted = BoxTable(tree, 1).shards_of(0)
+    return SnapshotRecipe(tree, wanted), wanted
+
+
+def take(state: Any) -> dict[Any, np.ndarray]:
+    recipe, wanted = recipe_for(state)
+    return dict(zip(wanted, recipe.take(jax.tree_util.tree_leaves(state)), strict=True))
+
+
+def matches(recipe: SnapshotRecipe, state: Any) -> bool:
+    return recipe.matches(*jax.tree_util.tree_flatten(state))
+
+
+@pytest.mark.parametrize("order", [range(8), [6, 1, 4, 3, 0, 7, 2, 5]], ids=["plain", "permuted"])
+@pytest.mark.parametrize("spec", [("x",), (None, "y"), ("y", "x"), (("x", "y"),), (("y", "x"),)])
+def test_each_view_is_the_part_of_the_array_that_its_box_says(order: Any, spec: Any) -> None:
+    whole = np.arange(64, dtype=np.int32).reshape(8, 8)
+    array = sharded(whole, mesh_of(4, 2, order=list(order)), *spec)
+    views = take({"w": array})
+    assert {shard.box for shard in views} == {
+        box_of(shard.index, whole.shape) for shard in array.addressable_shards
+    }
+    for shard, view in views.items():
+        part = tuple(slice(start, stop) for start, stop in shard.box)
+        np.testing.assert_array_equal(view, whole[part])
+
+
+@pytest.mark.parametrize("dtype", DEVICE_DTYPES)
+def test_bits_are_kept(dtype: str) -> None:
+    whole = random_bits((16, 4), dtype, seed=1)
+    views = take({"w": sharded(whole, mesh_of(8), "x")})
+    found = np.concatenate([views[shard] for shard in sorted(views)])
+    assert found.dtype == whole.dtype
+    if dtype in ("int2", "int4"):  # the bits above the value are not part of it
+        found, whole = found.astype(np.int8), whole.astype(np.int8)
+    assert found.tobytes() == whole.tobytes()
+
+
+def test_host_values_are_copied() -> None:
+    array = np.arange(4)
+    views = take({"a": array, "b": 7, "c": np.float16(0.5)})
+    array += 100
+    assert views[shard_of("a", (0, 4))].tolist() == [0, 1, 2, 3]
+    assert views[shard_of("b")].item() == 7
+    assert views[shard_of("c")].dtype == np.float16
+
+
+def test_byte_order_is_the_machines() -> None:
+    views = take({"a": np.array([1.5, -2.0], ">f4")})
+    assert views[shard_of("a", (0, 2))].tobytes() == np.array([1.5, -2.0], np.float32).tobytes()
+
+
+@pytest.mark.parametrize("spec", [(), ("x",), (None, "x")])
+def test_views_stay_as_they_are_when_the_state_is_donated(spec: Any) -> None:
+    """Many steps, each gives away the state whose snapshot was just taken."""
+    mesh = mesh_of(8)
+    state = {
+        "w": sharded(np.zeros((64, 64), np.float32), mesh, *spec),
+        "n": sharded(np.zeros((), np.int32), mesh),
+        "keys": jax.random.wrap_key_data(sharded(np.array([3, 4], np.uint32), mesh)),
+    }
+    recipe, _ = recipe_for(state)
+
+    @partial(jax.jit, donate_argnums=0)
+    def step(state: dict[str, jax.Array]) -> dict[str, jax.Array]:
+        return {
+            "w": state["w"] + 1.0,
+            "n": state["n"] + 1,
+            "keys": jax.random.fold_in(state["keys"], 1),
+        }
+
+    kept = []
+    for number in range(12):
+        flat, treedef = jax.tree_util.tree_flatten(state)
+        assert recipe.matches(flat, treedef)
+        keys = np.array(jax.random.key_data(state["keys"]))
+        kept.append((number, keys, recipe.take(flat)))
+        del flat
+        state = jax.block_until_ready(step(state))
+    for number, keys, views in kept:
+        for shard, view in zip(recipe_for(state)[1], views, strict=True):
+            if shard.leaf == "keys":
+                np.testing.assert_array_equal(view, keys)
+            else:
+                assert (view == number).all(), (shard, number)
+
+
+def test_a_recipe_fits_states_of_the_same_structure_only() -> None:
+    mesh = mesh_of(8)
+    whole = np.zeros((8, 8), np.float32)
+    base = {
+        "array": sharded(whole, mesh, "x"),
+        "keys": jax.random.key(0),
+        "numpy": np.zeros(3),
+        "number": 1,
+    }
+    recipe, _ = recipe_for(base)
+    assert matches(recipe, base)
+    assert matches(recipe, {**base, "array": base["array"] + 1, "number": 2})
+    others: dict[str, list[Any]] = {
+        "array": [
+            sharded(whole, mesh, None, "x"),
+            sharded(whole.astype(np.int32), mesh, "x"),
+            sharded(np.zeros((16, 8), np.float32), mesh, "x"),
+            sharded(whole, mesh_of(8, order=[1, 0, 2, 3, 4, 5, 6, 7]), "x"),
+            whole,
+            1,
+        ],
+        "keys": [
+            jax.random.key(0, impl="rbg"),
+            jax.random.split(jax.random.key(0), 2),
+            jax.random.PRNGKey(0),
+            1,
+        ],
+        "numpy": [np.zeros(4), np.zeros(3, np.float32), np.zeros((3, 1)), jnp.zeros(3), 1.0],
+        "number": [1.0, True, np.int64(1), jnp.int32(1), 1 << 63],
+    }
+    for name, values in others.items():
+        for value in values:
+            assert not matches(recipe, {**base, name: value}), (name, value)
+    assert not matches(recipe, {**base, "more": 1})
+    assert not matches(recipe, {k: v for k, v in base.items() if k != "keys"})
+    assert not matches(recipe, list(base.values()))
+
+
+def test_a_box_that_is_not_here_is_refused() -> None:
+    tree = describe({"w": sharded(np.zeros((8, 2)), mesh_of(8), "x")}, "save")
+    with pytest.raises(StateMismatch, match="not here"):
+        SnapshotRecipe(tree, [shard_of("w", (0, 2), (0, 2))])
+
+
+def test_only_the_wanted_shards_are_taken_in_the_wanted_order() -> None:
+    whole = np.arange(16, dtype=np.int8).reshape(8, 2)
+    state = {"w": sharded(whole, mesh_of(8), "x"), "other": 5}
+    wanted = [shard_of("w", (6, 7), (0, 2)), shard_of("w", (1, 2), (0, 2))]
+    views = SnapshotRecipe(describe(state, "save"), wanted).take(jax.tree_util.tree_leaves(state))
+    assert [view.tolist() for view in views] == [[[12, 13]], [[2, 3]]]
