@@ -64,7 +64,10 @@ def _merged(pairs: Iterable[tuple[int, int]], process_count: int) -> Topology:
         for other in roots[1:]:
             merged_into[other] = roots[0]
     roots_of = {process: root(min(indices)) for process, indices in indices_of.items()}
-    number = {index: n for n, index in enumerate(sorted(set(roots_of.values())))}
+    # The slice of process 0 is the primary one: Orbax leaves host values to that process.
+    leading = roots_of.get(0)
+    order = sorted(set(roots_of.values()), key=lambda index: (index != leading, index))
+    number = {index: n for n, index in enumerate(order)}
     # A process without devices in the mesh stores nothing; it counts with the primary slice.
     return Topology(
         process_count,

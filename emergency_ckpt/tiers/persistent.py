@@ -5,7 +5,7 @@ processes of the primary slice only. ``<dir>/host_state/<step>/`` has one JSON d
 process and ``marker.json``, written last. A step counts when Orbax's commit marker and ours are
 both there. FORMAT.md beside this file specifies the second.
 
-This is the only module that uses Orbax for storage.
+This module and ``orbax_writing`` are the only ones that use Orbax for storage.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from emergency_ckpt.core.inventory import PersistentStep
 from emergency_ckpt.errors import CheckpointError, CorruptData, InvalidState, PersistentTierError
 from emergency_ckpt.tiers.dtypes import dtype_named
 from emergency_ckpt.tiers.materialize import empty_leaf
+from emergency_ckpt.tiers.orbax_writing import as_arrays, writing_handler
 from emergency_ckpt.tiers.state_tree import LeafKind, PyTree, StateTree, boxes_by_device
 from emergency_ckpt.types import LeafSpec, SaveId, ShardId
 
@@ -139,21 +140,25 @@ class PersistentTier:
         A whole step of the same number that an earlier life left is replaced: the run went back
         behind it.
         """
-        state = _as_arrays(tree, views, writers)
+        state = as_arrays(tree, views, writers)
+        together = ocp.options.MultiprocessingOptions(
+            primary_host=writers[0],
+            active_processes=set(writers),
+            barrier_sync_key_prefix=f"eckpt-{save.incarnation}",
+        )
         options = ocp.CheckpointManagerOptions(
             create=False,
             max_to_keep=self._keep_last_n,
             cleanup_tmp_directories=False,
             enable_async_checkpointing=False,
-            multiprocessing_options=ocp.options.MultiprocessingOptions(
-                primary_host=writers[0],
-                active_processes=set(writers),
-                barrier_sync_key_prefix=f"eckpt-{save.incarnation}",
-            ),
+            multiprocessing_options=together,
         )
+        handler = writing_handler(together, writers)
         try:
-            with ocp.CheckpointManager(self._directory, options=options) as manager:
-                manager.save(save.step, args=ocp.args.StandardSave(state), force=True)
+            with ocp.CheckpointManager(
+                self._directory, options=options, item_handlers=handler
+            ) as manager:
+                manager.save(save.step, args=ocp.args.PyTreeSave(state), force=True)
                 manager.wait_until_finished()
         except CheckpointError:
             raise
@@ -280,70 +285,6 @@ def check_storable(tree: StateTree) -> None:
 def host_state_name(owner: int, count: int) -> str:
     """File name of a process's host-state document."""
     return f"process_{owner:05d}_of_{count:05d}.json"
-
-
-def _as_arrays(
-    tree: StateTree, views: Mapping[ShardId, npt.NDArray[Any]], writers: Sequence[int]
-) -> PyTree:
-    """The state as arrays over the writers' devices alone, made from host memory.
-
-    On CPU the memory is shared; elsewhere it is pinned host memory: device memory is not touched.
-    """
-    values: dict[str, object] = {}
-    for leaf in tree.leaves:
-        path = leaf.spec.path
-        if 0 in leaf.spec.global_shape:
-            values[path] = None
-        elif leaf.sharding is None:
-            view = next(v for shard, v in views.items() if shard.leaf == path)
-            values[path] = view.item() if leaf.kind is LeafKind.SCALAR else view
-        else:
-            sharding = _writers_sharding(leaf.sharding, writers)
-            boxes = {
-                device: box
-                for device, box in boxes_by_device(leaf).items()
-                if device in sharding.device_set and device.process_index == jax.process_index()
-            }
-            kind = None if sharding.device_set and _platform(sharding) == "cpu" else "pinned_host"
-            array = jax.make_array_from_single_device_arrays(
-                leaf.spec.global_shape,
-                sharding if kind is None else sharding.with_memory_kind(kind),
-                [
-                    jax.device_put(
-                        views[ShardId(path, box)],
-                        jax.sharding.SingleDeviceSharding(device, memory_kind=kind),
-                    )
-                    for device, box in boxes.items()
-                ],
-            )
-            if leaf.kind is LeafKind.KEYS:
-                array = jax.random.wrap_key_data(array, impl=leaf.spec.key_impl)
-            values[path] = array
-    return tree.unflatten(values)
-
-
-def _platform(sharding: jax.sharding.Sharding) -> str:
-    return next(iter(sharding.device_set)).platform
-
-
-def _writers_sharding(
-    sharding: jax.sharding.Sharding, writers: Sequence[int]
-) -> jax.sharding.Sharding:
-    """``sharding`` restricted to the devices of ``writers``, along whole rows of its mesh."""
-    if not isinstance(sharding, jax.sharding.NamedSharding):
-        return sharding
-    mesh = sharding.mesh
-    assert isinstance(mesh, jax.sharding.Mesh)
-    devices = mesh.devices
-    for axis in range(devices.ndim):
-        rows = [
-            index
-            for index in range(devices.shape[axis])
-            if all(d.process_index in writers for d in np.take(devices, index, axis).flat)
-        ]
-        if rows and len(rows) < devices.shape[axis]:
-            devices = np.take(devices, rows, axis)
-    return jax.sharding.NamedSharding(jax.sharding.Mesh(devices, mesh.axis_names), sharding.spec)
 
 
 def _abstract(tree: StateTree, like: PyTree) -> PyTree:

@@ -1,0 +1,127 @@
+"""How a state is given to Orbax when only the processes of one slice write it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+import orbax.checkpoint as ocp
+
+# What Orbax's default array handler keeps PRNG implementations in has no public name.
+from orbax.checkpoint._src.metadata import array_metadata_store
+from orbax.checkpoint._src.metadata.array_metadata import SerializedArrayMetadata
+
+from emergency_ckpt.tiers.state_tree import LeafKind, PyTree, StateTree, boxes_by_device
+from emergency_ckpt.types import ShardId
+
+
+def as_arrays(
+    tree: StateTree, views: Mapping[ShardId, npt.NDArray[Any]], writers: Sequence[int]
+) -> PyTree:
+    """The state as arrays made from host memory, of which the writers hold the first replica.
+
+    On CPU the memory is shared; elsewhere it is pinned host memory: device memory is not touched.
+    """
+    values: dict[str, object] = {}
+    for leaf in tree.leaves:
+        path = leaf.spec.path
+        if 0 in leaf.spec.global_shape:
+            values[path] = None
+        elif leaf.sharding is None:
+            view = next(v for shard, v in views.items() if shard.leaf == path)
+            values[path] = view.item() if leaf.kind is LeafKind.SCALAR else view
+        else:
+            sharding = _storage_sharding(leaf.sharding, writers)
+            boxes = {
+                device: box
+                for device, box in boxes_by_device(replace(leaf, sharding=sharding)).items()
+                if device.process_index == jax.process_index()
+            }
+            kind = None if sharding.device_set and _platform(sharding) == "cpu" else "pinned_host"
+            array = jax.make_array_from_single_device_arrays(
+                leaf.spec.global_shape,
+                sharding if kind is None else sharding.with_memory_kind(kind),
+                [
+                    jax.device_put(
+                        views[ShardId(path, box)],
+                        jax.sharding.SingleDeviceSharding(device, memory_kind=kind),
+                    )
+                    for device, box in boxes.items()
+                ],
+            )
+            if leaf.kind is LeafKind.KEYS:
+                array = jax.random.wrap_key_data(array, impl=leaf.spec.key_impl)
+            values[path] = array
+    return tree.unflatten(values)
+
+
+def _platform(sharding: jax.sharding.Sharding) -> str:
+    return next(iter(sharding.device_set)).platform
+
+
+class _WritersOnly(array_metadata_store.Validator):
+    """Orbax's own checks between writers; a single one has nothing to be compared with."""
+
+    def validate_all_array_metadatas(
+        self, array_metadatas: dict[int, list[SerializedArrayMetadata]]
+    ) -> None:
+        if len(array_metadatas) > 1:
+            super().validate_all_array_metadatas(array_metadatas)
+
+
+def writing_handler(
+    together: ocp.options.MultiprocessingOptions, writers: Sequence[int]
+) -> ocp.PyTreeCheckpointHandler:
+    """Orbax's own handlers; a single writer does not share the work with the other replicas."""
+    arrays = ocp.type_handlers.ArrayHandler(
+        primary_host=writers[0],
+        use_replica_parallel=len(writers) > 1,
+        array_metadata_store=array_metadata_store.Store(),
+    )
+    scalars, numpys = ocp.type_handlers.ScalarHandler(), ocp.type_handlers.NumpyHandler()
+    registry = ocp.type_handlers.create_type_handler_registry(
+        (int, scalars), (float, scalars), (np.ndarray, numpys), (jax.Array, arrays)
+    )
+    return ocp.PyTreeCheckpointHandler(
+        multiprocessing_options=together,
+        type_handler_registry=registry,
+        array_metadata_validator=_WritersOnly(),
+    )
+
+
+def _storage_sharding(
+    sharding: jax.sharding.Sharding, writers: Sequence[int]
+) -> jax.sharding.Sharding:
+    """A sharding that Orbax takes, whose first replica lies on the writers.
+
+    Orbax refuses arrays that one process of several holds alone. So what a single writer stores
+    keeps its place on the whole mesh, where the primary slice is the first replica; and what each
+    process holds for itself counts as replicated over the processes.
+    """
+    count = jax.process_count()
+    if count == 1:
+        return sharding
+    alone = len(writers) == 1
+    if len({device.process_index for device in sharding.device_set}) == 1:
+        first = {device.process_index: device for device in reversed(jax.devices())}
+        order = [*writers, *(p for p in range(count) if alone and p not in writers)]
+        mesh = jax.sharding.Mesh(np.array([first[process] for process in order]), ("process",))
+        return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    if alone or not isinstance(sharding, jax.sharding.NamedSharding):
+        return sharding
+    mesh = sharding.mesh
+    assert isinstance(mesh, jax.sharding.Mesh)
+    devices = mesh.devices
+    for axis in range(devices.ndim):
+        rows = [
+            index
+            for index in range(devices.shape[axis])
+            if all(d.process_index in writers for d in np.take(devices, index, axis).flat)
+        ]
+        if rows and len(rows) < devices.shape[axis]:
+            devices = np.take(devices, rows, axis)
+    return jax.sharding.NamedSharding(jax.sharding.Mesh(devices, mesh.axis_names), sharding.spec)
