@@ -1,0 +1,179 @@
+"""Programs in which a process kills itself at a named point, and what the next life makes of it.
+
+Every save is of the same run; a case is a directory with a ramdisk for each host. Steps 5 and 10
+are complete before step 15 is tried, so both slots are in use and step 5 is being overwritten.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from crashes import Kill
+from world import Iterator, World, differences, mesh_of, run_program, specs_on, state_at
+
+from emergency_ckpt import CheckpointerConfig, EmergencyCheckpointer
+from emergency_ckpt.launch.environment import report_step
+from emergency_ckpt.runtime.events import Event
+
+RUN_ID = "crash"
+COMPLETE, TRIED = 10, 15
+WAIT_S = 60.0
+
+
+class Killer:
+    """The listener of both processes: the victim's kills, the survivor's keeps its distance."""
+
+    BEGINS = "save.started"
+    ALONE = "save.pushed"
+    """The last event of a process's part before it needs the others."""
+
+    def __init__(self, world: World, kill: Kill) -> None:
+        self.world = world
+        self.kill = kill
+
+    def concerns(self, event: Event) -> bool:
+        return event.fields.get("step") == TRIED
+
+    def __call__(self, event: Event) -> None:
+        if not self.concerns(event):
+            return
+        kill, meeting = self.kill, self.world.meeting
+        if self.world.process == kill.victim:
+            # In the middle of the copying: some shards are in the slot and some are not.
+            if event.name == kill.point and event.fields.get("shards") in (None, 3):
+                if kill.survivor == "ahead":
+                    meeting.get("ahead", WAIT_S)
+                os.kill(os.getpid(), signal.SIGKILL)
+        elif kill.survivor == "behind" and event.name == self.BEGINS:
+            meeting.get("never", WAIT_S)
+        elif event.name == self.ALONE:
+            meeting.put("ahead", b"")
+
+
+class RestoreKiller(Killer):
+    ALONE = "restore.fetched"
+
+    def concerns(self, event: Event) -> bool:
+        return True
+
+
+class PersistentKiller(Killer):
+    ALONE = ""
+
+    def __call__(self, event: Event) -> None:
+        super().__call__(event)
+        if self.concerns(event) and event.name == "persistent.complete":
+            report_step(1)
+
+
+def crash_in_save(world: World, kill: Kill, **settings: Any) -> None:
+    mesh = mesh_of(world.slices)
+    iterator = Iterator(world.process)
+    settings.setdefault("on_event", Killer(world, kill))
+    config = world.config(kill.name, run_id=RUN_ID, mesh=mesh, copy_batch_bytes=1, **settings)
+    with config.instantiate() as ckpt:
+        ckpt.restore(state=specs_on(mesh), host_state=iterator)
+        for step in (COMPLETE - 5, COMPLETE, TRIED):
+            ckpt.save(step=step, state=state_at(step, mesh), host_state=iterator.at(step))
+            ckpt.wait_until_finished()
+            ckpt.check_for_errors()
+            world.meet()
+
+
+def crash_in_persistent_save(world: World, kill: Kill) -> None:
+    settings = {"dir": str(world.root / kill.name / "persistent"), "save_every_n_steps": 5}
+    crash_in_save(world, kill, on_event=PersistentKiller(world, kill), **settings)
+
+
+def crash_in_restore(world: World, kill: Kill) -> None:
+    mesh = mesh_of(world.slices)
+    listener = RestoreKiller(world, kill)
+    config = world.config(kill.name, run_id=RUN_ID, mesh=mesh, on_event=listener)
+    with config.instantiate() as ckpt:
+        ckpt.restore(state=specs_on(mesh), host_state=Iterator(-1))
+        world.meet()
+
+
+def recover(world: World, name: str) -> dict[str, Any]:
+    """Restore, and go on: the saves after a crash must go as well as those before it."""
+    mesh = mesh_of(world.slices)
+    config = world.config(name, run_id=RUN_ID, mesh=mesh)
+    with config.instantiate() as ckpt:
+        seen = restored(world, ckpt, mesh)
+        if "+" not in name:
+            seen["saved"] = save_on(world, ckpt, mesh, seen["step"])
+        world.meet()
+    seen["leftovers"] = leftovers(world.ramdisk(name), ".tmp-*")
+    return seen
+
+
+def recover_persistent(world: World, name: str) -> dict[str, Any]:
+    """All RAM is lost: restore, save on, lose all RAM again, and restore what was saved."""
+    mesh = mesh_of(world.slices)
+    directory = world.root / name / "persistent"
+
+    def config(life: str) -> CheckpointerConfig:
+        settings = {"dir": str(directory), "save_every_n_steps": 5, "mesh": mesh}
+        return world.config(f"{name}/{life}", run_id=RUN_ID, **settings)
+
+    with config("second").instantiate() as ckpt:
+        seen = restored(world, ckpt, mesh)
+        seen["saved"] = save_on(world, ckpt, mesh, seen["step"])
+        world.meet()
+    seen["leftovers"] = leftovers(directory, "*tmp*")
+    with config("third").instantiate() as ckpt:
+        seen["again"] = restored(world, ckpt, mesh)
+        world.meet()
+    return seen
+
+
+def restored(world: World, ckpt: EmergencyCheckpointer, mesh: Any) -> dict[str, Any]:
+    iterator = Iterator(-1)
+    step, state = ckpt.restore(state=specs_on(mesh), host_state=iterator)
+    if step is None:
+        return {"step": None}
+    assert ckpt.last_restore is not None
+    return {
+        "step": step,
+        "tier": ckpt.last_restore.tier,
+        "differences": differences(state, step, mesh),
+        "iterator_right": iterator.is_at(step, world.process),
+    }
+
+
+def save_on(world: World, ckpt: EmergencyCheckpointer, mesh: Any, step: int) -> list[int]:
+    """Two more saves, for both slots; the steps that are whole then, as this process knows."""
+    iterator = Iterator(world.process)
+    for later in (step + 5, step + 10):
+        ckpt.save(step=later, state=state_at(later, mesh), host_state=iterator.at(later))
+        ckpt.wait_until_finished()
+        ckpt.check_for_errors()
+    # Other processes may still be writing for the persistent tier.
+    world.meet()
+    return ckpt.all_steps()
+
+
+def leftovers(directory: Path, pattern: str) -> list[str]:
+    return [str(path.relative_to(directory)) for path in directory.rglob(pattern)]
+
+
+CRASHES = {
+    program.__name__: program
+    for program in (crash_in_save, crash_in_persistent_save, crash_in_restore)
+}
+
+if __name__ == "__main__":
+    case = Kill.from_environ()
+    if case is not None:
+        crashing = CRASHES[case.program]
+        run_program({case.name: functools.partial(crashing, kill=case)})
+    else:
+        program, *names = sys.argv[3:]
+        del sys.argv[3]
+        recovery = {"recover": recover, "recover_persistent": recover_persistent}[program]
+        run_program({name: functools.partial(recovery, name=name) for name in names})
