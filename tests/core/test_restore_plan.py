@@ -190,3 +190,34 @@ def test_one_copy_that_is_not_empty_is_enough_to_need_host_states() -> None:
     )
     assert isinstance(outcome, NoPlan)
     assert (outcome.kind, outcome.saved_count, outcome.process_count) == ("host_state_count", 2, 3)
+
+
+def test_a_manifest_reported_twice_by_one_holder_is_one_source() -> None:
+    world = saved()
+    world.lose(1)
+    world.machines[3].tensors *= 2
+    (group,) = planned(world).processes[1].fetch
+    assert group.sources == ("process/3",)
+
+
+def test_of_different_manifests_with_a_shard_the_less_loaded_holder_is_used() -> None:
+    """Only even processes fetch: going round by process index alone would load one holder."""
+    layout, save = Layout(1, 1), SaveId(40, "a", "run")
+    leaves, (b, w) = layout.leaves(), layout.shards(0)
+    manifests = {
+        "d0": contents_of(save, leaves, (w,)),
+        "d1": contents_of(save, leaves, (b, w)),
+    }
+    holders = tuple(
+        HolderInventory(f"process/{i}", i, f"h:{i}", (HeldTensors(save, f"d{i}"),), ())
+        for i in range(2)
+    )
+    plan = plan_restore(
+        Inventory(holders, manifests),
+        dict.fromkeys((0, 1, 2, 4, 6, 8), (w,)),
+        leaves,
+        needs_host_state=False,
+    )
+    assert isinstance(plan, RestorePlan)
+    sources = [plan.processes[p].fetch[0].sources[0] for p in (2, 4, 6, 8)]
+    assert sorted(sources) == ["process/0"] * 2 + ["process/1"] * 2
