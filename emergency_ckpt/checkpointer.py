@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import socket
-from pathlib import Path
+import atexit
 from types import TracebackType
 from typing import Any
 
@@ -19,26 +18,25 @@ from emergency_ckpt.errors import (
     RestoreFailed,
     SaveFailed,
 )
-from emergency_ckpt.runtime.coordination import agree, connect
+from emergency_ckpt.runtime.coordination import agree
 from emergency_ckpt.runtime.events import EventSink
-from emergency_ckpt.runtime.holdings import ProcessHoldings
 from emergency_ckpt.runtime.local_saves import LocalSave, LocalSaves
-from emergency_ckpt.runtime.peers import Peers, agree_secret, agree_start
+from emergency_ckpt.runtime.membership import Membership
 from emergency_ckpt.runtime.persistent_saves import PersistentSave, PersistentSaves
 from emergency_ckpt.runtime.restore_runner import Restore, RestoreParts
 from emergency_ckpt.runtime.restore_types import RestoreReport
 from emergency_ckpt.runtime.save_recipe import SaveRecipe, build_recipe
+from emergency_ckpt.runtime.topology import topology_of
 from emergency_ckpt.runtime.vote import Vote
 from emergency_ckpt.runtime.worker import BackgroundWorker, Failures
 from emergency_ckpt.tiers import host_state as host_states
 from emergency_ckpt.tiers.local import LocalTier
 from emergency_ckpt.tiers.persistent import PersistentTier
 from emergency_ckpt.tiers.state_tree import PyTree, TreeDef, describe
-from emergency_ckpt.transfer.client import TransferClient
-from emergency_ckpt.transfer.server import TransferServer
-from emergency_ckpt.types import SaveId, Writer
+from emergency_ckpt.types import SaveId
 
 _STOP_TIMEOUT_S = 30.0
+_EXIT_TIMEOUT_S = 10.0
 
 
 class EmergencyCheckpointer:
@@ -58,83 +56,37 @@ class EmergencyCheckpointer:
     def __init__(self, config: Config | None = None, **settings: Any) -> None:
         self._config = config = (config or Config()).set(**settings).validated()
         assert config.run_id is not None
-        assert config.copy_threads is not None
         self._run_id = config.run_id
-        me, count = jax.process_index(), jax.process_count()
-        self._process = (me, count)
-        self._events = EventSink(config.on_event, process_index=me)
+        self._process = (jax.process_index(), jax.process_count())
+        self._events = EventSink(config.on_event, process_index=self._process[0])
         self._failures = Failures()
-        self._coordinator = connect(config.run_id)
-        secret = agree_secret(self._coordinator, config.secret_file, config.start_timeout_s)
-        self._client = TransferClient(
-            run_id=config.run_id,
-            secret=secret,
-            io_timeout_s=config.transfer_timeout_s,
-            streams=config.transfer_streams,
-        )
-        self._tier: LocalTier | None = None
-        self._server: TransferServer | None = None
-        self._persistent = (
-            None
-            if config.dir is None
-            else PersistentTier(config.dir, keep_last_n=config.keep_last_n)
-        )
-        self._peers = Peers(self._coordinator, self._client)
-        try:
-            self._incarnation = agree_start(
-                self._coordinator,
-                config.agreement(),
-                lambda: self._start_serving(secret),
-                config.start_timeout_s,
-            )
-            assert self._tier is not None
-            self._tier.adopt_orphans()
-        except BaseException:
-            self._release()
-            raise
-        self._wire(self._tier)
+        slices = topology_of(config.mesh, config.replica_axis, describe((), "start"))
+        slice_index = slices.slice_of[self._process[0]]
+        self._member = Membership(config, self._run_id, self._process, slice_index)
+        self._incarnation = self._member.incarnation
+        self._persistent = self._open_persistent()
+        self._wire(self._member.tier)
 
-    def _start_serving(self, secret: bytes) -> str:
-        """Claim the ramdisk and serve what is on it; returns this process's address."""
-        config, (me, count) = self._config, self._process
-        assert config.copy_threads is not None
-        writer = Writer(
-            process_index=me, process_count=count, slice_index=0, hostname=socket.gethostname()
-        )
-        self._tier = LocalTier.open(
-            Path(config.local_dir),
-            self._run_id,
-            writer,
-            host_state_limit_bytes=config.host_state_limit_bytes,
-            copy_threads=config.copy_threads,
-        )
-        self._holdings = ProcessHoldings(self._tier, me)
-        self._server = TransferServer(
-            self._holdings,
-            run_id=self._run_id,
-            secret=secret,
-            bind_host=config.bind_host,
-            port=config.bind_port,
-            io_timeout_s=config.transfer_timeout_s,
-        )
-        self._holdings.address = self._server.address
-        self._server.start()
-        if self._persistent is not None and me == 0:
+    def _open_persistent(self) -> PersistentTier | None:
+        if self._config.dir is None:
+            return None
+        tier = PersistentTier(self._config.dir, keep_last_n=self._config.keep_last_n)
+        if self._process[0] == 0:
             try:
-                self._persistent.create()
+                tier.create()
             except PersistentTierError as error:
                 # Storage may be down just when the RAM is needed: saves try again.
                 self._events.emit("persistent.unreachable", reason=str(error))
                 self._failures.record(error)
-        return self._server.address
+        return tier
 
     def _wire(self, tier: LocalTier) -> None:
-        config = self._config
-        vote = Vote(self._coordinator, config.save_timeout_s)
+        config, member = self._config, self._member
+        vote = Vote(member.coordinator, config.save_timeout_s)
         self._local_saves = LocalSaves(
             tier,
             vote,
-            self._peers,
+            member.peers,
             self._events,
             self._failures,
             process=self._process,
@@ -145,20 +97,20 @@ class EmergencyCheckpointer:
         if self._persistent is not None:
             self._persistent_saves = PersistentSaves(
                 self._persistent,
-                self._coordinator,
-                self._peers,
-                self._holdings.inbox,
+                member.coordinator,
+                member.peers,
+                member.holdings.inbox,
                 self._events,
                 self._failures,
                 host_state_limit_bytes=config.host_state_limit_bytes,
                 timeout_s=config.persistent_timeout_s,
             )
         self._restore_parts = RestoreParts(
-            coordinator=self._coordinator,
+            coordinator=member.coordinator,
             tier=tier,
-            holdings=self._holdings,
-            client=self._client,
-            peers=self._peers,
+            holdings=member.holdings,
+            client=member.client,
+            peers=member.peers,
             persistent=self._persistent,
             events=self._events,
             run_id=self._run_id,
@@ -174,6 +126,8 @@ class EmergencyCheckpointer:
         self._last_persistent: int | None = None
         self._stopped = False
         self.last_restore: RestoreReport | None = None
+        # A thread that the interpreter's end meets inside native code aborts the process.
+        atexit.register(self._at_exit)
 
     @classmethod
     def default_config(cls) -> CheckpointerConfig:
@@ -285,11 +239,10 @@ class EmergencyCheckpointer:
         return self._recipe
 
     def _set_recipe(self, recipe: SaveRecipe) -> None:
-        assert self._tier is not None
         self._recipe = recipe
         if self._config.local_save_every_n_steps > 0:
-            self._tier.reserve(recipe.layout.size_bytes)
-            self._tier.prefault_in_background()
+            self._member.tier.reserve(recipe.layout.size_bytes)
+            self._member.tier.prefault_in_background()
 
     def _reserve_together(self, recipe: SaveRecipe, name: str) -> None:
         """Reserve the slots that saves will need; a ramdisk that is too small stops all."""
@@ -298,7 +251,9 @@ class EmergencyCheckpointer:
             self._set_recipe(recipe)
         except CheckpointError as error:
             failure = error
-        errors = agree(self._coordinator, name, str(failure or ""), self._config.restore_timeout_s)
+        errors = agree(
+            self._member.coordinator, name, str(failure or ""), self._config.restore_timeout_s
+        )
         if failure is not None:
             raise failure
         if errors:
@@ -358,11 +313,10 @@ class EmergencyCheckpointer:
 
     def all_steps(self) -> list[int]:
         """Steps known to be whole, oldest first. As ``latest_step``."""
-        assert self._tier is not None
         known = {p.step for p in self._persistent.steps()} if self._persistent else set[int]()
         complete = self._local_saves.last_complete
         if complete is None:
-            _, _, complete = self._tier.held()
+            _, _, complete = self._member.tier.held()
         if complete is not None:
             known.add(complete.step)
         return sorted(known)
@@ -403,19 +357,20 @@ class EmergencyCheckpointer:
         if self._stopped:
             return
         self._stopped = True
+        atexit.unregister(self._at_exit)
         try:
             self.wait_until_finished()
         finally:
             self._local_worker.stop(_STOP_TIMEOUT_S)
             self._persistent_worker.stop(_STOP_TIMEOUT_S)
-            self._release()
+            self._member.leave()
 
-    def _release(self) -> None:
-        if self._server is not None:
-            self._server.stop()
-        self._client.close()
-        if self._tier is not None:
-            self._tier.close()
+    def _at_exit(self) -> None:
+        """The program ends without ``stop``: let what is under way end, if that is soon."""
+        self._stopped = True
+        self._local_worker.stop(_EXIT_TIMEOUT_S)
+        self._persistent_worker.stop(_EXIT_TIMEOUT_S)
+        self._member.leave()
 
     def __enter__(self) -> EmergencyCheckpointer:
         return self

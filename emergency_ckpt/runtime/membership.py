@@ -1,0 +1,125 @@
+"""One process's place in a life of the job: its ramdisk, its server, and the way to its peers."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Protocol
+
+from emergency_ckpt.runtime.coordination import connect
+from emergency_ckpt.runtime.holdings import ProcessHoldings
+from emergency_ckpt.runtime.peers import Peers, agree_secret, agree_start
+from emergency_ckpt.tiers.local import LocalTier
+from emergency_ckpt.transfer.client import TransferClient
+from emergency_ckpt.transfer.server import TransferServer
+from emergency_ckpt.types import Writer
+
+
+class Settings(Protocol):
+    """The part of the config that joining needs."""
+
+    @property
+    def local_dir(self) -> str: ...
+    @property
+    def secret_file(self) -> str | None: ...
+    @property
+    def bind_host(self) -> str: ...
+    @property
+    def bind_port(self) -> int: ...
+    @property
+    def host_state_limit_bytes(self) -> int: ...
+    @property
+    def copy_threads(self) -> int | None: ...
+    @property
+    def transfer_streams(self) -> int: ...
+    @property
+    def transfer_timeout_s(self) -> float: ...
+    @property
+    def start_timeout_s(self) -> float: ...
+    def agreement(self) -> str: ...
+
+
+class Membership:
+    """Joins the job on construction, which is collective: it works on all processes or on none.
+
+    Attributes:
+      incarnation: the id of this life, as the leader made it.
+
+    Raises:
+      ConfigError, LocalTierError: on the process that is at fault. RestoreFailed: on the others,
+      and where the configurations differ. DeadlineExceeded: a process did not come.
+    """
+
+    def __init__(
+        self, settings: Settings, run_id: str, process: tuple[int, int], slice_index: int
+    ) -> None:
+        me, count = process
+        self._settings = settings
+        self._run_id = run_id
+        self._writer = Writer(
+            process_index=me,
+            process_count=count,
+            slice_index=slice_index,
+            hostname=socket.gethostname(),
+        )
+        self._server: TransferServer | None = None
+        self._tier: LocalTier | None = None
+        self.coordinator = connect(run_id)
+        secret = agree_secret(self.coordinator, settings.secret_file, settings.start_timeout_s)
+        self.client = TransferClient(
+            run_id=run_id,
+            secret=secret,
+            io_timeout_s=settings.transfer_timeout_s,
+            streams=settings.transfer_streams,
+        )
+        self.peers = Peers(self.coordinator, self.client)
+        try:
+            self.incarnation = agree_start(
+                self.coordinator,
+                settings.agreement(),
+                lambda: self._start_serving(secret),
+                settings.start_timeout_s,
+            )
+            # All have claimed by now: what is left belongs to nobody.
+            self.tier.adopt_orphans()
+        except BaseException:
+            self.leave()
+            raise
+
+    @property
+    def tier(self) -> LocalTier:
+        """This process's ramdisk directory."""
+        assert self._tier is not None, "the constructor opens it or raises"
+        return self._tier
+
+    def _start_serving(self, secret: bytes) -> str:
+        """Claim the ramdisk and serve what is on it; returns this process's address."""
+        settings = self._settings
+        self._tier = LocalTier.open(
+            Path(settings.local_dir),
+            self._run_id,
+            self._writer,
+            host_state_limit_bytes=settings.host_state_limit_bytes,
+            copy_threads=settings.copy_threads or 1,
+        )
+        self.holdings = ProcessHoldings(self._tier, self._writer.process_index)
+        self._server = TransferServer(
+            self.holdings,
+            run_id=self._run_id,
+            secret=secret,
+            bind_host=settings.bind_host,
+            port=settings.bind_port,
+            io_timeout_s=settings.transfer_timeout_s,
+        )
+        self.holdings.address = self._server.address
+        self._server.start()
+        return self._server.address
+
+    def leave(self) -> None:
+        """Let go of port and ramdisk; the bytes stay. Not collective. Idempotent."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.stop()
+        self.client.close()
+        if self._tier is not None:
+            self._tier.close()
