@@ -4,6 +4,8 @@ BIN = $(VENV)/bin
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 INSTALLED = $(VENV)/installed
+# A newer compiler may warn of what none warned of before: an error for us, not for strangers.
+WERROR ?= OFF
 NATIVE_SOURCES = CMakeLists.txt $(wildcard native/engine/* native/glue/*)
 CXX_FILES = $(wildcard native/*/*.cc native/*/*.h)
 
@@ -20,7 +22,8 @@ $(INSTALLED): pyproject.toml $(NATIVE_SOURCES)
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer was not found; set PYTHON=" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[demo,test,check]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--config-settings cmake.define.ECKPT_WERROR=$(WERROR) --editable '.[demo,test,check]'
 	touch $@
 
 demo: $(INSTALLED)

@@ -8,7 +8,7 @@ ECKPT_FIXED_ADDRESSES = $(shell setarch $$(uname -m) -R true 2>/dev/null && echo
 eckpt_comma := ,
 
 define eckpt_native_run
-	$(ECKPT_CMAKE) -B build/$(1) -DECKPT_NATIVE_TESTS=ON -DECKPT_SANITIZE=$(2) -DCMAKE_BUILD_TYPE=RelWithDebInfo
+	$(ECKPT_CMAKE) -B build/$(1) -DECKPT_NATIVE_TESTS=ON -DECKPT_WERROR=ON -DECKPT_SANITIZE=$(2) -DCMAKE_BUILD_TYPE=RelWithDebInfo
 	$(VENV)/bin/cmake --build build/$(1)
 	$(3) $(VENV)/bin/ctest --test-dir build/$(1) --output-on-failure
 endef
