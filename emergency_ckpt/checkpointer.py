@@ -316,7 +316,9 @@ class EmergencyCheckpointer:
         known = {p.step for p in self._persistent.steps()} if self._persistent else set[int]()
         complete = self._local_saves.last_complete
         if complete is None:
-            _, _, complete = self._member.tier.held()
+            tensors, _, complete = self._member.tier.held()
+            if complete not in {held.save for held in tensors}:
+                complete = None  # a restore went back behind it
         if complete is not None:
             known.add(complete.step)
         return sorted(known)

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
 import jax
+import pytest
 
 # Before any backend exists; JAX raises otherwise, and then the order of imports is to be mended.
 # By configuration and not by environment: processes that tests start choose for themselves.
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
+
+
+from checkpointer_support import World  # noqa: E402 - imports what JAX's configuration must precede
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    root = Path(tempfile.mkdtemp(prefix="eckpt-test-", dir="/dev/shm"))
+    yield World(root)
+    shutil.rmtree(root)

@@ -1,0 +1,91 @@
+"""A world of one process: its directories, its states, its checkpointers."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from emergency_ckpt import EmergencyCheckpointer
+from emergency_ckpt.runtime.events import Event
+
+LONG_S = 60.0
+
+
+class World:
+    """Directories of one test and the checkpointers that use them."""
+
+    def __init__(self, root: Path) -> None:
+        self.ramdisk = root / "ram"
+        self.persistent = root / "persistent"
+        self.events: list[Event] = []
+        self.mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("slice", "fsdp"))
+
+    def open(self, **settings: Any) -> EmergencyCheckpointer:
+        defaults: dict[str, Any] = {
+            "run_id": "run",
+            "local_dir": str(self.ramdisk),
+            "local_save_every_n_steps": 1,
+            "save_every_n_steps": 0,
+            "mesh": self.mesh,
+            "save_timeout_s": LONG_S,
+            "on_event": self.events.append,
+        }
+        return EmergencyCheckpointer(**{**defaults, **settings})
+
+    def open_both(self, **settings: Any) -> EmergencyCheckpointer:
+        both = {"dir": str(self.persistent), "save_every_n_steps": 2}
+        return self.open(**{**both, **settings})
+
+    def state(self, step: int) -> dict[str, Any]:
+        def put(value: np.ndarray, *spec: Any) -> jax.Array:
+            return jax.device_put(value, NamedSharding(self.mesh, P(*spec)))
+
+        return {
+            "w": put(np.arange(32, dtype=np.float32).reshape(8, 4) + step, "fsdp"),
+            "empty": put(np.zeros((0, 4), np.float32)),
+            "step": put(np.int32(step)),
+            "host": step,
+        }
+
+    def lose_ram(self) -> None:
+        shutil.rmtree(self.ramdisk)
+
+    def names(self) -> list[str]:
+        return [event.name for event in self.events]
+
+
+@contextlib.contextmanager
+def small_tmpfs(path: Path, size_bytes: int) -> Iterator[None]:
+    """A ramdisk of its own, where this may be mounted."""
+    path.mkdir(parents=True)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(path)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode != 0:
+        pytest.skip("mounting a tmpfs needs privileges")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+def same(left: Any, right: Any) -> bool:
+    return jax.tree.structure(left) == jax.tree.structure(right) and all(
+        type(a) is type(b) and np.array_equal(a, b)
+        for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True)
+    )
+
+
+def save_all(checkpointer: EmergencyCheckpointer, world: World, *steps: int) -> None:
+    for step in steps:
+        assert checkpointer.save(step=step, state=world.state(step), host_state={"at": step})
+        checkpointer.wait_until_finished()
+    checkpointer.check_for_errors()

@@ -1,0 +1,126 @@
+"""The checkpointer with a persistent directory: lost RAM, damaged steps, storage that is down."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+
+import jax.numpy as jnp
+import pytest
+from checkpointer_support import World, same, save_all
+
+from emergency_ckpt.errors import InvalidState, PersistentTierError, SaveFailed
+
+
+def test_all_ram_lost(world: World) -> None:
+    with world.open_both() as checkpointer:
+        save_all(checkpointer, world, 1, 2, 3)
+        assert checkpointer.all_steps() == [2, 3]
+    world.lose_ram()
+    with world.open_both() as checkpointer:
+        host: dict[str, int] = {}
+        step, state = checkpointer.restore(state=world.state(0), host_state=host)
+        assert step == 2
+        assert same(state, world.state(2))
+        assert host == {"at": 2}
+        report = checkpointer.last_restore
+        assert report is not None
+        assert (report.tier, report.bytes_local) == ("persistent", 0)
+        assert report.bytes_persistent > 0
+
+
+def _spoil_document(world: World) -> None:
+    (document,) = (world.persistent / "host_state" / "4").glob("process_*.json")
+    document.write_bytes(document.read_bytes()[:-20])
+
+
+def _spoil_marker(world: World) -> None:
+    (world.persistent / "host_state" / "4" / "marker.json").write_text("{}")
+
+
+def _spoil_tensors(world: World) -> None:
+    shutil.rmtree(world.persistent / "4" / "default")
+
+
+@pytest.mark.parametrize("spoil", [_spoil_document, _spoil_marker, _spoil_tensors])
+def test_an_unusable_persistent_step_leads_to_the_older_one(
+    world: World, spoil: Callable[[World], None]
+) -> None:
+    with world.open_both() as checkpointer:
+        save_all(checkpointer, world, 2, 4)
+    world.lose_ram()
+    spoil(world)
+    with world.open_both() as checkpointer:
+        host = {"at": 0}
+        step, state = checkpointer.restore(state=world.state(0), host_state=host)
+        assert (step, host) == (2, {"at": 2})
+        assert same(state, world.state(2))
+        save_all(checkpointer, world, 4)
+    world.lose_ram()
+    with world.open_both() as checkpointer:
+        assert checkpointer.restore(state=world.state(0))[0] == 4
+
+
+def test_keep_last_n(world: World) -> None:
+    with world.open_both(keep_last_n=2, local_save_every_n_steps=0) as checkpointer:
+        save_all(checkpointer, world, 2, 4, 6)
+        assert checkpointer.all_steps() == [4, 6]
+
+
+def _below_a_file(world: World) -> str:
+    blocker = world.persistent.parent / "file"
+    blocker.write_text("")
+    return str(blocker / "dir")
+
+
+def test_storage_that_is_down_stops_neither_start_nor_training_nor_restore(world: World) -> None:
+    directory = _below_a_file(world)
+    with world.open_both(dir=directory) as checkpointer:
+        with pytest.raises(PersistentTierError):
+            checkpointer.check_for_errors()
+        checkpointer.check_for_errors()
+        for step in (1, 2, 3):
+            assert checkpointer.save(step=step, state=world.state(step))
+            checkpointer.wait_until_finished()
+        with pytest.raises(SaveFailed, match="step 2 to the persistent tier"):
+            checkpointer.check_for_errors()
+        checkpointer.check_for_errors()
+        assert checkpointer.failed_saves == 2
+    assert "persistent.unreachable" in world.names()
+    with world.open_both(dir=directory) as checkpointer:
+        step, state = checkpointer.restore(state=world.state(0))
+        assert step == 3
+        assert same(state, world.state(3))
+        (world.persistent.parent / "file").unlink()  # storage is back
+        checkpointer.save(step=4, state=world.state(4))
+        checkpointer.wait_until_finished()
+    world.lose_ram()
+    with world.open_both(dir=directory) as checkpointer:
+        assert checkpointer.restore(state=world.state(0))[0] == 4
+
+
+def test_unreadable_storage_is_an_error_only_where_it_is_needed(world: World) -> None:
+    with world.open_both() as checkpointer:
+        save_all(checkpointer, world, 2, 3)
+    marker = world.persistent / "host_state" / "2" / "marker.json"
+    marker.unlink()
+    marker.mkdir()
+    with world.open_both() as checkpointer:
+        assert checkpointer.restore(state=world.state(0))[0] == 3
+    world.lose_ram()
+    with world.open_both() as checkpointer:
+        host = {"at": 0}
+        with pytest.raises(PersistentTierError, match=r"marker\.json"):
+            checkpointer.restore(state=world.state(0), host_state=host)
+        assert host == {"at": 0}
+
+
+def test_a_dtype_that_the_persistent_tier_cannot_store_is_refused_at_once(world: World) -> None:
+    state = {"x": jnp.zeros(4, "uint4")}
+    with world.open_both() as checkpointer:
+        with pytest.raises(InvalidState, match="cannot store dtype uint4"):
+            checkpointer.restore(state=state)
+        with pytest.raises(InvalidState, match="cannot store dtype uint4"):
+            checkpointer.save(step=1, state=state)
+    with world.open() as local_only:
+        assert local_only.save(step=1, state=state)
