@@ -1,0 +1,376 @@
+"""The persistent tier: Orbax's own format, and the marker that makes a step count."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from state_samples import assert_same, mesh_of, random_bits, sharded
+
+import emergency_ckpt.tiers
+from emergency_ckpt.core.inventory import PersistentStep
+from emergency_ckpt.errors import CorruptData, InvalidState, PersistentTierError
+from emergency_ckpt.tiers import host_state
+from emergency_ckpt.tiers.persistent import PersistentTier, check_storable, host_state_name
+from emergency_ckpt.tiers.snapshot import SnapshotRecipe
+from emergency_ckpt.tiers.state_tree import BoxTable, describe
+from emergency_ckpt.types import SaveId
+
+STORABLE = (
+    *("bool", "int4", "int8", "uint8", "int16", "uint16", "int32", "uint32"),
+    *("float16", "bfloat16", "float32", "complex64", "float8_e4m3fn", "float8_e5m2"),
+)
+
+
+def save_id(step: int, incarnation: str = "life") -> SaveId:
+    return SaveId(step=step, incarnation=incarnation, run_id="run")
+
+
+def state_of(step: int) -> dict[str, Any]:
+    mesh = mesh_of(2, 4)
+    return {
+        "params": {
+            dtype: sharded(random_bits((8, 4), dtype, seed=step), mesh, ("x", "y"))
+            for dtype in STORABLE
+        },
+        "columns": sharded(random_bits((2, 8), "float32", seed=step), mesh, None, "y"),
+        "point": sharded(np.array(step, np.int32), mesh),
+        "keys": jax.random.split(jax.random.key(step), 3),
+        "empty": {"device": sharded(np.zeros((0, 4), np.float32), mesh), "host": np.zeros((2, 0))},
+        "host": [np.arange(4) + step, np.float16(0.5), step, 0.25 * step, bool(step % 2)],
+    }
+
+
+def write(
+    tier: PersistentTier, step: int, state: Any, host: Any = None, life: str = "life"
+) -> None:
+    """One save, as ``runtime.persistent_saves`` does it with one process."""
+    save = save_id(step, life)
+    tree = describe(state, "save")
+    shards = BoxTable(tree, 1).shards_of(0)
+    views = SnapshotRecipe(tree, shards).take(jax.tree_util.tree_leaves(state))
+    tier.create()
+    tier.clear_step(step)
+    tier.write_tensors(save, tree, dict(zip(shards, views, strict=True)), (0,))
+    data = host_state.encode(save, 0, 1, host_state.capture(host))
+    tier.write_host_state(step, 0, 1, data)
+    digest = hashlib.sha256(data).hexdigest()
+    tier.publish(save, {0: (digest, host is None)}, [leaf.spec for leaf in tree.leaves])
+
+
+def read(tier: PersistentTier, step: int) -> Any:
+    like = state_of(0)
+    return tier.read_tensors(step, describe(like, "restore"), like)[0]
+
+
+def steps(tier: PersistentTier) -> list[int]:
+    return [found.step for found in tier.steps()]
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "persistent"
+
+
+@pytest.fixture
+def tier(directory: Path) -> PersistentTier:
+    return PersistentTier(str(directory))
+
+
+def marker_of(directory: Path, step: int) -> Path:
+    return directory / "host_state" / str(step) / "marker.json"
+
+
+def test_what_is_written_is_read_bit_for_bit(tier: PersistentTier) -> None:
+    write(tier, 7, state_of(7), {"position": 70})
+    assert tier.steps() == [PersistentStep(7, 1, True)]
+    assert_same(read(tier, 7), state_of(7))
+    document = host_state.decode(tier.read_host_state(7, 0))
+    assert host_state.value_of(document.payload) == {"position": 70}
+    assert document.save == save_id(7)
+
+
+def test_the_marker_knows_every_leaf_and_whether_there_is_a_host_state(
+    tier: PersistentTier,
+) -> None:
+    write(tier, 1, state_of(1))
+    assert tier.steps() == [PersistentStep(1, 1, False)]
+    assert tier.marker(1).leaves == tuple(
+        leaf.spec for leaf in describe(state_of(1), "save").leaves
+    )
+
+
+def test_bytes_read_are_those_of_the_distinct_shards(tier: PersistentTier) -> None:
+    state = {"w": sharded(np.zeros((8, 2), np.float32), mesh_of(2, 4), "y")}
+    write(tier, 1, state)
+    _, size_bytes = tier.read_tensors(1, describe(state, "restore"), state)
+    assert size_bytes == 64
+
+
+PLAIN_READER = """
+import json, sys
+import jax
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 8)
+import orbax.checkpoint as ocp
+import numpy as np
+directory, step = sys.argv[1], int(sys.argv[2])
+with ocp.CheckpointManager(directory) as manager:
+    assert manager.all_steps() == [step], manager.all_steps()
+    managed = manager.restore(step)
+alone = ocp.StandardCheckpointer().restore(f"{directory}/{step}/default")
+found = []
+for state in (managed, alone):
+    w = np.asarray(state["params"]["bfloat16"])
+    found.append([
+        sorted(state), str(w.dtype), w.tobytes().hex(), np.asarray(state["host"][0]).tolist(),
+        int(state["point"]), state["empty"],
+    ])
+assert not [name for name in sys.modules if name.startswith("emergency_ckpt")]
+print(json.dumps(found))
+"""
+
+
+def test_plain_orbax_reads_it_and_knows_nothing_of_this_package(
+    tier: PersistentTier, directory: Path
+) -> None:
+    write(tier, 7, state_of(7), {"position": 70})
+    done = subprocess.run(
+        [sys.executable, "-c", PLAIN_READER, str(directory), "7"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=directory,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    state = state_of(7)
+    w = np.asarray(state["params"]["bfloat16"])
+    wanted = [
+        sorted(state),
+        "bfloat16",
+        w.tobytes().hex(),
+        [7, 8, 9, 10],
+        7,
+        {"device": None, "host": None},
+    ]
+    assert json.loads(done.stdout.splitlines()[-1]) == [wanted, wanted]
+
+
+def _remove(path: Path) -> None:
+    path.unlink()
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:40])
+
+
+def _edit(**changes: Any) -> Callable[[Path], None]:
+    def edit(path: Path) -> None:
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _remove,
+        _truncate,
+        _edit(format=2),
+        _edit(save={"step": 3, "incarnation": "life", "run_id": "run"}),
+        _edit(digests=[]),
+        _edit(surprise=1),
+        lambda path: path.write_bytes(b"\xff\xfe"),
+        lambda path: path.write_text("[]"),
+        lambda path: shutil.rmtree(path.parent),
+        lambda path: shutil.rmtree(path.parents[2] / "4"),
+    ],
+    ids=[
+        "missing",
+        "truncated",
+        "version",
+        "step",
+        "contradicts",
+        "unknown field",
+        "no text",
+        "no marker",
+        "no host states",
+        "no tensors",
+    ],
+)
+def test_a_step_without_a_sound_marker_does_not_count(
+    tier: PersistentTier, directory: Path, damage: Callable[[Path], None]
+) -> None:
+    for step in (2, 4):
+        write(tier, step, {"x": np.arange(step)})
+    damage(marker_of(directory, 4))
+    assert steps(tier) == [2]
+    write(tier, 4, {"x": np.arange(4)}, life="next-life")
+    assert steps(tier) == [2, 4]
+    assert tier.marker(4).save.incarnation == "next-life"
+
+
+def test_a_marker_that_is_not_the_steps_own_says_so(tier: PersistentTier, directory: Path) -> None:
+    write(tier, 4, {"x": np.arange(4)})
+    marker = marker_of(directory, 4)
+    _edit(format=9)(marker)
+    with pytest.raises(CorruptData, match=r"unknown version .*expected 1, got 9"):
+        tier.marker(4)
+    _truncate(marker)
+    with pytest.raises(CorruptData, match="no marker"):
+        tier.marker(4)
+    marker.unlink()
+    with pytest.raises(PersistentTierError, match=r"host_state/4/marker\.json"):
+        tier.marker(4)
+
+
+def test_a_marker_that_cannot_be_read_is_not_one_that_is_absent(
+    tier: PersistentTier, directory: Path
+) -> None:
+    """Or a passing fault of storage would bring back an older step in silence."""
+    for step in (2, 4):
+        write(tier, step, {"x": np.arange(step)})
+    marker = marker_of(directory, 4)
+    marker.unlink()
+    marker.mkdir()
+    with pytest.raises(PersistentTierError, match=r"marker\.json"):
+        tier.steps()
+
+
+def test_an_altered_host_state_is_refused(tier: PersistentTier, directory: Path) -> None:
+    write(tier, 4, {"x": np.arange(4)}, {"position": 1})
+    document = directory / "host_state" / "4" / host_state_name(0, 1)
+    document.write_bytes(document.read_bytes().replace(b"position", b"positioM"))
+    with pytest.raises(CorruptData, match="not the one that was saved"):
+        tier.read_host_state(4, 0)
+    document.unlink()
+    with pytest.raises(PersistentTierError, match=re.escape(document.name)):
+        tier.read_host_state(4, 0)
+
+
+def test_keep_last_n_removes_tensors_and_host_states(directory: Path) -> None:
+    tier = PersistentTier(str(directory), keep_last_n=2)
+    for step in (1, 2, 3, 5):
+        write(tier, step, {"x": np.arange(step)}, {"step": step})
+    assert steps(tier) == [3, 5]
+    assert sorted(path.name for path in (directory / "host_state").iterdir()) == ["3", "5"]
+    assert sorted(path.name for path in directory.iterdir() if path.name.isdecimal()) == ["3", "5"]
+
+
+def test_a_step_may_be_saved_again_after_the_run_went_back(tier: PersistentTier) -> None:
+    write(tier, 4, {"x": np.arange(4)}, "first")
+    write(tier, 4, {"x": np.arange(4) * 10}, "second", life="next-life")
+    like = {"x": np.zeros(4, int)}
+    state, _ = tier.read_tensors(4, describe(like, "restore"), like)
+    assert state["x"].tolist() == [0, 10, 20, 30]
+    assert tier.marker(4).save.incarnation == "next-life"
+    assert b"second" in tier.read_host_state(4, 0)
+
+
+def test_leftovers_of_a_writer_that_died_are_cleared(tier: PersistentTier, directory: Path) -> None:
+    write(tier, 2, {"x": np.arange(2)})
+    unfinished = directory / "4.orbax-checkpoint-tmp-123"
+    unfinished.mkdir()
+    (unfinished / "piece").write_bytes(b"half")
+    assert steps(tier) == [2]
+    write(tier, 4, {"x": np.arange(4)})
+    assert not unfinished.exists()
+    assert steps(tier) == [2, 4]
+    tier.clear_step(4)
+    tier.clear_step(4)
+    assert steps(tier) == [2]
+
+
+def test_nothing_there_is_no_step(tier: PersistentTier, directory: Path) -> None:
+    assert tier.steps() == []
+    assert tier.directory == str(directory)
+    tier.create()
+    tier.create()
+    (directory / "notes.txt").write_text("not a step")
+    assert tier.steps() == []
+
+
+def test_a_directory_that_is_none_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    for path in (file, file / "below"):
+        with pytest.raises(PersistentTierError, match=re.escape(str(path))):
+            PersistentTier(str(path)).create()
+    with pytest.raises(PersistentTierError, match="list"):
+        PersistentTier(str(file)).steps()
+
+
+def test_a_step_that_is_not_there_cannot_be_read(tier: PersistentTier) -> None:
+    tier.create()
+    with pytest.raises(PersistentTierError, match=r"restore .*/9"):
+        read(tier, 9)
+
+
+@pytest.mark.parametrize("dtype", ["uint4", "uint2", "float8_e4m3"])
+def test_a_dtype_that_orbax_cannot_store_is_refused_before_training(dtype: str) -> None:
+    state = {"good": np.zeros(2), "bad": random_bits((2,), dtype, seed=1)}
+    with pytest.raises(InvalidState, match=f"'bad': the persistent tier cannot store .*{dtype}"):
+        check_storable(describe(state, "save"))
+
+
+def test_what_was_said_to_be_storable_is(tier: PersistentTier) -> None:
+    check_storable(describe(state_of(1), "save"))
+
+
+def test_a_state_with_nothing_but_empty_leaves(tier: PersistentTier) -> None:
+    state = {"x": np.zeros((0, 3)), "y": None}
+    write(tier, 1, state)
+    back, size_bytes = tier.read_tensors(1, describe(state, "restore"), state)
+    assert_same(back, state)
+    assert size_bytes == 0
+
+
+def write_example(directory: Path) -> bytes:
+    """The worked example of FORMAT.md; returns the bytes of its marker."""
+    save = SaveId(step=40, incarnation="0198f2c4a1b0-5e9d", run_id="demo")
+    state = {"params": {"w": np.array([1, -0.0, np.nan, 0.5], np.float32)}, "rng": np.uint32(42)}
+    tree = describe(state, "save")
+    shards = BoxTable(tree, 1).shards_of(0)
+    views = SnapshotRecipe(tree, shards).take(jax.tree_util.tree_leaves(state))
+    tier = PersistentTier(str(directory))
+    tier.create()
+    tier.write_tensors(save, tree, dict(zip(shards, views, strict=True)), (0,))
+    documents: dict[int, tuple[str, bool]] = {}
+    for owner, host in enumerate([{"position": 160}, None]):
+        data = host_state.encode(save, owner, 2, host_state.capture(host))
+        tier.write_host_state(40, owner, 2, data)
+        documents[owner] = (hashlib.sha256(data).hexdigest(), host is None)
+    tier.publish(save, documents, [leaf.spec for leaf in tree.leaves])
+    return marker_of(directory, 40).read_bytes()
+
+
+def test_the_specification_shows_the_marker_that_is_written(directory: Path) -> None:
+    text = (Path(emergency_ckpt.tiers.__file__).parent / "FORMAT.md").read_text("utf-8")
+    (example,) = re.findall(r"```json marker\n(.*?)\n```", text, re.DOTALL)
+    assert write_example(directory) == example.encode()
+    listed = {path.relative_to(directory).as_posix() for path in directory.rglob("host_state/*/*")}
+    (tree,) = re.findall(r"```files persistent\n(.*?)\n```", text, re.DOTALL)
+    assert {f"host_state/40/{line.split()[0]}" for line in tree.splitlines()[3:]} == listed
+
+
+def test_a_reader_with_nothing_but_the_specification_checks_it(directory: Path) -> None:
+    """By json and hashlib only."""
+    marker = json.loads(write_example(directory))
+    assert marker["format"] == 1
+    assert marker["save"]["step"] == 40
+    for owner, digest in enumerate(marker["digests"]):
+        name = f"process_{owner:05d}_of_{len(marker['digests']):05d}.json"
+        data = (directory / "host_state" / "40" / name).read_bytes()
+        assert hashlib.sha256(data).hexdigest() == digest
+        assert (json.loads(data)["payload"] is None) == marker["empty"][owner]
