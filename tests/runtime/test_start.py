@@ -1,0 +1,176 @@
+"""The start of a job's life, and what comes to rest between processes, over threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from emergency_ckpt.config import Config
+from emergency_ckpt.core.placement import Topology
+from emergency_ckpt.errors import ConfigError, DeadlineExceeded, InvalidState, RestoreFailed
+from emergency_ckpt.runtime.holdings import HostStateInbox, holder_name
+from emergency_ckpt.runtime.peers import agree_secret, agree_start, new_incarnation
+from emergency_ckpt.runtime.save_recipe import build_recipe
+from emergency_ckpt.runtime.topology import topology_of
+from emergency_ckpt.testing.memory_coordination import MemoryService
+from emergency_ckpt.tiers.state_tree import describe
+from emergency_ckpt.types import SaveId
+
+LONG_S = 60.0
+SOON_S = 0.2
+
+
+def everywhere(count: int, work: Callable[[int], Any]) -> list[Any]:
+    """``work`` on each process at once; an error counts as the result."""
+
+    def one(process: int) -> Any:
+        try:
+            return work(process)
+        except Exception as error:  # noqa: BLE001 - judged by the test
+            return error
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(one, range(count)))
+
+
+def start(count: int, starts: dict[int, Callable[[], str]], **agreements: str) -> list[Any]:
+    service = MemoryService(count)
+    return everywhere(
+        count,
+        lambda p: agree_start(
+            service.member(p), agreements.get(f"p{p}", "same"), starts.get(p, lambda: "a:1"), LONG_S
+        ),
+    )
+
+
+def test_all_share_one_fresh_incarnation() -> None:
+    first, second = start(3, {}), start(3, {})
+    assert len(set(first)) == len(set(second)) == 1
+    assert first[0] != second[0]
+
+
+def test_later_incarnations_sort_later_and_are_plain_names() -> None:
+    ids = [new_incarnation() for _ in range(50)]
+    assert len(set(ids)) == 50
+    assert [i.split("-")[0] for i in ids] == sorted(i.split("-")[0] for i in ids)
+
+
+def test_a_process_that_cannot_start_stops_all() -> None:
+    def broken() -> str:
+        raise OSError("no such ramdisk")
+
+    own, *others = reversed(start(3, {2: broken}))
+    assert isinstance(own, OSError)
+    for other in others:
+        assert isinstance(other, RestoreFailed)
+        assert "process 2: no such ramdisk" in str(other)
+
+
+def test_configurations_that_differ_stop_all() -> None:
+    for error in start(3, {}, p1="other"):
+        assert isinstance(error, RestoreFailed)
+        assert "the configurations of the processes differ: [0, 2] / [1]" in str(error)
+
+
+def test_a_process_that_does_not_come_is_named() -> None:
+    service = MemoryService(2)
+    with pytest.raises(DeadlineExceeded, match="missing: process 1"):
+        agree_start(service.member(0), "same", lambda: "a:1", SOON_S)
+
+
+def test_a_secret_is_made_up_and_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ECKPT_SECRET", raising=False)
+    service, another = MemoryService(3), MemoryService(1)
+    secrets = everywhere(3, lambda p: agree_secret(service.member(p), None, LONG_S))
+    assert len(set(secrets)) == 1
+    assert len(secrets[0]) >= 16
+    assert agree_secret(another.member(0), None, LONG_S) != secrets[0]
+
+
+def test_a_secret_of_a_file_never_goes_through_the_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ECKPT_SECRET", raising=False)
+    file = tmp_path / "secret"
+    file.write_text("0123456789abcdef" * 4)
+    file.chmod(0o600)
+    service = MemoryService(2)
+    secrets = everywhere(2, lambda p: agree_secret(service.member(p), str(file), LONG_S))
+    assert len(set(secrets)) == 1
+    assert not [v for v in service.values.values() if secrets[0] in v or b"0123456789" in v]
+    mixed = MemoryService(2)
+    files = {0: str(file), 1: None}
+    results = everywhere(2, lambda p: agree_secret(mixed.member(p), files[p], LONG_S))
+    assert isinstance(results[1], ConfigError)
+
+
+def save_id(step: int) -> SaveId:
+    return SaveId(step=step, incarnation="life", run_id="run")
+
+
+def test_the_inbox_waits_for_all_and_names_who_is_missing() -> None:
+    inbox = HostStateInbox()
+    inbox.put(save_id(1), 0, b"zero")
+    with pytest.raises(DeadlineExceeded, match="missing: process 2") as caught:
+        inbox.wait_for(save_id(1), [0, 2], SOON_S)
+    assert caught.value.missing == ("process 2",)
+    thread = threading.Thread(target=inbox.put, args=(save_id(1), 2, b"two"))
+    thread.start()
+    assert inbox.wait_for(save_id(1), [0, 2], LONG_S) == {0: b"zero", 2: b"two"}
+    thread.join()
+    assert inbox.wait_for(save_id(1), [], SOON_S) == {}
+
+
+def test_the_inbox_is_bounded() -> None:
+    inbox = HostStateInbox()
+    for step in range(100):
+        inbox.put(save_id(step), 0, b"x")
+    assert inbox.wait_for(save_id(99), [0], SOON_S) == {0: b"x"}
+    with pytest.raises(DeadlineExceeded):
+        inbox.wait_for(save_id(0), [0], SOON_S)
+
+
+def test_holders_have_names() -> None:
+    assert holder_name(7) == "process/7"
+
+
+def mesh_of(*shape: int) -> Mesh:
+    return Mesh(np.array(jax.devices()).reshape(shape), ("slice", "fsdp"))
+
+
+@pytest.mark.parametrize("axis", [0, 1, "slice", "fsdp", 5])
+def test_slices_that_share_a_process_fail_together_and_are_one(axis: str | int) -> None:
+    tree = describe({"x": 1}, "save")
+    assert topology_of(mesh_of(2, 4), axis, tree) == Topology(1, (0,))
+
+
+def test_without_a_mesh_that_of_the_state_is_taken_or_none() -> None:
+    array = jax.device_put(np.zeros(8), NamedSharding(mesh_of(2, 4), P("fsdp")))
+    for state in ({"x": array}, {"x": 1}, {}):
+        assert topology_of(None, "slice", describe(state, "save")) == Topology(1, (0,))
+
+
+def test_a_recipe_stores_each_distinct_shard_once() -> None:
+    config = Config(local_dir="/dev/shm/x", run_id="r", mesh=mesh_of(2, 4))
+    array = jax.device_put(np.zeros((8, 2), np.int8), NamedSharding(mesh_of(2, 4), P("fsdp")))
+    recipe = build_recipe(describe({"x": array, "n": 1}, "save"), config, (0, 1))
+    assert [placed.nbytes for placed in recipe.layout.shards] == [8, 4, 4, 4, 4]
+    assert len(recipe.held) == 5
+    assert recipe.buddies == ()
+
+
+def test_a_recipe_refuses_early_what_the_persistent_tier_cannot_store() -> None:
+    tree = describe({"x": jax.numpy.zeros(2, "uint4")}, "save")
+    local = Config(local_dir="/dev/shm/x", run_id="r")
+    build_recipe(tree, local, (0, 1))
+    with pytest.raises(InvalidState, match="uint4"):
+        build_recipe(tree, local.set(dir="/persistent"), (0, 1))
