@@ -99,8 +99,8 @@ def _storage_sharding(
     """A sharding that Orbax takes, whose first replica lies on the writers.
 
     Orbax refuses arrays that one process of several holds alone. So what a single writer stores
-    keeps its place on the whole mesh, where the primary slice is the first replica; and what each
-    process holds for itself counts as replicated over the processes.
+    stays on the whole mesh, with the primary slice moved to its front; and what each process holds
+    for itself counts as replicated over the processes.
     """
     count = jax.process_count()
     if count == 1:
@@ -111,7 +111,7 @@ def _storage_sharding(
         order = [*writers, *(p for p in range(count) if alone and p not in writers)]
         mesh = jax.sharding.Mesh(np.array([first[process] for process in order]), ("process",))
         return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    if alone or not isinstance(sharding, jax.sharding.NamedSharding):
+    if not isinstance(sharding, jax.sharding.NamedSharding):
         return sharding
     mesh = sharding.mesh
     assert isinstance(mesh, jax.sharding.Mesh)
@@ -123,5 +123,6 @@ def _storage_sharding(
             if all(d.process_index in writers for d in np.take(devices, index, axis).flat)
         ]
         if rows and len(rows) < devices.shape[axis]:
-            devices = np.take(devices, rows, axis)
+            others = [index for index in range(devices.shape[axis]) if index not in rows]
+            devices = np.take(devices, [*rows, *others] if alone else rows, axis)
     return jax.sharding.NamedSharding(jax.sharding.Mesh(devices, mesh.axis_names), sharding.spec)
