@@ -238,17 +238,23 @@ class EmergencyCheckpointer:
         assert self._recipe is not None
         return self._recipe
 
-    def _set_recipe(self, recipe: SaveRecipe) -> None:
+    def _set_recipe(self, recipe: SaveRecipe, *, in_background: bool = False) -> None:
         self._recipe = recipe
-        if self._config.local_save_every_n_steps > 0:
-            self._member.tier.reserve(recipe.layout.size_bytes)
-            self._member.tier.prefault_in_background()
+        if self._config.local_save_every_n_steps <= 0:
+            return
+        tier, size_bytes = self._member.tier, recipe.layout.size_bytes
+        if in_background:  # training waits for nothing that the first save does not need yet
+            tier.check_reservable(size_bytes)
+            tier.prefault_in_background(size_bytes)
+        else:
+            tier.reserve(size_bytes)
+            tier.prefault_in_background()
 
-    def _reserve_together(self, recipe: SaveRecipe, name: str) -> None:
+    def _reserve_together(self, recipe: SaveRecipe, name: str, *, restored: bool) -> None:
         """Reserve the slots that saves will need; a ramdisk that is too small stops all."""
         failure: CheckpointError | None = None
         try:
-            self._set_recipe(recipe)
+            self._set_recipe(recipe, in_background=restored)
         except CheckpointError as error:
             failure = error
         errors = agree(
@@ -293,7 +299,7 @@ class EmergencyCheckpointer:
             number=number,
         )
         restored = restore.run()
-        self._reserve_together(recipe, f"restore/{number}/reserved")
+        self._reserve_together(recipe, f"restore/{number}/reserved", restored=restored is not None)
         if restored is None:
             return None, state
         self._incarnation = restored.incarnation

@@ -143,8 +143,9 @@ class ShardCollection:
         places = {placed.shard: placed.offset for placed in layout.shards}
         writer = self._begin_write(layout.size_bytes)
         try:
-            crcs = self._copy_own(own, contents, places, writer)
-            crcs.update(self._fetch_all(groups, contents, addresses, places, writer))
+            # First what comes over the network: the slot is still being reserved meanwhile.
+            crcs = self._fetch_all(groups, contents, addresses, places, writer)
+            crcs.update(self._copy_own(own, contents, places, writer))
             built = build_contents(
                 self._save, leaves, layout, [crcs[placed.shard] for placed in layout.shards]
             )
@@ -162,7 +163,7 @@ class ShardCollection:
     def _begin_write(self, size_bytes: int) -> SlotWriter:
         """A slot that holds nothing this restore may still need, as long as the RAM suffices."""
         try:
-            return self._tier.begin_write(self._save, size_bytes, allow_extra=True)
+            return self._tier.begin_write(self._save, size_bytes, allow_extra=True, overlapped=True)
         except RamdiskFull:
             # Older steps go first: they are second choice, and peers have copies.
             self._tier.protect([self._save])
@@ -199,6 +200,8 @@ class ShardCollection:
     ) -> dict[ShardId, int]:
         crcs: dict[ShardId, int] = {}
         for digest, shards in own:
+            if not shards:
+                continue
             ids = [contents[digest].shard_id(shard) for shard in shards]
             entries = [contents[digest].shards[shard] for shard in shards]
             with self._tier.mapping_for(digest) as (mapping, _):
@@ -260,6 +263,7 @@ class ShardCollection:
                     deadline_left_s(self._deadline_s),
                 )
             except (TransferError, NotHeld) as error:
+                writer.wait_reserved()  # a ramdisk that ran full is no fault of the source
                 self._distrust(Quarantined(source, group.digest), contents, str(error))
                 continue
             left = self._accept(source, group.digest, contents, left, got, crcs)

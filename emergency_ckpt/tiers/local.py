@@ -7,13 +7,12 @@ else may be called from any thread meanwhile. Nothing here is collective.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from absl import logging
 
 from emergency_ckpt import _native
-from emergency_ckpt._native import Mapping
 from emergency_ckpt.errors import LocalTierError, SlotBusy
 from emergency_ckpt.tiers import claims, files
 from emergency_ckpt.tiers.held_copies import HeldCopies
@@ -144,55 +143,67 @@ class LocalTier(HeldCopies):
         """
         self._check_open("reserve slots in")
         with self._saving:
-            target = max(whole_pages(slot_bytes), self._reserved_bytes)
-            with self._lock:
-                self._drop_surplus()
-                slots = list(self._own.slots)
-                too_large = [
-                    slot
-                    for slot in slots
-                    if self._reserved_bytes < target < slot.size_bytes
-                    and slot.published is None
-                    and not self._in_use(slot)
-                ]
-            kept = [slot for slot in slots if slot not in too_large]
-            missing = max(SLOTS_AT_REST - len(kept), 0)
-            needed = missing * target + sum(max(target - slot.size_bytes, 0) for slot in kept)
-            if needed > 0:
-                freed = sum(slot.size_bytes for slot in too_large)
-                check_room(self._own.claim, needed + _SMALL_FILES_BYTES - freed)
+            target, missing, kept, too_large = self._check_reservable(slot_bytes)
             for slot in too_large:
-                with self._lock:
-                    self._own.slots.remove(slot)
-                    slot.delete()
+                self._discard(slot)
             for slot in kept:
                 slot.grow(target)
             for _ in range(missing):
                 self._add_slot(target)
             self._reserved_bytes = target
 
-    def prefault_in_background(self) -> None:
+    def check_reservable(self, slot_bytes: int) -> None:
+        """``RamdiskFull`` with both sizes when ``reserve`` would find no room. Changes nothing."""
+        self._check_open("reserve slots in")
+        with self._saving:
+            self._check_reservable(slot_bytes)
+
+    def _check_reservable(self, slot_bytes: int) -> tuple[int, int, list[Slot], list[Slot]]:
+        """(slot size, slots to make, slots to keep, free slots that are too large)."""
+        target = max(whole_pages(slot_bytes), self._reserved_bytes)
+        with self._lock:
+            self._drop_surplus()
+            slots = list(self._own.slots)
+            too_large = [
+                slot
+                for slot in slots
+                if self._reserved_bytes < target < slot.size_bytes
+                and slot.published is None
+                and not self._in_use(slot)
+            ]
+        kept = [slot for slot in slots if slot not in too_large]
+        missing = max(SLOTS_AT_REST - len(kept), 0)
+        needed = missing * target + sum(max(target - slot.size_bytes, 0) for slot in kept)
+        if needed > 0:
+            freed = sum(slot.size_bytes for slot in too_large)
+            check_room(self._own.claim, needed + _SMALL_FILES_BYTES - freed)
+        return target, missing, kept, too_large
+
+    def prefault_in_background(self, reserve_bytes: int | None = None) -> None:
         """Touch the pages of all slots in a thread of its own, so that saves find them mapped.
 
-        Changes no byte. A failure costs speed only, and is logged.
+        With ``reserve_bytes`` it does ``reserve`` first, for which ``check_reservable`` has found
+        room: saves wait for it. Changes no byte. A failure is logged; the next save meets it.
         """
         if self._prefaulter is not None and self._prefaulter.is_alive():
             return
-        with self._lock:
-            mappings = [slot.mapping for slot in self._own.slots]
         # Not a daemon: one that is inside native code when the interpreter ends aborts it.
         self._prefaulter = threading.Thread(
-            target=self._prefault, args=(mappings,), name="eckpt-prefault"
+            target=self._prefault, args=(reserve_bytes,), name="eckpt-prefault"
         )
         self._prefaulter.start()
 
-    def begin_write(self, save: SaveId, nbytes: int, *, allow_extra: bool = False) -> SlotWriter:
+    def begin_write(
+        self, save: SaveId, nbytes: int, *, allow_extra: bool = False, overlapped: bool = False
+    ) -> SlotWriter:
         """The writer of a slot of at least ``nbytes`` for ``save``; see ``choose_slot``.
 
         The slot's old manifest is removed before this returns: nothing of the old save counts
         from then on. With ``allow_extra`` a slot is made when all hold protected saves (for a
-        restore). ``SlotBusy`` when no slot may be written now; ``RamdiskFull`` when one must be
-        made or grown and there is no room (what was published stays then).
+        restore). With ``overlapped`` a slot that must be made is reserved while bytes are already
+        received into it (``SlotWriter.wait_reserved``). ``SlotBusy`` when no slot may be written
+        now; ``RamdiskFull`` when one must be made or grown and there is no room (what was
+        published stays then).
         """
         self._check_open("write to")
         if save.run_id != self._run_dir.name:
@@ -209,7 +220,7 @@ class LocalTier(HeldCopies):
                     hint="the next save tries again; drop restored arrays that are not in use",
                 )
             if choice.number is None:
-                slot = self._add_slot(max(nbytes, self._reserved_bytes))
+                slot = self._add_slot(max(nbytes, self._reserved_bytes), overlapped=overlapped)
             else:
                 slot = next(slot for slot in self._own.slots if slot.number == choice.number)
                 slot.grow(nbytes)
@@ -223,7 +234,7 @@ class LocalTier(HeldCopies):
                 except OSError as error:
                     raise files.local_error("invalidate", str(self.path), error) from error
                 slot.writing = True
-            return SlotWriter(slot, save, self._writer, self._threads, self._lock)
+            return SlotWriter(slot, save, self._writer, self._threads, self._lock, self._discard)
 
     def protect(self, saves: Iterable[SaveId]) -> None:
         """From now on these saves, and no others, are never overwritten."""
@@ -302,20 +313,30 @@ class LocalTier(HeldCopies):
             self._own.slots.remove(slot)
             slot.delete()
 
-    def _add_slot(self, size_bytes: int) -> Slot:
-        slot = self._own.make_slot(size_bytes)
+    def _discard(self, slot: Slot) -> None:
+        with self._lock:
+            if slot in self._own.slots:
+                self._own.slots.remove(slot)
+                slot.delete()
+
+    def _add_slot(self, size_bytes: int, *, overlapped: bool = False) -> Slot:
+        slot = self._own.make_slot(size_bytes, overlapped=overlapped)
         with self._lock:
             self._own.slots.append(slot)
         return slot
 
-    def _prefault(self, mappings: Sequence[Mapping]) -> None:
+    def _prefault(self, reserve_bytes: int | None) -> None:
         try:
+            if reserve_bytes is not None:
+                self.reserve(reserve_bytes)
+            with self._lock:
+                mappings = [slot.mapping for slot in self._own.slots]
             for mapping in mappings:
                 for offset in range(0, mapping.size_bytes, _PREFAULT_PIECE_BYTES):
                     if self._closing.is_set() or not threading.main_thread().is_alive():
                         return
                     nbytes = min(_PREFAULT_PIECE_BYTES, mapping.size_bytes - offset)
                     _native.prefault(mapping, offset, nbytes, self._threads)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, LocalTierError) as error:
             # ValueError: the slot was dropped meanwhile.
             logging.warning("prefault of %s: %s; saves are slower", self.path, error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import numpy.typing as npt
@@ -28,13 +28,20 @@ class SlotWriter:
     """
 
     def __init__(
-        self, slot: Slot, save: SaveId, writer: Writer, threads: int, tier_lock: threading.RLock
+        self,
+        slot: Slot,
+        save: SaveId,
+        writer: Writer,
+        threads: int,
+        tier_lock: threading.RLock,
+        discard: Callable[[Slot], None],
     ) -> None:
         self._slot = slot
         self._save = save
         self._writer = writer
         self._threads = threads
         self._tier_lock = tier_lock
+        self._discard = discard
         self._staged: tuple[str, Published] | None = None
         self._open = True
 
@@ -44,6 +51,21 @@ class SlotWriter:
         self._check_open("use the mapping of")
         return self._slot.mapping
 
+    def wait_reserved(self) -> None:
+        """Return when all of the slot's blocks are reserved. ``RamdiskFull`` without room.
+
+        Needed before anything but a receive writes to ``mapping``; ``copy`` and ``stage`` do it.
+        """
+        reservation = self._slot.reservation
+        if reservation is None:
+            return
+        try:
+            reservation.wait()
+        except OSError as error:
+            name = f"slot {self._slot.number}"
+            raise files.local_error("reserve", name, error, self._slot.size_bytes) from error
+        self._slot.reservation = None
+
     def copy(self, copies: Sequence[tuple[Buffer | npt.NDArray[Any], int]]) -> list[int]:
         """Copy each buffer to its offset; returns the CRC32C of each. Releases the GIL.
 
@@ -52,6 +74,7 @@ class SlotWriter:
         self._check_open("copy to")
         if self._staged is not None:
             raise self._misuse("copy to", "its manifest is staged already")
+        self.wait_reserved()
         return _native.copy_crc32c(self._slot.mapping, copies, self._threads)
 
     def stage(self, contents: Contents) -> str:
@@ -63,6 +86,7 @@ class SlotWriter:
         self._check_open("stage")
         if self._staged is not None:
             raise self._misuse("stage", "it is staged already")
+        self.wait_reserved()
         check_manifest_contents(contents)
         if contents.save != self._save:
             raise CorruptData(
@@ -101,7 +125,14 @@ class SlotWriter:
             self._open = False
 
     def abort(self) -> None:
-        """Give the slot back with nothing in it. Idempotent; nothing happens after ``publish``."""
+        """Give the slot back with nothing in it. Idempotent; nothing happens after ``publish``.
+
+        A slot that could not be reserved is removed.
+        """
+        try:
+            self.wait_reserved()
+        except LocalTierError:
+            self._discard(self._slot)
         with self._tier_lock:
             if not self._open:
                 return

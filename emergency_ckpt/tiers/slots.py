@@ -23,6 +23,8 @@ from emergency_ckpt.tiers.claims import Claim
 from emergency_ckpt.tiers.manifest import MAX_MANIFEST_BYTES, decode_manifest, end_of
 from emergency_ckpt.types import Contents, SaveId
 
+_RESERVE_PIECE_BYTES = 32 << 20
+
 NUMBERS = range(10)
 """Numbers that a slot may have: one digit."""
 
@@ -81,6 +83,38 @@ _counts_lock = threading.Lock()
 _counts: weakref.WeakValueDictionary[tuple[int, int], LentCount] = weakref.WeakValueDictionary()
 
 
+class Reservation:
+    """The blocks of a slot file, reserved in a thread of its own while bytes already come in.
+
+    Only for bytes that the kernel itself stores (a receive, a read): where it finds no room it
+    fails with an error. Other writers must ``wait`` first: they would get SIGBUS.
+    """
+
+    def __init__(self, fd: int, size_bytes: int) -> None:
+        self._fd = os.dup(fd)
+        self._size_bytes = size_bytes
+        self._error: OSError | None = None
+        # Not a daemon: the interpreter's end waits for it, at most a second per GiB.
+        self._thread = threading.Thread(target=self._run, name="eckpt-reserve")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Return when every block is there. OSError when there is no room."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            # In pieces: page faults of other threads get their turn at the file's lock.
+            for offset in range(0, self._size_bytes, _RESERVE_PIECE_BYTES):
+                _reserve(self._fd, offset, min(_RESERVE_PIECE_BYTES, self._size_bytes - offset))
+        except OSError as error:
+            self._error = error
+        finally:
+            os.close(self._fd)
+
+
 class Slot:
     """One slot file, mapped. State is changed only under the lock of the tier that owns it.
 
@@ -89,7 +123,10 @@ class Slot:
       writing: a ``SlotWriter`` is at work in it.
       readers: how many peers, or verifications, read it now.
       bad_shards: indices of shards that failed verification.
+      reservation: its blocks are still being reserved; None once they are.
     """
+
+    reservation: Reservation | None = None
 
     def __init__(self, number: int, claim: Claim, mapping: Mapping, count: LentCount) -> None:
         self.number = number
@@ -181,10 +218,11 @@ def check_room(claim: Claim, needed_bytes: int) -> None:
         )
 
 
-def make_slot(number: int, claim: Claim, size_bytes: int) -> Slot:
+def make_slot(number: int, claim: Claim, size_bytes: int, *, overlapped: bool = False) -> Slot:
     """Reserve and map a new slot. ``RamdiskFull``, ``LocalTierError``; nothing is left on failure.
 
-    Takes time in proportion to the size: the kernel clears each page.
+    Takes time in proportion to the size: the kernel clears each page. With ``overlapped`` that
+    time passes in the background, see ``Reservation``; only the check for room is made here.
     """
     size_bytes = whole_pages(size_bytes)
     check_room(claim, size_bytes)
@@ -194,8 +232,14 @@ def make_slot(number: int, claim: Claim, size_bytes: int) -> Slot:
     except OSError as error:
         raise files.local_error("make slot", name, error) from error
     try:
-        _reserve(fd, 0, size_bytes)
-        return Slot(number, claim, _map(fd, size_bytes, name), _count_for(fd))
+        if overlapped:
+            os.ftruncate(fd, size_bytes)
+        else:
+            _reserve(fd, 0, size_bytes)
+        slot = Slot(number, claim, _map(fd, size_bytes, name), _count_for(fd))
+        if overlapped:
+            slot.reservation = Reservation(fd, size_bytes)
+        return slot
     except BaseException as error:
         files.remove(name, claim.dir_fd)
         if isinstance(error, OSError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from tiers_support import (
     assert_whole,
     complete_save,
     document,
+    fill,
     held_steps,
     open_tier,
     save_id,
@@ -28,7 +30,9 @@ from tiers_support import (
     write_save,
 )
 
+from emergency_ckpt._native import Mapping, receive_ranges
 from emergency_ckpt.errors import LocalTierError, RamdiskFull
+from emergency_ckpt.tiers.slots import Reservation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,3 +170,40 @@ def test_a_read_only_ramdisk_is_an_error(small: Ramdisk) -> None:
         place = Path("/proc/self/ramdisk")
     with pytest.raises(LocalTierError, match="check that local_dir is a writable directory"):
         open_tier(place)
+
+
+def test_a_reservation_that_finds_no_room_says_so(small: Ramdisk) -> None:
+    with open(small.path / "slot", "w+b") as file:
+        too_much = small.free_bytes + (64 << 20)
+        os.ftruncate(file.fileno(), too_much)
+        reservation = Reservation(file.fileno(), too_much)
+        with pytest.raises(OSError, match="No space left"):
+            reservation.wait()
+
+
+def test_a_receive_without_room_is_an_error_and_no_signal(small: Ramdisk) -> None:
+    """What lets bytes come in while the slot is still being reserved."""
+    if not small.mounted:
+        pytest.skip("needs a tmpfs of its own, which this process may not mount")
+    with open(small.path / "slot", "w+b") as file:
+        os.ftruncate(file.fileno(), 1 << 20)
+        small.fill()
+        mapping = Mapping(file.fileno(), 1 << 20, writable=True)
+    near, far = socket.socketpair()
+    with near, far:
+        near.sendall(b"x" * 4096)
+        with pytest.raises(OSError, match="Bad address"):
+            receive_ranges(far.fileno(), mapping, [(0, 4096)], 5.0)
+    mapping.close()
+
+
+def test_an_overlapped_slot_is_wholly_reserved_once_it_is_published(small: Ramdisk) -> None:
+    tier = open_tier(small.path)
+    size_bytes = 1 << 20
+    writer = tier.begin_write(save_id(1), size_bytes, overlapped=True)
+    digest = writer.stage(fill(writer, save_id(1)))
+    writer.publish()
+    (slot,) = tier.path.glob("slot_?.bin")
+    assert slot.stat().st_blocks * 512 >= size_bytes
+    assert_whole(tier, digest, 1)
+    tier.close()
