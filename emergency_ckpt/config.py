@@ -15,6 +15,7 @@ import jax
 from emergency_ckpt.core.placement import AllButPrimary, PlacementPolicy
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.runtime.events import Listener
+from emergency_ckpt.transfer.wire import MAX_HOST_STATE_BYTES
 
 MEBIBYTE = 1 << 20
 _LONGEST_TIMEOUT_S = 1e7
@@ -42,7 +43,8 @@ class Config:
       placement: which slices store which shards in the local tier.
       host_state_buddies: processes on other slices that keep a copy of a host state; None: one on
         every other slice.
-      host_state_limit_bytes: largest encoded host state of a process.
+      host_state_limit_bytes: largest encoded host state of a process; at most 64 MiB, what a peer
+        takes.
       host_state_remap: makes a process's host state out of those of a job of another size.
       bind_host: address on which this process serves its shards to peers. May differ.
       bind_port: port for it; 0 takes a free one. May differ.
@@ -200,6 +202,12 @@ def _value_problems(config: Config) -> list[str]:
     problems += _not_below(config, 0, ("local_save_every_n_steps", "save_every_n_steps"))
     problems += _not_below(config, 1, ("host_state_limit_bytes", "copy_batch_bytes"))
     problems += _not_below(config, 1, ("transfer_streams",))
+    limit = config.host_state_limit_bytes
+    if isinstance(limit, int) and limit > MAX_HOST_STATE_BYTES:
+        problems.append(
+            f"host_state_limit_bytes must be at most {MAX_HOST_STATE_BYTES}, not {limit}:"
+            " peers take no larger host state"
+        )
     for name in ("keep_last_n", "copy_threads"):
         if getattr(config, name) is not None:
             problems += _not_below(config, 1, (name,))

@@ -146,6 +146,7 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
         ({"keep_last_n": 0}, "keep_last_n must be a whole number of at least 1"),
         ({"host_state_buddies": -1}, "host_state_buddies must be a whole number"),
         ({"host_state_limit_bytes": 0}, "host_state_limit_bytes must be"),
+        ({"host_state_limit_bytes": (64 << 20) + 1}, "must be at most 67108864, not 67108865"),
         ({"copy_threads": 0}, "copy_threads must be"),
         ({"copy_batch_bytes": 0}, "copy_batch_bytes must be"),
         ({"transfer_streams": 0}, "transfer_streams must be"),
