@@ -12,7 +12,13 @@ from pathlib import Path
 import msgspec
 
 from emergency_ckpt.errors import CheckpointError, ConfigError, RestoreFailed
-from emergency_ckpt.runtime.coordination import Coordinator, deadline_left_s, gather, share
+from emergency_ckpt.runtime.coordination import (
+    Coordinator,
+    agree,
+    deadline_left_s,
+    gather,
+    share,
+)
 from emergency_ckpt.tiers.manifest import decode_contents
 from emergency_ckpt.transfer.auth import (
     generate_secret,
@@ -74,17 +80,38 @@ def fetch_contents(client: TransferClient, address: str, digest: str) -> Content
 
 
 def agree_secret(coordinator: Coordinator, secret_file: str | None, timeout_s: float) -> bytes:
-    """The run's secret: from file or environment, else made up by the leader. Collective."""
-    configured = (
-        load_secret_file(Path(secret_file)) if secret_file else secret_from_environment(os.environ)
-    )
+    """The run's secret: from file or environment, else made up by the leader.
+
+    Collective. ConfigError on all processes when one cannot read its secret, or when it is
+    configured on some processes only.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    configured: bytes | None = None
+    failure: ConfigError | None = None
+    try:
+        configured = _configured_secret(secret_file)
+    except ConfigError as error:
+        failure = error
     offer = None
     if coordinator.process_index == 0:
-        offer = b"configured" if configured else b"made up:" + generate_secret()
+        made_up = configured is None and failure is None
+        offer = b"made up:" + generate_secret() if made_up else b"configured"
     offered = share(coordinator, "secret", offer, timeout_s)
-    if (offered == b"configured") != (configured is not None):
-        raise ConfigError(["the run's secret is configured on some processes and not on others"])
+    problem = "" if failure is None else str(failure)
+    if failure is None and (offered == b"configured") != (configured is not None):
+        problem = "none is configured" if configured is None else "configured, at process 0 none is"
+    problems = agree(coordinator, "secret.agreed", problem, deadline_left_s(deadline_s))
+    if failure is not None:
+        raise failure
+    if problems:
+        raise ConfigError([f"the run's secret is not configured alike: {problems}"])
     return configured if configured is not None else offered.removeprefix(b"made up:")
+
+
+def _configured_secret(secret_file: str | None) -> bytes | None:
+    if secret_file:
+        return load_secret_file(Path(secret_file))
+    return secret_from_environment(os.environ)
 
 
 def agree_start(

@@ -107,10 +107,33 @@ def test_a_secret_of_a_file_never_goes_through_the_service(
     secrets = everywhere(2, lambda p: agree_secret(service.member(p), str(file), LONG_S))
     assert len(set(secrets)) == 1
     assert not [v for v in service.values.values() if secrets[0] in v or b"0123456789" in v]
-    mixed = MemoryService(2)
-    files = {0: str(file), 1: None}
-    results = everywhere(2, lambda p: agree_secret(mixed.member(p), files[p], LONG_S))
-    assert isinstance(results[1], ConfigError)
+
+
+@pytest.mark.parametrize("configured", [{0}, {1}, {0, 2}])
+def test_a_secret_that_only_some_have_is_everyones_error(
+    configured: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ECKPT_SECRET", raising=False)
+    file = tmp_path / "secret"
+    file.write_text("0123456789abcdef" * 4)
+    file.chmod(0o600)
+    service = MemoryService(3)
+    files = {p: str(file) if p in configured else None for p in range(3)}
+    for error in everywhere(3, lambda p: agree_secret(service.member(p), files[p], LONG_S)):
+        assert isinstance(error, ConfigError)
+        assert "the run's secret is not configured alike: process" in str(error)
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_a_secret_that_one_cannot_read_is_everyones_error(
+    broken: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ECKPT_SECRET", raising=False)
+    service = MemoryService(2)
+    files = {p: str(tmp_path / "absent") if p == broken else None for p in range(2)}
+    for error in everywhere(2, lambda p: agree_secret(service.member(p), files[p], LONG_S)):
+        assert isinstance(error, ConfigError)
+        assert "absent" in str(error)
 
 
 def save_id(step: int) -> SaveId:
