@@ -42,6 +42,18 @@ def _spoil_tensors(world: World) -> None:
     shutil.rmtree(world.persistent / "4" / "default")
 
 
+def test_what_a_restore_went_back_behind_is_not_missed_later(world: World) -> None:
+    with world.open_both() as checkpointer:
+        save_all(checkpointer, world, 2, 3, 5)
+    with world.open_both() as checkpointer:
+        assert checkpointer.restore(2, state=world.state(0))[0] == 2
+        assert checkpointer.all_steps() == [2]
+    with world.open_both() as checkpointer:
+        assert checkpointer.restore(state=world.state(0))[0] == 2
+        assert checkpointer.last_restore is not None
+        assert checkpointer.last_restore.rejected == ()
+
+
 @pytest.mark.parametrize("spoil", [_spoil_document, _spoil_marker, _spoil_tensors])
 def test_an_unusable_persistent_step_leads_to_the_older_one(
     world: World, spoil: Callable[[World], None]

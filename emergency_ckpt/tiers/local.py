@@ -258,7 +258,8 @@ class LocalTier(HeldCopies):
     def invalidate_newer(self, than: SaveId) -> None:
         """After a restore of ``than``: nothing later counts any more, here and in orphans.
 
-        Later: a greater step, or the same step of another incarnation.
+        Later: a greater step, or the same step of another incarnation. Nor is anything later on
+        record as complete: ``than`` is instead, or nothing when it has no incarnation.
         """
         with self._lock:
             for place in self._directories():

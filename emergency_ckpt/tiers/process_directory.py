@@ -72,11 +72,14 @@ class ProcessDirectory:
 
         Host states of older saves are forgotten, but for those whose tensors are still here.
         """
+        self._record_complete(save)
+        kept = {slot.published.save for slot in self.slots if slot.published is not None}
+        self.host_states.note_complete(save, kept)
+
+    def _record_complete(self, save: SaveId) -> None:
         record = msgspec.json.encode(_KnownComplete(format=1, save=save), order="sorted")
         files.write_atomic(KNOWN_COMPLETE, self.claim.dir_fd, record)
         self.known_complete = save
-        kept = {slot.published.save for slot in self.slots if slot.published is not None}
-        self.host_states.note_complete(save, kept)
 
     def published(self) -> Iterator[Slot]:
         """The slots that hold a save."""
@@ -95,7 +98,11 @@ class ProcessDirectory:
         return make_slot(self.new_slot_number(), self.claim, size_bytes, overlapped=overlapped)
 
     def invalidate_newer(self, than: SaveId) -> None:
-        """Unpublish what is after ``than``, or of its step in another incarnation."""
+        """Unpublish what is after ``than``, or of its step in another incarnation.
+
+        A later save on record as complete gives way to ``than``, or to nothing when ``than`` has
+        no incarnation: it is of the persistent tier then.
+        """
 
         def newer(save: SaveId) -> bool:
             return save.step > than.step or (save.step == than.step and save != than)
@@ -104,6 +111,13 @@ class ProcessDirectory:
             if slot.published is not None and newer(slot.published.save):
                 slot.unpublish()
         self.host_states.remove_if(lambda held: newer(held.save))
+        if self.known_complete is None or not newer(self.known_complete):
+            return
+        if than.incarnation:
+            self._record_complete(than)
+        else:
+            files.remove(KNOWN_COMPLETE, self.claim.dir_fd)
+            self.known_complete = None
 
     def quarantine(self, record: QuarantineRecord) -> None:
         """Keep a record: in memory, and a small file (the oldest of 64 is replaced).
@@ -141,6 +155,7 @@ class ProcessDirectory:
 
     def _close_parts(self) -> None:
         self.slots.clear()
+        self.known_complete = None
         self.host_states.close()
         os.close(self._quarantine_fd)
         self._quarantine_fd = -1

@@ -183,7 +183,7 @@ def b_document() -> bytes:
 
 def test_orphans_newer_than_the_restored_save_are_invalidated(ramdisk: Path) -> None:
     gone = open_tier(ramdisk, process_index=1)
-    write_save(gone, 40)
+    complete_save(gone, 40)
     mine = open_tier(ramdisk, process_index=0)
     write_save(mine, 35)
     gone.close()
@@ -191,6 +191,7 @@ def test_orphans_newer_than_the_restored_save_are_invalidated(ramdisk: Path) -> 
     assert held_steps(mine) == [35, 40]
     mine.invalidate_newer(save_id(35))
     assert held_steps(mine) == [35]
+    assert mine.held()[2] == save_id(35)
     mine.close()
     again = open_tier(ramdisk, process_index=1)
     assert held_steps(again) == []

@@ -39,7 +39,7 @@ from emergency_ckpt.errors import (
 )
 from emergency_ckpt.tiers.local import LocalTier
 from emergency_ckpt.tiers.manifest import build_contents, contents_digest, lay_out
-from emergency_ckpt.types import Writer
+from emergency_ckpt.types import SaveId, Writer
 
 TWO_SLOTS = {"slot_0.bin", "slot_1.bin"}
 
@@ -395,6 +395,27 @@ def test_invalidate_newer_takes_out_what_must_not_look_newer(tier: LocalTier) ->
     assert [held.save.step for held in host_states] == [35]
     tier.invalidate_newer(save_id(35, "019b-second"))
     assert tier.held()[:2] == ((), ())
+
+
+def test_a_restore_takes_back_what_was_known_to_be_complete(ramdisk: Path) -> None:
+    tier = open_tier(ramdisk)
+    complete_save(tier, 40)
+
+    def known_after(than: SaveId) -> SaveId | None:
+        nonlocal tier
+        tier.invalidate_newer(than)
+        known = tier.held()[2]
+        tier.close()
+        tier = open_tier(ramdisk)
+        assert tier.held()[2] == known
+        return known
+
+    assert known_after(save_id(45)) == save_id(40)
+    assert known_after(save_id(40)) == save_id(40)
+    assert known_after(save_id(40, "019b-second")) == save_id(40, "019b-second")
+    assert known_after(save_id(35)) == save_id(35)
+    assert known_after(SaveId(30, "", RUN_ID)) is None  # of the persistent tier
+    tier.close()
 
 
 def test_note_complete_prunes_host_states_of_older_saves(tier: LocalTier) -> None:
