@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from absl import logging
 
 from emergency_ckpt.errors import (
     AuthenticationFailed,
     CheckpointError,
+    LocalTierError,
     NotHeld,
     ProtocolViolation,
     TransferError,
@@ -23,6 +25,8 @@ from emergency_ckpt.types import Contents
 _HANDSHAKE_TIMEOUT_S = 5.0
 _LINGER_BYTES = 256 * wire.KIB
 _LINGER_S = 0.5
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ class Session:
         self.stream = stream
         self.idle_since: float | None = None
         self.stopped = False
+        self._in_body = False  # bytes of a body are due: a frame would be taken for them
         self._service = service
         self._timeout = constant_timeout(service.io_timeout_s)
 
@@ -62,6 +67,12 @@ class Session:
         except OSError as error:
             # A client that leaves, also in mid-stream, is its own business: it has the error.
             logging.info("transfer server: %s left: %s", self.stream.peer, error)
+        except Exception as error:  # noqa: BLE001 - the peer must not be left to guess
+            logging.exception(
+                "transfer server: unexpected error while serving %s", self.stream.peer
+            )
+            if not self._in_body:
+                self._refuse("refused", error)
         finally:
             self.stream.close()
 
@@ -89,19 +100,22 @@ class Session:
             self.idle_since = time.monotonic()
 
     def _answer(self, request: wire.Request) -> None:
+        holdings = self._service.holdings
         match request:
             case wire.GetInventory():
-                self._send_body(wire.encode_inventory(self._service.holdings.inventory()))
+                self._send_body(wire.encode_inventory(_ask(holdings.inventory)))
             case wire.GetContents():
-                data = self._service.holdings.contents_bytes(request.digest)
+                data = _ask(lambda: holdings.contents_bytes(request.digest))
                 self._send_held(data, f"contents {request.digest}")
             case wire.GetShards():
                 self._send_shards(request)
             case wire.GetHostState():
                 data = None
                 if request.run_id == self._service.credentials.run_id:
-                    data = self._service.holdings.host_state_bytes(
-                        request.save, request.owner, request.count
+                    data = _ask(
+                        lambda: holdings.host_state_bytes(
+                            request.save, request.owner, request.count
+                        )
                     )
                 self._send_held(data, _describe(request))
             case wire.PutHostState():
@@ -113,16 +127,21 @@ class Session:
         self._send_body(data)
 
     def _send_body(self, data: bytes) -> None:
-        self.stream.send_frame(wire.Body(nbytes=len(data)), self._service.io_timeout_s)
+        self._announce(len(data))
         self.stream.send_body(data, self._timeout)
+        self._in_body = False
         self._service.on_bytes_sent(len(data))
+
+    def _announce(self, nbytes: int) -> None:
+        self._in_body = True
+        self.stream.send_frame(wire.Body(nbytes=nbytes), self._service.io_timeout_s)
 
     def _send_shards(self, request: wire.GetShards) -> None:
         with self._service.holdings.mapping_for(request.digest) as (mapping, contents):
             ranges = [self._locate(contents, part) for part in request.ranges]
-            total = sum(nbytes for _, nbytes in ranges)
-            self.stream.send_frame(wire.Body(nbytes=total), self._service.io_timeout_s)
+            self._announce(sum(nbytes for _, nbytes in ranges))
             self.stream.send_ranges(mapping, ranges, self._timeout, self._service.on_bytes_sent)
+            self._in_body = False
 
     def _locate(self, contents: Contents, part: wire.ByteRange) -> tuple[int, int]:
         index, start, nbytes = part
@@ -173,6 +192,14 @@ class Session:
         except OSError:
             return  # the peer did not wait for the reason; the log has it
         self.stream.linger(_LINGER_BYTES, _LINGER_S)
+
+
+def _ask(question: Callable[[], T]) -> T:
+    """An answer of the holdings. What they cannot read must not look like a lost connection."""
+    try:
+        return question()
+    except OSError as error:
+        raise LocalTierError("serve", "what is held here", str(error)) from error
 
 
 def _describe(request: wire.GetHostState | wire.PutHostState) -> str:

@@ -25,6 +25,7 @@ from transfer_support import (
     targets_of,
 )
 
+from emergency_ckpt.core.inventory import HolderInventory
 from emergency_ckpt.errors import (
     CheckpointError,
     CorruptData,
@@ -36,6 +37,7 @@ from emergency_ckpt.testing.memory_holdings import MemoryHoldings, anonymous_map
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.holdings import ShardTarget
 from emergency_ckpt.transfer.server import TransferServer
+from emergency_ckpt.types import SaveId
 
 MIB = 1 << 20
 DIGEST = "ab" * 32
@@ -315,3 +317,62 @@ def test_no_descriptors_or_threads_are_left(holdings: MemoryHoldings) -> None:
     for _ in range(5):
         round_trip()
     assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == before
+
+
+class BrokenHoldings(MemoryHoldings):
+    """Raises ``error`` wherever it is asked."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def inventory(self) -> HolderInventory:
+        raise self.error
+
+    def contents_bytes(self, digest: str) -> bytes | None:
+        raise self.error
+
+    def host_state_bytes(self, save: SaveId, owner: int, count: int) -> bytes | None:
+        raise self.error
+
+    def publish_host_state(self, save: SaveId, owner: int, count: int, data: bytes) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a bug"), OSError(5, "a bad disk")], ids=str)
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client, address: client.inventory(address),
+        lambda client, address: client.fetch_contents_bytes(address, DIGEST),
+        lambda client, address: client.fetch_host_state(address, SAVE, 0, 1),
+        lambda client, address: client.push_host_state(address, SAVE, 0, 1, b"x"),
+    ],
+    ids=["inventory", "contents", "host state", "push"],
+)
+def test_a_holder_that_fails_unexpectedly_says_why(
+    error: Exception, ask: Callable[[TransferClient, str], object]
+) -> None:
+    with (
+        TransferServer(BrokenHoldings(error), run_id=RUN_ID, secret=SECRET) as server,
+        quick_client() as client,
+    ):
+        for _ in range(2):  # and goes on serving
+            with pytest.raises(TransferError, match=r"a bug|a bad disk"):
+                ask(client, server.address)
+
+
+def test_a_failure_in_the_middle_of_a_body_is_not_taken_for_bytes() -> None:
+    def fail(_: int) -> None:
+        raise RuntimeError("a bug")
+
+    holdings = MemoryHoldings()
+    digest = holdings.add(SAVE, [bytes(24 * MIB)])
+    with (
+        TransferServer(holdings, run_id=RUN_ID, secret=SECRET, on_bytes_sent=fail) as server,
+        quick_client() as client,
+        pytest.raises(TransferError, match="bytes"),
+    ):
+        client.fetch_shards(
+            server.address, digest, [ShardTarget(0, 24 * MIB, 0)], anonymous_mapping(24 * MIB), 60
+        )
