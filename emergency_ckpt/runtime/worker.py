@@ -11,11 +11,11 @@ from emergency_ckpt.errors import CheckpointError, SaveFailed
 
 
 class Failures:
-    """Errors of background work, kept until somebody asks."""
+    """Errors of background work: their number, and the newest until somebody asks."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pending: list[CheckpointError] = []
+        self._pending: CheckpointError | None = None
         self._count = 0
 
     @property
@@ -24,18 +24,22 @@ class Failures:
         return self._count
 
     def record(self, error: CheckpointError) -> None:
-        """Log ``error`` and keep it for ``raise_pending``."""
-        logging.error("%s", error)
+        """Log ``error`` with the trace of its cause, and keep it for ``raise_pending``."""
+        logging.error("%s", error, exc_info=error.__cause__)
+        part: BaseException | None = error
+        while part is not None:
+            part.__traceback__ = None  # its frames hold the snapshot
+            part = part.__cause__ or part.__context__
         with self._lock:
             self._count += 1
-            self._pending.append(error)
+            self._pending = error
 
     def raise_pending(self) -> None:
         """Raise the newest error that was not raised before, if any, and forget the others."""
         with self._lock:
-            pending, self._pending = self._pending, []
-        if pending:
-            raise pending[-1]
+            pending, self._pending = self._pending, None
+        if pending is not None:
+            raise pending
 
 
 class BackgroundWorker:

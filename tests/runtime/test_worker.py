@@ -97,6 +97,30 @@ def test_what_the_work_held_is_gone_once_the_worker_is_idle(worker: BackgroundWo
     assert gone.is_set()
 
 
+def test_failures_do_not_keep_the_snapshot(failures: Failures) -> None:
+    gone = threading.Event()
+
+    class Snapshot:
+        def __del__(self) -> None:
+            gone.set()
+
+    def copy(snapshot: Snapshot) -> None:
+        raise OSError(f"no room for {type(snapshot).__name__}")
+
+    def save() -> None:
+        try:
+            copy(Snapshot())
+        except OSError as error:
+            failure = SaveFailed("save", "step 1", str(error))
+            failure.__cause__ = error
+            failures.record(failure)
+
+    save()
+    assert gone.is_set()
+    with pytest.raises(SaveFailed, match="no room for Snapshot"):
+        failures.raise_pending()
+
+
 def test_stop_lets_the_work_end_and_takes_no_more(failures: Failures) -> None:
     worker = BackgroundWorker("stopping", failures)
     started, release, ended = threading.Event(), threading.Event(), threading.Event()
