@@ -9,13 +9,14 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import jax
+from absl import logging
 from jax._src import distributed  # the one use of a private module: it has no public name
 
-from emergency_ckpt.errors import CoordinationError, DeadlineExceeded
+from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineExceeded
 
 _ERROR_LIMIT_CHARS = 1000
 
@@ -135,6 +136,8 @@ class LocalCoordinator:
         with self._changed:
             for key in [k for k in self._values if k == prefix or k.startswith(prefix + "/")]:
                 del self._values[key]
+            gone = {name for name in self._barriers if name.startswith(prefix + "/")}
+            self._barriers -= gone
 
     def barrier(self, name: str, timeout_s: float) -> None:
         del timeout_s  # alone, one never waits
@@ -207,6 +210,33 @@ def agree(coordinator: Coordinator, name: str, error: str, timeout_s: float) -> 
         errors = [(p, data.decode()) for p, data in sorted(found.items()) if data]
         joined = "; ".join(f"process {p}: {text}" for p, text in errors[:4]).encode()
     return share(coordinator, f"{name}.agreed", joined, timeout_s).decode()
+
+
+def do_together(
+    coordinator: Coordinator, name: str, work: Callable[[], object], timeout_s: float
+) -> str:
+    """Do ``work`` on every process. Collective.
+
+    Raises this process's own CheckpointError; returns the errors of the others, empty when it
+    went well everywhere.
+    """
+    failure: CheckpointError | None = None
+    try:
+        work()
+    except CheckpointError as error:
+        failure = error
+    errors = agree(coordinator, name, str(failure or ""), timeout_s)
+    if failure is not None:
+        raise failure
+    return errors
+
+
+def forget(coordinator: Coordinator, prefix: str) -> None:
+    """Delete what nobody needs any more. A failure is logged: a few keys stay."""
+    try:
+        coordinator.delete(prefix)
+    except CheckpointError as error:
+        logging.warning("%s", error)
 
 
 def deadline_left_s(deadline_s: float) -> float:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
 
 from emergency_ckpt._native import Mapping
@@ -14,6 +15,7 @@ from emergency_ckpt.tiers.local import LocalTier
 from emergency_ckpt.types import Contents, SaveId
 
 _INBOX_SAVES = 4
+_CHECK_INTERVAL_S = 1.0
 
 
 def holder_name(process_index: int) -> str:
@@ -40,22 +42,36 @@ class HostStateInbox:
                 self._by_save.popitem(last=False)
             self._changed.notify_all()
 
-    def wait_for(self, save: SaveId, owners: Collection[int], timeout_s: float) -> dict[int, bytes]:
-        """The documents of ``owners``; DeadlineExceeded names those that did not come."""
+    def wait_for(
+        self,
+        save: SaveId,
+        owners: Collection[int],
+        timeout_s: float,
+        check: Callable[[], None] = lambda: None,
+    ) -> dict[int, bytes]:
+        """The documents of ``owners``; DeadlineExceeded names those that did not come.
+
+        ``check`` is called every second or so while they are missing; what it raises ends the wait.
+        """
+        deadline_s = time.monotonic() + timeout_s
 
         def missing() -> list[int]:
             return [owner for owner in owners if owner not in self._by_save.get(save, {})]
 
-        with self._changed:
-            if not self._changed.wait_for(lambda: not missing(), timeout_s):
-                raise DeadlineExceeded(
-                    "wait for host states of",
-                    f"step {save.step}",
-                    f"not all came within {timeout_s:g} s",
-                    missing=[f"process {owner}" for owner in missing()],
-                )
-            found = self._by_save.get(save, {})
-            return {owner: found[owner] for owner in owners}
+        while True:
+            with self._changed:
+                left_s = max(deadline_s - time.monotonic(), 0)
+                if self._changed.wait_for(lambda: not missing(), min(left_s, _CHECK_INTERVAL_S)):
+                    found = self._by_save.get(save, {})
+                    return {owner: found[owner] for owner in owners}
+                if time.monotonic() >= deadline_s:
+                    raise DeadlineExceeded(
+                        "wait for host states of",
+                        f"step {save.step}",
+                        f"not all came within {timeout_s:g} s",
+                        missing=[f"process {owner}" for owner in missing()],
+                    )
+            check()
 
 
 class ProcessHoldings:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeVar
 
 import msgspec
 import numpy.typing as npt
@@ -23,11 +23,18 @@ from emergency_ckpt.runtime.coordination import Coordinator, deadline_left_s
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.holdings import HostStateInbox
 from emergency_ckpt.runtime.peers import Peers
+from emergency_ckpt.runtime.persistent_save_keys import (
+    FIRST_STAGE,
+    REFUSED,
+    PersistentSaveKeys,
+)
 from emergency_ckpt.runtime.worker import Failures
 from emergency_ckpt.tiers import host_state as host_states
 from emergency_ckpt.tiers.persistent import PersistentTier
 from emergency_ckpt.tiers.state_tree import StateTree
 from emergency_ckpt.types import SaveId, ShardId
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +77,7 @@ class PersistentSaves:
     ) -> None:
         self._tier = tier
         self._coordinator = coordinator
+        self._keys = PersistentSaveKeys(coordinator)
         self._peers = peers
         self._inbox = inbox
         self._events = events
@@ -102,15 +110,38 @@ class PersistentSaves:
     def _save(self, job: PersistentSave) -> None:
         to = scribe(self._coordinator.process_index, job.topology)
         if to != self._coordinator.process_index:
-            self._peers.push_host_state(to, job.save, self._own_document(job))
+            self._send_host_state(job, to)
             return
         members = writers(job.topology)
-        documents = self._stage(job.save, "host_states", lambda: self._collect(job), members)
+        if self._coordinator.process_index == members[0]:
+            self._keys.forget_old(members)
+        documents = self._stage(job.save, FIRST_STAGE, lambda: self._collect(job), members)
         self._stage(job.save, "tensors", lambda: self._write_tensors(job, members), members)
         written = self._stage(
-            job.save, "documents", lambda: self._write_documents(job.save, documents), members
+            job.save,
+            "documents",
+            lambda: self._write_documents(job.save, documents),
+            members,
+            told=lambda written: written,
         )
         self._stage(job.save, "marker", lambda: self._publish(job, written, members), members)
+
+    def _send_host_state(self, job: PersistentSave, to: int) -> None:
+        try:
+            self._peers.push_host_state(to, job.save, self._own_document(job))
+        except Exception as error:
+            # The scribe would wait for the whole deadline.
+            self._keys.put(job.save, REFUSED, f"{type(error).__name__}: {error}"[:500].encode())
+            raise
+
+    def _check_refusals(self, save: SaveId, owners: Collection[int]) -> None:
+        refused = self._keys.list(save, REFUSED)
+        for owner in sorted(refused.keys() & set(owners)):
+            raise PersistentTierError(
+                "collect",
+                f"host states of step {save.step}",
+                f"process {owner} cannot send its own: {refused[owner].decode()}",
+            )
 
     def _own_document(self, job: PersistentSave) -> bytes:
         me, count = self._coordinator.process_index, self._coordinator.process_count
@@ -122,7 +153,9 @@ class PersistentSaves:
         me = self._coordinator.process_index
         own = self._own_document(job)
         others = [owner for owner in owners_of(me, job.topology) if owner != me]
-        found = self._inbox.wait_for(job.save, others, self._timeout_s)
+        found = self._inbox.wait_for(
+            job.save, others, self._timeout_s, lambda: self._check_refusals(job.save, others)
+        )
         if me == writers(job.topology)[0]:
             self._tier.create()  # storage may have been down at the start
             # Leftovers of an earlier life at this step: it never became whole, or the run went
@@ -161,23 +194,28 @@ class PersistentSaves:
             [leaf.spec for leaf in job.tree.leaves],
         )
 
-    def _stage(self, save: SaveId, name: str, work: Any, members: tuple[int, ...]) -> Any:
-        """Do ``work``, tell the other writers, and go on only when it went well for all."""
-        failure: Exception | None = None
-        result: Any = None
+    def _stage(
+        self,
+        save: SaveId,
+        name: str,
+        work: Callable[[], T],
+        members: tuple[int, ...],
+        told: Callable[[T], dict[int, _Document]] = lambda _: {},
+    ) -> T:
+        """Do ``work``, tell the other writers, and go on only when it went well for all.
+
+        ``told`` makes of its result what the others are told.
+        """
         try:
             result = work()
-        except Exception as error:  # noqa: BLE001 - told to the other writers, then raised
-            failure = error
-        documents: dict[int, _Document] = result if name == "documents" and result else {}
-        report = _Report(str(failure)[:500] if failure else "", documents)
-        me = self._coordinator.process_index
-        self._coordinator.put(_key(save, name, me), msgspec.json.encode(report))
-        if failure is not None:
-            raise failure
+            report = _Report(documents=told(result))
+        except Exception as error:
+            self._keys.put(save, name, msgspec.json.encode(_Report(error=str(error)[:500])))
+            raise
+        self._keys.put(save, name, msgspec.json.encode(report))
         deadline_s = time.monotonic() + self._timeout_s
         for writer in members:
-            if writer == me:
+            if writer == self._coordinator.process_index:
                 continue
             theirs = self._report(save, name, writer, deadline_left_s(deadline_s))
             if theirs.error:
@@ -187,9 +225,4 @@ class PersistentSaves:
         return result
 
     def _report(self, save: SaveId, name: str, writer: int, timeout_s: float) -> _Report:
-        data = self._coordinator.get(_key(save, name, writer), timeout_s)
-        return msgspec.json.decode(data, type=_Report)
-
-
-def _key(save: SaveId, stage: str, writer: int) -> str:
-    return f"persist/{save.incarnation}/{save.step}/{stage}/{writer}"
+        return msgspec.json.decode(self._keys.get(save, name, writer, timeout_s), type=_Report)

@@ -16,7 +16,7 @@ import msgspec
 
 from emergency_ckpt.core.save_decision import decide_vote
 from emergency_ckpt.errors import CoordinationError, DeadlineExceeded
-from emergency_ckpt.runtime.coordination import Coordinator
+from emergency_ckpt.runtime.coordination import Coordinator, forget
 from emergency_ckpt.types import SaveId
 
 _KEPT_VOTES = 8
@@ -58,7 +58,7 @@ class Vote:
     def __init__(self, coordinator: Coordinator, timeout_s: float) -> None:
         self._coordinator = coordinator
         self._timeout_s = timeout_s
-        self._old_votes: deque[str] = deque()
+        self._votes: deque[str] = deque()
 
     def cast(self, save: SaveId, ballot: Ballot) -> Outcome:
         """Vote on ``save`` and learn the outcome. Collective, each save once."""
@@ -66,6 +66,8 @@ class Vote:
         coordinator = self._coordinator
         ballot = msgspec.structs.replace(ballot, refused=ballot.refused[:_REASON_LIMIT_CHARS])
         problem = ""
+        if coordinator.process_index == 0:
+            self._forget_old(name)
         try:
             key = f"{name}/ballot/{coordinator.process_index}"
             coordinator.put(key, msgspec.json.encode(ballot))
@@ -78,6 +80,12 @@ class Vote:
             return self._decide(name)
         except (CoordinationError, DeadlineExceeded) as error:
             return Outcome("in_doubt", f"{problem} {error}")
+
+    def _forget_old(self, name: str) -> None:
+        """Also of votes without a decision: a newer complete save has ended doubts about them."""
+        self._votes.append(name)
+        while len(self._votes) > _KEPT_VOTES:
+            forget(self._coordinator, self._votes.popleft())
 
     def learn(self, save: SaveId) -> Outcome:
         """Ask again for the outcome of a save that is in doubt. Not collective, returns soon.
@@ -105,9 +113,6 @@ class Vote:
         )
         decision = _Decision(result.outcome == "complete", reason)
         coordinator.put(f"{name}/decision", msgspec.json.encode(decision))
-        self._old_votes.append(name)
-        if len(self._old_votes) > _KEPT_VOTES:
-            coordinator.delete(self._old_votes.popleft())
         return Outcome(result.outcome, reason, ballots)
 
     def _learn(self, name: str, timeout_s: float, problem: str) -> Outcome:

@@ -1,0 +1,62 @@
+"""What the processes tell each other during persistent saves, and when that is forgotten."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+
+from emergency_ckpt.runtime.coordination import Coordinator, forget
+from emergency_ckpt.types import SaveId
+
+_KEPT_REFUSALS = 2
+FIRST_STAGE = "host_states"
+REFUSED = "refused"
+
+
+class PersistentSaveKeys:
+    """Keys ``persist/<incarnation>/<step>/<stage>/<process>``. Belongs to the background thread.
+
+    The first writer forgets the keys of a save when all writers are at a later one.
+    """
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        self._saves: deque[SaveId] = deque()
+        self._refusals: deque[str] = deque()
+
+    def put(self, save: SaveId, stage: str, value: bytes) -> None:
+        """Tell ``value`` about this process's ``stage`` of ``save``."""
+        key = f"{_prefix(save)}/{stage}/{self._coordinator.process_index}"
+        if stage == FIRST_STAGE:
+            self._saves.append(save)
+        elif stage == REFUSED:
+            # One that comes after the first writer has forgotten the save would stay for ever.
+            self._refusals.append(key)
+            while len(self._refusals) > _KEPT_REFUSALS:
+                forget(self._coordinator, self._refusals.popleft())
+        self._coordinator.put(key, value)
+
+    def get(self, save: SaveId, stage: str, process: int, timeout_s: float) -> bytes:
+        """Wait for what ``process`` says of ``stage``; DeadlineExceeded."""
+        return self._coordinator.get(f"{_prefix(save)}/{stage}/{process}", timeout_s)
+
+    def list(self, save: SaveId, stage: str) -> dict[int, bytes]:
+        """What has been said of ``stage`` so far, by process."""
+        found = self._coordinator.list(f"{_prefix(save)}/{stage}")
+        return {int(process): value for process, value in found.items()}
+
+    def forget_old(self, members: Collection[int]) -> None:
+        """Forget saves that all writers have left behind; the first writer calls this.
+
+        A writer that has begun a save is done with those before it, whatever became of them.
+        """
+        saves = list(self._saves)
+        for index in range(len(saves) - 1, 0, -1):
+            if set(members) <= self.list(saves[index], FIRST_STAGE).keys():
+                for _ in range(index):
+                    forget(self._coordinator, _prefix(self._saves.popleft()))
+                return
+
+
+def _prefix(save: SaveId) -> str:
+    return f"persist/{save.incarnation}/{save.step}"

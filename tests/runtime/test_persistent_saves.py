@@ -1,0 +1,182 @@
+"""What processes tell each other during persistent saves: failures soon, and nothing for ever.
+
+Threads stand for processes; tensors are left out, they need a job of real ones.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+import pytest
+
+from emergency_ckpt.core.placement import Topology
+from emergency_ckpt.errors import PersistentTierError, SaveFailed, TransferError
+from emergency_ckpt.runtime.events import EventSink
+from emergency_ckpt.runtime.holdings import HostStateInbox
+from emergency_ckpt.runtime.peers import Peers
+from emergency_ckpt.runtime.persistent_saves import PersistentSave, PersistentSaves
+from emergency_ckpt.runtime.worker import Failures
+from emergency_ckpt.testing.memory_coordination import MemoryService
+from emergency_ckpt.tiers import host_state
+from emergency_ckpt.tiers.persistent import PersistentTier
+from emergency_ckpt.tiers.state_tree import StateTree, describe
+from emergency_ckpt.transfer.client import TransferClient
+from emergency_ckpt.types import SaveId, ShardId
+
+LONG_S = 120.0
+LIMIT_BYTES = 2000
+TOPOLOGY = Topology(4, (0, 0, 1, 1))  # 0 and 1 write; 0 is the scribe of 2, 1 that of 3
+TREE = describe({"x": 1}, "save")
+
+
+class NoTensors(PersistentTier):
+    """Stores an empty directory for the tensors of a step."""
+
+    def write_tensors(
+        self,
+        save: SaveId,
+        tree: StateTree,
+        views: Mapping[ShardId, npt.NDArray[Any]],
+        writers: Sequence[int],
+    ) -> None:
+        (Path(self.directory) / str(save.step)).mkdir(exist_ok=True)
+
+
+class DirectPeers(Peers):
+    """Pushes straight into the inbox of the other; ``broken`` says whose pushes fail."""
+
+    def __init__(self, job: Job, process: int) -> None:
+        coordinator = job.service.member(process)
+        super().__init__(coordinator, TransferClient(run_id="run", secret=b"s" * 32))
+        self._job = job
+        self._process = process
+
+    def push_host_state(self, process: int, save: SaveId, data: bytes) -> None:
+        if self._process in self._job.broken:
+            raise TransferError("push", f"process {process}", "connection refused")
+        self._job.inboxes[process].put(save, self._process, data)
+
+
+class Job:
+    def __init__(self, directory: Path) -> None:
+        count = TOPOLOGY.process_count
+        self.service = MemoryService(count)
+        self.broken: set[int] = set()
+        self.inboxes = [HostStateInbox() for _ in range(count)]
+        self.tier = NoTensors(str(directory))
+        self.failures = [Failures() for _ in range(count)]
+        self.saves = [
+            PersistentSaves(
+                self.tier,
+                self.service.member(process),
+                DirectPeers(self, process),
+                self.inboxes[process],
+                EventSink(None, process_index=process),
+                self.failures[process],
+                host_state_limit_bytes=LIMIT_BYTES,
+                timeout_s=LONG_S,
+            )
+            for process in range(count)
+        ]
+
+    def save(self, step: int, sizes: Mapping[int, int] | None = None) -> None:
+        """One save on all; ``sizes`` of their host states."""
+
+        def one(process: int) -> None:
+            size = (sizes or {}).get(process, 10)
+            job = PersistentSave(
+                save=SaveId(step=step, incarnation="life", run_id="run"),
+                tree=TREE,
+                views={},
+                host_state=host_state.capture("x" * size),
+                topology=TOPOLOGY,
+            )
+            self.saves[process].run(job)
+
+        with ThreadPoolExecutor(TOPOLOGY.process_count) as pool:
+            list(pool.map(one, range(TOPOLOGY.process_count)))
+
+    def whole_steps(self) -> list[int]:
+        return [found.step for found in self.tier.steps()]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path)
+
+
+def _break_push(job: Job) -> dict[int, int]:
+    job.broken.add(3)
+    return {}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (_break_push, "push process 1: connection refused"),
+        (lambda _: {3: LIMIT_BYTES + 1}, "host state"),
+    ],
+    ids=["push fails", "host state is too large"],
+)
+def test_a_host_state_that_cannot_come_fails_the_save_long_before_the_deadline(
+    job: Job, spoil: Callable[[Job], dict[int, int]], reason: str
+) -> None:
+    started_s = time.monotonic()
+    job.save(1, spoil(job))
+    assert time.monotonic() - started_s < LONG_S / 2
+    for process in (0, 1, 3):  # process 2 has done its part
+        with pytest.raises(SaveFailed, match=reason):
+            job.failures[process].raise_pending()
+    assert job.failures[2].count == 0
+    assert job.whole_steps() == []
+    job.broken.clear()
+    job.save(3)
+    assert job.whole_steps() == [3]
+
+
+def test_the_service_does_not_fill_up_with_saves(job: Job) -> None:
+    counts: list[int] = []
+    for step in range(1, 51):
+        job.save(step)
+        counts.append(len(job.service.values))
+    assert job.whole_steps() == list(range(1, 51))
+    assert max(counts) <= counts[1], "the keys of two saves, never more"
+
+
+def test_the_service_does_not_fill_up_with_saves_that_fail(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def storage_is_down() -> None:
+        raise PersistentTierError("create", job.tier.directory, "storage is down")
+
+    job.broken.add(2)
+    monkeypatch.setattr(job.tier, "create", storage_is_down)
+    counts: list[int] = []
+    for step in range(1, 13):
+        job.save(step)
+        counts.append(len(job.service.values))
+    assert job.failures[0].count == 12
+    assert max(counts[4:]) <= max(counts[:4])
+
+
+def test_a_refusal_that_comes_late_does_not_stay(job: Job) -> None:
+    """The writers are many saves ahead of one that only now learns that its push fails."""
+    for step in range(1, 20):
+        job.save(step)
+    job.broken.add(3)
+    before = len(job.service.values)
+    for step in range(1, 20):
+        late = PersistentSave(
+            save=SaveId(step=step, incarnation="life", run_id="run"),
+            tree=TREE,
+            views={},
+            host_state=host_state.capture(0),
+            topology=TOPOLOGY,
+        )
+        job.saves[3].run(late)
+    assert len(job.service.values) <= before + 2
