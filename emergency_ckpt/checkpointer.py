@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-from types import TracebackType
 from typing import Any
 
 import jax
@@ -18,7 +17,7 @@ from emergency_ckpt.errors import (
     RestoreFailed,
     SaveFailed,
 )
-from emergency_ckpt.runtime.coordination import agree
+from emergency_ckpt.runtime.coordination import do_together
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.local_saves import LocalSave, LocalSaves
 from emergency_ckpt.runtime.membership import Membership
@@ -32,7 +31,7 @@ from emergency_ckpt.runtime.worker import BackgroundWorker, Failures
 from emergency_ckpt.tiers import host_state as host_states
 from emergency_ckpt.tiers.local import LocalTier
 from emergency_ckpt.tiers.persistent import PersistentTier
-from emergency_ckpt.tiers.state_tree import PyTree, TreeDef, describe
+from emergency_ckpt.tiers.state_tree import PyTree, describe
 from emergency_ckpt.types import SaveId
 
 _STOP_TIMEOUT_S = 30.0
@@ -159,8 +158,10 @@ class EmergencyCheckpointer:
         Raises:
           InvalidState: a leaf that cannot be saved. HostStateError: likewise.
           RamdiskFull: at the first save, when ``restore`` was not called before.
+          CheckpointError: after ``stop``.
           Errors of the background part are logged, counted, and raised by ``check_for_errors``.
         """
+        self._check_running("save")
         local = self._is_due(step, self._config.local_save_every_n_steps, self._last_local, force)
         persistent = self._persistent_saves is not None and self._is_due(
             step, self._config.save_every_n_steps, self._last_persistent, force
@@ -177,6 +178,11 @@ class EmergencyCheckpointer:
             self._start_persistent(step, state, host_state)
             started = True
         return started
+
+    def _check_running(self, operation: str) -> None:
+        if self._stopped:
+            hint = "build another one; it finds what this one saved"
+            raise CheckpointError(operation, "state", "the checkpointer was stopped", hint=hint)
 
     @staticmethod
     def _is_due(step: int, every_n_steps: int, last: int | None, force: bool) -> bool:
@@ -199,16 +205,13 @@ class EmergencyCheckpointer:
         return False
 
     def _start_local(self, step: int, state: PyTree, host_state: object) -> None:
-        flat, treedef = jax.tree_util.tree_flatten(state)
-        recipe = self._recipe_for(state, flat, treedef)
-        save = SaveId(step=step, incarnation=self._incarnation, run_id=self._run_id)
-        payload = host_states.capture(host_state)
+        flat, recipe, save = self._prepare(step, state)
         job = LocalSave(
             save=save,
             leaves=recipe.leaves,
             layout=recipe.layout,
             views=recipe.local.take(flat),
-            host_state=payload,
+            host_state=host_states.capture(host_state),
             buddies=recipe.buddies,
         )
         self._events.emit("save.started", step=step, tier="local")
@@ -216,9 +219,7 @@ class EmergencyCheckpointer:
 
     def _start_persistent(self, step: int, state: PyTree, host_state: object) -> None:
         assert self._persistent_saves is not None
-        flat, treedef = jax.tree_util.tree_flatten(state)
-        recipe = self._recipe_for(state, flat, treedef)
-        save = SaveId(step=step, incarnation=self._incarnation, run_id=self._run_id)
+        flat, recipe, save = self._prepare(step, state)
         job = PersistentSave(
             save=save,
             tree=recipe.tree,
@@ -232,11 +233,13 @@ class EmergencyCheckpointer:
         self._events.emit("save.started", step=step, tier="persistent")
         self._persistent_worker.submit(lambda: run(job))
 
-    def _recipe_for(self, state: PyTree, flat: list[Any], treedef: TreeDef) -> SaveRecipe:
+    def _prepare(self, step: int, state: PyTree) -> tuple[list[Any], SaveRecipe, SaveId]:
+        flat, treedef = jax.tree_util.tree_flatten(state)
         if self._recipe is None or not self._recipe.local.matches(flat, treedef):
             self._set_recipe(build_recipe(describe(state, "save"), self._config, self._process))
         assert self._recipe is not None
-        return self._recipe
+        save = SaveId(step=step, incarnation=self._incarnation, run_id=self._run_id)
+        return flat, self._recipe, save
 
     def _set_recipe(self, recipe: SaveRecipe, *, in_background: bool = False) -> None:
         self._recipe = recipe
@@ -249,21 +252,6 @@ class EmergencyCheckpointer:
         else:
             tier.reserve(size_bytes)
             tier.prefault_in_background()
-
-    def _reserve_together(self, recipe: SaveRecipe, name: str, *, restored: bool) -> None:
-        """Reserve the slots that saves will need; a ramdisk that is too small stops all."""
-        failure: CheckpointError | None = None
-        try:
-            self._set_recipe(recipe, in_background=restored)
-        except CheckpointError as error:
-            failure = error
-        errors = agree(
-            self._member.coordinator, name, str(failure or ""), self._config.restore_timeout_s
-        )
-        if failure is not None:
-            raise failure
-        if errors:
-            raise RestoreFailed("reserve", "ramdisk", errors)
 
     def restore(
         self, step: int | None = None, *, state: PyTree, host_state: object = None
@@ -284,7 +272,9 @@ class EmergencyCheckpointer:
           StateMismatch: leaves, shapes or dtypes differ. StepNotFound: no such whole step.
           HostStateError: saved by another number of processes. Unrecoverable: more is lost than
           the copies allow. RestoreFailed, DeadlineExceeded: a process failed or did not come.
+          RamdiskFull: no room for the saves to come; what was newer in RAM is forgotten then.
         """
+        self._check_running("restore")
         self.wait_until_finished()
         tree = describe(state, "restore")
         recipe = build_recipe(tree, self._config, self._process)
@@ -299,7 +289,19 @@ class EmergencyCheckpointer:
             number=number,
         )
         restored = restore.run()
-        self._reserve_together(recipe, f"restore/{number}/reserved", restored=restored is not None)
+        try:
+            # A ramdisk that is too small for the saves to come stops all.
+            errors = do_together(
+                self._member.coordinator,
+                f"restore/{number}/reserved",
+                lambda: self._set_recipe(recipe, in_background=restored is not None),
+                self._config.restore_timeout_s,
+            )
+            if errors:
+                raise RestoreFailed("reserve", "ramdisk", errors)
+        except BaseException:
+            restore.undo()
+            raise
         if restored is None:
             return None, state
         self._incarnation = restored.incarnation
@@ -383,12 +385,7 @@ class EmergencyCheckpointer:
     def __enter__(self) -> EmergencyCheckpointer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 

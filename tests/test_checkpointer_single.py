@@ -13,6 +13,7 @@ import pytest
 from checkpointer_support import LONG_S, World, same, save_all, small_tmpfs
 
 from emergency_ckpt.errors import (
+    CheckpointError,
     DeadlineExceeded,
     HostStateError,
     InvalidState,
@@ -21,7 +22,9 @@ from emergency_ckpt.errors import (
     StateMismatch,
     StepNotFound,
 )
+from emergency_ckpt.runtime import membership
 from emergency_ckpt.runtime.events import Event
+from emergency_ckpt.testing.memory_coordination import MemoryService
 
 
 def test_save_and_restore(world: World) -> None:
@@ -264,6 +267,54 @@ def test_a_full_ramdisk_fails_the_save_and_never_kills(world: World, in_training
             assert checkpointer.latest_step() == 3
             save_all(checkpointer, world, 6)
             assert checkpointer.restore(state=world.state(0))[0] == 6
+
+
+def test_a_ramdisk_without_room_for_more_saves_leaves_the_host_state_alone(world: World) -> None:
+    size = 3 << 20
+    with small_tmpfs(world.ramdisk, size_bytes=16 << 20):
+        with world.open_both(local_save_every_n_steps=0) as checkpointer:
+            state = {"w": np.ones(size, np.uint8)}
+            assert checkpointer.save(step=2, state=state, host_state={"at": 2})
+            checkpointer.wait_until_finished()
+            checkpointer.check_for_errors()
+        (world.ramdisk / "filler").write_bytes(bytes(12 << 20))
+        with world.open_both() as checkpointer:
+            host = {"at": 0}
+            with pytest.raises(RamdiskFull):
+                checkpointer.restore(state=state, host_state=host)
+            assert host == {"at": 0}
+            (world.ramdisk / "filler").unlink()
+            assert checkpointer.restore(state=state, host_state=host)[0] == 2
+            assert host == {"at": 2}
+
+
+def test_nothing_is_saved_or_restored_after_stop(world: World) -> None:
+    checkpointer = world.open()
+    save_all(checkpointer, world, 1)
+    checkpointer.stop()
+    checkpointer.stop()
+    for call in (
+        lambda: checkpointer.save(step=2, state=world.state(2)),
+        lambda: checkpointer.restore(state=world.state(0)),
+    ):
+        with pytest.raises(CheckpointError, match=r"was stopped; build another one"):
+            call()
+    with world.open() as again:
+        assert again.restore(state=world.state(0))[0] == 1
+
+
+def test_keys_of_restores_and_saves_do_not_pile_up(world: World) -> None:
+    service = MemoryService(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(membership, "connect", lambda _: service.member(0))
+        with world.open_both() as checkpointer:
+            counts: list[int] = []
+            for step in range(1, 51):
+                save_all(checkpointer, world, step)
+                if step % 5 == 0:
+                    assert checkpointer.restore(state=world.state(0))[0] == step
+                    counts.append(len(service.values))
+    assert max(counts) <= counts[3]
 
 
 def test_a_listener_that_raises_disturbs_nobody(world: World) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import time
-from typing import NoReturn
+from collections import deque
 
 import msgspec
 
@@ -13,15 +13,17 @@ from emergency_ckpt.core.plan_types import NoPlan, ProcessPlan, RestorePlan
 from emergency_ckpt.errors import (
     CheckpointError,
     CorruptData,
-    HostStateError,
     PersistentTierError,
     RestoreFailed,
-    StateMismatch,
-    StepNotFound,
     TransferError,
-    Unrecoverable,
 )
-from emergency_ckpt.runtime.coordination import Coordinator, deadline_left_s, gather, share
+from emergency_ckpt.runtime.coordination import (
+    Coordinator,
+    deadline_left_s,
+    forget,
+    gather,
+    share,
+)
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.holdings import ProcessHoldings, holder_name
 from emergency_ckpt.runtime.peers import Peers
@@ -40,6 +42,7 @@ from emergency_ckpt.runtime.restore_types import (
     Status,
     Tally,
     Verdict,
+    no_plan_error,
 )
 from emergency_ckpt.runtime.shard_collection import CopiesFailed, ShardCollection
 from emergency_ckpt.tiers import host_state as host_states
@@ -53,7 +56,11 @@ from emergency_ckpt.types import SaveId
 
 @dataclasses.dataclass(frozen=True)
 class RestoreParts:
-    """What every restore of one checkpointer works with."""
+    """What every restore of one checkpointer works with.
+
+    Attributes:
+      names: at the leader, of the restores whose keys the coordination service still has.
+    """
 
     coordinator: Coordinator
     tier: LocalTier
@@ -66,6 +73,7 @@ class RestoreParts:
     remap: HostStateRemap | None
     extra_holders: tuple[str, ...]
     timeout_s: float
+    names: deque[str] = dataclasses.field(default_factory=deque[str])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,9 +121,13 @@ class Restore:
         self._requested_step = requested_step
         self._host_state = host_state
         self._name = f"restore/{number}"
+        if parts.coordinator.process_index == 0:
+            parts.names.append(self._name)
         self._deadline_s = time.monotonic() + parts.timeout_s
         self._leader: RestoreLeader | None = None
         self._leader_error: CheckpointError | None = None
+        self._before: host_states.Payload = None
+        self._moved = False  # the host state: from where it was before
 
     @property
     def _process(self) -> tuple[int, int]:
@@ -126,9 +138,22 @@ class Restore:
 
         Raises the same kind of error on every process, and then leaves the host state as it was.
         """
+        self._before = host_states.capture(self._host_state)
+        try:
+            return self._run()
+        except BaseException:
+            self.undo()
+            raise
+
+    def undo(self) -> None:
+        """Put the host state back to where it was before ``run``."""
+        if self._moved:
+            host_states.apply(self._host_state, self._before)
+            self._moved = False
+
+    def _run(self) -> Restored | None:
         started_s = time.monotonic()
         self._parts.events.emit("restore.started", requested_step=self._requested_step)
-        before = host_states.capture(self._host_state)
         self._report()
         attempt = 0
         while True:
@@ -140,8 +165,7 @@ class Restore:
             if verdict.done and brought is not None:
                 break
             del brought
-            if self._host_state is not None:
-                host_states.apply(self._host_state, before)
+            self.undo()
             if verdict.error:
                 hint = "no process has restored anything"
                 raise RestoreFailed("restore", f"step {answer.step}", verdict.error, hint=hint)
@@ -166,6 +190,9 @@ class Restore:
         )
         if self._process[0] != 0:
             return
+        # All have come, so all have left the restores before this one.
+        while len(self._parts.names) > 1:
+            forget(self._parts.coordinator, self._parts.names.popleft())
         table = BoxTable(self._tree, self._process[1])
         self._leader = RestoreLeader(
             self._parts.tier,
@@ -266,6 +293,7 @@ class Restore:
     def _put_back(self, documents: list[host_states.HostStateDocument]) -> object:
         if self._host_state is None:
             return None
+        self._moved = True
         return put_back(self._host_state, documents, self._parts.remap, self._process)
 
     def _agree(self, attempt: int, status: Status) -> Verdict:
@@ -342,30 +370,10 @@ class Restore:
         for note in answer.notes:
             self._parts.events.emit("restore.note", text=note)
         if answer.kind != "nothing":
-            _raise_no_plan(answer, f"run {self._parts.run_id!r}")
+            raise no_plan_error(answer, f"run {self._parts.run_id!r}")
         # Leftovers of saves that never became whole must not mix with what comes.
         self._parts.tier.invalidate_newer(SaveId(-1, "", self._parts.run_id))
         self._parts.coordinator.barrier(
             f"{self._name}/forgotten", deadline_left_s(self._deadline_s)
         )
         self._parts.events.emit("restore.nothing")
-
-
-def _raise_no_plan(answer: NoPlan, run: str) -> NoReturn:
-    step = f"step {answer.step}"
-    match answer.kind:
-        case "state_mismatch":
-            raise StateMismatch("restore", step, answer.mismatches)
-        case "host_state_count":
-            raise HostStateError(
-                "restore",
-                f"host states of {step}",
-                "they were saved by another number of processes",
-                expected=answer.process_count,
-                actual=answer.saved_count,
-                hint="set host_state_remap, or start as many processes as at the save",
-            )
-        case "step_not_found":
-            raise StepNotFound("restore", step, "; ".join(answer.missing))
-        case _:
-            raise Unrecoverable(run, answer.missing)

@@ -8,6 +8,13 @@ import msgspec
 
 from emergency_ckpt.core.inventory import HolderInventory, Quarantined
 from emergency_ckpt.core.plan_types import NoPlan, Rejection, RestorePlan
+from emergency_ckpt.errors import (
+    CheckpointError,
+    HostStateError,
+    StateMismatch,
+    StepNotFound,
+    Unrecoverable,
+)
 
 
 class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,3 +84,24 @@ class RestoreReport:
     bytes_persistent: int
     host_state: object
     rejected: tuple[Rejection, ...]
+
+
+def no_plan_error(answer: NoPlan, run: str) -> CheckpointError:
+    """What the caller gets when there is something, but nothing that may be restored."""
+    step = f"step {answer.step}"
+    match answer.kind:
+        case "state_mismatch":
+            return StateMismatch("restore", step, answer.mismatches)
+        case "host_state_count":
+            return HostStateError(
+                "restore",
+                f"host states of {step}",
+                "they were saved by another number of processes",
+                expected=answer.process_count,
+                actual=answer.saved_count,
+                hint="set host_state_remap, or start as many processes as at the save",
+            )
+        case "step_not_found":
+            return StepNotFound("restore", step, "; ".join(answer.missing))
+        case _:
+            return Unrecoverable(run, answer.missing)
