@@ -202,7 +202,7 @@ def _value_problems(config: Config) -> list[str]:
     problems += _not_below(config, 0, ("local_save_every_n_steps", "save_every_n_steps"))
     problems += _not_below(config, 1, ("host_state_limit_bytes", "copy_batch_bytes"))
     problems += _not_below(config, 1, ("transfer_streams",))
-    limit: object = config.host_state_limit_bytes
+    limit: Any = getattr(config, "host_state_limit_bytes")  # noqa: B009 - of any type still
     if isinstance(limit, int) and limit > MAX_HOST_STATE_BYTES:
         problems.append(
             f"host_state_limit_bytes must be at most {MAX_HOST_STATE_BYTES}, not {limit}:"
