@@ -17,9 +17,9 @@ class Mapping:
     """A shared mapping of the first ``size_bytes`` of the open file ``fd``.
 
     The file must already be that long (its blocks reserved by the caller). The descriptor is not
-    kept: the caller may close it, and a lock on it is not prolonged. OSError where mmap fails, ValueError where the file is
-    shorter than ``size_bytes``. The mapping lives until ``close`` or, when views or running calls
-    hold it, until the last of them is gone.
+    kept: the caller may close it, and a lock on it is not prolonged. OSError where mmap fails,
+    ValueError where the file is shorter than ``size_bytes``. The mapping lives until ``close`` or,
+    when views or running calls hold it, until the last of them is gone.
     """
 
     def __init__(self, fd: int, size_bytes: int, *, writable: bool) -> None: ...
@@ -78,6 +78,15 @@ def receive_ranges(
     """Receive into each (offset, nbytes), in order; CRC32C of each, computed on the way.
 
     As ``send_ranges``; ConnectionError also when the peer closes before all has come.
+    """
+
+def receive_to_file(
+    fd: int, file: int, ranges: Sequence[tuple[int, int]], timeout_s: float
+) -> list[int]:
+    """As ``receive_ranges``, written into (offset, nbytes) of the open file ``file``.
+
+    For a file that may have holes: its pages are made as they are written, which costs half of
+    reserving, mapping and clearing them first. OSError (ENOSPC) where there is no room.
     """
 
 def implementation() -> str:

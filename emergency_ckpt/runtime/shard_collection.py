@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +28,7 @@ from emergency_ckpt.tiers.dtypes import dtype_named
 from emergency_ckpt.tiers.local import LocalTier, SlotWriter
 from emergency_ckpt.tiers.manifest import Layout, build_contents, lay_out
 from emergency_ckpt.transfer.client import TransferClient
-from emergency_ckpt.transfer.holdings import ShardTarget
+from emergency_ckpt.transfer.holdings import FileTarget, ShardTarget, Target
 from emergency_ckpt.types import Box, Contents, LeafSpec, SaveId, ShardEntry, ShardId
 
 _MAX_SOURCES_AT_ONCE = 8
@@ -163,7 +165,7 @@ class ShardCollection:
     def _begin_write(self, size_bytes: int) -> SlotWriter:
         """A slot that holds nothing this restore may still need, as long as the RAM suffices."""
         try:
-            return self._tier.begin_write(self._save, size_bytes, allow_extra=True, overlapped=True)
+            return self._tier.begin_write(self._save, size_bytes, allow_extra=True, sparse=True)
         except RamdiskFull:
             # Older steps go first: they are second choice, and peers have copies.
             self._tier.protect([self._save])
@@ -224,14 +226,19 @@ class ShardCollection:
         places: dict[ShardId, int],
         writer: SlotWriter,
     ) -> dict[ShardId, int]:
-        def fetch(group: FetchGroup) -> dict[ShardId, int]:
-            return self._fetch_group(group, contents[group.digest], addresses, places, writer)
+        def fetch(group: FetchGroup, into: Target) -> dict[ShardId, int]:
+            return self._fetch_group(group, contents[group.digest], addresses, places, into)
 
         crcs: dict[ShardId, int] = {}
         if not groups:
             return crcs
-        with ThreadPoolExecutor(min(_MAX_SOURCES_AT_ONCE, len(groups)), "eckpt-fetch") as pool:
-            for fetched in pool.map(fetch, groups):
+        sources = min(_MAX_SOURCES_AT_ONCE, len(groups))
+        with (
+            writer.sparse_file() as file,
+            ThreadPoolExecutor(sources, "eckpt-fetch") as pool,
+        ):
+            into = writer.mapping if file is None else FileTarget(*file)
+            for fetched in pool.map(fetch, groups, repeat(into)):
                 crcs.update(fetched)
         return crcs
 
@@ -241,7 +248,7 @@ class ShardCollection:
         contents: Contents,
         addresses: dict[str, str],
         places: dict[ShardId, int],
-        writer: SlotWriter,
+        into: Target,
     ) -> dict[ShardId, int]:
         """Fetch from the first source; what does not come or is damaged, from the alternates."""
         left = list(selected(group.shards, contents))
@@ -259,11 +266,11 @@ class ShardCollection:
                     addresses[source],
                     group.digest,
                     targets,
-                    writer.mapping,
+                    into,
                     deadline_left_s(self._deadline_s),
                 )
             except (TransferError, NotHeld) as error:
-                writer.wait_reserved()  # a ramdisk that ran full is no fault of the source
+                _raise_if_full(error, self._save.step)
                 self._distrust(Quarantined(source, group.digest), contents, str(error))
                 continue
             left = self._accept(source, group.digest, contents, left, got, crcs)
@@ -315,6 +322,15 @@ class ShardCollection:
                 "restore", f"{wanted.leaf}{wanted.box}", f"{left} elements are held nowhere"
             )
         return target.reshape(-1).view(np.uint8)
+
+
+def _raise_if_full(error: Exception, step: int) -> None:
+    """A ramdisk that ran full while bytes came in is no fault of their source."""
+    cause = error.__cause__
+    if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:
+        raise RamdiskFull(
+            "fetch", f"step {step}", str(cause), hint="enlarge the ramdisk"
+        ) from error
 
 
 def _index(box: Sequence[tuple[int, int]]) -> tuple[slice, ...]:

@@ -194,16 +194,15 @@ class LocalTier(HeldCopies):
         self._prefaulter.start()
 
     def begin_write(
-        self, save: SaveId, nbytes: int, *, allow_extra: bool = False, overlapped: bool = False
+        self, save: SaveId, nbytes: int, *, allow_extra: bool = False, sparse: bool = False
     ) -> SlotWriter:
         """The writer of a slot of at least ``nbytes`` for ``save``; see ``choose_slot``.
 
-        The slot's old manifest is removed before this returns: nothing of the old save counts
-        from then on. With ``allow_extra`` a slot is made when all hold protected saves (for a
-        restore). With ``overlapped`` a slot that must be made is reserved while bytes are already
-        received into it (``SlotWriter.wait_reserved``). ``SlotBusy`` when no slot may be written
-        now; ``RamdiskFull`` when one must be made or grown and there is no room (what was
-        published stays then).
+        The slot's old manifest is removed before this returns: nothing of the old save counts from
+        then on. With ``allow_extra`` a slot is made when all hold protected saves (for a restore).
+        With ``sparse`` a slot that must be made has holes, for bytes that are written to its file
+        (``SlotWriter.sparse_file``). ``SlotBusy`` when no slot may be written now; ``RamdiskFull``
+        when one must be made or grown and there is no room (what was published stays then).
         """
         self._check_open("write to")
         if save.run_id != self._run_dir.name:
@@ -220,7 +219,7 @@ class LocalTier(HeldCopies):
                     hint="the next save tries again; drop restored arrays that are not in use",
                 )
             if choice.number is None:
-                slot = self._add_slot(max(nbytes, self._reserved_bytes), overlapped=overlapped)
+                slot = self._add_slot(max(nbytes, self._reserved_bytes), sparse=sparse)
             else:
                 slot = next(slot for slot in self._own.slots if slot.number == choice.number)
                 slot.grow(nbytes)
@@ -320,8 +319,8 @@ class LocalTier(HeldCopies):
                 self._own.slots.remove(slot)
                 slot.delete()
 
-    def _add_slot(self, size_bytes: int, *, overlapped: bool = False) -> Slot:
-        slot = self._own.make_slot(size_bytes, overlapped=overlapped)
+    def _add_slot(self, size_bytes: int, *, sparse: bool = False) -> Slot:
+        slot = self._own.make_slot(size_bytes, sparse=sparse)
         with self._lock:
             self._own.slots.append(slot)
         return slot

@@ -93,9 +93,9 @@ class ProcessDirectory:
                 taken.add(int(match.group(1)))
         return min(set(NUMBERS) - taken)
 
-    def make_slot(self, size_bytes: int, *, overlapped: bool = False) -> Slot:
+    def make_slot(self, size_bytes: int, *, sparse: bool = False) -> Slot:
         """Reserve a slot more. Not yet in ``slots``. ``RamdiskFull``, ``LocalTierError``."""
-        return make_slot(self.new_slot_number(), self.claim, size_bytes, overlapped=overlapped)
+        return make_slot(self.new_slot_number(), self.claim, size_bytes, sparse=sparse)
 
     def invalidate_newer(self, than: SaveId) -> None:
         """Unpublish what is after ``than``, or of its step in another incarnation.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Self
 
 import numpy.typing as npt
@@ -49,22 +50,25 @@ class SlotWriter:
     def mapping(self) -> _native.Mapping:
         """The slot's memory, for receiving into it directly."""
         self._check_open("use the mapping of")
+        self._slot.reserve()
         return self._slot.mapping
 
-    def wait_reserved(self) -> None:
-        """Return when all of the slot's blocks are reserved. ``RamdiskFull`` without room.
+    @contextlib.contextmanager
+    def sparse_file(self) -> Generator[tuple[int, int] | None]:
+        """(descriptor, bytes) of a slot with holes, to be written by system calls; else None.
 
-        Needed before anything but a receive writes to ``mapping``; ``copy`` and ``stage`` do it.
+        Where the pages do not exist yet, that costs half of making, clearing and mapping them
+        first; and without room it is an error, not a signal.
         """
-        reservation = self._slot.reservation
-        if reservation is None:
+        self._check_open("use the file of")
+        if self._slot.reserved:
+            yield None
             return
+        fd = self._slot.open_file()
         try:
-            reservation.wait()
-        except OSError as error:
-            name = f"slot {self._slot.number}"
-            raise files.local_error("reserve", name, error, self._slot.size_bytes) from error
-        self._slot.reservation = None
+            yield fd, self._slot.size_bytes
+        finally:
+            os.close(fd)
 
     def copy(self, copies: Sequence[tuple[Buffer | npt.NDArray[Any], int]]) -> list[int]:
         """Copy each buffer to its offset; returns the CRC32C of each. Releases the GIL.
@@ -74,7 +78,7 @@ class SlotWriter:
         self._check_open("copy to")
         if self._staged is not None:
             raise self._misuse("copy to", "its manifest is staged already")
-        self.wait_reserved()
+        self._slot.reserve()
         return _native.copy_crc32c(self._slot.mapping, copies, self._threads)
 
     def stage(self, contents: Contents) -> str:
@@ -86,7 +90,7 @@ class SlotWriter:
         self._check_open("stage")
         if self._staged is not None:
             raise self._misuse("stage", "it is staged already")
-        self.wait_reserved()
+        self._slot.reserve()
         check_manifest_contents(contents)
         if contents.save != self._save:
             raise CorruptData(
@@ -130,7 +134,7 @@ class SlotWriter:
         A slot that could not be reserved is removed.
         """
         try:
-            self.wait_reserved()
+            self._slot.reserve()
         except LocalTierError:
             self._discard(self._slot)
         with self._tier_lock:

@@ -23,8 +23,6 @@ from emergency_ckpt.tiers.claims import Claim
 from emergency_ckpt.tiers.manifest import MAX_MANIFEST_BYTES, decode_manifest, end_of
 from emergency_ckpt.types import Contents, SaveId
 
-_RESERVE_PIECE_BYTES = 32 << 20
-
 NUMBERS = range(10)
 """Numbers that a slot may have: one digit."""
 
@@ -83,38 +81,6 @@ _counts_lock = threading.Lock()
 _counts: weakref.WeakValueDictionary[tuple[int, int], LentCount] = weakref.WeakValueDictionary()
 
 
-class Reservation:
-    """The blocks of a slot file, reserved in a thread of its own while bytes already come in.
-
-    Only for bytes that the kernel itself stores (a receive, a read): where it finds no room it
-    fails with an error. Other writers must ``wait`` first: they would get SIGBUS.
-    """
-
-    def __init__(self, fd: int, size_bytes: int) -> None:
-        self._fd = os.dup(fd)
-        self._size_bytes = size_bytes
-        self._error: OSError | None = None
-        # Not a daemon: the interpreter's end waits for it, at most a second per GiB.
-        self._thread = threading.Thread(target=self._run, name="eckpt-reserve")
-        self._thread.start()
-
-    def wait(self) -> None:
-        """Return when every block is there. OSError when there is no room."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-
-    def _run(self) -> None:
-        try:
-            # In pieces: page faults of other threads get their turn at the file's lock.
-            for offset in range(0, self._size_bytes, _RESERVE_PIECE_BYTES):
-                _reserve(self._fd, offset, min(_RESERVE_PIECE_BYTES, self._size_bytes - offset))
-        except OSError as error:
-            self._error = error
-        finally:
-            os.close(self._fd)
-
-
 class Slot:
     """One slot file, mapped. State is changed only under the lock of the tier that owns it.
 
@@ -123,10 +89,11 @@ class Slot:
       writing: a ``SlotWriter`` is at work in it.
       readers: how many peers, or verifications, read it now.
       bad_shards: indices of shards that failed verification.
-      reservation: its blocks are still being reserved; None once they are.
+      reserved: False while its file may have holes. Nothing may be written to its mapping then:
+        without room that would be a SIGBUS.
     """
 
-    reservation: Reservation | None = None
+    reserved = True
 
     def __init__(self, number: int, claim: Claim, mapping: Mapping, count: LentCount) -> None:
         self.number = number
@@ -163,7 +130,7 @@ class Slot:
         if size_bytes <= self.size_bytes:
             return
         name = file_name(self.number)
-        fd = files.open_regular(name, self.claim.dir_fd, os.O_RDWR)
+        fd = self.open_file()
         try:
             check_room(self.claim, size_bytes - self.size_bytes)
             try:
@@ -175,6 +142,25 @@ class Slot:
             self.mapping = _map(fd, size_bytes, name)
         finally:
             os.close(fd)
+
+    def open_file(self) -> int:
+        """A descriptor of the slot's file, for reading and writing; the caller closes it."""
+        return files.open_regular(file_name(self.number), self.claim.dir_fd, os.O_RDWR)
+
+    def reserve(self) -> None:
+        """Fill the holes of a sparse slot. ``RamdiskFull`` when there is no room."""
+        if self.reserved:
+            return
+        fd = self.open_file()
+        try:
+            if os.fstat(fd).st_blocks * 512 < self.size_bytes:
+                _reserve(fd, 0, self.size_bytes)
+        except OSError as error:
+            name = file_name(self.number)
+            raise files.local_error("reserve", name, error, self.size_bytes) from error
+        finally:
+            os.close(fd)
+        self.reserved = True
 
     def unpublish(self) -> None:
         """Remove the manifest: from here on the slot holds nothing that counts."""
@@ -218,11 +204,11 @@ def check_room(claim: Claim, needed_bytes: int) -> None:
         )
 
 
-def make_slot(number: int, claim: Claim, size_bytes: int, *, overlapped: bool = False) -> Slot:
+def make_slot(number: int, claim: Claim, size_bytes: int, *, sparse: bool = False) -> Slot:
     """Reserve and map a new slot. ``RamdiskFull``, ``LocalTierError``; nothing is left on failure.
 
-    Takes time in proportion to the size: the kernel clears each page. With ``overlapped`` that
-    time passes in the background, see ``Reservation``; only the check for room is made here.
+    Takes time in proportion to the size, but not with ``sparse``: then the file has holes, which
+    ``Slot.reserve`` or writes to the file fill. The check for room is made in any case.
     """
     size_bytes = whole_pages(size_bytes)
     check_room(claim, size_bytes)
@@ -232,13 +218,12 @@ def make_slot(number: int, claim: Claim, size_bytes: int, *, overlapped: bool = 
     except OSError as error:
         raise files.local_error("make slot", name, error) from error
     try:
-        if overlapped:
+        if sparse:
             os.ftruncate(fd, size_bytes)
         else:
             _reserve(fd, 0, size_bytes)
         slot = Slot(number, claim, _map(fd, size_bytes, name), _count_for(fd))
-        if overlapped:
-            slot.reservation = Reservation(fd, size_bytes)
+        slot.reserved = not sparse
         return slot
     except BaseException as error:
         files.remove(name, claim.dir_fd)

@@ -7,12 +7,11 @@ from typing import Any
 
 import msgspec
 
-from emergency_ckpt._native import Mapping
 from emergency_ckpt.core.inventory import HolderInventory
 from emergency_ckpt.errors import HostStateTooLarge, ProtocolViolation
 from emergency_ckpt.transfer import auth, wire
 from emergency_ckpt.transfer.fetch import Fetch
-from emergency_ckpt.transfer.holdings import ShardTarget
+from emergency_ckpt.transfer.holdings import ShardTarget, Target
 from emergency_ckpt.transfer.pool import ConnectionPool
 from emergency_ckpt.transfer.stream import Stream, constant_timeout
 from emergency_ckpt.types import Contents, SaveId
@@ -72,10 +71,10 @@ class TransferClient:
         address: str,
         digest: str,
         wanted: Sequence[ShardTarget],
-        into: Mapping,
+        into: Target,
         deadline_s: float,
     ) -> list[int]:
-        """Fetch whole shards of the contents ``digest`` into a writable mapping.
+        """Fetch whole shards of the contents ``digest`` into a writable mapping or a file.
 
         Returns the CRC32C of each as received: the caller compares. All within ``deadline_s``
         seconds from now. On any error the bytes of all targets are undefined; nobody

@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from absl import logging
 
 from emergency_ckpt import _native
-from emergency_ckpt._native import Mapping
 from emergency_ckpt.errors import CheckpointError, ProtocolViolation, TransferError
 from emergency_ckpt.transfer import auth, split, wire
-from emergency_ckpt.transfer.holdings import ShardTarget
+from emergency_ckpt.transfer.holdings import ShardTarget, Target
 from emergency_ckpt.transfer.pool import ConnectionPool, NotConnected
 from emergency_ckpt.transfer.stream import Stream, timeout_until
 
@@ -32,7 +31,7 @@ class Fetch:
         address: str,
         digest: str,
         wanted: Sequence[ShardTarget],
-        into: Mapping,
+        into: Target,
         *,
         streams: int,
         deadline_s: float,

@@ -26,6 +26,20 @@ class ShardTarget(msgspec.Struct, frozen=True):
     offset: int
 
 
+class FileTarget(msgspec.Struct, frozen=True):
+    """An open file to fetch into, which may have holes; ``fd`` stays the caller's.
+
+    Cheaper than a mapping where the file's pages do not exist yet.
+    """
+
+    fd: int
+    size_bytes: int
+
+
+Target = Mapping | FileTarget
+"""Where fetched bytes go: a writable mapping, or a file."""
+
+
 class Holdings(Protocol):
     """What one holder has. Every method may be called from several threads at once.
 

@@ -17,6 +17,7 @@ from emergency_ckpt import _native
 from emergency_ckpt._native import Mapping
 from emergency_ckpt.errors import ProtocolViolation
 from emergency_ckpt.transfer import split, wire
+from emergency_ckpt.transfer.holdings import FileTarget, Target
 
 PIECE_BYTES = 4 * wire.MIB
 """What must move within one io timeout: a peer below PIECE_BYTES / io timeout counts as stalled."""
@@ -109,7 +110,7 @@ class Stream:
 
     def receive_ranges(
         self,
-        mapping: Mapping,
+        into: Target,
         ranges: Sequence[tuple[int, int]],
         timeout: Timeout,
         on_bytes: Callable[[int], None],
@@ -118,7 +119,11 @@ class Stream:
         crcs = [0] * len(ranges)
         for piece in split.pieces(ranges, PIECE_BYTES):
             batch = [(offset, nbytes) for _, offset, nbytes in piece]
-            parts = _native.receive_ranges(self._socket.fileno(), mapping, batch, timeout())
+            fd = self._socket.fileno()
+            if isinstance(into, FileTarget):
+                parts = _native.receive_to_file(fd, into.fd, batch, timeout())
+            else:
+                parts = _native.receive_ranges(fd, into, batch, timeout())
             for (index, _, nbytes), crc in zip(piece, parts, strict=True):
                 crcs[index] = _native.crc32c_combine(crcs[index], crc, nbytes)
             on_bytes(sum(nbytes for _, nbytes in batch))

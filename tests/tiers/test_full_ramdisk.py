@@ -7,6 +7,7 @@ with sizes to match, where what needs the last byte to be taken is left out.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import shutil
 import socket
@@ -30,9 +31,8 @@ from tiers_support import (
     write_save,
 )
 
-from emergency_ckpt._native import Mapping, receive_ranges
+from emergency_ckpt._native import receive_to_file
 from emergency_ckpt.errors import LocalTierError, RamdiskFull
-from emergency_ckpt.tiers.slots import Reservation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,38 +172,50 @@ def test_a_read_only_ramdisk_is_an_error(small: Ramdisk) -> None:
         open_tier(place)
 
 
-def test_a_reservation_that_finds_no_room_says_so(small: Ramdisk) -> None:
-    with open(small.path / "slot", "w+b") as file:
-        too_much = small.free_bytes + (64 << 20)
-        os.ftruncate(file.fileno(), too_much)
-        reservation = Reservation(file.fileno(), too_much)
-        with pytest.raises(OSError, match="No space left"):
-            reservation.wait()
-
-
-def test_a_receive_without_room_is_an_error_and_no_signal(small: Ramdisk) -> None:
-    """What lets bytes come in while the slot is still being reserved."""
+def test_received_bytes_without_room_are_an_error_and_no_signal(small: Ramdisk) -> None:
+    """What lets bytes come into a slot with holes."""
     if not small.mounted:
         pytest.skip("needs a tmpfs of its own, which this process may not mount")
-    with open(small.path / "slot", "w+b") as file:
+    near, far = socket.socketpair()
+    with near, far, open(small.path / "slot", "w+b") as file:
         os.ftruncate(file.fileno(), 1 << 20)
         small.fill()
-        mapping = Mapping(file.fileno(), 1 << 20, writable=True)
-    near, far = socket.socketpair()
-    with near, far:
         near.sendall(b"x" * 4096)
-        with pytest.raises(OSError, match="Bad address"):
-            receive_ranges(far.fileno(), mapping, [(0, 4096)], 5.0)
-    mapping.close()
+        with pytest.raises(OSError, match="write received bytes") as caught:
+            receive_to_file(far.fileno(), file.fileno(), [(0, 4096)], 5.0)
+        assert caught.value.errno == errno.ENOSPC
 
 
-def test_an_overlapped_slot_is_wholly_reserved_once_it_is_published(small: Ramdisk) -> None:
+def test_a_sparse_slot_is_wholly_reserved_once_it_is_published(small: Ramdisk) -> None:
     tier = open_tier(small.path)
     size_bytes = 1 << 20
-    writer = tier.begin_write(save_id(1), size_bytes, overlapped=True)
+    writer = tier.begin_write(save_id(1), size_bytes, sparse=True)
+    (slot,) = tier.path.glob("slot_?.bin")
+    assert slot.stat().st_blocks == 0
+    with writer.sparse_file() as file:
+        assert file is not None
+        assert os.fstat(file[0]).st_size == file[1] == size_bytes
     digest = writer.stage(fill(writer, save_id(1)))
     writer.publish()
-    (slot,) = tier.path.glob("slot_?.bin")
     assert slot.stat().st_blocks * 512 >= size_bytes
     assert_whole(tier, digest, 1)
+    with tier.begin_write(save_id(2), size_bytes, sparse=True) as second:
+        second.copy([])
+        with second.sparse_file() as file:
+            assert file is None  # reserved by now: its mapping may be written
+    tier.close()
+
+
+def test_a_sparse_slot_without_room_is_removed(small: Ramdisk) -> None:
+    if not small.mounted:
+        pytest.skip("needs a tmpfs of its own, which this process may not mount")
+    tier = open_tier(small.path)
+    writer = tier.begin_write(save_id(1), small.free_bytes // 2, sparse=True)
+    small.fill()
+    with pytest.raises(RamdiskFull):
+        writer.copy([(shard_bytes(1)[W_SHARD], LAYOUT.shards[W_SHARD].offset)])
+    writer.abort()
+    assert not list(tier.path.glob("slot_*"))
+    (small.path / "filler").unlink()
+    assert_whole(tier, complete_save(tier, 2), 2)
     tier.close()
