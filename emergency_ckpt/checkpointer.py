@@ -77,7 +77,12 @@ class EmergencyCheckpointer:
         self._persistent = (
             None
             if config.dir is None
-            else PersistentTier(config.dir, keep_last_n=config.keep_last_n)
+            else PersistentTier(
+                config.dir,
+                keep_last_n=config.keep_last_n,
+                timeout_s=config.persistent_timeout_s,
+                buffer_bytes=config.storage_buffer_bytes,
+            )
         )
         self._peers = Peers(self._coordinator, self._client)
         try:
@@ -164,6 +169,8 @@ class EmergencyCheckpointer:
             run_id=self._run_id,
             remap=config.host_state_remap,
             extra_holders=config.extra_holders,
+            allow_missing_host_state=config.allow_missing_host_state,
+            host_state_limit_bytes=config.host_state_limit_bytes,
             timeout_s=config.restore_timeout_s,
         )
         self._local_worker = BackgroundWorker("eckpt-local-saves", self._failures)

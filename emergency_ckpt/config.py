@@ -44,6 +44,10 @@ class Config:
         every other slice.
       host_state_limit_bytes: largest encoded host state of a process.
       host_state_remap: makes a process's host state out of those of a job of another size.
+      allow_missing_host_state: start from a step that plain Orbax wrote, with the non-tensor state
+        as it is; else such a step is an error where ``restore`` is given a host state.
+      storage_buffer_bytes: how much of a process's arrays may be on its way to or from the
+        persistent directory at once; a larger array goes alone. May differ.
       bind_host: address on which this process serves its shards to peers. May differ.
       bind_port: port for it; 0 takes a free one. May differ.
       secret_file: file with the run's secret; else the environment's ECKPT_SECRET; else the leader
@@ -73,6 +77,8 @@ class Config:
     host_state_buddies: int | None = None
     host_state_limit_bytes: int = 16 * MEBIBYTE
     host_state_remap: HostStateRemap | None = None
+    allow_missing_host_state: bool = False
+    storage_buffer_bytes: int = 2048 * MEBIBYTE
     bind_host: str = "127.0.0.1"
     bind_port: int = 0
     secret_file: str | None = None
@@ -136,6 +142,7 @@ class Config:
             self.host_state_buddies,
             self.host_state_limit_bytes,
             self.host_state_remap is None,
+            self.allow_missing_host_state,
             tuple(self.extra_holders),
         )
         return hashlib.sha256(repr(shared).encode()).hexdigest()
@@ -199,6 +206,7 @@ def _value_problems(config: Config) -> list[str]:
         problems.append("save_every_n_steps is set, but dir is not")
     problems += _not_below(config, 0, ("local_save_every_n_steps", "save_every_n_steps"))
     problems += _not_below(config, 1, ("host_state_limit_bytes", "copy_batch_bytes"))
+    problems += _not_below(config, 1, ("storage_buffer_bytes",))
     problems += _not_below(config, 1, ("transfer_streams",))
     for name in ("keep_last_n", "copy_threads"):
         if getattr(config, name) is not None:

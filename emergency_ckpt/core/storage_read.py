@@ -7,11 +7,12 @@ fetch it from there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import pairwise, product
 from math import prod
+from types import MappingProxyType
 
 import msgspec
 
@@ -55,21 +56,28 @@ class _Unit:
 
 
 def assign_reads(
-    targets: Mapping[int, TargetSet], arrays: Mapping[str, StoredArray]
+    targets: Mapping[int, TargetSet],
+    arrays: Mapping[str, StoredArray],
+    saved: Mapping[str, Collection[Box]] = MappingProxyType({}),
 ) -> dict[int, tuple[ShardId, ...]]:
     """The boxes that each process reads from storage, sorted.
 
     The boxes of all processes together hold every element of every target, and no chunk is in
     two of them. A box goes to a process that needs it where the balance allows: no process reads
     more than its share by over ``TOLERANCE``, or, where chunks are too coarse for that, by over
-    one chunk. Boxes are the targets' own where these are whole chunks; they are split only for
-    the balance. Targets without elements need no read. Deterministic.
+    one chunk. Boxes are those that were saved, so that their CRCs can be checked, else the
+    targets' own, where these are whole chunks; they are split only for the balance. Targets without
+    elements need no read. Deterministic.
 
     Args:
       targets: what each process of the job needs. Share the tuple between equals.
       arrays: how each leaf is stored. Leaves that are not named here are not read.
+      saved: the boxes of each leaf that its CRCs are known of.
     """
     needs = _needs(targets, arrays)
+    for leaf, boxes in needs.items():
+        if leaf in saved and _are_whole_chunks(saved[leaf], arrays[leaf]):
+            needs[leaf] = _needing(sorted(saved[leaf]), boxes)
     total_bytes = 0
     assigned: dict[int, list[ShardId]] = {}
     for pieces in _PIECES_PER_PROCESS:
@@ -154,16 +162,26 @@ def _blocks(
     for axis in reversed(range(len(block))):
         while block[axis] < array.shape[axis] and 2 * prod(block) * array.item_bytes <= wanted:
             block[axis] = min(2 * block[axis], -(-array.shape[axis] // block[axis]) * block[axis])
-    index = BoxIndex(boxes)
     cuts = [
         [(start, min(start + step, size)) for start in range(0, size, step)]
         for size, step in zip(array.shape, block, strict=True)
     ]
+    return _needing(product(*cuts), boxes)
+
+
+def _needing(
+    parts: Iterable[Box], boxes: Mapping[Box, tuple[int, ...]]
+) -> dict[Box, tuple[int, ...]]:
+    """Those of ``parts`` that touch a needed box, and who needs them."""
+    index = BoxIndex(boxes)
     found: dict[Box, tuple[int, ...]] = {}
-    for cell in product(*cuts):
-        touching = index.touching(cell)
+    for part in parts:
+        if part in boxes:
+            found[part] = boxes[part]
+            continue
+        touching = index.touching(part)
         if touching:
-            found[cell] = tuple(sorted({p for box in touching for p in boxes[box]}))
+            found[part] = tuple(sorted({p for box in touching for p in boxes[box]}))
     return found
 
 
