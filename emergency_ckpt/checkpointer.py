@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -10,35 +12,30 @@ from typing import Any
 import jax
 
 from emergency_ckpt.config import Config
-from emergency_ckpt.core.persistence import writers
-from emergency_ckpt.core.save_decision import decide_save
 from emergency_ckpt.errors import (
-    CheckpointError,
-    DeadlineExceeded,
     PersistentTierError,
-    RestoreFailed,
-    SaveFailed,
 )
-from emergency_ckpt.runtime.coordination import agree, connect
+from emergency_ckpt.runtime.coordination import connect
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.holdings import ProcessHoldings
-from emergency_ckpt.runtime.local_saves import LocalSave, LocalSaves
+from emergency_ckpt.runtime.local_saves import LocalSaves
 from emergency_ckpt.runtime.peers import Peers, agree_secret, agree_start
-from emergency_ckpt.runtime.persistent_saves import PersistentSave, PersistentSaves
+from emergency_ckpt.runtime.persistent_saves import PersistentSaves
+from emergency_ckpt.runtime.preemption import PreemptionWatch, find_notices
+from emergency_ckpt.runtime.preservation import Preservation
 from emergency_ckpt.runtime.restore_runner import Restore, RestoreParts
 from emergency_ckpt.runtime.restore_types import RestoreReport
-from emergency_ckpt.runtime.save_recipe import SaveRecipe, build_recipe
+from emergency_ckpt.runtime.save_recipe import build_recipe
+from emergency_ckpt.runtime.saver import Saver, SaverParts
 from emergency_ckpt.runtime.vote import Vote
-from emergency_ckpt.runtime.worker import BackgroundWorker, Failures
-from emergency_ckpt.tiers import host_state as host_states
+from emergency_ckpt.runtime.worker import Failures
 from emergency_ckpt.tiers.local import LocalTier
 from emergency_ckpt.tiers.persistent import PersistentTier
-from emergency_ckpt.tiers.state_tree import PyTree, TreeDef, describe
+from emergency_ckpt.tiers.removal import StepShelf
+from emergency_ckpt.tiers.state_tree import PyTree, describe
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
-from emergency_ckpt.types import SaveId, Writer
-
-_STOP_TIMEOUT_S = 30.0
+from emergency_ckpt.types import Writer
 
 
 class EmergencyCheckpointer:
@@ -79,12 +76,13 @@ class EmergencyCheckpointer:
             if config.dir is None
             else PersistentTier(
                 config.dir,
-                keep_last_n=config.keep_last_n,
                 timeout_s=config.persistent_timeout_s,
                 buffer_bytes=config.storage_buffer_bytes,
             )
         )
         self._peers = Peers(self._coordinator, self._client)
+        notices = find_notices() if config.heeds_preemption else None
+        self._watch = PreemptionWatch(self._coordinator, notices, grace_s=config.preemption_grace_s)
         try:
             self._incarnation = agree_start(
                 self._coordinator,
@@ -94,6 +92,7 @@ class EmergencyCheckpointer:
             )
             assert self._tier is not None
             self._tier.adopt_orphans()
+            self._watch.agree_numbers("notices", config.start_timeout_s)
         except BaseException:
             self._release()
             raise
@@ -145,6 +144,7 @@ class EmergencyCheckpointer:
             process=self._process,
             host_state_limit_bytes=config.host_state_limit_bytes,
             copy_batch_bytes=config.copy_batch_bytes,
+            preservation=config.local_preservation_policy,
         )
         self._persistent_saves = None
         if self._persistent is not None:
@@ -173,12 +173,34 @@ class EmergencyCheckpointer:
             host_state_limit_bytes=config.host_state_limit_bytes,
             timeout_s=config.restore_timeout_s,
         )
-        self._local_worker = BackgroundWorker("eckpt-local-saves", self._failures)
-        self._persistent_worker = BackgroundWorker("eckpt-persistent-saves", self._failures)
-        self._recipe: SaveRecipe | None = None
+        self._preservation = None
+        if self._persistent is not None:
+            self._preservation = Preservation(
+                StepShelf(self._persistent),
+                self._events,
+                self._failures,
+                policy=config.preservation_policy,
+                keep_last_n=config.keep_last_n,
+                keep_every_n_steps=config.keep_every_n_steps,
+            )
+        self._saver = Saver(
+            SaverParts(
+                settings=config,
+                process=self._process,
+                run_id=self._run_id,
+                coordinator=self._coordinator,
+                tier=tier,
+                local=self._local_saves,
+                persistent=self._persistent_saves,
+                preservation=self._preservation,
+                watch=self._watch,
+                events=self._events,
+                failures=self._failures,
+            ),
+            config.save_plans(),
+            self._incarnation,
+        )
         self._restores = 0
-        self._last_local: int | None = None
-        self._last_persistent: int | None = None
         self._stopped = False
         self.last_restore: RestoreReport | None = None
 
@@ -194,6 +216,7 @@ class EmergencyCheckpointer:
         state: PyTree,
         host_state: object = None,
         force: bool = False,
+        metrics: Mapping[str, Any] | None = None,
     ) -> bool:
         """Save ``state`` and ``host_state`` if a save is due at ``step``; True if one was started.
 
@@ -207,109 +230,26 @@ class EmergencyCheckpointer:
           state: pytree of arrays (jax, numpy, PRNG keys) and Python numbers.
           host_state: anything with ``get_state``/``set_state``, or dicts, lists, numbers, strings
             and bytes, or a nesting of these; this process's own.
-          force: save in every tier that is on, whatever the interval.
+          force: save in every tier that is on, whatever the policy.
+          metrics: JSON values, kept with a persistent step for preservation policies (``BestN``).
 
         Raises:
           InvalidState: a leaf that cannot be saved. HostStateError: likewise.
           RamdiskFull: at the first save, when ``restore`` was not called before.
+          SystemExit: with ``exit_on_preemption``, at the sync point.
           Errors of the background part are logged, counted, and raised by ``check_for_errors``.
         """
-        local = self._is_due(step, self._config.local_save_every_n_steps, self._last_local, force)
-        persistent = self._persistent_saves is not None and self._is_due(
-            step, self._config.save_every_n_steps, self._last_persistent, force
-        )
-        if not (local or persistent):
-            return False
-        started = False
-        if local and self._wait_for_turn(self._local_worker, "local", step):
-            self._last_local = step
-            self._start_local(step, state, host_state)
-            started = True
-        if persistent and self._wait_for_turn(self._persistent_worker, "persistent", step):
-            self._last_persistent = step
-            self._start_persistent(step, state, host_state)
-            started = True
-        return started
+        return self._saver.save(step, state, host_state, force=force, metrics=metrics)
 
-    @staticmethod
-    def _is_due(step: int, every_n_steps: int, last: int | None, force: bool) -> bool:
-        if force and every_n_steps > 0:
-            return last is None or step > last
-        return decide_save(step, every_n_steps, last).save
+    def reached_preemption(self, step: int) -> bool:
+        """Whether the job is being preempted and ``step`` is where all processes act on it.
 
-    def _wait_for_turn(self, worker: BackgroundWorker, tier: str, step: int) -> bool:
-        if worker.wait_idle(self._config.save_timeout_s):
-            return True
-        self._failures.record(
-            SaveFailed(
-                "save",
-                f"step {step} to the {tier} tier",
-                f"the save before it has not ended within {self._config.save_timeout_s:g} s",
-                hint="save less often, or look at why the tier is slow",
-            )
-        )
-        self._events.emit("save.skipped", step=step, tier=tier)
-        return False
-
-    def _start_local(self, step: int, state: PyTree, host_state: object) -> None:
-        flat, treedef = jax.tree_util.tree_flatten(state)
-        recipe = self._recipe_for(state, flat, treedef)
-        save = SaveId(step=step, incarnation=self._incarnation, run_id=self._run_id)
-        payload = host_states.capture(host_state)
-        job = LocalSave(
-            save=save,
-            leaves=recipe.leaves,
-            layout=recipe.layout,
-            views=recipe.local.take(flat),
-            host_state=payload,
-            buddies=recipe.buddies,
-        )
-        self._events.emit("save.started", step=step, tier="local")
-        self._local_worker.submit(lambda: self._local_saves.run(job))
-
-    def _start_persistent(self, step: int, state: PyTree, host_state: object) -> None:
-        assert self._persistent_saves is not None
-        flat, treedef = jax.tree_util.tree_flatten(state)
-        recipe = self._recipe_for(state, flat, treedef)
-        save = SaveId(step=step, incarnation=self._incarnation, run_id=self._run_id)
-        job = PersistentSave(
-            save=save,
-            tree=recipe.tree,
-            views=dict(zip(recipe.held, recipe.all_held.take(flat), strict=True))
-            if self._process[0] in writers(recipe.topology)
-            else {},
-            host_state=host_states.capture(host_state),
-            topology=recipe.topology,
-        )
-        run = self._persistent_saves.run
-        self._events.emit("save.started", step=step, tier="persistent")
-        self._persistent_worker.submit(lambda: run(job))
-
-    def _recipe_for(self, state: PyTree, flat: list[Any], treedef: TreeDef) -> SaveRecipe:
-        if self._recipe is None or not self._recipe.local.matches(flat, treedef):
-            self._set_recipe(build_recipe(describe(state, "save"), self._config, self._process))
-        assert self._recipe is not None
-        return self._recipe
-
-    def _set_recipe(self, recipe: SaveRecipe) -> None:
-        assert self._tier is not None
-        self._recipe = recipe
-        if self._config.local_save_every_n_steps > 0:
-            self._tier.reserve(recipe.layout.size_bytes)
-            self._tier.prefault_in_background()
-
-    def _reserve_together(self, recipe: SaveRecipe, name: str) -> None:
-        """Reserve the slots that saves will need; a ramdisk that is too small stops all."""
-        failure: CheckpointError | None = None
-        try:
-            self._set_recipe(recipe)
-        except CheckpointError as error:
-            failure = error
-        errors = agree(self._coordinator, name, str(failure or ""), self._config.restore_timeout_s)
-        if failure is not None:
-            raise failure
-        if errors:
-            raise RestoreFailed("reserve", "ramdisk", errors)
+        True on every process from the same step on, which is the first that none of them had
+        begun when the notice came; ``save`` has saved it in both tiers, or will. The loop then
+        calls ``wait_until_finished`` and ends. Call it after every step, or not at all; it waits
+        for nobody, but for a moment after a notice.
+        """
+        return self._saver.reached_preemption(step)
 
     def restore(
         self, step: int | None = None, *, state: PyTree, host_state: object = None
@@ -344,13 +284,19 @@ class EmergencyCheckpointer:
             buddies=recipe.buddies,
             number=number,
         )
-        restored = restore.run()
-        self._reserve_together(recipe, f"restore/{number}/reserved")
+        self._saver.begin_restore()
+        restored = None
+        try:
+            with self._preservation.held() if self._preservation else contextlib.nullcontext():
+                found = restore.run()
+            self._saver.reserve_together(recipe, f"restore/{number}/reserved")
+            self._watch.agree_numbers(f"restore/{number}/notices", self._config.restore_timeout_s)
+            restored = found
+        finally:
+            self._saver.end_restore(restored)
         if restored is None:
             return None, state
-        self._incarnation = restored.incarnation
         self._local_saves.restart_from(restored.save)
-        self._last_local = self._last_persistent = restored.report.step
         self.last_restore = restored.report
         return restored.report.step, restored.state
 
@@ -383,19 +329,10 @@ class EmergencyCheckpointer:
         """Return when no save of this process is under way. Blocks; not collective.
 
         Raises:
-          DeadlineExceeded: that takes longer than ``timeout_s`` (default: the longest a save may).
+          DeadlineExceeded: that takes longer than ``timeout_s`` (default: the longest a save may),
+            or than the grace period after a preemption notice.
         """
-        config = self._config
-        longest_s = 4 * config.save_timeout_s + 4 * config.persistent_timeout_s
-        limit_s = longest_s if timeout_s is None else timeout_s
-        for worker, tier in (
-            (self._local_worker, "local"),
-            (self._persistent_worker, "persistent"),
-        ):
-            if not worker.wait_idle(limit_s):
-                raise DeadlineExceeded(
-                    "wait for", f"the save to the {tier} tier", f"not done within {limit_s:g} s"
-                )
+        self._saver.wait_until_finished(timeout_s)
 
     def check_for_errors(self) -> None:
         """Raise the newest background error that was not raised before, if any. Not collective."""
@@ -411,13 +348,12 @@ class EmergencyCheckpointer:
             return
         self._stopped = True
         try:
-            self.wait_until_finished()
+            self._saver.stop()
         finally:
-            self._local_worker.stop(_STOP_TIMEOUT_S)
-            self._persistent_worker.stop(_STOP_TIMEOUT_S)
             self._release()
 
     def _release(self) -> None:
+        self._watch.close()
         if self._server is not None:
             self._server.stop()
         self._client.close()

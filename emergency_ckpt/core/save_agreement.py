@@ -194,6 +194,12 @@ class Leader:
         self._open = None
         return Word(False, reason)
 
+    def withdraw(self, now_s: float) -> None:
+        """The leader itself is past the step of the open proposal, which nobody else has seen."""
+        self._grow_lead(now_s)
+        self._next_number -= 1
+        self._open = None
+
     def _grow_lead(self, now_s: float) -> None:
         taken_s = now_s - self._proposed_s
         self._lead_s = min(LONGEST_LEAD_S, max(2 * self._lead_s, 2 * taken_s))

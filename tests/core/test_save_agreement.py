@@ -109,10 +109,14 @@ class Job:
             step = self.leader.first_step(progress, self.now_s)
             proposal = self.open = self.leader.propose("local", step, self.now_s)
             self.proposals[proposal.number] = proposal
-            self.answers[proposal.number] = {}
+            own = self.followers[0].offer(proposal, ready=True)
+            if own.kind != "accepted":
+                self.leader.withdraw(self.now_s)
+                self.open = None
+                return
+            self.answers[proposal.number] = {0: own}
             for process in range(1, self.count):
                 self.send(lambda p=process: self.receive(p, proposal))
-            self.receive(0, proposal)
             return
         number = self.open.number
         word = self.leader.judge(self.answers[number], self.steps[0], self.now_s)
@@ -126,9 +130,6 @@ class Job:
 
     def receive(self, process: int, proposal: Proposal) -> None:
         answer = self.followers[process].offer(proposal, ready=True)
-        if process == 0:
-            self.answers[proposal.number][0] = answer
-            return
         self.send(lambda: self.answers[proposal.number].__setitem__(process, answer))
 
     def hear(self, process: int, number: int, word: Word) -> None:
@@ -148,7 +149,7 @@ worlds = st.builds(
     delay_s=st.floats(0.0, 0.3),
     loss=st.sampled_from([0.0, 0.0, 0.02, 0.3]),
     drift=st.sampled_from([None, 1, 3, 50]),
-    duration_s=st.just(5.0),
+    duration_s=st.just(3.0),
 )
 
 
