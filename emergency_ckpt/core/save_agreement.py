@@ -28,11 +28,15 @@ _LEAD_DECAY = 0.97
 
 
 class Proposal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The leader's wish that all save ``step`` to ``tier``. Numbers rise from 0."""
+    """The leader's wish that all save ``step`` to ``tier``. Numbers rise from 0.
+
+    ``waits``: also when the save before is not whole by then; ``save`` waits for it.
+    """
 
     number: int
     tier: TierName
     step: int
+    waits: bool = False
 
 
 class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -114,7 +118,7 @@ class Follower:
         step = -1 if self._step is None else self._step
         if self._step is not None and proposal.step <= self._step:
             return Answer("late", step, stall_s)
-        if not ready:
+        if not (ready or proposal.waits):
             return Answer("busy", step, stall_s)
         self._accepted[proposal.number] = proposal
         return Answer("accepted", step, stall_s)
@@ -152,10 +156,10 @@ class Leader:
         steps = math.ceil((passed_s + self._lead_s) / max(progress.step_time_s, 1e-6))
         return progress.step + max(1, steps) + math.ceil(self._steps_ahead)
 
-    def propose(self, tier: TierName, step: int, now_s: float) -> Proposal:
+    def propose(self, tier: TierName, step: int, now_s: float, *, waits: bool = False) -> Proposal:
         """Open a proposal. AssertionError while another one is open."""
         assert self._open is None, "one proposal at a time"
-        self._open = Proposal(self._next_number, tier, step)
+        self._open = Proposal(self._next_number, tier, step, waits)
         self._next_number += 1
         self._proposed_s = now_s
         return self._open

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -37,6 +37,13 @@ _KEPT_PROPOSALS = 16
 _KEPT_WORDS = 256
 
 
+class Choice(NamedTuple):
+    """A step to propose; ``waits`` as in ``Proposal``."""
+
+    step: int
+    waits: bool
+
+
 class AgreedTier(Protocol):
     """What the agreement needs to know of a tier. All methods are called in its thread."""
 
@@ -49,7 +56,7 @@ class AgreedTier(Protocol):
         """What the newest save cost the training thread of this process."""
         ...
 
-    def choose_step(self, progress: Progress, first_step: int, lead_s: float) -> int | None:
+    def choose_step(self, progress: Progress, first_step: int, lead_s: float) -> Choice | None:
         """At the leader: the step to propose now, not before ``first_step``; None for none."""
         ...
 
@@ -145,10 +152,11 @@ class SaveAgreement:
             return
         for tier, agreed in self._tiers.items():
             first = leader.first_step(progress, time.monotonic())
-            step = agreed.choose_step(progress, first, leader.lead_s)
-            if step is None:
+            choice = agreed.choose_step(progress, first, leader.lead_s)
+            if choice is None:
                 continue
-            proposal = leader.propose(tier, step, time.monotonic())
+            now_s = time.monotonic()
+            proposal = leader.propose(tier, choice.step, now_s, waits=choice.waits)
             self._decide(leader, proposal)
             return
         pause_s = min(_LONGEST_POLL_S, max(_SHORTEST_POLL_S, progress.step_time_s / 4))
@@ -232,7 +240,7 @@ class SaveAgreement:
 
     def _answer(self, proposal: Proposal) -> Answer:
         tier = self._tiers[proposal.tier]
-        ready = tier.is_ready(_READY_WAIT_S)
+        ready = proposal.waits or tier.is_ready(_READY_WAIT_S)
         with self._changed:
             return self._follower.offer(proposal, ready=ready, stall_s=tier.stall_s)
 

@@ -97,6 +97,7 @@ class Saver:
         self._recipe: SaveRecipe | None = None
         self._incarnation = incarnation
         self._lives = 0
+        self._left = False
         self._agreement = self._new_agreement()
 
     def _new_agreement(self) -> SaveAgreement | None:
@@ -274,12 +275,20 @@ class Saver:
     def _exit(self, step: int) -> None:
         try:
             self.wait_until_finished()
-            # Whoever leads JAX's coordination service must leave last: the others need it.
-            limit_s = max(1.0, self._parts.watch.grace_left_s())
-            self._parts.coordinator.barrier("preempted", limit_s)
         except CheckpointError as error:
             logging.error("preempted at step %d: %s", step, error)
         raise SystemExit(PREEMPTED_EXIT_CODE)
+
+    def _wait_for_the_others(self) -> None:
+        """Leave together: who leaves first has the others killed, or takes JAX's service along."""
+        if self._left:
+            return
+        self._left = True
+        try:
+            limit_s = max(1.0, self._parts.watch.grace_left_s())
+            self._parts.coordinator.barrier("preempted", limit_s)
+        except CheckpointError as error:
+            logging.warning("not all processes were done in time after the notice: %s", error)
 
     def _say_not_written(self, name: TierName, step: int) -> None:
         self._parts.events.emit("preemption.not_written", step=step, tier=name)
@@ -305,6 +314,8 @@ class Saver:
         left_s = max(0.0, deadline_s - time.monotonic())
         if preservation is not None and not preservation.wait_idle(left_s):
             raise DeadlineExceeded("wait for", "the removal of old steps", "not done in time")
+        if sync_step is not None:
+            self._wait_for_the_others()
 
     def stop(self) -> None:
         """Wait for what is under way, then end all threads."""

@@ -11,6 +11,7 @@ from emergency_ckpt.core.save_agreement import Progress, TierName
 from emergency_ckpt.core.save_decision import decide_by_step
 from emergency_ckpt.core.save_timing import TierStatus
 from emergency_ckpt.errors import SaveFailed
+from emergency_ckpt.runtime.save_agreement import Choice
 from emergency_ckpt.runtime.save_policies import SavePlan
 from emergency_ckpt.runtime.worker import BackgroundWorker, Failures
 
@@ -97,16 +98,16 @@ class TierSchedule:
     def agreed(self, step: int, stall_s: float) -> None:
         with self._lock:
             self._slowest_stall_s = stall_s
-            self._agreed_step = step
+            self._agreed_step = max(step, self._agreed_step or step)
 
-    def choose_step(self, progress: Progress, first_step: int, lead_s: float) -> int | None:
+    def choose_step(self, progress: Progress, first_step: int, lead_s: float) -> Choice | None:
         with self._lock:
             last, last_start_s, agreed = self._last, self._last_start_s, self._agreed_step
-        if agreed is not None and progress.step <= agreed:
-            return None  # the save that was agreed last has not begun
+        # A save that is agreed has begun, for all who ask.
+        ahead = agreed is not None and progress.step <= agreed
         starts_s = progress.arrived_s + (first_step - progress.step) * progress.step_time_s
         status = TierStatus(
-            busy=not self.worker.wait_idle(0),
+            busy=ahead or not self.worker.wait_idle(0),
             has_saved=last is not None,
             since_last_s=max(starts_s, time.monotonic()) - last_start_s,
             stall_s=max(self._stall_s, self._slowest_stall_s),
@@ -114,12 +115,12 @@ class TierSchedule:
             step_time_s=progress.step_time_s,
         )
         if any(rule.due(status).save for rule in self.plan.timing):
-            return first_step
+            return Choice(first_step, waits=False)
         return self._ask(progress, first_step, lead_s, status) if self.plan.asked else None
 
     def _ask(
         self, progress: Progress, first_step: int, lead_s: float, status: TierStatus
-    ) -> int | None:
+    ) -> Choice | None:
         """Ask the user's policies for each step that comes into sight, once."""
         horizon = math.ceil((lead_s + _HORIZON_S) / max(progress.step_time_s, 1e-6))
         up_to = first_step + min(horizon, _MOST_STEPS_ASKED)
@@ -134,5 +135,5 @@ class TierSchedule:
                     self._failures.record(failure)
                     continue
                 if wanted:
-                    return step
+                    return Choice(step, waits=True)
         return None

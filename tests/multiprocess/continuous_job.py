@@ -26,7 +26,9 @@ from world import Iterator, World, mesh_of, run_program
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.core.save_timing import AdaptiveInterval
 from emergency_ckpt.launch.environment import JobEnvironment, report_step
+from emergency_ckpt.runtime.coordination import connect
 from emergency_ckpt.runtime.job import initialize_job
+from emergency_ckpt.runtime.preemption import PREEMPTED_EXIT_CODE
 
 CLOCK_SKEW_S = 137.0
 SLOW_PROCESS = 2
@@ -208,47 +210,60 @@ def every_second(world: World) -> Any:
 # Lives that are killed, or told to leave; run by a supervisor.
 
 
-def trained_until(world: World, env: JobEnvironment, last: int, settings: dict[str, Any]) -> None:
-    """Train to ``last``, save all the while; write down what was seen, as it is seen."""
+class Hooks:
+    """Strikes this process at an event, in the thread that emits it; see ``test_preemption``."""
+
+    def __init__(self, hooks: list[dict[str, Any]], env: JobEnvironment) -> None:
+        mine = {"process": env.process_index, "life": env.restart_count}
+        self.hooks = [h for h in hooks if all(h.get(key, at) == at for key, at in mine.items())]
+
+    def strike(self, event: str, step: int | None) -> None:
+        for hook in list(self.hooks):
+            if hook["event"] == event and hook.get("step", step) == step:
+                self.hooks.remove(hook)
+                if "signal" in hook:
+                    os.kill(os.getpid(), signal.Signals[f"SIG{hook['signal']}"])
+                time.sleep(hook.get("sleep_s", 0.0))
+
+
+def train_until(world: World, env: JobEnvironment, last: int, settings: dict[str, Any]) -> None:
+    """Train to ``last``; write down what was seen, as it is seen."""
     training = Training(world.slices)
     iterator = Iterator(world.process)
     path = world.root / f"seen_{env.restart_count}_{world.process}.jsonl"
-    log = path.open("a", buffering=1)
+    hooks = Hooks(settings.pop("hooks", []), env)
+    pace_s = settings.pop("pace_s", 0.0)
 
     def note(**fields: Any) -> None:
-        log.write(json.dumps(fields) + "\n")
+        with path.open("a") as log:
+            log.write(json.dumps(fields) + "\n")
 
     def listen(event: Any) -> None:
         if event.name.startswith(("save.", "persistent.", "preemption.")):
             note(event=event.name, **event.fields)
+        hooks.strike(event.name, event.fields.get("step"))
 
     config = EmergencyCheckpointer.default_config().set(
-        run_id="life",
-        local_dir=str(env.local_dir),
-        mesh=training.mesh,
-        restore_timeout_s=60,
-        save_timeout_s=30,
-        on_event=listen,
-        **settings,
+        run_id="life", local_dir=str(env.local_dir), mesh=training.mesh, on_event=listen
     )
-    state = training.step(training.zero)  # compiled before anyone waits for anyone
+    config.set(restore_timeout_s=60, save_timeout_s=30, **settings)
+    training.step(training.zero)  # compiled before anyone waits for anyone
+    state, step = Training(world.slices).zero, 0
     with config.instantiate() as ckpt:
-        if settings.get("notice_while_restoring") and env.restart_count == 0:
-            os.kill(os.getpid(), signal.SIGTERM)
-        restored, state = ckpt.restore(state=training.spec, host_state=iterator)
-        note(restored=restored, right=restored is None or Training.is_at(state, restored))
-        step = restored or 0
-        if restored is None:
-            state = Training(world.slices).zero
+        restored, found = ckpt.restore(state=training.spec, host_state=iterator)
+        if restored is not None:
+            state, step = found, restored
+        note(restored=restored, right=Training.is_at(state, step))
         while step < last:
             state = training.step(state)
             step += 1
             ckpt.save(step=step, state=state, host_state=iterator.at(step))
             report_step(step)
+            time.sleep(pace_s)
             if ckpt.reached_preemption(step):
-                ckpt.wait_until_finished()
                 note(left_at=step)
-                raise SystemExit(143)
+                ckpt.wait_until_finished()
+                raise SystemExit(PREEMPTED_EXIT_CODE)
         ckpt.wait_until_finished()
         note(finished=step)
 
@@ -258,13 +273,11 @@ def life(arguments: list[str]) -> None:
     root, slices, last = Path(arguments[0]), int(arguments[1]), int(arguments[3])
     env = JobEnvironment.from_environ()
     initialize_job(env)
-    from emergency_ckpt.runtime.coordination import connect  # noqa: PLC0415
-
     world = World(root, env.process_index, env.process_count, slices, connect("meeting"))
     settings: dict[str, Any] = json.loads(arguments[4]) if len(arguments) > 4 else {}
     if settings.pop("continuous", False):
         settings["local_save_policy"] = ocm.ContinuousCheckpointingPolicy()
-    trained_until(world, env, last, settings)
+    train_until(world, env, last, settings)
 
 
 PROGRAMS = {p.__name__: p for p in (continuous, both_tiers, adaptive, users_own, every_second)}

@@ -5,6 +5,7 @@ One process is slow, steps take a few milliseconds.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -77,8 +78,9 @@ def test_a_users_policy_is_asked_for_each_step_by_the_leader_alone(results: Resu
     seen = of(results, "users_own")
     check_agreed(seen, 20)
     assert all(step % 13 == 0 for step in seen[0]["complete"])
-    gaps = [b - a for a, b in zip(seen[0]["complete"], seen[0]["complete"][1:], strict=False)]
-    assert sum(gap == 13 for gap in gaps) >= len(gaps) / 2, gaps
+    gaps = [b - a for a, b in itertools.pairwise(seen[0]["complete"])]
+    # Steps that go by while the lead is being found are missed; none later.
+    assert gaps[5:] == [13] * len(gaps[5:]), gaps
     assert [s["asked_in"] for s in seen] == [["eckpt-save-agreement"], [], [], []]
 
 
