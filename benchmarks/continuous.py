@@ -1,6 +1,6 @@
 """What continuous saving brings and costs, after the study by Orbax's and MaxText's authors.
 
-    python benchmarks/continuous.py --slices 2 --mib 256 --rounds 3
+    python benchmarks/continuous.py --slices 2 --mib 64 --rounds 3
 
 The same training with no saves, with saves every 100 steps, and with saves as soon as the one
 before is whole; the RAM tier and the persistent tier each by itself. Prints the median interval
@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--slices", type=_positive, default=2)
     parser.add_argument("--hosts-per-slice", type=_positive, default=1)
-    parser.add_argument("--mib", type=_positive, default=256, help="size of one copy of the state")
+    parser.add_argument("--mib", type=_positive, default=64, help="size of one copy of the state")
     parser.add_argument("--leaves", type=_positive, default=16)
     parser.add_argument("--rounds", type=_positive, default=3)
     parser.add_argument("--steps", type=_positive, default=1000, help="measured steps of each run")

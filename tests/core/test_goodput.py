@@ -19,6 +19,7 @@ from emergency_ckpt.core.goodput import (
     loss_per_failure,
     young_interval_s,
 )
+from emergency_ckpt.core.save_timing import AdaptiveInterval
 
 mtbfs_s = st.floats(600, 1e7)
 shares = st.floats(1e-9, 0.5)
@@ -87,6 +88,15 @@ def test_dalys_interval_is_worth_as_much_as_the_best(mtbf_s: float, share: float
     cost_s = share * mtbf_s
     daly = goodput(daly_interval_s(cost_s, mtbf_s), cost_s, mtbf_s)
     assert daly == pytest.approx(goodput(best_interval_s(cost_s, mtbf_s), cost_s, mtbf_s), rel=1e-3)
+
+
+@given(mtbfs_s, st.floats(1e-6, 3))
+def test_adaptive_saving_goes_by_dalys_interval(mtbf_s: float, share: float) -> None:
+    rule = AdaptiveInterval(mean_time_between_failures_s=mtbf_s, max_overhead=0.999)
+    chosen_s = rule.interval_s(share * mtbf_s)
+    assert chosen_s == pytest.approx(
+        max(daly_interval_s(share * mtbf_s, mtbf_s), share * mtbf_s / 0.999)
+    )
 
 
 def test_daly_gives_up_on_saves_that_take_longer_than_a_failure() -> None:
