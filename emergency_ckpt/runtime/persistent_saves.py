@@ -95,6 +95,7 @@ class PersistentSaves:
         self._failures = failures
         self._host_state_limit_bytes = host_state_limit_bytes
         self._timeout_s = timeout_s
+        self._may_have_leftovers = True
 
     def run(self, job: PersistentSave) -> bool:
         """Save and publish; whether that went well. Never raises: what fails is recorded."""
@@ -104,6 +105,7 @@ class PersistentSaves:
         try:
             self._save(job)
         except Exception as error:  # noqa: BLE001 - recorded, raised by check_for_errors
+            self._may_have_leftovers = True
             self._events.emit("persistent.failed", step=step, reason=str(error)[:500])
             failure = SaveFailed(
                 "save",
@@ -143,10 +145,24 @@ class PersistentSaves:
         found = self._inbox.wait_for(job.save, others, self._timeout_s)
         if me == writers(job.topology)[0]:
             self._tier.create()  # storage may have been down at the start
-            # Leftovers of an earlier life at this step: it never became whole, or the run went
-            # back behind it.
+            # Here the other writers wait for this one: nothing is being written.
+            self._remove_leftovers()
+            # The run may have gone back behind a whole step.
             self._tier.remove(job.save.step)
         return {me: own, **found}
+
+    def _remove_leftovers(self) -> None:
+        """What saves of earlier lives, or a failed one, have left; it counts nowhere."""
+        if not self._may_have_leftovers:
+            return
+        try:
+            removed = self._tier.remove_leftovers()
+        except PersistentTierError as error:
+            self._events.emit("persistent.cleanup_failed", reason=str(error)[:500])
+            return
+        self._may_have_leftovers = False
+        for step in removed:
+            self._events.emit("persistent.removed", step=step)
 
     def _write_tensors(self, job: PersistentSave, members: tuple[int, ...]) -> None:
         self._tier.write_tensors(job.save, job.tree, job.views, members)

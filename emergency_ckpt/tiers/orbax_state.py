@@ -47,6 +47,11 @@ def as_arrays(
                     for device, box in boxes.items()
                 ],
             )
+            if array.is_fully_addressable and jax.process_count() > 1:
+                # Orbax refuses arrays of one process in a job of several; of a slice that is one
+                # process it takes host arrays, keys as their data.
+                values[path] = np.asarray(array)
+                continue
             if leaf.kind is LeafKind.KEYS:
                 array = jax.random.wrap_key_data(array, impl=leaf.spec.key_impl)
             values[path] = array

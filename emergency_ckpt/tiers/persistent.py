@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+import fsspec
 import numpy.typing as npt
 import orbax.checkpoint as ocp
 import tensorstore
@@ -164,6 +165,7 @@ class PersistentTier:
 
     def _numbers_in(self, directory: epath.Path, deadline_s: float | None) -> set[int]:
         def names() -> list[str]:
+            self._forget_listings()
             try:
                 return [path.name for path in directory.iterdir()]
             except FileNotFoundError:
@@ -171,6 +173,14 @@ class PersistentTier:
 
         found = self._do("list", "", names, deadline_s)
         return {int(name) for name in found if name.isdecimal()}
+
+    def _forget_listings(self) -> None:
+        """The client keeps listings, and does not learn of what others have written since."""
+        if self._is_object_store:
+            scheme = str(self._directory).partition("://")[0]
+            # The options with which epath makes its client: fsspec keeps one of each kind.
+            options = {"finalize_on_close": True} if scheme in ("gs", "gcs") else {}
+            fsspec.filesystem(scheme, **options).invalidate_cache()
 
     def _is_finalized(self, step: int, deadline_s: float | None) -> bool:
         path = self._directory / str(step)
