@@ -9,13 +9,14 @@ WERROR ?= OFF
 NATIVE_SOURCES = CMakeLists.txt $(wildcard native/engine/* native/glue/*)
 CXX_FILES = $(wildcard native/*/*.cc native/*/*.h)
 
-.PHONY: help demo test check bench clean
+.PHONY: help demo test check bench bench-continuous bench-goodput clean
 
 help:
 	@echo "make demo    lose a slice in the middle of training, and recover"
 	@echo "make test    all tests"
 	@echo "make check   format, lint, types, import layers"
 	@echo "make bench   side by side with Orbax's managers (needs an idle machine)"
+	@echo "make bench-continuous bench-goodput   continuous saving measured; large jobs simulated"
 	@echo "make native-test native-asan native-tsan   the C++ tests, plain and under sanitizers"
 
 $(INSTALLED): pyproject.toml $(NATIVE_SOURCES)
@@ -41,6 +42,9 @@ check: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/compare.py $(BENCH_FLAGS)
+
+bench-continuous bench-goodput: bench-%: $(INSTALLED)
+	$(BIN)/python benchmarks/$*.py $(BENCH_FLAGS)
 
 clean:
 	rm -rf build demo_out bench_out

@@ -12,7 +12,6 @@ README.md beside this file says what each row means.
 import argparse
 import dataclasses
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,12 @@ def main(arguments: list[str] | None = None) -> int:
         shape = plan_shape(
             options.slices, options.hosts_per_slice, options.mib, options.leaves, options.saves
         )
-        _require_room(options.ramdisk, shape)
+        one_bytes = shape.slices * shape.state_bytes
+        machine.require_room(
+            options.ramdisk,
+            _COPIES_ON_RAMDISK * one_bytes,
+            (_COPIES_ON_RAMDISK + _COPIES_IN_PROCESS) * one_bytes,
+        )
     except (ValueError, OSError) as error:
         parser.error(str(error))
     about = machine.facts()
@@ -102,21 +106,6 @@ def _names(text: str) -> list[str]:
     if unknown := [name for name in names if name not in MODULES]:
         raise argparse.ArgumentTypeError(f"{unknown} not in {list(MODULES)}")
     return list(dict.fromkeys(names))
-
-
-def _require_room(ramdisk: Path, shape: Shape) -> None:
-    """ValueError when the ramdisk or the memory would run out half way."""
-    stat = os.statvfs(ramdisk)
-    copy_bytes = shape.slices * shape.state_bytes
-    for what, free_bytes, copies in (
-        (str(ramdisk), stat.f_bavail * stat.f_frsize, _COPIES_ON_RAMDISK),
-        ("the memory", machine.available_memory_bytes(), _COPIES_ON_RAMDISK + _COPIES_IN_PROCESS),
-    ):
-        if free_bytes < copies * copy_bytes:
-            raise ValueError(
-                f"{what} has {free_bytes >> 20} MiB left, the comparison may take"
-                f" {copies * copy_bytes >> 20} MiB: choose a smaller --mib or fewer --slices"
-            )
 
 
 @dataclasses.dataclass(frozen=True)

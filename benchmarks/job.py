@@ -70,3 +70,6 @@ class Orders:
 
     def result_path(self, life: int, process_index: int) -> Path:
         return Path(self.results_dir) / f"life_{life}_process_{process_index:05}.json"
+
+    def results(self, life: int) -> list[Path]:
+        return [self.result_path(life, index) for index in range(self.shape.process_count)]

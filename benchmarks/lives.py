@@ -5,6 +5,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +51,16 @@ def run_round(contender: str, shape: Shape, ramdisks: Path, timeout_s: float) ->
             local_root=root / "ramdisks",
             log_dir=root / "logs",
         )
-        saved = _run_life(spec, _SAVE, orders, timeout_s)
+        saved = run_life(spec, _SAVE, orders.results(_SAVE), f"{contender}, saving", timeout_s)
         hosts = [spec.ramdisk(host) for host in spec.first_topology.host_of_process]
         kept = [allocated_bytes(host) for host in hosts]
         expected = _merge_digests(saved)
         Path(orders.expected_path).write_text(json.dumps(expected))
         for index in spec.first_topology.processes_of_slice(LOST_SLICE):
             shutil.rmtree(hosts[index])
-        restored = _run_life(spec, _RESTORE, orders, timeout_s)
+        restored = run_life(
+            spec, _RESTORE, orders.results(_RESTORE), f"{contender}, restoring", timeout_s
+        )
         persistent_bytes = allocated_bytes(Path(orders.persistent_dir))
     _require_all_verified(orders, set(expected["digests"]), restored)
     return {
@@ -68,31 +71,29 @@ def run_round(contender: str, shape: Shape, ramdisks: Path, timeout_s: float) ->
     }
 
 
-def _run_life(spec: JobSpec, life: int, orders: Orders, timeout_s: float) -> list[dict[str, Any]]:
-    """Run one process per host until all have ended; their results by process index."""
+def run_life(
+    spec: JobSpec, life: int, results: Sequence[Path], who: str, timeout_s: float
+) -> list[dict[str, Any]]:
+    """Run one process per host until all have ended; what they wrote to ``results``, in order.
+
+    Raises RoundFailed; its message begins with ``who``.
+    """
     deadline_s = time.monotonic() + timeout_s
     with ProcessSet(spec, restart_count=life) as processes:
         while processes.running:
             for ended in processes.poll():
                 if ended.returncode != 0:
-                    raise _failure(spec, life, orders, ended.process, str(ended))
+                    raise _failure(spec, life, who, ended.process, str(ended))
             if processes.running and time.monotonic() > deadline_s:
                 late = processes.running[0]
                 problem = f"process {late} still runs after {timeout_s:g} s"
-                raise _failure(spec, life, orders, late, problem)
+                raise _failure(spec, life, who, late, problem)
             time.sleep(_POLL_S)
-    return [
-        json.loads(orders.result_path(life, index).read_text())
-        for index in range(orders.shape.process_count)
-    ]
+    return [json.loads(path.read_text()) for path in results]
 
 
-def _failure(spec: JobSpec, life: int, orders: Orders, process: int, problem: str) -> RoundFailed:
-    what = "restore" if life == _RESTORE else "save"
-    return RoundFailed(
-        f"{orders.contender}, life that has to {what}: {problem}\n"
-        f"{log_tail(spec.log_path(life, process))}"
-    )
+def _failure(spec: JobSpec, life: int, who: str, process: int, problem: str) -> RoundFailed:
+    return RoundFailed(f"{who}: {problem}\n{log_tail(spec.log_path(life, process))}")
 
 
 def _merge_digests(results: list[dict[str, Any]]) -> dict[str, Any]:

@@ -30,6 +30,20 @@ def available_memory_bytes() -> int:
     return int(_field("/proc/meminfo", "MemAvailable").removesuffix("kB")) * 1024
 
 
+def require_room(ramdisk: Path, ramdisk_bytes: int, memory_bytes: int) -> None:
+    """ValueError when so much would not fit on the ramdisk or in memory, ramdisks included."""
+    stat = os.statvfs(ramdisk)
+    for what, free_bytes, wanted_bytes in (
+        (str(ramdisk), stat.f_bavail * stat.f_frsize, ramdisk_bytes),
+        ("the memory", available_memory_bytes(), memory_bytes),
+    ):
+        if free_bytes < wanted_bytes:
+            raise ValueError(
+                f"{what} has {free_bytes >> 20} MiB left, the benchmark may take"
+                f" {wanted_bytes >> 20} MiB: choose a smaller --mib or fewer --slices"
+            )
+
+
 def _field(path: str, name: str) -> str:
     """Value of the first ``name: value`` line; ``unknown`` where the kernel gives none."""
     for line in Path(path).read_text().splitlines():

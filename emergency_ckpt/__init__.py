@@ -7,12 +7,20 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from emergency_ckpt.checkpointer import CheckpointerConfig, EmergencyCheckpointer
+    from emergency_ckpt.core.save_timing import AdaptiveInterval
     from emergency_ckpt.runtime.events import Event
     from emergency_ckpt.runtime.restore_types import RestoreReport
 
-__all__ = ["CheckpointerConfig", "EmergencyCheckpointer", "Event", "RestoreReport"]
+__all__ = [
+    "AdaptiveInterval",
+    "CheckpointerConfig",
+    "EmergencyCheckpointer",
+    "Event",
+    "RestoreReport",
+]
 
 _HOMES = {
+    "AdaptiveInterval": "emergency_ckpt.core.save_timing",
     "CheckpointerConfig": "emergency_ckpt.checkpointer",
     "EmergencyCheckpointer": "emergency_ckpt.checkpointer",
     "Event": "emergency_ckpt.runtime.events",

@@ -3,38 +3,32 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 
 from emergency_ckpt.config import Config
-from emergency_ckpt.core.persistence import writers
-from emergency_ckpt.core.save_decision import decide_save
-from emergency_ckpt.errors import (
-    CheckpointError,
-    DeadlineExceeded,
-    PersistentTierError,
-    RestoreFailed,
-    SaveFailed,
-)
-from emergency_ckpt.runtime.coordination import do_together
+from emergency_ckpt.errors import CheckpointError, PersistentTierError
 from emergency_ckpt.runtime.events import EventSink
-from emergency_ckpt.runtime.local_saves import LocalSave, LocalSaves
+from emergency_ckpt.runtime.local_saves import LocalSaves
 from emergency_ckpt.runtime.membership import Membership
-from emergency_ckpt.runtime.persistent_saves import PersistentSave, PersistentSaves
+from emergency_ckpt.runtime.persistent_saves import PersistentSaves
+from emergency_ckpt.runtime.preemption import PreemptionWatch, find_notices
+from emergency_ckpt.runtime.preservation import Preservation
 from emergency_ckpt.runtime.restore_runner import Restore, RestoreParts
 from emergency_ckpt.runtime.restore_types import RestoreReport
-from emergency_ckpt.runtime.save_recipe import SaveRecipe, build_recipe
+from emergency_ckpt.runtime.save_recipe import build_recipe
+from emergency_ckpt.runtime.saver import Saver, SaverParts
 from emergency_ckpt.runtime.topology import topology_of
 from emergency_ckpt.runtime.vote import Vote
-from emergency_ckpt.runtime.worker import BackgroundWorker, Failures
-from emergency_ckpt.tiers import host_state as host_states
+from emergency_ckpt.runtime.worker import Failures
 from emergency_ckpt.tiers.local import LocalTier
 from emergency_ckpt.tiers.persistent import PersistentTier
+from emergency_ckpt.tiers.removal import StepShelf
 from emergency_ckpt.tiers.state_tree import PyTree, describe
-from emergency_ckpt.types import SaveId
 
-_STOP_TIMEOUT_S = 30.0
 _EXIT_TIMEOUT_S = 10.0
 
 
@@ -61,15 +55,28 @@ class EmergencyCheckpointer:
         self._failures = Failures()
         slices = topology_of(config.mesh, config.replica_axis, describe((), "start"))
         slice_index = slices.slice_of[self._process[0]]
-        self._member = Membership(config, self._run_id, self._process, slice_index)
-        self._incarnation = self._member.incarnation
-        self._persistent = self._open_persistent()
-        self._wire(self._member.tier)
+        self._member = member = Membership(config, self._run_id, self._process, slice_index)
+        notices = find_notices() if config.heeds_preemption else None
+        self._watch = PreemptionWatch(
+            member.coordinator, notices, grace_s=config.preemption_grace_s
+        )
+        try:
+            self._watch.agree_numbers("notices", config.start_timeout_s)
+            self._persistent = self._open_persistent()
+            self._wire(member.tier)
+        except BaseException:
+            self._watch.close()
+            member.leave()
+            raise
 
     def _open_persistent(self) -> PersistentTier | None:
         if self._config.dir is None:
             return None
-        tier = PersistentTier(self._config.dir, keep_last_n=self._config.keep_last_n)
+        tier = PersistentTier(
+            self._config.dir,
+            timeout_s=self._config.persistent_timeout_s,
+            buffer_bytes=self._config.storage_buffer_bytes,
+        )
         if self._process[0] == 0:
             try:
                 tier.create()
@@ -91,6 +98,7 @@ class EmergencyCheckpointer:
             process=self._process,
             host_state_limit_bytes=config.host_state_limit_bytes,
             copy_batch_bytes=config.copy_batch_bytes,
+            preservation=config.local_preservation_policy,
         )
         self._persistent_saves = None
         if self._persistent is not None:
@@ -115,14 +123,38 @@ class EmergencyCheckpointer:
             run_id=self._run_id,
             remap=config.host_state_remap,
             extra_holders=config.extra_holders,
+            allow_missing_host_state=config.allow_missing_host_state,
+            host_state_limit_bytes=config.host_state_limit_bytes,
             timeout_s=config.restore_timeout_s,
         )
-        self._local_worker = BackgroundWorker("eckpt-local-saves", self._failures)
-        self._persistent_worker = BackgroundWorker("eckpt-persistent-saves", self._failures)
-        self._recipe: SaveRecipe | None = None
+        self._preservation = None
+        if self._persistent is not None:
+            self._preservation = Preservation(
+                StepShelf(self._persistent),
+                self._events,
+                self._failures,
+                policy=config.preservation_policy,
+                keep_last_n=config.keep_last_n,
+                keep_every_n_steps=config.keep_every_n_steps,
+            )
+        self._saver = Saver(
+            SaverParts(
+                settings=config,
+                process=self._process,
+                run_id=self._run_id,
+                coordinator=member.coordinator,
+                tier=tier,
+                local=self._local_saves,
+                persistent=self._persistent_saves,
+                preservation=self._preservation,
+                watch=self._watch,
+                events=self._events,
+                failures=self._failures,
+            ),
+            config.save_plans(),
+            member.incarnation,
+        )
         self._restores = 0
-        self._last_local: int | None = None
-        self._last_persistent: int | None = None
         self._stopped = False
         self.last_restore: RestoreReport | None = None
         # A thread that the interpreter's end meets inside native code aborts the process.
@@ -140,6 +172,7 @@ class EmergencyCheckpointer:
         state: PyTree,
         host_state: object = None,
         force: bool = False,
+        metrics: Mapping[str, Any] | None = None,
     ) -> bool:
         """Save ``state`` and ``host_state`` if a save is due at ``step``; True if one was started.
 
@@ -153,105 +186,33 @@ class EmergencyCheckpointer:
           state: pytree of arrays (jax, numpy, PRNG keys) and Python numbers.
           host_state: anything with ``get_state``/``set_state``, or dicts, lists, numbers, strings
             and bytes, or a nesting of these; this process's own.
-          force: save in every tier that is on, whatever the interval.
+          force: save in every tier that is on, whatever the policy.
+          metrics: JSON values, kept with a persistent step for preservation policies (``BestN``).
 
         Raises:
           InvalidState: a leaf that cannot be saved. HostStateError: likewise.
           RamdiskFull: at the first save, when ``restore`` was not called before.
+          SystemExit: with ``exit_on_preemption``, at the sync point.
           CheckpointError: after ``stop``.
           Errors of the background part are logged, counted, and raised by ``check_for_errors``.
         """
         self._check_running("save")
-        local = self._is_due(step, self._config.local_save_every_n_steps, self._last_local, force)
-        persistent = self._persistent_saves is not None and self._is_due(
-            step, self._config.save_every_n_steps, self._last_persistent, force
-        )
-        if not (local or persistent):
-            return False
-        started = False
-        if local and self._wait_for_turn(self._local_worker, "local", step):
-            self._last_local = step
-            self._start_local(step, state, host_state)
-            started = True
-        if persistent and self._wait_for_turn(self._persistent_worker, "persistent", step):
-            self._last_persistent = step
-            self._start_persistent(step, state, host_state)
-            started = True
-        return started
+        return self._saver.save(step, state, host_state, force=force, metrics=metrics)
 
     def _check_running(self, operation: str) -> None:
         if self._stopped:
             hint = "build another one; it finds what this one saved"
             raise CheckpointError(operation, "state", "the checkpointer was stopped", hint=hint)
 
-    @staticmethod
-    def _is_due(step: int, every_n_steps: int, last: int | None, force: bool) -> bool:
-        if force and every_n_steps > 0:
-            return last is None or step > last
-        return decide_save(step, every_n_steps, last).save
+    def reached_preemption(self, step: int) -> bool:
+        """Whether the job is being preempted and ``step`` is where all processes act on it.
 
-    def _wait_for_turn(self, worker: BackgroundWorker, tier: str, step: int) -> bool:
-        if worker.wait_idle(self._config.save_timeout_s):
-            return True
-        self._failures.record(
-            SaveFailed(
-                "save",
-                f"step {step} to the {tier} tier",
-                f"the save before it has not ended within {self._config.save_timeout_s:g} s",
-                hint="save less often, or look at why the tier is slow",
-            )
-        )
-        self._events.emit("save.skipped", step=step, tier=tier)
-        return False
-
-    def _start_local(self, step: int, state: PyTree, host_state: object) -> None:
-        flat, recipe, save = self._prepare(step, state)
-        job = LocalSave(
-            save=save,
-            leaves=recipe.leaves,
-            layout=recipe.layout,
-            views=recipe.local.take(flat),
-            host_state=host_states.capture(host_state),
-            buddies=recipe.buddies,
-        )
-        self._events.emit("save.started", step=step, tier="local")
-        self._local_worker.submit(lambda: self._local_saves.run(job))
-
-    def _start_persistent(self, step: int, state: PyTree, host_state: object) -> None:
-        assert self._persistent_saves is not None
-        flat, recipe, save = self._prepare(step, state)
-        job = PersistentSave(
-            save=save,
-            tree=recipe.tree,
-            views=dict(zip(recipe.held, recipe.all_held.take(flat), strict=True))
-            if self._process[0] in writers(recipe.topology)
-            else {},
-            host_state=host_states.capture(host_state),
-            topology=recipe.topology,
-        )
-        run = self._persistent_saves.run
-        self._events.emit("save.started", step=step, tier="persistent")
-        self._persistent_worker.submit(lambda: run(job))
-
-    def _prepare(self, step: int, state: PyTree) -> tuple[list[Any], SaveRecipe, SaveId]:
-        flat, treedef = jax.tree_util.tree_flatten(state)
-        if self._recipe is None or not self._recipe.local.matches(flat, treedef):
-            self._set_recipe(build_recipe(describe(state, "save"), self._config, self._process))
-        assert self._recipe is not None
-        save = SaveId(step=step, incarnation=self._incarnation, run_id=self._run_id)
-        return flat, self._recipe, save
-
-    def _set_recipe(self, recipe: SaveRecipe, *, in_background: bool = False) -> None:
-        self._recipe = recipe
-        if self._config.local_save_every_n_steps <= 0:
-            return
-        tier, size_bytes = self._member.tier, recipe.layout.size_bytes
-        if in_background:  # training waits for nothing that the first save does not need yet
-            tier.check_reservable(size_bytes)
-            tier.prefault_in_background(size_bytes)
-        else:
-            tier.reserve(size_bytes)
-            tier.prefault_in_background()
+        True on every process from the same step on, which is the first that none of them had
+        begun when the notice came; ``save`` has saved it in both tiers, or will. The loop then
+        calls ``wait_until_finished`` and ends. Call it after every step, or not at all; it waits
+        for nobody, but for a moment after a notice.
+        """
+        return self._saver.reached_preemption(step)
 
     def restore(
         self, step: int | None = None, *, state: PyTree, host_state: object = None
@@ -288,25 +249,24 @@ class EmergencyCheckpointer:
             buddies=recipe.buddies,
             number=number,
         )
-        restored = restore.run()
+        self._saver.begin_restore()
+        restored = None
         try:
-            # A ramdisk that is too small for the saves to come stops all.
-            errors = do_together(
-                self._member.coordinator,
-                f"restore/{number}/reserved",
-                lambda: self._set_recipe(recipe, in_background=restored is not None),
-                self._config.restore_timeout_s,
+            with self._preservation.held() if self._preservation else contextlib.nullcontext():
+                found = restore.run()
+            self._saver.reserve_together(
+                recipe, f"restore/{number}/reserved", in_background=found is not None
             )
-            if errors:
-                raise RestoreFailed("reserve", "ramdisk", errors)
+            self._watch.agree_numbers(f"restore/{number}/notices", self._config.restore_timeout_s)
+            restored = found
         except BaseException:
             restore.undo()
             raise
+        finally:
+            self._saver.end_restore(restored)
         if restored is None:
             return None, state
-        self._incarnation = restored.incarnation
         self._local_saves.restart_from(restored.save)
-        self._last_local = self._last_persistent = restored.report.step
         self.last_restore = restored.report
         return restored.report.step, restored.state
 
@@ -340,19 +300,10 @@ class EmergencyCheckpointer:
         """Return when no save of this process is under way. Blocks; not collective.
 
         Raises:
-          DeadlineExceeded: that takes longer than ``timeout_s`` (default: the longest a save may).
+          DeadlineExceeded: that takes longer than ``timeout_s`` (default: the longest a save may),
+            or than the grace period after a preemption notice.
         """
-        config = self._config
-        longest_s = 4 * config.save_timeout_s + 4 * config.persistent_timeout_s
-        limit_s = longest_s if timeout_s is None else timeout_s
-        for worker, tier in (
-            (self._local_worker, "local"),
-            (self._persistent_worker, "persistent"),
-        ):
-            if not worker.wait_idle(limit_s):
-                raise DeadlineExceeded(
-                    "wait for", f"the save to the {tier} tier", f"not done within {limit_s:g} s"
-                )
+        self._saver.wait_until_finished(timeout_s)
 
     def check_for_errors(self) -> None:
         """Raise the newest background error that was not raised before, if any. Not collective."""
@@ -369,17 +320,16 @@ class EmergencyCheckpointer:
         self._stopped = True
         atexit.unregister(self._at_exit)
         try:
-            self.wait_until_finished()
+            self._saver.stop()
         finally:
-            self._local_worker.stop(_STOP_TIMEOUT_S)
-            self._persistent_worker.stop(_STOP_TIMEOUT_S)
+            self._watch.close()
             self._member.leave()
 
     def _at_exit(self) -> None:
         """The program ends without ``stop``: let what is under way end, if that is soon."""
         self._stopped = True
-        self._local_worker.stop(_EXIT_TIMEOUT_S)
-        self._persistent_worker.stop(_EXIT_TIMEOUT_S)
+        self._saver.end_threads(_EXIT_TIMEOUT_S)
+        self._watch.close()
         self._member.leave()
 
     def __enter__(self) -> EmergencyCheckpointer:

@@ -13,8 +13,19 @@ from typing import Any
 import jax
 
 from emergency_ckpt.core.placement import AllButPrimary, PlacementPolicy
+from emergency_ckpt.core.save_agreement import TierName
+from emergency_ckpt.core.save_timing import AdaptiveInterval
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.runtime.events import Listener
+from emergency_ckpt.runtime.save_policies import (
+    PreservationPolicy,
+    SavePlan,
+    SavePolicy,
+    plan_saves,
+    policy_identity,
+    preservation_policy_problems,
+    save_policy_problems,
+)
 from emergency_ckpt.transfer.wire import MAX_HOST_STATE_BYTES
 
 MEBIBYTE = 1 << 20
@@ -37,15 +48,41 @@ class Config:
       mesh: the device mesh of the training state. None: taken from the state's own shardings where
         slices matter, which needs ``slice_index`` on the devices; else everything is one slice.
       replica_axis: name or index of the mesh axis along which slices are replicas.
-      local_save_every_n_steps: interval of the local tier, in steps; 0 turns it off.
-      save_every_n_steps: interval of the persistent tier, in steps; 0 turns it off.
+      local_save_every_n_steps: interval of the local tier, in steps; 0 for none.
+      save_every_n_steps: interval of the persistent tier, in steps; 0 for none.
+      local_save_every_n_seconds: interval of the local tier on the leader's clock, agreed by all in
+        the background; besides the one in steps. A tier with no interval and no policy is off.
+      save_every_n_seconds: the same for the persistent tier.
+      local_save_policy: when the local tier saves, instead of its intervals: Orbax's
+        ``SaveDecisionPolicy`` objects, a user's own subclass, or ``AdaptiveInterval``; several in
+        an ``AnySavePolicy``. What depends on clocks or on a save being under way is decided by
+        the leader and agreed in the background.
+      save_policy: the same for the persistent tier.
       keep_last_n: whole steps kept in the persistent tier; None keeps all.
+      keep_every_n_steps: with ``keep_last_n``: steps kept besides, the multiples of this.
+      preservation_policy: what the persistent tier keeps, instead of the two before: an Orbax
+        ``PreservationPolicy`` object or a user's own. The last whole step always stays.
+      local_preservation_policy: the same for the local tier, of which two slots are all there is:
+        the newest whole step always stays, the one before until its slot is written again. A
+        policy that does not want that one has it dropped as soon as the newer one is complete.
+      async_save: False: ``save`` returns when the step is whole, or has failed. May differ.
+      save_on_preemption: at the sync point of a preemption notice (SIGTERM) save in both tiers,
+        whatever the policies. False: only where a policy is or has
+        ``PreemptionCheckpointingPolicy``; without any, notices are left to others.
+      exit_on_preemption: end the process in ``save`` at the sync point, once the step is written,
+        by ``SystemExit`` with status 143.
+      preemption_grace_s: time from the sync point to the kill. What is not written by then is
+        named in the log; the local tier comes first. May differ.
       placement: which slices store which shards in the local tier.
       host_state_buddies: processes on other slices that keep a copy of a host state; None: one on
         every other slice.
       host_state_limit_bytes: largest encoded host state of a process; at most 64 MiB, what a peer
         takes.
       host_state_remap: makes a process's host state out of those of a job of another size.
+      allow_missing_host_state: start from a step that plain Orbax wrote, with the non-tensor state
+        as it is; else such a step is an error where ``restore`` is given a host state.
+      storage_buffer_bytes: how much of a process's arrays may be on its way to or from the
+        persistent directory at once; a larger array goes alone. May differ.
       bind_host: address on which this process serves its shards to peers. May differ.
       bind_port: port for it; 0 takes a free one. May differ.
       secret_file: file with the run's secret; else the environment's ECKPT_SECRET; else the leader
@@ -70,11 +107,24 @@ class Config:
     replica_axis: str | int = 0
     local_save_every_n_steps: int = 10
     save_every_n_steps: int = 1000
+    local_save_every_n_seconds: float | None = None
+    save_every_n_seconds: float | None = None
+    local_save_policy: SavePolicy | AdaptiveInterval | None = None
+    save_policy: SavePolicy | AdaptiveInterval | None = None
     keep_last_n: int | None = None
+    keep_every_n_steps: int | None = None
+    preservation_policy: PreservationPolicy | None = None
+    local_preservation_policy: PreservationPolicy | None = None
+    async_save: bool = True
+    save_on_preemption: bool = True
+    exit_on_preemption: bool = False
+    preemption_grace_s: float = 25.0
     placement: PlacementPolicy = dataclasses.field(default_factory=AllButPrimary)
     host_state_buddies: int | None = None
     host_state_limit_bytes: int = 16 * MEBIBYTE
     host_state_remap: HostStateRemap | None = None
+    allow_missing_host_state: bool = False
+    storage_buffer_bytes: int = 2048 * MEBIBYTE
     bind_host: str = "127.0.0.1"
     bind_port: int = 0
     secret_file: str | None = None
@@ -124,6 +174,29 @@ class Config:
             config, run_id=run_id, copy_threads=threads, extra_holders=tuple(config.extra_holders)
         )
 
+    def save_plans(self) -> dict[TierName, SavePlan]:
+        """When each tier saves that is on, the local one first."""
+        plans: dict[TierName, SavePlan] = {
+            "local": plan_saves(
+                self.local_save_policy,
+                every_n_steps=self.local_save_every_n_steps,
+                every_n_seconds=self.local_save_every_n_seconds,
+            )
+        }
+        if self.dir is not None:
+            plans["persistent"] = plan_saves(
+                self.save_policy,
+                every_n_steps=self.save_every_n_steps,
+                every_n_seconds=self.save_every_n_seconds,
+            )
+        return {name: plan for name, plan in plans.items() if plan.is_on}
+
+    @property
+    def heeds_preemption(self) -> bool:
+        """Whether anything is to happen at a preemption notice."""
+        asked_for = any(plan.on_preemption for plan in self.save_plans().values())
+        return self.save_on_preemption or asked_for
+
     def agreement(self) -> str:
         """Digest of what all processes of a job must have set alike."""
         shared = (
@@ -133,11 +206,20 @@ class Config:
             str(self.replica_axis),
             self.local_save_every_n_steps,
             self.save_every_n_steps,
+            self.local_save_every_n_seconds,
+            self.save_every_n_seconds,
+            policy_identity(self.local_save_policy),
+            policy_identity(self.save_policy),
             self.keep_last_n,
+            self.keep_every_n_steps,
+            policy_identity(self.preservation_policy),
+            policy_identity(self.local_preservation_policy),
+            (self.save_on_preemption, self.exit_on_preemption),
             repr(self.placement),
             self.host_state_buddies,
             self.host_state_limit_bytes,
             self.host_state_remap is None,
+            self.allow_missing_host_state,
             tuple(self.extra_holders),
         )
         return hashlib.sha256(repr(shared).encode()).hexdigest()
@@ -201,6 +283,7 @@ def _value_problems(config: Config) -> list[str]:
         problems.append("save_every_n_steps is set, but dir is not")
     problems += _not_below(config, 0, ("local_save_every_n_steps", "save_every_n_steps"))
     problems += _not_below(config, 1, ("host_state_limit_bytes", "copy_batch_bytes"))
+    problems += _not_below(config, 1, ("storage_buffer_bytes",))
     problems += _not_below(config, 1, ("transfer_streams",))
     limit: Any = getattr(config, "host_state_limit_bytes")  # noqa: B009 - of any type still
     if isinstance(limit, int) and limit > MAX_HOST_STATE_BYTES:
@@ -208,9 +291,10 @@ def _value_problems(config: Config) -> list[str]:
             f"host_state_limit_bytes must be at most {MAX_HOST_STATE_BYTES}, not {limit}:"
             " peers take no larger host state"
         )
-    for name in ("keep_last_n", "copy_threads"):
+    for name in ("keep_last_n", "keep_every_n_steps", "copy_threads"):
         if getattr(config, name) is not None:
             problems += _not_below(config, 1, (name,))
+    problems += _policy_problems(config)
     if config.host_state_buddies is not None:
         problems += _not_below(config, 0, ("host_state_buddies",))
     problems += _timeout_problems(config)
@@ -229,12 +313,32 @@ def _not_below(config: Config, least: int, names: Sequence[str]) -> list[str]:
     return problems
 
 
+def _policy_problems(config: Config) -> list[str]:
+    problems: list[str] = []
+    for name in ("local_save_policy", "save_policy"):
+        problems += save_policy_problems(name, getattr(config, name))
+    for name in ("local_preservation_policy", "preservation_policy"):
+        problems += preservation_policy_problems(name, getattr(config, name))
+    for name in ("save_every_n_seconds", "save_policy"):
+        if config.dir is None and getattr(config, name) is not None:
+            problems.append(f"{name} is set, but dir is not")
+    if config.keep_every_n_steps is not None and config.keep_last_n is None:
+        problems.append("keep_every_n_steps is set, but keep_last_n is not: all steps are kept")
+    if config.preservation_policy is not None and config.keep_last_n is not None:
+        problems.append("preservation_policy and keep_last_n are both set")
+    for name in ("async_save", "save_on_preemption", "exit_on_preemption"):
+        if not isinstance(getattr(config, name), bool):
+            problems.append(f"{name} must be True or False, not {getattr(config, name)!r}")
+    return problems
+
+
 def _timeout_problems(config: Config) -> list[str]:
     values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    optional = ("local_save_every_n_seconds", "save_every_n_seconds")
     return [
         f"{name} must be a positive number of seconds, not {value!r}"
         for name, value in values.items()
-        if name.endswith("_timeout_s")
+        if (name.endswith(("_timeout_s", "_grace_s")) or (name in optional and value is not None))
         and (
             isinstance(value, bool)
             or not isinstance(value, int | float)

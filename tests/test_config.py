@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from orbax.checkpoint import checkpoint_managers as ocm
 
 from emergency_ckpt import CheckpointerConfig, EmergencyCheckpointer
 from emergency_ckpt.config import Config, run_id_of
@@ -26,6 +27,16 @@ MUST_AGREE: dict[str, Any] = {
     "local_save_every_n_steps": 7,
     "save_every_n_steps": 77,
     "keep_last_n": 3,
+    "local_save_every_n_seconds": 5.0,
+    "save_every_n_seconds": 600,
+    "local_save_policy": lambda: ocm.FixedIntervalPolicy(7),
+    "keep_every_n_steps": 50,
+    "save_policy": lambda: ocm.AnySavePolicy([ocm.InitialSavePolicy()]),
+    "preservation_policy": lambda: ocm.LatestN(3),
+    "local_preservation_policy": lambda: ocm.LatestN(1),
+    "save_on_preemption": False,
+    "exit_on_preemption": True,
+    "allow_missing_host_state": True,
     "placement": Striped(2),
     "host_state_buddies": 1,
     "host_state_limit_bytes": 12345,
@@ -47,8 +58,14 @@ MAY_DIFFER: dict[str, Any] = {
     "save_timeout_s": 3.0,
     "persistent_timeout_s": 4.0,
     "transfer_timeout_s": 5.0,
+    "async_save": False,
+    "storage_buffer_bytes": 1 << 20,
+    "preemption_grace_s": 6.0,
     "on_event": lambda: print,
 }
+
+NEEDS: dict[str, dict[str, Any]] = {"keep_every_n_steps": {"keep_last_n": 1}}
+"""What a field is nothing without."""
 
 FIELDS = [field.name for field in dataclasses.fields(Config)]
 
@@ -79,8 +96,9 @@ def test_every_field_is_classified() -> None:
 
 @pytest.mark.parametrize("name", MUST_AGREE)
 def test_agreement_covers(name: str) -> None:
-    base = valid().validated()
-    changed = valid(**{name: _value(MUST_AGREE[name])}).validated()
+    base = valid(**NEEDS.get(name, {})).validated()
+    needed = NEEDS.get(name, {})
+    changed = valid(**needed, **{name: _value(MUST_AGREE[name])}).validated()
     assert changed.agreement() != base.agreement()
 
 
@@ -156,6 +174,23 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
         ({"persistent_timeout_s": math.inf}, "persistent_timeout_s must be"),
         ({"transfer_timeout_s": "30"}, "transfer_timeout_s must be"),
         ({"save_timeout_s": True}, "save_timeout_s must be"),
+        ({"preemption_grace_s": 0}, "preemption_grace_s must be a positive number"),
+        ({"save_every_n_seconds": 0}, "save_every_n_seconds must be a positive number"),
+        ({"local_save_every_n_seconds": -1}, "local_save_every_n_seconds must be a positive"),
+        ({"save_policy": 5}, "save_policy: 5 has no should_save"),
+        ({"local_save_policy": ocm.FixedIntervalPolicy(0)}, "the interval of Fixed"),
+        ({"preservation_policy": "all"}, "preservation_policy: 'all' has no should_preserve"),
+        ({"local_preservation_policy": 1}, "has no should_preserve"),
+        ({"keep_every_n_steps": 5}, "keep_every_n_steps is set, but keep_last_n is not"),
+        (
+            {"preservation_policy": ocm.LatestN(1), "keep_last_n": 2},
+            "preservation_policy and keep_last_n are both set",
+        ),
+        ({"exit_on_preemption": "yes"}, "exit_on_preemption must be True or False"),
+        (
+            {"dir": None, "run_id": "r", "save_policy": ocm.InitialSavePolicy()},
+            "save_policy is set, but dir is not",
+        ),
         ({"replica_axis": "data"}, "replica_axis 'data' is not one of the mesh's axes"),
         ({"replica_axis": 2}, "replica_axis 2 is out of range"),
         ({"replica_axis": -1}, "replica_axis -1 is out of range"),

@@ -131,12 +131,18 @@ class NoPlan(msgspec.Struct, frozen=True, tag="no_plan", forbid_unknown_fields=T
         ``state_mismatch``: the newest whole save has other leaves than expected; ``mismatches``.
         ``host_state_count``: the newest whole save has the host states of ``saved_count``
         processes, the job has ``process_count``, and there is no remap.
+        ``no_host_state``: the newest whole step was written by plain Orbax, without host states.
       step: the step in question, where there is one.
       missing: one line for each thing that is lost or in the way.
     """
 
     kind: Literal[
-        "nothing", "unrecoverable", "step_not_found", "state_mismatch", "host_state_count"
+        "nothing",
+        "unrecoverable",
+        "step_not_found",
+        "state_mismatch",
+        "host_state_count",
+        "no_host_state",
     ]
     step: int | None = None
     rejected: tuple[Rejection, ...] = ()

@@ -12,10 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from emergency_ckpt.core.divergence import find_divergence
+from emergency_ckpt.core.retention import StepRecord, choose_removals
 from emergency_ckpt.errors import CheckpointError, SaveFailed, TransferError
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.holdings import holder_name
 from emergency_ckpt.runtime.peers import Peers
+from emergency_ckpt.runtime.save_policies import PreservationPolicy, wanted_steps
 from emergency_ckpt.runtime.vote import Ballot, Outcome, Vote
 from emergency_ckpt.runtime.worker import Failures
 from emergency_ckpt.tiers import host_state as host_states
@@ -60,6 +62,7 @@ class LocalSaves:
         process: tuple[int, int],
         host_state_limit_bytes: int,
         copy_batch_bytes: int,
+        preservation: PreservationPolicy | None = None,
     ) -> None:
         self._tier = tier
         self._vote = vote
@@ -69,6 +72,8 @@ class LocalSaves:
         self._process_index, self._process_count = process
         self._host_state_limit_bytes = host_state_limit_bytes
         self._copy_batch_bytes = copy_batch_bytes
+        self._preservation = preservation
+        self._published_s: dict[SaveId, float] = {}
         self._complete: SaveId | None = None
         self._in_doubt: set[SaveId] = set()
 
@@ -187,6 +192,27 @@ class LocalSaves:
             failure.__cause__ = error
             self._failures.record(failure)
         self._protect()
+        if self._preservation is None:
+            return
+        try:
+            self._drop_unwanted(save, self._preservation)
+        except Exception as error:  # noqa: BLE001 - the user's policy; the save is complete
+            failure = SaveFailed("remove", f"the step before {save.step}", str(error))
+            failure.__cause__ = error
+            self._failures.record(failure)
+
+    def _drop_unwanted(self, newest: SaveId, policy: PreservationPolicy) -> None:
+        """Ask the policy about the slot of the step before ``newest``, which always stays."""
+        held = sorted({each.save for each in self._tier.held()[0]} | {newest})
+        now_s = time.time()
+        self._published_s = {save: self._published_s.get(save, now_s) for save in held}
+        steps = [save.step for save in held]
+        records = [StepRecord(save.step, self._published_s[save]) for save in held]
+        removals = choose_removals(steps, wanted_steps(records, policy))
+        for save in held:
+            if save.step in removals.steps and save.step < newest.step:
+                self._tier.drop(save)
+                self._events.emit("save.removed", step=save.step)
 
     def _protect(self) -> None:
         complete = set[SaveId]() if self._complete is None else {self._complete}

@@ -1,7 +1,7 @@
 """The background half of a save to the persistent tier.
 
 Only the writers (the processes of the primary slice) touch storage. Every other process sends its
-host state to its scribe among them. The tensors are written first, then the host states, then one
+host state to its scribe among them. The host states are written first, then the tensors, then one
 marker: until it is there the step does not count.
 """
 
@@ -10,12 +10,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
 import numpy.typing as npt
 
+from emergency_ckpt._native import crc32c
 from emergency_ckpt.core.persistence import owners_of, scribe, writers
 from emergency_ckpt.core.placement import Topology
 from emergency_ckpt.errors import PersistentTierError, SaveFailed
@@ -31,6 +33,7 @@ from emergency_ckpt.runtime.persistent_save_keys import (
 from emergency_ckpt.runtime.worker import Failures
 from emergency_ckpt.tiers import host_state as host_states
 from emergency_ckpt.tiers.persistent import PersistentTier
+from emergency_ckpt.tiers.removal import StepShelf
 from emergency_ckpt.tiers.state_tree import StateTree
 from emergency_ckpt.types import SaveId, ShardId
 
@@ -39,13 +42,17 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class PersistentSave:
-    """One persistent save of one process; ``views`` is empty on processes that do not write."""
+    """One persistent save of one process; ``views`` is empty on processes that do not write.
+
+    ``metrics``: JSON values for the preservation policy; those of the first writer are kept.
+    """
 
     save: SaveId
     tree: StateTree
     views: Mapping[ShardId, npt.NDArray[Any]]
     host_state: host_states.Payload
     topology: Topology
+    metrics: Mapping[str, Any] | None = None
 
 
 class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,11 +60,23 @@ class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     empty: bool
 
 
+class _Crc(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    shard: ShardId
+    crc32c: int
+
+
+class _Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one writer has put beside the tensors, and the CRCs of its part of these."""
+
+    documents: dict[int, _Document] = {}
+    crcs: tuple[_Crc, ...] = ()
+
+
 class _Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one writer tells the others about one stage."""
 
     error: str = ""
-    documents: dict[int, _Document] = {}
+    written: _Written = _Written()
 
 
 class PersistentSaves:
@@ -84,15 +103,17 @@ class PersistentSaves:
         self._failures = failures
         self._host_state_limit_bytes = host_state_limit_bytes
         self._timeout_s = timeout_s
+        self._may_have_leftovers = True
 
-    def run(self, job: PersistentSave) -> None:
-        """Save and publish. Never raises: what fails is recorded."""
+    def run(self, job: PersistentSave) -> bool:
+        """Save and publish; whether that went well. Never raises: what fails is recorded."""
         step = job.save.step
         started_s = time.monotonic()
         self._events.emit("persistent.started", step=step)
         try:
             self._save(job)
         except Exception as error:  # noqa: BLE001 - recorded, raised by check_for_errors
+            self._may_have_leftovers = True
             self._events.emit("persistent.failed", step=step, reason=str(error)[:500])
             failure = SaveFailed(
                 "save",
@@ -102,10 +123,9 @@ class PersistentSaves:
             )
             failure.__cause__ = error
             self._failures.record(failure)
-        else:
-            self._events.emit(
-                "persistent.complete", step=step, seconds=time.monotonic() - started_s
-            )
+            return False
+        self._events.emit("persistent.complete", step=step, seconds=time.monotonic() - started_s)
+        return True
 
     def _save(self, job: PersistentSave) -> None:
         to = scribe(self._coordinator.process_index, job.topology)
@@ -116,14 +136,14 @@ class PersistentSaves:
         if self._coordinator.process_index == members[0]:
             self._keys.forget_old(members)
         documents = self._stage(job.save, FIRST_STAGE, lambda: self._collect(job), members)
-        self._stage(job.save, "tensors", lambda: self._write_tensors(job, members), members)
         written = self._stage(
             job.save,
             "documents",
-            lambda: self._write_documents(job.save, documents),
+            lambda: self._write_documents(job, documents),
             members,
             told=lambda written: written,
         )
+        self._stage(job.save, "tensors", lambda: self._write_tensors(job, members), members)
         self._stage(job.save, "marker", lambda: self._publish(job, written, members), members)
 
     def _send_host_state(self, job: PersistentSave, to: int) -> None:
@@ -158,41 +178,72 @@ class PersistentSaves:
         )
         if me == writers(job.topology)[0]:
             self._tier.create()  # storage may have been down at the start
-            # Leftovers of an earlier life at this step: it never became whole, or the run went
-            # back behind it.
-            self._tier.clear_step(job.save.step)
+            # Here the other writers wait for this one: nothing is being written.
+            self._remove_leftovers()
+            # The run may have gone back behind a whole step.
+            self._tier.remove(job.save.step)
         return {me: own, **found}
+
+    def _remove_leftovers(self) -> None:
+        """What saves of earlier lives, or a failed one, have left; it counts nowhere."""
+        if not self._may_have_leftovers:
+            return
+        try:
+            removed = self._tier.remove_leftovers()
+        except PersistentTierError as error:
+            self._events.emit("persistent.cleanup_failed", reason=str(error)[:500])
+            return
+        self._may_have_leftovers = False
+        for step in removed:
+            self._events.emit("persistent.removed", step=step)
 
     def _write_tensors(self, job: PersistentSave, members: tuple[int, ...]) -> None:
         self._tier.write_tensors(job.save, job.tree, job.views, members)
         self._events.emit("persistent.tensors_written", step=job.save.step)
 
-    def _write_documents(
-        self, save: SaveId, documents: Mapping[int, bytes]
-    ) -> dict[int, _Document]:
+    def _write_documents(self, job: PersistentSave, documents: Mapping[int, bytes]) -> _Written:
+        """Before the tensors: a step that has none is then known to be of plain Orbax."""
+        save, count = job.save, self._coordinator.process_count
         written: dict[int, _Document] = {}
         for owner, data in documents.items():
             document = host_states.decode(data)
-            self._tier.write_host_state(save.step, owner, self._coordinator.process_count, data)
+            self._tier.write_document(save.step, owner, count, data)
             digest = hashlib.sha256(data).hexdigest()
             written[owner] = _Document(digest, document.payload is None)
         self._events.emit("persistent.host_states_written", step=save.step)
-        return written
+        crcs = tuple(_Crc(shard, crc32c(_flat(view).data)) for shard, view in job.views.items())
+        return _Written(written, crcs)
 
-    def _publish(
-        self, job: PersistentSave, written: Mapping[int, _Document], members: tuple[int, ...]
-    ) -> None:
+    def _publish(self, job: PersistentSave, written: _Written, members: tuple[int, ...]) -> None:
         """The first writer sets the marker, with what all writers said they have written."""
         if self._coordinator.process_index != members[0]:
             return
-        documents = dict(written)
+        every = [written]
         for writer in members[1:]:
-            documents.update(self._report(job.save, "documents", writer, self._timeout_s).documents)
+            every.append(self._report(job.save, "documents", writer, self._timeout_s).written)
+        documents = {owner: each for part in every for owner, each in part.documents.items()}
+        if job.metrics is not None:
+            StepShelf(self._tier).write_metrics(job.save.step, job.metrics)
         self._tier.publish(
             job.save,
             {owner: (document.digest, document.empty) for owner, document in documents.items()},
             [leaf.spec for leaf in job.tree.leaves],
+            self._agreed_crcs(job.save, every),
         )
+
+    def _agreed_crcs(self, save: SaveId, every: Sequence[_Written]) -> dict[ShardId, int]:
+        """One CRC for each box. Copies that differ have none: which one Orbax took is unknown."""
+        found: dict[ShardId, int] = {}
+        differing: set[ShardId] = set()
+        for part in every:
+            for each in part.crcs:
+                if found.setdefault(each.shard, each.crc32c) != each.crc32c:
+                    differing.add(each.shard)
+        for shard in sorted(differing):
+            del found[shard]
+            text = f"{shard.leaf}{shard.box} differs between processes of the primary slice"
+            self._events.emit("divergence", step=save.step, text=text)
+        return found
 
     def _stage(
         self,
@@ -200,7 +251,7 @@ class PersistentSaves:
         name: str,
         work: Callable[[], T],
         members: tuple[int, ...],
-        told: Callable[[T], dict[int, _Document]] = lambda _: {},
+        told: Callable[[T], _Written] = lambda _: _Written(),
     ) -> T:
         """Do ``work``, tell the other writers, and go on only when it went well for all.
 
@@ -208,7 +259,7 @@ class PersistentSaves:
         """
         try:
             result = work()
-            report = _Report(documents=told(result))
+            report = _Report(written=told(result))
         except Exception as error:
             self._keys.put(save, name, msgspec.json.encode(_Report(error=str(error)[:500])))
             raise
@@ -226,3 +277,8 @@ class PersistentSaves:
 
     def _report(self, save: SaveId, name: str, writer: int, timeout_s: float) -> _Report:
         return msgspec.json.decode(self._keys.get(save, name, writer, timeout_s), type=_Report)
+
+
+def _flat(view: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    # Flat bytes: extension types have no buffer interface of their own.
+    return np.ascontiguousarray(view).reshape(-1).view(np.uint8)

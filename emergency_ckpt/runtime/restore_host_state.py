@@ -13,7 +13,6 @@ from emergency_ckpt.errors import CheckpointError, CorruptData, HostStateError, 
 from emergency_ckpt.runtime.shard_collection import CopiesFailed
 from emergency_ckpt.tiers import host_state as host_states
 from emergency_ckpt.tiers.local import LocalTier
-from emergency_ckpt.tiers.persistent import PersistentTier
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.types import SaveId
 
@@ -74,15 +73,6 @@ def _document_bytes(
     if data is None:
         raise NotHeld("read", f"host state of process {wanted.owner}", "not here any more")
     return data
-
-
-def read_documents(
-    tier: PersistentTier, step: int, saved_count: int, process: tuple[int, int]
-) -> list[host_states.HostStateDocument]:
-    """The documents that this process needs, from the persistent tier."""
-    me, count = process
-    owners = [me] if saved_count == count else range(saved_count)
-    return [host_states.decode(tier.read_host_state(step, owner)) for owner in owners]
 
 
 def put_back(

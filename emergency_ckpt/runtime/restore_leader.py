@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -9,21 +11,48 @@ import msgspec
 from emergency_ckpt.core.divergence import divergence_in
 from emergency_ckpt.core.inventory import HolderInventory, Inventory, PersistentStep, Quarantined
 from emergency_ckpt.core.plan_types import NoPlan, RestorePlan, TargetSet
-from emergency_ckpt.core.restore_plan import compare_leaves, plan_restore
-from emergency_ckpt.errors import CheckpointError, PersistentTierError, RestoreFailed
+from emergency_ckpt.core.restore_plan import plan_restore
+from emergency_ckpt.core.stored_leaves import match_leaves
+from emergency_ckpt.errors import (
+    CheckpointError,
+    CorruptData,
+    PersistentTierError,
+    RestoreFailed,
+)
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.peers import fetch_contents, new_incarnation
-from emergency_ckpt.runtime.restore_types import Answer, Report, Status, Verdict
+from emergency_ckpt.runtime.restore_types import Answer, LoadPlan, Report, Status, Verdict
+from emergency_ckpt.runtime.storage_load import plan_load
 from emergency_ckpt.tiers.local import LocalTier
 from emergency_ckpt.tiers.persistent import PersistentTier
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.types import Contents, LeafSpec
 
 MAX_ATTEMPTS = 16
+LISTING_TIMEOUT_S = 30.0
+"""Longest wait for the list of persistent steps when RAM alone holds a whole step."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """What a restore is asked for."""
+
+    targets: Mapping[int, TargetSet]
+    leaves: Mapping[str, LeafSpec]
+    requested_step: int | None
+    run_id: str
+    remap: bool
+    allow_missing_host_state: bool
+    extra_holders: Sequence[str]
+    deadline_s: float
 
 
 class RestoreLeader:
-    """Plans one restore, again after each attempt that failed on some copy."""
+    """Plans one restore, again after each attempt that failed on some copy.
+
+    A persistent step is restored in two plans: one to load it into RAM, and, when all have
+    reported anew, one like that of any step in RAM.
+    """
 
     def __init__(
         self,
@@ -31,25 +60,19 @@ class RestoreLeader:
         client: TransferClient,
         persistent: PersistentTier | None,
         events: EventSink,
-        *,
-        targets: Mapping[int, TargetSet],
-        leaves: Mapping[str, LeafSpec],
-        requested_step: int | None,
-        remap: bool,
-        extra_holders: Sequence[str],
+        wanted: Wanted,
     ) -> None:
         self._tier = tier
         self._client = client
         self._persistent = persistent
         self._events = events
-        self._targets = targets
-        self._leaves = leaves
-        self._requested_step = requested_step
-        self._remap = remap
-        self._extra_holders = extra_holders
+        self._wanted = wanted
         self._inventory = Inventory((), {})
         self._wants_host_state = False
-        self._persistent_error: PersistentTierError | None = None
+        self._steps: tuple[PersistentStep, ...] | None = None
+        self._persistent_error: CheckpointError | None = None
+        self._loading: LoadPlan | None = None
+        self._loaded: LoadPlan | None = None
         self._attempts = 0
         self._last_failure = ""
 
@@ -67,15 +90,24 @@ class RestoreLeader:
         holders = [report.inventory for _, report in sorted(reports.items())]
         holders += self._ask_extra_holders()
         self._inventory = Inventory(
-            tuple(holders), self._manifests(holders), persistent=self._persistent_steps()
+            tuple(holders), self._manifests(holders), quarantined=self._inventory.quarantined
         )
+        if self._steps is None:
+            self._steps = self._persistent_steps()
+        loaded = -1 if self._loaded is None else self._loaded.step
+        steps = tuple(item for item in self._steps if item.step != loaded)
+        self._inventory = msgspec.structs.replace(self._inventory, persistent=steps)
 
     def _persistent_steps(self) -> tuple[PersistentStep, ...]:
         if self._persistent is None:
             return ()
+        left_s = self._wanted.deadline_s - time.monotonic()
+        # RAM must not wait long for storage that is down; without RAM there is nothing else.
+        in_ram = isinstance(self._plan_from_inventory(), RestorePlan)
+        limit_s = min(LISTING_TIMEOUT_S, left_s / 8) if in_ram else left_s / 2
         try:
-            return tuple(self._persistent.steps())
-        except PersistentTierError as error:
+            return tuple(self._persistent.steps(time.monotonic() + limit_s))
+        except (PersistentTierError, CorruptData) as error:
             # RAM may well be enough. When it is not, this error is the answer: see plan().
             self._persistent_error = error
             self._events.emit("restore.persistent_unreachable", reason=str(error))
@@ -83,7 +115,7 @@ class RestoreLeader:
 
     def _ask_extra_holders(self) -> list[HolderInventory]:
         found: list[HolderInventory] = []
-        for address in self._extra_holders:
+        for address in self._wanted.extra_holders:
             try:
                 found.append(self._client.inventory(address))
             except CheckpointError as error:
@@ -112,35 +144,88 @@ class RestoreLeader:
 
     def plan(self) -> Answer:
         """The plan for what is known to be usable now."""
-        answer = plan_restore(
-            self._inventory,
-            self._targets,
-            self._leaves,
-            requested_step=self._requested_step,
-            host_state_remap=self._remap,
-            needs_host_state=self._wants_host_state,
-        )
-        if isinstance(answer, RestorePlan):
+        while True:
+            answer = self._plan_from_inventory()
+            if not isinstance(answer, RestorePlan):
+                return self._without_plan(answer)
             if answer.save is not None:
                 for found in divergence_in(self._inventory, answer.save):
                     self._events.emit("divergence", step=answer.step, text=found.describe())
-            elif self._persistent is not None:
-                stored = self._persistent.marker(answer.step).leaves
-                mismatches = compare_leaves(self._leaves, stored)
-                if mismatches:
-                    return NoPlan("state_mismatch", step=answer.step, mismatches=mismatches)
-        elif self._persistent_error is not None:
+                return answer
+            assert self._persistent is not None, "else there is no persistent step to choose"
+            try:
+                planned = self._plan_load(answer, self._persistent)
+            except (PersistentTierError, CorruptData) as error:
+                self._give_up(answer.step, str(error))
+                continue
+            self._loading = planned if isinstance(planned, LoadPlan) else None
+            return planned
+
+    def _plan_from_inventory(self) -> RestorePlan | NoPlan:
+        return plan_restore(
+            self._inventory,
+            self._wanted.targets,
+            self._wanted.leaves,
+            requested_step=self._wanted.requested_step,
+            host_state_remap=self._wanted.remap,
+            needs_host_state=self._wants_host_state,
+        )
+
+    def _without_plan(self, answer: NoPlan) -> NoPlan:
+        if self._persistent_error is not None and answer.kind in (
+            "nothing",
+            "unrecoverable",
+            "step_not_found",
+        ):
             raise self._persistent_error
-        elif self._last_failure:
+        if self._last_failure:
             return msgspec.structs.replace(answer, missing=(*answer.missing, self._last_failure))
         return answer
+
+    def _plan_load(self, plan: RestorePlan, persistent: PersistentTier) -> LoadPlan | NoPlan:
+        """Who loads what of a persistent step, or why it must not be restored."""
+        left_s = self._wanted.deadline_s - time.monotonic()
+        stored = persistent.describe(plan.step, time.monotonic() + left_s / 3)
+        arrays, mismatches = match_leaves(
+            self._wanted.leaves, stored.leaves, stored.marker and stored.marker.leaves
+        )
+        if mismatches:
+            return NoPlan("state_mismatch", step=plan.step, mismatches=mismatches)
+        if (
+            stored.marker is None
+            and self._wants_host_state
+            and not self._wanted.allow_missing_host_state
+        ):
+            return NoPlan("no_host_state", step=plan.step)
+        return plan_load(
+            plan,
+            stored,
+            arrays,
+            self._wanted.targets,
+            self._wanted.run_id,
+            wants_host_state=self._wants_host_state,
+        )
+
+    def _give_up(self, step: int, reason: str) -> None:
+        """Take a persistent step out of the next plan."""
+        self._last_failure = reason
+        self._inventory = msgspec.structs.replace(
+            self._inventory, quarantined=self._inventory.quarantined | {persistent_unusable(step)}
+        )
+        self._events.emit("restore.replanned", attempt=self._attempts, reason=reason[:500])
 
     def judge(self, statuses: Mapping[int, Status]) -> Verdict:
         """Done when all went well; once more when copies were found unusable; else the end."""
         failed = {p: s for p, s in sorted(statuses.items()) if s.error}
+        loading, self._loading = self._loading, None
         if not failed:
-            return Verdict(done=True, incarnation=new_incarnation())
+            if loading is None:
+                return Verdict(done=True, incarnation=new_incarnation())
+            self._loaded = loading
+            return Verdict(loaded=True)
         found = {q for status in statuses.values() for q in status.unusable}
+        if self._loaded is not None and persistent_unusable(self._loaded.step) in found:
+            found |= self._loaded_copies(self._loaded)
         new = found - self._inventory.quarantined
         self._attempts += 1
         text = "; ".join(f"process {p}: {s.error}" for p, s in list(failed.items())[:4])
@@ -153,6 +238,15 @@ class RestoreLeader:
         )
         self._events.emit("restore.replanned", attempt=self._attempts, reason=text[:500])
         return Verdict()
+
+    def _loaded_copies(self, plan: LoadPlan) -> set[Quarantined]:
+        """Every copy in RAM of a step whose bytes from storage turned out to be wrong."""
+        return {
+            Quarantined(holder.holder, held.digest)
+            for holder in self._inventory.holders
+            for held in holder.tensors
+            if held.save == plan.save
+        }
 
 
 def persistent_unusable(step: int) -> Quarantined:

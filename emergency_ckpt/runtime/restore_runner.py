@@ -9,7 +9,7 @@ from collections import deque
 
 import msgspec
 
-from emergency_ckpt.core.plan_types import NoPlan, ProcessPlan, RestorePlan
+from emergency_ckpt.core.plan_types import NoPlan, ProcessPlan, Rejection, RestorePlan
 from emergency_ckpt.errors import (
     CheckpointError,
     CorruptData,
@@ -27,15 +27,12 @@ from emergency_ckpt.runtime.coordination import (
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.holdings import ProcessHoldings, holder_name
 from emergency_ckpt.runtime.peers import Peers
-from emergency_ckpt.runtime.restore_host_state import (
-    HostStateRemap,
-    fetch_documents,
-    put_back,
-    read_documents,
-)
-from emergency_ckpt.runtime.restore_leader import RestoreLeader, persistent_unusable
+from emergency_ckpt.runtime.restore_host_state import HostStateRemap, fetch_documents, put_back
+from emergency_ckpt.runtime.restore_leader import RestoreLeader, Wanted, persistent_unusable
 from emergency_ckpt.runtime.restore_types import (
     Answer,
+    LoadPart,
+    LoadPlan,
     PlanFailed,
     Report,
     RestoreReport,
@@ -45,6 +42,7 @@ from emergency_ckpt.runtime.restore_types import (
     no_plan_error,
 )
 from emergency_ckpt.runtime.shard_collection import CopiesFailed, ShardCollection
+from emergency_ckpt.runtime.storage_load import NotAsSaved, StorageLoad, checked
 from emergency_ckpt.tiers import host_state as host_states
 from emergency_ckpt.tiers.local import LocalTier
 from emergency_ckpt.tiers.materialize import materialize
@@ -72,6 +70,8 @@ class RestoreParts:
     run_id: str
     remap: HostStateRemap | None
     extra_holders: tuple[str, ...]
+    allow_missing_host_state: bool
+    host_state_limit_bytes: int
     timeout_s: float
     names: deque[str] = dataclasses.field(default_factory=deque[str])
 
@@ -81,13 +81,13 @@ class Restored:
     """The outcome of a restore that found something.
 
     Attributes:
-      save: identity of the restored save; None from the persistent tier.
+      save: identity of the restored save, which lies in RAM now, wherever it came from.
       incarnation: the id under which the job saves from now on.
     """
 
     state: PyTree
     report: RestoreReport
-    save: SaveId | None
+    save: SaveId
     incarnation: str
 
 
@@ -128,6 +128,9 @@ class Restore:
         self._leader_error: CheckpointError | None = None
         self._before: host_states.Payload = None
         self._moved = False  # the host state: from where it was before
+        self._reports = 0
+        self._loaded: LoadPlan | None = None
+        self._loaded_bytes = 0
 
     @property
     def _process(self) -> tuple[int, int]:
@@ -158,7 +161,7 @@ class Restore:
         attempt = 0
         while True:
             answer = self._learn_plan(attempt)
-            if not isinstance(answer, RestorePlan):
+            if isinstance(answer, NoPlan | PlanFailed):
                 return self._without_plan(answer)
             brought, status = self._attempt(answer)
             verdict = self._agree(attempt, status)
@@ -169,8 +172,14 @@ class Restore:
             if verdict.error:
                 hint = "no process has restored anything"
                 raise RestoreFailed("restore", f"step {answer.step}", verdict.error, hint=hint)
+            if verdict.loaded:
+                assert isinstance(answer, LoadPlan)
+                self._loaded = answer
+                self._report()
             attempt += 1
-        self._forget_newer(answer)
+        assert isinstance(answer, RestorePlan)
+        assert answer.save is not None, "a persistent step is loaded into RAM first"
+        self._forget_newer(answer.save)
         report = self._finished(answer, brought, time.monotonic() - started_s)
         return Restored(brought.state, report, answer.save, verdict.incarnation)
 
@@ -182,9 +191,10 @@ class Restore:
             state_digest=hashlib.sha256(msgspec.json.encode(specs)).hexdigest(),
             wants_host_state=self._host_state is not None,
         )
+        number, self._reports = self._reports, self._reports + 1
         reports = gather(
             self._parts.coordinator,
-            f"{self._name}/report",
+            f"{self._name}/report/{number}",
             msgspec.json.encode(report),
             deadline_left_s(self._deadline_s),
         )
@@ -193,24 +203,28 @@ class Restore:
         # All have come, so all have left the restores before this one.
         while len(self._parts.names) > 1:
             forget(self._parts.coordinator, self._parts.names.popleft())
-        table = BoxTable(self._tree, self._process[1])
-        self._leader = RestoreLeader(
-            self._parts.tier,
-            self._parts.client,
-            self._parts.persistent,
-            self._parts.events,
-            targets=table.targets(),
-            leaves=self._tree.specs,
-            requested_step=self._requested_step,
-            remap=self._parts.remap is not None,
-            extra_holders=self._parts.extra_holders,
-        )
+        if self._leader is None:
+            self._leader = self._new_leader()
         try:
             self._leader.take_reports(
                 {p: msgspec.json.decode(data, type=Report) for p, data in reports.items()}
             )
         except CheckpointError as error:
             self._leader_error = error
+
+    def _new_leader(self) -> RestoreLeader:
+        parts = self._parts
+        wanted = Wanted(
+            targets=BoxTable(self._tree, self._process[1]).targets(),
+            leaves=self._tree.specs,
+            requested_step=self._requested_step,
+            run_id=parts.run_id,
+            remap=parts.remap is not None,
+            allow_missing_host_state=parts.allow_missing_host_state,
+            extra_holders=parts.extra_holders,
+            deadline_s=self._deadline_s,
+        )
+        return RestoreLeader(parts.tier, parts.client, parts.persistent, parts.events, wanted)
 
     def _learn_plan(self, attempt: int) -> Answer:
         """The leader plans and tells each process its part."""
@@ -227,33 +241,60 @@ class Restore:
             self._leader_error = error
             answer = PlanFailed(str(error)[:4000])
         for process in range(count):
-            part = answer.share_of(process) if isinstance(answer, RestorePlan) else answer
-            coordinator.put(f"{name}/{process}", msgspec.json.encode(part))
-        return answer.share_of(me) if isinstance(answer, RestorePlan) else answer
+            coordinator.put(f"{name}/{process}", msgspec.json.encode(_share(answer, process)))
+        return _share(answer, me)
 
-    def _attempt(self, plan: RestorePlan) -> tuple[_Brought | None, Status]:
+    def _attempt(self, plan: RestorePlan | LoadPlan) -> tuple[_Brought | None, Status]:
         """Carry out this process's part. What fails is told to all, never raised alone."""
-        self._parts.events.emit(
-            "restore.planned", step=plan.step, tier=plan.tier, rejected=len(plan.rejected)
-        )
-        for rejection in plan.rejected:
-            self._parts.events.emit(
-                "restore.rejected",
-                step=rejection.step,
-                tier=rejection.tier,
-                reason=rejection.reason,
-            )
+        tier = "persistent" if isinstance(plan, LoadPlan) else "local"
+        if self._loaded is None or plan.step != self._loaded.step:
+            self._tell(plan.step, tier, plan.rejected)
+        # A step from storage is passed over as a whole; copies in RAM one by one.
+        unusable = (persistent_unusable(plan.step),)
         try:
-            if plan.save is not None:
-                return self._from_local(plan, plan.save), Status()
-            return self._from_persistent(plan), Status()
+            if isinstance(plan, LoadPlan):
+                self._load(plan)
+                return None, Status()
+            assert plan.save is not None
+            return self._from_local(plan, plan.save), Status()
         except CopiesFailed as error:
             return None, Status(str(error), error.unusable)
-        except (PersistentTierError, CorruptData) as error:
-            unusable = (persistent_unusable(plan.step),) if plan.save is None else ()
+        except (PersistentTierError, NotAsSaved) as error:
             return None, Status(str(error)[:2000], unusable)
+        except CorruptData as error:
+            return None, Status(str(error)[:2000], unusable if tier == "persistent" else ())
         except Exception as error:  # noqa: BLE001 - becomes the collective error of all processes
             return None, Status(f"{type(error).__name__}: {error}"[:2000])
+
+    def _tell(self, step: int, tier: str, rejected: tuple[Rejection, ...]) -> None:
+        events = self._parts.events
+        events.emit("restore.planned", step=step, tier=tier, rejected=len(rejected))
+        for each in rejected:
+            events.emit("restore.rejected", step=each.step, tier=each.tier, reason=each.reason)
+
+    def _load(self, plan: LoadPlan) -> None:
+        """Bring this process's part of a persistent step into RAM.
+
+        In half of the time that is left: an older step may have to be tried.
+        """
+        parts, now_s = self._parts, time.monotonic()
+        assert parts.persistent is not None, "only a checkpointer with a directory plans for it"
+        load = StorageLoad(
+            parts.tier,
+            parts.persistent,
+            plan,
+            me=self._process[0],
+            leaves=[leaf.spec for leaf in self._tree.leaves],
+            host_state_limit_bytes=parts.host_state_limit_bytes,
+            deadline_s=now_s + (self._deadline_s - now_s) / 2,
+        )
+        self._loaded_bytes += load.run()
+        parts.events.emit(
+            "restore.loaded",
+            step=plan.step,
+            bytes_persistent=self._loaded_bytes,
+            seconds=time.monotonic() - now_s,
+        )
 
     def _from_local(self, plan: RestorePlan, save: SaveId) -> _Brought:
         parts, (me, _) = self._parts, self._process
@@ -277,18 +318,15 @@ class Restore:
         documents = fetch_documents(
             parts.tier, parts.client, part, save, plan.host_state_count or 0, holder_name(me)
         )
-        state = materialize(self._tree, self._like, shards.bytes_of)
+        bytes_of = shards.bytes_of
+        if self._loaded is not None and self._loaded.save == save:
+            # What was just read for oneself is no find in one's own RAM.
+            shards.tally.local = max(0, shards.tally.local - self._loaded_bytes)
+            shards.tally.persistent = self._loaded_bytes
+            bytes_of = checked(bytes_of, self._loaded.parts.get(me, LoadPart()))
+        state = materialize(self._tree, self._like, bytes_of)
         host_state = self._put_back(documents)
         return _Brought(state, host_state, shards.tally)
-
-    def _from_persistent(self, plan: RestorePlan) -> _Brought:
-        persistent = self._parts.persistent
-        assert persistent is not None, "only a checkpointer with a directory plans for it"
-        state, size_bytes = persistent.read_tensors(plan.step, self._tree, self._like)
-        documents: list[host_states.HostStateDocument] = []
-        if plan.host_state_count is not None:
-            documents = read_documents(persistent, plan.step, plan.host_state_count, self._process)
-        return _Brought(state, self._put_back(documents), Tally(persistent=size_bytes))
 
     def _put_back(self, documents: list[host_states.HostStateDocument]) -> object:
         if self._host_state is None:
@@ -313,17 +351,14 @@ class Restore:
         data = share(coordinator, f"{name}/verdict", verdict, deadline_left_s(self._deadline_s))
         return msgspec.json.decode(data, type=Verdict)
 
-    def _forget_newer(self, plan: RestorePlan) -> None:
+    def _forget_newer(self, kept: SaveId) -> None:
         """No leftover of another life may ever look newer than what training goes on from.
 
         All wait for each other: nobody trains while a peer could still count on such a leftover.
         """
-        tier = self._parts.tier
-        kept = plan.save or SaveId(plan.step, "", self._parts.run_id)
-        tier.invalidate_newer(kept)
-        if plan.save is not None:
-            tier.note_complete(plan.save)
-            self._push_host_state(plan.save)
+        self._parts.tier.invalidate_newer(kept)
+        self._parts.tier.note_complete(kept)
+        self._push_host_state(kept)
         self._parts.coordinator.barrier(
             f"{self._name}/forgotten", deadline_left_s(self._deadline_s)
         )
@@ -343,7 +378,9 @@ class Restore:
         tally = brought.tally
         report = RestoreReport(
             step=plan.step,
-            tier=plan.tier,
+            tier="local"
+            if self._loaded is None or self._loaded.save != plan.save
+            else "persistent",
             seconds=seconds,
             bytes_local=tally.local,
             bytes_peer=tally.peer,
@@ -377,3 +414,8 @@ class Restore:
             f"{self._name}/forgotten", deadline_left_s(self._deadline_s)
         )
         self._parts.events.emit("restore.nothing")
+
+
+def _share(answer: Answer, process: int) -> Answer:
+    """What is sent to a process."""
+    return answer.share_of(process) if isinstance(answer, RestorePlan | LoadPlan) else answer

@@ -8,6 +8,7 @@ import msgspec
 
 from emergency_ckpt.core.inventory import HolderInventory, Quarantined
 from emergency_ckpt.core.plan_types import NoPlan, Rejection, RestorePlan
+from emergency_ckpt.core.storage_read import StoredArray
 from emergency_ckpt.errors import (
     CheckpointError,
     HostStateError,
@@ -15,6 +16,7 @@ from emergency_ckpt.errors import (
     StepNotFound,
     Unrecoverable,
 )
+from emergency_ckpt.types import SaveId, ShardId
 
 
 class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -37,9 +39,13 @@ class Status(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
 
 class Verdict(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What the leader makes of all statuses: done, once more, or the end."""
+    """What the leader makes of all statuses: done, once more, or the end.
+
+    ``loaded``: the step lies in RAM now; once more, to restore it from there.
+    """
 
     done: bool = False
+    loaded: bool = False
     error: str = ""
     incarnation: str = ""
 
@@ -50,7 +56,59 @@ class PlanFailed(msgspec.Struct, frozen=True, tag="failed", forbid_unknown_field
     error: str
 
 
-Answer = RestorePlan | NoPlan | PlanFailed
+class StorageRead(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A box to read from storage, and its CRC32C of capture time where that is known."""
+
+    shard: ShardId
+    crc32c: int | None
+
+
+class DocumentRead(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A host-state document to bring into RAM; without a ``digest`` there is none: it is empty."""
+
+    owner: int
+    digest: str
+
+
+class LoadPart(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What one process brings from storage into RAM.
+
+    Attributes:
+      arrays: how the leaves of ``reads`` are stored.
+      whole: CRC32C of boxes that this process needs and several processes read in parts.
+    """
+
+    reads: tuple[StorageRead, ...] = ()
+    arrays: dict[str, StoredArray] = {}
+    documents: tuple[DocumentRead, ...] = ()
+    whole: tuple[StorageRead, ...] = ()
+
+
+class LoadPlan(msgspec.Struct, frozen=True, tag="load", forbid_unknown_fields=True):
+    """Bring a persistent step into RAM, each byte once over the whole job.
+
+    Attributes:
+      save: identity under which it is published in RAM.
+      item: directory with its arrays.
+      complete: storage holds every chunk, also those of zeros.
+      document_count: number of processes that the host states are of; 0: none are brought.
+    """
+
+    step: int
+    save: SaveId
+    item: str
+    complete: bool
+    parts: dict[int, LoadPart]
+    document_count: int = 0
+    rejected: tuple[Rejection, ...] = ()
+
+    def share_of(self, process: int) -> LoadPlan:
+        """This plan with the part of one process only: what is sent to that process."""
+        part = self.parts.get(process, LoadPart())
+        return msgspec.structs.replace(self, parts={process: part})
+
+
+Answer = RestorePlan | NoPlan | PlanFailed | LoadPlan
 
 
 @dataclasses.dataclass
@@ -71,7 +129,8 @@ class RestoreReport:
       tier: ``"local"`` (own RAM and peers') or ``"persistent"``.
       seconds: from the call to the return.
       bytes_local, bytes_peer, bytes_persistent: bytes of tensors read from the own ramdisk, from
-        peers and from the persistent directory.
+        peers and from the persistent directory. What this process read from storage for its peers
+        counts too; what it then took from its own RAM does not.
       host_state: the restored non-tensor state: the payload, or the object after ``set_state``.
       rejected: newer steps that were not whole, and what each lacked.
     """
@@ -100,6 +159,14 @@ def no_plan_error(answer: NoPlan, run: str) -> CheckpointError:
                 expected=answer.process_count,
                 actual=answer.saved_count,
                 hint="set host_state_remap, or start as many processes as at the save",
+            )
+        case "no_host_state":
+            return HostStateError(
+                "restore",
+                f"host states of {step}",
+                "the step was written by plain Orbax and has tensors only",
+                hint="set allow_missing_host_state to start with the non-tensor state as it is now,"
+                " or call restore without host_state",
             )
         case "step_not_found":
             return StepNotFound("restore", step, "; ".join(answer.missing))

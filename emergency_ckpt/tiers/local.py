@@ -254,6 +254,14 @@ class LocalTier(HeldCopies):
             self._protected = frozenset(newer | {save})
             self._drop_surplus()
 
+    def drop(self, save: SaveId) -> None:
+        """Unpublish ``save`` here, unless it is protected or being read: its slot is free then."""
+        with self._lock:
+            for slot in self._own.slots:
+                held = slot.published.save if slot.published else None
+                if held == save and held not in self._protected and not self._in_use(slot):
+                    slot.unpublish()
+
     def invalidate_newer(self, than: SaveId) -> None:
         """After a restore of ``than``: nothing later counts any more, here and in orphans.
 

@@ -74,9 +74,12 @@ class _WritersOnly(array_metadata_store.Validator):
 
 
 def writing_handler(
-    together: ocp.options.MultiprocessingOptions, writers: Sequence[int]
+    together: ocp.options.MultiprocessingOptions, writers: Sequence[int], *, at_once_bytes: int
 ) -> ocp.PyTreeCheckpointHandler:
-    """Orbax's own handlers; a single writer does not share the work with the other replicas."""
+    """Orbax's own handlers; a single writer does not share the work with the other replicas.
+
+    ``at_once_bytes``: how much of a process's arrays may be on its way to storage.
+    """
     arrays = ocp.type_handlers.ArrayHandler(
         primary_host=writers[0],
         use_replica_parallel=len(writers) > 1,
@@ -87,6 +90,7 @@ def writing_handler(
         (int, scalars), (float, scalars), (np.ndarray, numpys), (jax.Array, arrays)
     )
     return ocp.PyTreeCheckpointHandler(
+        save_concurrent_gb=-(-at_once_bytes // 10**9) + 1,
         multiprocessing_options=together,
         type_handler_registry=registry,
         array_metadata_validator=_WritersOnly(),

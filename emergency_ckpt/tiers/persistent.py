@@ -2,21 +2,22 @@
 
 ``<dir>/<step>/`` is an ordinary Orbax step (item ``default``, StandardSave), written by the
 processes of the primary slice only. ``<dir>/host_state/<step>/`` has one JSON document for each
-process and ``marker.json``, written last. A step counts when Orbax's commit marker and ours are
-both there. FORMAT.md beside this file specifies the second.
+process, checksums of the boxes, and ``marker.json``, written last. A step counts when Orbax's
+commit marker and ours are both there. FORMAT.md beside this file specifies the second.
 
-This module and ``orbax_writing`` are the only ones that use Orbax for storage.
+A step without that second directory was written by plain Orbax: it has tensors only.
+
+This module, ``orbax_writing`` and ``stored_arrays`` are all that uses Orbax for storage.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
-import jax
-import msgspec
-import numpy as np
+import fsspec
 import numpy.typing as npt
 import orbax.checkpoint as ocp
 import tensorstore
@@ -24,44 +25,77 @@ from absl import logging
 from etils import epath
 
 from emergency_ckpt.core.inventory import PersistentStep
+from emergency_ckpt.core.storage_read import StoredArray
 from emergency_ckpt.errors import CheckpointError, CorruptData, InvalidState, PersistentTierError
-from emergency_ckpt.tiers.dtypes import dtype_named
-from emergency_ckpt.tiers.materialize import empty_leaf
+from emergency_ckpt.tiers.host_state import document_name
 from emergency_ckpt.tiers.orbax_writing import as_arrays, writing_handler
-from emergency_ckpt.tiers.state_tree import LeafKind, PyTree, StateTree, boxes_by_device
+from emergency_ckpt.tiers.persistent_marker import (
+    CHECKSUMS_NAME,
+    MARKER_NAME,
+    StepMarker,
+    build_marker,
+    decode_checksums,
+    decode_marker,
+    encode_checksums,
+)
+from emergency_ckpt.tiers.state_tree import StateTree
+from emergency_ckpt.tiers.storage_calls import call, call_again, is_passing, is_refusal
+from emergency_ckpt.tiers.stored_arrays import BoxReader, StoredLeaf, describe_item
 from emergency_ckpt.types import LeafSpec, SaveId, ShardId
 
+DEFAULT_TIMEOUT_S = 300.0
+DEFAULT_BUFFER_BYTES = 2 << 30
+STEPS_LOOKED_AT = 16
+"""So many of the newest steps are offered to a restore."""
+
 _ITEM = "default"
-_MARKER_VERSION = 1
-_MARKER_LIMIT_BYTES = 64 << 20
+_ITEMS = (_ITEM, "state", "")
 _HOST_STATE = "host_state"
 
+_T = TypeVar("_T")
 
-class StepMarker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``marker.json``: says that the host states of a persistent step are all there.
+
+class StoredStep(NamedTuple):
+    """What is stored under a step.
 
     Attributes:
-      digests: SHA-256 (hex) of each process's document, by process index.
-      empty: per process, whether its host state is null.
-      leaves: every leaf of the state; Orbax cannot hold zero-size arrays, so these live here only.
+      item: directory of the Orbax item with the arrays.
+      marker: None for a step that plain Orbax wrote.
+      leaves: the arrays by path, as Orbax describes them.
+      crcs: CRC32C of capture time of the boxes that were saved.
     """
 
-    format: int
-    save: SaveId
-    digests: tuple[str, ...]
-    empty: tuple[bool, ...]
-    leaves: tuple[LeafSpec, ...]
+    item: str
+    marker: StepMarker | None
+    leaves: dict[str, StoredLeaf]
+    crcs: dict[ShardId, int]
 
 
 class PersistentTier:
     """Reads and writes one directory. All methods block for storage.
 
-    None is collective but ``write_tensors``, over its ``writers``.
+    None is collective but ``write_tensors``, over its ``writers``. Each has a deadline: what is
+    given as ``deadline_s`` (of ``time.monotonic``), else ``timeout_s`` from the call. Until then
+    a call is repeated where that may help. What fails is a PersistentTierError, ``retryable`` when
+    storage was only slow or overloaded, or CorruptData.
+
+    Args:
+      buffer_bytes: how much of a process's arrays may be on its way to or from storage at once.
     """
 
-    def __init__(self, directory: str, *, keep_last_n: int | None = None) -> None:
+    def __init__(
+        self,
+        directory: str,
+        *,
+        keep_last_n: int | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        buffer_bytes: int = DEFAULT_BUFFER_BYTES,
+    ) -> None:
         self._directory = epath.Path(directory)
+        self._is_object_store = "://" in directory
         self._keep_last_n = keep_last_n
+        self._timeout_s = timeout_s
+        self._buffer_bytes = buffer_bytes
 
     @property
     def directory(self) -> str:
@@ -69,30 +103,101 @@ class PersistentTier:
         return str(self._directory)
 
     def create(self) -> None:
-        """Make the directory; PersistentTierError when that is impossible."""
-        try:
-            self._directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise self._error("create", "", error) from error
+        """Make the directory; of a bucket, only make sure that it is there."""
 
-    def steps(self) -> list[PersistentStep]:
-        """Steps that carry both markers, oldest first; PersistentTierError when unreadable."""
+        def make() -> None:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._check_bucket()
+
+        self._do("create", "", make)
+
+    def _check_bucket(self) -> None:
+        """FileNotFoundError without it: an object store tells an empty folder from none only so."""
+        if not self._is_object_store:
+            return
+        scheme, _, rest = str(self._directory).partition("://")
+        bucket = rest.split("/", maxsplit=1)[0]
+        if not epath.Path(f"{scheme}://{bucket}").exists():
+            raise FileNotFoundError(f"bucket {bucket!r} does not exist")
+
+    # Which steps there are
+
+    def steps(self, deadline_s: float | None = None) -> list[PersistentStep]:
+        """The newest steps that a restore may use, oldest first.
+
+        Steps with both markers, and those of plain Orbax, which have no host states.
+        """
         found: list[PersistentStep] = []
-        try:
-            if not self._directory.exists():
-                return []
-            committed = set(ocp.utils.checkpoint_steps(self._directory))
-        except (OSError, ValueError) as error:
-            raise self._error("list", "", error) from error
-        for step in sorted(committed):
-            marker = self._marker_or_none(step)
+        marked = self._marked_steps(deadline_s)
+        for step, is_ours in sorted(marked.items(), reverse=True):
+            if len(found) == STEPS_LOOKED_AT:
+                break
+            if not is_ours:
+                if self._is_finalized(step, deadline_s):
+                    found.append(PersistentStep(step, 0, False))
+                continue
+            marker = self._marker_or_none(step, deadline_s)
             if marker is not None:
                 found.append(PersistentStep(step, len(marker.digests), not all(marker.empty)))
-        return found
+        return sorted(found)
 
-    def _marker_or_none(self, step: int) -> StepMarker | None:
+    def whole_steps(self, deadline_s: float | None = None) -> list[int]:
+        """All steps with both markers, oldest first. Reads no marker."""
+
+        def has_marker(step: int) -> bool:
+            return (self._host_state_dir(step) / MARKER_NAME).exists()
+
+        marked = [step for step, ours in self._marked_steps(deadline_s).items() if ours]
+        return sorted(
+            step
+            for step in marked
+            if self._do("list", f"/{step}", lambda step=step: has_marker(step), deadline_s)
+        )
+
+    def _marked_steps(self, deadline_s: float | None) -> dict[int, bool]:
+        """Steps that have an Orbax directory; whether there is one of ours beside it."""
+        steps = self._numbers_in(self._directory, deadline_s)
+        if not steps:
+            self._do("list", "", self._check_bucket, deadline_s)
+            return {}
+        ours = self._numbers_in(self._directory / _HOST_STATE, deadline_s)
+        return {step: step in ours for step in steps}
+
+    def _numbers_in(self, directory: epath.Path, deadline_s: float | None) -> set[int]:
+        def names() -> list[str]:
+            self._forget_listings()
+            try:
+                return [path.name for path in directory.iterdir()]
+            except FileNotFoundError:
+                return []
+
+        found = self._do("list", "", names, deadline_s)
+        return {int(name) for name in found if name.isdecimal()}
+
+    def _forget_listings(self) -> None:
+        """The client keeps listings, and does not learn of what others have written since."""
+        if self._is_object_store:
+            scheme = str(self._directory).partition("://")[0]
+            # The options with which epath makes its client: fsspec keeps one of each kind.
+            options = {"finalize_on_close": True} if scheme in ("gs", "gcs") else {}
+            fsspec.filesystem(scheme, **options).invalidate_cache()
+
+    def _is_finalized(self, step: int, deadline_s: float | None) -> bool:
+        path = self._directory / str(step)
+
+        def finalized() -> bool:
+            return bool(ocp.utils.is_checkpoint_finalized(path))
+
         try:
-            return self.marker(step)
+            return self._do("look at", f"/{step}", finalized, deadline_s)
+        except PersistentTierError as error:
+            if isinstance(error.__cause__, ValueError):  # not a directory of Orbax
+                return False
+            raise
+
+    def _marker_or_none(self, step: int, deadline_s: float | None) -> StepMarker | None:
+        try:
+            return self.marker(step, deadline_s)
         except CorruptData as error:
             logging.warning("%s; the step does not count", error)
             return None
@@ -103,30 +208,82 @@ class PersistentTier:
                 return None
             raise
 
-    def marker(self, step: int) -> StepMarker:
-        """The host-state marker of ``step``; PersistentTierError without one."""
-        path = self._host_state_dir(step) / "marker.json"
+    def marker(self, step: int, deadline_s: float | None = None) -> StepMarker:
+        """The marker of ``step``; PersistentTierError without one."""
+        path = self._host_state_dir(step) / MARKER_NAME
+        below = f"/{_HOST_STATE}/{step}/{MARKER_NAME}"
+        data = self._do("read", below, path.read_bytes, deadline_s)
+        return decode_marker(data, step, str(path))
+
+    # Restore
+
+    def describe(self, step: int, deadline_s: float | None = None) -> StoredStep:
+        """What is stored under ``step``: metadata only."""
+        is_ours = self._marked_steps(deadline_s).get(step, False)
+        marker = self.marker(step, deadline_s) if is_ours else None
+        item = (
+            self._item(step, deadline_s) if marker is None else self._directory / f"{step}/{_ITEM}"
+        )
+        leaves = self._do("describe", f"/{step}", lambda: describe_item(item), deadline_s)
+        crcs: dict[ShardId, int] = {}
+        if marker is not None:
+            path = self._host_state_dir(step) / CHECKSUMS_NAME
+            below = f"/{_HOST_STATE}/{step}/{CHECKSUMS_NAME}"
+            data = self._do("read", below, path.read_bytes, deadline_s)
+            crcs = decode_checksums(data, marker, str(path))
+        return StoredStep(str(item), marker, leaves, crcs)
+
+    def _item(self, step: int, deadline_s: float | None) -> epath.Path:
+        """The directory with the arrays of a step that plain Orbax wrote."""
+
+        def find() -> epath.Path:
+            for name in _ITEMS:
+                item = self._directory / str(step) / name if name else self._directory / str(step)
+                if (item / "_METADATA").exists():
+                    return item
+            raise FileNotFoundError("no item of arrays in it (looked for 'default' and 'state')")
+
+        return self._do("describe", f"/{step}", find, deadline_s)
+
+    def read_boxes(
+        self,
+        item: str,
+        arrays: Mapping[str, StoredArray],
+        shards: Sequence[ShardId],
+        *,
+        complete: bool,
+        deadline_s: float,
+    ) -> Iterator[tuple[ShardId, npt.NDArray[Any]]]:
+        """The boxes in the given order, as numpy arrays; see ``BoxReader``."""
+        reader = BoxReader(
+            item,
+            arrays,
+            complete=complete,
+            buffer_bytes=self._buffer_bytes,
+            deadline_s=deadline_s,
+        )
         try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise self._error("read", f"/{_HOST_STATE}/{step}/marker.json", error) from error
-        try:
-            if len(data) > _MARKER_LIMIT_BYTES:
-                raise CorruptData("decode", str(path), "the marker is too large")
-            marker = msgspec.json.decode(data, type=StepMarker)
-        except msgspec.DecodeError as error:
-            raise CorruptData("decode", str(path), f"no marker: {error}") from error
-        if marker.format != _MARKER_VERSION:
+            yield from reader.read(shards)
+        except CorruptData:
+            raise
+        except Exception as error:  # TensorStore raises ValueError for all that lies below it
+            raise self._error("read", item.removeprefix(self.directory), error) from error
+
+    def read_document(
+        self, step: int, owner: int, count: int, digest: str, deadline_s: float | None = None
+    ) -> bytes:
+        """One process's host-state document, checked against the ``digest`` of the marker."""
+        name = document_name(owner, count)
+        path = self._host_state_dir(step) / name
+        data = self._do("read", f"/{_HOST_STATE}/{step}/{name}", path.read_bytes, deadline_s)
+        actual = hashlib.sha256(data).hexdigest()
+        if actual != digest:
             raise CorruptData(
-                "decode",
-                str(path),
-                "unknown version of the marker",
-                expected=_MARKER_VERSION,
-                actual=marker.format,
+                "read", str(path), "the digest differs", expected=digest, actual=actual
             )
-        if marker.save.step != step or len(marker.empty) != len(marker.digests):
-            raise CorruptData("decode", str(path), "the marker contradicts itself")
-        return marker
+        return data
+
+    # Save
 
     def write_tensors(
         self,
@@ -141,131 +298,155 @@ class PersistentTier:
         behind it.
         """
         state = as_arrays(tree, views, writers)
-        together = ocp.options.MultiprocessingOptions(
+        processes = ocp.options.MultiprocessingOptions(
             primary_host=writers[0],
             active_processes=set(writers),
-            barrier_sync_key_prefix=f"eckpt-{save.incarnation}",
+            barrier_sync_key_prefix=f"eckpt-{save.incarnation}-{save.step}",
         )
         options = ocp.CheckpointManagerOptions(
             create=False,
-            max_to_keep=self._keep_last_n,
             cleanup_tmp_directories=False,
             enable_async_checkpointing=False,
-            multiprocessing_options=together,
+            multiprocessing_options=processes,
         )
-        handler = writing_handler(together, writers)
-        try:
+        # Orbax refuses an array that is larger than what may be on its way.
+        largest = sum(view.nbytes for view in views.values())
+        at_once_bytes = max(self._buffer_bytes, min(largest, 2 * _largest_leaf(views)))
+        handler = writing_handler(processes, writers, at_once_bytes=at_once_bytes)
+
+        def write() -> None:
             with ocp.CheckpointManager(
                 self._directory, options=options, item_handlers=handler
             ) as manager:
                 manager.save(save.step, args=ocp.args.PyTreeSave(state), force=True)
                 manager.wait_until_finished()
-        except CheckpointError:
-            raise
-        except Exception as error:  # Orbax raises whatever lies below it
-            raise self._error("save", f"/{save.step}", error) from error
 
-    def clear_step(self, step: int) -> None:
-        """Remove what is left of ``step``: marker first, so that it is never half visible."""
-        try:
-            marker = self._host_state_dir(step) / "marker.json"
-            marker.unlink(missing_ok=True)
-            for path in (self._host_state_dir(step), self._directory / str(step)):
+        self._do("save", f"/{save.step}", write, repeat=False)
+
+    def remove(self, step: int) -> None:
+        """Remove ``step``, or what is left of it: marker first, so that it is never half visible.
+
+        What tells it from a step of plain Orbax goes last.
+        """
+
+        def clear() -> None:
+            (self._host_state_dir(step) / MARKER_NAME).unlink(missing_ok=True)
+            places = [self._directory / str(step)]
+            if not self._is_object_store:
+                places += self._directory.glob(f"{step}.orbax-checkpoint-tmp*")
+            for path in (*places, self._host_state_dir(step)):
                 if path.exists():
                     path.rmtree()
-            for path in self._directory.glob(f"{step}.orbax-checkpoint-tmp*"):
-                path.rmtree()
-        except OSError as error:
-            raise self._error("clear", f"/{step}", error) from error
 
-    def write_host_state(self, step: int, owner: int, count: int, data: bytes) -> None:
+        self._do("remove", f"/{step}", clear)
+
+    def remove_leftovers(self) -> list[int]:
+        """Remove what saves that did not end have left; returns their steps.
+
+        Nobody may be saving to the directory. Steps of plain Orbax are never touched.
+        """
+        removed: list[int] = []
+        for step in sorted(self._numbers_in(self._directory / _HOST_STATE, None)):
+            path = self._host_state_dir(step) / MARKER_NAME
+            if not self._do("look at", f"/{step}", path.exists):
+                self.remove(step)
+                removed.append(step)
+        return removed
+
+    def write_document(self, step: int, owner: int, count: int, data: bytes) -> None:
         """Write one process's document. It counts only once the marker is there."""
-        try:
-            directory = self._host_state_dir(step)
-            directory.mkdir(parents=True, exist_ok=True)
-            (directory / host_state_name(owner, count)).write_bytes(data)
-        except OSError as error:
-            raise self._error("save", f"/{_HOST_STATE}/{step}", error) from error
+        self._put(step, document_name(owner, count), data)
 
     def publish(
-        self, save: SaveId, documents: Mapping[int, tuple[str, bool]], leaves: Sequence[LeafSpec]
+        self,
+        save: SaveId,
+        documents: Mapping[int, tuple[str, bool]],
+        leaves: Sequence[LeafSpec],
+        crcs: Mapping[ShardId, int],
     ) -> None:
-        """Write the marker: ``documents`` has (digest, empty) of every process's document."""
-        order = range(len(documents))
-        marker = StepMarker(
-            format=_MARKER_VERSION,
-            save=save,
-            digests=tuple(documents[i][0] for i in order),
-            empty=tuple(documents[i][1] for i in order),
-            leaves=tuple(leaves),
-        )
-        directory = self._host_state_dir(save.step)
-        try:
-            temporary = directory / "marker.json.tmp"
-            temporary.write_bytes(msgspec.json.encode(marker))
-            temporary.rename(directory / "marker.json")
-            self._forget_removed_steps()
-        except OSError as error:
-            raise self._error("publish", f"/{save.step}", error) from error
+        """Write checksums, then the marker: ``documents`` has (digest, empty) of every process's.
 
-    def _forget_removed_steps(self) -> None:
-        """Host states of steps that Orbax has removed by ``keep_last_n``."""
-        kept = set(ocp.utils.checkpoint_steps(self._directory))
-        for path in (self._directory / _HOST_STATE).iterdir():
-            if path.name.isdecimal() and int(path.name) not in kept:
-                path.rmtree()
-
-    def read_host_state(self, step: int, owner: int) -> bytes:
-        """One process's document, checked against the marker."""
-        marker = self.marker(step)
-        count = len(marker.digests)
-        path = self._host_state_dir(step) / host_state_name(owner, count)
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise self._error("read", f"/{_HOST_STATE}/{step}/{path.name}", error) from error
-        digest = hashlib.sha256(data).hexdigest()
-        if digest != marker.digests[owner]:
-            raise CorruptData(
-                "read",
-                str(path),
-                "the document is not the one that was saved",
-                expected=marker.digests[owner],
-                actual=digest,
-            )
-        return data
-
-    def read_tensors(self, step: int, tree: StateTree, like: PyTree) -> tuple[PyTree, int]:
-        """The state of ``step`` on the devices, and the bytes that this process read for it.
-
-        Each process reads its own shards and waits for no other.
+        From then on the step counts. Older steps go, as far as ``keep_last_n`` says.
         """
-        me = jax.process_index()
-        alone = ocp.options.MultiprocessingOptions(
-            primary_host=None, active_processes={me}, barrier_sync_key_prefix=f"eckpt-read-{me}"
-        )
-        handler = ocp.StandardCheckpointHandler(multiprocessing_options=alone)
+        checksums = encode_checksums(leaves, crcs)
+        self._put(save.step, CHECKSUMS_NAME, checksums)
+        self._put(save.step, MARKER_NAME, build_marker(save, documents, leaves, checksums))
+        if self._keep_last_n is not None:
+            for step in self.whole_steps()[: -self._keep_last_n]:
+                self.remove(step)
+
+    def _put(self, step: int, name: str, data: bytes) -> None:
+        """Write a file beside a step, all of it or nothing."""
+        directory = self._host_state_dir(step)
+        path = directory / name
+
+        def put() -> None:
+            if self._is_object_store:
+                # An object appears when its upload ends. A rename would copy it.
+                self._put_object(path, data)
+                return
+            directory.mkdir(parents=True, exist_ok=True)
+            temporary = directory / f"{name}.tmp"
+            temporary.write_bytes(data)
+            temporary.rename(path)
+
+        self._do("write", f"/{_HOST_STATE}/{step}/{name}", put)
+
+    @staticmethod
+    def _put_object(path: epath.Path, data: bytes) -> None:
         try:
-            with ocp.Checkpointer(handler, multiprocessing_options=alone) as checkpointer:
-                restored = checkpointer.restore(
-                    self._directory / str(step) / _ITEM,
-                    args=ocp.args.StandardRestore(_abstract(tree, like)),
-                )
-        except Exception as error:  # Orbax raises whatever lies below it
-            raise self._error("restore", f"/{step}", error) from error
-        return _as_given(tree, like, restored), _bytes_here(tree)
+            path.write_bytes(data)
+        except FileExistsError as error:
+            # A precondition that nobody set, or the answer to a repeated request whose first
+            # reply was lost.
+            if path.exists() and path.read_bytes() == data:
+                return
+            raise ConnectionError(
+                f"refused with a precondition that was not set: {error}"
+            ) from error
+
+    # Common to all
 
     def _host_state_dir(self, step: int) -> epath.Path:
         return self._directory / _HOST_STATE / str(step)
 
+    def _do(
+        self,
+        operation: str,
+        below: str,
+        work: Callable[[], _T],
+        deadline_s: float | None = None,
+        *,
+        repeat: bool = True,
+    ) -> _T:
+        deadline_s = time.monotonic() + self._timeout_s if deadline_s is None else deadline_s
+        target = f"{self._directory}{below}"
+        try:
+            return (call_again if repeat else call)(target, work, deadline_s=deadline_s)
+        except (CorruptData, PersistentTierError, InvalidState):
+            raise
+        except Exception as error:  # Orbax and the clients raise whatever lies below them
+            raise self._error(operation, below, error) from error
+
     def _error(self, operation: str, below: str, error: Exception) -> PersistentTierError:
         text = str(error).split("\n", maxsplit=1)[0][:500]
-        return PersistentTierError(
-            operation,
-            f"{self._directory}{below}",
-            f"{type(error).__name__}: {text}",
-            hint="check that the directory is reachable and writable",
-        )
+        if is_refusal(error):
+            hint = "give this job's credentials the right to read and write there"
+        elif "bucket" in text and isinstance(error, FileNotFoundError):
+            hint = "create the bucket, or correct dir"
+        else:
+            hint = "check that the directory is reachable and writable"
+        problem = text if isinstance(error, CheckpointError) else f"{type(error).__name__}: {text}"
+        failure = PersistentTierError(operation, f"{self._directory}{below}", problem, hint=hint)
+        failure.retryable = is_passing(error)
+        return failure
+
+
+def _largest_leaf(views: Mapping[ShardId, npt.NDArray[Any]]) -> int:
+    sizes: dict[str, int] = {}
+    for shard, view in views.items():
+        sizes[shard.leaf] = sizes.get(shard.leaf, 0) + view.nbytes
+    return max(sizes.values(), default=0)
 
 
 def check_storable(tree: StateTree) -> None:
@@ -280,56 +461,3 @@ def check_storable(tree: StateTree) -> None:
                 f"the persistent tier cannot store dtype {leaf.spec.dtype}",
                 hint="store it as another dtype, or use the local tier only",
             ) from error
-
-
-def host_state_name(owner: int, count: int) -> str:
-    """File name of a process's host-state document."""
-    return f"process_{owner:05d}_of_{count:05d}.json"
-
-
-def _abstract(tree: StateTree, like: PyTree) -> PyTree:
-    flat = jax.tree_util.tree_leaves(like)
-    values: dict[str, object] = {}
-    for leaf in tree.leaves:
-        value = flat[leaf.position]
-        if 0 in leaf.spec.global_shape:
-            values[leaf.spec.path] = None
-        elif leaf.kind is LeafKind.SCALAR:
-            values[leaf.spec.path] = value
-        elif leaf.kind is LeafKind.NUMPY:
-            values[leaf.spec.path] = np.empty(leaf.spec.global_shape, dtype_named(leaf.spec.dtype))
-        else:
-            values[leaf.spec.path] = jax.ShapeDtypeStruct(
-                tuple(value.shape), value.dtype, sharding=leaf.sharding
-            )
-    return tree.unflatten(values)
-
-
-def _as_given(tree: StateTree, like: PyTree, restored: PyTree) -> PyTree:
-    """Give host leaves the caller's types, and put back the zero-size leaves Orbax cannot hold."""
-    found = iter(jax.tree_util.tree_leaves(restored))
-    flat = jax.tree_util.tree_leaves(like)
-    values: dict[str, object] = {}
-    for leaf in sorted(tree.leaves, key=lambda leaf: leaf.position):
-        given = flat[leaf.position]
-        if 0 in leaf.spec.global_shape:
-            values[leaf.spec.path] = empty_leaf(leaf, given)
-            continue
-        value = next(found)
-        if leaf.kind is LeafKind.NUMPY and isinstance(given, np.generic):
-            value = value[()]
-        values[leaf.spec.path] = value
-    return tree.unflatten(values)
-
-
-def _bytes_here(tree: StateTree) -> int:
-    total = 0
-    for leaf in tree.leaves:
-        mine = {
-            box
-            for device, box in boxes_by_device(leaf).items()
-            if device.process_index == jax.process_index()
-        }
-        itemsize = dtype_named(leaf.spec.dtype).itemsize
-        total += sum(itemsize * int(np.prod([b - a for a, b in box])) for box in mine)
-    return total

@@ -91,7 +91,7 @@ def job(step: int, host: object = None) -> LocalSave:
 class Process:
     """The local saves of one process, and what they need."""
 
-    def __init__(self, ramdisk: Path, vote: ScriptedVote) -> None:
+    def __init__(self, ramdisk: Path, vote: ScriptedVote, preservation: Any = None) -> None:
         self.tier = LocalTier.open(
             ramdisk,
             RUN_ID,
@@ -114,6 +114,7 @@ class Process:
             process=(0, 1),
             host_state_limit_bytes=HOST_STATE_LIMIT_BYTES,
             copy_batch_bytes=1 << 20,
+            preservation=preservation,
         )
 
     def held(self) -> dict[int, str]:
@@ -336,3 +337,29 @@ def test_layout_digests_differ_with_the_shards() -> None:
     assert layout_digest(lay_out(LEAVES, [(SHARDS[1], 0), (SHARDS[0], 15000)])) == layout_digest(
         LAYOUT
     )
+
+
+class KeepsNewest:
+    """A user's preservation policy, or one that fails."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def should_preserve(self, checkpoints: Any, *, context: Any) -> list[bool]:
+        del context
+        if self.count < 0:
+            raise RuntimeError("no idea")
+        order = range(len(checkpoints))
+        return [index >= len(checkpoints) - self.count for index in order]
+
+
+@pytest.mark.parametrize(("count", "held"), [(0, [15]), (1, [15]), (2, [10, 15]), (-1, [10, 15])])
+def test_the_slot_before_is_kept_as_the_policy_says(
+    tmp_path: Path, count: int, held: list[int]
+) -> None:
+    process = Process(tmp_path / "ram", ScriptedVote(), preservation=KeepsNewest(count))
+    for step in (5, 10, 15):
+        process.saves.run(job(step))
+    assert sorted(process.held()) == held
+    assert process.failures.count == (3 if count < 0 else 0)
+    process.close()

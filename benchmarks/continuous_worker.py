@@ -1,0 +1,152 @@
+"""One process of the study: ``python continuous_worker.py ORDERS.json``.
+
+Started by ``continuous.py``. Trains for the ordered steps, calling ``save`` after each, and notes
+when each step ended and when each save was whole. What is restored at the end must be what was
+saved.
+"""
+
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import state as model
+from jax.experimental import multihost_utils
+from study import OFF, Orders
+
+from emergency_ckpt import EmergencyCheckpointer, Event
+from emergency_ckpt.launch.environment import JobEnvironment
+from emergency_ckpt.runtime.job import initialize_job
+
+PyTree = Any
+_WHOLE = ("save.complete", "persistent.complete")
+_LOST = ("save.incomplete", "save.failed", "persistent.failed")
+
+
+class _Watch:
+    """When each step's save was called and was whole, on the machine's monotonic clock."""
+
+    def __init__(self) -> None:
+        self.called_s: dict[int, float] = {}
+        self.whole_s: dict[int, float] = {}
+        self.lost: list[str] = []
+
+    def note(self, event: Event) -> None:
+        if event.name in _WHOLE:
+            self.whole_s[int(str(event.fields["step"]))] = time.monotonic()
+        elif event.name in _LOST:
+            self.lost.append(f"{event.name} {dict(event.fields)}")
+
+
+def main(orders: Orders) -> None:
+    environment = JobEnvironment.from_environ()
+    initialize_job(environment)
+    mesh = model.make_mesh(orders.shape)
+    abstract = model.abstract_state(orders.shape, mesh)
+    watch = _Watch()
+    policy = ocp.checkpoint_managers.ContinuousCheckpointingPolicy(
+        minimum_interval_secs=orders.minimum_interval_s
+    )
+    config = EmergencyCheckpointer.default_config().set(
+        dir=orders.persistent_dir,
+        local_dir=str(environment.local_dir),
+        mesh=mesh,
+        replica_axis=model.REPLICA_AXIS,
+        keep_last_n=2,
+        on_event=watch.note,
+        **orders.settings(policy),
+    )
+    with config.instantiate() as checkpointer:
+        # Finds nothing, and tells the checkpointer how large the state is.
+        checkpointer.restore(state=abstract)
+        ended_s = _train(orders, checkpointer, watch, abstract, mesh)
+        checkpointer.wait_until_finished()
+        checkpointer.check_for_errors()
+        restored_step = None
+        if orders.variant != OFF:
+            restored_step = _check_restored(checkpointer, abstract)
+        multihost_utils.sync_global_devices("study ended")
+    result = {
+        "ended_s": ended_s,
+        "called_s": {step: t for step, t in watch.called_s.items() if step in watch.whole_s},
+        "whole_s": watch.whole_s,
+        "lost": watch.lost,
+        "restored_step": restored_step,
+    }
+    orders.result_path(environment.process_index).write_text(json.dumps(result))
+    jax.distributed.shutdown()
+
+
+def _train(
+    orders: Orders,
+    checkpointer: EmergencyCheckpointer,
+    watch: _Watch,
+    abstract: PyTree,
+    mesh: jax.sharding.Mesh,
+) -> list[float]:
+    """When warm-up ended, and then each step after it."""
+    state = _whole_numbers(model.first_state(abstract))
+    meet = _meeting(mesh)
+    ended_s = []
+    last = orders.warm_up_steps + orders.measured_steps
+    for step in range(1, last + 1):
+        state = _train_step(state)
+        jax.block_until_ready(state)
+        meet()
+        time.sleep(orders.device_s)
+        watch.called_s[step] = time.monotonic()
+        checkpointer.save(step=step, state=state)
+        if step >= orders.warm_up_steps:
+            ended_s.append(time.monotonic())
+    return ended_s
+
+
+def _meeting(mesh: jax.sharding.Mesh) -> Any:
+    """A sum over one number of each device, as training sums gradients: all wait for the last."""
+    everyone = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(mesh.axis_names))
+    alike = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    ones = jax.make_array_from_callback(
+        (mesh.size,), everyone, lambda index: np.ones(mesh.size, np.float32)[index]
+    )
+    add = jax.jit(lambda x: x.sum(), out_shardings=alike)
+    return lambda: jax.block_until_ready(add(ones))
+
+
+@jax.jit(donate_argnums=0)
+def _whole_numbers(state: PyTree) -> PyTree:
+    """So that adding 1 at each step stays exact in float32."""
+    return jax.tree.map(lambda x: (x * 1000).round(), state)
+
+
+@jax.jit(donate_argnums=0)
+def _train_step(state: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: x + 1, state)
+
+
+def _check_restored(checkpointer: EmergencyCheckpointer, abstract: PyTree) -> int:
+    """The restored step. RuntimeError unless every value is what that step had."""
+    step, state = checkpointer.restore(state=abstract)
+    if step is None:
+        raise RuntimeError("nothing was saved that can be restored")
+    first = _whole_numbers(model.first_state(abstract))
+    for name, array in first.items():
+        pairs = zip(array.addressable_shards, state[name].addressable_shards, strict=True)
+        for was, found in pairs:
+            if not np.array_equal(np.asarray(was.data) + step, np.asarray(found.data)):
+                raise RuntimeError(f"{name} {was.index} is not what step {step} had")
+    return step
+
+
+if __name__ == "__main__":
+    try:
+        main(Orders.read(Path(sys.argv[1])))
+    except Exception:  # noqa: BLE001 - shown, and the process ends
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # JAX's way out would wait for the others, who wait for this process

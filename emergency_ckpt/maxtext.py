@@ -1,0 +1,93 @@
+"""MaxText's checkpointing flags, with their names and meaning, as settings of a checkpointer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from orbax.checkpoint import checkpoint_managers as ocm
+
+from emergency_ckpt.checkpointer import CheckpointerConfig
+from emergency_ckpt.errors import ConfigError
+
+if TYPE_CHECKING:
+    from emergency_ckpt.runtime.save_policies import PreservationPolicy, SavePolicy
+
+DEFAULTS: Mapping[str, Any] = {
+    "enable_checkpointing": True,
+    "async_checkpointing": True,
+    "enable_continuous_checkpointing": False,
+    "max_num_checkpoints_to_keep": None,
+    "checkpoint_period": 10_000,
+    "local_checkpoint_period": 0,
+}
+"""The flags that are understood, and what they are when not given: as in MaxText."""
+
+
+def from_maxtext(flags: object, **settings: Any) -> CheckpointerConfig:
+    """A config from MaxText's flags and further ``settings``, which win.
+
+    Args:
+      flags: MaxText's config object, or a mapping; what else it holds is not looked at.
+
+    What the flags mean:
+      enable_checkpointing: False: no tier saves; ``restore`` still works.
+      async_checkpointing: False: ``save`` returns when the step is whole.
+      enable_continuous_checkpointing: the persistent tier saves as soon as the save before is
+        whole, instead of every ``checkpoint_period`` steps, and so does the local tier where
+        ``local_checkpoint_period`` is above 0.
+      max_num_checkpoints_to_keep: newest steps kept in the persistent tier; None keeps all.
+      checkpoint_period, local_checkpoint_period: steps between saves to the persistent and to the
+        local tier; 0 for none.
+
+    Raises:
+      ConfigError: a flag of the wrong type.
+    """
+    values = {name: _flag(flags, name, default) for name, default in DEFAULTS.items()}
+    problems = _problems(values)
+    if problems:
+        raise ConfigError(problems, target="MaxText's flags")
+    config = CheckpointerConfig().set(
+        async_save=values["async_checkpointing"],
+        save_every_n_steps=values["checkpoint_period"],
+        local_save_every_n_steps=values["local_checkpoint_period"],
+    )
+    keep = values["max_num_checkpoints_to_keep"]
+    if values["enable_continuous_checkpointing"]:
+        policy = cast("SavePolicy", ocm.ContinuousCheckpointingPolicy())
+        config.set(save_policy=policy, preservation_policy=_latest(keep))
+        if values["local_checkpoint_period"] > 0:
+            config.set(local_save_policy=policy)
+    else:
+        config.set(keep_last_n=keep)
+    if not values["enable_checkpointing"]:
+        config.set(save_every_n_steps=0, local_save_every_n_steps=0)
+        config.set(save_policy=None, local_save_policy=None, save_on_preemption=False)
+    return config.set(**settings)
+
+
+def _latest(count: int | None) -> PreservationPolicy:
+    return cast("PreservationPolicy", ocm.LatestN(count))
+
+
+def _flag(flags: object, name: str, default: Any) -> Any:
+    if isinstance(flags, Mapping):
+        return cast("Mapping[str, Any]", flags).get(name, default)
+    try:
+        return getattr(flags, name, default)
+    except ValueError:  # MaxText's own config raises this for names that it does not have
+        return default
+
+
+def _problems(values: Mapping[str, Any]) -> list[str]:
+    problems: list[str] = []
+    for name, default in DEFAULTS.items():
+        value = values[name]
+        if isinstance(default, bool):
+            if not isinstance(value, bool):
+                problems.append(f"{name} must be True or False, not {value!r}")
+        elif value is None and default is None:
+            continue
+        elif isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            problems.append(f"{name} must be a whole number of at least 0, not {value!r}")
+    return problems

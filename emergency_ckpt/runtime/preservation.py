@@ -1,0 +1,83 @@
+"""Removes persistent steps that nothing asks to keep: in the background, by one process."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Generator
+
+from emergency_ckpt.core.retention import choose_removals
+from emergency_ckpt.errors import SaveFailed
+from emergency_ckpt.runtime.events import EventSink
+from emergency_ckpt.runtime.save_policies import PreservationPolicy, wanted_steps
+from emergency_ckpt.runtime.worker import BackgroundWorker, Failures
+from emergency_ckpt.tiers.removal import StepShelf
+
+
+class Preservation:
+    """Keeps what the policy, or the simple fields, ask for, and always the last whole step.
+
+    ``after_save`` belongs to the background thread of persistent saves, the rest to the training
+    thread.
+    """
+
+    def __init__(
+        self,
+        shelf: StepShelf,
+        events: EventSink,
+        failures: Failures,
+        *,
+        policy: PreservationPolicy | None,
+        keep_last_n: int | None,
+        keep_every_n_steps: int | None,
+    ) -> None:
+        self._shelf = shelf
+        self._events = events
+        self._failures = failures
+        self._policy = policy
+        self._keep = keep_last_n, keep_every_n_steps
+        self._removing = threading.Lock()
+        self._is_on = policy is not None or keep_last_n is not None
+        self._worker = BackgroundWorker("eckpt-preservation", failures) if self._is_on else None
+
+    def after_save(self) -> None:
+        """A step was published by this process: look at what may go. Does not wait for it.
+
+        While an earlier removal is under way nothing new begins; the next save looks again.
+        """
+        if self._worker is not None and self._worker.wait_idle(0):
+            self._worker.submit(self._run)
+
+    @contextlib.contextmanager
+    def held(self) -> Generator[None]:
+        """Nothing is removed inside: a restore may be reading any step. Waits for a removal."""
+        with self._removing:
+            yield
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """True once nothing is being removed; False when that takes longer."""
+        return self._worker is None or self._worker.wait_idle(timeout_s)
+
+    def stop(self, timeout_s: float) -> None:
+        """End the thread; what it has not removed stays."""
+        if self._worker is not None:
+            self._worker.stop(timeout_s)
+
+    def _run(self) -> None:
+        with self._removing:
+            try:
+                records = self._shelf.records()
+                last_n, every_n = self._keep
+                wanted = wanted_steps(
+                    records, self._policy, keep_last_n=last_n, keep_every_n_steps=every_n
+                )
+                removals = choose_removals([record.step for record in records], wanted)
+                for step in removals.steps:
+                    self._shelf.remove(step)
+                    self._events.emit("persistent.removed", step=step)
+            except Exception as error:  # noqa: BLE001 - storage or the user's policy; saves go on
+                failure = SaveFailed(
+                    "remove", "old steps of the persistent tier", f"{type(error).__name__}: {error}"
+                )
+                failure.__cause__ = error
+                self._failures.record(failure)

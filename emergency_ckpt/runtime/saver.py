@@ -1,0 +1,367 @@
+"""One process's saves: decides, takes snapshots, hands them to the background. No storage, no RPC.
+
+Everything here runs in the training thread, but for the short functions that it submits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import jax
+from absl import logging
+
+from emergency_ckpt.core.persistence import writers
+from emergency_ckpt.core.save_agreement import TierName
+from emergency_ckpt.errors import CheckpointError, DeadlineExceeded, RestoreFailed, SaveFailed
+from emergency_ckpt.runtime import save_recipe
+from emergency_ckpt.runtime.coordination import Coordinator, do_together
+from emergency_ckpt.runtime.events import EventSink
+from emergency_ckpt.runtime.local_saves import LocalSave, LocalSaves
+from emergency_ckpt.runtime.persistent_saves import PersistentSave, PersistentSaves
+from emergency_ckpt.runtime.preemption import PREEMPTED_EXIT_CODE, PreemptionWatch
+from emergency_ckpt.runtime.preservation import Preservation
+from emergency_ckpt.runtime.restore_runner import Restored
+from emergency_ckpt.runtime.save_agreement import AgreedTier, SaveAgreement
+from emergency_ckpt.runtime.save_policies import SavePlan
+from emergency_ckpt.runtime.save_recipe import SaveRecipe, build_recipe
+from emergency_ckpt.runtime.tier_schedule import TierSchedule
+from emergency_ckpt.runtime.worker import Failures
+from emergency_ckpt.tiers import host_state as host_states
+from emergency_ckpt.tiers.local import LocalTier
+from emergency_ckpt.tiers.state_tree import PyTree, TreeDef, describe
+from emergency_ckpt.types import SaveId
+
+_STOP_TIMEOUT_S = 30.0
+_Work = Callable[[], None]
+
+
+class Settings(save_recipe.Settings, Protocol):
+    """The part of the config that decides how saves are carried out."""
+
+    @property
+    def restore_timeout_s(self) -> float: ...
+    @property
+    def save_timeout_s(self) -> float: ...
+    @property
+    def persistent_timeout_s(self) -> float: ...
+    @property
+    def async_save(self) -> bool: ...
+    @property
+    def save_on_preemption(self) -> bool: ...
+    @property
+    def exit_on_preemption(self) -> bool: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class SaverParts:
+    """What the saver works with. ``persistent`` and ``preservation``: None without that tier."""
+
+    settings: Settings
+    process: tuple[int, int]
+    run_id: str
+    coordinator: Coordinator
+    tier: LocalTier
+    local: LocalSaves
+    persistent: PersistentSaves | None
+    preservation: Preservation | None
+    watch: PreemptionWatch
+    events: EventSink
+    failures: Failures
+
+
+@dataclasses.dataclass(frozen=True)
+class _Request:
+    """One call of ``save``."""
+
+    step: int
+    state: PyTree
+    host_state: object
+    metrics: Mapping[str, Any] | None
+    begun_s: float
+
+
+class Saver:
+    """Saves to both tiers. For the training thread."""
+
+    def __init__(
+        self, parts: SaverParts, plans: Mapping[TierName, SavePlan], incarnation: str
+    ) -> None:
+        """``plans``: of the tiers that are on, the local one first."""
+        self._parts = parts
+        self._schedules: dict[TierName, TierSchedule] = {
+            name: TierSchedule(name, plan, parts.failures) for name, plan in plans.items()
+        }
+        self._recipe: SaveRecipe | None = None
+        self._incarnation = incarnation
+        self._lives = 0
+        self._left = False
+        self._agreement = self._new_agreement()
+
+    def _new_agreement(self) -> SaveAgreement | None:
+        agreed: dict[TierName, AgreedTier] = {
+            name: s for name, s in self._schedules.items() if s.plan.is_agreed
+        }
+        number, self._lives = self._lives, self._lives + 1
+        if not agreed:
+            return None
+        return SaveAgreement(
+            self._parts.coordinator,
+            f"agree/{number}",
+            agreed,
+            self._parts.failures,
+            timeout_s=self._parts.settings.save_timeout_s,
+        )
+
+    def begin_restore(self) -> None:
+        """Before a restore: nothing more is agreed. Collective, with ``end_restore``."""
+        if self._agreement is not None:
+            self._agreement.stop()
+
+    def end_restore(self, restored: Restored | None) -> None:
+        """After it: go on from what was restored; None when nothing was."""
+        self._agreement = self._new_agreement()
+        if restored is None:
+            return
+        self._incarnation = restored.incarnation
+        for schedule in self._schedules.values():
+            schedule.restart_from(restored.report.step)
+
+    def save(
+        self,
+        step: int,
+        state: PyTree,
+        host_state: object,
+        *,
+        force: bool = False,
+        metrics: Mapping[str, Any] | None = None,
+    ) -> bool:
+        """As ``EmergencyCheckpointer.save``."""
+        due = self._due(step, force=force)
+        preempted = self._parts.watch.reached(step) and self._parts.watch.sync_step == step
+        if not due and not preempted:
+            return False
+        request = _Request(step, state, host_state, metrics, time.monotonic())
+        if preempted:
+            return self._save_preempted(request)
+        started = [name for name, number in due.items() if self._start(name, request, number)]
+        if started and not self._parts.settings.async_save:
+            self.wait_until_finished()
+        return bool(started)
+
+    def _due(self, step: int, *, force: bool) -> dict[TierName, int | None]:
+        """The tiers in which a save is due; with the proposal whose word is still to come."""
+        due: dict[TierName, int | None] = {}
+        if self._agreement is not None:
+            for agreed in self._agreement.arrive(step):
+                due[agreed.tier] = None if agreed.confirmed else agreed.number
+        for name, schedule in self._schedules.items():
+            if schedule.is_due(step, force=force):
+                due[name] = None
+        return {name: due[name] for name in self._schedules if name in due}
+
+    def _start(
+        self,
+        name: TierName,
+        request: _Request,
+        number: int | None = None,
+        limit_s: float | None = None,
+    ) -> bool:
+        schedule, settings = self._schedules[name], self._parts.settings
+        schedule.note_due(request.step)
+        limit_s = settings.save_timeout_s if limit_s is None else limit_s
+        if not schedule.worker.wait_idle(limit_s):
+            self._parts.failures.record(
+                SaveFailed(
+                    "save",
+                    f"step {request.step} to the {name} tier",
+                    f"the save before it has not ended within {limit_s:.3g} s",
+                    hint="save less often, or look at why the tier is slow",
+                )
+            )
+            self._parts.events.emit("save.skipped", step=request.step, tier=name)
+            return False
+        work = self._snapshot(name, request)
+        self._parts.events.emit("save.started", step=request.step, tier=name)
+        if number is not None:
+            work = self._when_confirmed(name, request.step, number, work)
+        schedule.start(work)
+        schedule.note_started(request.step, time.monotonic() - request.begun_s)
+        return True
+
+    def _when_confirmed(self, name: TierName, step: int, number: int, work: _Work) -> _Work:
+        """The step was reached before the leader's word: wait for it in the background."""
+        agreement, parts = self._agreement, self._parts
+        assert agreement is not None
+
+        def wait_and_work() -> None:
+            word = agreement.word_on(number, parts.settings.save_timeout_s)
+            if word is False:
+                parts.events.emit("save.dropped", step=step, tier=name)
+            else:
+                # No word at all: the others may be saving. The vote finds out.
+                work()
+
+        return wait_and_work
+
+    def _snapshot(self, name: TierName, request: _Request) -> _Work:
+        """Take what is to be saved; returns what is left to be done in the background."""
+        flat, treedef = jax.tree_util.tree_flatten(request.state)
+        recipe = self._recipe_for(request.state, flat, treedef)
+        save = SaveId(request.step, self._incarnation, self._parts.run_id)
+        payload = host_states.capture(request.host_state)
+        if name == "local":
+            local = self._parts.local
+            job = LocalSave(
+                save=save,
+                leaves=recipe.leaves,
+                layout=recipe.layout,
+                views=recipe.local.take(flat),
+                host_state=payload,
+                buddies=recipe.buddies,
+            )
+            return lambda: local.run(job)
+        me = self._parts.process[0]
+        writes = me in writers(recipe.topology)
+        views = recipe.all_held.take(flat) if writes else []
+        return self._persistent_work(
+            PersistentSave(
+                save=save,
+                tree=recipe.tree,
+                views=dict(zip(recipe.held, views, strict=True)) if writes else {},
+                host_state=payload,
+                topology=recipe.topology,
+                metrics=request.metrics,
+            ),
+            publishes=me == writers(recipe.topology)[0],
+        )
+
+    def _persistent_work(self, job: PersistentSave, *, publishes: bool) -> _Work:
+        persistent, preservation = self._parts.persistent, self._parts.preservation
+        assert persistent is not None
+
+        def work() -> None:
+            if persistent.run(job) and publishes and preservation is not None:
+                preservation.after_save()
+
+        return work
+
+    # Preemption.
+
+    def reached_preemption(self, step: int) -> bool:
+        """As ``EmergencyCheckpointer.reached_preemption``."""
+        return self._parts.watch.reached(step)
+
+    def _save_preempted(self, request: _Request) -> bool:
+        """Save in all tiers, whatever the policies say: first to RAM, which is quick."""
+        parts, watch = self._parts, self._parts.watch
+        parts.events.emit("preemption.reached", step=request.step, grace_s=watch.grace_left_s())
+        started = False
+        for name, schedule in self._schedules.items():
+            if not (parts.settings.save_on_preemption or schedule.plan.on_preemption):
+                continue
+            if self._start(name, request, limit_s=watch.grace_left_s()):
+                started = True
+                if name == "local":
+                    schedule.worker.wait_idle(watch.grace_left_s())
+            else:
+                self._say_not_written(name, request.step)
+        if parts.settings.exit_on_preemption:
+            self._exit(request.step)
+        return started
+
+    def _exit(self, step: int) -> None:
+        try:
+            self.wait_until_finished()
+        except CheckpointError as error:
+            logging.error("preempted at step %d: %s", step, error)
+        raise SystemExit(PREEMPTED_EXIT_CODE)
+
+    def _wait_for_the_others(self) -> None:
+        """Leave together: who leaves first has the others killed, or takes JAX's service along."""
+        if self._left:
+            return
+        self._left = True
+        try:
+            limit_s = max(1.0, self._parts.watch.grace_left_s())
+            self._parts.coordinator.barrier("preempted", limit_s)
+        except CheckpointError as error:
+            logging.warning("not all processes were done in time after the notice: %s", error)
+
+    def _say_not_written(self, name: TierName, step: int) -> None:
+        self._parts.events.emit("preemption.not_written", step=step, tier=name)
+        logging.error("preempted: step %d is not in the %s tier, the time is over", step, name)
+
+    # Waiting and ending.
+
+    def wait_until_finished(self, timeout_s: float | None = None) -> None:
+        """As ``EmergencyCheckpointer.wait_until_finished``."""
+        settings, sync_step = self._parts.settings, self._parts.watch.sync_step
+        longest_s = 4 * settings.save_timeout_s + 4 * settings.persistent_timeout_s
+        deadline_s = time.monotonic() + (longest_s if timeout_s is None else timeout_s)
+        if sync_step is not None:
+            deadline_s = min(deadline_s, time.monotonic() + self._parts.watch.grace_left_s())
+        for name, schedule in self._schedules.items():
+            if not schedule.worker.wait_idle(max(0.0, deadline_s - time.monotonic())):
+                if sync_step is not None:
+                    self._say_not_written(name, sync_step)
+                raise DeadlineExceeded(
+                    "wait for", f"the save to the {name} tier", "it has not ended in time"
+                )
+        preservation = self._parts.preservation
+        left_s = max(0.0, deadline_s - time.monotonic())
+        if preservation is not None and not preservation.wait_idle(left_s):
+            raise DeadlineExceeded("wait for", "the removal of old steps", "not done in time")
+        if sync_step is not None:
+            self._wait_for_the_others()
+
+    def stop(self) -> None:
+        """Wait for what is under way, then end all threads."""
+        try:
+            self.wait_until_finished()
+        finally:
+            self.end_threads(_STOP_TIMEOUT_S)
+
+    def end_threads(self, timeout_s: float) -> None:
+        """End each thread, after what it is at, if that takes no longer than ``timeout_s``."""
+        if self._agreement is not None:
+            self._agreement.stop()
+        for schedule in self._schedules.values():
+            schedule.worker.stop(timeout_s)
+        if self._parts.preservation is not None:
+            self._parts.preservation.stop(timeout_s)
+
+    # What a save consists of.
+
+    def _recipe_for(self, state: PyTree, flat: list[Any], treedef: TreeDef) -> SaveRecipe:
+        if self._recipe is None or not self._recipe.local.matches(flat, treedef):
+            settings, process = self._parts.settings, self._parts.process
+            self.use_recipe(build_recipe(describe(state, "save"), settings, process))
+        assert self._recipe is not None
+        return self._recipe
+
+    def use_recipe(self, recipe: SaveRecipe, *, in_background: bool = False) -> None:
+        """Save states of this structure, reserve their slots; RamdiskFull when there is no room."""
+        self._recipe = recipe
+        if "local" not in self._schedules:
+            return
+        tier, size_bytes = self._parts.tier, recipe.layout.size_bytes
+        if in_background:  # training waits for nothing that the first save does not need yet
+            tier.check_reservable(size_bytes)
+            tier.prefault_in_background(size_bytes)
+        else:
+            tier.reserve(size_bytes)
+            tier.prefault_in_background()
+
+    def reserve_together(self, recipe: SaveRecipe, name: str, *, in_background: bool) -> None:
+        """``use_recipe`` on all processes; a ramdisk that is too small stops all. Collective."""
+        errors = do_together(
+            self._parts.coordinator,
+            name,
+            lambda: self.use_recipe(recipe, in_background=in_background),
+            self._parts.settings.restore_timeout_s,
+        )
+        if errors:
+            raise RestoreFailed("reserve", "ramdisk", errors)

@@ -1,0 +1,197 @@
+"""A persistent step into the RAM of all processes: the leader's plan, and one process's part.
+
+Each byte leaves storage once, spread over all processes. What a process reads it publishes in its
+own RAM, like a save of its own; the restore that follows is one from RAM and peers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from emergency_ckpt._native import crc32c
+from emergency_ckpt.core.boxes import volume
+from emergency_ckpt.core.plan_types import RestorePlan, TargetSet
+from emergency_ckpt.core.storage_read import StoredArray, assign_reads
+from emergency_ckpt.errors import CorruptData, RamdiskFull
+from emergency_ckpt.runtime.restore_types import DocumentRead, LoadPart, LoadPlan, StorageRead
+from emergency_ckpt.tiers import host_state as host_states
+from emergency_ckpt.tiers.local import LocalTier, SlotWriter
+from emergency_ckpt.tiers.manifest import build_contents, lay_out, shard_nbytes
+from emergency_ckpt.tiers.materialize import BytesOf
+from emergency_ckpt.tiers.persistent import PersistentTier, StoredStep
+from emergency_ckpt.types import Box, LeafSpec, SaveId, ShardId
+
+PLAIN_INCARNATION = "000000000000-orbax"
+"""Of steps that plain Orbax wrote: older than any life of a job of ours."""
+
+
+def plan_load(
+    plan: RestorePlan,
+    stored: StoredStep,
+    arrays: Mapping[str, StoredArray],
+    targets: Mapping[int, TargetSet],
+    run_id: str,
+    *,
+    wants_host_state: bool,
+) -> LoadPlan:
+    """Who brings what of a persistent step into RAM. Deterministic."""
+    marker = stored.marker
+    incarnation = PLAIN_INCARNATION if marker is None else marker.save.incarnation
+    digests: Sequence[str] = ("",) * len(targets) if marker is None else marker.digests
+    saved: dict[str, list[Box]] = {}
+    for shard in stored.crcs:
+        saved.setdefault(shard.leaf, []).append(shard.box)
+    reads = assign_reads(targets, arrays, saved)
+    read_whole = {shard for shards in reads.values() for shard in shards}
+    parts: dict[int, LoadPart] = {}
+    for process, shards in reads.items():
+        in_parts = [s for s in targets[process] if s in stored.crcs and s not in read_whole]
+        parts[process] = LoadPart(
+            reads=tuple(StorageRead(shard, stored.crcs.get(shard)) for shard in shards),
+            arrays={leaf: arrays[leaf] for leaf in sorted({shard.leaf for shard in shards})},
+            documents=tuple(
+                DocumentRead(owner, digests[owner])
+                for owner in range(process, len(digests), len(targets))
+            )
+            if wants_host_state
+            else (),
+            whole=tuple(StorageRead(s, stored.crcs[s]) for s in in_parts if volume(s.box)),
+        )
+    return LoadPlan(
+        step=plan.step,
+        save=SaveId(plan.step, incarnation, run_id),
+        item=stored.item,
+        complete=marker is not None,
+        parts=parts,
+        document_count=len(digests) if wants_host_state else 0,
+        rejected=plan.rejected,
+    )
+
+
+class StorageLoad:
+    """One process's part of a ``LoadPlan``."""
+
+    def __init__(
+        self,
+        tier: LocalTier,
+        persistent: PersistentTier,
+        plan: LoadPlan,
+        *,
+        me: int,
+        leaves: Sequence[LeafSpec],
+        host_state_limit_bytes: int,
+        deadline_s: float,
+    ) -> None:
+        self._tier = tier
+        self._persistent = persistent
+        self._plan = plan
+        self._part = plan.parts.get(me, LoadPart())
+        self._me = me
+        self._leaves = leaves
+        self._host_state_limit_bytes = host_state_limit_bytes
+        self._deadline_s = deadline_s
+
+    def run(self) -> int:
+        """Read and publish; returns the bytes of tensors that were read.
+
+        Blocks until the deadline at most. PersistentTierError, CorruptData; LocalTierError when
+        the ramdisk cannot take it.
+        """
+        self._bring_documents()
+        # Somebody must publish a manifest, also of a state without any bytes.
+        if not self._part.reads and self._me != 0:
+            return 0
+        return self._bring_tensors()
+
+    def _bring_tensors(self) -> int:
+        specs = {leaf.path: leaf for leaf in self._leaves}
+        shards = [read.shard for read in self._part.reads]
+        expected = {read.shard: read.crc32c for read in self._part.reads}
+        layout = lay_out(
+            self._leaves, [(shard, shard_nbytes(specs[shard.leaf], shard.box)) for shard in shards]
+        )
+        with self._begin_write(layout.size_bytes) as writer:
+            found = self._persistent.read_boxes(
+                self._plan.item,
+                self._part.arrays,
+                [placed.shard for placed in layout.shards],
+                complete=self._plan.complete,
+                deadline_s=self._deadline_s,
+            )
+            crcs: list[int] = []
+            for placed, (shard, array) in zip(layout.shards, found, strict=True):
+                flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+                (crc,) = writer.copy([(flat, placed.offset)])
+                _check_crc(self._plan, shard, expected[shard], crc)
+                crcs.append(crc)
+            writer.stage(build_contents(self._plan.save, self._leaves, layout, crcs))
+            writer.publish()
+        return sum(placed.nbytes for placed in layout.shards)
+
+    def _begin_write(self, size_bytes: int) -> SlotWriter:
+        """A slot that holds nothing the restore may still need, as long as the RAM suffices."""
+        self._tier.protect(held.save for held in self._tier.held()[0])
+        try:
+            return self._tier.begin_write(self._plan.save, size_bytes, allow_extra=True)
+        except RamdiskFull:
+            self._tier.protect([self._plan.save])
+            return self._tier.begin_write(self._plan.save, size_bytes, allow_extra=True)
+
+    def _bring_documents(self) -> None:
+        save, count = self._plan.save, self._plan.document_count
+        for wanted in self._part.documents:
+            payload: host_states.Payload = None
+            if wanted.digest:
+                data = self._persistent.read_document(
+                    save.step, wanted.owner, count, wanted.digest, self._deadline_s
+                )
+                document = host_states.decode(data)
+                if (document.owner, document.count) != (wanted.owner, count):
+                    raise CorruptData(
+                        "read", f"host state of process {wanted.owner}", "it is another's"
+                    )
+                payload = document.payload
+            # Encoded anew: the step may have been saved under another run id.
+            data = host_states.encode(
+                save, wanted.owner, count, payload, limit_bytes=self._host_state_limit_bytes
+            )
+            self._tier.publish_host_state(save, wanted.owner, count, data)
+
+
+def _check_crc(plan: LoadPlan, shard: ShardId, expected: int | None, actual: int) -> None:
+    if expected is not None and actual != expected:
+        raise CorruptData(
+            "read",
+            f"{shard.leaf}{shard.box} of step {plan.step} from {plan.item}",
+            "its CRC32C is not that of capture time",
+            expected=f"{expected:08x}",
+            actual=f"{actual:08x}",
+        )
+
+
+class NotAsSaved(CorruptData):
+    """A box that came from storage in parts does not have the CRC of capture time."""
+
+
+def checked(bytes_of: BytesOf, part: LoadPart) -> BytesOf:
+    """Check boxes that several processes read in parts: each part alone has no CRC to compare."""
+    expected = {each.shard: each.crc32c for each in part.whole}
+
+    def check(shard: ShardId) -> npt.NDArray[np.uint8]:
+        data = bytes_of(shard)
+        wanted = expected.get(shard)
+        actual = wanted if wanted is None else crc32c(data.data)
+        if actual != wanted:
+            raise NotAsSaved(
+                "restore",
+                f"{shard.leaf}{shard.box}",
+                "its CRC32C is not that of capture time",
+                expected=f"{wanted:08x}",
+                actual=f"{actual:08x}",
+            )
+        return data
+
+    return check

@@ -1,0 +1,139 @@
+"""When one tier saves: its plan, what its saves have cost, and its one background thread."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+
+from emergency_ckpt.core.save_agreement import Progress, TierName
+from emergency_ckpt.core.save_decision import decide_by_step
+from emergency_ckpt.core.save_timing import TierStatus
+from emergency_ckpt.errors import SaveFailed
+from emergency_ckpt.runtime.save_agreement import Choice
+from emergency_ckpt.runtime.save_policies import SavePlan
+from emergency_ckpt.runtime.worker import BackgroundWorker, Failures
+
+_MOST_STEPS_ASKED = 1000
+_HORIZON_S = 0.1
+
+
+class TierSchedule:
+    """Decides for one tier. The training thread uses all but what is marked below.
+
+    What the agreement's thread uses is said in ``save_agreement.AgreedTier``.
+    """
+
+    def __init__(self, name: TierName, plan: SavePlan, failures: Failures) -> None:
+        self.name: TierName = name
+        self.plan = plan
+        self._failures = failures
+        self.worker = BackgroundWorker(f"eckpt-{name}-saves", failures)
+        self._lock = threading.Lock()
+        self._last: int | None = None
+        self._agreed_step: int | None = None
+        self._last_start_s = time.monotonic()
+        self._stall_s = 0.0
+        self._slowest_stall_s = 0.0
+        self._save_s = 0.0
+        self._asked_up_to = -1
+
+    @property
+    def last(self) -> int | None:
+        """The last step at which a save was due, or that was restored; None before the first."""
+        return self._last
+
+    @property
+    def stall_s(self) -> float:
+        return self._stall_s
+
+    def restart_from(self, step: int | None) -> None:
+        """After a restore of ``step`` (None: of nothing): what came later is forgotten."""
+        with self._lock:
+            self._last = step
+            self._agreed_step = None
+            self._last_start_s = time.monotonic()
+            self._asked_up_to = -1 if step is None else step
+        for policy in self.plan.asked:
+            if step is not None:
+                policy.saved(step, time.time())
+
+    def is_due(self, step: int, *, force: bool) -> bool:
+        """Whether a save is due at ``step`` that needs no agreement."""
+        if force:
+            return self._last is None or step > self._last
+        return decide_by_step(self.plan.rules, step, self._last).save
+
+    def note_due(self, step: int) -> None:
+        """A save is due at ``step``, whatever becomes of it."""
+        with self._lock:
+            self._last = step
+            self._last_start_s = time.monotonic()
+        for policy in self.plan.asked:
+            policy.saved(step, time.time())
+
+    def note_started(self, step: int, stall_s: float) -> None:
+        """The save at ``step`` is in the background now; it cost the training thread so much."""
+        with self._lock:
+            self._stall_s = stall_s
+            if self._agreed_step is not None and self._agreed_step <= step:
+                self._agreed_step = None
+
+    def start(self, work: Callable[[], None]) -> None:
+        """Run ``work`` in the background; RuntimeError when the save before is under way."""
+
+        def timed() -> None:
+            started_s = time.monotonic()
+            work()
+            self._save_s = time.monotonic() - started_s
+
+        self.worker.submit(timed)
+
+    # For the agreement's thread.
+
+    def is_ready(self, timeout_s: float) -> bool:
+        return self.worker.wait_idle(timeout_s)
+
+    def agreed(self, step: int, stall_s: float) -> None:
+        with self._lock:
+            self._slowest_stall_s = stall_s
+            self._agreed_step = max(step, self._agreed_step or step)
+
+    def choose_step(self, progress: Progress, first_step: int, lead_s: float) -> Choice | None:
+        with self._lock:
+            last, last_start_s, agreed = self._last, self._last_start_s, self._agreed_step
+        # A save that is agreed has begun, for all who ask.
+        ahead = agreed is not None and progress.step <= agreed
+        starts_s = progress.arrived_s + (first_step - progress.step) * progress.step_time_s
+        status = TierStatus(
+            busy=ahead or not self.worker.wait_idle(0),
+            has_saved=last is not None,
+            since_last_s=max(starts_s, time.monotonic()) - last_start_s,
+            stall_s=max(self._stall_s, self._slowest_stall_s),
+            save_s=self._save_s,
+            step_time_s=progress.step_time_s,
+        )
+        if any(rule.due(status).save for rule in self.plan.timing):
+            return Choice(first_step, waits=False)
+        return self._ask(progress, first_step, lead_s, status) if self.plan.asked else None
+
+    def _ask(
+        self, progress: Progress, first_step: int, lead_s: float, status: TierStatus
+    ) -> Choice | None:
+        """Ask the user's policies for each step that comes into sight, once."""
+        horizon = math.ceil((lead_s + _HORIZON_S) / max(progress.step_time_s, 1e-6))
+        up_to = first_step + min(horizon, _MOST_STEPS_ASKED)
+        for step in range(max(self._asked_up_to + 1, first_step), up_to + 1):
+            self._asked_up_to = step
+            for policy in self.plan.asked:
+                try:
+                    wanted = policy.wants(step, status, time.time())
+                except Exception as error:  # noqa: BLE001 - the user's code; the job goes on
+                    failure = SaveFailed("ask", f"the save policy about step {step}", str(error))
+                    failure.__cause__ = error
+                    self._failures.record(failure)
+                    continue
+                if wanted:
+                    return Choice(step, waits=True)
+        return None

@@ -1,0 +1,117 @@
+"""The files beside a persistent step: marker and checksums. FORMAT.md is the specification."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from emergency_ckpt.errors import CorruptData
+from emergency_ckpt.types import Box, LeafSpec, SaveId, ShardId
+
+MARKER_NAME = "marker.json"
+CHECKSUMS_NAME = "checksums.json"
+VERSION = 1
+LIMIT_BYTES = 256 << 20
+
+_T = TypeVar("_T")
+
+
+class StepMarker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``marker.json``: says that all of a persistent step is there, and what.
+
+    Attributes:
+      digests: SHA-256 (hex) of each process's document, by process index.
+      empty: per process, whether its host state is null.
+      leaves: every leaf of the state; Orbax cannot hold zero-size arrays, so these live here only.
+      checksums: SHA-256 (hex) of ``checksums.json``.
+    """
+
+    format: int
+    save: SaveId
+    digests: tuple[str, ...]
+    empty: tuple[bool, ...]
+    leaves: tuple[LeafSpec, ...]
+    checksums: str
+
+
+class BoxChecksum(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """CRC32C of the bytes of a box at capture time; ``leaf`` is an index into the leaves."""
+
+    leaf: int
+    box: Box
+    crc32c: int
+
+
+class Checksums(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``checksums.json``: sorted; a box whose copies differed at capture time has none."""
+
+    format: int
+    boxes: tuple[BoxChecksum, ...]
+
+
+def encode_checksums(leaves: Sequence[LeafSpec], crcs: Mapping[ShardId, int]) -> bytes:
+    """The file of the CRCs of some boxes of ``leaves``."""
+    index = {leaf.path: number for number, leaf in enumerate(leaves)}
+    boxes = sorted(
+        ((index[shard.leaf], shard.box, crc) for shard, crc in crcs.items()),
+    )
+    return msgspec.json.encode(Checksums(VERSION, tuple(BoxChecksum(*each) for each in boxes)))
+
+
+def decode_checksums(data: bytes, marker: StepMarker, target: str) -> dict[ShardId, int]:
+    """The CRCs by shard. CorruptData when they are not those that the marker names."""
+    actual = hashlib.sha256(data).hexdigest()
+    if actual != marker.checksums:
+        raise CorruptData(
+            "read", target, "the digest differs", expected=marker.checksums, actual=actual
+        )
+    decoded = _decoded(data, Checksums, target)
+    if not all(0 <= each.leaf < len(marker.leaves) for each in decoded.boxes):
+        raise CorruptData("decode", target, "it names a leaf that there is not")
+    return {ShardId(marker.leaves[each.leaf].path, each.box): each.crc32c for each in decoded.boxes}
+
+
+def build_marker(
+    save: SaveId,
+    documents: Mapping[int, tuple[str, bool]],
+    leaves: Iterable[LeafSpec],
+    checksums: bytes,
+) -> bytes:
+    """The marker's file: ``documents`` has (digest, empty) of every process's document."""
+    order = range(len(documents))
+    marker = StepMarker(
+        format=VERSION,
+        save=save,
+        digests=tuple(documents[i][0] for i in order),
+        empty=tuple(documents[i][1] for i in order),
+        leaves=tuple(leaves),
+        checksums=hashlib.sha256(checksums).hexdigest(),
+    )
+    return msgspec.json.encode(marker)
+
+
+def decode_marker(data: bytes, step: int, target: str) -> StepMarker:
+    """The marker of ``step`` from its file. CorruptData."""
+    marker = _decoded(data, StepMarker, target)
+    if marker.save.step != step or len(marker.empty) != len(marker.digests):
+        raise CorruptData("decode", target, "the marker contradicts itself")
+    return marker
+
+
+class _VersionOnly(msgspec.Struct, frozen=True):
+    format: int
+
+
+def _decoded(data: bytes, kind: type[_T], target: str) -> _T:
+    if len(data) > LIMIT_BYTES:
+        raise CorruptData("decode", target, f"it is larger than {LIMIT_BYTES} bytes")
+    try:
+        version = msgspec.json.decode(data, type=_VersionOnly).format
+        if version != VERSION:
+            raise CorruptData("decode", target, "unknown version", expected=VERSION, actual=version)
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise CorruptData("decode", target, f"not such a file: {error}") from error

@@ -1,0 +1,89 @@
+"""Whole steps of a persistent directory, and their removal: hidden first, deleted then."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, cast
+
+from etils import epath
+
+from emergency_ckpt.core.retention import StepRecord
+from emergency_ckpt.errors import PersistentTierError
+from emergency_ckpt.tiers.persistent import PersistentTier
+from emergency_ckpt.tiers.persistent_marker import MARKER_NAME
+
+_HIDDEN = ".orbax-checkpoint-tmp-removed"
+"""A name that Orbax takes for a step under construction: it never lists nor reads it."""
+_COMMIT_MARKER = "commit_success.txt"
+_METRICS = "metrics.json"
+_METRICS_LIMIT_BYTES = 1 << 20
+
+
+class StepShelf:
+    """The whole steps of one directory. Blocks for storage; for one process at a time."""
+
+    def __init__(self, tier: PersistentTier) -> None:
+        self._tier = tier
+        self._directory = epath.Path(tier.directory)
+
+    def write_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Keep ``metrics`` (JSON values) for the preservation policy; before the marker."""
+        data = json.dumps(dict(metrics)).encode()
+        if len(data) > _METRICS_LIMIT_BYTES:
+            raise self._error("write metrics of", step, f"{len(data)} bytes are too many")
+        path = self._beside(step) / _METRICS
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        except OSError as error:
+            raise self._error("write metrics of", step, str(error)) from error
+
+    def records(self) -> list[StepRecord]:
+        """The steps that count, oldest first. Those that plain Orbax wrote are not ours to judge.
+
+        PersistentTierError when the directory cannot be read.
+        """
+        found: list[StepRecord] = []
+        for step in self._tier.whole_steps():
+            try:
+                written_s = (self._beside(step) / MARKER_NAME).stat().mtime
+                found.append(StepRecord(step, float(written_s), self._metrics(step)))
+            except OSError as error:
+                raise self._error("look at", step, str(error)) from error
+        return found
+
+    def remove(self, step: int) -> None:
+        """Remove ``step``. After a crash at any moment it is whole, or counts nowhere.
+
+        Our marker goes first: from then on no restore takes it, and the next start removes what
+        is left. Then it is hidden from plain Orbax, before anything in it is deleted: by another
+        name, or where there is no rename by taking Orbax's own marker away.
+        """
+        path = self._directory / str(step)
+        try:
+            (self._beside(step) / MARKER_NAME).unlink(missing_ok=True)
+            if "://" in str(self._directory):
+                (path / _COMMIT_MARKER).unlink(missing_ok=True)
+            else:
+                path.rename(self._directory / f"{step}{_HIDDEN}")
+        except OSError as error:
+            raise self._error("remove", step, str(error)) from error
+        self._tier.remove(step)
+
+    def _metrics(self, step: int) -> Mapping[str, Any] | None:
+        path = self._beside(step) / _METRICS
+        if not path.exists():
+            return None
+        data = path.read_bytes()
+        try:
+            value = json.loads(data[: _METRICS_LIMIT_BYTES + 1])
+        except ValueError:
+            return None  # as if there were none: policies say what becomes of such steps
+        return cast("Mapping[str, Any]", value) if isinstance(value, dict) else None
+
+    def _beside(self, step: int) -> epath.Path:
+        return self._directory / "host_state" / str(step)
+
+    def _error(self, operation: str, step: int, problem: str) -> PersistentTierError:
+        return PersistentTierError(operation, f"step {step} in {self._directory}", problem)

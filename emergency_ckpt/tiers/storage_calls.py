@@ -1,0 +1,113 @@
+"""Calls to storage with a deadline, tried again where that can help.
+
+Clients of object stores retry on their own, for half a minute or for ever, and some wait without
+end on a silent connection. So a call runs in a thread of its own, and whoever asked goes on when
+the deadline is there, whatever the client still does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from emergency_ckpt.errors import CheckpointError, DeadlineExceeded
+
+FIRST_PAUSE_S = 0.2
+LONGEST_PAUSE_S = 10.0
+
+_T = TypeVar("_T")
+
+_numbers = itertools.count()
+
+# Codes of TensorStore, which gives them at the start of the text of a ValueError, or inside it.
+_FINAL_CODES = re.compile(
+    r"\b(NOT_FOUND|INVALID_ARGUMENT|FAILED_PRECONDITION|PERMISSION_DENIED|UNAUTHENTICATED"
+    r"|DATA_LOSS|OUT_OF_RANGE|UNIMPLEMENTED)\b"
+)
+_FINAL_STATUS = frozenset({400, 401, 403, 404, 405, 410, 412, 416})
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether the same call may succeed later: overload, resets, silence; not refusal, absence."""
+    if isinstance(error, CheckpointError):
+        return error.retryable
+    if isinstance(error, FileNotFoundError | FileExistsError | PermissionError):
+        return False
+    if isinstance(error, NotADirectoryError | IsADirectoryError):
+        return False
+    status = _status_of(error)
+    if status is not None:
+        return status not in _FINAL_STATUS
+    if is_refusal(error):
+        return False
+    return _FINAL_CODES.search(str(error)) is None
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether storage said that these credentials may not do this."""
+    text = str(error)
+    return (
+        isinstance(error, PermissionError)
+        or _status_of(error) in (401, 403)
+        # gcsfs turns both into a plain OSError.
+        or (isinstance(error, OSError) and text.startswith("Forbidden"))
+        or "PERMISSION_DENIED" in text
+        or "UNAUTHENTICATED" in text
+    )
+
+
+def _status_of(error: BaseException) -> int | None:
+    """HTTP status of an error of gcsfs or google-cloud-storage."""
+    code = getattr(error, "code", None)
+    try:
+        return int(code) if isinstance(code, int | str) else None
+    except ValueError:
+        return None
+
+
+def call(target: str, work: Callable[[], _T], *, deadline_s: float) -> _T:
+    """The result of ``work``; DeadlineExceeded at ``deadline_s`` of ``time.monotonic``.
+
+    What was begun then goes on in its thread, which nobody waits for.
+    """
+    outcome: list[tuple[bool, object]] = []
+    done = threading.Event()
+
+    def run() -> None:
+        try:
+            outcome.append((True, work()))
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
+            outcome.append((False, error))
+        finally:
+            done.set()
+
+    name = f"eckpt-storage-{next(_numbers)}"
+    threading.Thread(target=run, name=name, daemon=True).start()
+    if not done.wait(max(0.001, deadline_s - time.monotonic())):
+        raise DeadlineExceeded("use storage at", target, "no answer in time")
+    good, value = outcome[0]
+    if good:
+        return value  # pyright: ignore[reportReturnType]
+    assert isinstance(value, BaseException)
+    raise value
+
+
+def call_again(target: str, work: Callable[[], _T], *, deadline_s: float) -> _T:
+    """As ``call``; ``work`` is repeated, with growing pauses, while its error is a passing one.
+
+    At the deadline the last error is raised. ``work`` must be safe to repeat.
+    """
+    pause_s = FIRST_PAUSE_S
+    while True:
+        try:
+            return call(target, work, deadline_s=deadline_s)
+        except Exception as error:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= pause_s or not is_passing(error):
+                raise
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

@@ -1,0 +1,160 @@
+"""The arrays of an Orbax step, read box by box straight through TensorStore.
+
+Orbax restores whole states onto the devices that need them: on each replica anew. To read each
+byte once, boxes are read as numpy arrays here. What is where, Orbax's metadata say.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import numpy.typing as npt
+import orbax.checkpoint as ocp
+import tensorstore
+from etils import epath
+
+from emergency_ckpt.core.boxes import shape_of
+from emergency_ckpt.core.storage_read import StoredArray
+from emergency_ckpt.errors import CorruptData, DeadlineExceeded
+from emergency_ckpt.types import LeafSpec, ShardId
+
+_OCDBT_CACHE_BYTES = 64 << 20
+_CONCURRENT_REQUESTS = 32
+
+
+class StoredLeaf(NamedTuple):
+    """A leaf as the metadata of Orbax describe it: ``spec`` without a key's implementation."""
+
+    spec: LeafSpec
+    array: StoredArray
+
+
+def describe_item(item: epath.Path) -> dict[str, StoredLeaf]:
+    """The arrays of an Orbax item by path, from its metadata alone. Not collective.
+
+    Raises what Orbax and the client of the storage raise.
+    """
+    found = ocp.StandardCheckpointHandler().metadata(item)
+    driver = "zarr3" if found.use_zarr3 else "zarr"
+    ocdbt = ocp.type_handlers.is_ocdbt_checkpoint(item)
+    leaves: dict[str, StoredLeaf] = {}
+    for key_path, value in jax.tree_util.tree_leaves_with_path(found.tree):
+        path = jax.tree_util.keystr(key_path, simple=True, separator="/")
+        if getattr(value, "shape", None) is None or getattr(value, "dtype", None) is None:
+            raise CorruptData(
+                "describe", f"{item}, leaf {path!r}", f"{type(value).__name__} is no array"
+            )
+        shape = tuple(int(size) for size in value.shape)
+        dtype = np.dtype(value.dtype)
+        storage = getattr(value, "storage", None)
+        chunks = getattr(storage, "chunk_shape", None)
+        array = StoredArray(
+            name=value.name,
+            shape=shape,
+            chunk_shape=tuple(int(c) for c in chunks) if chunks is not None else shape,
+            item_bytes=dtype.itemsize,
+            driver=driver,
+            ocdbt=ocdbt,
+        )
+        leaves[path] = StoredLeaf(LeafSpec(path, dtype.name, shape), array)
+    return leaves
+
+
+class BoxReader:
+    """Reads boxes of one item. Used by one thread.
+
+    Args:
+      item: directory of the Orbax item.
+      complete: every chunk was stored, so a missing one is a fault; else it is the fill value.
+      buffer_bytes: how much may be on its way at once. A larger box goes alone.
+      deadline_s: of ``time.monotonic``; DeadlineExceeded after it.
+    """
+
+    def __init__(
+        self,
+        item: str,
+        arrays: Mapping[str, StoredArray],
+        *,
+        complete: bool,
+        buffer_bytes: int,
+        deadline_s: float,
+    ) -> None:
+        self._item = item.rstrip("/")
+        self._arrays = arrays
+        self._complete = complete
+        self._buffer_bytes = buffer_bytes
+        self._deadline_s = deadline_s
+        self._context = tensorstore.Context(
+            {
+                # Chunks are read once: keeping them would only cost memory. Nodes of the
+                # database are needed again and again.
+                "cache_pool": {"total_bytes_limit": 0},
+                "cache_pool#ocdbt": {"total_bytes_limit": _OCDBT_CACHE_BYTES},
+                "gcs_request_concurrency": {"limit": _CONCURRENT_REQUESTS},
+            }
+        )
+
+    def read(self, shards: Sequence[ShardId]) -> Iterator[tuple[ShardId, npt.NDArray[Any]]]:
+        """The boxes in the given order, C-contiguous. Raises what TensorStore raises."""
+        stores = self._open({shard.leaf for shard in shards})
+        under_way: deque[tuple[ShardId, int, Any]] = deque()
+        waiting_bytes = 0
+        for shard in shards:
+            nbytes = int(np.prod(shape_of(shard.box))) * self._arrays[shard.leaf].item_bytes
+            while under_way and waiting_bytes + nbytes > self._buffer_bytes:
+                done, done_bytes, future = under_way.popleft()
+                yield done, self._result(future)
+                waiting_bytes -= done_bytes
+            index = tuple(slice(start, stop) for start, stop in shard.box)
+            under_way.append((shard, nbytes, stores[shard.leaf][index].read(order="C")))
+            waiting_bytes += nbytes
+        for done, _, future in under_way:
+            yield done, self._result(future)
+
+    def _open(self, leaves: set[str]) -> dict[str, Any]:
+        opening = {
+            leaf: tensorstore.open(self._spec(self._arrays[leaf]), open=True, context=self._context)
+            for leaf in sorted(leaves)
+        }
+        stores: dict[str, Any] = {}
+        for leaf, future in opening.items():
+            store = stores[leaf] = self._result(future)
+            array = self._arrays[leaf]
+            actual = (tuple(store.shape), store.dtype.numpy_dtype.itemsize)
+            if actual != (array.shape, array.item_bytes):
+                raise CorruptData(
+                    "open",
+                    f"{self._item}, array {array.name!r}",
+                    "it is not what the metadata say (shape, bytes of an element)",
+                    expected=(array.shape, array.item_bytes),
+                    actual=actual,
+                )
+        return stores
+
+    def _spec(self, array: StoredArray) -> dict[str, Any]:
+        base = f"{self._item}/"
+        if "://" not in base:
+            base = f"file://{base}"
+        kvstore: Any = f"{base}{array.name}/"
+        if array.ocdbt:
+            kvstore = {
+                "driver": "ocdbt",
+                "base": base,
+                "cache_pool": "cache_pool#ocdbt",
+                "path": f"{array.name}/",
+            }
+        spec: dict[str, Any] = {"driver": array.driver, "kvstore": kvstore}
+        if self._complete:
+            spec["fill_missing_data_reads"] = False
+        return spec
+
+    def _result(self, future: Any) -> Any:
+        try:
+            return future.result(timeout=max(0.001, self._deadline_s - time.monotonic()))
+        except TimeoutError as error:
+            raise DeadlineExceeded("read", self._item, "storage did not deliver in time") from error

@@ -1,0 +1,153 @@
+"""The arithmetic of the study of continuous saving, on times made up by hand."""
+
+import math
+from typing import Any
+
+import continuous
+import continuous_report as report
+import pytest
+import study
+
+
+def _process(
+    ended_s: list[float], called_s: dict[str, float], whole_s: dict[str, float], lost: int = 0
+) -> dict[str, Any]:
+    return {
+        "ended_s": ended_s,
+        "called_s": called_s,
+        "whole_s": whole_s,
+        "lost": ["save.incomplete"] * lost,
+        "restored_step": max((int(step) for step in whole_s), default=None),
+    }
+
+
+def _run(*, step_s: float = 1.0, saved: bool = True) -> report.Run:
+    """Warm-up ends at 100; ten steps follow. The second process is a little behind."""
+    first = [100 + step_s * i for i in range(11)]
+    second = [time_s + 0.1 for time_s in first]
+    if not saved:
+        return [_process(first, {}, {}), _process(second, {}, {})]
+    called = {"8": 98.0, "10": 101.0, "13": 104.0, "19": 110.0}
+    whole = {"8": 99.0, "10": 102.0, "13": 104.5, "19": 110.5}
+    behind = {step: time_s + 0.2 for step, time_s in called.items()}
+    # Step 19 is not whole at the second process.
+    at_second = {"8": 99.0, "10": 102.5, "13": 104.4}
+    return [_process(first, called, whole), _process(second, behind, at_second, lost=1)]
+
+
+def test_steps_are_those_of_the_slowest_process_after_the_warm_up() -> None:
+    assert report.figures(_run(step_s=2.0)).mean_step_s == pytest.approx(2.0)
+
+
+def test_only_saves_of_all_processes_after_the_warm_up_count() -> None:
+    figures = report.figures(_run())
+    assert figures.interval_steps == [3]
+    assert figures.intervals_s == pytest.approx([3.0])
+    # From the first call to the last process's word.
+    assert figures.publish_s == pytest.approx([1.5, 0.5])
+    assert figures.lost_saves == 1
+
+
+def test_a_run_without_saves_has_steps_only() -> None:
+    figures = report.figures(_run(saved=False))
+    assert (figures.interval_steps, figures.publish_s) == ([], [])
+    assert figures.mean_step_s == pytest.approx(1.0)
+
+
+def _summaries() -> dict[str, report.Summary]:
+    return report.summarize(
+        {
+            study.LOCAL_EVERY: [_run(step_s=1.0), _run(step_s=1.2), _run(step_s=1.1)],
+            study.OFF: [_run(step_s=1.0, saved=False)],
+        }
+    )
+
+
+def test_summaries_compare_with_training_that_never_saves() -> None:
+    summaries = _summaries()
+    assert list(summaries) == [study.OFF, study.LOCAL_EVERY]
+    every = summaries[study.LOCAL_EVERY]
+    assert every.mean_step_s == pytest.approx(1.1)
+    assert every.step_increase == pytest.approx(0.1)
+    assert every.median_interval_steps == 3
+    assert every.median_publish_s == pytest.approx(1.0)
+    assert every.loss_of_all_intervals_s == pytest.approx(1.5 + 1.0)
+    assert (every.saves, every.lost_saves) == (6, 3)
+    assert summaries[study.OFF].median_interval_s is None
+
+
+def test_without_a_base_there_is_no_increase() -> None:
+    summary = report.summarize({study.LOCAL_EVERY: [_run()]})[study.LOCAL_EVERY]
+    assert summary.step_increase is None
+    (expected,) = report.expectations({study.LOCAL_EVERY: summary}, [1.0], 128)
+    assert expected.waste is None
+    assert report.loss_table([expected]).splitlines()[-1].split("|")[-2].strip() == "-"
+
+
+def test_what_a_failure_costs() -> None:
+    every_hour, rare = report.expectations(_summaries(), [1.0, 1e6], chips=3600)
+    for expected in (every_hour, rare):
+        # Half of 3 s, and 1 s until whole; steps take 1.1 s.
+        assert expected.loss.seconds == pytest.approx(2.5, rel=1e-2)
+        assert expected.loss.steps == pytest.approx(2.5 / 1.1, rel=1e-2)
+        assert expected.loss.chip_hours == pytest.approx(2.5, rel=1e-2)
+    assert every_hour.chip_hours_per_day == pytest.approx(24 * 2.5, rel=1e-2)
+    assert every_hour.waste == pytest.approx(0.1 / 1.1 + 2.5 / 3600, rel=1e-2)
+    assert rare.waste == pytest.approx(0.1 / 1.1, rel=1e-3)
+
+
+def test_tables_as_a_whole() -> None:
+    summaries = _summaries()
+    text = report.study_table(summaries)
+    rows = [[c.strip() for c in line.strip("|").split("|")] for line in text.splitlines()]
+    assert rows[2] == ["off", "-", "-", "1000", "0.00", "-", "0", "0"]
+    assert rows[3] == ["local-every", "3", "3", "1100", "10.00", "1", "6", "3"]
+    losses = report.loss_table(report.expectations(summaries, [3.0], 128))
+    assert len(losses.splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("variant", "local_on", "persistent_on"),
+    [
+        (study.OFF, False, False),
+        (study.LOCAL_EVERY, True, False),
+        (study.LOCAL_CONTINUOUS, True, False),
+        (study.PERSISTENT_EVERY, False, True),
+        (study.PERSISTENT_CONTINUOUS, False, True),
+    ],
+)
+def test_each_variant_is_one_tier_by_itself(
+    variant: str, local_on: bool, persistent_on: bool
+) -> None:
+    shape = continuous.plan_shape(2, 1, 1, 1, 1)
+    orders = study.Orders(variant, shape, 100, 0.0, 1, 1, 0.0, "/p", "/r")
+    settings = orders.settings("a policy")
+    local = settings.get("local_save_policy") or settings["local_save_every_n_steps"]
+    persistent = settings.get("save_policy") or settings["save_every_n_steps"]
+    assert (bool(local), bool(persistent)) == (local_on, persistent_on)
+    assert ("a policy" in settings.values()) == variant.endswith("continuous")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--variants", "off,never"], "never"),
+        (["--mtbf-h", "1,0"], "above 0"),
+        (["--device-ms", "nan"], "no finite number"),
+        (["--slices", "1"], "at least 2"),
+        (["--mib", str(2**30)], "choose a smaller --mib"),
+    ],
+)
+def test_what_cannot_be_studied_is_refused_before_it_starts(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as refusal:
+        continuous.main(arguments)
+    assert refusal.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_losses_are_finite_for_any_positive_time_between_failures() -> None:
+    for mtbf_h in (1e-6, 1.0, 1e9):
+        for expected in report.expectations(_summaries(), [mtbf_h], 128):
+            assert math.isfinite(expected.loss.chip_hours)

@@ -1,0 +1,56 @@
+"""The study of continuous saving, small and for real. No figure is judged."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import study
+
+CONTINUOUS = Path(__file__).parents[2] / "benchmarks" / "continuous.py"
+STEPS, EVERY = 60, 20
+
+
+def _study(out: Path, variants: tuple[str, ...], hosts: int) -> tuple[str, dict[str, Any]]:
+    run = subprocess.run(
+        [
+            *(sys.executable, str(CONTINUOUS), "--hosts-per-slice", str(hosts), "--mib", "4"),
+            *("--rounds", "1", "--steps", str(STEPS), "--every", str(EVERY)),
+            *("--warm-up-steps", "10", "--mtbf-h", "1,24", "--leaves", "4", "--timeout-s", "120"),
+            *("--variants", ",".join(variants), "--out", str(out), "--date", "2001-02-03"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    assert (out / "continuous.png").read_bytes().startswith(b"\x89PNG")
+    return run.stdout, json.loads((out / "continuous.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("fixed", "continuous", "hosts"),
+    [
+        (study.LOCAL_EVERY, study.LOCAL_CONTINUOUS, 1),
+        # Orbax does not write arrays that one process of several holds alone.
+        (study.PERSISTENT_EVERY, study.PERSISTENT_CONTINUOUS, 2),
+    ],
+)
+def test_both_ways_to_save_are_compared_with_none(
+    fixed: str, continuous: str, hosts: int, tmp_path: Path
+) -> None:
+    text, document = _study(tmp_path, (study.OFF, fixed, continuous), hosts)
+    summary = document["summary"]
+    assert list(summary) == [study.OFF, fixed, continuous]
+    assert summary[study.OFF]["saves"] == 0
+    assert summary[fixed]["median_interval_steps"] == EVERY
+    assert summary[continuous]["saves"] >= 2
+    assert {(e["variant"], e["mtbf_h"]) for e in document["expected"]} == {
+        (variant, mtbf_h) for variant in (fixed, continuous) for mtbf_h in (1, 24)
+    }
+    assert all(e["loss"]["steps"] > 0 for e in document["expected"])
+    assert all(variant in text for variant in summary)
+    assert document["date"] == "2001-02-03"

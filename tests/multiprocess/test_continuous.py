@@ -1,0 +1,90 @@
+"""Saves agreed in the background, by four real processes with clocks minutes apart.
+
+One process is slow, steps take a few milliseconds.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support import job_root, run_life, spec_of
+
+Results = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def results() -> Iterator[Results]:
+    with job_root() as root:
+        yield run_life(spec_of(root, "continuous_job.py"), root)
+
+
+def of(results: Results, program: str) -> list[Any]:
+    outcomes = [result[program] for result in results]
+    assert all("value" in outcome for outcome in outcomes), outcomes
+    return [outcome["value"] for outcome in outcomes]
+
+
+def check_agreed(seen: list[Any], least: int) -> None:
+    complete = [set(s["complete"]) for s in seen]
+    assert len(complete[0]) >= least, seen[0]
+    everywhere = set.intersection(*(set(s["published"]) for s in seen))
+    assert set.union(*complete) <= everywhere
+    assert all(steps == complete[0] for steps in complete)
+    # What only some have begun was dropped, and is rare.
+    started = [set(s["started"]) for s in seen]
+    partial = set.union(*started) - set.intersection(*started)
+    dropped = set().union(*(s["dropped"] for s in seen))
+    incomplete = set().union(*(s["incomplete"] for s in seen))
+    assert incomplete == set()
+    assert partial <= dropped
+    assert len(partial | dropped) <= max(1, 0.01 * len(complete[0])), (partial, dropped)
+
+
+def check_restored(seen: list[Any]) -> None:
+    newest = max(seen[0]["complete"])
+    assert [s["restored"] for s in seen] == [newest] * 4
+    assert [s["right"] for s in seen] == [True] * 4
+
+
+def test_continuous_saves_are_the_same_everywhere(results: Results) -> None:
+    seen = of(results, "continuous")
+    check_agreed(seen, 200)
+    check_restored(seen)
+
+
+@pytest.mark.parametrize("program", ["continuous", "adaptive", "users_own", "every_second"])
+def test_the_training_thread_calls_no_other_process(results: Results, program: str) -> None:
+    assert [s["calls"] for s in of(results, program)] == [[]] * 4
+
+
+def test_both_tiers_save_on_their_own(results: Results) -> None:
+    """And what is decided from the step alone is saved besides."""
+    seen = of(results, "both_tiers")
+    assert {7, 70} <= set(seen[0]["complete"])
+    check_restored(seen)
+    assert all(1 <= len(s["kept"]) <= 3 for s in seen), [s["kept"] for s in seen]
+
+
+def test_adaptive_saves_are_the_same_everywhere(results: Results) -> None:
+    seen = of(results, "adaptive")
+    check_agreed(seen, 20)
+    check_restored(seen)
+
+
+def test_a_users_policy_is_asked_for_each_step_by_the_leader_alone(results: Results) -> None:
+    seen = of(results, "users_own")
+    check_agreed(seen, 20)
+    assert all(step % 13 == 0 for step in seen[0]["complete"])
+    gaps = [b - a for a, b in itertools.pairwise(seen[0]["complete"])]
+    # Steps that go by while the lead is being found are missed; none later.
+    assert gaps[5:] == [13] * len(gaps[5:]), gaps
+    assert [s["asked_in"] for s in seen] == [["eckpt-save-agreement"], [], [], []]
+
+
+def test_every_so_many_seconds(results: Results) -> None:
+    seen = of(results, "every_second")
+    check_agreed(seen, 8)
+    check_restored(seen)

@@ -1,0 +1,163 @@
+"""Orbax's own policy objects, used as they are."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from orbax.checkpoint import checkpoint_managers as ocm
+
+from emergency_ckpt.core.retention import StepRecord
+from emergency_ckpt.core.save_decision import StepRules, decide_by_step
+from emergency_ckpt.core.save_timing import AdaptiveInterval, Continuous, EverySeconds, TierStatus
+from emergency_ckpt.runtime.save_policies import (
+    plan_saves,
+    policy_identity,
+    preservation_policy_problems,
+    save_policy_problems,
+    wanted_steps,
+)
+
+IDLE = TierStatus(False, True, 1.0, 0.0, 0.0, 1.0)
+
+
+class Own:
+    """A user's policy: remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, list[int], bool]] = []
+
+    def should_save(self, step: Any, previous_steps: Any, *, context: Any) -> bool:
+        self.asked.append(
+            (step.step, [p.step for p in previous_steps], context.is_saving_in_progress)
+        )
+        return step.step % 2 == 0
+
+
+class OwnInterval(ocm.FixedIntervalPolicy):
+    """A subclass may decide otherwise, so it is asked."""
+
+
+def due(policy: object, steps: range, last: int | None = 0) -> list[int]:
+    return [step for step in steps if decide_by_step(plan_saves(policy).rules, step, last).save]
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (ocm.FixedIntervalPolicy(4), [4, 8]),
+        (ocm.SpecificStepsPolicy([3, 9, 30]), [3, 9]),
+        (ocm.SpecificStepsPolicy(range(5, 7)), [5, 6]),
+        (
+            ocm.AnySavePolicy(
+                [
+                    ocm.FixedIntervalPolicy(6),
+                    ocm.AnySavePolicy([ocm.SpecificStepsPolicy({1}), ocm.InitialSavePolicy()]),
+                ]
+            ),
+            [1, 6],
+        ),
+        (ocm.PreemptionCheckpointingPolicy(), []),
+        (ocm.ContinuousCheckpointingPolicy(), []),
+    ],
+)
+def test_what_follows_from_the_step_alone(policy: object, expected: list[int]) -> None:
+    assert due(policy, range(1, 10)) == expected
+
+
+def test_the_initial_save_is_the_first_unless_something_was_restored() -> None:
+    assert due(ocm.InitialSavePolicy(), range(3), last=None) == [0, 1, 2]
+    assert due(ocm.InitialSavePolicy(), range(3), last=0) == []
+
+
+def test_what_depends_on_the_clock_is_agreed() -> None:
+    adaptive = AdaptiveInterval(mean_time_between_failures_s=3600)
+    plan = plan_saves(
+        ocm.AnySavePolicy(
+            [ocm.ContinuousCheckpointingPolicy(minimum_interval_secs=30), adaptive]  # type: ignore[list-item]
+        )
+    )
+    assert plan.timing == (Continuous(minimum_interval_s=30.0), adaptive)
+    assert plan.is_agreed
+    assert plan_saves(None, every_n_seconds=9).timing == (EverySeconds(interval_s=9),)
+
+
+@pytest.mark.parametrize("policy", [Own(), OwnInterval(2)])
+def test_what_is_unknown_is_asked(policy: object) -> None:
+    plan = plan_saves(ocm.AnySavePolicy([policy]))  # type: ignore[list-item]
+    assert plan.rules == StepRules()
+    (asked,) = plan.asked
+    asked.saved(4, 1000.0)
+    assert [asked.wants(step, IDLE, 2000.0) for step in (5, 6)] == [False, True]
+    if isinstance(policy, Own):
+        assert policy.asked == [(5, [4], False), (6, [4], False)]
+
+
+def test_a_policy_for_preemption_is_known() -> None:
+    policy = ocm.AnySavePolicy([ocm.PreemptionCheckpointingPolicy(), ocm.FixedIntervalPolicy(2)])
+    assert plan_saves(policy).on_preemption
+    assert not plan_saves(ocm.FixedIntervalPolicy(2)).on_preemption
+
+
+def test_simple_fields_and_off() -> None:
+    assert plan_saves(None, every_n_steps=5).rules.intervals == (5,)
+    assert not plan_saves(None).is_on
+    assert plan_saves(None, every_n_seconds=1.0).is_on
+
+
+RECORDS = [StepRecord(step, 60.0 * step, {"loss": abs(step - 3)}) for step in range(1, 7)]
+
+
+class KeepsOdd:
+    """A user's own."""
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        del context
+        return [info.step % 2 == 1 for info in checkpoints]
+
+
+@pytest.mark.parametrize(
+    ("policy", "kept"),
+    [
+        (ocm.LatestN(2), [5, 6]),
+        (ocm.EveryNSeconds(180), [1, 4]),
+        (ocm.EveryNSteps(3), [3, 6]),
+        (ocm.AnyPreservationPolicy([ocm.LatestN(1), ocm.EveryNSteps(4)]), [4, 6]),
+        (
+            ocm.BestN(
+                get_metric_fn=lambda m: -m["loss"], n=2, keep_checkpoints_without_metrics=False
+            ),
+            [3, 4],
+        ),
+        (KeepsOdd(), [1, 3, 5]),
+    ],
+)
+def test_preservation(policy: Any, kept: list[int]) -> None:
+    wanted = wanted_steps(RECORDS, policy)
+    assert [r.step for r, want in zip(RECORDS, wanted, strict=True) if want] == kept
+
+
+@dataclasses.dataclass
+class HasFunction:
+    metric: Any
+    policies: list[Any]
+
+
+def test_identities_have_no_addresses_and_tell_settings_apart() -> None:
+    assert policy_identity(Own()) == policy_identity(Own())
+    assert policy_identity(ocm.LatestN(2)) != policy_identity(ocm.LatestN(3))
+    pairs = [HasFunction(len, [Own(), ocm.FixedIntervalPolicy(n)]) for n in (1, 1, 2)]
+    first, same, other = map(policy_identity, pairs)
+    assert first == same != other
+    assert "0x" not in repr(first)
+
+
+def test_what_is_no_policy_is_named() -> None:
+    policy = ocm.AnySavePolicy([3, ocm.FixedIntervalPolicy(0)])  # type: ignore[list-item]
+    problems = save_policy_problems("save_policy", policy)
+    assert "save_policy: 3 has no should_save" in problems[0]
+    assert "below 1" in problems[1]
+    assert preservation_policy_problems("p", Own()) != []
+    assert preservation_policy_problems("p", ocm.LatestN(1)) == []

@@ -1,0 +1,72 @@
+"""MaxText's flags keep their meaning."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from orbax.checkpoint import checkpoint_managers as ocm
+
+from emergency_ckpt.config import Config
+from emergency_ckpt.core.save_timing import Continuous
+from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.maxtext import from_maxtext
+
+PLACES = {"dir": "/persistent/run", "local_dir": "/dev/shm/eckpt"}
+
+
+def config(**flags: Any) -> Config:
+    return from_maxtext(flags, **PLACES).validated()
+
+
+def test_defaults_are_maxtexts() -> None:
+    made = config()
+    assert (made.save_every_n_steps, made.local_save_every_n_steps) == (10_000, 0)
+    assert made.async_save
+    assert list(made.save_plans()) == ["persistent"]
+
+
+def test_periods() -> None:
+    made = config(checkpoint_period=200, local_checkpoint_period=5, max_num_checkpoints_to_keep=3)
+    plans = made.save_plans()
+    assert plans["local"].rules.intervals == (5,)
+    assert plans["persistent"].rules.intervals == (200,)
+    assert made.keep_last_n == 3
+
+
+def test_continuous() -> None:
+    made = config(
+        enable_continuous_checkpointing=True,
+        local_checkpoint_period=5,
+        max_num_checkpoints_to_keep=4,
+        async_checkpointing=False,
+    )
+    assert {name: plan.timing for name, plan in made.save_plans().items()} == {
+        "local": (Continuous(),),
+        "persistent": (Continuous(),),
+    }
+    assert made.preservation_policy == ocm.LatestN(4)
+    assert not made.async_save
+
+
+def test_continuous_without_a_local_period_leaves_the_local_tier_off() -> None:
+    assert list(config(enable_continuous_checkpointing=True).save_plans()) == ["persistent"]
+
+
+def test_nothing_is_saved_when_checkpointing_is_off() -> None:
+    made = config(enable_checkpointing=False, enable_continuous_checkpointing=True)
+    assert made.save_plans() == {}
+    assert not made.heeds_preemption
+
+
+def test_objects_with_other_settings_beside_and_settings_that_win() -> None:
+    flags = SimpleNamespace(checkpoint_period=7, learning_rate=0.1)
+    made = from_maxtext(flags, keep_last_n=2, **PLACES).validated()
+    assert (made.save_every_n_steps, made.keep_last_n) == (7, 2)
+
+
+def test_all_faults_are_named() -> None:
+    with pytest.raises(ConfigError) as caught:
+        config(checkpoint_period=-1, async_checkpointing="yes", local_checkpoint_period=True)
+    assert len(caught.value.problems) == 3
