@@ -281,7 +281,10 @@ class EmergencyCheckpointer:
 
     def all_steps(self) -> list[int]:
         """Steps known to be whole, oldest first. As ``latest_step``."""
-        known = {p.step for p in self._persistent.steps()} if self._persistent else set[int]()
+        known = set[int]()
+        if self._persistent is not None:
+            known.update(found.step for found in self._persistent.steps())
+            known.update(self._persistent.whole_steps())  # the older ones too
         complete = self._local_saves.last_complete
         if complete is None:
             tensors, _, complete = self._member.tier.held()

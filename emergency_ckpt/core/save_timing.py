@@ -9,6 +9,7 @@ import dataclasses
 import math
 from typing import NamedTuple, Protocol
 
+from emergency_ckpt.core.goodput import daly_interval_s
 from emergency_ckpt.core.save_decision import SaveDecision
 
 
@@ -108,7 +109,7 @@ class AdaptiveInterval:
 
     def interval_s(self, stall_s: float, save_s: float = 0.0) -> float:
         """Seconds from the start of one save to the start of the next."""
-        best_s = optimal_work_s(stall_s, self.mean_time_between_failures_s) + stall_s
+        best_s = daly_interval_s(stall_s, self.mean_time_between_failures_s)
         return max(best_s, stall_s / self.max_overhead, save_s)
 
     def due(self, status: TierStatus) -> SaveDecision:
@@ -121,15 +122,3 @@ class AdaptiveInterval:
         return SaveDecision(
             decision.save, f"adaptive, stall {status.stall_s:.3g} s: {decision.reason}"
         )
-
-
-def optimal_work_s(stall_s: float, mean_time_between_failures_s: float) -> float:
-    """Daly's optimum of the work time between two saves; see ``AdaptiveInterval``."""
-    mean_s = mean_time_between_failures_s
-    if stall_s <= 0:
-        return 0.0
-    if stall_s >= 2 * mean_s:
-        return mean_s
-    ratio = stall_s / (2 * mean_s)
-    factor = 1 + math.sqrt(ratio) / 3 + ratio / 9
-    return math.sqrt(2 * stall_s * mean_s) * factor - stall_s

@@ -125,6 +125,11 @@ def recovery_problems(
         found.append(
             f"the state came from {sorted(recovery.tiers)}, expected the {scenario.tier} tier"
         )
+    if scenario.is_notice and recovery.restored_step != recovery.fault_step:
+        found.append(
+            f"training had come to step {recovery.fault_step} and went on from"
+            f" {recovery.restored_step}, though there was time to save"
+        )
     if scenario.needs_peers and not recovery.peer_bytes:
         found.append("no byte came from a peer, though RAM was lost")
     if scenario.tier == "local" and recovery.persistent_bytes:

@@ -39,6 +39,7 @@ class Scenario:
       hit: whom the fault hits and what they lose, in the launcher's words.
       tier: the tier that the state must come back from.
       needs_peers: whether bytes must have come from other hosts' RAM.
+      is_notice: the processes are told to leave, and lose not one step.
       min_slices, min_hosts_per_slice: the smallest job it makes sense for.
     """
 
@@ -47,11 +48,15 @@ class Scenario:
     hit: Callable[[Job], str]
     tier: Tier = "local"
     needs_peers: bool = False
+    is_notice: bool = False
     min_slices: int = 2
     min_hosts_per_slice: int = 1
 
     def fault_step(self, job: Job) -> int:
         """The step it strikes at: a while after the save that must survive it."""
+        if self.is_notice:
+            # JAX looks for notices once a second: the steps must not run out meanwhile.
+            return job.local_every + 3
         if self.tier == "persistent":
             return job.persistent_every + 3 * job.local_every + 3
         return 4 * job.local_every + 3
@@ -124,6 +129,13 @@ SCENARIOS: dict[str, Scenario] = {
             name="permuted",
             title="all processes are restarted and numbered the other way round",
             hit=lambda job: "kill=all permute=reverse",
+            min_slices=1,
+        ),
+        Scenario(
+            name="preemption",
+            title="one host is told to leave: all save one step, end, and resume at that step",
+            hit=lambda job: f"kill=process:{job.process_count - 1} signal=TERM",
+            is_notice=True,
             min_slices=1,
         ),
         Scenario(

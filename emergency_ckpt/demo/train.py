@@ -20,6 +20,7 @@ from emergency_ckpt.demo.events import EventLog
 from emergency_ckpt.launch.environment import JobEnvironment, report_step
 from emergency_ckpt.runtime.events import Event
 from emergency_ckpt.runtime.job import initialize_job
+from emergency_ckpt.runtime.preemption import PREEMPTED_EXIT_CODE
 
 SEQUENCES_PER_DEVICE = 8
 
@@ -31,7 +32,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--local-every", type=int, required=True, help="steps between RAM saves")
     parser.add_argument("--persistent-every", type=int, required=True)
-    parser.add_argument("--persistent-dir", type=Path, required=True)
+    parser.add_argument("--persistent-dir", required=True)
     parser.add_argument("--result-dir", type=Path, required=True, help="where the digests go")
     return parser.parse_args(argv)
 
@@ -58,7 +59,7 @@ class Trainer:
             corpus,
         )
         self._checkpointer_config = EmergencyCheckpointer.default_config().set(
-            dir=str(options.persistent_dir),
+            dir=options.persistent_dir,
             local_dir=str(env.local_dir),
             local_save_every_n_steps=options.local_every,
             save_every_n_steps=options.persistent_every,
@@ -89,6 +90,9 @@ class Trainer:
                 loss = float(step_loss)
                 self._log.emit("train.step", {"step": step, "loss": loss})
                 report_step(step)
+                if checkpointer.reached_preemption(step):
+                    checkpointer.wait_until_finished()
+                    raise SystemExit(PREEMPTED_EXIT_CODE)
             checkpointer.wait_until_finished()
             checkpointer.check_for_errors()
         return results.ProcessResult(

@@ -7,8 +7,10 @@ marker: until it is there the step does not count.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
+import queue
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
@@ -16,11 +18,12 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from absl import logging
 
 from emergency_ckpt._native import crc32c
 from emergency_ckpt.core.persistence import owners_of, scribe, writers
 from emergency_ckpt.core.placement import Topology
-from emergency_ckpt.errors import PersistentTierError, SaveFailed
+from emergency_ckpt.errors import CoordinationError, PersistentTierError, SaveFailed
 from emergency_ckpt.runtime.coordination import Coordinator, deadline_left_s
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.holdings import HostStateInbox
@@ -38,6 +41,7 @@ from emergency_ckpt.tiers.state_tree import StateTree
 from emergency_ckpt.types import SaveId, ShardId
 
 T = TypeVar("T")
+_SKIPPED = "skipped it: the save before was under way"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,9 +108,37 @@ class PersistentSaves:
         self._host_state_limit_bytes = host_state_limit_bytes
         self._timeout_s = timeout_s
         self._may_have_leftovers = True
+        self._skipped: queue.SimpleQueue[SaveId] = queue.SimpleQueue()
+
+    def note_skipped(self, save: SaveId) -> None:
+        """This process does not take part in ``save``: the one before is still under way.
+
+        At once, from any thread. A writer that was done with that one in time is told in the
+        background, as soon as this process is done with it too: it must not wait in vain.
+        """
+        self._skipped.put(save)
 
     def run(self, job: PersistentSave) -> bool:
         """Save and publish; whether that went well. Never raises: what fails is recorded."""
+        try:
+            return self._run(job)
+        finally:
+            self._tell_skipped()
+
+    def _tell_skipped(self) -> None:
+        report = msgspec.json.encode(_Report(_SKIPPED))
+        with contextlib.suppress(queue.Empty):
+            while True:
+                save = self._skipped.get_nowait()
+                try:
+                    # For the other writers, if this process is one; else for its scribe.
+                    self._keys.put(save, FIRST_STAGE, report)
+                    self._keys.put(save, REFUSED, _SKIPPED.encode())
+                except CoordinationError as error:
+                    # Who waits for it runs into its deadline, and says so.
+                    logging.warning("step %d was skipped: %s", save.step, error)
+
+    def _run(self, job: PersistentSave) -> bool:
         step = job.save.step
         started_s = time.monotonic()
         self._events.emit("persistent.started", step=step)

@@ -106,7 +106,8 @@ class RestoreLeader:
         in_ram = isinstance(self._plan_from_inventory(), RestorePlan)
         limit_s = min(LISTING_TIMEOUT_S, left_s / 8) if in_ram else left_s / 2
         try:
-            return tuple(self._persistent.steps(time.monotonic() + limit_s))
+            deadline_s = time.monotonic() + limit_s
+            return tuple(self._persistent.steps(deadline_s, wanted=self._wanted.requested_step))
         except (PersistentTierError, CorruptData) as error:
             # RAM may well be enough. When it is not, this error is the answer: see plan().
             self._persistent_error = error

@@ -233,6 +233,10 @@ class SaveAgreement:
                 data = self._coordinator.get(self._key("word", number), _SLICE_S)
             except DeadlineExceeded:
                 continue
+            except CoordinationError as error:
+                self._failures.record(error)
+                self._stopping.wait(_FAILED_PAUSE_S)
+                continue
             self._hear(number, msgspec.json.decode(data, type=Word))
             return
 

@@ -35,6 +35,7 @@ from emergency_ckpt.tiers.state_tree import PyTree, TreeDef, describe
 from emergency_ckpt.types import SaveId
 
 _STOP_TIMEOUT_S = 30.0
+_LONGEST_WAIT_FOR_STORAGE_S = 5.0
 _Work = Callable[[], None]
 
 
@@ -171,8 +172,15 @@ class Saver:
     ) -> bool:
         schedule, settings = self._schedules[name], self._parts.settings
         schedule.note_due(request.step)
-        limit_s = settings.save_timeout_s if limit_s is None else limit_s
+        if limit_s is None:
+            limit_s = settings.save_timeout_s
+            if name == "persistent":
+                # A slow bucket must not hold up training, nor with it the others' local saves.
+                limit_s = min(limit_s, _LONGEST_WAIT_FOR_STORAGE_S)
         if not schedule.worker.wait_idle(limit_s):
+            if name == "persistent" and self._parts.persistent is not None:
+                save = SaveId(request.step, self._incarnation, self._parts.run_id)
+                self._parts.persistent.note_skipped(save)
             self._parts.failures.record(
                 SaveFailed(
                     "save",

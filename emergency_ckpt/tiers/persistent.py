@@ -122,16 +122,18 @@ class PersistentTier:
 
     # Which steps there are
 
-    def steps(self, deadline_s: float | None = None) -> list[PersistentStep]:
-        """The newest steps that a restore may use, oldest first.
+    def steps(
+        self, deadline_s: float | None = None, *, wanted: int | None = None
+    ) -> list[PersistentStep]:
+        """The newest steps that a restore may use, oldest first; and ``wanted``, however old.
 
         Steps with both markers, and those of plain Orbax, which have no host states.
         """
         found: list[PersistentStep] = []
         marked = self._marked_steps(deadline_s)
         for step, is_ours in sorted(marked.items(), reverse=True):
-            if len(found) == STEPS_LOOKED_AT:
-                break
+            if len(found) >= STEPS_LOOKED_AT and step != wanted:
+                continue
             if not is_ours:
                 if self._is_finalized(step, deadline_s):
                     found.append(PersistentStep(step, 0, False))

@@ -90,6 +90,11 @@ def test_summary_has_exactly_the_promised_keys_and_values() -> None:
         ),
         ("all-ram-lost", faulty(), "no byte came from the persistent tier"),
         ("all-ram-lost", faulty(), "expected the persistent tier"),
+        (
+            "preemption",
+            faulty([restored(0, local=9), restored(1, local=9)]),
+            "had come to step 23 and went on from 20",
+        ),
     ],
 )
 def test_a_run_that_proves_less_is_not_recovered(
@@ -104,6 +109,11 @@ def test_a_run_that_proves_less_is_not_recovered(
 def test_recovery_without_peers_is_enough_where_ram_was_kept() -> None:
     record = faulty([restored(0, local=9), restored(1, local=9)])
     assert verdict(record, "process-crash").passed
+
+
+def test_a_notice_costs_no_step() -> None:
+    record = faulty([restored(p, local=9, step=23) for p in (0, 1)])
+    assert verdict(record, "preemption").passed
 
 
 def test_recovery_from_the_persistent_tier() -> None:

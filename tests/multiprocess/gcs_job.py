@@ -7,7 +7,6 @@ storage: what they would send or ask for would fail.
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import time
 from typing import Any
@@ -35,7 +34,7 @@ from world import (  # noqa: E402
 )
 
 from emergency_ckpt.errors import CheckpointError  # noqa: E402
-from emergency_ckpt.testing.gcs import GcsControl, bytes_served  # noqa: E402
+from emergency_ckpt.testing.gcs import FaultRule, GcsControl, bytes_served  # noqa: E402
 
 DIRECTORY = "gs://bucket/run"
 BIG_LEAVES = 6
@@ -169,11 +168,30 @@ def restore(world: World, **more: Any) -> dict[str, Any]:
     }
 
 
-def lose_ram(world: World) -> None:
-    world.meet()
-    if world.process == 0:
-        shutil.rmtree(world.root / "run", ignore_errors=True)
-    world.meet()
+def slow_bucket(world: World) -> Any:
+    """A bucket that takes 5 KB a second and request, beside local saves at every fifth step."""
+    mesh = mesh_of(world.slices)
+    iterator = Iterator(world.process)
+    chosen = settings(world, save_every_n_steps=10, local_save_every_n_steps=5)
+    control = GcsControl(os.environ["STORAGE_EMULATOR_HOST"])
+    longest_s = 0.0
+    with world.config("run", **chosen).instantiate() as ckpt:
+        ckpt.restore(state=specs(mesh), host_state=iterator)
+        if world.process == 0:
+            control.add_fault(FaultRule(kind="trickle", bytes_per_s=5_000, method="POST"))
+        world.meet()
+        for step in range(1, 31):
+            now = state(step, mesh)
+            began_s = time.monotonic()
+            ckpt.save(step=step, state=now, host_state=iterator.at(step))
+            longest_s = max(longest_s, time.monotonic() - began_s)
+            time.sleep(0.2)
+        local = [e["step"] for e in world.named("save.complete")]
+        storage = [e["step"] for e in world.named("persistent.complete")]
+        world.meet()
+        if world.process == 0:
+            control.clear_faults()
+    return {"local": local, "storage": storage, "longest_s": longest_s}
 
 
 def restore_then_from_ram(world: World) -> Any:
@@ -182,7 +200,8 @@ def restore_then_from_ram(world: World) -> Any:
 
 
 PROGRAMS = {
-    program.__name__: program for program in (save, save_only_primary, restore_then_from_ram)
+    program.__name__: program
+    for program in (save, save_only_primary, restore_then_from_ram, slow_bucket)
 }
 
 if __name__ == "__main__":

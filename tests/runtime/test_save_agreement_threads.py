@@ -1,0 +1,105 @@
+"""The agreement's threads, over a coordination service that fails now and then."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from emergency_ckpt.core.save_agreement import Due, Progress
+from emergency_ckpt.errors import CoordinationError
+from emergency_ckpt.runtime.save_agreement import Choice, SaveAgreement
+from emergency_ckpt.runtime.worker import Failures
+from emergency_ckpt.testing.memory_coordination import MemoryService
+
+COUNT = 3
+LONG_S = 30.0
+
+
+class Tier:
+    """Wants a save whenever none is ahead; always ready."""
+
+    stall_s = 0.0
+
+    def __init__(self) -> None:
+        self.ahead = -1
+        self.wanted = True
+
+    def is_ready(self, timeout_s: float) -> bool:
+        del timeout_s
+        return True
+
+    def choose_step(self, progress: Progress, first_step: int, lead_s: float) -> Choice | None:
+        del lead_s
+        if progress.step <= self.ahead or not self.wanted:
+            return None
+        return Choice(first_step, waits=False)
+
+    def agreed(self, step: int, stall_s: float) -> None:
+        del stall_s
+        self.ahead = step
+
+
+def train(service: MemoryService, saves: int) -> tuple[list[dict[int, bool | None]], list[int]]:
+    """Step until the leader has begun ``saves``; each process's saves by step, and failures."""
+    tiers = [Tier() for _ in range(COUNT)]
+    failures = [Failures() for _ in range(COUNT)]
+    agreements = [
+        SaveAgreement(service.member(p), "agree/0", {"local": tiers[p]}, failures[p], timeout_s=2.0)
+        for p in range(COUNT)
+    ]
+    begun: list[dict[int, Due]] = [{} for _ in range(COUNT)]
+    deadline_s = time.monotonic() + LONG_S
+    step = 0
+    while len(begun[0]) < saves:
+        assert time.monotonic() < deadline_s, begun
+        step += 1
+        for process, agreement in enumerate(agreements):
+            for due in agreement.arrive(step):
+                begun[process][step] = due
+        time.sleep(0.004)
+    tiers[0].wanted = False
+    words = [
+        {
+            step: True if due.confirmed else agreement.word_on(due.number, 3.0)
+            for step, due in mine.items()
+        }
+        for mine, agreement in zip(begun, agreements, strict=True)
+    ]
+    for agreement in agreements:
+        agreement.stop()
+    assert not [t for t in threading.enumerate() if t.name == "eckpt-save-agreement"]
+    return words, [each.count for each in failures]
+
+
+def test_all_save_the_same_steps() -> None:
+    words, failures = train(MemoryService(COUNT), 12)
+    assert failures == [0] * COUNT
+    saved = [{step for step, word in mine.items() if word} for mine in words]
+    assert len(saved[0]) >= 11
+    assert saved == [saved[0]] * COUNT
+
+
+@pytest.mark.parametrize(
+    ("process", "operation", "part"),
+    [
+        (0, "put", "/proposal/2"),
+        (0, "list", "/answer/2"),
+        (1, "put", "/answer/2"),
+        (1, "get", "/proposal/2"),
+        (2, "get", "/word/2"),
+        (0, "delete", "/proposal"),
+    ],
+)
+def test_a_fault_of_the_service_costs_one_save_at_most(
+    process: int, operation: str, part: str
+) -> None:
+    service = MemoryService(COUNT)
+    service.fail(process, operation, part, CoordinationError(operation, part, "unreachable"))
+    words, failures = train(service, 8)
+    assert sum(failures) == (0 if operation == "delete" else 1)
+    saved = [{step for step, word in mine.items() if word is not False} for mine in words]
+    differing = set.union(*saved) - set.intersection(*saved)
+    assert len(differing) <= 1
+    assert len(set.intersection(*saved)) >= 6
