@@ -69,7 +69,7 @@ MEASURES = (
     Measure("published", "until published in RAM", "s", 1.0,
             lambda r: statistics.median(published_s(r))),
     Measure("published_first", "until published, first save", "s", 1.0, _one_save("warm_up")),
-    Measure("published_training", "until published, training beside it", "s", 1.0,
+    Measure("published_training", "save, a donating step, wait: in all", "s", 1.0,
             _one_save("donated")),
     Measure("restore_lost_slice", "restore, one slice's ramdisks lost", "s", 1.0, restore_s),
     Measure("restore_and_read", "the same, until all values were read once", "s", 1.0,

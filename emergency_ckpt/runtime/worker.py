@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable
 
 from absl import logging
@@ -25,7 +26,10 @@ class Failures:
 
     def record(self, error: CheckpointError) -> None:
         """Log ``error`` with the trace of its cause, and keep it for ``raise_pending``."""
-        logging.error("%s", error, exc_info=error.__cause__)
+        # As text: a log handler that keeps records would keep the frames, and so the snapshot.
+        cause = error.__cause__
+        trace = "" if cause is None else "".join(traceback.format_exception(cause))
+        logging.error("%s\n%s", error, trace)
         part: BaseException | None = error
         while part is not None:
             part.__traceback__ = None  # its frames hold the snapshot

@@ -10,6 +10,7 @@ import functools
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,8 @@ class Killer:
                     meeting.get("ahead", WAIT_S)
                 os.kill(os.getpid(), signal.SIGKILL)
         elif kill.survivor == "behind" and event.name == self.BEGINS:
-            meeting.get("never", WAIT_S)
+            # Until the end of this life: not on the service, which dies with process 0.
+            threading.Event().wait(WAIT_S)
         elif event.name == self.ALONE:
             meeting.put("ahead", b"")
 

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from lives import HOLDERS_VARIABLE, RUN_ID
+from restarts import HOLDERS_VARIABLE, RUN_ID
 from world import Iterator, World, differences, mesh_of, run_program, specs_on, state_at
 
 from emergency_ckpt import CheckpointerConfig

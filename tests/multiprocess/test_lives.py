@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lives import HOLDERS_VARIABLE, RUN_ID, new_world, train_and_kill
+from restarts import HOLDERS_VARIABLE, RUN_ID, new_world, train_and_kill
 from support import job_root, run_life, spec_of
 
 from emergency_ckpt.launch.topology import Topology

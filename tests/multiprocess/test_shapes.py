@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from lives import new_world, train_and_kill
+from restarts import new_world, train_and_kill
 from support import job_root, run_life, spec_of
 
 pytestmark = pytest.mark.timeout(900)

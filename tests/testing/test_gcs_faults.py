@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import ClientFailure
+from gcs_real_clients import ClientFailure
 
 from emergency_ckpt.testing.gcs import FaultRule
 
