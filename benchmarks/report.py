@@ -126,13 +126,13 @@ def table(summaries: Mapping[str, Mapping[str, Any]], base: str) -> str:
         ]
         for measure in MEASURES
     ]
-    return _markdown([header, *rows])
+    return markdown([header, *rows])
 
 
 def limits_table(rounds: Sequence[Mapping[str, float]]) -> str:
     """Markdown: GB/s of each limit, median with its range over the rounds."""
     rows = [[name, _range(_spread([r[name] for r in rounds]), 1.0)] for name in rounds[0]]
-    return _markdown([["limit of this machine", "GB/s"], *rows])
+    return markdown([["limit of this machine", "GB/s"], *rows])
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:
@@ -140,11 +140,11 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def _range(spread: Mapping[str, float], per_unit: float) -> str:
-    median, least, most = (_number(spread[k] / per_unit) for k in ("median", "min", "max"))
+    median, least, most = (number(spread[k] / per_unit) for k in ("median", "min", "max"))
     return median if least == most else f"{median} ({least} to {most})"
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
     """Three significant digits, without an exponent."""
     if value >= 100:
         return f"{value:.0f}"
@@ -152,10 +152,11 @@ def _number(value: float) -> str:
 
 
 def _times(ratio: float | None) -> str:
-    return "-" if ratio is None else f"{_number(ratio)}x"
+    return "-" if ratio is None else f"{number(ratio)}x"
 
 
-def _markdown(rows: Sequence[Sequence[str]]) -> str:
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """A table with a header row; the first column to the left, the others to the right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
 
     def line(cells: Sequence[str]) -> str:
