@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Literal, NamedTuple
+from collections.abc import Container, Iterable
+from typing import Any, Literal, NamedTuple
 
 
 class SaveDecision(NamedTuple):
@@ -18,6 +18,20 @@ class VoteResult(NamedTuple):
 
     outcome: Literal["complete", "incomplete"]
     reason: str
+
+
+class StepRules(NamedTuple):
+    """What decides from the step alone, alike on all processes: any one of these.
+
+    Attributes:
+      intervals: due at multiples of each; 0 or less never.
+      steps: due at what is in one of these.
+      initial: due when nothing was saved or restored yet.
+    """
+
+    intervals: tuple[int, ...] = ()
+    steps: tuple[Container[Any], ...] = ()
+    initial: bool = False
 
 
 _NAMED_AT_MOST = 8
@@ -37,6 +51,21 @@ def decide_save(step: int, every_n_steps: int, last_saved: int | None) -> SaveDe
     if last_saved is not None and step <= last_saved:
         return SaveDecision(False, f"step {last_saved} is saved already")
     return SaveDecision(True, f"step {step} is a multiple of {every_n_steps}")
+
+
+def decide_by_step(rules: StepRules, step: int, last_saved: int | None) -> SaveDecision:
+    """Whether any of ``rules`` wants ``step``; ``last_saved`` as in ``decide_save``."""
+    if last_saved is not None and step <= last_saved:
+        return SaveDecision(False, f"step {last_saved} is saved already")
+    if rules.initial and last_saved is None:
+        return SaveDecision(True, "nothing is saved yet")
+    for interval in rules.intervals:
+        decision = decide_save(step, interval, last_saved)
+        if decision.save:
+            return decision
+    if any(step in steps for steps in rules.steps):
+        return SaveDecision(True, f"step {step} was asked for")
+    return SaveDecision(False, f"no rule asks for step {step}")
 
 
 def decide_vote(

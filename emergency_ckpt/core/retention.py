@@ -1,0 +1,67 @@
+"""Which steps of the persistent tier may be removed. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+
+class StepRecord(NamedTuple):
+    """A whole step. ``time_s``: Unix time of its marker; ``metrics``: as given to ``save``."""
+
+    step: int
+    time_s: float
+    metrics: Mapping[str, Any] | None = None
+
+
+class Removals(NamedTuple):
+    """Steps to remove, oldest first, and why each step that no policy wants stays nevertheless."""
+
+    steps: tuple[int, ...]
+    kept_though_unwanted: Mapping[int, str]
+
+
+def wanted_by_fields(
+    steps: Sequence[int], keep_last_n: int | None, keep_every_n_steps: int | None
+) -> list[bool]:
+    """The simple fields: the last ``keep_last_n``, and multiples of ``keep_every_n_steps``.
+
+    None of the first keeps all.
+    """
+    if keep_last_n is None:
+        return [True] * len(steps)
+    last = set(steps[-keep_last_n:]) if keep_last_n > 0 else set[int]()
+    return [
+        step in last or (keep_every_n_steps is not None and step % keep_every_n_steps == 0)
+        for step in steps
+    ]
+
+
+def choose_removals(
+    steps: Sequence[int], wanted: Sequence[bool], *, reading: Collection[int] = ()
+) -> Removals:
+    """What to remove: whatever a policy says, never the last whole step nor one being read.
+
+    Args:
+      steps: the whole steps, oldest first.
+      wanted: what the policy says of each.
+      reading: steps that a restore reads.
+
+    Raises:
+      ValueError: the policy did not answer for each step.
+    """
+    if len(wanted) != len(steps):
+        raise ValueError(f"the policy answered for {len(wanted)} of {len(steps)} steps")
+    removed: list[int] = []
+    spared: dict[int, str] = {}
+    newest = max(steps, default=None)
+    for step, want in zip(steps, wanted, strict=True):
+        if want:
+            continue
+        if step == newest:
+            spared[step] = "it is the last whole step"
+        elif step in reading:
+            spared[step] = "a restore reads it"
+        else:
+            removed.append(step)
+    return Removals(tuple(sorted(removed)), spared)

@@ -1,0 +1,53 @@
+"""What is kept: what is asked for, the last whole step, and what is being read."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from emergency_ckpt.core.retention import choose_removals, wanted_by_fields
+
+STEPS = st.lists(st.integers(0, 1000), unique=True).map(sorted)
+
+
+@given(STEPS, st.data())
+def test_never_the_last_nor_one_that_is_read(steps: list[int], data: st.DataObject) -> None:
+    wanted = data.draw(st.lists(st.booleans(), min_size=len(steps), max_size=len(steps)))
+    reading = data.draw(st.sets(st.sampled_from(steps))) if steps else set[int]()
+    removals = choose_removals(steps, wanted, reading=reading)
+    assert not set(removals.steps) & reading
+    assert steps[-1:] == [s for s in steps[-1:] if s not in removals.steps]
+    kept = set(removals.kept_though_unwanted)
+    unwanted = {step for step, want in zip(steps, wanted, strict=True) if not want}
+    assert set(removals.steps) | kept == unwanted
+    assert not set(removals.steps) & kept
+
+
+def test_the_reason_is_said() -> None:
+    removals = choose_removals([10, 20, 30], [False, False, False], reading=[20])
+    assert removals.steps == (10,)
+    assert removals.kept_though_unwanted == {
+        20: "a restore reads it",
+        30: "it is the last whole step",
+    }
+
+
+def test_a_policy_must_answer_for_each_step() -> None:
+    with pytest.raises(ValueError, match="1 of 2"):
+        choose_removals([1, 2], [True])
+
+
+@pytest.mark.parametrize(
+    ("last_n", "every_n", "kept"),
+    [
+        (None, None, [10, 15, 20, 25, 30]),
+        (2, None, [25, 30]),
+        (1, 10, [10, 20, 30]),
+        (9, 7, [10, 15, 20, 25, 30]),
+    ],
+)
+def test_simple_fields(last_n: int | None, every_n: int | None, kept: list[int]) -> None:
+    steps = [10, 15, 20, 25, 30]
+    wanted = wanted_by_fields(steps, last_n, every_n)
+    assert [step for step, want in zip(steps, wanted, strict=True) if want] == kept

@@ -1,0 +1,273 @@
+"""The agreement on steps: whatever is slow or lost, all save a step or nobody does.
+
+A simulated job: every process steps at a speed of its own; messages take any time or get lost; the
+clock of the leader is the only one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from emergency_ckpt.core.save_agreement import (
+    FIRST_LEAD_S,
+    LONGEST_LEAD_S,
+    Answer,
+    Due,
+    Follower,
+    Leader,
+    Progress,
+    Proposal,
+    StepClock,
+    Word,
+)
+
+TIMEOUT_S = 2.0
+
+
+@dataclasses.dataclass
+class World:
+    """How the job behaves. Times in seconds; ``loss``: part of the messages that never arrive."""
+
+    seed: int
+    step_times_s: list[float]
+    delay_s: float
+    loss: float = 0.0
+    drift: int | None = 3
+    duration_s: float = 20.0
+
+
+class Job:
+    """Runs ``World`` to its end; remembers who took a snapshot, and what became of it."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.random = random.Random(world.seed)
+        self.count = len(world.step_times_s)
+        self.followers = [Follower() for _ in range(self.count)]
+        self.steps = [0] * self.count
+        self.leader = Leader(self.count, TIMEOUT_S)
+        self.clock = StepClock()
+        self.now_s = 0.0
+        self.queue: list[tuple[float, int, Callable[[], None]]] = []
+        self.order = itertools.count()
+        self.proposals: dict[int, Proposal] = {}
+        self.words: dict[int, Word] = {}
+        self.answers: dict[int, dict[int, Answer]] = {}
+        self.heard: list[dict[int, bool]] = [{} for _ in range(self.count)]
+        self.snapshots: dict[int, dict[int, bool]] = {}
+        self.open: Proposal | None = None
+
+    def at(self, delay_s: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self.queue, (self.now_s + delay_s, next(self.order), action))
+
+    def send(self, action: Callable[[], None]) -> None:
+        if self.random.random() >= self.world.loss:
+            self.at(self.random.uniform(0, 2 * self.world.delay_s), action)
+
+    def run(self) -> Job:
+        for process in range(self.count):
+            self.at(self.random.random() * self.world.step_times_s[process], self.stepper(process))
+        self.at(0.0, self.lead)
+        while self.queue and self.queue[0][0] < self.world.duration_s:
+            self.now_s, _, action = heapq.heappop(self.queue)
+            action()
+        return self
+
+    def stepper(self, process: int) -> Callable[[], None]:
+        def step() -> None:
+            self.at(self.world.step_times_s[process], step)
+            drift = self.world.drift
+            if drift is not None and self.steps[process] >= min(self.steps) + drift:
+                return  # a collective holds it up
+            self.steps[process] += 1
+            self.arrive(process)
+
+        return step
+
+    def arrive(self, process: int) -> None:
+        step = self.steps[process]
+        if process == 0:
+            self.clock.arrive(step, self.now_s)
+        for due in self.followers[process].arrive(step):
+            assert self.proposals[due.number].step == step
+            self.snapshots.setdefault(due.number, {})[process] = due.confirmed
+
+    def lead(self) -> None:
+        self.at(0.002, self.lead)
+        progress = self.clock.progress
+        if progress is None:
+            return
+        if self.open is None:
+            step = self.leader.first_step(progress, self.now_s)
+            proposal = self.open = self.leader.propose("local", step, self.now_s)
+            self.proposals[proposal.number] = proposal
+            self.answers[proposal.number] = {}
+            for process in range(1, self.count):
+                self.send(lambda p=process: self.receive(p, proposal))
+            self.receive(0, proposal)
+            return
+        number = self.open.number
+        word = self.leader.judge(self.answers[number], self.steps[0], self.now_s)
+        if word is None:
+            return
+        self.open = None
+        self.words[number] = word
+        self.hear(0, number, word)
+        for process in range(1, self.count):
+            self.send(lambda p=process: self.hear(p, number, word))
+
+    def receive(self, process: int, proposal: Proposal) -> None:
+        answer = self.followers[process].offer(proposal, ready=True)
+        if process == 0:
+            self.answers[proposal.number][0] = answer
+            return
+        self.send(lambda: self.answers[proposal.number].__setitem__(process, answer))
+
+    def hear(self, process: int, number: int, word: Word) -> None:
+        self.followers[process].hear(number, confirmed=word.confirmed)
+        self.heard[process][number] = word.confirmed
+
+    def saved(self, number: int) -> set[int]:
+        """Who saves, or would: it has a snapshot and no word of no."""
+        took = self.snapshots.get(number, {})
+        return {p for p in took if self.heard[p].get(number, True)}
+
+
+worlds = st.builds(
+    World,
+    seed=st.integers(0, 2**32),
+    step_times_s=st.lists(st.floats(0.001, 0.5), min_size=1, max_size=5),
+    delay_s=st.floats(0.0, 0.3),
+    loss=st.sampled_from([0.0, 0.0, 0.02, 0.3]),
+    drift=st.sampled_from([None, 1, 3, 50]),
+    duration_s=st.just(5.0),
+)
+
+
+@given(worlds)
+def test_a_confirmed_step_is_saved_by_all_and_a_refused_one_by_nobody_who_heard(
+    world: World,
+) -> None:
+    job = Job(world).run()
+    for number, word in job.words.items():
+        step = job.proposals[number].step
+        passed = {p for p in range(job.count) if job.steps[p] >= step}
+        if word.confirmed:
+            assert passed <= set(job.snapshots.get(number, {}))
+            assert job.saved(number) == passed
+        else:
+            in_doubt = {p for p in range(job.count) if number not in job.heard[p]}
+            assert job.saved(number) <= in_doubt
+
+
+@given(worlds)
+def test_without_losses_nothing_is_saved_by_some_only(world: World) -> None:
+    job = Job(dataclasses.replace(world, loss=0.0)).run()
+    settled = [n for n, p in job.proposals.items() if min(job.steps) >= p.step]
+    for number in settled:
+        heard_by_all = all(number in heard for heard in job.heard)
+        if heard_by_all:
+            assert job.saved(number) in (set(), set(range(job.count)))
+
+
+@given(worlds)
+def test_the_same_input_gives_the_same_saves(world: World) -> None:
+    assert Job(world).run().snapshots == Job(world).run().snapshots
+
+
+@pytest.mark.parametrize(
+    ("step_times_s", "delay_s"),
+    [
+        ([0.001] * 4, 0.002),
+        ([0.001] * 4, 0.05),
+        ([0.001, 0.001, 0.001, 0.0015], 0.01),
+        ([0.05, 0.05, 0.08, 0.05], 0.01),
+        ([1.0, 1.0, 1.0, 1.0], 0.01),
+    ],
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_it_learns_to_propose_early_enough(
+    step_times_s: list[float], delay_s: float, seed: int
+) -> None:
+    """After the first few, next to no proposal is refused, and few snapshots are dropped."""
+    world = World(
+        seed, step_times_s, delay_s, drift=5, duration_s=1000 * max(0.01, step_times_s[0])
+    )
+    job = Job(world).run()
+    later = [word.confirmed for number, word in job.words.items() if number >= 10]
+    assert len(later) >= 20
+    assert sum(later) >= 0.97 * len(later)
+    dropped = [n for n, word in job.words.items() if not word.confirmed and n in job.snapshots]
+    assert len(dropped) <= 0.01 * len(job.words) + 2
+
+
+@pytest.mark.parametrize("step_time_s", [0.5, 10.0])
+def test_long_steps_are_not_skipped_without_need(step_time_s: float) -> None:
+    """The next step is proposed when there is time enough until it begins."""
+    leader = Leader(4, TIMEOUT_S)
+    assert leader.first_step(Progress(7, 100.0, step_time_s), 100.0) == 8
+    late_s = 100.0 + step_time_s - FIRST_LEAD_S / 2
+    assert leader.first_step(Progress(7, 100.0, step_time_s), late_s) == 9
+
+
+def test_a_process_that_has_passed_the_step_is_late() -> None:
+    follower = Follower()
+    follower.arrive(10)
+    assert follower.offer(Proposal(0, "local", 10), ready=True).kind == "late"
+    assert follower.offer(Proposal(1, "local", 11), ready=False).kind == "busy"
+    assert follower.offer(Proposal(2, "local", 11), ready=True) == Answer("accepted", 10)
+    assert follower.arrive(11) == (Due("local", 2, False),)
+    assert not follower.has_accepted
+
+
+def test_the_word_decides_until_the_step_is_reached() -> None:
+    follower = Follower()
+    follower.arrive(1)
+    for number, tier in enumerate(("local", "persistent", "local")):
+        follower.offer(Proposal(number, tier, 5), ready=True)
+    follower.hear(0, confirmed=True)
+    follower.hear(2, confirmed=False)
+    assert follower.arrive(5) == (Due("local", 0, True), Due("persistent", 1, False))
+
+
+def test_a_step_that_was_jumped_over_is_not_saved() -> None:
+    follower = Follower()
+    follower.arrive(1)
+    follower.offer(Proposal(0, "local", 5), ready=True)
+    assert follower.arrive(9) == ()
+    assert not follower.has_accepted
+
+
+def test_who_does_not_answer_in_time_is_named() -> None:
+    leader = Leader(4, TIMEOUT_S)
+    leader.propose("local", 50, 0.0)
+    answers = {0: Answer("accepted", 1), 2: Answer("accepted", 1)}
+    assert leader.judge(answers, 1, TIMEOUT_S / 2) is None
+    word = leader.judge(answers, 1, TIMEOUT_S)
+    assert word == Word(False, "no answer from processes [1, 3] in 2 s")
+
+
+def test_the_lead_is_bounded() -> None:
+    leader = Leader(2, 1000.0)
+    for _ in range(40):
+        leader.propose("local", 5, 0.0)
+        leader.judge({1: Answer("late", 9)}, 4, 500.0)
+    assert leader.lead_s == LONGEST_LEAD_S
+
+
+def test_the_clock_starts_afresh_when_steps_go_back() -> None:
+    clock = StepClock()
+    clock.arrive(1, 0.0)
+    assert clock.progress is None
+    clock.arrive(3, 1.0)
+    assert clock.progress == Progress(3, 1.0, 0.5)
+    clock.arrive(2, 5.0)
+    assert clock.progress is None
