@@ -42,6 +42,11 @@ def add_parser(subparsers: Subparsers) -> None:
         help="directory for all ramdisks; a temporary one in /dev/shm if not given",
     )
     parser.add_argument(
+        "--gcs",
+        action="store_true",
+        help="keep the persistent tier in a bucket of the built-in GCS test server",
+    )
+    parser.add_argument(
         "--json-only", action="store_true", help="print the summary as JSON and nothing else"
     )
     parser.set_defaults(run=run)
@@ -66,6 +71,11 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
     )
     options = DemoOptions(
-        scenario=args.scenario, out=args.out, job=job, ram=args.ram, json_only=args.json_only
+        scenario=args.scenario,
+        out=args.out,
+        job=job,
+        ram=args.ram,
+        gcs=args.gcs,
+        json_only=args.json_only,
     )
     return run_demo(options, Console())

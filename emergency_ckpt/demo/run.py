@@ -30,6 +30,7 @@ from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.launch.faults import parse_fault
 from emergency_ckpt.launch.job import JobEvent, JobResult, JobSpec
 from emergency_ckpt.launch.supervisor import Supervisor
+from emergency_ckpt.testing.gcs import FakeGcs
 
 RUN_TIMEOUT_S = 300.0
 HANG_TIMEOUT_S = 120.0
@@ -46,6 +47,7 @@ class DemoOptions:
       out: directory for the summary, the plot and what the runs leave; made when missing.
       job: size and rhythm.
       ram: directory that stands for the RAM of all hosts; None: a temporary one on a tmpfs.
+      gcs: keep the persistent tier in a bucket of a test server, not in a directory.
       json_only: print the summary as JSON and nothing else.
     """
 
@@ -53,6 +55,7 @@ class DemoOptions:
     out: Path
     job: Job = dataclasses.field(default_factory=Job)
     ram: Path | None = None
+    gcs: bool = False
     json_only: bool = False
 
 
@@ -70,8 +73,8 @@ def run_demo(options: DemoOptions, console: Console) -> int:
     started_s = time.monotonic()
     faulty: dict[str, report.RunRecord] = {}
     verdicts: list[report.Verdict] = []
-    with _ram_directory(options.ram) as ram:
-        stage = _Stage(options, runs_dir, ram, console)
+    with _ram_directory(options.ram) as ram, _bucket(wanted=options.gcs) as bucket:
+        stage = _Stage(options, runs_dir, ram, bucket, console)
         baseline = stage.run("undisturbed", None)
         for scenario in scenarios if baseline.finished else ():
             faulty[scenario.name] = stage.run(scenario.name, scenario)
@@ -95,10 +98,18 @@ def run_demo(options: DemoOptions, console: Console) -> int:
 class _Stage:
     """Runs the job, once for each name, and shows it."""
 
-    def __init__(self, options: DemoOptions, runs_dir: Path, ram: Path, console: Console) -> None:
+    def __init__(
+        self,
+        options: DemoOptions,
+        runs_dir: Path,
+        ram: Path,
+        bucket: FakeGcs | None,
+        console: Console,
+    ) -> None:
         self._options = options
         self._runs_dir = runs_dir
         self._ram = ram
+        self._bucket = bucket
         self._console = console
 
     def run(self, name: str, scenario: Scenario | None) -> report.RunRecord:
@@ -111,6 +122,8 @@ class _Stage:
         faults = [] if scenario is None else [parse_fault(scenario.fault(job))]
         arrived: queue.SimpleQueue[JobEvent] = queue.SimpleQueue()
         spec = _job_spec(job, directory, self._ram / name, max_restarts=len(faults))
+        if self._bucket is not None:
+            spec = _with_bucket(spec, self._bucket, name)
         supervisor = Supervisor(spec, faults=faults, on_event=arrived.put)
         timeline = Timeline(name, job.steps, subtitle=subtitle)
         started_s = time.monotonic()
@@ -221,6 +234,26 @@ def _job_spec(job: Job, directory: Path, local_root: Path, *, max_restarts: int)
         hang_timeout_s=HANG_TIMEOUT_S,
         keep_ram="never",
     )
+
+
+_BUCKET = "eckpt-demo"
+
+
+@contextlib.contextmanager
+def _bucket(*, wanted: bool) -> Generator[FakeGcs | None]:
+    """A GCS test server with one bucket, for as long as the block; nothing unless ``wanted``."""
+    if not wanted:
+        yield None
+        return
+    with FakeGcs(buckets=[_BUCKET], process=True) as server:
+        yield server
+
+
+def _with_bucket(spec: JobSpec, server: FakeGcs, name: str) -> JobSpec:
+    """The same job with its persistent tier in the bucket: the last of an option counts."""
+    command = (*spec.command, "--persistent-dir", f"gs://{_BUCKET}/{name}")
+    env = {**spec.env, **server.environment()}
+    return dataclasses.replace(spec, command=command, env=env)
 
 
 def _drained(arrived: queue.SimpleQueue[JobEvent]) -> list[DemoEvent]:

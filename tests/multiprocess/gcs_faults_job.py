@@ -1,0 +1,206 @@
+"""Faults of storage, on saves and on restores, in a job of two writers; ``test_gcs_faults.py``."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from typing import Any
+
+from world import Iterator, World, differences, mesh_of, run_program, specs_on, state_at
+
+from emergency_ckpt.errors import CheckpointError
+from emergency_ckpt.testing.gcs import FaultRule, GcsControl
+
+SAVE_TIMEOUT_S = 12.0
+RESTORE_TIMEOUT_S = 24.0
+
+# What happens to step 10 on its way to storage; the targets are relative to the run's directory.
+SAVE_FAULTS: dict[str, tuple[FaultRule, ...]] = {
+    "overloaded": (FaultRule(kind="status", status_code=429, target="*/10/*", count=2),),
+    "unavailable": (FaultRule(kind="status", status_code=503, target="*/10/*", count=2),),
+    "reset": (
+        FaultRule(kind="reset", operation="objects.insert", target="*/10/*/d/*", count=2),
+        FaultRule(kind="reset", operation="uploads.chunk", target="*/10/*", count=2),
+    ),
+    "slow": (FaultRule(kind="trickle", bytes_per_s=2000, method="POST", target="*/10/*"),),
+    "lost_reply": (
+        FaultRule(kind="lose_reply", operation="objects.insert", target="*/10/*", count=2),
+        FaultRule(kind="lose_reply", operation="uploads.chunk", target="*/10/*", count=2),
+    ),
+    "down": (FaultRule(kind="status", status_code=503, target="*/10/default/*"),),
+    "stalled": (FaultRule(kind="delay", delay_s=600, method="POST", target="*/10/default/*"),),
+    "denied": (FaultRule(kind="status", status_code=403, target="*/10/default/*"),),
+    "beside_denied": (FaultRule(kind="status", status_code=403, target="*/host_state/10/*"),),
+    "marker_denied": (
+        FaultRule(kind="status", status_code=403, method="POST", target="*/10/marker.json"),
+    ),
+    "marker_precondition": (
+        FaultRule(
+            kind="status", status_code=412, method="POST", target="*/10/marker.json", count=1
+        ),
+    ),
+    "data_precondition": (
+        FaultRule(
+            kind="status",
+            status_code=412,
+            operation="objects.insert",
+            target="*/10/default/*/d/*",
+            count=1,
+        ),
+    ),
+}
+
+RESTORE_FAULTS: dict[str, tuple[FaultRule, ...]] = {
+    "overloaded": (FaultRule(kind="status", status_code=429, method="GET", count=4),),
+    "unavailable": (FaultRule(kind="status", status_code=503, method="GET", count=4),),
+    "reset": (FaultRule(kind="reset", operation="objects.media", after_bytes=10, count=2),),
+    "truncated": (FaultRule(kind="truncate", operation="objects.media", after_bytes=10, count=2),),
+    "slow": (FaultRule(kind="delay", delay_s=0.2, method="GET"),),
+    "data_down": (
+        FaultRule(
+            kind="status", status_code=503, operation="objects.media", target="*/10/default/*d/*"
+        ),
+    ),
+    "stalled": (
+        FaultRule(kind="delay", delay_s=600, operation="objects.media", target="*/10/default/*d/*"),
+    ),
+    "trickling": (
+        FaultRule(
+            kind="trickle", bytes_per_s=5, operation="objects.media", target="*/10/default/*d/*"
+        ),
+    ),
+    "denied": (FaultRule(kind="status", status_code=403),),
+    "down": (FaultRule(kind="status", status_code=503),),
+}
+
+
+def config(world: World, name: str, **more: Any) -> Any:
+    settings = {
+        "dir": f"gs://bucket/{name}",
+        "mesh": mesh_of(world.slices),
+        "save_every_n_steps": 5,
+        "local_save_every_n_steps": 0,
+        "persistent_timeout_s": SAVE_TIMEOUT_S,
+        "restore_timeout_s": RESTORE_TIMEOUT_S,
+    }
+    return world.config(name, **{**settings, **more})
+
+
+def control() -> GcsControl:
+    return GcsControl(os.environ["STORAGE_EMULATOR_HOST"])
+
+
+def arm(world: World, rules: tuple[FaultRule, ...]) -> None:
+    world.meet()
+    if world.process == 0:
+        control().clear_faults()
+        for rule in rules:
+            control().add_fault(rule)
+    world.meet()
+
+
+def save_through(world: World, name: str, rules: tuple[FaultRule, ...], **more: Any) -> Any:
+    """Steps 5, 10 under the fault, 15; what each came to, and the longest training step."""
+    mesh = mesh_of(world.slices)
+    iterator = Iterator(world.process)
+    world.events.clear()
+    outcomes: dict[int, str] = {}
+    longest_s = 0.0
+    with config(world, name, **more).instantiate() as ckpt:
+        for step in (5, 10, 15):
+            arm(world, rules if step == 10 else ())
+            began_s = time.monotonic()
+            ckpt.save(step=step, state=state_at(step, mesh), host_state=iterator.at(step))
+            longest_s = max(longest_s, time.monotonic() - began_s)
+            ckpt.wait_until_finished()
+            try:
+                ckpt.check_for_errors()
+                outcomes[step] = ""
+            except CheckpointError as error:
+                outcomes[step] = str(error)
+        arm(world, ())
+    failed = [event["step"] for event in world.named("persistent.failed")]
+    return {"outcomes": list(outcomes.values()), "failed": failed, "longest_s": longest_s}
+
+
+def restore_from(
+    world: World, name: str, *, requested: int | None = None, **more: Any
+) -> dict[str, Any]:
+    mesh = mesh_of(world.slices)
+    iterator = Iterator(-1)
+    world.events.clear()
+    began_s = time.monotonic()
+    result: dict[str, Any]
+    try:
+        with config(world, name, **more).instantiate() as ckpt:
+            step, state = ckpt.restore(requested, state=specs_on(mesh), host_state=iterator)
+            world.meet()
+            wrong = [] if step is None else differences(state, step, mesh)
+            result = {"step": step, "wrong": wrong, "right": iterator.position // 100 == step}
+    except CheckpointError as error:
+        world.meet()
+        result = {"error": type(error).__name__, "text": str(error)}
+    result["seconds"] = time.monotonic() - began_s
+    lose_ram(world, name)
+    return result
+
+
+def lose_ram(world: World, name: str) -> None:
+    world.meet()
+    if world.process == 0:
+        shutil.rmtree(world.root / name, ignore_errors=True)
+    world.meet()
+
+
+def saves(world: World) -> Any:
+    """Each fault of a save; then, all RAM lost, what a restore finds."""
+    results: dict[str, Any] = {}
+    for name, rules in SAVE_FAULTS.items():
+        saved = save_through(world, name, rules)
+        lose_ram(world, name)
+        result = {**saved, "then": restore_from(world, name)}
+        if saved["outcomes"][1] == "":
+            result["step_10"] = restore_from(world, name, requested=10)
+        results[name] = result
+    return results
+
+
+def restores(world: World) -> Any:
+    """Each fault of a restore, of a directory with steps 5 and 10."""
+    name = "read"
+    mesh = mesh_of(world.slices)
+    iterator = Iterator(world.process)
+    with config(world, name).instantiate() as ckpt:
+        for step in (5, 10):
+            ckpt.save(step=step, state=state_at(step, mesh), host_state=iterator.at(step))
+            ckpt.wait_until_finished()
+        ckpt.check_for_errors()
+        world.meet()
+    lose_ram(world, name)
+    results: dict[str, Any] = {}
+    for fault, rules in RESTORE_FAULTS.items():
+        arm(world, rules)
+        results[fault] = restore_from(world, name)
+    arm(world, ())
+    for missing in ("10/default/manifest.ocdbt", "host_state/10/marker.json"):
+        world.meet()
+        if world.process == 0:
+            control().delete_object("bucket", f"{name}/{missing}")
+        results[f"missing {missing}"] = restore_from(world, name)
+    return results
+
+
+def no_bucket(world: World) -> Any:
+    """Nothing can be saved or restored, and everything says so."""
+    saved = save_through(world, "nobucket", (), dir="gs://nobucket/run")
+    lose_ram(world, "nobucket")
+    return {**saved, "then": restore_from(world, "nobucket", dir="gs://nobucket/run")}
+
+
+PROGRAMS = {program.__name__: program for program in (saves, restores, no_bucket)}
+
+if __name__ == "__main__":
+    run_program(PROGRAMS)
+    # Orbax's threads of saves that were given up hold up a normal end until their clients give up.
+    os._exit(0)
