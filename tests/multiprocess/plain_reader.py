@@ -33,17 +33,16 @@ def right(state: dict[str, object]) -> bool:
     return all(np.array_equal(state[f"big{n}"], expected(n)) for n in range(6))
 
 
-with ocp.CheckpointManager(DIRECTORY) as manager:
-    steps = list(manager.all_steps())
-    by_manager = manager.restore(STEP, args=ocp.args.StandardRestore())
+# Orbax asks for a target where the devices are not those of the save.
 device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 item = epath.Path(DIRECTORY) / str(STEP) / "default"
 checkpointer = ocp.StandardCheckpointer()
 metadata = checkpointer.metadata(item).item_metadata.tree
-by_checkpointer = checkpointer.restore(
-    item,
-    jax.tree.map(lambda m: jax.ShapeDtypeStruct(m.shape, m.dtype, sharding=device), metadata),
-)
+target = jax.tree.map(lambda m: jax.ShapeDtypeStruct(m.shape, m.dtype, sharding=device), metadata)
+by_checkpointer = checkpointer.restore(item, target)
+with ocp.CheckpointManager(DIRECTORY) as manager:
+    steps = list(manager.all_steps())
+    by_manager = manager.restore(STEP, args=ocp.args.StandardRestore(target))
 print(
     json.dumps(
         {

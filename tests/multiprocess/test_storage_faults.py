@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from gcs_faults_job import RESTORE_FAULTS, RESTORE_TIMEOUT_S, SAVE_FAULTS
+from storage_faults_job import RESTORE_FAULTS, RESTORE_TIMEOUT_S, SAVE_FAULTS
 from support import job_root, run_life, spec_of
 
 from emergency_ckpt.testing.gcs import FakeGcs
@@ -29,7 +29,7 @@ def run(program: str, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     with FakeGcs(buckets=["bucket"], process=True) as gcs, job_root() as root:
         for name, value in gcs.environment().items():
             monkeypatch.setenv(name, value)
-        spec = spec_of(root, "gcs_faults_job.py", program, slices=1, hosts=2)
+        spec = spec_of(root, "storage_faults_job.py", program, slices=1, hosts=2)
         results = run_life(spec, root)
     assert all("value" in result[program] for result in results), results
     return [result[program]["value"] for result in results]
