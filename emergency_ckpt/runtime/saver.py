@@ -35,7 +35,6 @@ from emergency_ckpt.tiers.state_tree import PyTree, TreeDef, describe
 from emergency_ckpt.types import SaveId
 
 _STOP_TIMEOUT_S = 30.0
-_LONGEST_WAIT_FOR_STORAGE_S = 5.0
 _Work = Callable[[], None]
 
 
@@ -48,6 +47,8 @@ class Settings(save_recipe.Settings, Protocol):
     def save_timeout_s(self) -> float: ...
     @property
     def persistent_timeout_s(self) -> float: ...
+    @property
+    def storage_wait_timeout_s(self) -> float: ...
     @property
     def async_save(self) -> bool: ...
     @property
@@ -176,7 +177,7 @@ class Saver:
             limit_s = settings.save_timeout_s
             if name == "persistent":
                 # A slow bucket must not hold up training, nor with it the others' local saves.
-                limit_s = min(limit_s, _LONGEST_WAIT_FOR_STORAGE_S)
+                limit_s = settings.storage_wait_timeout_s
         if not schedule.worker.wait_idle(limit_s):
             if name == "persistent" and self._parts.persistent is not None:
                 save = SaveId(request.step, self._incarnation, self._parts.run_id)
