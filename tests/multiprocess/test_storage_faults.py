@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from storage_faults_job import RESTORE_FAULTS, RESTORE_TIMEOUT_S, SAVE_FAULTS
+from storage_faults_job import RESTORE_FAULTS, SAVE_FAULTS
 from support import job_root, run_life, spec_of
 
 from emergency_ckpt.testing.gcs import FakeGcs
@@ -22,7 +22,6 @@ PASSING_SAVES = {
 FAILING_SAVES = {"down", "stalled", "denied", "beside_denied", "marker_denied"}
 OLDER_STEP = {"data_down", "stalled", "trickling"}
 NO_STEP = {"denied", "down"}
-MARGIN_S = 10.0
 
 
 def run(program: str, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
@@ -70,7 +69,6 @@ def test_a_save_under_a_fault(saves: list[Any], fault: str) -> None:
 @pytest.mark.parametrize("fault", sorted(RESTORE_FAULTS))
 def test_a_restore_under_a_fault(restores: list[Any], fault: str) -> None:
     for process, seen in enumerate(result[fault] for result in restores):
-        assert seen["seconds"] < RESTORE_TIMEOUT_S + MARGIN_S
         if fault in NO_STEP:
             assert seen["error"] == ("RestoreFailed" if process else "PersistentTierError")
             hint = "credentials" if fault == "denied" else "reachable"

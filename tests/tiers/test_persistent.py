@@ -286,13 +286,13 @@ def test_an_altered_host_state_is_refused(tier: PersistentTier, directory: Path)
         document(tier, 4)
 
 
-def test_keep_last_n_removes_tensors_and_host_states(directory: Path) -> None:
-    tier = PersistentTier(str(directory), keep_last_n=2)
-    for step in (1, 2, 3, 5):
+def test_removal_takes_tensors_and_host_states(tier: PersistentTier, directory: Path) -> None:
+    for step in (1, 2, 3):
         write(tier, step, {"x": np.arange(step)}, {"step": step})
-    assert steps(tier) == [3, 5]
-    assert sorted(path.name for path in (directory / "host_state").iterdir()) == ["3", "5"]
-    assert sorted(path.name for path in directory.iterdir() if path.name.isdecimal()) == ["3", "5"]
+    tier.remove(2)
+    assert steps(tier) == [1, 3]
+    assert sorted(path.name for path in (directory / "host_state").iterdir()) == ["1", "3"]
+    assert sorted(path.name for path in directory.iterdir() if path.name.isdecimal()) == ["1", "3"]
 
 
 def test_a_step_may_be_saved_again_after_the_run_went_back(tier: PersistentTier) -> None:
