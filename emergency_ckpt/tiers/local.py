@@ -6,6 +6,7 @@ else may be called from any thread meanwhile. Nothing here is collective.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,7 +25,7 @@ from emergency_ckpt.tiers.slot_choice import (
     surplus_slots,
 )
 from emergency_ckpt.tiers.slot_writer import SlotWriter
-from emergency_ckpt.tiers.slots import Slot, check_room, whole_pages
+from emergency_ckpt.tiers.slots import Slot, check_room, file_name, whole_pages
 from emergency_ckpt.types import SaveId, Writer
 
 __all__ = ["LocalTier", "SlotWriter"]
@@ -108,6 +109,19 @@ class LocalTier(HeldCopies):
     def path(self) -> Path:
         """This process's directory."""
         return self._own.claim.path
+
+    def is_intact(self) -> bool:
+        """Whether the directory and the slots are still there: nobody has deleted them."""
+        with self._lock:
+            names = [file_name(slot.number) for slot in self._own.slots]
+        try:
+            if not os.path.samestat(os.fstat(self._own.claim.dir_fd), os.stat(self.path)):
+                return False
+            for name in names:
+                os.stat(name, dir_fd=self._own.claim.dir_fd)
+        except OSError:
+            return False
+        return True
 
     def adopt_orphans(self) -> None:
         """Lock what is left unowned of this run, and offer it too; it is never written.
@@ -272,6 +286,20 @@ class LocalTier(HeldCopies):
                 held = slot.published.save if slot.published else None
                 if held == save and held not in self._protected and not self._in_use(slot):
                     slot.unpublish()
+
+    def remove(self, step: int) -> None:
+        """Unpublish every save of ``step``, protected or not, with its host states.
+
+        When nothing is published any more, nothing is on record as complete either.
+        """
+        with self._lock:
+            for slot in self._own.slots:
+                if slot.published is not None and slot.published.save.step == step:
+                    slot.unpublish()
+            self._own.host_states.remove_if(lambda held: held.save.step == step)
+            is_empty = not any(self._own.published())
+        if is_empty:
+            self.invalidate_newer(SaveId(-1, "", self._run_dir.name))
 
     def invalidate_newer(self, than: SaveId) -> None:
         """After a restore of ``than``: nothing later counts any more, here and in orphans.
