@@ -214,9 +214,10 @@ class EmergencyCheckpointer:
     def should_save(self, step: int) -> bool:
         """Whether ``save`` at ``step`` starts a save. For the step that comes next; not collective.
 
-        Raises what a policy raises.
+        Raises what a policy raises; CheckpointError after ``stop``.
         """
-        return not self._stopped and self._saver.should_save(step)
+        self._check_running("ask about")
+        return self._saver.should_save(step)
 
     def _check_running(self, operation: str) -> None:
         if self._stopped:

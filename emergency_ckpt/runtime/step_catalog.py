@@ -140,8 +140,9 @@ class StepCatalog:
             raise RestoreFailed("remove", f"step {step}", errors)
 
     def _remove(self, step: int) -> None:
-        if self._persistent is not None and self.parts.coordinator.process_index == 0:
-            StepShelf(self._persistent).remove(step)
+        tier = self._persistent
+        if tier is not None and self.parts.coordinator.process_index == 0 and _has(tier, step):
+            StepShelf(tier).remove(step)
         self._tier.remove(step)
         complete = self.local_saves.last_complete
         if complete is not None and complete.step == step:
@@ -179,7 +180,7 @@ class StepCatalog:
 
     def _describe_stored(self, step: int) -> StepDescription | None:
         tier, me = self._persistent, self.parts.coordinator.process_index
-        if tier is None or all(found.step != step for found in tier.steps(wanted=step)):
+        if tier is None or not _has(tier, step):
             return None
         stored = tier.describe(step)
         if stored.marker is None:
@@ -193,3 +194,7 @@ class StepCatalog:
         return StepDescription(
             stored.marker.leaves, value, "persistent", record.time_s, record.metrics
         )
+
+
+def _has(tier: PersistentTier, step: int) -> bool:
+    return any(found.step == step for found in tier.steps(wanted=step))
