@@ -1,4 +1,4 @@
-"""Faults of storage, on saves and on restores, in a job of two writers; ``test_storage_faults.py``."""
+"""Faults of storage on saves and restores, in a job of two writers; ``test_storage_faults.py``."""
 
 from __future__ import annotations
 
