@@ -1,9 +1,9 @@
 """Persistent tier: one sharded copy in Orbax's own format, and the host states beside it.
 
 ``<dir>/<step>/`` is an ordinary Orbax step (item ``default``, StandardSave), written by the
-processes of the primary slice only. ``<dir>/host_state/<step>/`` has one JSON document for each
-process, checksums of the boxes, and ``marker.json``, written last. A step counts when Orbax's
-commit marker and ours are both there. FORMAT.md beside this file specifies the second.
+processes of the primary slice only, or of all slices together. ``<dir>/host_state/<step>/`` has
+one JSON document for each process, checksums of the boxes, and ``marker.json``, written last. A
+step counts when Orbax's commit marker and ours are both there. FORMAT.md specifies the second.
 
 A step without that second directory was written by plain Orbax: it has tensors only.
 

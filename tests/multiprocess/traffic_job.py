@@ -48,7 +48,11 @@ def save(world: World, **more: Any) -> dict[str, Any]:
     return {"saving": saving.sums(), "crossing": crossing.sums(), "part_bytes": part.nbytes}
 
 
-PROGRAMS = {program.__name__: program for program in (save,)}
+def save_striped(world: World) -> dict[str, Any]:
+    return save(world, persistent_writers="striped")
+
+
+PROGRAMS = {program.__name__: program for program in (save, save_striped)}
 
 if __name__ == "__main__":
     run_program(PROGRAMS)
