@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
 import jax
@@ -136,11 +136,11 @@ class Saver:
         state: PyTree,
         host_state: object,
         *,
-        force: bool = False,
+        forced: Collection[TierName] = (),
         metrics: Mapping[str, Any] | None = None,
     ) -> bool:
-        """As ``EmergencyCheckpointer.save``."""
-        due = self._due(step, force=force)
+        """As ``EmergencyCheckpointer.save``; ``forced``: these tiers save whatever their plans."""
+        due = self._due(step, forced)
         preempted = self._parts.watch.reached(step) and self._parts.watch.sync_step == step
         if not due and not preempted:
             return False
@@ -152,14 +152,14 @@ class Saver:
             self.wait_until_finished()
         return bool(started)
 
-    def _due(self, step: int, *, force: bool) -> dict[TierName, int | None]:
+    def _due(self, step: int, forced: Collection[TierName]) -> dict[TierName, int | None]:
         """The tiers in which a save is due; with the proposal whose word is still to come."""
         due: dict[TierName, int | None] = {}
         if self._agreement is not None:
             for agreed in self._agreement.arrive(step):
                 due[agreed.tier] = None if agreed.confirmed else agreed.number
         for name, schedule in self._schedules.items():
-            if schedule.is_due(step, force=force):
+            if schedule.is_due(step, force=name in forced):
                 due[name] = None
         return {name: due[name] for name in self._schedules if name in due}
 
@@ -325,10 +325,10 @@ class Saver:
         if sync_step is not None:
             self._wait_for_the_others()
 
-    def stop(self) -> None:
+    def stop(self, timeout_s: float | None = None) -> None:
         """Wait for what is under way, then end all threads."""
         try:
-            self.wait_until_finished()
+            self.wait_until_finished(timeout_s)
         finally:
             self.end_threads(_STOP_TIMEOUT_S)
 
