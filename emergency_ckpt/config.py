@@ -8,10 +8,11 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 
+from emergency_ckpt.core.persistence import PersistentWriters
 from emergency_ckpt.core.placement import AllButPrimary, PlacementPolicy
 from emergency_ckpt.core.save_agreement import TierName
 from emergency_ckpt.core.save_timing import AdaptiveInterval
@@ -73,6 +74,10 @@ class Config:
         by ``SystemExit`` with status 143.
       preemption_grace_s: time from the sync point to the kill. What is not written by then is
         named in the log; the local tier comes first. May differ.
+      persistent_writers: ``"primary"``: the first slice alone writes the persistent tier, and
+        the others have no traffic. ``"striped"``: every slice writes its part of the one copy,
+        through its own network cards; leaves that the number of slices does not divide along any
+        axis are written by the first slice. What is stored is a plain Orbax step either way.
       placement: which slices store which shards in the local tier.
       host_state_buddies: processes on other slices that keep a copy of a host state; None: one on
         every other slice.
@@ -119,6 +124,7 @@ class Config:
     save_on_preemption: bool = True
     exit_on_preemption: bool = False
     preemption_grace_s: float = 25.0
+    persistent_writers: PersistentWriters = "primary"
     placement: PlacementPolicy = dataclasses.field(default_factory=AllButPrimary)
     host_state_buddies: int | None = None
     host_state_limit_bytes: int = 16 * MEBIBYTE
@@ -215,6 +221,7 @@ class Config:
             policy_identity(self.preservation_policy),
             policy_identity(self.local_preservation_policy),
             (self.save_on_preemption, self.exit_on_preemption),
+            self.persistent_writers,
             repr(self.placement),
             self.host_state_buddies,
             self.host_state_limit_bytes,
@@ -294,6 +301,10 @@ def _value_problems(config: Config) -> list[str]:
     for name in ("keep_last_n", "keep_every_n_steps", "copy_threads"):
         if getattr(config, name) is not None:
             problems += _not_below(config, 1, (name,))
+    if config.persistent_writers not in get_args(PersistentWriters):
+        problems.append(
+            f"persistent_writers must be 'primary' or 'striped', not {config.persistent_writers!r}"
+        )
     problems += _policy_problems(config)
     if config.host_state_buddies is not None:
         problems += _not_below(config, 0, ("host_state_buddies",))

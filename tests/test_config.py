@@ -37,6 +37,7 @@ MUST_AGREE: dict[str, Any] = {
     "save_on_preemption": False,
     "exit_on_preemption": True,
     "allow_missing_host_state": True,
+    "persistent_writers": "striped",
     "placement": Striped(2),
     "host_state_buddies": 1,
     "host_state_limit_bytes": 12345,
@@ -186,6 +187,7 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
             {"preservation_policy": ocm.LatestN(1), "keep_last_n": 2},
             "preservation_policy and keep_last_n are both set",
         ),
+        ({"persistent_writers": "all"}, "persistent_writers must be 'primary' or 'striped'"),
         ({"exit_on_preemption": "yes"}, "exit_on_preemption must be True or False"),
         (
             {"dir": None, "run_id": "r", "save_policy": ocm.InitialSavePolicy()},

@@ -1,8 +1,8 @@
 """The background half of a save to the persistent tier.
 
-Only the writers (the processes of the primary slice) touch storage. Every other process sends its
-host state to its scribe among them. The host states are written first, then the tensors, then one
-marker: until it is there the step does not count.
+Only the writers (the processes of the primary slice, or of all slices) touch storage. Every other
+process sends its host state to its scribe among them. The host states are written first, then the
+tensors, then one marker: until it is there the step does not count.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy.typing as npt
 from absl import logging
 
 from emergency_ckpt._native import crc32c
-from emergency_ckpt.core.persistence import owners_of, scribe, writers
+from emergency_ckpt.core.persistence import owners_of, scribe
 from emergency_ckpt.core.placement import Topology
 from emergency_ckpt.errors import CoordinationError, PersistentTierError, SaveFailed
 from emergency_ckpt.runtime.coordination import Coordinator, deadline_left_s
@@ -56,6 +56,7 @@ class PersistentSave:
     views: Mapping[ShardId, npt.NDArray[Any]]
     host_state: host_states.Payload
     topology: Topology
+    writers: tuple[int, ...]
     metrics: Mapping[str, Any] | None = None
 
 
@@ -160,11 +161,11 @@ class PersistentSaves:
         return True
 
     def _save(self, job: PersistentSave) -> None:
-        to = scribe(self._coordinator.process_index, job.topology)
+        members = job.writers
+        to = scribe(self._coordinator.process_index, job.topology, members)
         if to != self._coordinator.process_index:
             self._send_host_state(job, to)
             return
-        members = writers(job.topology)
         if self._coordinator.process_index == members[0]:
             self._keys.forget_old(members)
         documents = self._stage(job.save, FIRST_STAGE, lambda: self._collect(job), members)
@@ -204,11 +205,11 @@ class PersistentSaves:
     def _collect(self, job: PersistentSave) -> dict[int, bytes]:
         me = self._coordinator.process_index
         own = self._own_document(job)
-        others = [owner for owner in owners_of(me, job.topology) if owner != me]
+        others = [owner for owner in owners_of(me, job.topology, job.writers) if owner != me]
         found = self._inbox.wait_for(
             job.save, others, self._timeout_s, lambda: self._check_refusals(job.save, others)
         )
-        if me == writers(job.topology)[0]:
+        if me == job.writers[0]:
             self._tier.create()  # storage may have been down at the start
             # Here the other writers wait for this one: nothing is being written.
             self._remove_leftovers()
@@ -275,7 +276,7 @@ class PersistentSaves:
                     differing.add(each.shard)
         for shard in sorted(differing):
             del found[shard]
-            text = f"{shard.leaf}{shard.box} differs between processes of the primary slice"
+            text = f"{shard.leaf}{shard.box} differs between the processes that write it"
             self._events.emit("divergence", step=save.step, text=text)
         return found
 

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import jax
 from absl import logging
 
-from emergency_ckpt.core.persistence import writers
 from emergency_ckpt.core.save_agreement import TierName
 from emergency_ckpt.errors import CheckpointError, DeadlineExceeded, RestoreFailed, SaveFailed
 from emergency_ckpt.runtime import save_recipe
@@ -232,7 +231,7 @@ class Saver:
             )
             return lambda: local.run(job)
         me = self._parts.process[0]
-        writes = me in writers(recipe.topology)
+        writes = me in recipe.writers
         views = recipe.all_held.take(flat) if writes else []
         return self._persistent_work(
             PersistentSave(
@@ -241,9 +240,10 @@ class Saver:
                 views=dict(zip(recipe.held, views, strict=True)) if writes else {},
                 host_state=payload,
                 topology=recipe.topology,
+                writers=recipe.writers,
                 metrics=request.metrics,
             ),
-            publishes=me == writers(recipe.topology)[0],
+            publishes=me == recipe.writers[0],
         )
 
     def _persistent_work(self, job: PersistentSave, *, publishes: bool) -> _Work:
