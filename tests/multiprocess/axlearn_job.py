@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import axlearn_contract
 import grain_data
 import jax
 import numpy as np
@@ -23,10 +24,6 @@ from emergency_ckpt.axlearn import EmergencyCheckpointer
 from emergency_ckpt.launch.environment import JobEnvironment
 
 STOP, LAST_SAVED, END = 44, 95, 99
-
-
-def mesh() -> jax.sharding.Mesh:
-    return jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 2), ("data", "model"))
 
 
 def checkpointer(name: str, **settings: Any) -> Any:
@@ -47,7 +44,7 @@ def trainer(world: World, name: str, max_step: int, **settings: Any) -> SpmdTrai
     other = {key: settings.pop(key) for key in ("save_input_iterator",) if key in settings}
     cfg = TrainerConfig(
         dir=str(world.root / "persistent" / name),
-        mesh=mesh(),
+        mesh=axlearn_contract.mesh(),
         checkpointer=checkpointer(name, **settings),
         dataset=lambda: grain_data.loader(WIDTH, world.process, world.count),
         max_step=max_step,
@@ -156,7 +153,7 @@ PROGRAMS: dict[str, Callable[[World], Any]] = {
         nothing_left_to_train,
         resumed,
     )
-}
+} | axlearn_contract.PROGRAMS
 
 if __name__ == "__main__":
     run_program(PROGRAMS)

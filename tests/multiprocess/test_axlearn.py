@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,21 @@ from emergency_ckpt.launch.topology import Topology
 pytestmark = pytest.mark.timeout(900)
 
 DOUBLE = Path(__file__).parent.parent / "axlearn_double"
-FIRST = ("undisturbed", "until_44", "what_the_tools_see", "iterator_saved_but_not_wanted")
+CONTRACT = (
+    "nothing_is_there",
+    "structure_is_exact",
+    "one_process_fails",
+    "policies_are_asked_once",
+    "an_exception_in_the_loop",
+)
+FIRST = (
+    "undisturbed",
+    "until_44",
+    "what_the_tools_see",
+    "iterator_saved_but_not_wanted",
+    *CONTRACT,
+)
+PHRASE = "checkpoint tree dtypes or shapes"
 
 
 def life(root: Path, *programs: str, number: int, order: list[int] | None = None) -> Any:
@@ -89,3 +105,58 @@ def test_the_trainer_may_ask_again_without_the_iterator(first: dict[str, list[An
 def test_a_trainer_with_nothing_left_ends_without_stop(second: dict[str, list[Any]]) -> None:
     for seen in second["nothing_left_to_train"]:
         assert seen == {"trained": False, "step": 95, "restores": 1}
+
+
+def test_nothing_to_restore_gives_the_state_back(first: dict[str, list[Any]]) -> None:
+    for seen in first["nothing_is_there"]:
+        assert seen == {"found": [None, None], "same": True, "missing": [True, "StepNotFound"]}
+
+
+def test_the_structure_is_compared_exactly(first: dict[str, list[Any]]) -> None:
+    for process, seen in enumerate(first["structure_is_exact"]):
+        for name, error in seen["errors"].items():
+            assert error[:2] == [True, "StateMismatch"], (name, error)
+            assert PHRASE in error[2], error[2]
+            assert f"{name.split()[-1]}: " in error[2], (process, error[2])
+        assert seen["unmoved"]
+        assert (seen["found"], seen["exactly"]) == (5, [True] * 4)
+        assert seen["iterator"] == [True, True]
+
+
+def test_a_failure_of_one_process_is_that_of_all(first: dict[str, list[Any]]) -> None:
+    for seen in first["one_process_fails"]:
+        assert seen == {
+            "first": "RestoreFailed",
+            "named": True,
+            "unmoved": True,
+            "without": [True, "StateMismatch"],
+            "again": [5, True],
+        }
+
+
+def test_policies_are_asked_once_a_step(first: dict[str, list[Any]]) -> None:
+    summaries = [{}, {"score": 0.5}, {"score": 0.4}, {"score": 0.9}, {}]
+    asked = [[step, each] for step, each in enumerate(summaries)]
+    for seen in first["policies_are_asked_once"]:
+        assert seen == {"asked": asked, "steps": [1, 3], "latest": 3}
+
+
+def test_an_exception_in_the_loop_passes(first: dict[str, list[Any]]) -> None:
+    for seen in first["an_exception_in_the_loop"]:
+        assert seen == {"passed": True, "found": 3, "right": True}
+
+
+def test_without_axlearn_there_is_one_clear_error() -> None:
+    program = """
+from emergency_ckpt.errors import CheckpointError
+try:
+    import emergency_ckpt.axlearn
+except ImportError as error:
+    assert isinstance(error, CheckpointError)
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert "axlearn is not installed" in done.stdout
+    assert "BaseCheckpointer" in done.stdout
