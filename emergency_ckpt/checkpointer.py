@@ -5,13 +5,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
 
 from emergency_ckpt.config import Config
-from emergency_ckpt.core.save_agreement import TierName
+from emergency_ckpt.core.save_agreement import TIER_NAMES, TierName
 from emergency_ckpt.errors import CheckpointError, PersistentTierError
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.local_saves import LocalSaves
@@ -178,7 +178,7 @@ class EmergencyCheckpointer:
         step: int,
         state: PyTree,
         host_state: object = None,
-        force: bool = False,
+        force: bool | Collection[TierName] = False,
         metrics: Mapping[str, Any] | None = None,
     ) -> bool:
         """Save ``state`` and ``host_state`` if a save is due at ``step``; True if one was started.
@@ -193,7 +193,8 @@ class EmergencyCheckpointer:
           state: pytree of arrays (jax, numpy, PRNG keys) and Python numbers.
           host_state: anything with ``get_state``/``set_state``, or dicts, lists, numbers, strings
             and bytes, or a nesting of these; this process's own.
-          force: save in every tier that is on, whatever the policy.
+          force: save in every tier that is on, whatever its policy; or just in the tiers named,
+            ``"local"`` and ``"persistent"``.
           metrics: JSON values, kept with a persistent step for preservation policies (``BestN``).
 
         Raises:
@@ -204,7 +205,8 @@ class EmergencyCheckpointer:
           Errors of the background part are logged, counted, and raised by ``check_for_errors``.
         """
         self._check_running("save")
-        return self._saver.save(step, state, host_state, force=force, metrics=metrics)
+        forced: Collection[TierName] = TIER_NAMES if force is True else force or ()
+        return self._saver.save(step, state, host_state, forced=forced, metrics=metrics)
 
     @property
     def heeds_preemption(self) -> bool:
@@ -342,18 +344,19 @@ class EmergencyCheckpointer:
         """Raise the newest background error that was not raised before, if any. Not collective."""
         self._failures.raise_pending()
 
-    def stop(self) -> None:
+    def stop(self, timeout_s: float | None = None) -> None:
         """Finish the saves under way and let go of ramdisk, port and threads. Idempotent.
 
         The bytes stay: the next start of the run finds them. Collective in effect: a process that
-        stops no longer serves its shards.
+        stops no longer serves its shards. Blocks for the saves at most ``timeout_s`` (default: the
+        longest that they may take); DeadlineExceeded then, and all is let go of nevertheless.
         """
         if self._stopped:
             return
         self._stopped = True
         atexit.unregister(self._at_exit)
         try:
-            self._saver.stop()
+            self._saver.stop(timeout_s)
         finally:
             self._watch.close()
             self._member.leave()

@@ -219,6 +219,7 @@ class PersistentSaves:
             # Here the other writers wait for this one: nothing is being written.
             self._remove_leftovers()
             # The run may have gone back behind a whole step.
+            self._events.emit("persistent.removing", step=job.save.step)
             self._tier.remove(job.save.step)
         return {me: own, **found}
 
@@ -268,6 +269,7 @@ class PersistentSaves:
             [leaf.spec for leaf in job.tree.leaves],
             self._agreed_crcs(job.save, every),
         )
+        self._events.emit("persistent.published", step=job.save.step)
 
     def _agreed_crcs(self, save: SaveId, every: Sequence[_Written]) -> dict[ShardId, int]:
         """One CRC for each box. Copies that differ have none: which one Orbax took is unknown."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
 import jax
@@ -134,12 +134,12 @@ class Saver:
         state: PyTree,
         host_state: object,
         *,
-        force: bool = False,
+        forced: Collection[TierName] = (),
         metrics: Mapping[str, Any] | None = None,
     ) -> bool:
-        """As ``EmergencyCheckpointer.save``."""
+        """As ``EmergencyCheckpointer.save``; ``forced``: these tiers save whatever their plans."""
         reached = self._parts.watch.reached(step)
-        due = self._due.take(step, force=force, preempted=reached)
+        due = self._due.take(step, forced=forced, preempted=reached)
         preempted = reached and self._parts.watch.sync_step == step
         if not due and not preempted:
             return False
@@ -320,10 +320,10 @@ class Saver:
         if sync_step is not None:
             self._wait_for_the_others()
 
-    def stop(self) -> None:
+    def stop(self, timeout_s: float | None = None) -> None:
         """Wait for what is under way, then end all threads."""
         try:
-            self.wait_until_finished()
+            self.wait_until_finished(timeout_s)
         finally:
             self.end_threads(_STOP_TIMEOUT_S)
 

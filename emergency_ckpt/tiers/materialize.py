@@ -33,7 +33,7 @@ def materialize(tree: StateTree, like: PyTree, bytes_of: BytesOf) -> PyTree:
     """
     flat = jax.tree_util.tree_leaves(like)
     blocks: list[npt.NDArray[Any]] = []
-    devices: list[Device] = []
+    devices: list[Device | jax.sharding.Sharding] = []
     per_leaf: list[tuple[Leaf, int]] = []
     values: dict[str, object] = {}
     for leaf in tree.leaves:
@@ -45,7 +45,7 @@ def materialize(tree: StateTree, like: PyTree, bytes_of: BytesOf) -> PyTree:
             box: _typed(leaf, ShardId(leaf.spec.path, box), bytes_of) for box in mine.values()
         }
         blocks.extend(by_box[box] for box in mine.values())
-        devices.extend(mine)
+        devices.extend(_place(leaf, device) for device in mine)
         per_leaf.append((leaf, len(mine)))
     placed = jax.device_put(blocks, devices) if blocks else []
     values.update(_assemble(per_leaf, placed))
@@ -54,6 +54,14 @@ def materialize(tree: StateTree, like: PyTree, bytes_of: BytesOf) -> PyTree:
 
 def _is_mine(device: Device) -> bool:
     return device.process_index == jax.process_index()
+
+
+def _place(leaf: Leaf, device: Device) -> Device | jax.sharding.Sharding:
+    # Without a kind of memory the device itself: JAX puts many blocks on plain devices sooner.
+    kind = None if leaf.sharding is None else leaf.sharding.memory_kind
+    if kind is None or kind == device.default_memory().kind:
+        return device
+    return jax.sharding.SingleDeviceSharding(device, memory_kind=kind)
 
 
 def _assemble(per_leaf: list[tuple[Leaf, int]], placed: list[jax.Array]) -> Mapping[str, object]:

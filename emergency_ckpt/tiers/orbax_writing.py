@@ -41,10 +41,10 @@ def as_arrays(
                 for device, box in boxes_by_device(replace(leaf, sharding=sharding)).items()
                 if device.process_index == jax.process_index()
             }
-            kind = None if sharding.device_set and _platform(sharding) == "cpu" else "pinned_host"
+            kind = _host_memory(sharding)
             array = jax.make_array_from_single_device_arrays(
                 leaf.spec.global_shape,
-                sharding if kind is None else sharding.with_memory_kind(kind),
+                sharding.with_memory_kind(kind),
                 [
                     jax.device_put(
                         views[ShardId(path, box)],
@@ -59,8 +59,9 @@ def as_arrays(
     return tree.unflatten(values)
 
 
-def _platform(sharding: jax.sharding.Sharding) -> str:
-    return next(iter(sharding.device_set)).platform
+def _host_memory(sharding: jax.sharding.Sharding) -> str:
+    device = next(iter(sharding.device_set))
+    return device.default_memory().kind if device.platform == "cpu" else "pinned_host"
 
 
 class _WritersOnly(array_metadata_store.Validator):
