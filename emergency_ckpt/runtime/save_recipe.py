@@ -65,7 +65,7 @@ def build_recipe(tree: StateTree, settings: Settings, process: tuple[int, int]) 
     me, count = process
     topology = topology_of(settings.mesh, settings.replica_axis, tree)
     table = BoxTable(tree, count)
-    stored = place(settings.placement, topology, me, table.slices_holding(me, topology))
+    stored = place(settings.placement, topology, me, table.held_leaves())
     specs = tree.specs
     layout = lay_out(
         [leaf.spec for leaf in tree.leaves],
