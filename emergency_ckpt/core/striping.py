@@ -41,13 +41,14 @@ def blocks(slices: Sequence[int], copies: int) -> tuple[tuple[int, ...], ...]:
     copies: {0, 1}, {2, 3}, {2, 4}, {3, 4}.
     """
     members = tuple(slices)
-    size = len(members)
-    if size <= copies:
-        return (members,)
-    if size >= 2 * copies:
-        return (members[:copies], *blocks(members[copies:], copies))
-    left_out = blocks(members[::-1], size - copies)
-    return tuple(tuple(s for s in members if s not in out) for out in left_out)
+    found: list[tuple[int, ...]] = []
+    while len(members) >= 2 * copies:
+        found.append(members[:copies])
+        members = members[copies:]
+    if len(members) <= copies:
+        return (*found, members)
+    left_out = blocks(members[::-1], len(members) - copies)
+    return (*found, *(tuple(s for s in members if s not in out) for out in left_out))
 
 
 @dataclass(frozen=True)
