@@ -9,11 +9,12 @@ WERROR ?= OFF
 NATIVE_SOURCES = CMakeLists.txt $(wildcard native/engine/* native/glue/*)
 CXX_FILES = $(wildcard native/*/*.cc native/*/*.h)
 
-.PHONY: help demo test check bench bench-continuous bench-goodput clean
+.PHONY: help demo test soak check bench bench-continuous bench-goodput clean
 
 help:
 	@echo "make demo    lose a slice in the middle of training, and recover"
-	@echo "make test    all tests"
+	@echo "make test    the tests"
+	@echo "make soak    the slow ones: more faults, more kills"
 	@echo "make check   format, lint, types, import layers"
 	@echo "make bench   side by side with Orbax's managers (needs an idle machine)"
 	@echo "make bench-continuous bench-goodput   continuous saving measured; large jobs simulated"
@@ -32,6 +33,9 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED) native-test
 	$(BIN)/python -m pytest $(TEST_FLAGS)
+
+soak: $(INSTALLED)
+	$(BIN)/python -m pytest -m slow $(TEST_FLAGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import time
 from collections import deque
 
-import msgspec
-
 from emergency_ckpt.core.plan_types import NoPlan, ProcessPlan, Rejection, RestorePlan
 from emergency_ckpt.errors import (
-    CheckpointError,
     CorruptData,
     PersistentTierError,
     RestoreFailed,
@@ -19,26 +15,20 @@ from emergency_ckpt.errors import (
 )
 from emergency_ckpt.runtime.coordination import (
     Coordinator,
-    deadline_left_s,
-    forget,
-    gather,
-    share,
 )
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.holdings import ProcessHoldings, holder_name
 from emergency_ckpt.runtime.peers import Peers
+from emergency_ckpt.runtime.restore_dialogue import RestoreDialogue
 from emergency_ckpt.runtime.restore_host_state import HostStateRemap, fetch_documents, put_back
 from emergency_ckpt.runtime.restore_leader import RestoreLeader, Wanted, persistent_unusable
 from emergency_ckpt.runtime.restore_types import (
-    Answer,
     LoadPart,
     LoadPlan,
     PlanFailed,
-    Report,
     RestoreReport,
     Status,
     Tally,
-    Verdict,
     no_plan_error,
 )
 from emergency_ckpt.runtime.shard_collection import CopiesFailed, ShardCollection
@@ -120,15 +110,16 @@ class Restore:
         self._like = like
         self._requested_step = requested_step
         self._host_state = host_state
-        self._name = f"restore/{number}"
-        if parts.coordinator.process_index == 0:
-            parts.names.append(self._name)
         self._deadline_s = time.monotonic() + parts.timeout_s
-        self._leader: RestoreLeader | None = None
-        self._leader_error: CheckpointError | None = None
+        self._dialogue = RestoreDialogue(
+            parts.coordinator,
+            f"restore/{number}",
+            parts.names,
+            self._new_leader,
+            deadline_s=self._deadline_s,
+        )
         self._before: host_states.Payload = None
         self._moved = False  # the host state: from where it was before
-        self._reports = 0
         self._loaded: LoadPlan | None = None
         self._loaded_bytes = 0
 
@@ -160,11 +151,11 @@ class Restore:
         self._report()
         attempt = 0
         while True:
-            answer = self._learn_plan(attempt)
+            answer = self._dialogue.learn_plan(attempt)
             if isinstance(answer, NoPlan | PlanFailed):
                 return self._without_plan(answer)
             brought, status = self._attempt(answer)
-            verdict = self._agree(attempt, status)
+            verdict = self._dialogue.agree(attempt, status)
             if verdict.done and brought is not None:
                 break
             del brought
@@ -184,33 +175,11 @@ class Restore:
         return Restored(brought.state, report, answer.save, verdict.incarnation)
 
     def _report(self) -> None:
-        """Tell the leader what this process holds and wants."""
-        specs = [leaf.spec for leaf in self._tree.leaves]
-        report = Report(
-            inventory=self._parts.holdings.inventory(),
-            state_digest=hashlib.sha256(msgspec.json.encode(specs)).hexdigest(),
+        self._dialogue.report(
+            self._parts.holdings.inventory(),
+            self._tree,
             wants_host_state=self._host_state is not None,
         )
-        number, self._reports = self._reports, self._reports + 1
-        reports = gather(
-            self._parts.coordinator,
-            f"{self._name}/report/{number}",
-            msgspec.json.encode(report),
-            deadline_left_s(self._deadline_s),
-        )
-        if self._process[0] != 0:
-            return
-        # All have come, so all have left the restores before this one.
-        while len(self._parts.names) > 1:
-            forget(self._parts.coordinator, self._parts.names.popleft())
-        if self._leader is None:
-            self._leader = self._new_leader()
-        try:
-            self._leader.take_reports(
-                {p: msgspec.json.decode(data, type=Report) for p, data in reports.items()}
-            )
-        except CheckpointError as error:
-            self._leader_error = error
 
     def _new_leader(self) -> RestoreLeader:
         parts = self._parts
@@ -225,24 +194,6 @@ class Restore:
             deadline_s=self._deadline_s,
         )
         return RestoreLeader(parts.tier, parts.client, parts.persistent, parts.events, wanted)
-
-    def _learn_plan(self, attempt: int) -> Answer:
-        """The leader plans and tells each process its part."""
-        name, (me, count) = f"{self._name}/{attempt}/plan", self._process
-        coordinator = self._parts.coordinator
-        if self._leader is None:
-            data = coordinator.get(f"{name}/{me}", deadline_left_s(self._deadline_s))
-            return msgspec.json.decode(data, type=Answer)
-        try:
-            if self._leader_error is not None:
-                raise self._leader_error
-            answer: Answer = self._leader.plan()
-        except CheckpointError as error:
-            self._leader_error = error
-            answer = PlanFailed(str(error)[:4000])
-        for process in range(count):
-            coordinator.put(f"{name}/{process}", msgspec.json.encode(_share(answer, process)))
-        return _share(answer, me)
 
     def _attempt(self, plan: RestorePlan | LoadPlan) -> tuple[_Brought | None, Status]:
         """Carry out this process's part. What fails is told to all, never raised alone."""
@@ -334,34 +285,12 @@ class Restore:
         self._moved = True
         return put_back(self._host_state, documents, self._parts.remap, self._process)
 
-    def _agree(self, attempt: int, status: Status) -> Verdict:
-        """Collect how it went; the leader's verdict is everyone's."""
-        name = f"{self._name}/{attempt}"
-        coordinator = self._parts.coordinator
-        statuses = gather(
-            coordinator,
-            f"{name}/status",
-            msgspec.json.encode(status),
-            deadline_left_s(self._deadline_s),
-        )
-        verdict = None
-        if self._leader is not None:
-            decoded = {p: msgspec.json.decode(data, type=Status) for p, data in statuses.items()}
-            verdict = msgspec.json.encode(self._leader.judge(decoded))
-        data = share(coordinator, f"{name}/verdict", verdict, deadline_left_s(self._deadline_s))
-        return msgspec.json.decode(data, type=Verdict)
-
     def _forget_newer(self, kept: SaveId) -> None:
-        """No leftover of another life may ever look newer than what training goes on from.
-
-        All wait for each other: nobody trains while a peer could still count on such a leftover.
-        """
+        """No leftover of another life may ever look newer than what training goes on from."""
         self._parts.tier.invalidate_newer(kept)
         self._parts.tier.note_complete(kept)
         self._push_host_state(kept)
-        self._parts.coordinator.barrier(
-            f"{self._name}/forgotten", deadline_left_s(self._deadline_s)
-        )
+        self._dialogue.wait_for_all()
 
     def _push_host_state(self, save: SaveId) -> None:
         """A buddy that lost its RAM keeps a copy again, as after a save."""
@@ -401,21 +330,12 @@ class Restore:
 
     def _without_plan(self, answer: NoPlan | PlanFailed) -> None:
         if isinstance(answer, PlanFailed):
-            if self._leader_error is not None:
-                raise self._leader_error
-            raise RestoreFailed("restore", "the job", answer.error)
+            raise self._dialogue.failure(answer)
         for note in answer.notes:
             self._parts.events.emit("restore.note", text=note)
         if answer.kind != "nothing":
             raise no_plan_error(answer, f"run {self._parts.run_id!r}")
         # Leftovers of saves that never became whole must not mix with what comes.
         self._parts.tier.invalidate_newer(SaveId(-1, "", self._parts.run_id))
-        self._parts.coordinator.barrier(
-            f"{self._name}/forgotten", deadline_left_s(self._deadline_s)
-        )
+        self._dialogue.wait_for_all()
         self._parts.events.emit("restore.nothing")
-
-
-def _share(answer: Answer, process: int) -> Answer:
-    """What is sent to a process."""
-    return answer.share_of(process) if isinstance(answer, RestorePlan | LoadPlan) else answer

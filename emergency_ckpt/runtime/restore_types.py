@@ -164,7 +164,7 @@ def no_plan_error(answer: NoPlan, run: str) -> CheckpointError:
             return HostStateError(
                 "restore",
                 f"host states of {step}",
-                "the step was written by plain Orbax and has tensors only",
+                "it has tensors only: plain Orbax wrote it, or its host_state directory is gone",
                 hint="set allow_missing_host_state to start with the non-tensor state as it is now,"
                 " or call restore without host_state",
             )

@@ -13,11 +13,9 @@ This module, ``orbax_writing`` and ``stored_arrays`` are all that uses Orbax for
 from __future__ import annotations
 
 import hashlib
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-import fsspec
 import numpy.typing as npt
 import orbax.checkpoint as ocp
 import tensorstore
@@ -26,7 +24,7 @@ from etils import epath
 
 from emergency_ckpt.core.inventory import PersistentStep
 from emergency_ckpt.core.storage_read import StoredArray
-from emergency_ckpt.errors import CheckpointError, CorruptData, InvalidState, PersistentTierError
+from emergency_ckpt.errors import CorruptData, InvalidState, PersistentTierError
 from emergency_ckpt.tiers.host_state import document_name
 from emergency_ckpt.tiers.orbax_writing import as_arrays, writing_handler
 from emergency_ckpt.tiers.persistent_marker import (
@@ -39,7 +37,7 @@ from emergency_ckpt.tiers.persistent_marker import (
     encode_checksums,
 )
 from emergency_ckpt.tiers.state_tree import StateTree
-from emergency_ckpt.tiers.storage_calls import call, call_again, is_passing, is_refusal
+from emergency_ckpt.tiers.storage_directory import StorageDirectory
 from emergency_ckpt.tiers.stored_arrays import BoxReader, StoredLeaf, describe_item
 from emergency_ckpt.types import LeafSpec, SaveId, ShardId
 
@@ -87,14 +85,11 @@ class PersistentTier:
         self,
         directory: str,
         *,
-        keep_last_n: int | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         buffer_bytes: int = DEFAULT_BUFFER_BYTES,
     ) -> None:
-        self._directory = epath.Path(directory)
-        self._is_object_store = "://" in directory
-        self._keep_last_n = keep_last_n
-        self._timeout_s = timeout_s
+        self._storage = StorageDirectory(directory, timeout_s)
+        self._directory = self._storage.path
         self._buffer_bytes = buffer_bytes
 
     @property
@@ -102,23 +97,9 @@ class PersistentTier:
         """Where the tier lives."""
         return str(self._directory)
 
-    def create(self) -> None:
+    def create(self, deadline_s: float | None = None) -> None:
         """Make the directory; of a bucket, only make sure that it is there."""
-
-        def make() -> None:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            self._check_bucket()
-
-        self._do("create", "", make)
-
-    def _check_bucket(self) -> None:
-        """FileNotFoundError without it: an object store tells an empty folder from none only so."""
-        if not self._is_object_store:
-            return
-        scheme, _, rest = str(self._directory).partition("://")
-        bucket = rest.split("/", maxsplit=1)[0]
-        if not epath.Path(f"{scheme}://{bucket}").exists():
-            raise FileNotFoundError(f"bucket {bucket!r} does not exist")
+        self._storage.create(deadline_s)
 
     # Which steps there are
 
@@ -153,36 +134,17 @@ class PersistentTier:
         return sorted(
             step
             for step in marked
-            if self._do("list", f"/{step}", lambda step=step: has_marker(step), deadline_s)
+            if self._storage.do("list", f"/{step}", lambda step=step: has_marker(step), deadline_s)
         )
 
     def _marked_steps(self, deadline_s: float | None) -> dict[int, bool]:
         """Steps that have an Orbax directory; whether there is one of ours beside it."""
-        steps = self._numbers_in(self._directory, deadline_s)
+        steps = self._storage.numbers_in(deadline_s=deadline_s)
         if not steps:
-            self._do("list", "", self._check_bucket, deadline_s)
+            self._storage.check_bucket(deadline_s)
             return {}
-        ours = self._numbers_in(self._directory / _HOST_STATE, deadline_s)
+        ours = self._storage.numbers_in(_HOST_STATE, deadline_s)
         return {step: step in ours for step in steps}
-
-    def _numbers_in(self, directory: epath.Path, deadline_s: float | None) -> set[int]:
-        def names() -> list[str]:
-            self._forget_listings()
-            try:
-                return [path.name for path in directory.iterdir()]
-            except FileNotFoundError:
-                return []
-
-        found = self._do("list", "", names, deadline_s)
-        return {int(name) for name in found if name.isdecimal()}
-
-    def _forget_listings(self) -> None:
-        """The client keeps listings, and does not learn of what others have written since."""
-        if self._is_object_store:
-            scheme = str(self._directory).partition("://")[0]
-            # The options with which epath makes its client: fsspec keeps one of each kind.
-            options = {"finalize_on_close": True} if scheme in ("gs", "gcs") else {}
-            fsspec.filesystem(scheme, **options).invalidate_cache()
 
     def _is_finalized(self, step: int, deadline_s: float | None) -> bool:
         path = self._directory / str(step)
@@ -191,7 +153,7 @@ class PersistentTier:
             return bool(ocp.utils.is_checkpoint_finalized(path))
 
         try:
-            return self._do("look at", f"/{step}", finalized, deadline_s)
+            return self._storage.do("look at", f"/{step}", finalized, deadline_s)
         except PersistentTierError as error:
             if isinstance(error.__cause__, ValueError):  # not a directory of Orbax
                 return False
@@ -214,7 +176,7 @@ class PersistentTier:
         """The marker of ``step``; PersistentTierError without one."""
         path = self._host_state_dir(step) / MARKER_NAME
         below = f"/{_HOST_STATE}/{step}/{MARKER_NAME}"
-        data = self._do("read", below, path.read_bytes, deadline_s)
+        data = self._storage.do("read", below, path.read_bytes, deadline_s)
         return decode_marker(data, step, str(path))
 
     # Restore
@@ -226,12 +188,12 @@ class PersistentTier:
         item = (
             self._item(step, deadline_s) if marker is None else self._directory / f"{step}/{_ITEM}"
         )
-        leaves = self._do("describe", f"/{step}", lambda: describe_item(item), deadline_s)
+        leaves = self._storage.do("describe", f"/{step}", lambda: describe_item(item), deadline_s)
         crcs: dict[ShardId, int] = {}
         if marker is not None:
             path = self._host_state_dir(step) / CHECKSUMS_NAME
             below = f"/{_HOST_STATE}/{step}/{CHECKSUMS_NAME}"
-            data = self._do("read", below, path.read_bytes, deadline_s)
+            data = self._storage.do("read", below, path.read_bytes, deadline_s)
             crcs = decode_checksums(data, marker, str(path))
         return StoredStep(str(item), marker, leaves, crcs)
 
@@ -245,7 +207,7 @@ class PersistentTier:
                     return item
             raise FileNotFoundError("no item of arrays in it (looked for 'default' and 'state')")
 
-        return self._do("describe", f"/{step}", find, deadline_s)
+        return self._storage.do("describe", f"/{step}", find, deadline_s)
 
     def read_boxes(
         self,
@@ -269,7 +231,7 @@ class PersistentTier:
         except CorruptData:
             raise
         except Exception as error:  # TensorStore raises ValueError for all that lies below it
-            raise self._error("read", item.removeprefix(self.directory), error) from error
+            raise self._storage.error("read", item.removeprefix(self.directory), error) from error
 
     def read_document(
         self, step: int, owner: int, count: int, digest: str, deadline_s: float | None = None
@@ -277,7 +239,9 @@ class PersistentTier:
         """One process's host-state document, checked against the ``digest`` of the marker."""
         name = document_name(owner, count)
         path = self._host_state_dir(step) / name
-        data = self._do("read", f"/{_HOST_STATE}/{step}/{name}", path.read_bytes, deadline_s)
+        data = self._storage.do(
+            "read", f"/{_HOST_STATE}/{step}/{name}", path.read_bytes, deadline_s
+        )
         actual = hashlib.sha256(data).hexdigest()
         if actual != digest:
             raise CorruptData(
@@ -323,7 +287,7 @@ class PersistentTier:
                 manager.save(save.step, args=ocp.args.PyTreeSave(state), force=True)
                 manager.wait_until_finished()
 
-        self._do("save", f"/{save.step}", write, repeat=False)
+        self._storage.do("save", f"/{save.step}", write, repeat=False)
 
     def remove(self, step: int) -> None:
         """Remove ``step``, or what is left of it: marker first, so that it is never half visible.
@@ -334,13 +298,13 @@ class PersistentTier:
         def clear() -> None:
             (self._host_state_dir(step) / MARKER_NAME).unlink(missing_ok=True)
             places = [self._directory / str(step)]
-            if not self._is_object_store:
+            if not self._storage.is_object_store:
                 places += self._directory.glob(f"{step}.orbax-checkpoint-tmp*")
             for path in (*places, self._host_state_dir(step)):
                 if path.exists():
                     path.rmtree()
 
-        self._do("remove", f"/{step}", clear)
+        self._storage.do("remove", f"/{step}", clear)
 
     def remove_leftovers(self) -> list[int]:
         """Remove what saves that did not end have left; returns their steps.
@@ -348,16 +312,16 @@ class PersistentTier:
         Nobody may be saving to the directory. Steps of plain Orbax are never touched.
         """
         removed: list[int] = []
-        for step in sorted(self._numbers_in(self._directory / _HOST_STATE, None)):
+        for step in sorted(self._storage.numbers_in(_HOST_STATE)):
             path = self._host_state_dir(step) / MARKER_NAME
-            if not self._do("look at", f"/{step}", path.exists):
+            if not self._storage.do("look at", f"/{step}", path.exists):
                 self.remove(step)
                 removed.append(step)
         return removed
 
     def write_document(self, step: int, owner: int, count: int, data: bytes) -> None:
         """Write one process's document. It counts only once the marker is there."""
-        self._put(step, document_name(owner, count), data)
+        self._storage.put(f"{_HOST_STATE}/{step}/{document_name(owner, count)}", data)
 
     def publish(
         self,
@@ -368,80 +332,19 @@ class PersistentTier:
     ) -> None:
         """Write checksums, then the marker: ``documents`` has (digest, empty) of every process's.
 
-        From then on the step counts. Older steps go, as far as ``keep_last_n`` says.
+        From then on the step counts.
         """
         checksums = encode_checksums(leaves, crcs)
-        self._put(save.step, CHECKSUMS_NAME, checksums)
-        self._put(save.step, MARKER_NAME, build_marker(save, documents, leaves, checksums))
-        if self._keep_last_n is not None:
-            for step in self.whole_steps()[: -self._keep_last_n]:
-                self.remove(step)
-
-    def _put(self, step: int, name: str, data: bytes) -> None:
-        """Write a file beside a step, all of it or nothing."""
-        directory = self._host_state_dir(step)
-        path = directory / name
-
-        def put() -> None:
-            if self._is_object_store:
-                # An object appears when its upload ends. A rename would copy it.
-                self._put_object(path, data)
-                return
-            directory.mkdir(parents=True, exist_ok=True)
-            temporary = directory / f"{name}.tmp"
-            temporary.write_bytes(data)
-            temporary.rename(path)
-
-        self._do("write", f"/{_HOST_STATE}/{step}/{name}", put)
-
-    @staticmethod
-    def _put_object(path: epath.Path, data: bytes) -> None:
-        try:
-            path.write_bytes(data)
-        except FileExistsError as error:
-            # A precondition that nobody set, or the answer to a repeated request whose first
-            # reply was lost.
-            if path.exists() and path.read_bytes() == data:
-                return
-            raise ConnectionError(
-                f"refused with a precondition that was not set: {error}"
-            ) from error
+        self._storage.put(f"{_HOST_STATE}/{save.step}/{CHECKSUMS_NAME}", checksums)
+        self._storage.put(
+            f"{_HOST_STATE}/{save.step}/{MARKER_NAME}",
+            build_marker(save, documents, leaves, checksums),
+        )
 
     # Common to all
 
     def _host_state_dir(self, step: int) -> epath.Path:
         return self._directory / _HOST_STATE / str(step)
-
-    def _do(
-        self,
-        operation: str,
-        below: str,
-        work: Callable[[], _T],
-        deadline_s: float | None = None,
-        *,
-        repeat: bool = True,
-    ) -> _T:
-        deadline_s = time.monotonic() + self._timeout_s if deadline_s is None else deadline_s
-        target = f"{self._directory}{below}"
-        try:
-            return (call_again if repeat else call)(target, work, deadline_s=deadline_s)
-        except (CorruptData, PersistentTierError, InvalidState):
-            raise
-        except Exception as error:  # Orbax and the clients raise whatever lies below them
-            raise self._error(operation, below, error) from error
-
-    def _error(self, operation: str, below: str, error: Exception) -> PersistentTierError:
-        text = str(error).split("\n", maxsplit=1)[0][:500]
-        if is_refusal(error):
-            hint = "give this job's credentials the right to read and write there"
-        elif "bucket" in text and isinstance(error, FileNotFoundError):
-            hint = "create the bucket, or correct dir"
-        else:
-            hint = "check that the directory is reachable and writable"
-        problem = text if isinstance(error, CheckpointError) else f"{type(error).__name__}: {text}"
-        failure = PersistentTierError(operation, f"{self._directory}{below}", problem, hint=hint)
-        failure.retryable = is_passing(error)
-        return failure
 
 
 def _largest_leaf(views: Mapping[ShardId, npt.NDArray[Any]]) -> int:

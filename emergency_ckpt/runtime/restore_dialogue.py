@@ -1,0 +1,139 @@
+"""What the processes of one restore tell each other: reports, plans, outcomes. No tensors."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+
+from emergency_ckpt.core.inventory import HolderInventory
+from emergency_ckpt.core.plan_types import RestorePlan
+from emergency_ckpt.errors import CheckpointError, RestoreFailed
+from emergency_ckpt.runtime.coordination import (
+    Coordinator,
+    deadline_left_s,
+    forget,
+    gather,
+    share,
+)
+from emergency_ckpt.runtime.restore_leader import RestoreLeader
+from emergency_ckpt.runtime.restore_types import (
+    Answer,
+    LoadPlan,
+    PlanFailed,
+    Report,
+    Status,
+    Verdict,
+)
+from emergency_ckpt.tiers.state_tree import StateTree
+
+
+class RestoreDialogue:
+    """One process's side of one restore; all methods are collective and block.
+
+    Args:
+      name: of this restore, the same everywhere.
+      names: at the leader, of the restores whose keys the coordination service still has.
+      new_leader: called once, in process 0, when all have reported.
+      deadline_s: of ``time.monotonic``; DeadlineExceeded after it.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        name: str,
+        names: deque[str],
+        new_leader: Callable[[], RestoreLeader],
+        *,
+        deadline_s: float,
+    ) -> None:
+        self._coordinator = coordinator
+        self._name = name
+        self._names = names
+        self._new_leader = new_leader
+        self._deadline_s = deadline_s
+        self._leader: RestoreLeader | None = None
+        self._leader_error: CheckpointError | None = None
+        self._reports = 0
+        if coordinator.process_index == 0:
+            names.append(name)
+
+    def _left_s(self) -> float:
+        return deadline_left_s(self._deadline_s)
+
+    def report(
+        self, inventory: HolderInventory, tree: StateTree, *, wants_host_state: bool
+    ) -> None:
+        """Tell the leader what this process holds and wants."""
+        specs = [leaf.spec for leaf in tree.leaves]
+        report = Report(
+            inventory=inventory,
+            state_digest=hashlib.sha256(msgspec.json.encode(specs)).hexdigest(),
+            wants_host_state=wants_host_state,
+        )
+        number, self._reports = self._reports, self._reports + 1
+        reports = gather(
+            self._coordinator,
+            f"{self._name}/report/{number}",
+            msgspec.json.encode(report),
+            self._left_s(),
+        )
+        if self._coordinator.process_index != 0:
+            return
+        # All have come, so all have left the restores before this one.
+        while len(self._names) > 1:
+            forget(self._coordinator, self._names.popleft())
+        if self._leader is None:
+            self._leader = self._new_leader()
+        try:
+            self._leader.take_reports(
+                {p: msgspec.json.decode(data, type=Report) for p, data in reports.items()}
+            )
+        except CheckpointError as error:
+            self._leader_error = error
+
+    def learn_plan(self, attempt: int) -> Answer:
+        """The leader plans and tells each process its part."""
+        name, coordinator = f"{self._name}/{attempt}/plan", self._coordinator
+        me = coordinator.process_index
+        if self._leader is None:
+            data = coordinator.get(f"{name}/{me}", self._left_s())
+            return msgspec.json.decode(data, type=Answer)
+        try:
+            if self._leader_error is not None:
+                raise self._leader_error
+            answer: Answer = self._leader.plan()
+        except CheckpointError as error:
+            self._leader_error = error
+            answer = PlanFailed(str(error)[:4000])
+        for process in range(coordinator.process_count):
+            coordinator.put(f"{name}/{process}", msgspec.json.encode(_share(answer, process)))
+        return _share(answer, me)
+
+    def agree(self, attempt: int, status: Status) -> Verdict:
+        """Collect how an attempt went; the leader's verdict is everyone's."""
+        name = f"{self._name}/{attempt}"
+        statuses = gather(
+            self._coordinator, f"{name}/status", msgspec.json.encode(status), self._left_s()
+        )
+        verdict = None
+        if self._leader is not None:
+            decoded = {p: msgspec.json.decode(data, type=Status) for p, data in statuses.items()}
+            verdict = msgspec.json.encode(self._leader.judge(decoded))
+        data = share(self._coordinator, f"{name}/verdict", verdict, self._left_s())
+        return msgspec.json.decode(data, type=Verdict)
+
+    def wait_for_all(self) -> None:
+        """Return when all are here: nobody trains while a peer could still count on a leftover."""
+        self._coordinator.barrier(f"{self._name}/forgotten", self._left_s())
+
+    def failure(self, answer: PlanFailed) -> CheckpointError:
+        """Why there is no plan: at the leader as it was raised."""
+        return self._leader_error or RestoreFailed("restore", "the job", answer.error)
+
+
+def _share(answer: Answer, process: int) -> Answer:
+    """What is sent to a process."""
+    return answer.share_of(process) if isinstance(answer, RestorePlan | LoadPlan) else answer

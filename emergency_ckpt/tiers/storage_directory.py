@@ -1,0 +1,134 @@
+"""A directory of the persistent tier: on a file system or in an object store, with deadlines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import fsspec
+from etils import epath
+
+from emergency_ckpt.errors import CheckpointError, CorruptData, InvalidState, PersistentTierError
+from emergency_ckpt.tiers.storage_calls import call, call_again, is_passing, is_refusal
+
+_T = TypeVar("_T")
+
+
+class StorageDirectory:
+    """Calls below one directory. All block, until ``deadline_s`` of ``time.monotonic``.
+
+    Without a deadline that is ``timeout_s`` from the call. What fails is a PersistentTierError,
+    ``retryable`` when storage was only slow or overloaded.
+
+    Attributes:
+      path: the directory.
+      is_object_store: files appear when their upload ends, and nothing can be renamed.
+    """
+
+    def __init__(self, directory: str, timeout_s: float) -> None:
+        self.path = epath.Path(directory)
+        self.is_object_store = "://" in directory
+        self._timeout_s = timeout_s
+
+    def create(self, deadline_s: float | None = None) -> None:
+        """Make the directory; of a bucket, only make sure that it is there."""
+
+        def make() -> None:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._check_bucket()
+
+        self.do("create", "", make, deadline_s)
+
+    def check_bucket(self, deadline_s: float | None = None) -> None:
+        """PersistentTierError without it: an object store tells an empty folder from none so."""
+        self.do("list", "", self._check_bucket, deadline_s)
+
+    def _check_bucket(self) -> None:
+        if not self.is_object_store:
+            return
+        scheme, _, rest = str(self.path).partition("://")
+        bucket = rest.split("/", maxsplit=1)[0]
+        if not epath.Path(f"{scheme}://{bucket}").exists():
+            raise FileNotFoundError(f"bucket {bucket!r} does not exist")
+
+    def numbers_in(self, below: str = "", deadline_s: float | None = None) -> set[int]:
+        """The names in the folder ``below`` that are numbers; none when it is not there."""
+
+        def names() -> list[str]:
+            self._forget_listings()
+            try:
+                return [path.name for path in (self.path / below).iterdir()]
+            except FileNotFoundError:
+                return []
+
+        found = self.do("list", "", names, deadline_s)
+        return {int(name) for name in found if name.isdecimal()}
+
+    def _forget_listings(self) -> None:
+        """The client keeps listings, and does not learn of what others have written since."""
+        if self.is_object_store:
+            scheme = str(self.path).partition("://")[0]
+            # The options with which epath makes its client: fsspec keeps one of each kind.
+            options = {"finalize_on_close": True} if scheme in ("gs", "gcs") else {}
+            fsspec.filesystem(scheme, **options).invalidate_cache()
+
+    def put(self, below: str, data: bytes) -> None:
+        """Write a file, all of it or nothing."""
+        path = self.path / below
+
+        def put() -> None:
+            if self.is_object_store:
+                # An object appears when its upload ends. A rename would copy it.
+                _put_object(path, data)
+                return
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_name(f"{path.name}.tmp")
+            temporary.write_bytes(data)
+            temporary.rename(path)
+
+        self.do("write", f"/{below}", put)
+
+    def do(
+        self,
+        operation: str,
+        below: str,
+        work: Callable[[], _T],
+        deadline_s: float | None = None,
+        *,
+        repeat: bool = True,
+    ) -> _T:
+        """The result of ``work``, which is called again where that may help, if ``repeat``."""
+        deadline_s = time.monotonic() + self._timeout_s if deadline_s is None else deadline_s
+        target = f"{self.path}{below}"
+        try:
+            return (call_again if repeat else call)(target, work, deadline_s=deadline_s)
+        except (CorruptData, PersistentTierError, InvalidState):
+            raise
+        except Exception as error:  # Orbax and the clients raise whatever lies below them
+            raise self.error(operation, below, error) from error
+
+    def error(self, operation: str, below: str, error: Exception) -> PersistentTierError:
+        """What a user is told of ``error``."""
+        text = str(error).split("\n", maxsplit=1)[0][:500]
+        if is_refusal(error):
+            hint = "give this job's credentials the right to read and write there"
+        elif "bucket" in text and isinstance(error, FileNotFoundError):
+            hint = "create the bucket, or correct dir"
+        else:
+            hint = "check that the directory is reachable and writable"
+        problem = text if isinstance(error, CheckpointError) else f"{type(error).__name__}: {text}"
+        failure = PersistentTierError(operation, f"{self.path}{below}", problem, hint=hint)
+        failure.retryable = is_passing(error)
+        return failure
+
+
+def _put_object(path: epath.Path, data: bytes) -> None:
+    try:
+        path.write_bytes(data)
+    except FileExistsError as error:
+        # A precondition that nobody set, or the answer to a repeated request whose first
+        # reply was lost.
+        if path.exists() and path.read_bytes() == data:
+            return
+        raise ConnectionError(f"refused with a precondition that was not set: {error}") from error
