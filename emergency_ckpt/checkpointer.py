@@ -276,6 +276,7 @@ class EmergencyCheckpointer:
             requested_step=step,
             host_state=host_state,
             buddies=recipe.buddies,
+            keeping=recipe.keeping,
             number=number,
             keep_newer=keep_newer,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -13,7 +14,12 @@ from typing import Any, get_args
 import jax
 
 from emergency_ckpt.core.persistence import PersistentWriters
-from emergency_ckpt.core.placement import AllButPrimary, PlacementPolicy
+from emergency_ckpt.core.placement import (
+    AllButPrimary,
+    PlacementPolicy,
+    Striped,
+    parse_policy,
+)
 from emergency_ckpt.core.save_agreement import TierName
 from emergency_ckpt.core.save_timing import AdaptiveInterval
 from emergency_ckpt.errors import ConfigError
@@ -81,7 +87,9 @@ class Config:
         the others have no traffic. ``"striped"``: every slice writes its part of the one copy,
         through its own network cards; leaves that the number of slices does not divide along any
         axis are written by the first slice. What is stored is a plain Orbax step either way.
-      placement: which slices store which shards in the local tier.
+      placement: which slices store which shards in the local tier, as a policy or its text:
+        ``"all_but_primary"``: all of them on every slice but the first; ``"striped(2)"``: each on
+        two, so that a process transfers, keeps and writes less. See ``eckpt plan-placement``.
       host_state_buddies: processes on other slices that keep a copy of a host state; None: one on
         every other slice.
       host_state_limit_bytes: largest encoded host state of a process; at most 64 MiB, what a peer
@@ -177,6 +185,7 @@ class Config:
             dir=_as_text(self.dir),
             local_dir=_as_text(self.local_dir),
             secret_file=_as_text(self.secret_file),
+            placement=_as_policy(self.placement),
         )
         problems = list(_problems(config))
         if problems:
@@ -257,6 +266,13 @@ def _as_text(path: Any) -> Any:
     return os.fspath(path) if isinstance(path, os.PathLike) else path
 
 
+def _as_policy(placement: Any) -> Any:
+    """A placement from its text; a text that is none is left for ``_problems`` to name."""
+    with contextlib.suppress(ConfigError):
+        return parse_policy(placement) if isinstance(placement, str) else placement
+    return placement
+
+
 def _mesh_identity(mesh: jax.sharding.Mesh | None) -> object:
     if mesh is None:
         return None
@@ -316,6 +332,11 @@ def _value_problems(config: Config) -> list[str]:
             f"persistent_writers must be 'primary' or 'striped', not {config.persistent_writers!r}"
         )
     problems += _policy_problems(config)
+    placement: Any = config.placement
+    if not isinstance(placement, AllButPrimary | Striped):
+        problems.append(
+            f"placement must be 'all_but_primary' or 'striped(<copies>)', not {placement!r}"
+        )
     if config.host_state_buddies is not None:
         problems += _not_below(config, 0, ("host_state_buddies",))
     problems += _timeout_problems(config)

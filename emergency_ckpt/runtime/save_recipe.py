@@ -8,8 +8,15 @@ from typing import Protocol
 import jax
 
 from emergency_ckpt.core.boxes import covers, whole
+from emergency_ckpt.core.keeping import Keeping
 from emergency_ckpt.core.persistence import PersistentWriters, writers
-from emergency_ckpt.core.placement import PlacementPolicy, Topology, buddies, place
+from emergency_ckpt.core.placement import (
+    AllButPrimary,
+    PlacementPolicy,
+    Topology,
+    buddies,
+    place,
+)
 from emergency_ckpt.errors import InvalidState
 from emergency_ckpt.runtime.topology import topology_of
 from emergency_ckpt.tiers.manifest import Layout, lay_out, shard_nbytes
@@ -46,6 +53,7 @@ class SaveRecipe:
       held: all distinct shards on this process's devices; ``all_held`` takes them.
       writers: who talks to storage on a persistent save; the first one leads.
       buddies: who gets a copy of this process's host state.
+      keeping: what this process keeps in RAM at a restore; None: all that it needs.
     """
 
     tree: StateTree
@@ -57,6 +65,7 @@ class SaveRecipe:
     all_held: SnapshotRecipe
     writers: tuple[int, ...]
     buddies: tuple[int, ...]
+    keeping: Keeping | None
 
 
 def build_recipe(tree: StateTree, settings: Settings, process: tuple[int, int]) -> SaveRecipe:
@@ -69,7 +78,7 @@ def build_recipe(tree: StateTree, settings: Settings, process: tuple[int, int]) 
     me, count = process
     topology = topology_of(settings.mesh, settings.replica_axis, tree)
     table = BoxTable(tree, count)
-    stored = place(settings.placement, topology, me, table.slices_holding(me, topology))
+    stored = place(settings.placement, topology, me, table.held_leaves())
     specs = tree.specs
     layout = lay_out(
         [leaf.spec for leaf in tree.leaves],
@@ -81,6 +90,9 @@ def build_recipe(tree: StateTree, settings: Settings, process: tuple[int, int]) 
         for index in topology.slices if every else topology.slices[:1]:
             _check_slice_is_whole(tree, table, topology, index)
     held = table.shards_of(me)
+    # Fewer copies than slices must not grow to more in a restore; where the primary alone stores
+    # nothing, what it has fetched is one copy more.
+    keeping = None if isinstance(settings.placement, AllButPrimary) else Keeping(stored, held)
     return SaveRecipe(
         tree=tree,
         topology=topology,
@@ -91,6 +103,7 @@ def build_recipe(tree: StateTree, settings: Settings, process: tuple[int, int]) 
         all_held=SnapshotRecipe(tree, held),
         writers=writers(topology, settings.persistent_writers),
         buddies=buddies(me, topology, settings.host_state_buddies),
+        keeping=keeping,
     )
 
 
