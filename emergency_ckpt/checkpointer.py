@@ -251,6 +251,7 @@ class EmergencyCheckpointer:
             requested_step=step,
             host_state=host_state,
             buddies=recipe.buddies,
+            keeping=recipe.keeping,
             number=number,
         )
         self._saver.begin_restore()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -12,7 +13,12 @@ from typing import Any
 
 import jax
 
-from emergency_ckpt.core.placement import AllButPrimary, PlacementPolicy
+from emergency_ckpt.core.placement import (
+    AllButPrimary,
+    PlacementPolicy,
+    Striped,
+    parse_policy,
+)
 from emergency_ckpt.core.save_agreement import TierName
 from emergency_ckpt.core.save_timing import AdaptiveInterval
 from emergency_ckpt.errors import ConfigError
@@ -73,7 +79,9 @@ class Config:
         by ``SystemExit`` with status 143.
       preemption_grace_s: time from the sync point to the kill. What is not written by then is
         named in the log; the local tier comes first. May differ.
-      placement: which slices store which shards in the local tier.
+      placement: which slices store which shards in the local tier, as a policy or its text:
+        ``"all_but_primary"``: all of them on every slice but the first; ``"striped(2)"``: each on
+        two, so that a process transfers, keeps and writes less. See ``eckpt plan-placement``.
       host_state_buddies: processes on other slices that keep a copy of a host state; None: one on
         every other slice.
       host_state_limit_bytes: largest encoded host state of a process; at most 64 MiB, what a peer
@@ -164,6 +172,7 @@ class Config:
             dir=_as_text(self.dir),
             local_dir=_as_text(self.local_dir),
             secret_file=_as_text(self.secret_file),
+            placement=_as_policy(self.placement),
         )
         problems = list(_problems(config))
         if problems:
@@ -242,6 +251,13 @@ def _as_text(path: Any) -> Any:
     return os.fspath(path) if isinstance(path, os.PathLike) else path
 
 
+def _as_policy(placement: Any) -> Any:
+    """A placement from its text; a text that is none is left for ``_problems`` to name."""
+    with contextlib.suppress(ConfigError):
+        return parse_policy(placement) if isinstance(placement, str) else placement
+    return placement
+
+
 def _mesh_identity(mesh: jax.sharding.Mesh | None) -> object:
     if mesh is None:
         return None
@@ -295,6 +311,11 @@ def _value_problems(config: Config) -> list[str]:
         if getattr(config, name) is not None:
             problems += _not_below(config, 1, (name,))
     problems += _policy_problems(config)
+    placement: Any = config.placement
+    if not isinstance(placement, AllButPrimary | Striped):
+        problems.append(
+            f"placement must be 'all_but_primary' or 'striped(<copies>)', not {placement!r}"
+        )
     if config.host_state_buddies is not None:
         problems += _not_below(config, 0, ("host_state_buddies",))
     problems += _timeout_problems(config)

@@ -147,6 +147,8 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
         ({"local_dir": "relative"}, "local_dir 'relative' is not an absolute path"),
         ({"local_dir": None}, "local_dir must be a text, not None"),
         ({"dir": ""}, "dir is empty"),
+        ({"placement": "striped(0)"}, "placement must be 'all_but_primary' or 'striped(<copies>)'"),
+        ({"placement": 2}, "placement must be 'all_but_primary' or 'striped(<copies>)', not 2"),
         ({"dir": 7}, "dir must be a text, not 7"),
         ({"run_id": "../escape"}, "run_id '../escape' may only have"),
         ({"run_id": ".hidden"}, "run_id '.hidden' may only have"),
@@ -243,6 +245,12 @@ def test_validation_is_a_copy_with_everything_filled_in() -> None:
     assert checked.copy_threads in (1, 2)
     assert checked.extra_holders == ("a:1",)
     assert checked.validated() == checked
+
+
+def test_a_placement_may_be_given_as_its_text() -> None:
+    assert valid(placement="striped(3)").validated().placement == Striped(3)
+    same = valid(placement=Striped(3)).validated()
+    assert valid(placement="striped(3)").validated().agreement() == same.agreement()
 
 
 def test_path_objects_are_paths() -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import time
 from collections import deque
 
+from emergency_ckpt.core.keeping import Keeping
 from emergency_ckpt.core.plan_types import NoPlan, ProcessPlan, Rejection, RestorePlan
 from emergency_ckpt.errors import (
     CorruptData,
@@ -31,7 +32,8 @@ from emergency_ckpt.runtime.restore_types import (
     Tally,
     no_plan_error,
 )
-from emergency_ckpt.runtime.shard_collection import CopiesFailed, ShardCollection
+from emergency_ckpt.runtime.shard_collection import ShardCollection
+from emergency_ckpt.runtime.shard_fetch import CopiesFailed
 from emergency_ckpt.runtime.storage_load import NotAsSaved, StorageLoad, checked
 from emergency_ckpt.tiers import host_state as host_states
 from emergency_ckpt.tiers.local import LocalTier
@@ -102,10 +104,12 @@ class Restore:
         requested_step: int | None,
         host_state: object,
         buddies: tuple[int, ...],
+        keeping: Keeping | None,
         number: int,
     ) -> None:
         self._parts = parts
         self._buddies = buddies
+        self._keeping = keeping
         self._tree = tree
         self._like = like
         self._requested_step = requested_step
@@ -257,6 +261,7 @@ class Restore:
             parts.events,
             save=save,
             me=holder_name(me),
+            keeping=self._keeping,
             deadline_s=self._deadline_s,
         )
         shards.collect(part)

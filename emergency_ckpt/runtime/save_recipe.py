@@ -8,8 +8,15 @@ from typing import Protocol
 import jax
 
 from emergency_ckpt.core.boxes import covers, whole
+from emergency_ckpt.core.keeping import Keeping
 from emergency_ckpt.core.persistence import writers
-from emergency_ckpt.core.placement import PlacementPolicy, Topology, buddies, place
+from emergency_ckpt.core.placement import (
+    AllButPrimary,
+    PlacementPolicy,
+    Topology,
+    buddies,
+    place,
+)
 from emergency_ckpt.errors import InvalidState
 from emergency_ckpt.runtime.topology import topology_of
 from emergency_ckpt.tiers.manifest import Layout, lay_out, shard_nbytes
@@ -43,6 +50,7 @@ class SaveRecipe:
       local: takes the shards of ``layout``, in its order.
       held: all distinct shards on this process's devices; ``all_held`` takes them.
       buddies: who gets a copy of this process's host state.
+      keeping: what this process keeps in RAM at a restore; None: all that it needs.
     """
 
     tree: StateTree
@@ -53,6 +61,7 @@ class SaveRecipe:
     held: tuple[ShardId, ...]
     all_held: SnapshotRecipe
     buddies: tuple[int, ...]
+    keeping: Keeping | None
 
 
 def build_recipe(tree: StateTree, settings: Settings, process: tuple[int, int]) -> SaveRecipe:
@@ -65,7 +74,7 @@ def build_recipe(tree: StateTree, settings: Settings, process: tuple[int, int]) 
     me, count = process
     topology = topology_of(settings.mesh, settings.replica_axis, tree)
     table = BoxTable(tree, count)
-    stored = place(settings.placement, topology, me, table.slices_holding(me, topology))
+    stored = place(settings.placement, topology, me, table.held_leaves())
     specs = tree.specs
     layout = lay_out(
         [leaf.spec for leaf in tree.leaves],
@@ -75,6 +84,9 @@ def build_recipe(tree: StateTree, settings: Settings, process: tuple[int, int]) 
         check_storable(tree)
         _check_primary_is_whole(tree, table, topology)
     held = table.shards_of(me)
+    # Fewer copies than slices must not grow to more in a restore; where the primary alone stores
+    # nothing, what it has fetched is one copy more.
+    keeping = None if isinstance(settings.placement, AllButPrimary) else Keeping(stored, held)
     return SaveRecipe(
         tree=tree,
         topology=topology,
@@ -84,6 +96,7 @@ def build_recipe(tree: StateTree, settings: Settings, process: tuple[int, int]) 
         held=held,
         all_held=SnapshotRecipe(tree, held),
         buddies=buddies(me, topology, settings.host_state_buddies),
+        keeping=keeping,
     )
 
 
