@@ -1,11 +1,11 @@
-"""A job of any size on paper: who holds what after two saves, as the leader of a restore sees it."""
+"""A job of any size on paper: who holds what after two saves, as a restore's leader sees it."""
 
 import dataclasses
 import hashlib
 from collections.abc import Collection
 
 from emergency_ckpt.core.inventory import HeldHostState, HeldTensors, HolderInventory, Inventory
-from emergency_ckpt.core.placement import PlacementPolicy, Topology, buddies, place, place_all
+from emergency_ckpt.core.placement import PlacementPolicy, Topology, place_all
 from emergency_ckpt.core.plan_types import TargetSet
 from emergency_ckpt.core.striping import HeldLeaves
 from emergency_ckpt.tiers.manifest import (

@@ -298,6 +298,20 @@ def _text_problems(config: Config) -> list[tuple[str, str]]:
     return problems
 
 
+def _choice_problems(config: Config) -> list[str]:
+    problems: list[str] = []
+    if config.persistent_writers not in get_args(PersistentWriters):
+        problems.append(
+            f"persistent_writers must be 'primary' or 'striped', not {config.persistent_writers!r}"
+        )
+    placement: Any = config.placement
+    if not isinstance(placement, AllButPrimary | Striped):
+        problems.append(
+            f"placement must be 'all_but_primary' or 'striped(<copies>)', not {placement!r}"
+        )
+    return problems
+
+
 def _value_problems(config: Config) -> list[str]:
     problems: list[str] = []
     if not config.local_dir:
@@ -327,16 +341,8 @@ def _value_problems(config: Config) -> list[str]:
     for name in ("keep_last_n", "keep_every_n_steps", "copy_threads"):
         if getattr(config, name) is not None:
             problems += _not_below(config, 1, (name,))
-    if config.persistent_writers not in get_args(PersistentWriters):
-        problems.append(
-            f"persistent_writers must be 'primary' or 'striped', not {config.persistent_writers!r}"
-        )
     problems += _policy_problems(config)
-    placement: Any = config.placement
-    if not isinstance(placement, AllButPrimary | Striped):
-        problems.append(
-            f"placement must be 'all_but_primary' or 'striped(<copies>)', not {placement!r}"
-        )
+    problems += _choice_problems(config)
     if config.host_state_buddies is not None:
         problems += _not_below(config, 0, ("host_state_buddies",))
     problems += _timeout_problems(config)
