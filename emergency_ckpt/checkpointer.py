@@ -18,10 +18,12 @@ from emergency_ckpt.runtime.local_saves import LocalSaves
 from emergency_ckpt.runtime.membership import Membership
 from emergency_ckpt.runtime.persistent_saves import PersistentSaves
 from emergency_ckpt.runtime.preemption import PreemptionWatch, find_notices
+from emergency_ckpt.runtime.prefetch import Prefetches
 from emergency_ckpt.runtime.preservation import Preservation
-from emergency_ckpt.runtime.restore_runner import Restore, RestoreParts
+from emergency_ckpt.runtime.restore_bringing import RestoreParts, Wish
+from emergency_ckpt.runtime.restore_runner import Restore
 from emergency_ckpt.runtime.restore_types import RestoreReport, WholeSteps
-from emergency_ckpt.runtime.save_recipe import build_recipe
+from emergency_ckpt.runtime.save_recipe import SaveRecipe, build_recipe
 from emergency_ckpt.runtime.saver import Saver, SaverParts
 from emergency_ckpt.runtime.step_catalog import StepCatalog
 from emergency_ckpt.runtime.topology import topology_of
@@ -33,6 +35,7 @@ from emergency_ckpt.tiers.removal import StepShelf
 from emergency_ckpt.tiers.state_tree import PyTree, describe
 
 _EXIT_TIMEOUT_S = 10.0
+_STOP_TIMEOUT_S = 30.0
 
 
 class EmergencyCheckpointer:
@@ -40,8 +43,8 @@ class EmergencyCheckpointer:
 
     Build it from a config (``EmergencyCheckpointer.default_config().set(...).instantiate()``) or
     from keywords (``EmergencyCheckpointer(dir=..., local_dir=...)``); ``config.Config`` lists the
-    settings. Construction, ``restore`` and ``stop`` must be called by all processes of the job,
-    in the same order; ``save`` must be called by all at the same steps. After
+    settings. Construction, ``prefetch``, ``restore`` and ``stop`` must be called by all processes
+    of the job, in the same order; ``save`` must be called by all at the same steps. After
     ``jax.distributed.initialize``, from one thread.
 
     Raises:
@@ -133,6 +136,7 @@ class EmergencyCheckpointer:
             host_state_limit_bytes=config.host_state_limit_bytes,
             timeout_s=config.restore_timeout_s,
         )
+        self._prefetches = Prefetches(self._restore_parts)
         self._preservation = None
         if self._persistent is not None:
             self._preservation = Preservation(
@@ -156,6 +160,7 @@ class EmergencyCheckpointer:
                 watch=self._watch,
                 events=self._events,
                 failures=self._failures,
+                before_save=self._prefetches.before_save,
             ),
             config.save_plans(),
             member.incarnation,
@@ -236,6 +241,41 @@ class EmergencyCheckpointer:
         """
         return self._saver.reached_preemption(step)
 
+    def prefetch(
+        self, abstract_state: PyTree, *, step: int | None = None, wants_host_state: bool = True
+    ) -> None:
+        """Begin a restore in the background; ``restore`` then finds the bytes on the devices.
+
+        To be called before the train step is compiled. Collective, and returns at once. A later
+        ``restore`` that asks for the same uses it, when all processes have it; any other one, and
+        one after a save that came first, restores as if there had been no prefetch. What goes
+        wrong here is raised by the next ``restore``, on all processes; the one after tries anew.
+        It has ``restore_timeout_s`` to itself. The devices hold the state from then on, and what
+        was fetched lies in RAM as after a restore: a crash leaves no less than there was.
+
+        Args:
+          abstract_state: as ``state`` of ``restore``, with equal shapes, dtypes and shardings.
+          step: as for ``restore``.
+          wants_host_state: whether ``restore`` will be given a ``host_state``. It is applied there.
+
+        Raises:
+          InvalidState: as ``restore``. CheckpointError: after ``stop``, or when a prefetch waits
+          for its ``restore`` already.
+        """
+        self._check_running("prefetch")
+        wish, _ = self._wish(abstract_state, step, wants_host_state=wants_host_state)
+        self._prefetches.start(wish, self._saver.is_idle, self._persistent_steps_held)
+
+    def _wish(
+        self, state: PyTree, step: int | None, *, wants_host_state: bool
+    ) -> tuple[Wish, SaveRecipe]:
+        tree = describe(state, "restore")
+        recipe = build_recipe(tree, self._config, self._process)
+        return Wish(tree, state, step, wants_host_state, recipe.keeping), recipe
+
+    def _persistent_steps_held(self) -> contextlib.AbstractContextManager[None]:
+        return self._preservation.held() if self._preservation else contextlib.nullcontext()
+
     def restore(
         self,
         step: int | None = None,
@@ -266,24 +306,21 @@ class EmergencyCheckpointer:
         """
         self._check_running("restore")
         self.wait_until_finished()
-        tree = describe(state, "restore")
-        recipe = build_recipe(tree, self._config, self._process)
+        wish, recipe = self._wish(state, step, wants_host_state=host_state is not None)
         number, self._restores = self._restores, self._restores + 1
         restore = Restore(
             self._restore_parts,
-            tree,
-            state,
-            requested_step=step,
+            wish,
             host_state=host_state,
             buddies=recipe.buddies,
-            keeping=recipe.keeping,
             number=number,
             keep_newer=keep_newer,
+            prefetch=self._prefetches.current,
         )
         self._saver.begin_restore()
         restored = None
         try:
-            with self._preservation.held() if self._preservation else contextlib.nullcontext():
+            with self._persistent_steps_held():
                 found = restore.run()
             self._saver.reserve_together(
                 recipe, f"restore/{number}/reserved", in_background=found is not None
@@ -295,6 +332,7 @@ class EmergencyCheckpointer:
             raise
         finally:
             self._saver.end_restore(restored, keep_newer=keep_newer)
+            self._prefetches.forget()
         if restored is None:
             return None, state
         self._local_saves.restart_from(restored.save)
@@ -357,6 +395,7 @@ class EmergencyCheckpointer:
         self._stopped = True
         atexit.unregister(self._at_exit)
         try:
+            self._prefetches.end(_STOP_TIMEOUT_S)
             self._saver.stop(timeout_s)
         finally:
             self._watch.close()
@@ -365,6 +404,7 @@ class EmergencyCheckpointer:
     def _at_exit(self) -> None:
         """The program ends without ``stop``: let what is under way end, if that is soon."""
         self._stopped = True
+        self._prefetches.end(_EXIT_TIMEOUT_S)
         self._saver.end_threads(_EXIT_TIMEOUT_S)
         self._watch.close()
         self._member.leave()

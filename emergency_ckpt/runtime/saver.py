@@ -58,7 +58,11 @@ class Settings(save_recipe.Settings, Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class SaverParts:
-    """What the saver works with. ``persistent`` and ``preservation``: None without that tier."""
+    """What the saver works with. ``persistent`` and ``preservation``: None without that tier.
+
+    Attributes:
+      before_save: called when a save of a step starts; gives what its background part does first.
+    """
 
     settings: Settings
     process: tuple[int, int]
@@ -71,6 +75,7 @@ class SaverParts:
     watch: PreemptionWatch
     events: EventSink
     failures: Failures
+    before_save: Callable[[int], Callable[[], object]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,7 +187,7 @@ class Saver:
             )
             self._parts.events.emit("save.skipped", step=request.step, tier=name)
             return False
-        work = self._snapshot(name, request)
+        work = _in_turn(self._parts.before_save(request.step), self._snapshot(name, request))
         self._parts.events.emit("save.started", step=request.step, tier=name)
         if number is not None:
             work = self._when_confirmed(name, request.step, number, work)
@@ -320,6 +325,10 @@ class Saver:
         if sync_step is not None:
             self._wait_for_the_others()
 
+    def is_idle(self, timeout_s: float) -> bool:
+        """Whether no save is under way; waits so long for each tier at most. From any thread."""
+        return all(s.worker.wait_idle(timeout_s) for s in self._schedules.values())
+
     def stop(self, timeout_s: float | None = None) -> None:
         """Wait for what is under way, then end all threads."""
         try:
@@ -367,3 +376,11 @@ class Saver:
         )
         if errors:
             raise RestoreFailed("reserve", "ramdisk", errors)
+
+
+def _in_turn(*parts: Callable[[], object]) -> _Work:
+    def work() -> None:
+        for part in parts:
+            part()
+
+    return work

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
+from collections import deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -12,9 +13,9 @@ from emergency_ckpt.errors import RestoreFailed, StepNotFound
 from emergency_ckpt.runtime.coordination import agree, do_together
 from emergency_ckpt.runtime.local_saves import LocalSaves
 from emergency_ckpt.runtime.preservation import Preservation
+from emergency_ckpt.runtime.restore_bringing import RestoreParts
 from emergency_ckpt.runtime.restore_dialogue import RestoreDialogue
 from emergency_ckpt.runtime.restore_leader import RestoreLeader, Wanted
-from emergency_ckpt.runtime.restore_runner import RestoreParts
 from emergency_ckpt.runtime.restore_types import WholeSteps
 from emergency_ckpt.tiers import host_state as host_states
 from emergency_ckpt.tiers.local import LocalTier
@@ -47,7 +48,10 @@ class StepDescription(NamedTuple):
 class StepCatalog:
     """The steps of one run. Its collective methods are numbered by the order of calls.
 
-    ``preservation``: whoever removes old steps, and must not meanwhile.
+    Attributes:
+      preservation: whoever removes old steps, and must not meanwhile.
+      names: at the leader, of the surveys whose keys the coordination service still has. Apart
+        from those of restores: a prefetch may be under way during a survey.
     """
 
     parts: RestoreParts
@@ -56,6 +60,7 @@ class StepCatalog:
     surveys: int = 0
     removals: int = 0
     looks: int = 0
+    names: deque[str] = dataclasses.field(default_factory=deque[str])
 
     @property
     def _tier(self) -> LocalTier:
@@ -106,8 +111,9 @@ class StepCatalog:
         dialogue = RestoreDialogue(
             parts.coordinator,
             f"survey/{number}",
-            parts.names,
+            self.names,
             lambda: RestoreLeader(parts.tier, parts.client, parts.persistent, parts.events, wanted),
+            parts.events,
             deadline_s=deadline_s,
         )
         dialogue.report(parts.holdings.inventory(), tree, wants_host_state=True)

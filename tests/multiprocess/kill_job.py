@@ -169,6 +169,16 @@ def crash_in_restore(world: World, kill: Kill) -> None:
         world.meet()
 
 
+def crash_in_prefetch(world: World, kill: Kill) -> None:
+    mesh = mesh_of(world.slices)
+    listener = RestoreKiller(world, kill)
+    config = world.config(kill.name, run_id=RUN_ID, mesh=mesh, on_event=listener)
+    with config.instantiate() as ckpt:
+        ckpt.prefetch(specs_on(mesh))
+        # The end comes in the background, where a trainer compiles.
+        threading.Event().wait(WAIT_S)
+
+
 def recover(world: World, name: str) -> dict[str, Any]:
     """Restore, and go on: the saves after a crash must go as well as those before it."""
     mesh = mesh_of(world.slices)
@@ -256,7 +266,12 @@ def leftovers(directory: Path, pattern: str) -> list[str]:
 
 CRASHES = {
     program.__name__: program
-    for program in (crash_in_save, crash_in_persistent_save, crash_in_restore)
+    for program in (
+        crash_in_save,
+        crash_in_persistent_save,
+        crash_in_restore,
+        crash_in_prefetch,
+    )
 }
 
 if __name__ == "__main__":
