@@ -10,8 +10,8 @@ from support import job_root, run_life, spec_of
 
 DUE, NOT_DUE = (5, 10, 15, 20), (1, 4, 6, 19)
 # To run anything on the devices, to talk to anybody, or to write to storage leads through these.
-# Asking JAX's preemption manager is allowed: it looks at a flag of its own process, and talks to the
-# service only once a notice has come.
+# Asking JAX's preemption manager is allowed: it looks at a flag of its own process, and talks to
+# the service only once a notice has come.
 LOUD = (
     "_socket",
     "emergency_ckpt._native",
