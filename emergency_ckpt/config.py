@@ -329,8 +329,6 @@ def _value_problems(config: Config) -> list[str]:
     problems += _not_below(config, 0, ("local_save_every_n_steps", "save_every_n_steps"))
     problems += _not_below(config, 1, ("host_state_limit_bytes", "copy_batch_bytes"))
     problems += _not_below(config, 1, ("storage_buffer_bytes", "local_keep_last_n"))
-    if isinstance(config.local_keep_last_n, int) and config.local_keep_last_n > _MOST_LOCAL_STEPS:  # pyright: ignore[reportUnnecessaryIsInstance]
-        problems.append(f"local_keep_last_n must be at most {_MOST_LOCAL_STEPS}")
     problems += _not_below(config, 1, ("transfer_streams",))
     limit: Any = getattr(config, "host_state_limit_bytes")  # noqa: B009 - of any type still
     if isinstance(limit, int) and limit > MAX_HOST_STATE_BYTES:
@@ -372,6 +370,9 @@ def _policy_problems(config: Config) -> list[str]:
             problems.append(f"{name} is set, but dir is not")
     if config.keep_every_n_steps is not None and config.keep_last_n is None:
         problems.append("keep_every_n_steps is set, but keep_last_n is not: all steps are kept")
+    kept: Any = config.local_keep_last_n
+    if isinstance(kept, int) and kept > _MOST_LOCAL_STEPS:
+        problems.append(f"local_keep_last_n must be at most {_MOST_LOCAL_STEPS}, not {kept}")
     if config.preservation_policy is not None and config.keep_last_n is not None:
         problems.append("preservation_policy and keep_last_n are both set")
     for name in ("async_save", "save_on_preemption", "exit_on_preemption"):

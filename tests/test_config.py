@@ -92,6 +92,11 @@ def problems_of(**settings: Any) -> tuple[str, ...]:
     return caught.value.problems
 
 
+def test_ram_for_too_many_steps() -> None:
+    (problem,) = problems_of(local_keep_last_n=65)
+    assert "at most 64" in problem
+
+
 def test_every_field_is_classified() -> None:
     """A new field must be put into one of the two tables, and then into ``agreement`` or not."""
     assert sorted([*MUST_AGREE, *MAY_DIFFER]) == sorted(FIELDS)
