@@ -5,13 +5,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 
 from emergency_ckpt.config import Config
-from emergency_ckpt.core.save_agreement import TIER_NAMES, TierName
+from emergency_ckpt.core.save_agreement import TierName
 from emergency_ckpt.errors import CheckpointError, PersistentTierError
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.local_saves import LocalSaves
@@ -20,9 +20,10 @@ from emergency_ckpt.runtime.persistent_saves import PersistentSaves
 from emergency_ckpt.runtime.preemption import PreemptionWatch, find_notices
 from emergency_ckpt.runtime.preservation import Preservation
 from emergency_ckpt.runtime.restore_runner import Restore, RestoreParts
-from emergency_ckpt.runtime.restore_types import RestoreReport
+from emergency_ckpt.runtime.restore_types import RestoreReport, WholeSteps
 from emergency_ckpt.runtime.save_recipe import build_recipe
 from emergency_ckpt.runtime.saver import Saver, SaverParts
+from emergency_ckpt.runtime.step_catalog import StepCatalog
 from emergency_ckpt.runtime.topology import topology_of
 from emergency_ckpt.runtime.vote import Vote
 from emergency_ckpt.runtime.worker import Failures
@@ -159,6 +160,7 @@ class EmergencyCheckpointer:
             config.save_plans(),
             member.incarnation,
         )
+        self._steps = StepCatalog(self._restore_parts, self._local_saves, self._preservation)
         self._restores = 0
         self._stopped = False
         self.last_restore: RestoreReport | None = None
@@ -176,7 +178,7 @@ class EmergencyCheckpointer:
         step: int,
         state: PyTree,
         host_state: object = None,
-        force: bool | Collection[TierName] = False,
+        force: bool = False,
         metrics: Mapping[str, Any] | None = None,
     ) -> bool:
         """Save ``state`` and ``host_state`` if a save is due at ``step``; True if one was started.
@@ -191,8 +193,7 @@ class EmergencyCheckpointer:
           state: pytree of arrays (jax, numpy, PRNG keys) and Python numbers.
           host_state: anything with ``get_state``/``set_state``, or dicts, lists, numbers, strings
             and bytes, or a nesting of these; this process's own.
-          force: save in every tier that is on, whatever its policy; or just in the tiers named,
-            ``"local"`` and ``"persistent"``.
+          force: save in every tier that is on, whatever the policy.
           metrics: JSON values, kept with a persistent step for preservation policies (``BestN``).
 
         Raises:
@@ -203,8 +204,20 @@ class EmergencyCheckpointer:
           Errors of the background part are logged, counted, and raised by ``check_for_errors``.
         """
         self._check_running("save")
-        forced: Collection[TierName] = TIER_NAMES if force is True else force or ()
-        return self._saver.save(step, state, host_state, forced=forced, metrics=metrics)
+        return self._saver.save(step, state, host_state, force=force, metrics=metrics)
+
+    @property
+    def heeds_preemption(self) -> bool:
+        """Whether ``reached_preemption`` will ever say so."""
+        return self._config.heeds_preemption
+
+    def should_save(self, step: int) -> bool:
+        """Whether ``save`` at ``step`` starts a save. For the step that comes next; not collective.
+
+        Raises what a policy raises; CheckpointError after ``stop``.
+        """
+        self._check_running("ask about")
+        return self._saver.should_save(step)
 
     def _check_running(self, operation: str) -> None:
         if self._stopped:
@@ -222,7 +235,12 @@ class EmergencyCheckpointer:
         return self._saver.reached_preemption(step)
 
     def restore(
-        self, step: int | None = None, *, state: PyTree, host_state: object = None
+        self,
+        step: int | None = None,
+        *,
+        state: PyTree,
+        host_state: object = None,
+        keep_newer: bool = False,
     ) -> tuple[int | None, PyTree]:
         """Bring back the newest whole step, or just ``step``. Collective; blocks.
 
@@ -232,6 +250,8 @@ class EmergencyCheckpointer:
             not changed; host values (numpy, numbers) give the types of what is returned.
           host_state: as given to ``save``; objects with ``set_state`` are repositioned in place,
             dicts and lists updated in place. ``last_restore.host_state`` has the restored value.
+          keep_newer: newer steps in RAM are forgotten at the next save, not yet; until then they
+            can still be restored.
 
         Returns:
           (step, restored state), bit for bit as saved; (None, ``state``) when there is nothing.
@@ -255,6 +275,7 @@ class EmergencyCheckpointer:
             host_state=host_state,
             buddies=recipe.buddies,
             number=number,
+            keep_newer=keep_newer,
         )
         self._saver.begin_restore()
         restored = None
@@ -270,7 +291,7 @@ class EmergencyCheckpointer:
             restore.undo()
             raise
         finally:
-            self._saver.end_restore(restored)
+            self._saver.end_restore(restored, keep_newer=keep_newer)
         if restored is None:
             return None, state
         self._local_saves.restart_from(restored.save)
@@ -288,18 +309,20 @@ class EmergencyCheckpointer:
 
     def all_steps(self) -> list[int]:
         """Steps known to be whole, oldest first. As ``latest_step``."""
-        known = set[int]()
-        if self._persistent is not None:
-            known.update(found.step for found in self._persistent.steps())
-            known.update(self._persistent.whole_steps())  # the older ones too
-        complete = self._local_saves.last_complete
-        if complete is None:
-            tensors, _, complete = self._member.tier.held()
-            if complete not in {held.save for held in tensors}:
-                complete = None  # a restore went back behind it
-        if complete is not None:
-            known.add(complete.step)
-        return sorted(known)
+        return self._steps.known()
+
+    @property
+    def steps(self) -> StepCatalog:
+        """What steps there are over all processes, what is in one, and its removal."""
+        return self._steps
+
+    def go_on_after(self, steps: WholeSteps) -> None:
+        """Take these for saved, as after a restore of each tier's newest, without a restore."""
+        found: dict[TierName, tuple[int, ...]] = {
+            "local": steps.local,
+            "persistent": steps.persistent,
+        }
+        self._saver.go_on_after({name: every[-1] for name, every in found.items() if every})
 
     @property
     def failed_saves(self) -> int:

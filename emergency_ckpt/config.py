@@ -31,6 +31,7 @@ from emergency_ckpt.transfer.wire import MAX_HOST_STATE_BYTES
 
 MEBIBYTE = 1 << 20
 _LONGEST_TIMEOUT_S = 1e7
+_MOST_LOCAL_STEPS = 64
 
 HostStateRemap = Callable[[Sequence[Any], int, int], Any]
 """``remap(payloads of all saved processes, process_index, process_count) -> payload``."""
@@ -59,13 +60,15 @@ class Config:
         an ``AnySavePolicy``. What depends on clocks or on a save being under way is decided by
         the leader and agreed in the background.
       save_policy: the same for the persistent tier.
+      local_keep_last_n: whole steps that the local tier has room for, besides the one being
+        written; each takes as much RAM as the first.
       keep_last_n: whole steps kept in the persistent tier; None keeps all.
       keep_every_n_steps: with ``keep_last_n``: steps kept besides, the multiples of this.
       preservation_policy: what the persistent tier keeps, instead of the two before: an Orbax
         ``PreservationPolicy`` object or a user's own. The last whole step always stays.
-      local_preservation_policy: the same for the local tier, of which two slots are all there is:
-        the newest whole step always stays, the one before until its slot is written again. A
-        policy that does not want that one has it dropped as soon as the newer one is complete.
+      local_preservation_policy: the same for the local tier, which has one slot more than
+        ``local_keep_last_n``: the newest whole step always stays, older ones until their slot is
+        written again. What a policy does not want is dropped as soon as a newer one is complete.
       async_save: False: ``save`` returns when the step is whole, or has failed. May differ.
       save_on_preemption: at the sync point of a preemption notice (SIGTERM) save in both tiers,
         whatever the policies. False: only where a policy is or has
@@ -101,6 +104,8 @@ class Config:
       save_timeout_s: how long ``save`` may wait for the save before it, and a save for its vote.
         May differ.
       persistent_timeout_s: how long one stage of a persistent save may take. May differ.
+      storage_wait_timeout_s: how long ``save`` may wait for the persistent save before it, of which
+        it then skips one. May differ.
       transfer_timeout_s: longest silence of a peer. May differ.
       on_event: called with each ``runtime.events.Event``, in the thread that emits it. May differ.
     """
@@ -116,6 +121,7 @@ class Config:
     save_every_n_seconds: float | None = None
     local_save_policy: SavePolicy | AdaptiveInterval | None = None
     save_policy: SavePolicy | AdaptiveInterval | None = None
+    local_keep_last_n: int = 1
     keep_last_n: int | None = None
     keep_every_n_steps: int | None = None
     preservation_policy: PreservationPolicy | None = None
@@ -142,6 +148,7 @@ class Config:
     restore_timeout_s: float = 600.0
     save_timeout_s: float = 120.0
     persistent_timeout_s: float = 1800.0
+    storage_wait_timeout_s: float = 5.0
     transfer_timeout_s: float = 30.0
     on_event: Listener | None = None
 
@@ -216,6 +223,7 @@ class Config:
             self.save_every_n_seconds,
             policy_identity(self.local_save_policy),
             policy_identity(self.save_policy),
+            self.local_keep_last_n,
             self.keep_last_n,
             self.keep_every_n_steps,
             policy_identity(self.preservation_policy),
@@ -290,7 +298,9 @@ def _value_problems(config: Config) -> list[str]:
         problems.append("save_every_n_steps is set, but dir is not")
     problems += _not_below(config, 0, ("local_save_every_n_steps", "save_every_n_steps"))
     problems += _not_below(config, 1, ("host_state_limit_bytes", "copy_batch_bytes"))
-    problems += _not_below(config, 1, ("storage_buffer_bytes",))
+    problems += _not_below(config, 1, ("storage_buffer_bytes", "local_keep_last_n"))
+    if isinstance(config.local_keep_last_n, int) and config.local_keep_last_n > _MOST_LOCAL_STEPS:  # pyright: ignore[reportUnnecessaryIsInstance]
+        problems.append(f"local_keep_last_n must be at most {_MOST_LOCAL_STEPS}")
     problems += _not_below(config, 1, ("transfer_streams",))
     limit: Any = getattr(config, "host_state_limit_bytes")  # noqa: B009 - of any type still
     if isinstance(limit, int) and limit > MAX_HOST_STATE_BYTES:
@@ -298,16 +308,15 @@ def _value_problems(config: Config) -> list[str]:
             f"host_state_limit_bytes must be at most {MAX_HOST_STATE_BYTES}, not {limit}:"
             " peers take no larger host state"
         )
-    for name in ("keep_last_n", "keep_every_n_steps", "copy_threads"):
+    optional = {"keep_last_n": 1, "keep_every_n_steps": 1, "copy_threads": 1}
+    for name, least in {**optional, "host_state_buddies": 0}.items():
         if getattr(config, name) is not None:
-            problems += _not_below(config, 1, (name,))
+            problems += _not_below(config, least, (name,))
     if config.persistent_writers not in get_args(PersistentWriters):
         problems.append(
             f"persistent_writers must be 'primary' or 'striped', not {config.persistent_writers!r}"
         )
     problems += _policy_problems(config)
-    if config.host_state_buddies is not None:
-        problems += _not_below(config, 0, ("host_state_buddies",))
     problems += _timeout_problems(config)
     if _not_below(config, 0, ("bind_port",)) or config.bind_port > 65535:
         problems.append(f"bind_port {config.bind_port!r} is no port")

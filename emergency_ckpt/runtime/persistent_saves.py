@@ -23,7 +23,12 @@ from absl import logging
 from emergency_ckpt._native import crc32c
 from emergency_ckpt.core.persistence import owners_of, scribe
 from emergency_ckpt.core.placement import Topology
-from emergency_ckpt.errors import CoordinationError, PersistentTierError, SaveFailed
+from emergency_ckpt.errors import (
+    CheckpointError,
+    CoordinationError,
+    PersistentTierError,
+    SaveFailed,
+)
 from emergency_ckpt.runtime.coordination import Coordinator, deadline_left_s
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.holdings import HostStateInbox
@@ -147,11 +152,11 @@ class PersistentSaves:
             self._save(job)
         except Exception as error:  # noqa: BLE001 - recorded, raised by check_for_errors
             self._may_have_leftovers = True
-            self._events.emit("persistent.failed", step=step, reason=str(error)[:500])
+            self._events.emit("persistent.failed", step=step, reason=_text_of(error)[:500])
             failure = SaveFailed(
                 "save",
                 f"step {step} to the persistent tier",
-                str(error),
+                _text_of(error),
                 hint="training goes on and the next persistent save tries again",
             )
             failure.__cause__ = error
@@ -296,7 +301,7 @@ class PersistentSaves:
             result = work()
             report = _Report(written=told(result))
         except Exception as error:
-            self._keys.put(save, name, msgspec.json.encode(_Report(error=str(error)[:500])))
+            self._keys.put(save, name, msgspec.json.encode(_Report(error=_text_of(error)[:500])))
             raise
         self._keys.put(save, name, msgspec.json.encode(report))
         deadline_s = time.monotonic() + self._timeout_s
@@ -312,6 +317,11 @@ class PersistentSaves:
 
     def _report(self, save: SaveId, name: str, writer: int, timeout_s: float) -> _Report:
         return msgspec.json.decode(self._keys.get(save, name, writer, timeout_s), type=_Report)
+
+
+def _text_of(error: Exception) -> str:
+    """Never empty: to the others an empty text means that all went well."""
+    return str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
 
 
 def _flat(view: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:

@@ -25,7 +25,9 @@ from emergency_ckpt.runtime.restore_types import (
     PlanFailed,
     Report,
     Status,
+    SurveyAnswer,
     Verdict,
+    WholeSteps,
 )
 from emergency_ckpt.tiers.state_tree import StateTree
 
@@ -93,6 +95,26 @@ class RestoreDialogue:
             )
         except CheckpointError as error:
             self._leader_error = error
+
+    def learn_steps(self) -> WholeSteps:
+        """Which steps are whole, instead of a plan. The same error everywhere when that fails."""
+        answer = None
+        if self._leader is not None:
+            try:
+                if self._leader_error is not None:
+                    raise self._leader_error
+                answer = SurveyAnswer(self._leader.whole_steps())
+            except CheckpointError as error:
+                self._leader_error = error
+                answer = SurveyAnswer(error=str(error)[:4000] or type(error).__name__)
+        data = None if answer is None else msgspec.json.encode(answer)
+        found = msgspec.json.decode(
+            share(self._coordinator, f"{self._name}/steps", data, self._left_s()),
+            type=SurveyAnswer,
+        )
+        if found.error:
+            raise self._leader_error or RestoreFailed("survey", "the job", found.error)
+        return found.steps
 
     def learn_plan(self, attempt: int) -> Answer:
         """The leader plans and tells each process its part."""

@@ -103,8 +103,10 @@ class Restore:
         host_state: object,
         buddies: tuple[int, ...],
         number: int,
+        keep_newer: bool = False,
     ) -> None:
         self._parts = parts
+        self._keep_newer = keep_newer
         self._buddies = buddies
         self._tree = tree
         self._like = like
@@ -287,7 +289,8 @@ class Restore:
 
     def _forget_newer(self, kept: SaveId) -> None:
         """No leftover of another life may ever look newer than what training goes on from."""
-        self._parts.tier.invalidate_newer(kept)
+        if not self._keep_newer:
+            self._parts.tier.invalidate_newer(kept)
         self._parts.tier.note_complete(kept)
         self._push_host_state(kept)
         self._dialogue.wait_for_all()

@@ -108,6 +108,20 @@ class LoadPlan(msgspec.Struct, frozen=True, tag="load", forbid_unknown_fields=Tr
         return msgspec.structs.replace(self, parts={process: part})
 
 
+class WholeSteps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Steps that a restore could bring back now, by tier, oldest first."""
+
+    local: tuple[int, ...] = ()
+    persistent: tuple[int, ...] = ()
+
+
+class SurveyAnswer(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What the leader tells of a survey: the steps, or why there is no answer."""
+
+    steps: WholeSteps = WholeSteps()
+    error: str = ""
+
+
 Answer = RestorePlan | NoPlan | PlanFailed | LoadPlan
 
 

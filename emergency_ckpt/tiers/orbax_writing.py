@@ -125,7 +125,7 @@ def _storage_sharding(
         rows = [
             index
             for index in range(devices.shape[axis])
-            if all(d.process_index in writers for d in np.take(devices, index, axis).flat)
+            if all(d.process_index in writers for d in np.take(devices, [index], axis).flat)
         ]
         if rows and len(rows) < devices.shape[axis]:
             others = [index for index in range(devices.shape[axis]) if index not in rows]

@@ -41,14 +41,15 @@ class StepShelf:
 
         PersistentTierError when the directory cannot be read.
         """
-        found: list[StepRecord] = []
-        for step in self._tier.whole_steps():
-            try:
-                written_s = (self._beside(step) / MARKER_NAME).stat().mtime
-                found.append(StepRecord(step, float(written_s), self._metrics(step)))
-            except OSError as error:
-                raise self._error("look at", step, str(error)) from error
-        return found
+        return [self.record(step) for step in self._tier.whole_steps()]
+
+    def record(self, step: int) -> StepRecord:
+        """What there is to know of one of them. PersistentTierError, also when it is gone."""
+        try:
+            written_s = (self._beside(step) / MARKER_NAME).stat().mtime
+            return StepRecord(step, float(written_s), self._metrics(step))
+        except OSError as error:
+            raise self._error("look at", step, str(error)) from error
 
     def remove(self, step: int) -> None:
         """Remove ``step``. After a crash at any moment it is whole, or counts nowhere."""
