@@ -15,20 +15,21 @@ Process ids are not negotiated: any process may run on any host, under any numbe
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from typing import Any, Optional
+from collections.abc import Callable
+from typing import Any, cast
 
 import jax
 from absl import logging
+from orbax.checkpoint import checkpoint_managers as ocm
 
 from emergency_ckpt import checkpointer as core
 from emergency_ckpt.config import Config as Settings
 from emergency_ckpt.config import run_id_of
-from emergency_ckpt.core.save_agreement import TierName
 from emergency_ckpt.errors import DeadlineExceeded, MissingDependency
+from emergency_ckpt.runtime.coordination import own_address
 from emergency_ckpt.runtime.events import Event
 from emergency_ckpt.runtime.restore_types import RestoreReport
-from emergency_ckpt.runtime.save_policies import ON_REQUEST
+from emergency_ckpt.runtime.save_policies import AskedEverywhere, SavePolicy
 from emergency_ckpt.tiers.mixed_state import join, split
 from emergency_ckpt.tiers.persistent import PersistentTier
 from emergency_ckpt.tiers.state_tree import PyTree
@@ -82,12 +83,16 @@ class EmergencyCheckpointer(BaseCheckpointer):
           keep_last_n: steps kept in storage.
           keep_every_n_steps: steps kept in storage besides: the multiples of this; 0 or None: none.
           local_keep_last_n: steps kept in RAM, besides the one being written.
+          local_save_every_n_seconds, save_every_n_seconds: besides the policies: as soon as the
+            save before is whole, but not sooner than so many seconds after it; None: not at all.
           local_dir: directory on this host's ramdisk (tmpfs); must outlive the process.
           trainer_dir: names the run: what lies in ``local_dir`` of another run is never restored.
             axlearn's launcher fills it in.
           non_tensor_async_timeout_secs: how long a save to RAM may wait for all processes.
           async_timeout_secs: how long one stage of a save to storage may take.
           replica_axis_index: index of the mesh axis along which slices are replicas.
+          bind_host: where this host serves its shards; None: the address by which it reaches JAX's
+            coordinator.
           host_state_remap: a function that makes a process's iterator states out of those of a job
             of another size: from a list of dicts by path to a dict by path.
 
@@ -96,7 +101,7 @@ class EmergencyCheckpointer(BaseCheckpointer):
         """
 
         keep_last_n: int = 1
-        keep_every_n_steps: Optional[int] = None  # noqa: UP045 - axlearn's configs are read by attrs
+        keep_every_n_steps: int | None = None
         local_keep_last_n: int = 1
         local_save_policy: InstantiableConfig[CheckpointPolicy] = config_for_function(
             every_n_steps_policy
@@ -107,8 +112,8 @@ class EmergencyCheckpointer(BaseCheckpointer):
         async_timeout_secs: int = 3600
         replica_axis_index: Required[int] = REQUIRED
         # Ours.
-        local_save_every_n_seconds: float | None = Settings.local_save_every_n_seconds
-        save_every_n_seconds: float | None = Settings.save_every_n_seconds
+        local_save_every_n_seconds: int | None = None
+        save_every_n_seconds: int | None = None
         async_save: bool = Settings.async_save
         save_on_preemption: bool = Settings.save_on_preemption
         exit_on_preemption: bool = True
@@ -117,8 +122,9 @@ class EmergencyCheckpointer(BaseCheckpointer):
         host_state_limit_bytes: int = Settings.host_state_limit_bytes
         host_state_remap: Callable[..., Any] | None = Settings.host_state_remap
         allow_missing_host_state: bool = Settings.allow_missing_host_state
+        persistent_writers: str = Settings.persistent_writers
         storage_buffer_bytes: int = Settings.storage_buffer_bytes
-        bind_host: str = Settings.bind_host
+        bind_host: str | None = None
         bind_port: int = Settings.bind_port
         secret_file: str | None = Settings.secret_file
         extra_holders: tuple[str, ...] = Settings.extra_holders
@@ -127,6 +133,7 @@ class EmergencyCheckpointer(BaseCheckpointer):
         transfer_streams: int = Settings.transfer_streams
         start_timeout_s: float = Settings.start_timeout_s
         restore_timeout_s: float = Settings.restore_timeout_s
+        storage_wait_timeout_s: float = Settings.storage_wait_timeout_s
         transfer_timeout_s: float = Settings.transfer_timeout_s
         on_event: Callable[[Event], None] | None = Settings.on_event
 
@@ -137,16 +144,13 @@ class EmergencyCheckpointer(BaseCheckpointer):
         self._build(filled_in)
 
     def _build(self, cfg: Any) -> None:
-        self._policies: Mapping[TierName, CheckpointPolicy] = {
-            "local": cfg.local_save_policy.instantiate(),
-            "persistent": cfg.save_policy.instantiate(),
-        }
-        self._settings = _settings_of(cfg).set(on_event=self._on_event)
+        self._policies = _Asked(cfg.local_save_policy), _Asked(cfg.save_policy)
+        self._settings = _settings_of(cfg, *self._policies).set(on_event=self._on_event)
         self._settings.validated()
         self._listener = cfg.on_event
-        self._timed = (cfg.local_save_every_n_seconds, cfg.save_every_n_seconds) != (None, None)
-        self._index = StepIndex(cfg.dir, float(cfg.async_timeout_secs))
+        self._index = StepIndex(cfg.dir)
         self._entries: dict[int, Entries] = {}
+        self._saving: PyTree = None
         self._running: core.EmergencyCheckpointer | None = None
 
     @classmethod
@@ -176,19 +180,17 @@ class EmergencyCheckpointer(BaseCheckpointer):
         As ``emergency_ckpt.EmergencyCheckpointer.save``. Errors of the background part do not end
         training; ``wait_until_finished`` raises them.
         """
-        summaries = evaler_summaries or {}
-        due: list[TierName] = [
-            name
-            for name, policy in self._policies.items()
-            if policy(step=step, evaler_summaries=summaries)
-        ]
+        for policy in self._policies:
+            policy.summaries = evaler_summaries or {}
         running = self._running or self._start(state)
-        if not (due or self._timed or running.reached_preemption(step)):
+        if not running.should_save(step):
             return
         tensors, iterators = split(state)
-        if due != ["local"]:
-            self._entries[step] = entries_of(step, state)
-        running.save(step=step, state=tensors, host_state=iterators or None, force=due)
+        self._saving = state
+        try:
+            running.save(step=step, state=tensors, host_state=iterators or None)
+        finally:
+            self._saving = None
 
     def restore(self, *, step: int | None = None, state: PyTree) -> tuple[int | None, PyTree]:
         """Bring back the newest whole step, or just ``step``. Collective; blocks.
@@ -227,7 +229,10 @@ class EmergencyCheckpointer(BaseCheckpointer):
             logging.error("stopped after an exception: %s", error)
 
     def _start(self, state: PyTree) -> core.EmergencyCheckpointer:
-        self._running = core.EmergencyCheckpointer(self._settings, mesh=_mesh_of(state))
+        host = self._settings.bind_host or own_address()
+        self._running = core.EmergencyCheckpointer(
+            self._settings, mesh=_mesh_of(state), bind_host=host
+        )
         return self._running
 
     def _on_event(self, event: Event) -> None:
@@ -241,21 +246,32 @@ class EmergencyCheckpointer(BaseCheckpointer):
                 self._listener(event)
 
     def _keep_index(self, event: Event, step: int) -> None:
-        if event.name == "persistent.published":
+        if event.name == "save.started" and event.fields.get("tier") == "persistent":
+            self._entries[step] = entries_of(step, self._saving)  # inside ``save``
+        elif event.name == "persistent.published":
             self._index.write(step, self._entries[step])
         elif event.name == "persistent.removing":
             self._index.remove(step)
-        elif event.name in ("persistent.complete", "persistent.failed") or (
-            event.name == "save.skipped" and event.fields.get("tier") == "persistent"
-        ):
+        elif event.name in ("persistent.complete", "persistent.failed"):
             self._entries.pop(step, None)
+
+
+class _Asked:
+    """axlearn's policy in the form of Orbax's, which is asked once a step on every process."""
+
+    def __init__(self, config: InstantiableConfig[CheckpointPolicy]) -> None:
+        self._policy = config.instantiate()
+        self.summaries: dict[str, Any] = {}
+
+    def should_save(self, step: Any, previous_steps: Any, *, context: Any) -> bool:
+        """What the policy says, of what the evalers said last."""
+        return bool(self._policy(step=step.step, evaler_summaries=self.summaries))
 
 
 _SAME = (
     "local_dir",
     "keep_last_n",
-    "local_save_every_n_seconds",
-    "save_every_n_seconds",
+    "local_keep_last_n",
     "async_save",
     "save_on_preemption",
     "exit_on_preemption",
@@ -264,8 +280,8 @@ _SAME = (
     "host_state_limit_bytes",
     "host_state_remap",
     "allow_missing_host_state",
+    "persistent_writers",
     "storage_buffer_bytes",
-    "bind_host",
     "bind_port",
     "secret_file",
     "extra_holders",
@@ -274,27 +290,33 @@ _SAME = (
     "transfer_streams",
     "start_timeout_s",
     "restore_timeout_s",
+    "storage_wait_timeout_s",
     "transfer_timeout_s",
 )
 """Fields that are settings of the same name."""
 
 
-def _settings_of(cfg: Any) -> Settings:
+def _settings_of(cfg: Any, local: _Asked, persistent: _Asked) -> Settings:
     """``cfg``: a config of ``EmergencyCheckpointer`` with all that is required."""
     settings = Settings(
         dir=os.path.join(cfg.dir, _TENSORS),
         run_id=run_id_of(cfg.trainer_dir),
         replica_axis=cfg.replica_axis_index,
-        # The policies are asked in ``save``, which says what is due.
-        local_save_policy=ON_REQUEST if cfg.local_save_every_n_seconds is None else None,
-        save_policy=ON_REQUEST if cfg.save_every_n_seconds is None else None,
-        local_save_every_n_steps=0,
-        save_every_n_steps=0,
+        local_save_policy=_policy_of(local, cfg.local_save_every_n_seconds),
+        save_policy=_policy_of(persistent, cfg.save_every_n_seconds),
         keep_every_n_steps=cfg.keep_every_n_steps or None,
         save_timeout_s=float(cfg.non_tensor_async_timeout_secs),
         persistent_timeout_s=float(cfg.async_timeout_secs),
+        bind_host=cfg.bind_host or "",
     )
     return settings.set(**{name: getattr(cfg, name) for name in _SAME})
+
+
+def _policy_of(asked: _Asked, every_n_seconds: int | None) -> SavePolicy:
+    if every_n_seconds is None:
+        return cast("SavePolicy", AskedEverywhere(asked))
+    continuous = ocm.ContinuousCheckpointingPolicy(minimum_interval_secs=every_n_seconds)
+    return cast("SavePolicy", AskedEverywhere(ocm.AnySavePolicy([asked, continuous])))
 
 
 def _mesh_of(state: PyTree) -> jax.sharding.Mesh | None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 
 from emergency_ckpt.config import Config
-from emergency_ckpt.core.save_agreement import TIER_NAMES, TierName
+from emergency_ckpt.core.save_agreement import TierName
 from emergency_ckpt.errors import CheckpointError, PersistentTierError
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.local_saves import LocalSaves
@@ -183,7 +183,7 @@ class EmergencyCheckpointer:
         step: int,
         state: PyTree,
         host_state: object = None,
-        force: bool | Collection[TierName] = False,
+        force: bool = False,
         metrics: Mapping[str, Any] | None = None,
     ) -> bool:
         """Save ``state`` and ``host_state`` if a save is due at ``step``; True if one was started.
@@ -198,8 +198,7 @@ class EmergencyCheckpointer:
           state: pytree of arrays (jax, numpy, PRNG keys) and Python numbers.
           host_state: anything with ``get_state``/``set_state``, or dicts, lists, numbers, strings
             and bytes, or a nesting of these; this process's own.
-          force: save in every tier that is on, whatever its policy; or just in the tiers named,
-            ``"local"`` and ``"persistent"``.
+          force: save in every tier that is on, whatever the policy.
           metrics: JSON values, kept with a persistent step for preservation policies (``BestN``).
 
         Raises:
@@ -210,8 +209,7 @@ class EmergencyCheckpointer:
           Errors of the background part are logged, counted, and raised by ``check_for_errors``.
         """
         self._check_running("save")
-        forced: Collection[TierName] = TIER_NAMES if force is True else force or ()
-        return self._saver.save(step, state, host_state, forced=forced, metrics=metrics)
+        return self._saver.save(step, state, host_state, force=force, metrics=metrics)
 
     @property
     def heeds_preemption(self) -> bool:

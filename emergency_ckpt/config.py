@@ -336,13 +336,12 @@ def _value_problems(config: Config) -> list[str]:
             f"host_state_limit_bytes must be at most {MAX_HOST_STATE_BYTES}, not {limit}:"
             " peers take no larger host state"
         )
-    for name in ("keep_last_n", "keep_every_n_steps", "copy_threads"):
+    optional = {"keep_last_n": 1, "keep_every_n_steps": 1, "copy_threads": 1}
+    for name, least in {**optional, "host_state_buddies": 0}.items():
         if getattr(config, name) is not None:
-            problems += _not_below(config, 1, (name,))
+            problems += _not_below(config, least, (name,))
     problems += _policy_problems(config)
     problems += _choice_problems(config)
-    if config.host_state_buddies is not None:
-        problems += _not_below(config, 0, ("host_state_buddies",))
     problems += _timeout_problems(config)
     if _not_below(config, 0, ("bind_port",)) or config.bind_port > 65535:
         problems.append(f"bind_port {config.bind_port!r} is no port")

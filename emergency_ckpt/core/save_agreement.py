@@ -20,7 +20,6 @@ from typing import Literal, NamedTuple
 import msgspec
 
 TierName = Literal["local", "persistent"]
-TIER_NAMES: tuple[TierName, ...] = ("local", "persistent")
 
 FIRST_LEAD_S = 0.05
 LONGEST_LEAD_S = 60.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from emergency_ckpt.core.save_agreement import TierName
 from emergency_ckpt.runtime.coordination import Coordinator
@@ -53,17 +53,15 @@ class DueSaves:
             self._looked_at = step
         return bool(self._found)
 
-    def take(
-        self, step: int, *, forced: Collection[TierName], preempted: bool
-    ) -> dict[TierName, int | None]:
+    def take(self, step: int, *, force: bool, preempted: bool) -> dict[TierName, int | None]:
         """The tiers in which a save is due; with the proposal whose word is still to come.
 
-        ``forced``: in these tiers, if they have not saved ``step`` yet.
+        ``force``: in all tiers that have not saved ``step`` yet.
         """
         self.look(step, preempted=preempted)
         due, self._looked_at = self._found, None
         for name, schedule in self._schedules.items():
-            if name in forced and schedule.is_behind(step):
+            if force and schedule.is_behind(step):
                 due.setdefault(name, None)
         return {name: due[name] for name in self._schedules if name in due}
 

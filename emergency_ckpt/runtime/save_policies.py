@@ -49,10 +49,6 @@ class CheckpointInfo:
     metrics: Mapping[str, Any] | None = None
 
 
-ON_REQUEST: SavePolicy = cast("SavePolicy", ocm.SpecificStepsPolicy(steps=()))
-"""For a tier that is on, but saves only when it is told to."""
-
-
 class AskedPolicy:
     """A policy of unknown kind: asked once for each step, in rising order.
 

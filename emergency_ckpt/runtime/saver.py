@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import jax
@@ -139,12 +139,12 @@ class Saver:
         state: PyTree,
         host_state: object,
         *,
-        forced: Collection[TierName] = (),
+        force: bool = False,
         metrics: Mapping[str, Any] | None = None,
     ) -> bool:
-        """As ``EmergencyCheckpointer.save``; ``forced``: these tiers save whatever their plans."""
+        """As ``EmergencyCheckpointer.save``."""
         reached = self._parts.watch.reached(step)
-        due = self._due.take(step, forced=forced, preempted=reached)
+        due = self._due.take(step, force=force, preempted=reached)
         preempted = reached and self._parts.watch.sync_step == step
         if not due and not preempted:
             return False

@@ -18,6 +18,7 @@ from etils import epath
 
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.tiers.mixed_state import is_iterator
+from emergency_ckpt.tiers.persistent import DEFAULT_TIMEOUT_S
 from emergency_ckpt.tiers.state_tree import PyTree
 from emergency_ckpt.tiers.storage_calls import call_again
 
@@ -49,7 +50,7 @@ def entries_of(step: int, state: PyTree) -> Entries:
 class StepIndex:
     """The index files of one directory. Blocks for storage, at most ``timeout_s`` a call."""
 
-    def __init__(self, directory: str, timeout_s: float) -> None:
+    def __init__(self, directory: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         self._directory = directory
         self._timeout_s = timeout_s
 

@@ -18,6 +18,7 @@ import numpy as np
 from axlearn.common.checkpointer import every_n_steps_policy, indexed_steps, read_state_spec
 from axlearn.common.config import config_for_function
 from axlearn.common.trainer import WIDTH, SpmdTrainer, TrainerConfig
+from readme_blocks import readme_block
 from world import World, run_program
 
 from emergency_ckpt.axlearn import EmergencyCheckpointer
@@ -143,6 +144,29 @@ def iterator_saved_but_not_wanted(world: World) -> Any:
     return {"restores": second.restores, "trained": len(second.losses), "step": second.step}
 
 
+def as_the_readme_says(world: World) -> Any:
+    """The README's lines set up the checkpointer; the second trainer goes on after step 10."""
+    ramdisk = JobEnvironment.from_environ().local_dir / "readme"
+    lines = readme_block("axlearn").replace("/dev/shm/eckpt", str(ramdisk))
+    seen: list[Any] = []
+    for max_step in (12, 15):
+        cfg = TrainerConfig(
+            dir=str(world.root / "persistent" / "readme"),
+            mesh=jax.sharding.Mesh(
+                np.array(jax.devices()).reshape(1, 2, 2), ("pipeline", "data", "model")
+            ),
+            checkpointer=None,
+            dataset=lambda: grain_data.loader(WIDTH, world.process, world.count),
+            max_step=max_step,
+        )
+        exec(lines, {"trainer_config": cfg})
+        train = SpmdTrainer(cfg)
+        assert train.run()
+        seen.append([len(train.losses), train.step])
+        world.meet()
+    return seen
+
+
 PROGRAMS: dict[str, Callable[[World], Any]] = {
     program.__name__: program
     for program in (
@@ -152,6 +176,7 @@ PROGRAMS: dict[str, Callable[[World], Any]] = {
         iterator_saved_but_not_wanted,
         nothing_left_to_train,
         resumed,
+        as_the_readme_says,
     )
 } | axlearn_contract.PROGRAMS
 

@@ -30,6 +30,7 @@ FIRST = (
     "until_44",
     "what_the_tools_see",
     "iterator_saved_but_not_wanted",
+    "as_the_readme_says",
     *CONTRACT,
 )
 PHRASE = "checkpoint tree dtypes or shapes"
@@ -144,6 +145,11 @@ def test_policies_are_asked_once_a_step(first: dict[str, list[Any]]) -> None:
 def test_an_exception_in_the_loop_passes(first: dict[str, list[Any]]) -> None:
     for seen in first["an_exception_in_the_loop"]:
         assert seen == {"passed": True, "found": 3, "right": True}
+
+
+def test_the_readme_sets_it_up(first: dict[str, list[Any]]) -> None:
+    for seen in first["as_the_readme_says"]:
+        assert seen == [[12, 12], [5, 15]]
 
 
 def test_without_axlearn_there_is_one_clear_error() -> None:
