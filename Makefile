@@ -9,11 +9,12 @@ WERROR ?= OFF
 NATIVE_SOURCES = CMakeLists.txt $(wildcard native/engine/* native/glue/*)
 CXX_FILES = $(wildcard native/*/*.cc native/*/*.h)
 
-.PHONY: help demo test soak-kill check bench bench-continuous bench-goodput clean
+.PHONY: help demo test soak soak-kill check bench bench-continuous bench-goodput clean
 
 help:
 	@echo "make demo    lose a slice in the middle of training, and recover"
-	@echo "make test    all tests"
+	@echo "make test    the tests"
+	@echo "make soak    the slow ones: more faults, more notices"
 	@echo "make soak-kill   SIGKILL at every point of a persistent save (about half an hour)"
 	@echo "make check   format, lint, types, import layers"
 	@echo "make bench   side by side with Orbax's managers (needs an idle machine)"
@@ -33,6 +34,9 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED) native-test
 	$(BIN)/python -m pytest $(TEST_FLAGS)
+
+soak: $(INSTALLED)
+	$(BIN)/python -m pytest -m slow $(TEST_FLAGS)
 
 # The file's name keeps it out of `make test`.
 soak-kill: $(INSTALLED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -77,13 +78,16 @@ class EmergencyCheckpointer:
             timeout_s=self._config.persistent_timeout_s,
             buffer_bytes=self._config.storage_buffer_bytes,
         )
+        timeout_s = self._config.start_timeout_s
         if self._process[0] == 0:
             try:
-                tier.create()
+                tier.create(time.monotonic() + timeout_s / 4)
             except PersistentTierError as error:
                 # Storage may be down just when the RAM is needed: saves try again.
                 self._events.emit("persistent.unreachable", reason=str(error))
                 self._failures.record(error)
+        # Together, or the others' time for a restore would run while this one waits for storage.
+        self._member.coordinator.barrier("persistent_opened", timeout_s)
         return tier
 
     def _wire(self, tier: LocalTier) -> None:

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
+from emergency_ckpt.core.boxes import whole
 from emergency_ckpt.tiers.dtypes import dtype_named
 from emergency_ckpt.tiers.state_tree import (
     Device,
@@ -17,7 +18,6 @@ from emergency_ckpt.tiers.state_tree import (
     PyTree,
     StateTree,
     boxes_by_device,
-    whole,
 )
 from emergency_ckpt.types import ShardId
 

@@ -100,9 +100,9 @@ class PersistentTier:
         """Where the tier lives."""
         return str(self._directory)
 
-    def create(self) -> None:
+    def create(self, deadline_s: float | None = None) -> None:
         """Make the directory; of a bucket, only make sure that it is there."""
-        self._storage.create()
+        self._storage.create(deadline_s)
 
     # Which steps there are
 

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
+from emergency_ckpt.core.boxes import whole
 from emergency_ckpt.errors import StateMismatch
 from emergency_ckpt.tiers.dtypes import dtype_named
 from emergency_ckpt.tiers.state_tree import (
@@ -19,7 +20,6 @@ from emergency_ckpt.tiers.state_tree import (
     TreeDef,
     boxes_by_device,
     is_key_type,
-    whole,
 )
 from emergency_ckpt.types import ShardId
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
+from emergency_ckpt.core.boxes import whole
 from emergency_ckpt.core.placement import Topology, slices_with_boxes
 from emergency_ckpt.errors import InvalidState
 from emergency_ckpt.tiers.manifest import DTYPE_ITEM_BYTES, MAX_PATH_CHARS
@@ -157,11 +158,6 @@ def _key_data_spec(shape: tuple[int, ...], dtype: Any) -> tuple[jax.ShapeDtypeSt
 def is_key_type(dtype: Any) -> bool:
     """Whether arrays of ``dtype`` hold PRNG keys."""
     return bool(jax.numpy.issubdtype(dtype, jax.dtypes.prng_key))
-
-
-def whole(shape: Sequence[int]) -> Box:
-    """The box that is a whole array of ``shape``."""
-    return tuple((0, int(dim)) for dim in shape)
 
 
 def boxes_by_device(leaf: Leaf) -> dict[Device, Box]:

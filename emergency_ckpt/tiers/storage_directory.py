@@ -31,14 +31,14 @@ class StorageDirectory:
         self.is_object_store = "://" in directory
         self._timeout_s = timeout_s
 
-    def create(self) -> None:
+    def create(self, deadline_s: float | None = None) -> None:
         """Make the directory; of a bucket, only make sure that it is there."""
 
         def make() -> None:
             self.path.mkdir(parents=True, exist_ok=True)
             self._check_bucket()
 
-        self.do("create", "", make)
+        self.do("create", "", make, deadline_s)
 
     def check_bucket(self, deadline_s: float | None = None) -> None:
         """PersistentTierError without it: an object store tells an empty folder from none so."""

@@ -1,4 +1,4 @@
-"""Faults of storage, on saves and on restores, in a job of two writers; ``test_gcs_faults.py``."""
+"""Faults of storage on saves and restores, in a job of two writers; ``test_storage_faults.py``."""
 
 from __future__ import annotations
 
@@ -73,6 +73,11 @@ RESTORE_FAULTS: dict[str, tuple[FaultRule, ...]] = {
     "denied": (FaultRule(kind="status", status_code=403),),
     "down": (FaultRule(kind="status", status_code=503),),
 }
+
+
+# So many are tried on every run of the tests; the others have a run of their own.
+USUAL_SAVES = ("overloaded", "lost_reply", "down", "marker_denied")
+USUAL_RESTORES = ("truncated", "data_down", "denied")
 
 
 def config(world: World, name: str, **more: Any) -> Any:
@@ -153,10 +158,19 @@ def lose_ram(world: World, name: str) -> None:
     world.meet()
 
 
-def saves(world: World) -> Any:
+def usual_saves(world: World) -> Any:
+    return save_under(world, [name for name in SAVE_FAULTS if name in USUAL_SAVES])
+
+
+def more_saves(world: World) -> Any:
+    return save_under(world, [name for name in SAVE_FAULTS if name not in USUAL_SAVES])
+
+
+def save_under(world: World, faults: list[str]) -> Any:
     """Each fault of a save; then, all RAM lost, what a restore finds."""
     results: dict[str, Any] = {}
-    for name, rules in SAVE_FAULTS.items():
+    for name in faults:
+        rules = SAVE_FAULTS[name]
         saved = save_through(world, name, rules)
         lose_ram(world, name)
         result = {**saved, "then": restore_from(world, name)}
@@ -166,7 +180,15 @@ def saves(world: World) -> Any:
     return results
 
 
-def restores(world: World) -> Any:
+def usual_restores(world: World) -> Any:
+    return restore_under(world, [name for name in RESTORE_FAULTS if name in USUAL_RESTORES])
+
+
+def more_restores(world: World) -> Any:
+    return restore_under(world, [name for name in RESTORE_FAULTS if name not in USUAL_RESTORES])
+
+
+def restore_under(world: World, faults: list[str]) -> Any:
     """Each fault of a restore, of a directory with steps 5 and 10."""
     name = "read"
     mesh = mesh_of(world.slices)
@@ -179,8 +201,8 @@ def restores(world: World) -> Any:
         world.meet()
     lose_ram(world, name)
     results: dict[str, Any] = {}
-    for fault, rules in RESTORE_FAULTS.items():
-        arm(world, rules)
+    for fault in faults:
+        arm(world, RESTORE_FAULTS[fault])
         results[fault] = restore_from(world, name)
     arm(world, ())
     for missing in ("10/default/manifest.ocdbt", "host_state/10/marker.json"):
@@ -198,7 +220,10 @@ def no_bucket(world: World) -> Any:
     return {**saved, "then": restore_from(world, "nobucket", dir="gs://nobucket/run")}
 
 
-PROGRAMS = {program.__name__: program for program in (saves, restores, no_bucket)}
+PROGRAMS = {
+    program.__name__: program
+    for program in (usual_saves, more_saves, usual_restores, more_restores, no_bucket)
+}
 
 if __name__ == "__main__":
     run_program(PROGRAMS)
