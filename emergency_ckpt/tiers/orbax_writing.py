@@ -14,6 +14,7 @@ import orbax.checkpoint as ocp
 # What Orbax's default array handler keeps PRNG implementations in has no public name.
 from orbax.checkpoint._src.metadata import array_metadata_store
 from orbax.checkpoint._src.metadata.array_metadata import SerializedArrayMetadata
+from orbax.checkpoint.future import Future
 
 from emergency_ckpt.tiers.state_tree import LeafKind, PyTree, StateTree, boxes_by_device
 from emergency_ckpt.types import ShardId
@@ -74,18 +75,36 @@ class _WritersOnly(array_metadata_store.Validator):
             super().validate_all_array_metadatas(array_metadatas)
 
 
-def writing_handler(
-    together: ocp.options.MultiprocessingOptions, writers: Sequence[int], *, at_once_bytes: int
-) -> ocp.PyTreeCheckpointHandler:
-    """Orbax's own handlers; a single writer does not share the work with the other replicas.
+class ArrayWriter(ocp.type_handlers.ArrayHandler):
+    """Orbax's own, whose writes can be cancelled. For one save.
 
-    ``at_once_bytes``: how much of a process's arrays may be on its way to storage.
+    A single writer does not share the work with the other replicas.
     """
-    arrays = ocp.type_handlers.ArrayHandler(
-        primary_host=writers[0],
-        use_replica_parallel=len(writers) > 1,
-        array_metadata_store=array_metadata_store.Store(),
-    )
+
+    def __init__(self, writers: Sequence[int]) -> None:
+        super().__init__(
+            primary_host=writers[0],
+            use_replica_parallel=len(writers) > 1,
+            array_metadata_store=array_metadata_store.Store(),
+        )
+        self._begun: list[Future] = []
+
+    async def serialize(self, *args: Any, **kwargs: Any) -> Sequence[Future]:
+        """As Orbax's."""
+        futures = await super().serialize(*args, **kwargs)
+        self._begun += futures
+        return futures
+
+    def cancel(self) -> None:
+        """Nobody waits for what is being written any more. From any thread; does not block."""
+        for future in self._begun:
+            future.cancel()
+
+
+def writing_handler(
+    together: ocp.options.MultiprocessingOptions, arrays: ArrayWriter, *, at_once_bytes: int
+) -> ocp.PyTreeCheckpointHandler:
+    """Orbax's own handler; ``at_once_bytes``: how much may be on its way to storage at once."""
     scalars, numpys = ocp.type_handlers.ScalarHandler(), ocp.type_handlers.NumpyHandler()
     registry = ocp.type_handlers.create_type_handler_registry(
         (int, scalars), (float, scalars), (np.ndarray, numpys), (jax.Array, arrays)

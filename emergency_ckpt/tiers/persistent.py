@@ -26,7 +26,7 @@ from emergency_ckpt.core.inventory import PersistentStep
 from emergency_ckpt.core.storage_read import StoredArray
 from emergency_ckpt.errors import CorruptData, InvalidState, PersistentTierError
 from emergency_ckpt.tiers.host_state import document_name
-from emergency_ckpt.tiers.orbax_writing import as_arrays, writing_handler
+from emergency_ckpt.tiers.orbax_writing import ArrayWriter, as_arrays, writing_handler
 from emergency_ckpt.tiers.persistent_marker import (
     CHECKSUMS_NAME,
     MARKER_NAME,
@@ -281,7 +281,8 @@ class PersistentTier:
         # Orbax refuses an array that is larger than what may be on its way.
         largest = sum(view.nbytes for view in views.values())
         at_once_bytes = max(self._buffer_bytes, min(largest, 2 * _largest_leaf(views)))
-        handler = writing_handler(processes, writers, at_once_bytes=at_once_bytes)
+        arrays = ArrayWriter(writers)
+        handler = writing_handler(processes, arrays, at_once_bytes=at_once_bytes)
 
         def write() -> None:
             with ocp.CheckpointManager(
@@ -290,7 +291,12 @@ class PersistentTier:
                 manager.save(save.step, args=ocp.args.PyTreeSave(state), force=True)
                 manager.wait_until_finished()
 
-        self._storage.do("save", f"/{save.step}", write, repeat=False)
+        try:
+            self._storage.do("save", f"/{save.step}", write, repeat=False)
+        except PersistentTierError:
+            # What was given up must not write into a step that is tried again.
+            arrays.cancel()
+            raise
 
     def remove(self, step: int) -> None:
         """Remove ``step``, or what is left of it. After a crash it is whole, or counts nowhere.
