@@ -1,37 +1,28 @@
-"""``EmergencyCheckpointer``: save, restore, and the wiring of everything below."""
+"""``EmergencyCheckpointer``: save, restore, and what a trainer asks in between."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import time
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 
+from emergency_ckpt.assembly import Base, assemble
 from emergency_ckpt.config import Config
 from emergency_ckpt.core.save_agreement import TierName
-from emergency_ckpt.errors import CheckpointError, PersistentTierError
+from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.runtime.events import EventSink
-from emergency_ckpt.runtime.local_saves import LocalSaves
 from emergency_ckpt.runtime.membership import Membership
-from emergency_ckpt.runtime.persistent_saves import PersistentSaves
 from emergency_ckpt.runtime.preemption import PreemptionWatch, find_notices
-from emergency_ckpt.runtime.prefetch import Prefetches
-from emergency_ckpt.runtime.preservation import Preservation
-from emergency_ckpt.runtime.restore_bringing import RestoreParts, Wish
+from emergency_ckpt.runtime.restore_bringing import Wish
 from emergency_ckpt.runtime.restore_runner import Restore
 from emergency_ckpt.runtime.restore_types import RestoreReport, WholeSteps
 from emergency_ckpt.runtime.save_recipe import SaveRecipe, build_recipe
-from emergency_ckpt.runtime.saver import Saver, SaverParts
 from emergency_ckpt.runtime.step_catalog import StepCatalog
 from emergency_ckpt.runtime.topology import topology_of
-from emergency_ckpt.runtime.vote import Vote
 from emergency_ckpt.runtime.worker import Failures
-from emergency_ckpt.tiers.local import LocalTier
-from emergency_ckpt.tiers.persistent import PersistentTier
-from emergency_ckpt.tiers.removal import StepShelf
 from emergency_ckpt.tiers.state_tree import PyTree, describe
 
 _EXIT_TIMEOUT_S = 10.0
@@ -55,117 +46,29 @@ class EmergencyCheckpointer:
     def __init__(self, config: Config | None = None, **settings: Any) -> None:
         self._config = config = (config or Config()).set(**settings).validated()
         assert config.run_id is not None
-        self._run_id = config.run_id
         self._process = (jax.process_index(), jax.process_count())
-        self._events = EventSink(config.on_event, process_index=self._process[0])
-        self._failures = Failures()
+        events, failures = EventSink(config.on_event, process_index=self._process[0]), Failures()
         slices = topology_of(config.mesh, config.replica_axis, describe((), "start"))
         slice_index = slices.slice_of[self._process[0]]
-        self._member = member = Membership(config, self._run_id, self._process, slice_index)
+        self._member = member = Membership(config, config.run_id, self._process, slice_index)
         notices = find_notices() if config.heeds_preemption else None
         self._watch = PreemptionWatch(
             member.coordinator, notices, grace_s=config.preemption_grace_s
         )
         try:
             self._watch.agree_numbers("notices", config.start_timeout_s)
-            self._persistent = self._open_persistent()
-            self._wire(member.tier)
+            parts = assemble(Base(config, self._process, member, self._watch, events, failures))
         except BaseException:
             self._watch.close()
             member.leave()
             raise
-
-    def _open_persistent(self) -> PersistentTier | None:
-        if self._config.dir is None:
-            return None
-        tier = PersistentTier(
-            self._config.dir,
-            timeout_s=self._config.persistent_timeout_s,
-            buffer_bytes=self._config.storage_buffer_bytes,
-        )
-        timeout_s = self._config.start_timeout_s
-        if self._process[0] == 0:
-            try:
-                tier.create(time.monotonic() + timeout_s / 4)
-            except PersistentTierError as error:
-                # Storage may be down just when the RAM is needed: saves try again.
-                self._events.emit("persistent.unreachable", reason=str(error))
-                self._failures.record(error)
-        # Together, or the others' time for a restore would run while this one waits for storage.
-        self._member.coordinator.barrier("persistent_opened", timeout_s)
-        return tier
-
-    def _wire(self, tier: LocalTier) -> None:
-        config, member = self._config, self._member
-        vote = Vote(member.coordinator, config.save_timeout_s)
-        self._local_saves = LocalSaves(
-            tier,
-            vote,
-            member.peers,
-            self._events,
-            self._failures,
-            process=self._process,
-            host_state_limit_bytes=config.host_state_limit_bytes,
-            copy_batch_bytes=config.copy_batch_bytes,
-            preservation=config.local_preservation_policy,
-        )
-        self._persistent_saves = None
-        if self._persistent is not None:
-            self._persistent_saves = PersistentSaves(
-                self._persistent,
-                member.coordinator,
-                member.peers,
-                member.holdings.inbox,
-                self._events,
-                self._failures,
-                host_state_limit_bytes=config.host_state_limit_bytes,
-                timeout_s=config.persistent_timeout_s,
-            )
-        self._restore_parts = RestoreParts(
-            coordinator=member.coordinator,
-            tier=tier,
-            holdings=member.holdings,
-            client=member.client,
-            peers=member.peers,
-            persistent=self._persistent,
-            events=self._events,
-            run_id=self._run_id,
-            remap=config.host_state_remap,
-            extra_holders=config.extra_holders,
-            allow_missing_host_state=config.allow_missing_host_state,
-            host_state_limit_bytes=config.host_state_limit_bytes,
-            timeout_s=config.restore_timeout_s,
-        )
-        self._prefetches = Prefetches(self._restore_parts)
-        self._preservation = None
-        if self._persistent is not None:
-            self._preservation = Preservation(
-                StepShelf(self._persistent),
-                self._events,
-                self._failures,
-                policy=config.preservation_policy,
-                keep_last_n=config.keep_last_n,
-                keep_every_n_steps=config.keep_every_n_steps,
-            )
-        self._saver = Saver(
-            SaverParts(
-                settings=config,
-                process=self._process,
-                run_id=self._run_id,
-                coordinator=member.coordinator,
-                tier=tier,
-                local=self._local_saves,
-                persistent=self._persistent_saves,
-                preservation=self._preservation,
-                watch=self._watch,
-                events=self._events,
-                failures=self._failures,
-                before_save=self._prefetches.before_save,
-            ),
-            config.save_plans(),
-            member.incarnation,
-        )
-        self._steps = StepCatalog(self._restore_parts, self._local_saves, self._preservation)
+        self._failures = failures
+        self._local_saves = parts.local_saves
+        self._preservation = parts.preservation
+        self._restore_parts = parts.restore_parts
+        self._prefetches = parts.prefetches
+        self._saver = parts.saver
+        self._steps = parts.steps
         self._restores = 0
         self._stopped = False
         self.last_restore: RestoreReport | None = None
