@@ -20,7 +20,7 @@ help:
 	@echo "make soak    the slow ones: more faults, more notices"
 	@echo "make soak-kill   SIGKILL at every point of a persistent save (about half an hour)"
 	@echo "make check   format, lint, types, import layers"
-	@echo "make bench   side by side with Orbax's managers (needs an idle machine)"
+	@echo "make bench   side by side with Orbax, ten minutes; BENCH_FLAGS=--quick one (needs an idle machine)"
 	@echo "make bench-continuous bench-goodput   continuous saving measured; large jobs simulated"
 	@echo "make native-test native-asan native-tsan   the C++ tests, plain and under sanitizers"
 
@@ -60,7 +60,7 @@ check: $(INSTALLED)
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 bench: $(INSTALLED)
-	$(BIN)/python benchmarks/compare.py $(BENCH_FLAGS)
+	$(BIN)/python benchmarks/compare.py --minutes 10 $(BENCH_FLAGS)
 
 bench-continuous bench-goodput: bench-%: $(INSTALLED)
 	$(BIN)/python benchmarks/$*.py $(BENCH_FLAGS)
