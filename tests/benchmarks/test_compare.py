@@ -19,17 +19,23 @@ SAVES = 2
 
 
 NAMES = ["ours", "orbax-emergency", "orbax-p2p", "orbax"]
+FEW = "ours,orbax"
+"""One with both tiers, and one with storage only."""
 
 
-@pytest.fixture(scope="module")
-def outcome(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+@pytest.fixture(scope="module", params=[FEW, pytest.param(",".join(NAMES), marks=pytest.mark.slow)])
+def outcome(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path, list[str]]:
+    """What a run printed, where it wrote, and who took part."""
+    names: str = request.param
     out = tmp_path_factory.mktemp("bench_out")
     run = subprocess.run(
         [
             *(sys.executable, str(COMPARE), "--jobs", f"2x1x{MIB}/{LEAVES}", "--rounds", "1"),
             *("--saves", str(SAVES), "--restores", "slice,halves,storage", "--limits-mib", "8"),
             *("--timeout-s", "240", "--out", str(out), "--date", "2001-02-03"),
-            *("--storage", str(out)),
+            *("--storage", str(out), "--contenders", names),
         ],
         capture_output=True,
         text=True,
@@ -37,12 +43,12 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
         check=False,
     )
     assert run.returncode == 0, run.stderr
-    return run.stdout, out
+    return run.stdout, out, names.split(",")
 
 
 @pytest.mark.timeout(600)
-def test_the_whole_comparison_on_a_small_job(outcome: tuple[str, Path]) -> None:
-    text, out = outcome
+def test_the_whole_comparison_on_a_small_job(outcome: tuple[str, Path, list[str]]) -> None:
+    text, out, names = outcome
     document = json.loads((out / "compare.json").read_text())
     assert document["date"] == "2001-02-03"
     assert document["failures"] == []
@@ -50,8 +56,8 @@ def test_the_whole_comparison_on_a_small_job(outcome: tuple[str, Path]) -> None:
     assert document["machine"]["versions"]["orbax-checkpoint"][0].isdigit()
     (job,) = document["jobs"]
     assert job["job"]["state_bytes"] == MIB * 2**20
-    assert list(job["contenders"]) == NAMES
-    assert list(job["ratios_to_ours"]) == NAMES[1:]
+    assert list(job["contenders"]) == names
+    assert list(job["ratios_to_ours"]) == names[1:]
     assert len(document["targets"]) > 5
     for target in document["targets"]:
         assert target["title"] in text
@@ -60,8 +66,10 @@ def test_the_whole_comparison_on_a_small_job(outcome: tuple[str, Path]) -> None:
     assert sorted(path.name for path in out.iterdir()) == ["compare.json", "compare.png"]
 
 
-def test_every_measure_is_reported_for_those_that_have_it(outcome: tuple[str, Path]) -> None:
-    text, out = outcome
+def test_every_measure_is_reported_for_those_that_have_it(
+    outcome: tuple[str, Path, list[str]],
+) -> None:
+    text, out, _ = outcome
     (job,) = json.loads((out / "compare.json").read_text())["jobs"]
     not_here = ("nothing_lost", "halves")  # not asked for; not possible with one host a slice
     for measure in report.MEASURES:
@@ -77,8 +85,8 @@ def test_every_measure_is_reported_for_those_that_have_it(outcome: tuple[str, Pa
             assert all(value > 0 for value in values), (measure.key, name)
 
 
-def test_every_limit_is_reported(outcome: tuple[str, Path]) -> None:
-    text, out = outcome
+def test_every_limit_is_reported(outcome: tuple[str, Path, list[str]]) -> None:
+    text, out, _ = outcome
     (limits,) = json.loads((out / "compare.json").read_text())["limits_gb_per_s"]
     assert {f"loopback TCP, {count}" for count in ("1 stream", "2 streams", "4 streams")} <= set(
         limits
@@ -91,9 +99,9 @@ def test_every_limit_is_reported(outcome: tuple[str, Path]) -> None:
 
 
 def test_every_restored_byte_was_verified_and_each_tier_was_written_alone(
-    outcome: tuple[str, Path],
+    outcome: tuple[str, Path, list[str]],
 ) -> None:
-    _, out = outcome
+    _, out, _ = outcome
     (job,) = json.loads((out / "compare.json").read_text())["jobs"]
     for name, contender in job["contenders"].items():
         (round_,) = contender["rounds"]
