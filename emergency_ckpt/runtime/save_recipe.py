@@ -10,8 +10,10 @@ import jax
 from emergency_ckpt.core.boxes import covers, whole
 from emergency_ckpt.core.persistence import writers
 from emergency_ckpt.core.placement import PlacementPolicy, Topology, buddies, place
+from emergency_ckpt.core.snapshot_plan import SnapshotSettings
 from emergency_ckpt.errors import InvalidState
 from emergency_ckpt.runtime.topology import topology_of
+from emergency_ckpt.tiers.device_copies import DeviceCopies
 from emergency_ckpt.tiers.manifest import Layout, lay_out, shard_nbytes
 from emergency_ckpt.tiers.persistent import check_storable
 from emergency_ckpt.tiers.snapshot import SnapshotRecipe
@@ -32,6 +34,8 @@ class Settings(Protocol):
     def placement(self) -> PlacementPolicy: ...
     @property
     def host_state_buddies(self) -> int | None: ...
+    @property
+    def snapshots(self) -> SnapshotSettings: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +59,15 @@ class SaveRecipe:
     buddies: tuple[int, ...]
 
 
-def build_recipe(tree: StateTree, settings: Settings, process: tuple[int, int]) -> SaveRecipe:
+def build_recipe(
+    tree: StateTree,
+    settings: Settings,
+    process: tuple[int, int],
+    copies: DeviceCopies | None = None,
+) -> SaveRecipe:
     """Work out the recipe for ``tree`` on this process.
+
+    ``copies``: the budget of device memory, for all recipes of the process.
 
     Raises:
       InvalidState: with a persistent tier, a leaf that the primary slice does not hold whole, or
@@ -75,14 +86,16 @@ def build_recipe(tree: StateTree, settings: Settings, process: tuple[int, int]) 
         check_storable(tree)
         _check_primary_is_whole(tree, table, topology)
     held = table.shards_of(me)
+    snapshots = settings.snapshots
+    copies = copies or DeviceCopies(snapshots.device_copy_bytes)
     return SaveRecipe(
         tree=tree,
         topology=topology,
         leaves=tuple(leaf.spec for leaf in tree.leaves),
         layout=layout,
-        local=SnapshotRecipe(tree, [placed.shard for placed in layout.shards]),
+        local=SnapshotRecipe(tree, [placed.shard for placed in layout.shards], snapshots, copies),
         held=held,
-        all_held=SnapshotRecipe(tree, held),
+        all_held=SnapshotRecipe(tree, held, snapshots, copies),
         buddies=buddies(me, topology, settings.host_state_buddies),
     )
 

@@ -5,6 +5,7 @@ Everything here runs in the training thread, but for the short functions that it
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Mapping
@@ -30,8 +31,10 @@ from emergency_ckpt.runtime.save_recipe import SaveRecipe, build_recipe
 from emergency_ckpt.runtime.tier_schedule import TierSchedule
 from emergency_ckpt.runtime.worker import Failures
 from emergency_ckpt.tiers import host_state as host_states
+from emergency_ckpt.tiers.device_copies import DeviceCopies
 from emergency_ckpt.tiers.local import LocalTier
 from emergency_ckpt.tiers.state_tree import PyTree, TreeDef, describe
+from emergency_ckpt.tiers.transfers import Snapshot
 from emergency_ckpt.types import SaveId
 
 _STOP_TIMEOUT_S = 30.0
@@ -98,6 +101,7 @@ class Saver:
         self._recipe: SaveRecipe | None = None
         self._incarnation = incarnation
         self._lives = 0
+        self._copies = DeviceCopies(parts.settings.snapshots.device_copy_bytes)
         self._left = False
         self._agreement = self._new_agreement()
 
@@ -191,11 +195,15 @@ class Saver:
             )
             self._parts.events.emit("save.skipped", step=request.step, tier=name)
             return False
-        work = self._snapshot(name, request)
+        snapshot, work = self._snapshot(name, request)
         self._parts.events.emit("save.started", step=request.step, tier=name)
         if number is not None:
+            # The word depends on others, for whom training does not wait.
+            snapshot.start_all()
             work = self._when_confirmed(name, request.step, number, work)
-        schedule.start(work)
+        schedule.start(_closing(snapshot, work))
+        if not snapshot.wait_captured(settings.save_timeout_s):
+            snapshot.close()  # fails the save; training goes on
         schedule.note_started(request.step, time.monotonic() - request.begun_s)
         return True
 
@@ -214,37 +222,40 @@ class Saver:
 
         return wait_and_work
 
-    def _snapshot(self, name: TierName, request: _Request) -> _Work:
-        """Take what is to be saved; returns what is left to be done in the background."""
+    def _snapshot(self, name: TierName, request: _Request) -> tuple[Snapshot, _Work]:
+        """Take what is to be saved; also returns what is left to be done in the background."""
         flat, treedef = jax.tree_util.tree_flatten(request.state)
         recipe = self._recipe_for(request.state, flat, treedef)
         save = SaveId(request.step, self._incarnation, self._parts.run_id)
         payload = host_states.capture(request.host_state)
         if name == "local":
-            local = self._parts.local
+            local, snapshot = self._parts.local, recipe.local.take(flat)
             job = LocalSave(
                 save=save,
                 leaves=recipe.leaves,
                 layout=recipe.layout,
-                views=recipe.local.take(flat),
+                snapshot=snapshot,
                 host_state=payload,
                 buddies=recipe.buddies,
             )
-            return lambda: local.run(job)
+            return snapshot, lambda: local.run(job)
         me = self._parts.process[0]
         writes = me in writers(recipe.topology)
-        views = recipe.all_held.take(flat) if writes else []
-        return self._persistent_work(
+        snapshot = recipe.all_held.take(flat) if writes else Snapshot.of_views([])
+        snapshot.start_all()  # storage takes long, and Orbax wants all at once
+        held = recipe.held if writes else ()
+        work = self._persistent_work(
             PersistentSave(
                 save=save,
                 tree=recipe.tree,
-                views=dict(zip(recipe.held, views, strict=True)) if writes else {},
+                load=lambda: dict(zip(held, snapshot.collect(), strict=True)),
                 host_state=payload,
                 topology=recipe.topology,
                 metrics=request.metrics,
             ),
             publishes=me == writers(recipe.topology)[0],
         )
+        return snapshot, work
 
     def _persistent_work(self, job: PersistentSave, *, publishes: bool) -> _Work:
         persistent, preservation = self._parts.persistent, self._parts.preservation
@@ -346,7 +357,8 @@ class Saver:
     def _recipe_for(self, state: PyTree, flat: list[Any], treedef: TreeDef) -> SaveRecipe:
         if self._recipe is None or not self._recipe.local.matches(flat, treedef):
             settings, process = self._parts.settings, self._parts.process
-            self.use_recipe(build_recipe(describe(state, "save"), settings, process))
+            tree = describe(state, "save")
+            self.use_recipe(build_recipe(tree, settings, process, self._copies))
         assert self._recipe is not None
         return self._recipe
 
@@ -373,3 +385,13 @@ class Saver:
         )
         if errors:
             raise RestoreFailed("reserve", "ramdisk", errors)
+
+
+def _closing(snapshot: Snapshot, work: _Work) -> _Work:
+    """``work``, after which nothing waits for the snapshot, nor is any of it kept."""
+
+    def work_and_close() -> None:
+        with contextlib.closing(snapshot):
+            work()
+
+    return work_and_close
