@@ -47,6 +47,10 @@ COMMANDS = {
     "serve": Command(
         "emergency_ckpt.cli.serve", "serve this host's ramdisk to peers while its trainer is down"
     ),
+    "plan-placement": Command(
+        "emergency_ckpt.cli.plan_placement",
+        "what each number of copies costs and survives, and which one to take",
+    ),
     "demo": Command(
         "emergency_ckpt.cli.demo", "lose a slice in the middle of training and recover", "demo"
     ),

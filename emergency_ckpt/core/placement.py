@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import assert_never
 
+from emergency_ckpt.core.striping import HeldLeaves, Striping
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.types import Box, ShardId
+from emergency_ckpt.types import ShardId
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,31 @@ class AllButPrimary:
 
 @dataclass(frozen=True)
 class Striped:
-    """Each shard on ``copies`` of the slices. A later version implements it."""
+    """Each shard on ``copies`` of the slices that have it, never twice on one slice.
+
+    A process stores ``copies / slices`` of its part of the state, and fetches the rest from peers
+    when it restores. The RAM tier survives the loss of any ``copies - 1`` slices. With as many
+    copies as slices, or more, every slice stores everything.
+
+    Attributes:
+      everywhere_below_bytes: a leaf with fewer bytes in all is stored by every process that holds
+        a part of it: to fetch it would take longer than to keep it.
+
+    Raises:
+      ConfigError: fewer than one copy, or negative bytes.
+    """
 
     copies: int
+    everywhere_below_bytes: int = 64 * 1024
+
+    def __post_init__(self) -> None:
+        if self.copies < 1 or self.everywhere_below_bytes < 0:
+            raise ConfigError([f"{self} is no placement: at least one copy, no negative size"])
 
 
 PlacementPolicy = AllButPrimary | Striped
+
+ALL_BUT_PRIMARY = "all_but_primary"
 
 
 def parse_policy(text: str) -> PlacementPolicy:
@@ -80,7 +100,7 @@ def parse_policy(text: str) -> PlacementPolicy:
     Raises:
       ConfigError: anything else.
     """
-    if text == "all_but_primary":
+    if text == ALL_BUT_PRIMARY:
         return AllButPrimary()
     match = re.fullmatch(r"striped\(([1-9][0-9]{0,5})\)", text)
     if match:
@@ -89,51 +109,54 @@ def parse_policy(text: str) -> PlacementPolicy:
 
 
 def place(
-    policy: PlacementPolicy,
-    topology: Topology,
-    process: int,
-    slices_holding: Mapping[ShardId, frozenset[int]],
+    policy: PlacementPolicy, topology: Topology, process: int, held: Sequence[HeldLeaves]
 ) -> tuple[ShardId, ...]:
-    """The shards that ``process`` stores, sorted.
+    """The shards that ``process`` stores, sorted. All processes must give the same ``held``.
 
-    Args:
-      slices_holding: the slices whose devices hold each shard, for the distinct shards on the
-        devices of ``process`` (see ``slices_with_boxes``). Nothing else of the job is needed.
-
-    Raises:
-      ConfigError: the policy is not implemented yet.
+    Together the processes store every box that any of them holds.
     """
     match policy:
         case AllButPrimary():
-            own = topology.slice_of[process]
-            kept = [s for s, held in slices_holding.items() if _keeps(own, held)]
-            return tuple(sorted(kept))
+            kept = _all_but_primary(topology, process, held)
         case Striped():
-            raise ConfigError([f"placement striped({policy.copies}) comes in a later version"])
+            kept = _striping(policy, topology, held).stored_by(process)
         case _:
             assert_never(policy)
+    return tuple(sorted(kept))
 
 
-def _keeps(own_slice: int, slices_holding: frozenset[int]) -> bool:
-    return own_slice != Topology.primary_slice or len(slices_holding - {own_slice}) < 2
+def place_all(
+    policy: PlacementPolicy, topology: Topology, held: Sequence[HeldLeaves]
+) -> dict[int, tuple[ShardId, ...]]:
+    """``place`` of every process. For studies of whole jobs; a job does not need it."""
+    processes = range(topology.process_count)
+    if isinstance(policy, AllButPrimary):
+        return {process: place(policy, topology, process, held) for process in processes}
+    stored = _striping(policy, topology, held).stored_by_all()
+    return {process: tuple(sorted(stored.get(process, ()))) for process in processes}
 
 
-def slices_with_boxes(
-    topology: Topology, own: Iterable[Box], boxes: Iterable[tuple[int, Box]]
-) -> dict[Box, frozenset[int]]:
-    """For one leaf: the slices that hold each of the ``own`` boxes.
+def _striping(policy: Striped, topology: Topology, held: Sequence[HeldLeaves]) -> Striping:
+    return Striping(
+        topology.slice_of,
+        held,
+        copies=policy.copies,
+        everywhere_below_bytes=policy.everywhere_below_bytes,
+    )
 
-    Args:
-      boxes: (process index, box) of every device of the job, in any order. Leaves of equal
-        sharding and shape give equal answers, so a caller asks once for each such pair.
-    """
-    holding: dict[Box, set[int]] = {box: set() for box in own}
-    slice_of = topology.slice_of
-    for process, box in boxes:
-        slices = holding.get(box)
-        if slices is not None:
-            slices.add(slice_of[process])
-    return {box: frozenset(slices) for box, slices in holding.items()}
+
+def _all_but_primary(
+    topology: Topology, process: int, held: Iterable[HeldLeaves]
+) -> Iterator[ShardId]:
+    """On the primary slice a shard is stored only where fewer than two other slices hold it."""
+    own = topology.slice_of[process]
+    for leaves in held:
+        for box, holders in leaves.holders.items():
+            if process not in holders:
+                continue
+            others = {topology.slice_of[holder] for holder in holders} - {own}
+            if own != Topology.primary_slice or len(others) < 2:
+                yield from (ShardId(path, box) for path in leaves.item_bytes)
 
 
 def buddies(process: int, topology: Topology, copies: int | None = None) -> tuple[int, ...]:

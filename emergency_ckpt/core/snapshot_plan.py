@@ -30,10 +30,10 @@ def snapshot_problems(settings: SnapshotSettings) -> list[str]:
     for name, value, allowed in names:
         if value not in get_args(allowed):
             problems.append(f"{name} must be one of {get_args(allowed)}, not {value!r}")
-    sizes: tuple[tuple[str, Any, int], ...] = (
+    sizes: list[tuple[str, Any, int]] = [
         ("device_copy_bytes", settings.device_copy_bytes, 0),
         ("staging_bytes", settings.staging_bytes, 1),
-    )
+    ]
     for name, size, least in sizes:
         if isinstance(size, bool) or not isinstance(size, int) or size < least:
             problems.append(f"{name} must be a whole number of at least {least}, not {size!r}")

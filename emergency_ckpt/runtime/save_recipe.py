@@ -8,8 +8,15 @@ from typing import Protocol
 import jax
 
 from emergency_ckpt.core.boxes import covers, whole
-from emergency_ckpt.core.persistence import writers
-from emergency_ckpt.core.placement import PlacementPolicy, Topology, buddies, place
+from emergency_ckpt.core.keeping import Keeping
+from emergency_ckpt.core.persistence import PersistentWriters, writers
+from emergency_ckpt.core.placement import (
+    AllButPrimary,
+    PlacementPolicy,
+    Topology,
+    buddies,
+    place,
+)
 from emergency_ckpt.core.snapshot_plan import SnapshotSettings
 from emergency_ckpt.errors import InvalidState
 from emergency_ckpt.runtime.topology import topology_of
@@ -33,6 +40,8 @@ class Settings(Protocol):
     @property
     def placement(self) -> PlacementPolicy: ...
     @property
+    def persistent_writers(self) -> PersistentWriters: ...
+    @property
     def host_state_buddies(self) -> int | None: ...
     @property
     def snapshots(self) -> SnapshotSettings: ...
@@ -46,7 +55,9 @@ class SaveRecipe:
       layout: where in a slot the stored shards go.
       local: takes the shards of ``layout``, in its order.
       held: all distinct shards on this process's devices; ``all_held`` takes them.
+      writers: who talks to storage on a persistent save; the first one leads.
       buddies: who gets a copy of this process's host state.
+      keeping: what this process keeps in RAM at a restore; None: all that it needs.
     """
 
     tree: StateTree
@@ -56,7 +67,9 @@ class SaveRecipe:
     local: SnapshotRecipe
     held: tuple[ShardId, ...]
     all_held: SnapshotRecipe
+    writers: tuple[int, ...]
     buddies: tuple[int, ...]
+    keeping: Keeping | None
 
 
 def build_recipe(
@@ -70,13 +83,13 @@ def build_recipe(
     ``copies``: the budget of device memory, for all recipes of the process.
 
     Raises:
-      InvalidState: with a persistent tier, a leaf that the primary slice does not hold whole, or
-        of a dtype that this tier cannot store.
+      InvalidState: with a persistent tier, a leaf that a slice which writes it does not hold
+        whole, or of a dtype that this tier cannot store.
     """
     me, count = process
     topology = topology_of(settings.mesh, settings.replica_axis, tree)
     table = BoxTable(tree, count)
-    stored = place(settings.placement, topology, me, table.slices_holding(me, topology))
+    stored = place(settings.placement, topology, me, table.held_leaves())
     specs = tree.specs
     layout = lay_out(
         [leaf.spec for leaf in tree.leaves],
@@ -84,8 +97,13 @@ def build_recipe(
     )
     if settings.dir is not None:
         check_storable(tree)
-        _check_primary_is_whole(tree, table, topology)
+        every = settings.persistent_writers == "striped"
+        for index in topology.slices if every else topology.slices[:1]:
+            _check_slice_is_whole(tree, table, topology, index)
     held = table.shards_of(me)
+    # Fewer copies than slices must not grow to more in a restore; where the primary alone stores
+    # nothing, what it has fetched is one copy more.
+    keeping = None if isinstance(settings.placement, AllButPrimary) else Keeping(stored, held)
     snapshots = settings.snapshots
     copies = copies or DeviceCopies(snapshots.device_copy_bytes)
     return SaveRecipe(
@@ -96,13 +114,15 @@ def build_recipe(
         local=SnapshotRecipe(tree, [placed.shard for placed in layout.shards], snapshots, copies),
         held=held,
         all_held=SnapshotRecipe(tree, held, snapshots, copies),
+        writers=writers(topology, settings.persistent_writers),
         buddies=buddies(me, topology, settings.host_state_buddies),
+        keeping=keeping,
     )
 
 
-def _check_primary_is_whole(tree: StateTree, table: BoxTable, topology: Topology) -> None:
+def _check_slice_is_whole(tree: StateTree, table: BoxTable, topology: Topology, index: int) -> None:
     boxes: dict[str, set[tuple[tuple[int, int], ...]]] = {}
-    for writer in writers(topology):
+    for writer in topology.members[index]:
         for shard in table.shards_of(writer):
             boxes.setdefault(shard.leaf, set()).add(shard.box)
     for leaf in tree.leaves:
@@ -110,6 +130,6 @@ def _check_primary_is_whole(tree: StateTree, table: BoxTable, topology: Topology
             raise InvalidState(
                 "save",
                 f"leaf {leaf.spec.path!r}",
-                "the primary slice does not hold all of it, so it cannot write it",
+                f"slice {index} does not hold all of it, so it cannot write it",
                 hint="set mesh and replica_axis so that slices are replicas",
             )

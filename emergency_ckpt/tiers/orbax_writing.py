@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,6 +13,7 @@ import orbax.checkpoint as ocp
 # What Orbax's default array handler keeps PRNG implementations in has no public name.
 from orbax.checkpoint._src.metadata import array_metadata_store
 from orbax.checkpoint._src.metadata.array_metadata import SerializedArrayMetadata
+from orbax.checkpoint.future import Future
 
 from emergency_ckpt.tiers.state_tree import (
     Device,
@@ -51,7 +53,7 @@ def as_arrays(
             kind = _memory_kind(sharding, mine.values())
             array = jax.make_array_from_single_device_arrays(
                 leaf.spec.global_shape,
-                sharding if kind is None else sharding.with_memory_kind(kind),
+                sharding.with_memory_kind(kind),
                 [_placed(shard, device, kind) for device, shard in mine.items()],
             )
             if leaf.kind is LeafKind.KEYS:
@@ -60,15 +62,15 @@ def as_arrays(
     return tree.unflatten(values)
 
 
-def _memory_kind(sharding: jax.sharding.Sharding, shards: Iterable[HostShard]) -> str | None:
+def _memory_kind(sharding: jax.sharding.Sharding, shards: Iterable[HostShard]) -> str:
     for shard in shards:
-        if shard.array is not None:
+        if shard.array is not None and shard.array.sharding.memory_kind is not None:
             return shard.array.sharding.memory_kind
-    on_cpu = next(iter(sharding.device_set)).platform == "cpu"
-    return None if on_cpu else "pinned_host"
+    device = next(iter(sharding.device_set))
+    return device.default_memory().kind if device.platform == "cpu" else "pinned_host"
 
 
-def _placed(shard: HostShard, device: Device, kind: str | None) -> jax.Array:
+def _placed(shard: HostShard, device: Device, kind: str) -> jax.Array:
     if shard.array is not None and shard.array.sharding.device_set == {device}:
         return shard.array
     return jax.device_put(shard.view, jax.sharding.SingleDeviceSharding(device, memory_kind=kind))
@@ -84,18 +86,36 @@ class _WritersOnly(array_metadata_store.Validator):
             super().validate_all_array_metadatas(array_metadatas)
 
 
-def writing_handler(
-    together: ocp.options.MultiprocessingOptions, writers: Sequence[int], *, at_once_bytes: int
-) -> ocp.PyTreeCheckpointHandler:
-    """Orbax's own handlers; a single writer does not share the work with the other replicas.
+class ArrayWriter(ocp.type_handlers.ArrayHandler):
+    """Orbax's own, whose writes can be cancelled. For one save.
 
-    ``at_once_bytes``: how much of a process's arrays may be on its way to storage.
+    A single writer does not share the work with the other replicas.
     """
-    arrays = ocp.type_handlers.ArrayHandler(
-        primary_host=writers[0],
-        use_replica_parallel=len(writers) > 1,
-        array_metadata_store=array_metadata_store.Store(),
-    )
+
+    def __init__(self, writers: Sequence[int]) -> None:
+        super().__init__(
+            primary_host=writers[0],
+            use_replica_parallel=len(writers) > 1,
+            array_metadata_store=array_metadata_store.Store(),
+        )
+        self._begun: list[Future] = []
+
+    async def serialize(self, *args: Any, **kwargs: Any) -> Sequence[Future]:
+        """As Orbax's."""
+        futures = await super().serialize(*args, **kwargs)
+        self._begun += futures
+        return futures
+
+    def cancel(self) -> None:
+        """Nobody waits for what is being written any more. From any thread; does not block."""
+        for future in self._begun:
+            future.cancel()
+
+
+def writing_handler(
+    together: ocp.options.MultiprocessingOptions, arrays: ArrayWriter, *, at_once_bytes: int
+) -> ocp.PyTreeCheckpointHandler:
+    """Orbax's own handler; ``at_once_bytes``: how much may be on its way to storage at once."""
     scalars, numpys = ocp.type_handlers.ScalarHandler(), ocp.type_handlers.NumpyHandler()
     registry = ocp.type_handlers.create_type_handler_registry(
         (int, scalars), (float, scalars), (np.ndarray, numpys), (jax.Array, arrays)
@@ -135,7 +155,7 @@ def _storage_sharding(
         rows = [
             index
             for index in range(devices.shape[axis])
-            if all(d.process_index in writers for d in np.take(devices, index, axis).flat)
+            if all(d.process_index in writers for d in np.take(devices, [index], axis).flat)
         ]
         if rows and len(rows) < devices.shape[axis]:
             others = [index for index in range(devices.shape[axis]) if index not in rows]

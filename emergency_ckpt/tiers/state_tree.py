@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from emergency_ckpt.core.boxes import whole
-from emergency_ckpt.core.placement import Topology, slices_with_boxes
+from emergency_ckpt.core.striping import HeldLeaves
 from emergency_ckpt.errors import InvalidState
 from emergency_ckpt.tiers.manifest import DTYPE_ITEM_BYTES, MAX_PATH_CHARS
 from emergency_ckpt.types import Box, LeafSpec, ShardId
@@ -187,12 +187,12 @@ class BoxTable:
     def __init__(self, tree: StateTree, process_count: int) -> None:
         self._process_count = process_count
         self._by_kind: dict[tuple[object, ...], dict[int, tuple[Box, ...]]] = {}
-        self._leaf_keys: list[tuple[str, tuple[object, ...]]] = []
+        self._leaf_keys: list[tuple[LeafSpec, tuple[object, ...]]] = []
         for leaf in tree.leaves:
             key = (leaf.sharding, leaf.spec.global_shape)
             if key not in self._by_kind:
                 self._by_kind[key] = self._boxes_by_process(leaf)
-            self._leaf_keys.append((leaf.spec.path, key))
+            self._leaf_keys.append((leaf.spec, key))
 
     def _boxes_by_process(self, leaf: Leaf) -> dict[int, tuple[Box, ...]]:
         found: dict[int, set[Box]] = {}
@@ -206,8 +206,8 @@ class BoxTable:
     def shards_of(self, process: int) -> tuple[ShardId, ...]:
         """The distinct shards that ``process`` holds, sorted."""
         return tuple(
-            ShardId(path, box)
-            for path, key in self._leaf_keys
+            ShardId(spec.path, box)
+            for spec, key in self._leaf_keys
             for box in self._by_kind[key].get(process, ())
         )
 
@@ -223,18 +223,20 @@ class BoxTable:
             result[process] = shared[signature]
         return result
 
-    def slices_holding(self, process: int, topology: Topology) -> dict[ShardId, frozenset[int]]:
-        """For each shard that ``process`` holds: the slices that hold it."""
-        by_kind = {
-            key: slices_with_boxes(
-                topology,
-                boxes.get(process, ()),
-                ((other, box) for other, theirs in boxes.items() for box in theirs),
-            )
-            for key, boxes in self._by_kind.items()
-        }
-        return {
-            ShardId(path, box): slices
-            for path, key in self._leaf_keys
-            for box, slices in by_kind[key].items()
-        }
+    def held_leaves(self) -> tuple[HeldLeaves, ...]:
+        """Who holds what, for ``place``: one entry for all leaves of one sharding and shape."""
+        paths: dict[tuple[object, ...], dict[str, int]] = {}
+        for spec, key in self._leaf_keys:
+            paths.setdefault(key, {})[spec.path] = DTYPE_ITEM_BYTES[spec.dtype]
+        shapes = {key: spec.global_shape for spec, key in self._leaf_keys}
+        return tuple(
+            HeldLeaves(shapes[key], items, self._holders(key)) for key, items in paths.items()
+        )
+
+    def _holders(self, key: tuple[object, ...]) -> dict[Box, tuple[int, ...]]:
+        found: dict[Box, list[int]] = {}
+        for process, boxes in sorted(self._by_kind[key].items()):
+            for box in boxes:
+                found.setdefault(box, []).append(process)
+        shared: dict[tuple[int, ...], tuple[int, ...]] = {}
+        return {box: shared.setdefault(t, t) for box, ps in found.items() for t in (tuple(ps),)}

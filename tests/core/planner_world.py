@@ -14,7 +14,14 @@ from emergency_ckpt.core.inventory import (
     PersistentStep,
     Quarantined,
 )
-from emergency_ckpt.core.placement import AllButPrimary, Topology, buddies, place
+from emergency_ckpt.core.placement import (
+    AllButPrimary,
+    PlacementPolicy,
+    Topology,
+    buddies,
+    place,
+)
+from emergency_ckpt.core.striping import HeldLeaves
 from emergency_ckpt.types import Box, Contents, LeafSpec, SaveId, ShardEntry, ShardId
 
 RUN = "run"
@@ -29,6 +36,7 @@ class Layout:
     rows: int = 8
     sharded: tuple[str, ...] = ("w",)
     replicated: tuple[str, ...] = ("b",)
+    placement: PlacementPolicy = field(default_factory=AllButPrimary)
 
     @property
     def process_count(self) -> int:
@@ -58,11 +66,20 @@ class Layout:
     def targets(self) -> dict[int, tuple[ShardId, ...]]:
         return {process: self.shards(process) for process in range(self.process_count)}
 
+    def held(self) -> tuple[HeldLeaves, ...]:
+        """Who holds what, as ``place`` wants it."""
+        found: list[HeldLeaves] = []
+        for path, spec in self.leaves().items():
+            holders: dict[Box, tuple[int, ...]] = {}
+            for process in range(self.process_count):
+                box = self.box(path, process)
+                holders[box] = (*holders.get(box, ()), process)
+            found.append(HeldLeaves(spec.global_shape, {path: 4}, holders))
+        return tuple(found)
+
     def stored(self, process: int) -> tuple[ShardId, ...]:
-        """What the process stores under the default placement: replicas hold every box."""
-        everywhere = frozenset(range(self.slices))
-        holding = dict.fromkeys(self.shards(process), everywhere)
-        return place(AllButPrimary(), self.topology, process, holding)
+        """What the process stores."""
+        return place(self.placement, self.topology, process, self.held())
 
 
 @dataclass

@@ -13,9 +13,9 @@ from emergency_ckpt.core.placement import (
     buddies,
     parse_policy,
     place,
-    slices_with_boxes,
     wards,
 )
+from emergency_ckpt.core.striping import HeldLeaves
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.types import ShardId
 
@@ -29,8 +29,15 @@ def grid(slices: int, hosts: int) -> Topology:
     return Topology(slices * hosts, tuple(p // hosts for p in range(slices * hosts)))
 
 
+def held_alike(holders: dict[ShardId, tuple[int, ...]]) -> list[HeldLeaves]:
+    """The leaf ``w`` of eight one-byte elements."""
+    return [HeldLeaves((8,), {"w": 1}, {shard.box: by for shard, by in holders.items()})]
+
+
 def stores(topology: Topology, process: int, held_by: set[int]) -> bool:
-    return place(AllButPrimary(), topology, process, {SHARD: frozenset(held_by)}) == (SHARD,)
+    """``held_by``: one process of each of these slices."""
+    holders = tuple(topology.members[index][0] for index in sorted(held_by))
+    return place(AllButPrimary(), topology, process, held_alike({SHARD: holders})) == (SHARD,)
 
 
 @pytest.mark.parametrize(
@@ -60,19 +67,9 @@ def test_a_shard_on_several_slices_survives_any_slice(slices: int, data: st.Data
 
 
 def test_place_returns_each_shard_once_and_sorted() -> None:
-    held = {OTHER: frozenset({0}), SHARD: frozenset({0})}
+    held = held_alike({OTHER: (0,), SHARD: (0,)})
     assert place(AllButPrimary(), grid(1, 1), 0, held) == (SHARD, OTHER)
-
-
-def test_slices_with_boxes_looks_at_own_boxes_only() -> None:
-    boxes = [(0, ((0, 4),)), (1, ((4, 8),)), (2, ((0, 4),)), (3, ((4, 8),))]
-    holding = slices_with_boxes(grid(2, 2), [((0, 4),)], boxes)
-    assert holding == {((0, 4),): frozenset({0, 1})}
-
-
-def test_striped_comes_later() -> None:
-    with pytest.raises(ConfigError, match="later version"):
-        place(Striped(2), grid(2, 1), 0, {})
+    assert place(Striped(1), grid(1, 1), 0, held) == (SHARD, OTHER)
 
 
 def test_policies_are_parsed() -> None:

@@ -1,0 +1,198 @@
+"""Striped placement: each shard on some of the slices that have it, in groups, bytes even.
+
+Groups, not rings: with two copies on four slices the pairs are {0, 1} and {2, 3}. Only two pairs of
+hosts at each position are then fatal when they fail together; in a ring it would be four.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heapreplace
+
+from emergency_ckpt.core.boxes import volume
+from emergency_ckpt.types import Box, ShardId
+
+Holders = tuple[int, ...]
+"""Processes whose devices hold a box, sorted."""
+
+
+@dataclass(frozen=True)
+class HeldLeaves:
+    """Leaves of one shape that lie alike over the job.
+
+    Attributes:
+      shape: of the whole arrays.
+      item_bytes: bytes of one element, by leaf path.
+      holders: who holds each distinct box.
+    """
+
+    shape: tuple[int, ...]
+    item_bytes: Mapping[str, int]
+    holders: Mapping[Box, Holders]
+
+
+def blocks(slices: Sequence[int], copies: int) -> tuple[tuple[int, ...], ...]:
+    """The sets of ``copies`` slices on which shards are put; all of them when there are fewer.
+
+    Shards can be dealt to these sets so that all slices get equally much. There are as few sets
+    as Euclid's algorithm gives: groups as long as two fit, and what is left over (fewer than two
+    groups) has those sets whose complements are groups, by the same rule. Five slices and two
+    copies: {0, 1}, {2, 3}, {2, 4}, {3, 4}.
+    """
+    members = tuple(slices)
+    found: list[tuple[int, ...]] = []
+    while len(members) >= 2 * copies:
+        found.append(members[:copies])
+        members = members[copies:]
+    if len(members) <= copies:
+        return (*found, members)
+    left_out = blocks(members[::-1], len(members) - copies)
+    return (*found, *(tuple(s for s in members if s not in out) for out in left_out))
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """A shard to place, and the sets of processes that it may go to."""
+
+    nbytes: int
+    shard: ShardId
+    holders: Holders
+
+    @property
+    def order(self) -> tuple[int, ShardId]:
+        """The largest first: what comes last decides how even the outcome is."""
+        return -self.nbytes, self.shard
+
+
+class Striping:
+    """Who stores which shard of a job, worked out alike by every process.
+
+    First what several hosts of a slice hold, dealt over all of them; then, on top of that, what
+    one host of a slice holds, dealt over that host and its replicas. So a process looks at no
+    more of the second kind than it and its replicas hold.
+
+    Args:
+      slice_of: slice of each process.
+      copies: slices on which each shard is stored, one process in each.
+      everywhere_below_bytes: a leaf with fewer bytes is stored by everyone who holds a part.
+    """
+
+    def __init__(
+        self,
+        slice_of: Sequence[int],
+        held: Iterable[HeldLeaves],
+        *,
+        copies: int,
+        everywhere_below_bytes: int,
+    ) -> None:
+        self._slice_of = slice_of
+        self._copies = copies
+        self._everywhere: list[tuple[str, HeldLeaves]] = []
+        self._shared: list[_Unit] = []
+        self._exclusive: list[tuple[HeldLeaves, list[tuple[str, int]], list[Box]]] = []
+        for leaves in held:
+            self._sort_in(leaves, everywhere_below_bytes)
+
+    def _sort_in(self, leaves: HeldLeaves, everywhere_below_bytes: int) -> None:
+        elements = 1
+        for dim in leaves.shape:
+            elements *= dim
+        striped: list[tuple[str, int]] = []
+        for path, item_bytes in leaves.item_bytes.items():
+            if elements * item_bytes < everywhere_below_bytes:
+                self._everywhere.append((path, leaves))
+            else:
+                striped.append((path, item_bytes))
+        exclusive: list[Box] = []
+        for box, holders in leaves.holders.items() if striped else ():
+            if self._one_in_each_slice(holders):
+                exclusive.append(box)
+            else:
+                self._shared += [
+                    _Unit(volume(box) * item_bytes, ShardId(path, box), holders)
+                    for path, item_bytes in striped
+                ]
+        if exclusive:
+            self._exclusive.append((leaves, striped, exclusive))
+
+    def _one_in_each_slice(self, holders: Holders) -> bool:
+        return len({self._slice_of[process] for process in holders}) == len(holders)
+
+    def stored_by(self, process: int) -> list[ShardId]:
+        """The shards that ``process`` stores, in no order."""
+        return self._deal(self._replicas_of(process)).get(process, [])
+
+    def stored_by_all(self) -> dict[int, list[ShardId]]:
+        """The shards of every process, in no order."""
+        return self._deal(None)
+
+    def _replicas_of(self, process: int) -> set[int]:
+        """The process, those that hold a box that it holds alone in its slice, and so on."""
+        sets = {leaves.holders[box] for leaves, _, boxes in self._exclusive for box in boxes}
+        found, size = {process}, 0
+        while size < len(found):
+            size = len(found)
+            for holders in sets:
+                if not found.isdisjoint(holders):
+                    found.update(holders)
+        return found
+
+    def _deal(self, among: set[int] | None) -> dict[int, list[ShardId]]:
+        """What each process stores; complete for the processes of ``among``, or for all."""
+        stored: dict[int, list[ShardId]] = {}
+        loads = dict.fromkeys(range(len(self._slice_of)), 0)
+        units = [
+            _Unit(volume(box) * item_bytes, ShardId(path, box), leaves.holders[box])
+            for leaves, striped, boxes in self._exclusive
+            for box in boxes
+            if among is None or not among.isdisjoint(leaves.holders[box])
+            for path, item_bytes in striped
+        ]
+        for some in (self._shared, units):
+            candidates: dict[Holders, list[tuple[int, int, Holders]]] = {}
+            for unit in sorted(some, key=lambda unit: unit.order):
+                heap = candidates.get(unit.holders)
+                if heap is None:
+                    heap = candidates[unit.holders] = self._places(unit.holders, loads)
+                for process in _least_loaded(heap, loads):
+                    loads[process] += unit.nbytes
+                    stored.setdefault(process, []).append(unit.shard)
+        for path, leaves in self._everywhere:
+            for box, holders in leaves.holders.items():
+                for process in holders:
+                    if among is None or process in among:
+                        stored.setdefault(process, []).append(ShardId(path, box))
+        return stored
+
+    def _places(self, holders: Holders, loads: Mapping[int, int]) -> list[tuple[int, int, Holders]]:
+        """A heap of the sets of processes that a shard may go to: (load, order, processes).
+
+        One process in each slice of a block, all at the same place among the holders of their
+        slices: so few sets of hosts are fatal together.
+        """
+        by_slice: dict[int, list[int]] = {}
+        for process in holders:
+            by_slice.setdefault(self._slice_of[process], []).append(process)
+        columns = max(map(len, by_slice.values()))
+        sets = [
+            tuple(by_slice[s][column % len(by_slice[s])] for s in block)
+            for column in range(columns)
+            for block in blocks(sorted(by_slice), self._copies)
+        ]
+        # Each position begins with another block, else the first slices always got the odd shard.
+        start = holders[0] % len(sets)
+        order = sets[start:] + sets[:start]
+        heap = [(sum(loads[p] for p in each), place, each) for place, each in enumerate(order)]
+        heapify(heap)
+        return heap
+
+
+def _least_loaded(heap: list[tuple[int, int, Holders]], loads: Mapping[int, int]) -> Holders:
+    """The set of processes with the fewest bytes. Loads only grow, so the heap may lag behind."""
+    while True:
+        known, place, processes = heap[0]
+        actual = sum(loads[process] for process in processes)
+        if known == actual:
+            return processes
+        heapreplace(heap, (actual, place, processes))

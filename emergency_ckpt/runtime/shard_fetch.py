@@ -1,0 +1,187 @@
+"""Fetches shards of one save from the sources that a plan names, and checks them."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from emergency_ckpt.core.inventory import Quarantined
+from emergency_ckpt.core.plan_types import FetchGroup, selected
+from emergency_ckpt.errors import (
+    CheckpointError,
+    NotHeld,
+    RamdiskFull,
+    RestoreFailed,
+    TransferError,
+)
+from emergency_ckpt.runtime.coordination import deadline_left_s
+from emergency_ckpt.runtime.events import EventSink
+from emergency_ckpt.runtime.peers import fetch_contents
+from emergency_ckpt.runtime.restore_types import Tally
+from emergency_ckpt.transfer.client import TransferClient
+from emergency_ckpt.transfer.holdings import ShardTarget, Target
+from emergency_ckpt.types import Contents, SaveId, ShardId
+
+_MAX_SOURCES_AT_ONCE = 8
+
+
+class CopiesFailed(RestoreFailed):
+    """Copies that the plan counted on cannot be used; ``unusable`` names them."""
+
+    def __init__(self, step: int, unusable: Iterable[Quarantined]) -> None:
+        self.unusable = tuple(unusable)
+        names = "; ".join(
+            f"shard {q.shard} of {q.digest[:12]} at {q.holder}" for q in self.unusable[:4]
+        )
+        super().__init__("restore", f"step {step}", f"copies cannot be used: {names}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Fetching:
+    """What every fetch of one restore looks up: manifests by digest, addresses of holders."""
+
+    contents: Mapping[str, Contents]
+    addresses: Mapping[str, str]
+
+
+class ShardFetcher:
+    """Fetches for one process and one save. Calls block; one at a time.
+
+    Attributes:
+      unusable: copies that failed so far, here and at peers.
+      tally: bytes by where they came from.
+    """
+
+    def __init__(
+        self, client: TransferClient, events: EventSink, *, save: SaveId, deadline_s: float
+    ) -> None:
+        self._client = client
+        self._events = events
+        self._save = save
+        self._deadline_s = deadline_s
+        self.unusable: list[Quarantined] = []
+        self.tally = Tally()
+        self._lock = threading.Lock()
+
+    def distrust(self, copy: Quarantined, contents: Contents | None, detail: str) -> None:
+        """Note that a copy cannot be used."""
+        self.unusable.append(copy)
+        leaf = "" if contents is None or copy.shard is None else str(contents.shard_id(copy.shard))
+        self._events.emit(
+            "restore.quarantined",
+            step=self._save.step,
+            holder=copy.holder,
+            shard=leaf,
+            detail=detail,
+        )
+
+    def contents_from(self, group: FetchGroup, addresses: Mapping[str, str]) -> Contents:
+        """The manifest of the group, from the first source that gives it; else CopiesFailed."""
+        for source in group.sources:
+            try:
+                return fetch_contents(self._client, addresses[source], group.digest)
+            except CheckpointError as error:
+                self.distrust(Quarantined(source, group.digest), None, str(error))
+        raise CopiesFailed(self._save.step, self.unusable)
+
+    def fetch_all(
+        self,
+        groups: Sequence[FetchGroup],
+        fetching: Fetching,
+        places: Mapping[ShardId, int],
+        into: Target,
+        arrived: Callable[[ShardId], object],
+    ) -> dict[ShardId, int]:
+        """Fetch every group into ``places`` of ``into``; the CRC32C of each shard.
+
+        CopiesFailed when a shard has no source left.
+
+        Args:
+          arrived: told of each shard as soon as it is there and checked, from several threads.
+            Nobody writes to its bytes from then on, whatever becomes of the others.
+        """
+
+        def fetch(group: FetchGroup) -> dict[ShardId, int]:
+            return self._fetch_group(group, fetching, places, into, arrived)
+
+        crcs: dict[ShardId, int] = {}
+        sources = min(_MAX_SOURCES_AT_ONCE, len(groups))
+        with ThreadPoolExecutor(sources, "eckpt-fetch") as pool:
+            for fetched in pool.map(fetch, groups):
+                crcs.update(fetched)
+        return crcs
+
+    def _fetch_group(
+        self,
+        group: FetchGroup,
+        fetching: Fetching,
+        places: Mapping[ShardId, int],
+        into: Target,
+        arrived: Callable[[ShardId], object],
+    ) -> dict[ShardId, int]:
+        """Fetch from the first source; what does not come or is damaged, from the alternates."""
+        contents, addresses = fetching.contents[group.digest], fetching.addresses
+        left = list(selected(group.shards, contents))
+        crcs: dict[ShardId, int] = {}
+
+        def accept(shard: int, crc: int) -> None:
+            """Check what came against the CRC of capture time. What is damaged comes again."""
+            entry, name = contents.shards[shard], contents.shard_id(shard)
+            if crc != entry.crc32c or name in crcs:
+                return
+            with self._lock:
+                self.tally.peer += entry.nbytes
+            crcs[name] = crc
+            arrived(name)
+
+        for source in group.sources:
+            if not left:
+                break
+            try:
+                received = self._client.fetch_shards(
+                    addresses[source],
+                    group.digest,
+                    _targets(left, contents, places),
+                    into,
+                    deadline_left_s(self._deadline_s),
+                    lambda position, crc, left=left: accept(left[position], crc),
+                )
+            except (TransferError, NotHeld) as error:
+                _raise_if_full(error, self._save.step)
+                self.distrust(Quarantined(source, group.digest), contents, str(error))
+            else:
+                for shard, crc in zip(left, received, strict=True):
+                    accept(shard, crc)
+                    if contents.shard_id(shard) not in crcs:
+                        detail = _damage(crc, contents.shards[shard].crc32c)
+                        copy = Quarantined(source, group.digest, shard)
+                        self.distrust(copy, contents, detail)
+            left = [shard for shard in left if contents.shard_id(shard) not in crcs]
+        if left:
+            raise CopiesFailed(self._save.step, self.unusable)
+        return crcs
+
+
+def _targets(
+    shards: Iterable[int], contents: Contents, places: Mapping[ShardId, int]
+) -> list[ShardTarget]:
+    return [
+        ShardTarget(shard, contents.shards[shard].nbytes, places[contents.shard_id(shard)])
+        for shard in shards
+    ]
+
+
+def _damage(received: int, expected: int) -> str:
+    return f"CRC32C {received:08x} as received, expected {expected:08x}"
+
+
+def _raise_if_full(error: Exception, step: int) -> None:
+    """A ramdisk that ran full while bytes came in is no fault of their source."""
+    cause = error.__cause__
+    if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:
+        raise RamdiskFull(
+            "fetch", f"step {step}", str(cause), hint="enlarge the ramdisk"
+        ) from error

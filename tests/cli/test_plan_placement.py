@@ -1,0 +1,37 @@
+"""``eckpt plan-placement``, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from emergency_ckpt.cli.main import USAGE_EXIT_CODE, main
+
+JOB = ["plan-placement", "--slices", "4", "--hosts", "64", "--state-gib", "64"]
+
+
+def test_a_table_with_a_recommendation(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*JOB, "--lost-hosts", "3", "--survival", "0.98"]) == 0
+    out = capsys.readouterr().out
+    lines = {line.split()[0]: line.split() for line in out.splitlines() if line.strip()}
+    row = lines["striped(2)"]
+    assert row[1] == "*"
+    assert row[2] == "1.00"  # GiB: two slots of half of a host's one
+    assert row[-3:] == ["100%", "99.61%", "98.82%"]
+    assert "Recommended: striped(2)" in out
+    assert all(len(line) <= 120 for line in out.splitlines())
+
+
+def test_json_has_all_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*JOB, "--json", "--ramdisk-gib", "1.6"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["recommended"] == "striped(3)"
+    assert len(found["placements"]) == 5
+    assert found["placements"][1]["survival"][3] == pytest.approx(0.9765, abs=1e-4)
+
+
+@pytest.mark.parametrize("extra", [["--slices", "0"], ["--state-gib", "nan"], ["--survival", "2"]])
+def test_impossible_values_are_named(extra: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*JOB, *extra]) == USAGE_EXIT_CODE
+    assert extra[0].lstrip("-").split("-")[0] in capsys.readouterr().err

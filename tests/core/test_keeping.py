@@ -1,0 +1,20 @@
+"""What a process keeps of the shards that a restore brings."""
+
+from __future__ import annotations
+
+from emergency_ckpt.core.keeping import Keeping
+from emergency_ckpt.types import ShardId
+
+STORED, USED = ShardId("w", ((0, 4),)), ShardId("w", ((4, 8),))
+KEEPING = Keeping([STORED], [STORED, USED])
+
+
+def test_what_is_stored_is_kept_and_what_is_only_needed_is_not() -> None:
+    assert STORED in KEEPING
+    assert USED not in KEEPING
+
+
+def test_shards_of_another_mesh_are_kept_where_they_have_a_part_of_what_is_stored() -> None:
+    assert ShardId("w", ((3, 5),)) in KEEPING
+    assert ShardId("w", ((4, 6),)) not in KEEPING
+    assert ShardId("v", ((0, 4),)) not in KEEPING
