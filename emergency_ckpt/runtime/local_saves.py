@@ -90,6 +90,8 @@ class LocalSaves:
     def run(self, job: LocalSave) -> None:
         """Save, publish and vote. Never raises: what fails is recorded, and the vote says no."""
         started_s = time.monotonic()
+        if self._in_doubt:
+            job.snapshot.start(everything=True)  # training does not wait for the others' word
         self._resolve_doubts()
         ballot, refusal = Ballot(), None
         try:

@@ -5,7 +5,6 @@ Everything here runs in the training thread, but for the short functions that it
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Mapping
@@ -28,7 +27,7 @@ from emergency_ckpt.runtime.restore_runner import Restored
 from emergency_ckpt.runtime.save_policies import SavePlan
 from emergency_ckpt.runtime.save_recipe import SaveRecipe, build_recipe
 from emergency_ckpt.runtime.tier_schedule import TierSchedule
-from emergency_ckpt.runtime.worker import Failures
+from emergency_ckpt.runtime.worker import Failures, closing, in_turn
 from emergency_ckpt.tiers import host_state as host_states
 from emergency_ckpt.tiers.device_copies import DeviceCopies
 from emergency_ckpt.tiers.local import LocalTier
@@ -64,7 +63,8 @@ class SaverParts:
     """What the saver works with. ``persistent`` and ``preservation``: None without that tier.
 
     Attributes:
-      before_save: called when a save of a step starts; gives what its background part does first.
+      before_save: called when a save of a step starts; gives what its background part does first,
+        if anything.
     """
 
     settings: Settings
@@ -78,7 +78,7 @@ class SaverParts:
     watch: PreemptionWatch
     events: EventSink
     failures: Failures
-    before_save: Callable[[int], Callable[[], object]]
+    before_save: Callable[[int], Callable[[], object] | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,13 +192,15 @@ class Saver:
             self._parts.events.emit("save.skipped", step=request.step, tier=name)
             return False
         snapshot, work = self._snapshot(name, request)
-        work = _in_turn(self._parts.before_save(request.step), work)
-        self._parts.events.emit("save.started", step=request.step, tier=name)
+        first = self._parts.before_save(request.step)
+        if first is not None:
+            work = in_turn(first, work)
         if number is not None:
-            # The word depends on others, for whom training does not wait.
-            snapshot.start_all()
             work = self._when_confirmed(name, request.step, number, work)
-        schedule.start(_closing(snapshot, work))
+        # Training does not wait for others, for whom the reader may have to wait.
+        snapshot.start(everything=first is not None or number is not None)
+        self._parts.events.emit("save.started", step=request.step, tier=name)
+        schedule.start(closing(snapshot, work))
         if not snapshot.wait_captured(settings.save_timeout_s):
             snapshot.close()  # fails the save; training goes on
         schedule.note_started(request.step, time.monotonic() - request.begun_s)
@@ -237,7 +239,7 @@ class Saver:
         me = self._parts.process[0]
         writes = me in recipe.writers
         snapshot = recipe.all_held.take(flat) if writes else Snapshot.of_views([])
-        snapshot.start_all()  # storage takes long, and Orbax wants all at once
+        snapshot.start(everything=True)  # storage takes long, and Orbax wants all at once
         held = recipe.held if writes else ()
         work = self._persistent_work(
             PersistentSave(
@@ -389,21 +391,3 @@ class Saver:
         )
         if errors:
             raise RestoreFailed("reserve", "ramdisk", errors)
-
-
-def _closing(snapshot: Snapshot, work: _Work) -> _Work:
-    """``work``, after which nothing waits for the snapshot, nor is any of it kept."""
-
-    def work_and_close() -> None:
-        with contextlib.closing(snapshot):
-            work()
-
-    return work_and_close
-
-
-def _in_turn(*parts: Callable[[], object]) -> _Work:
-    def work() -> None:
-        for part in parts:
-            part()
-
-    return work

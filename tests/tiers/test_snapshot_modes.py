@@ -16,7 +16,7 @@ from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.tiers.device_copies import DeviceCopies, copy_on_device
 from emergency_ckpt.tiers.snapshot import SnapshotRecipe
 from emergency_ckpt.tiers.state_tree import BoxTable, describe
-from emergency_ckpt.tiers.transfers import Snapshot, View
+from emergency_ckpt.tiers.transfers import Snapshot, Transfer, View
 
 SHARD_BYTES = 8 * 64 * 4
 LONG_S = 60.0
@@ -138,7 +138,7 @@ def test_the_state_may_be_donated_before_the_reader_begins_when_all_was_started(
     state = new_state()
     recipe, wanted = recipe_for(state, settings)
     snapshot = recipe.take(jax.tree_util.tree_leaves(state))
-    snapshot.start_all()
+    snapshot.start(everything=True)
     assert snapshot.wait_captured(LONG_S)
     jax.block_until_ready(donating_step(state))
     views = Reader(snapshot).result()
@@ -151,7 +151,7 @@ def test_all_at_once(settings: SnapshotSettings) -> None:
     state = new_state()
     recipe, wanted = recipe_for(state, settings)
     snapshot = recipe.take(jax.tree_util.tree_leaves(state))
-    snapshot.start_all()
+    snapshot.start(everything=True)
     assert snapshot.wait_captured(LONG_S)
     jax.block_until_ready(donating_step(state))
     found = snapshot.collect()
@@ -166,15 +166,19 @@ def test_all_at_once(settings: SnapshotSettings) -> None:
         assert (each.array is not None) == (pinned and shard.leaf != "host")
 
 
+def pinned_bytes() -> int:
+    arrays = jax.live_arrays()
+    return sum(each.nbytes for each in arrays if each.sharding.memory_kind == "pinned_host")
+
+
 def test_what_is_not_yet_read_stays_within_the_staging_memory() -> None:
     state = new_state()
     recipe, _ = recipe_for(state, WAIT)
     snapshot = recipe.take(jax.tree_util.tree_leaves(state))
+    before = pinned_bytes()
     alive: list[int] = []
-    before = sum(a.nbytes for a in jax.live_arrays() if a.sharding.memory_kind == "pinned_host")
     for batch in snapshot.batches(1 << 30):
-        staged = [a for a in jax.live_arrays() if a.sharding.memory_kind == "pinned_host"]
-        alive.append(sum(array.nbytes for array in staged) - before)
+        alive.append(pinned_bytes() - before)
         assert batch
     snapshot.close()
     assert max(alive) > 0
@@ -256,6 +260,24 @@ def test_the_budget_is_shared_and_given_back() -> None:
     third.close()
 
 
+def test_a_transfer_that_cannot_start_fails_the_reader_not_the_training_thread() -> None:
+    let_go: list[int] = []
+    source = jax.device_put(np.zeros(4, np.float32))
+    transfers = [
+        Transfer(position, source, source.nbytes, "pinned_host", True, lambda: let_go.append(1))
+        for position in range(3)
+    ]
+    source.delete()
+    snapshot = Snapshot([], transfers, None)
+    snapshot.start()
+    assert snapshot.wait_captured(0)
+    with pytest.raises(RuntimeError, match="deleted"):
+        list(snapshot.batches(1 << 30))
+    snapshot.close()
+    snapshot.close()
+    assert len(let_go) == 3
+
+
 def test_a_snapshot_that_was_given_up_is_an_error_to_its_reader() -> None:
     state = new_state()
     recipe, _ = recipe_for(state, WAIT)
@@ -312,7 +334,7 @@ def test_replicated_shards_come_from_all_devices_evenly() -> None:
     state["rows"] = sharded(np.arange(64, dtype=np.int32).reshape(8, 8), mesh, "x")
     recipe, wanted = recipe_for(state, WAIT)
     snapshot = recipe.take(jax.tree_util.tree_leaves(state))
-    snapshot.start_all()
+    snapshot.start(everything=True)
     per_device: dict[Any, int] = {}
     on_device = {s.device: box_of(s.index, (8, 8)) for s in state["rows"].addressable_shards}
     for shard, each in zip(wanted, snapshot.collect(), strict=True):
@@ -334,7 +356,7 @@ def test_what_was_offloaded_to_the_host_is_copied_not_shared() -> None:
     recipe, _ = recipe_for(offloaded, COPY_ALL)
     assert recipe.reason.startswith("0 of 0 leaves")
     snapshot = recipe.take(jax.tree_util.tree_leaves(offloaded))
-    snapshot.start_all()
+    snapshot.start(everything=True)
     shards = [np.asarray(shard.data) for shard in offloaded["w"].addressable_shards]
     for each, shard in zip(snapshot.collect(), shards, strict=True):
         assert not np.shares_memory(each.view, shard)
