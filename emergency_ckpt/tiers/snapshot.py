@@ -38,13 +38,15 @@ from emergency_ckpt.types import ShardId
 class _Take:
     """Where to find one shard: its leaf, and index among addressable shards, on which device.
 
-    ``memory``: where its transfer goes, see ``Transfer``. ``nbytes``: of its values.
+    ``is_shared``: a view of it is all the transfer there is. ``memory``: where a transfer goes,
+    see ``Transfer``. ``nbytes``: of its values.
     """
 
     shard: ShardId
     leaf: Leaf
     addressable: int
     device: Device | None
+    is_shared: bool
     memory: str | None
     nbytes: int
 
@@ -79,7 +81,13 @@ class SnapshotRecipe:
             (self._takes[i].piece for i in on_devices if _is_copyable(self._takes[i])),
             self._copies.limit_bytes if settings.mode == "device_copy" else 0,
         )
-        self._order = [on_devices[i] for i in transfer_order(pieces, self._plan.leaves)]
+        order = (on_devices[i] for i in transfer_order(pieces, self._plan.leaves))
+        self._order = [
+            position
+            for position in order
+            if not self._takes[position].is_shared
+            or self._takes[position].leaf.position in self._plan.leaves
+        ]
 
     @property
     def reason(self) -> str:
@@ -99,7 +107,8 @@ class SnapshotRecipe:
         arrays' buffers, which then live on.
         """
         stored = {position: _stored(flat[position]) for position in self._used}
-        copied = self._copy_on_devices(stored)
+        copied = self._copy_on_devices(stored) if self._plan.leaves else {}
+        waits = self._settings.mode != "auto"
         views: list[View] = []
         transfers: list[Transfer] = []
         for position, take in enumerate(self._takes):
@@ -109,14 +118,12 @@ class SnapshotRecipe:
                     stored[take.leaf.position], dtype=dtype_named(take.leaf.spec.dtype)
                 )
                 views.append(View(position, value))
-            elif position not in copied and _is_shared(take.device, self._settings):
-                waits = self._settings.mode != "auto"
+            elif take.is_shared and position not in copied:
                 views.append(View(position, np.asarray(_data(take, stored)), waits))
-        done = {view.position for view in views}
         for position in self._order:
-            if position in done:
-                continue
             take, copy = self._takes[position], copied.get(position)
+            if take.is_shared and copy is None:
+                continue
             assert take.device is not None
             transfers.append(
                 Transfer(
@@ -216,8 +223,9 @@ def _takes(tree: StateTree, wanted: Sequence[ShardId], settings: SnapshotSetting
         leaf = leaves[shard.leaf]
         device = next((device for device in holders[i] if device.id == source[i]), None)
         index = 0 if device is None else holders[i][device]
+        shared = device is not None and _is_shared(device, settings)
         memory = None if device is None else _memory(device, leaf.spec.dtype, settings)
-        takes.append(_Take(shard, leaf, index, device, memory, sizes[i]))
+        takes.append(_Take(shard, leaf, index, device, shared, memory, sizes[i]))
     return takes
 
 
