@@ -25,7 +25,6 @@ def donating_step(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
 def donate(state: dict[str, Any]) -> None:
     arrays = {name: value for name, value in state.items() if isinstance(value, jax.Array)}
     jax.block_until_ready(donating_step(arrays))
-    assert state["w"].is_deleted()
 
 
 @pytest.mark.parametrize(
@@ -47,6 +46,8 @@ def test_both_tiers_have_what_was_donated_after_the_save(
             state = world.state(step)
             assert checkpointer.save(step=step, state=state, host_state=step)
             donate(state)
+            # Where JAX hands out the array's own memory, the step could not have it yet.
+            assert state["w"].is_deleted() or settings.get("staging_memory") != "pinned_host"
         checkpointer.wait_until_finished()
         checkpointer.check_for_errors()
     with world.open_both() as checkpointer:
