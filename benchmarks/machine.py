@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 _PACKAGES = ("emergency-ckpt", "orbax-checkpoint", "jax", "jaxlib", "tensorstore", "numpy")
-_PREFIXES = ("XLA_", "JAX_", "OMP_", "MALLOC_")
+_PREFIXES = ("XLA_", "JAX_", "OMP_", "MALLOC_", "GLIBC_")
 IDLE_LOAD = 0.5
 """Load average over the last minute above which figures should not be published."""
 

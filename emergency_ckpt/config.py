@@ -21,6 +21,11 @@ from emergency_ckpt.core.placement import (
 )
 from emergency_ckpt.core.save_agreement import TierName
 from emergency_ckpt.core.save_timing import AdaptiveInterval
+from emergency_ckpt.core.snapshot_plan import (
+    SnapshotMode,
+    SnapshotSettings,
+    StagingMemory,
+)
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.runtime.events import Listener
 from emergency_ckpt.runtime.save_policies import (
@@ -98,6 +103,21 @@ class Config:
       secret_file: file with the run's secret; else the environment's ECKPT_SECRET; else the leader
         makes one up and shares it through the coordination service. The path may differ.
       extra_holders: addresses of ``eckpt serve`` on hosts whose trainer is not part of this job.
+      snapshot_mode: how a save takes the state off the devices; the state may be donated when
+        ``save`` returns in each. "wait": the training thread waits until all bytes have left the
+        devices, which takes no device memory; on CPU, until they are copied to the slot, so that
+        the next step need not write to fresh memory. "device_copy": leaves are copied on their
+        devices first, as many as ``device_copy_bytes`` allows, the largest first; the training
+        thread waits for the other leaves only. "auto": "wait"; on CPU the arrays' buffers are
+        shared and nothing is waited for. May differ.
+      device_copy_bytes: device memory, of each device, for copies that are not transferred yet.
+        While those of one save fill it, another save waits. May differ.
+      staging_bytes: host memory, beyond the slots, through which a save to the local tier passes;
+        a larger shard goes alone. All of the state at once takes host memory where a save to the
+        persistent tier is on its way, and where a save was begun before the leader's word. May
+        differ.
+      staging_memory: "pinned_host", "pageable" (JAX's own transfer), or "auto": pinned where the
+        device has it, and on CPU none, for views need none. May differ.
       copy_threads: threads that copy and check; None: 2, or 1 on a one-core machine. May differ.
       copy_batch_bytes: bytes per native copy call. May differ.
       transfer_streams: connections per source when shards are fetched. May differ.
@@ -143,6 +163,10 @@ class Config:
     bind_port: int = 0
     secret_file: str | None = None
     extra_holders: tuple[str, ...] = ()
+    snapshot_mode: SnapshotMode = "auto"
+    device_copy_bytes: int = 0
+    staging_bytes: int = 256 * MEBIBYTE
+    staging_memory: StagingMemory = "auto"
     copy_threads: int | None = None
     copy_batch_bytes: int = 1024 * MEBIBYTE
     transfer_streams: int = 2
@@ -188,6 +212,13 @@ class Config:
         run_id = config.run_id or run_id_of(config.dir or "")
         return dataclasses.replace(
             config, run_id=run_id, copy_threads=threads, extra_holders=tuple(config.extra_holders)
+        )
+
+    @property
+    def snapshots(self) -> SnapshotSettings:
+        """How this process takes snapshots."""
+        return SnapshotSettings(
+            self.snapshot_mode, self.device_copy_bytes, self.staging_bytes, self.staging_memory
         )
 
     def save_plans(self) -> dict[TierName, SavePlan]:

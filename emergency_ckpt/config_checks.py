@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from emergency_ckpt.core.persistence import PersistentWriters
 from emergency_ckpt.core.placement import AllButPrimary, Striped
+from emergency_ckpt.core.snapshot_plan import snapshot_problems
 from emergency_ckpt.runtime.save_policies import (
     preservation_policy_problems,
     save_policy_problems,
@@ -76,6 +77,7 @@ def _value_problems(config: Config) -> list[str]:
     problems += _not_below(config, 1, ("host_state_limit_bytes", "copy_batch_bytes"))
     problems += _not_below(config, 1, ("storage_buffer_bytes", "local_keep_last_n"))
     problems += _not_below(config, 1, ("transfer_streams",))
+    problems += snapshot_problems(config.snapshots)
     limit: Any = getattr(config, "host_state_limit_bytes")  # noqa: B009 - of any type still
     if isinstance(limit, int) and limit > MAX_HOST_STATE_BYTES:
         problems.append(

@@ -52,6 +52,10 @@ MAY_DIFFER: dict[str, Any] = {
     "bind_host": "127.0.0.2",
     "bind_port": 4000,
     "secret_file": "/other/secret",
+    "snapshot_mode": "wait",
+    "device_copy_bytes": 1 << 20,
+    "staging_bytes": 1 << 20,
+    "staging_memory": "pageable",
     "copy_threads": 1,
     "copy_batch_bytes": 1 << 20,
     "transfer_streams": 5,
@@ -67,7 +71,10 @@ MAY_DIFFER: dict[str, Any] = {
     "on_event": lambda: print,
 }
 
-NEEDS: dict[str, dict[str, Any]] = {"keep_every_n_steps": {"keep_last_n": 1}}
+NEEDS: dict[str, dict[str, Any]] = {
+    "keep_every_n_steps": {"keep_last_n": 1},
+    "device_copy_bytes": {"snapshot_mode": "device_copy", "device_copy_bytes": 1},
+}
 """What a field is nothing without."""
 
 FIELDS = [field.name for field in dataclasses.fields(Config)]
@@ -105,15 +112,14 @@ def test_every_field_is_classified() -> None:
 @pytest.mark.parametrize("name", MUST_AGREE)
 def test_agreement_covers(name: str) -> None:
     base = valid(**NEEDS.get(name, {})).validated()
-    needed = NEEDS.get(name, {})
-    changed = valid(**needed, **{name: _value(MUST_AGREE[name])}).validated()
+    changed = valid(**{**NEEDS.get(name, {}), name: _value(MUST_AGREE[name])}).validated()
     assert changed.agreement() != base.agreement()
 
 
 @pytest.mark.parametrize("name", MAY_DIFFER)
 def test_agreement_ignores(name: str) -> None:
-    base = valid().validated()
-    changed = valid(**{name: _value(MAY_DIFFER[name])}).validated()
+    base = valid(**NEEDS.get(name, {})).validated()
+    changed = valid(**{**NEEDS.get(name, {}), name: _value(MAY_DIFFER[name])}).validated()
     assert changed.agreement() == base.agreement()
 
 
@@ -178,6 +184,15 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
         ({"copy_threads": 0}, "copy_threads must be"),
         ({"copy_batch_bytes": 0}, "copy_batch_bytes must be"),
         ({"transfer_streams": 0}, "transfer_streams must be"),
+        ({"snapshot_mode": "copy"}, "snapshot_mode must be one of"),
+        ({"snapshot_mode": ["wait"]}, "snapshot_mode must be one of"),
+        ({"staging_memory": None}, "staging_memory must be one of"),
+        ({"staging_bytes": 0}, "staging_bytes must be a whole number of at least 1"),
+        ({"staging_bytes": "1"}, "staging_bytes must be a whole number of at least 1"),
+        ({"device_copy_bytes": -1}, "device_copy_bytes must be a whole number of at least 0"),
+        ({"device_copy_bytes": True}, "device_copy_bytes must be a whole number of at least 0"),
+        ({"snapshot_mode": "device_copy"}, "'device_copy' need each other"),
+        ({"device_copy_bytes": 1 << 30}, "'device_copy' need each other"),
         ({"start_timeout_s": 0}, "start_timeout_s must be a positive number"),
         ({"restore_timeout_s": -1.0}, "restore_timeout_s must be"),
         ({"save_timeout_s": math.nan}, "save_timeout_s must be"),

@@ -55,7 +55,8 @@ class JobSpec:
       slices, hosts_per_slice, devices_per_host: the shape of the job.
       local_root: directory of all ramdisks; host ``h`` gets ``host_<h>`` in it. Should be on tmpfs.
       log_dir: gets ``life_<n>/process_<p>.log``, and an events file beside each log.
-      env: variables added to this process's own environment for every process of the job.
+      env: variables added to this process's own environment for every process of the job. Where
+        neither has ``GLIBC_TUNABLES``, it asks for large pages.
       max_restarts: lives after the first, whatever ended a life.
       breaker_deaths: stop after so many deaths in a row that brought the job no further than it
         had been before. Deaths by an injected fault do not count.

@@ -33,6 +33,11 @@ _JANITOR_EXIT_S = 10.0
 _SHIM = 'echo "+$$" >&0 && exec 0</dev/null && exec "$@"'
 
 
+# A step that cannot overwrite its donated state, because a save still reads it, writes to fresh
+# memory: in large pages that takes a fraction of the time. Only read when a process starts.
+_MALLOC_ENVIRON = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+
+
 @dataclass
 class _HostProcess:
     environment: JobEnvironment
@@ -230,6 +235,7 @@ class ProcessSet:
         log_path = self.spec.log_path(self.restart_count, index)
         progress = ProgressFile(environment.progress_path, create=True)
         variables = {
+            **_MALLOC_ENVIRON,
             **os.environ,
             "PYTHONUNBUFFERED": "1",
             "PYTHONFAULTHANDLER": "1",

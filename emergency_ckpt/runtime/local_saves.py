@@ -6,10 +6,8 @@ import dataclasses
 import hashlib
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from emergency_ckpt.core.divergence import find_divergence
 from emergency_ckpt.core.retention import StepRecord, choose_removals
@@ -23,6 +21,7 @@ from emergency_ckpt.runtime.worker import Failures
 from emergency_ckpt.tiers import host_state as host_states
 from emergency_ckpt.tiers.local import LocalTier, SlotWriter
 from emergency_ckpt.tiers.manifest import Layout, build_contents
+from emergency_ckpt.tiers.transfers import Snapshot
 from emergency_ckpt.types import Contents, LeafSpec, SaveId
 
 
@@ -31,7 +30,7 @@ class LocalSave:
     """One save of one process, with its bytes still in the snapshot.
 
     Attributes:
-      layout: where each shard goes; ``views`` are their host views, in the same order.
+      layout: where each shard goes; ``snapshot`` has them in the same order.
       host_state: captured payload of the non-tensor state.
       buddies: processes that get a copy of the host state.
     """
@@ -39,7 +38,7 @@ class LocalSave:
     save: SaveId
     leaves: Sequence[LeafSpec]
     layout: Layout
-    views: Sequence[npt.NDArray[Any]]
+    snapshot: Snapshot
     host_state: host_states.Payload
     buddies: tuple[int, ...]
 
@@ -91,6 +90,8 @@ class LocalSaves:
     def run(self, job: LocalSave) -> None:
         """Save, publish and vote. Never raises: what fails is recorded, and the vote says no."""
         started_s = time.monotonic()
+        if self._in_doubt:
+            job.snapshot.start(everything=True)  # training does not wait for the others' word
         self._resolve_doubts()
         ballot, refusal = Ballot(), None
         try:
@@ -121,19 +122,21 @@ class LocalSaves:
         return Ballot(digest=digest, layout=layout_digest(job.layout))
 
     def _copy(self, job: LocalSave, writer: SlotWriter) -> list[int]:
-        crcs: list[int] = []
-        batch: list[tuple[npt.NDArray[np.uint8], int]] = []
-        size_bytes = 0
-        for placed, view in zip(job.layout.shards, job.views, strict=True):
+        """CRC of each shard. What was copied is let go before the next batch is waited for."""
+        shards = job.layout.shards
+        crcs: dict[int, int] = {}
+        for batch in job.snapshot.batches(self._copy_batch_bytes):
+            positions = [position for position, _ in batch]
             # Flat bytes: extension types have no buffer interface of their own.
-            flat = np.ascontiguousarray(view).reshape(-1).view(np.uint8)
-            batch.append((flat, placed.offset))
-            size_bytes += placed.nbytes
-            if size_bytes >= self._copy_batch_bytes:
-                crcs += writer.copy(batch)
+            copies = [
+                (np.ascontiguousarray(view).reshape(-1).view(np.uint8), shards[position].offset)
+                for position, view in batch
+            ]
+            crcs.update(zip(positions, writer.copy(copies), strict=True))
+            del copies
+            if len(crcs) < len(shards):
                 self._events.emit("save.copying", step=job.save.step, shards=len(crcs))
-                batch, size_bytes = [], 0
-        return crcs + (writer.copy(batch) if batch else [])
+        return [crcs[position] for position in range(len(shards))]
 
     def _publish_host_state(self, job: LocalSave) -> None:
         data = host_states.encode(

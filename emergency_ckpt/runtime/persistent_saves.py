@@ -43,6 +43,7 @@ from emergency_ckpt.tiers import host_state as host_states
 from emergency_ckpt.tiers.persistent import PersistentTier
 from emergency_ckpt.tiers.removal import StepShelf
 from emergency_ckpt.tiers.state_tree import StateTree
+from emergency_ckpt.tiers.transfers import HostShard
 from emergency_ckpt.types import SaveId, ShardId
 
 T = TypeVar("T")
@@ -51,14 +52,15 @@ _SKIPPED = "skipped it: the save before was under way"
 
 @dataclasses.dataclass(frozen=True)
 class PersistentSave:
-    """One persistent save of one process; ``views`` is empty on processes that do not write.
+    """One persistent save of one process.
 
+    ``load``: blocks until this process's shards are on the host; none where it does not write.
     ``metrics``: JSON values for the preservation policy; those of the first writer are kept.
     """
 
     save: SaveId
     tree: StateTree
-    views: Mapping[ShardId, npt.NDArray[Any]]
+    load: Callable[[], Mapping[ShardId, HostShard]]
     host_state: host_states.Payload
     topology: Topology
     writers: tuple[int, ...]
@@ -173,15 +175,21 @@ class PersistentSaves:
             return
         if self._coordinator.process_index == members[0]:
             self._keys.forget_old(members)
-        documents = self._stage(job.save, FIRST_STAGE, lambda: self._collect(job), members)
+        shards: dict[ShardId, HostShard] = {}
+
+        def first() -> dict[int, bytes]:
+            shards.update(job.load())
+            return self._collect(job)
+
+        documents = self._stage(job.save, FIRST_STAGE, first, members)
         written = self._stage(
             job.save,
             "documents",
-            lambda: self._write_documents(job, documents),
+            lambda: self._write_documents(job, documents, shards),
             members,
             told=lambda written: written,
         )
-        self._stage(job.save, "tensors", lambda: self._write_tensors(job, members), members)
+        self._stage(job.save, "tensors", lambda: self._write_tensors(job, shards, members), members)
         self._stage(job.save, "marker", lambda: self._publish(job, written, members), members)
 
     def _send_host_state(self, job: PersistentSave, to: int) -> None:
@@ -236,11 +244,18 @@ class PersistentSaves:
         for step in removed:
             self._events.emit("persistent.removed", step=step)
 
-    def _write_tensors(self, job: PersistentSave, members: tuple[int, ...]) -> None:
-        self._tier.write_tensors(job.save, job.tree, job.views, members)
+    def _write_tensors(
+        self, job: PersistentSave, shards: Mapping[ShardId, HostShard], members: tuple[int, ...]
+    ) -> None:
+        self._tier.write_tensors(job.save, job.tree, shards, members)
         self._events.emit("persistent.tensors_written", step=job.save.step)
 
-    def _write_documents(self, job: PersistentSave, documents: Mapping[int, bytes]) -> _Written:
+    def _write_documents(
+        self,
+        job: PersistentSave,
+        documents: Mapping[int, bytes],
+        shards: Mapping[ShardId, HostShard],
+    ) -> _Written:
         """Before the tensors: a step that has none is then known to be of plain Orbax."""
         save, count = job.save, self._coordinator.process_count
         written: dict[int, _Document] = {}
@@ -250,7 +265,7 @@ class PersistentSaves:
             digest = hashlib.sha256(data).hexdigest()
             written[owner] = _Document(digest, document.payload is None)
         self._events.emit("persistent.host_states_written", step=save.step)
-        crcs = tuple(_Crc(shard, crc32c(_flat(view).data)) for shard, view in job.views.items())
+        crcs = tuple(_Crc(shard, crc32c(_flat(each.view).data)) for shard, each in shards.items())
         return _Written(written, crcs)
 
     def _publish(self, job: PersistentSave, written: _Written, members: tuple[int, ...]) -> None:

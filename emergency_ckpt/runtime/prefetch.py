@@ -237,13 +237,13 @@ class Prefetches:
             self._parts, wish, number, after=self.current, saves_ended=saves_ended, held=held
         )
 
-    def before_save(self, step: int) -> Callable[[], object]:
-        """A save comes first: its background part is to call what this returns.
+    def before_save(self, step: int) -> Callable[[], object] | None:
+        """A save comes first: its background part is to call what this returns, if anything.
 
         The newest step is another one then, and two may not write at once.
         """
         if self.current is None:
-            return lambda: None
+            return None
         self.current.give_up(f"step {step} was saved before the restore")
         return self.current.wait
 

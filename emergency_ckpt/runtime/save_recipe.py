@@ -17,8 +17,10 @@ from emergency_ckpt.core.placement import (
     buddies,
     place,
 )
+from emergency_ckpt.core.snapshot_plan import SnapshotSettings
 from emergency_ckpt.errors import InvalidState
 from emergency_ckpt.runtime.topology import topology_of
+from emergency_ckpt.tiers.device_copies import DeviceCopies
 from emergency_ckpt.tiers.manifest import Layout, lay_out, shard_nbytes
 from emergency_ckpt.tiers.persistent import check_storable
 from emergency_ckpt.tiers.snapshot import SnapshotRecipe
@@ -41,6 +43,8 @@ class Settings(Protocol):
     def persistent_writers(self) -> PersistentWriters: ...
     @property
     def host_state_buddies(self) -> int | None: ...
+    @property
+    def snapshots(self) -> SnapshotSettings: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,8 +72,15 @@ class SaveRecipe:
     keeping: Keeping | None
 
 
-def build_recipe(tree: StateTree, settings: Settings, process: tuple[int, int]) -> SaveRecipe:
+def build_recipe(
+    tree: StateTree,
+    settings: Settings,
+    process: tuple[int, int],
+    copies: DeviceCopies | None = None,
+) -> SaveRecipe:
     """Work out the recipe for ``tree`` on this process.
+
+    ``copies``: the budget of device memory, for all recipes of the process.
 
     Raises:
       InvalidState: with a persistent tier, a leaf that a slice which writes it does not hold
@@ -93,14 +104,16 @@ def build_recipe(tree: StateTree, settings: Settings, process: tuple[int, int]) 
     # Fewer copies than slices must not grow to more in a restore; where the primary alone stores
     # nothing, what it has fetched is one copy more.
     keeping = None if isinstance(settings.placement, AllButPrimary) else Keeping(stored, held)
+    snapshots = settings.snapshots
+    copies = copies or DeviceCopies(snapshots.device_copy_bytes)
     return SaveRecipe(
         tree=tree,
         topology=topology,
         leaves=tuple(leaf.spec for leaf in tree.leaves),
         layout=layout,
-        local=SnapshotRecipe(tree, [placed.shard for placed in layout.shards]),
+        local=SnapshotRecipe(tree, [placed.shard for placed in layout.shards], snapshots, copies),
         held=held,
-        all_held=SnapshotRecipe(tree, held),
+        all_held=SnapshotRecipe(tree, held, snapshots, copies),
         writers=writers(topology, settings.persistent_writers),
         buddies=buddies(me, topology, settings.host_state_buddies),
         keeping=keeping,

@@ -27,10 +27,12 @@ from emergency_ckpt.runtime.restore_runner import Restored
 from emergency_ckpt.runtime.save_policies import SavePlan
 from emergency_ckpt.runtime.save_recipe import SaveRecipe, build_recipe
 from emergency_ckpt.runtime.tier_schedule import TierSchedule
-from emergency_ckpt.runtime.worker import Failures
+from emergency_ckpt.runtime.worker import Failures, closing, in_turn
 from emergency_ckpt.tiers import host_state as host_states
+from emergency_ckpt.tiers.device_copies import DeviceCopies
 from emergency_ckpt.tiers.local import LocalTier
 from emergency_ckpt.tiers.state_tree import PyTree, TreeDef, describe
+from emergency_ckpt.tiers.transfers import Snapshot
 from emergency_ckpt.types import SaveId
 
 _STOP_TIMEOUT_S = 30.0
@@ -61,7 +63,8 @@ class SaverParts:
     """What the saver works with. ``persistent`` and ``preservation``: None without that tier.
 
     Attributes:
-      before_save: called when a save of a step starts; gives what its background part does first.
+      before_save: called when a save of a step starts; gives what its background part does first,
+        if anything.
     """
 
     settings: Settings
@@ -75,7 +78,7 @@ class SaverParts:
     watch: PreemptionWatch
     events: EventSink
     failures: Failures
-    before_save: Callable[[int], Callable[[], object]]
+    before_save: Callable[[int], Callable[[], object] | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +105,7 @@ class Saver:
         }
         self._recipe: SaveRecipe | None = None
         self._incarnation = incarnation
+        self._copies = DeviceCopies(parts.settings.snapshots.device_copy_bytes)
         self._left = False
         self._goes_on_from: SaveId | None = None
         self._due = DueSaves(
@@ -187,11 +191,18 @@ class Saver:
             )
             self._parts.events.emit("save.skipped", step=request.step, tier=name)
             return False
-        work = _in_turn(self._parts.before_save(request.step), self._snapshot(name, request))
-        self._parts.events.emit("save.started", step=request.step, tier=name)
+        snapshot, work = self._snapshot(name, request)
+        first = self._parts.before_save(request.step)
+        if first is not None:
+            work = in_turn(first, work)
         if number is not None:
             work = self._when_confirmed(name, request.step, number, work)
-        schedule.start(work)
+        # Training does not wait for others, for whom the reader may have to wait.
+        snapshot.start(everything=first is not None or number is not None)
+        self._parts.events.emit("save.started", step=request.step, tier=name)
+        schedule.start(closing(snapshot, work))
+        if not snapshot.wait_captured(settings.save_timeout_s):
+            snapshot.close()  # fails the save; training goes on
         schedule.note_started(request.step, time.monotonic() - request.begun_s)
         return True
 
@@ -208,31 +219,33 @@ class Saver:
 
         return wait_and_work
 
-    def _snapshot(self, name: TierName, request: _Request) -> _Work:
-        """Take what is to be saved; returns what is left to be done in the background."""
+    def _snapshot(self, name: TierName, request: _Request) -> tuple[Snapshot, _Work]:
+        """Take what is to be saved; also returns what is left to be done in the background."""
         flat, treedef = jax.tree_util.tree_flatten(request.state)
         recipe = self._recipe_for(request.state, flat, treedef)
         save = SaveId(request.step, self._incarnation, self._parts.run_id)
         payload = host_states.capture(request.host_state)
         if name == "local":
-            local = self._parts.local
+            local, snapshot = self._parts.local, recipe.local.take(flat)
             job = LocalSave(
                 save=save,
                 leaves=recipe.leaves,
                 layout=recipe.layout,
-                views=recipe.local.take(flat),
+                snapshot=snapshot,
                 host_state=payload,
                 buddies=recipe.buddies,
             )
-            return lambda: local.run(job)
+            return snapshot, lambda: local.run(job)
         me = self._parts.process[0]
         writes = me in recipe.writers
-        views = recipe.all_held.take(flat) if writes else []
-        return self._persistent_work(
+        snapshot = recipe.all_held.take(flat) if writes else Snapshot.of_views([])
+        snapshot.start(everything=True)  # storage takes long, and Orbax wants all at once
+        held = recipe.held if writes else ()
+        work = self._persistent_work(
             PersistentSave(
                 save=save,
                 tree=recipe.tree,
-                views=dict(zip(recipe.held, views, strict=True)) if writes else {},
+                load=lambda: dict(zip(held, snapshot.collect(), strict=True)),
                 host_state=payload,
                 topology=recipe.topology,
                 writers=recipe.writers,
@@ -240,6 +253,7 @@ class Saver:
             ),
             publishes=me == recipe.writers[0],
         )
+        return snapshot, work
 
     def _persistent_work(self, job: PersistentSave, *, publishes: bool) -> _Work:
         persistent, preservation = self._parts.persistent, self._parts.preservation
@@ -349,7 +363,8 @@ class Saver:
     def _recipe_for(self, state: PyTree, flat: list[Any], treedef: TreeDef) -> SaveRecipe:
         if self._recipe is None or not self._recipe.local.matches(flat, treedef):
             settings, process = self._parts.settings, self._parts.process
-            self.use_recipe(build_recipe(describe(state, "save"), settings, process))
+            tree = describe(state, "save")
+            self.use_recipe(build_recipe(tree, settings, process, self._copies))
         assert self._recipe is not None
         return self._recipe
 
@@ -376,11 +391,3 @@ class Saver:
         )
         if errors:
             raise RestoreFailed("reserve", "ramdisk", errors)
-
-
-def _in_turn(*parts: Callable[[], object]) -> _Work:
-    def work() -> None:
-        for part in parts:
-            part()
-
-    return work

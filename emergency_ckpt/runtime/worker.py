@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import traceback
 from collections.abc import Callable
+from typing import Protocol
 
 from absl import logging
 
 from emergency_ckpt.errors import CheckpointError, SaveFailed
+
+
+class Closeable(Protocol):
+    def close(self) -> None: ...
 
 
 class Failures:
@@ -102,3 +108,23 @@ class BackgroundWorker:
                 with self._changed:
                     self._work = None
                     self._changed.notify_all()
+
+
+def in_turn(*parts: Callable[[], object]) -> Callable[[], None]:
+    """One piece of work out of several; what raises ends it."""
+
+    def work() -> None:
+        for part in parts:
+            part()
+
+    return work
+
+
+def closing(resource: Closeable, work: Callable[[], object]) -> Callable[[], None]:
+    """``work``, after which ``resource`` is closed in any case."""
+
+    def work_and_close() -> None:
+        with contextlib.closing(resource):
+            work()
+
+    return work_and_close

@@ -9,6 +9,9 @@ import numpy as np
 
 from emergency_ckpt.errors import CorruptData
 
+PACKED_DTYPES = frozenset({"int2", "uint2", "int4", "uint4", "float4_e2m1fn"})
+"""Elements of less than a byte: packed on devices; a snapshot has one byte for each."""
+
 
 def dtype_named(name: str) -> np.dtype[Any]:
     """The numpy dtype called ``name``; CorruptData for a name that is no fixed-size type."""

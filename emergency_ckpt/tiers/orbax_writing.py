@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
-import numpy.typing as npt
 import orbax.checkpoint as ocp
 
 # What Orbax's default array handler keeps PRNG implementations in has no public name.
@@ -16,16 +15,24 @@ from orbax.checkpoint._src.metadata import array_metadata_store
 from orbax.checkpoint._src.metadata.array_metadata import SerializedArrayMetadata
 from orbax.checkpoint.future import Future
 
-from emergency_ckpt.tiers.state_tree import LeafKind, PyTree, StateTree, boxes_by_device
+from emergency_ckpt.tiers.state_tree import (
+    Device,
+    LeafKind,
+    PyTree,
+    StateTree,
+    boxes_by_device,
+)
+from emergency_ckpt.tiers.transfers import HostShard
 from emergency_ckpt.types import ShardId
 
 
 def as_arrays(
-    tree: StateTree, views: Mapping[ShardId, npt.NDArray[Any]], writers: Sequence[int]
+    tree: StateTree, shards: Mapping[ShardId, HostShard], writers: Sequence[int]
 ) -> PyTree:
     """The state as arrays made from host memory, of which the writers hold the first replica.
 
-    On CPU the memory is shared; elsewhere it is pinned host memory: device memory is not touched.
+    What is in an array there already is taken as it is. On CPU other memory is shared; elsewhere
+    it is copied to pinned host memory: device memory is not touched.
     """
     values: dict[str, object] = {}
     for leaf in tree.leaves:
@@ -33,7 +40,7 @@ def as_arrays(
         if 0 in leaf.spec.global_shape:
             values[path] = None
         elif leaf.sharding is None:
-            view = next(v for shard, v in views.items() if shard.leaf == path)
+            view = next(each.view for shard, each in shards.items() if shard.leaf == path)
             values[path] = view.item() if leaf.kind is LeafKind.SCALAR else view
         else:
             sharding = _storage_sharding(leaf.sharding, writers)
@@ -42,17 +49,12 @@ def as_arrays(
                 for device, box in boxes_by_device(replace(leaf, sharding=sharding)).items()
                 if device.process_index == jax.process_index()
             }
-            kind = _host_memory(sharding)
+            mine = {device: shards[ShardId(path, box)] for device, box in boxes.items()}
+            kind = _memory_kind(sharding, mine.values())
             array = jax.make_array_from_single_device_arrays(
                 leaf.spec.global_shape,
                 sharding.with_memory_kind(kind),
-                [
-                    jax.device_put(
-                        views[ShardId(path, box)],
-                        jax.sharding.SingleDeviceSharding(device, memory_kind=kind),
-                    )
-                    for device, box in boxes.items()
-                ],
+                [_placed(shard, device, kind) for device, shard in mine.items()],
             )
             if leaf.kind is LeafKind.KEYS:
                 array = jax.random.wrap_key_data(array, impl=leaf.spec.key_impl)
@@ -60,9 +62,18 @@ def as_arrays(
     return tree.unflatten(values)
 
 
-def _host_memory(sharding: jax.sharding.Sharding) -> str:
+def _memory_kind(sharding: jax.sharding.Sharding, shards: Iterable[HostShard]) -> str:
+    for shard in shards:
+        if shard.array is not None and shard.array.sharding.memory_kind is not None:
+            return shard.array.sharding.memory_kind
     device = next(iter(sharding.device_set))
     return device.default_memory().kind if device.platform == "cpu" else "pinned_host"
+
+
+def _placed(shard: HostShard, device: Device, kind: str) -> jax.Array:
+    if shard.array is not None and shard.array.sharding.device_set == {device}:
+        return shard.array
+    return jax.device_put(shard.view, jax.sharding.SingleDeviceSharding(device, memory_kind=kind))
 
 
 class _WritersOnly(array_metadata_store.Validator):

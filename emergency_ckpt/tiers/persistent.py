@@ -39,6 +39,7 @@ from emergency_ckpt.tiers.persistent_marker import (
 from emergency_ckpt.tiers.state_tree import StateTree
 from emergency_ckpt.tiers.storage_directory import StorageDirectory
 from emergency_ckpt.tiers.stored_arrays import BoxReader, StoredLeaf, describe_item
+from emergency_ckpt.tiers.transfers import HostShard
 from emergency_ckpt.types import LeafSpec, SaveId, ShardId
 
 DEFAULT_TIMEOUT_S = 300.0
@@ -258,15 +259,15 @@ class PersistentTier:
         self,
         save: SaveId,
         tree: StateTree,
-        views: Mapping[ShardId, npt.NDArray[Any]],
+        shards: Mapping[ShardId, HostShard],
         writers: Sequence[int],
     ) -> None:
-        """Write the state of ``views`` as Orbax's step. Collective over ``writers``; blocks.
+        """Write the state of ``shards`` as Orbax's step. Collective over ``writers``; blocks.
 
         A whole step of the same number that an earlier life left is replaced: the run went back
         behind it.
         """
-        state = as_arrays(tree, views, writers)
+        state = as_arrays(tree, shards, writers)
         processes = ocp.options.MultiprocessingOptions(
             primary_host=writers[0],
             active_processes=set(writers),
@@ -279,8 +280,8 @@ class PersistentTier:
             multiprocessing_options=processes,
         )
         # Orbax refuses an array that is larger than what may be on its way.
-        largest = sum(view.nbytes for view in views.values())
-        at_once_bytes = max(self._buffer_bytes, min(largest, 2 * _largest_leaf(views)))
+        largest = sum(each.view.nbytes for each in shards.values())
+        at_once_bytes = max(self._buffer_bytes, min(largest, 2 * _largest_leaf(shards)))
         arrays = ArrayWriter(writers)
         handler = writing_handler(processes, arrays, at_once_bytes=at_once_bytes)
 
@@ -369,10 +370,10 @@ class PersistentTier:
         return self._directory / _HOST_STATE / str(step)
 
 
-def _largest_leaf(views: Mapping[ShardId, npt.NDArray[Any]]) -> int:
+def _largest_leaf(shards: Mapping[ShardId, HostShard]) -> int:
     sizes: dict[str, int] = {}
-    for shard, view in views.items():
-        sizes[shard.leaf] = sizes.get(shard.leaf, 0) + view.nbytes
+    for shard, each in shards.items():
+        sizes[shard.leaf] = sizes.get(shard.leaf, 0) + each.view.nbytes
     return max(sizes.values(), default=0)
 
 

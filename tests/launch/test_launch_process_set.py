@@ -181,3 +181,17 @@ def test_a_supervisor_killed_at_once_leaves_nothing_behind(
         )
         assert done.returncode == -signal.SIGKILL
         wait_until_gone([int(done.stdout)])
+
+
+@pytest.mark.parametrize("given", [None, "glibc.malloc.tcache_count=7"])
+def test_processes_get_large_pages_unless_told_otherwise(
+    make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch, given: str | None
+) -> None:
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    if given is not None:
+        monkeypatch.setenv("GLIBC_TUNABLES", given)
+    spec = make_spec("print(os.environ['GLIBC_TUNABLES'])")
+    with ProcessSet(spec) as processes:
+        processes.wait(TIMEOUT_S)
+    expected = given or "glibc.malloc.hugetlb=1"
+    assert spec.log_path(0, 0).read_text().splitlines()[-1] == expected

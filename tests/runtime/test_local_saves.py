@@ -32,6 +32,7 @@ from emergency_ckpt.runtime.worker import Failures
 from emergency_ckpt.tiers import host_state
 from emergency_ckpt.tiers.local import LocalTier
 from emergency_ckpt.tiers.manifest import lay_out
+from emergency_ckpt.tiers.transfers import Snapshot
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.types import LeafSpec, SaveId, ShardId, Writer
 
@@ -82,7 +83,7 @@ def job(step: int, host: object = None) -> LocalSave:
         save=save_id(step),
         leaves=LEAVES,
         layout=LAYOUT,
-        views=[by_shard[placed.shard] for placed in LAYOUT.shards],
+        snapshot=Snapshot.of_views([by_shard[placed.shard] for placed in LAYOUT.shards]),
         host_state=host_state.capture({"step": step} if host is None else host),
         buddies=(),
     )

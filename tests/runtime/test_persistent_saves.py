@@ -92,7 +92,7 @@ class Job:
             job = PersistentSave(
                 save=SaveId(step=step, incarnation="life", run_id="run"),
                 tree=TREE,
-                views={},
+                load=dict,
                 host_state=host_state.capture("x" * size),
                 topology=TOPOLOGY,
                 writers=writers(TOPOLOGY),
@@ -173,7 +173,7 @@ def test_a_refusal_that_comes_late_does_not_stay(job: Job) -> None:
         late = PersistentSave(
             save=SaveId(step=step, incarnation="life", run_id="run"),
             tree=TREE,
-            views={},
+            load=dict,
             host_state=host_state.capture(0),
             topology=TOPOLOGY,
             writers=writers(TOPOLOGY),

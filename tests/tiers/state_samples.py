@@ -68,7 +68,7 @@ def through_bytes(state: Any, like: Any = None) -> Any:
     recipe = SnapshotRecipe(tree, wanted)
     flat, treedef = jax.tree_util.tree_flatten(state)
     assert recipe.matches(flat, treedef)
-    views = recipe.take(flat)
+    views = [each.view for each in recipe.take(flat).collect()]
     kept = {
         shard: np.ascontiguousarray(view).reshape(-1).view(np.uint8).copy()
         for shard, view in zip(wanted, views, strict=True)

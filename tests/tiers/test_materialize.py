@@ -202,7 +202,8 @@ def test_shards_go_to_the_devices_as_they_arrive() -> None:
     state["host"] = np.arange(3)
     tree = describe(state, "restore")
     wanted = BoxTable(tree, 1).shards_of(0)
-    views = SnapshotRecipe(tree, wanted).take(jax.tree_util.tree_leaves(state))
+    on_host = SnapshotRecipe(tree, wanted).take(jax.tree_util.tree_leaves(state)).collect()
+    views = [each.view for each in on_host]
     kept = dict(zip(wanted, views, strict=True))
     here: list[ShardId] = []
     asked: list[ShardId] = []

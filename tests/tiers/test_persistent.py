@@ -62,10 +62,10 @@ def write(
     save = save_id(step, life)
     tree = describe(state, "save")
     shards = BoxTable(tree, 1).shards_of(0)
-    views = SnapshotRecipe(tree, shards).take(jax.tree_util.tree_leaves(state))
+    on_host = SnapshotRecipe(tree, shards).take(jax.tree_util.tree_leaves(state)).collect()
     tier.create()
     tier.remove(step)
-    tier.write_tensors(save, tree, dict(zip(shards, views, strict=True)), (0,))
+    tier.write_tensors(save, tree, dict(zip(shards, on_host, strict=True)), (0,))
     data = host_state.encode(save, 0, 1, host_state.capture(host))
     tier.write_document(step, 0, 1, data)
     digest = hashlib.sha256(data).hexdigest()
@@ -366,10 +366,10 @@ def write_example(directory: Path) -> bytes:
     state = {"params": {"w": np.array([1, -0.0, np.nan, 0.5], np.float32)}, "rng": np.uint32(42)}
     tree = describe(state, "save")
     shards = BoxTable(tree, 1).shards_of(0)
-    views = SnapshotRecipe(tree, shards).take(jax.tree_util.tree_leaves(state))
+    on_host = SnapshotRecipe(tree, shards).take(jax.tree_util.tree_leaves(state)).collect()
     tier = PersistentTier(str(directory))
     tier.create()
-    tier.write_tensors(save, tree, dict(zip(shards, views, strict=True)), (0,))
+    tier.write_tensors(save, tree, dict(zip(shards, on_host, strict=True)), (0,))
     documents: dict[int, tuple[str, bool]] = {}
     for owner, host in enumerate([{"position": 160}, None]):
         data = host_state.encode(save, owner, 2, host_state.capture(host))

@@ -1,0 +1,143 @@
+"""How a snapshot is taken: which shards are copied on their device, what is transferred when."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+SnapshotMode = Literal["auto", "wait", "device_copy"]
+StagingMemory = Literal["auto", "pinned_host", "pageable"]
+
+
+@dataclass(frozen=True)
+class SnapshotSettings:
+    """How this process takes snapshots; ``config.Config`` says what each setting means."""
+
+    mode: SnapshotMode = "auto"
+    device_copy_bytes: int = 0
+    staging_bytes: int = 256 << 20
+    staging_memory: StagingMemory = "auto"
+
+
+def snapshot_problems(settings: SnapshotSettings) -> list[str]:
+    """What is wrong with settings that a user gave, of any types; nothing when they are valid."""
+    problems: list[str] = []
+    names: tuple[tuple[str, Any, Any], ...] = (
+        ("snapshot_mode", settings.mode, SnapshotMode),
+        ("staging_memory", settings.staging_memory, StagingMemory),
+    )
+    for name, value, allowed in names:
+        if value not in get_args(allowed):
+            problems.append(f"{name} must be one of {get_args(allowed)}, not {value!r}")
+    sizes: list[tuple[str, Any, int]] = [
+        ("device_copy_bytes", settings.device_copy_bytes, 0),
+        ("staging_bytes", settings.staging_bytes, 1),
+    ]
+    for name, size, least in sizes:
+        if isinstance(size, bool) or not isinstance(size, int) or size < least:
+            problems.append(f"{name} must be a whole number of at least {least}, not {size!r}")
+    if not problems and (settings.device_copy_bytes > 0) != (settings.mode == "device_copy"):
+        problems.append("device_copy_bytes and snapshot_mode 'device_copy' need each other")
+    return problems
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One shard in device memory: of which leaf, on which device, how large."""
+
+    leaf: int
+    device: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class DeviceCopyPlan:
+    """Which leaves are copied on their devices.
+
+    Attributes:
+      leaves: all shards of these leaves are copied; for the others the training thread waits.
+      device_bytes: what the copies take, by device.
+    """
+
+    leaves: frozenset[int]
+    device_bytes: Mapping[int, int]
+    reason: str
+
+
+def plan_device_copies(pieces: Iterable[Piece], limit_bytes: int) -> DeviceCopyPlan:
+    """The leaves to copy on the devices with at most ``limit_bytes`` on each.
+
+    A leaf is copied on all its devices or on none. Largest first, each that still fits: no leaf
+    that was left out fits into what is left. Where all pieces lie on one device and each alone is
+    within the limit, that is at least half of the most that any choice copies.
+    """
+    by_leaf: dict[int, dict[int, int]] = {}
+    for piece in pieces:
+        needs = by_leaf.setdefault(piece.leaf, {})
+        needs[piece.device] = needs.get(piece.device, 0) + piece.nbytes
+    used: dict[int, int] = {}
+    chosen: set[int] = set()
+    for leaf in sorted(by_leaf, key=lambda leaf: (-sum(by_leaf[leaf].values()), leaf)):
+        needs = by_leaf[leaf]
+        if all(used.get(device, 0) + nbytes <= limit_bytes for device, nbytes in needs.items()):
+            chosen.add(leaf)
+            for device, nbytes in needs.items():
+                used[device] = used.get(device, 0) + nbytes
+    reason = (
+        f"{len(chosen)} of {len(by_leaf)} leaves within {limit_bytes} bytes of device memory,"
+        f" {max(used.values(), default=0)} used on the fullest device"
+    )
+    return DeviceCopyPlan(frozenset(chosen), used, reason)
+
+
+def choose_sources(
+    candidates: Sequence[Sequence[int]], nbytes: Sequence[int]
+) -> tuple[tuple[int, ...], str]:
+    """For each shard the device to take it from, of those that hold it; and why.
+
+    Each device has a link to the host of its own. The shards with the fewest devices choose first,
+    larger before smaller, each the device with the least to send.
+    """
+    load: dict[int, int] = {}
+    chosen = [0] * len(candidates)
+    order = sorted(range(len(candidates)), key=lambda i: (len(candidates[i]), -nbytes[i], i))
+    for index in order:
+        device = min(candidates[index], key=lambda device: (load.get(device, 0), device))
+        load[device] = load.get(device, 0) + nbytes[index]
+        chosen[index] = device
+    return tuple(chosen), f"at most {max(load.values(), default=0)} bytes from one device"
+
+
+def transfer_order(pieces: Sequence[Piece], copied: Collection[int]) -> tuple[int, ...]:
+    """Indices of ``pieces`` in the order in which their transfers start.
+
+    First what the training thread waits for, then what lies in copies (``copied``: leaves). Within
+    each the devices take turns, by the bytes that each has sent, so that all links are in use.
+    """
+    order: list[int] = []
+    for of_copies in (False, True):
+        group = [i for i, piece in enumerate(pieces) if (piece.leaf in copied) is of_copies]
+        sent: dict[int, int] = {}
+        rank: dict[int, int] = {}
+        for index in group:
+            piece = pieces[index]
+            rank[index] = sent.get(piece.device, 0)
+            sent[piece.device] = rank[index] + piece.nbytes
+        order += sorted(group, key=lambda i: (rank[i], pieces[i].device, i))
+    return tuple(order)
+
+
+def startable(waiting_bytes: Iterable[int], in_use_bytes: int, limit_bytes: int) -> int:
+    """How many of the waiting transfers may start now, in their order.
+
+    Together with what is in use they stay within the limit; one that is larger than it goes alone.
+    When nothing is in use at least one may start.
+    """
+    count = 0
+    for nbytes in waiting_bytes:
+        if in_use_bytes > 0 and in_use_bytes + nbytes > limit_bytes:
+            break
+        in_use_bytes += nbytes
+        count += 1
+    return count

@@ -1,0 +1,69 @@
+"""Copies of shards in the memory of their own devices, within a budget that all snapshots share."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+from absl import logging
+
+CopyOnDevice = Callable[[list[jax.Array]], list[jax.Array]]
+
+
+def _copy_all(arrays: list[jax.Array]) -> list[jax.Array]:
+    return [jax.numpy.copy(array) for array in arrays]
+
+
+copy_on_device: CopyOnDevice = jax.jit(_copy_all)
+"""Copies of arrays that lie on one device, as one program of that device alone: no other process
+takes part, and it runs between the steps that were and will be dispatched."""
+
+
+class DeviceCopies:
+    """Makes the copies, and counts what they take on each device. From any thread.
+
+    Sizes are those of the values; a device may pad them.
+    """
+
+    def __init__(self, limit_bytes: int, copy: CopyOnDevice = copy_on_device) -> None:
+        """``limit_bytes``: of each device."""
+        self.limit_bytes = limit_bytes
+        self._copy = copy
+        self._lock = threading.Lock()
+        self._used: dict[int, int] = {}
+
+    @property
+    def used_bytes(self) -> Mapping[int, int]:
+        """Bytes of the copies that are alive, by device id."""
+        with self._lock:
+            return {device: used for device, used in self._used.items() if used}
+
+    def make(
+        self, sources: Mapping[int, Sequence[jax.Array]], needs: Mapping[int, int]
+    ) -> dict[int, list[jax.Array]] | None:
+        """Copies of the single-device arrays ``sources``, by device id, in their order.
+
+        Returns at once; the sources may be donated then. None when the copies of another snapshot
+        hold too much of the budget, or a device has no memory left: the caller waits for the
+        transfer instead. ``needs`` (bytes by device id) counts as used until it is given back.
+        """
+        with self._lock:
+            if any(self._used.get(d, 0) + n > self.limit_bytes for d, n in needs.items()):
+                return None
+            for device, nbytes in needs.items():
+                self._used[device] = self._used.get(device, 0) + nbytes
+        try:
+            return {device: self._copy(list(arrays)) for device, arrays in sources.items()}
+        except BaseException as error:
+            for device, nbytes in needs.items():
+                self.give_back(device, nbytes)
+            if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error):
+                logging.warning("no device memory for the copies of a snapshot: %s", error)
+                return None
+            raise
+
+    def give_back(self, device: int, nbytes: int) -> None:
+        """So much of ``device`` is free again: the copy was let go."""
+        with self._lock:
+            self._used[device] -= nbytes

@@ -1,0 +1,56 @@
+"""The measurement of device to host, small and on CPU: that it runs, and says what it is worth."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import device_to_host
+import pytest
+
+SCRIPT = Path(device_to_host.__file__)
+ROUNDS = 2
+
+
+def test_every_way_is_measured_and_cpu_figures_are_called_worthless(tmp_path: Path) -> None:
+    run = subprocess.run(
+        [
+            *(sys.executable, str(SCRIPT), "--platform", "cpu", "--mib", "8", "--leaves", "5"),
+            *("--staging-mib", "3", "--device-copy-mib", "4", "--rounds", str(ROUNDS)),
+            *("--out", str(tmp_path)),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    result = json.loads((tmp_path / "device_to_host.json").read_text())
+    assert result["absent"] == {device_to_host.PLAIN: "no GPU"}
+    rates = result["bandwidth_gb_per_s"]
+    assert set(rates) == {
+        device_to_host.DEVICE_PUT,
+        device_to_host.OWN_WAY,
+        device_to_host.STAGED,
+        device_to_host.AT_ONCE,
+    }
+    for rows in (rates, *result["seconds"].values()):
+        for values in rows.values():
+            assert len(values) == ROUNDS
+            assert min(values) > 0
+    assert list(result["seconds"]) == [
+        device_to_host.WAIT,
+        device_to_host.DEVICE_COPY,
+        device_to_host.ORBAX,
+    ]
+    assert "these figures mean nothing" in run.stdout
+    for name in [*rates, *result["absent"], *result["seconds"]]:
+        assert f"  {name} " in run.stdout
+
+
+def test_a_leaf_without_a_value_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        device_to_host.main(["--mib", "1", "--leaves", str(2**20)])
+    assert "at least one value" in capsys.readouterr().err

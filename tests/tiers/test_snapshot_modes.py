@@ -1,0 +1,362 @@
+"""Snapshots that pass through staging memory, as on accelerators: pinned host memory of the CPU."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from state_samples import DEVICE_DTYPES, box_of, mesh_of, random_bits, sharded
+
+from emergency_ckpt.core.snapshot_plan import SnapshotSettings
+from emergency_ckpt.errors import SaveFailed
+from emergency_ckpt.tiers.device_copies import DeviceCopies, copy_on_device
+from emergency_ckpt.tiers.snapshot import SnapshotRecipe
+from emergency_ckpt.tiers.state_tree import BoxTable, describe
+from emergency_ckpt.tiers.transfers import Snapshot, Transfer, View
+
+SHARD_BYTES = 8 * 64 * 4
+LONG_S = 60.0
+WAIT = SnapshotSettings("wait", 0, 3 * SHARD_BYTES, "pinned_host")
+PAGEABLE = SnapshotSettings("wait", 0, 3 * SHARD_BYTES, "pageable")
+COPY_ALL = SnapshotSettings("device_copy", 1 << 20, 3 * SHARD_BYTES, "pinned_host")
+COPY_SOME = SnapshotSettings("device_copy", 3 * SHARD_BYTES, 3 * SHARD_BYTES, "pinned_host")
+COPY_ON_CPU = SnapshotSettings("device_copy", 3 * SHARD_BYTES)
+WAIT_ON_CPU = SnapshotSettings("wait")
+MODES = {
+    "wait": WAIT,
+    "pageable": PAGEABLE,
+    "copy_all": COPY_ALL,
+    "copy_some": COPY_SOME,
+    "copy_on_cpu": COPY_ON_CPU,
+    "wait_on_cpu": WAIT_ON_CPU,
+}
+each_mode = pytest.mark.parametrize("settings", MODES.values(), ids=MODES)
+
+
+def new_state() -> dict[str, Any]:
+    mesh = mesh_of(8)
+    return {
+        "large": [sharded(np.zeros((64, 64), np.float32), mesh, "x") for _ in range(6)],
+        "everywhere": sharded(np.zeros((8, 64), np.float32), mesh),
+        "number": sharded(np.zeros((), np.int32), mesh),
+        "keys": jax.random.wrap_key_data(sharded(np.array([3, 4], np.uint32), mesh)),
+        "empty": sharded(np.zeros((0, 3), np.float32), mesh),
+        "host": np.zeros(5, np.float32),
+    }
+
+
+@partial(jax.jit, donate_argnums=0)
+def donating_step(state: Any) -> Any:
+    return {
+        name: jax.random.fold_in(value, 1)
+        if name == "keys"
+        else jax.tree.map(lambda x: x + 1, value)
+        for name, value in state.items()
+    }
+
+
+def recipe_for(
+    state: Any, settings: SnapshotSettings, copies: DeviceCopies | None = None
+) -> tuple[SnapshotRecipe, tuple[Any, ...]]:
+    tree = describe(state, "save")
+    wanted = BoxTable(tree, 1).shards_of(0)
+    return SnapshotRecipe(tree, wanted, settings, copies), wanted
+
+
+class Reader(threading.Thread):
+    """The background half of a save: copies what it reads, one batch after the other."""
+
+    def __init__(self, snapshot: Snapshot, limit_bytes: int = 1 << 30) -> None:
+        super().__init__()
+        self.found: dict[int, np.ndarray] = {}
+        self.batch_bytes: list[int] = []
+        self.error: BaseException | None = None
+        self._snapshot = snapshot
+        self._limit_bytes = limit_bytes
+        self.start()
+
+    def run(self) -> None:
+        try:
+            for batch in self._snapshot.batches(self._limit_bytes):
+                self.batch_bytes.append(sum(view.nbytes for _, view in batch))
+                for position, view in batch:
+                    assert position not in self.found
+                    self.found[position] = view.copy()
+                del view
+        except BaseException as error:  # noqa: BLE001 - shown by the test
+            self.error = error
+        finally:
+            self._snapshot.close()
+
+    def result(self) -> list[np.ndarray]:
+        self.join(LONG_S)
+        assert not self.is_alive()
+        if self.error is not None:
+            raise self.error
+        return [self.found[position] for position in sorted(self.found)]
+
+
+@each_mode
+def test_the_state_may_be_donated_once_the_snapshot_is_captured(settings: SnapshotSettings) -> None:
+    """Many steps; each consumes the state as soon as training may go on."""
+    state = new_state()
+    copies = DeviceCopies(settings.device_copy_bytes)
+    recipe, wanted = recipe_for(state, settings, copies)
+    readers: list[tuple[np.ndarray, Reader]] = []
+    for _ in range(8):
+        keys = np.array(jax.random.key_data(state["keys"]))
+        flat, treedef = jax.tree_util.tree_flatten(state)
+        assert recipe.matches(flat, treedef)
+        snapshot = recipe.take(flat)
+        del flat
+        reader = Reader(snapshot)
+        assert snapshot.wait_captured(LONG_S)
+        state = donating_step({**state, "host": state["host"]})
+        state["host"] = np.asarray(state["host"])
+        readers.append((keys, reader))
+    for number, (keys, reader) in enumerate(readers):
+        views = reader.result()
+        assert len(views) == len(wanted)
+        for shard, view in zip(wanted, views, strict=True):
+            assert view.shape == tuple(stop - start for start, stop in shard.box), shard
+            if shard.leaf == "keys":
+                np.testing.assert_array_equal(view, keys)
+            else:
+                assert (view == number).all(), (number, shard)
+    assert not copies.used_bytes
+
+
+@each_mode
+def test_the_state_may_be_donated_before_the_reader_begins_when_all_was_started(
+    settings: SnapshotSettings,
+) -> None:
+    """Nobody waits for the reader, as with a save whose word is still to come."""
+    state = new_state()
+    recipe, wanted = recipe_for(state, settings)
+    snapshot = recipe.take(jax.tree_util.tree_leaves(state))
+    snapshot.start(everything=True)
+    assert snapshot.wait_captured(LONG_S)
+    jax.block_until_ready(donating_step(state))
+    views = Reader(snapshot).result()
+    for shard, view in zip(wanted, views, strict=True):
+        assert shard.leaf == "keys" or (view == 0).all()
+
+
+@each_mode
+def test_all_at_once(settings: SnapshotSettings) -> None:
+    state = new_state()
+    recipe, wanted = recipe_for(state, settings)
+    snapshot = recipe.take(jax.tree_util.tree_leaves(state))
+    snapshot.start(everything=True)
+    assert snapshot.wait_captured(LONG_S)
+    jax.block_until_ready(donating_step(state))
+    found = snapshot.collect()
+    assert [each.view.shape for each in found] == [
+        tuple(stop - start for start, stop in shard.box) for shard in wanted
+    ]
+    pinned = settings.staging_memory == "pinned_host"
+    for shard, each in zip(wanted, found, strict=True):
+        if each.array is not None:
+            assert each.array.sharding.memory_kind == "pinned_host"
+            np.testing.assert_array_equal(np.asarray(each.array), each.view)
+        assert (each.array is not None) == (pinned and shard.leaf != "host")
+
+
+def pinned_bytes() -> int:
+    arrays = jax.live_arrays()
+    return sum(each.nbytes for each in arrays if each.sharding.memory_kind == "pinned_host")
+
+
+def test_what_is_not_yet_read_stays_within_the_staging_memory() -> None:
+    state = new_state()
+    recipe, _ = recipe_for(state, WAIT)
+    snapshot = recipe.take(jax.tree_util.tree_leaves(state))
+    before = pinned_bytes()
+    alive: list[int] = []
+    for batch in snapshot.batches(1 << 30):
+        alive.append(pinned_bytes() - before)
+        assert batch
+    snapshot.close()
+    assert max(alive) > 0
+    assert max(alive) <= WAIT.staging_bytes
+    assert len(alive) > 6 * 8 * SHARD_BYTES // WAIT.staging_bytes
+
+
+def test_a_shard_larger_than_the_staging_memory_goes_alone() -> None:
+    state = new_state()
+    small = SnapshotSettings("wait", 0, 1, "pinned_host")
+    recipe, wanted = recipe_for(state, small)
+    reader = Reader(recipe.take(jax.tree_util.tree_leaves(state)))
+    assert len(reader.result()) == len(wanted)
+    assert max(reader.batch_bytes) == SHARD_BYTES
+
+
+def test_the_training_thread_does_not_wait_for_what_was_copied() -> None:
+    state = new_state()
+    recipe, _ = recipe_for(state, COPY_ALL)
+    snapshot = recipe.take(jax.tree_util.tree_leaves(state))
+    # No reader has begun.
+    assert not snapshot.wait_captured(0)  # nothing to copy in the empty leaf
+    del state["empty"]
+    recipe, wanted = recipe_for(state, COPY_ALL)
+    snapshot = recipe.take(jax.tree_util.tree_leaves(state))
+    assert snapshot.wait_captured(0)
+    jax.block_until_ready(donating_step(state))
+    assert len(Reader(snapshot).result()) == len(wanted)
+
+
+def test_with_no_device_memory_for_copies_it_waits() -> None:
+    def refuse(arrays: list[jax.Array]) -> list[jax.Array]:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    state = new_state()
+    copies = DeviceCopies(COPY_ALL.device_copy_bytes, refuse)
+    recipe, wanted = recipe_for(state, COPY_ALL, copies)
+    snapshot = recipe.take(jax.tree_util.tree_leaves(state))
+    assert not copies.used_bytes
+    assert not snapshot.wait_captured(0)
+    assert len(Reader(snapshot).result()) == len(wanted)
+
+
+def test_another_failure_of_the_copies_is_not_taken_for_a_lack_of_memory() -> None:
+    def fail(arrays: list[jax.Array]) -> list[jax.Array]:
+        raise jax.errors.JaxRuntimeError("INTERNAL: broken")
+
+    copies = DeviceCopies(COPY_ALL.device_copy_bytes, fail)
+    state = new_state()
+    recipe, _ = recipe_for(state, COPY_ALL, copies)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
+        recipe.take(jax.tree_util.tree_leaves(state))
+    assert not copies.used_bytes
+
+
+def test_the_budget_is_shared_and_given_back() -> None:
+    """While one snapshot's copies fill it, another one waits; a closed snapshot returns it."""
+    made: list[int] = []
+
+    def copy(arrays: list[jax.Array]) -> list[jax.Array]:
+        made.append(sum(array.nbytes for array in arrays))
+        return copy_on_device(arrays)
+
+    state = new_state()
+    copies = DeviceCopies(COPY_SOME.device_copy_bytes, copy)
+    recipe, wanted = recipe_for(state, COPY_SOME, copies)
+    flat = jax.tree_util.tree_leaves(state)
+    first = recipe.take(flat)
+    assert len(made) == 8
+    assert max(made) <= COPY_SOME.device_copy_bytes
+    assert max(copies.used_bytes.values()) <= COPY_SOME.device_copy_bytes
+    second = recipe.take(flat)
+    assert len(made) == 8
+    assert len(Reader(second).result()) == len(wanted)
+    first.close()
+    assert not copies.used_bytes
+    third = recipe.take(flat)
+    assert len(made) == 16
+    third.close()
+
+
+def test_a_transfer_that_cannot_start_fails_the_reader_not_the_training_thread() -> None:
+    let_go: list[int] = []
+    source = jax.device_put(np.zeros(4, np.float32))
+    transfers = [
+        Transfer(position, source, source.nbytes, "pinned_host", True, lambda: let_go.append(1))
+        for position in range(3)
+    ]
+    source.delete()
+    snapshot = Snapshot([], transfers, None)
+    snapshot.start()
+    assert snapshot.wait_captured(0)
+    with pytest.raises(RuntimeError, match="deleted"):
+        list(snapshot.batches(1 << 30))
+    snapshot.close()
+    snapshot.close()
+    assert len(let_go) == 3
+
+
+def test_a_snapshot_that_was_given_up_is_an_error_to_its_reader() -> None:
+    state = new_state()
+    recipe, _ = recipe_for(state, WAIT)
+    snapshot = recipe.take(jax.tree_util.tree_leaves(state))
+    assert not snapshot.wait_captured(0)
+    snapshot.close()
+    assert snapshot.wait_captured(0)
+    jax.block_until_ready(donating_step(state))
+    with pytest.raises(SaveFailed, match="given up"):
+        list(snapshot.batches(1 << 30))
+    with pytest.raises(SaveFailed, match="given up"):
+        snapshot.collect()
+
+
+def test_a_reader_that_stops_half_way_lets_the_training_thread_go() -> None:
+    recipe, _ = recipe_for(new_state(), WAIT)
+    snapshot = recipe.take(jax.tree_util.tree_leaves(new_state()))
+    batches = snapshot.batches(1)
+    next(batches)
+    assert not snapshot.wait_captured(0)
+    snapshot.close()
+    assert snapshot.wait_captured(LONG_S)
+
+
+def test_on_cpu_waiting_ends_when_the_reader_has_let_go_of_the_state() -> None:
+    snapshot = Snapshot([View(i, np.zeros(10, np.uint8), waited_for=True) for i in range(4)])
+    batches = snapshot.batches(20)
+    assert [position for position, _ in next(batches)] == [0, 1]
+    assert not snapshot.wait_captured(0)
+    assert [position for position, _ in next(batches)] == [2, 3]
+    assert not snapshot.wait_captured(0)
+    assert next(batches, None) is None
+    assert snapshot.wait_captured(0)
+
+
+@pytest.mark.parametrize("memory", ["pinned_host", "pageable"])
+@pytest.mark.parametrize("dtype", DEVICE_DTYPES)
+def test_bits_are_kept_on_the_way(dtype: str, memory: Any) -> None:
+    whole = random_bits((16, 4), dtype, seed=2)
+    state = {"w": sharded(whole, mesh_of(8), "x")}
+    recipe, wanted = recipe_for(state, SnapshotSettings("wait", 0, 64, memory))
+    views = Reader(recipe.take(jax.tree_util.tree_leaves(state))).result()
+    found = np.concatenate([view for _, view in sorted(zip(wanted, views, strict=True))])
+    assert found.dtype == whole.dtype
+    if dtype in ("int2", "int4"):  # the bits above the value are not part of it
+        found, whole = found.astype(np.int8), whole.astype(np.int8)
+    assert found.tobytes() == whole.tobytes()
+
+
+def test_replicated_shards_come_from_all_devices_evenly() -> None:
+    order = [6, 1, 4, 3, 0, 7, 2, 5]
+    mesh = mesh_of(8, order=order)
+    state = {f"{i}": sharded(np.full((4,), i, np.int32), mesh) for i in range(16)}
+    state["rows"] = sharded(np.arange(64, dtype=np.int32).reshape(8, 8), mesh, "x")
+    recipe, wanted = recipe_for(state, WAIT)
+    snapshot = recipe.take(jax.tree_util.tree_leaves(state))
+    snapshot.start(everything=True)
+    per_device: dict[Any, int] = {}
+    on_device = {s.device: box_of(s.index, (8, 8)) for s in state["rows"].addressable_shards}
+    for shard, each in zip(wanted, snapshot.collect(), strict=True):
+        assert each.array is not None
+        (device,) = each.array.devices()
+        per_device[device] = per_device.get(device, 0) + each.view.nbytes
+        if shard.leaf == "rows":
+            assert on_device[device] == shard.box
+        else:
+            assert (each.view == int(shard.leaf)).all()
+    assert set(per_device.values()) == {2 * 16 + 8 * 4}
+
+
+def test_what_was_offloaded_to_the_host_is_copied_not_shared() -> None:
+    """JAX would hand out the same memory for a transfer to where the array is."""
+    state = {"w": sharded(np.zeros((64, 64), np.float32), mesh_of(8), "x")}
+    kind = state["w"].sharding.with_memory_kind("pinned_host")
+    offloaded = {"w": jax.device_put(state["w"], kind)}
+    recipe, _ = recipe_for(offloaded, COPY_ALL)
+    assert recipe.reason.startswith("0 of 0 leaves")
+    snapshot = recipe.take(jax.tree_util.tree_leaves(offloaded))
+    snapshot.start(everything=True)
+    shards = [np.asarray(shard.data) for shard in offloaded["w"].addressable_shards]
+    for each, shard in zip(snapshot.collect(), shards, strict=True):
+        assert not np.shares_memory(each.view, shard)
