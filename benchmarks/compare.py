@@ -24,10 +24,11 @@ import limits
 import machine
 import report
 import targets
+import warm
 from arguments import above_0, positive, some_of, words
 from contenders import MODULES
 from job import LOST_SLICE, SCENARIOS, Shape, parse_job
-from lives import Place, RoundFailed, run_round
+from lives import IMPORTED_BY_ALL, WORKER, Place, RoundFailed, run_round
 
 BASE = targets.OURS
 JOBS = ("2x1x1024", "2x2x512", "4x1x256", "2x1x125/2000")
@@ -122,7 +123,12 @@ class Measured:
 
 def measure(options: argparse.Namespace, shapes: Sequence[Shape]) -> Measured:
     """All rounds of all jobs, one after the other. A contender that fails does not end the run."""
-    place = Place(options.ramdisk, options.storage, options.timeout_s)
+    with warm.started(IMPORTED_BY_ALL, (WORKER.parent,)) as address:
+        place = Place(options.ramdisk, options.storage, options.timeout_s, warm=address)
+        return _measure(options, shapes, place)
+
+
+def _measure(options: argparse.Namespace, shapes: Sequence[Shape], place: Place) -> Measured:
     measured = Measured(
         {(shape.name, name): [] for shape in shapes for name in options.contenders}, [], []
     )

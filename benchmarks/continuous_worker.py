@@ -15,33 +15,15 @@ from typing import Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import state as model
 from jax.experimental import multihost_utils
-from study import OFF, Orders
+from study import OFF, ORBAX_CONTINUOUS, Orders
+from study_checkpointers import Ours, PlainOrbax, Watch
 
-from emergency_ckpt import EmergencyCheckpointer, Event
 from emergency_ckpt.launch.environment import JobEnvironment
 from emergency_ckpt.runtime.job import initialize_job
 
 PyTree = Any
-_WHOLE = ("save.complete", "persistent.complete")
-_LOST = ("save.incomplete", "save.failed", "persistent.failed")
-
-
-class _Watch:
-    """When each step's save was called and was whole, on the machine's monotonic clock."""
-
-    def __init__(self) -> None:
-        self.called_s: dict[int, float] = {}
-        self.whole_s: dict[int, float] = {}
-        self.lost: list[str] = []
-
-    def note(self, event: Event) -> None:
-        if event.name in _WHOLE:
-            self.whole_s[int(str(event.fields["step"]))] = time.monotonic()
-        elif event.name in _LOST:
-            self.lost.append(f"{event.name} {dict(event.fields)}")
 
 
 def main(orders: Orders) -> None:
@@ -49,25 +31,11 @@ def main(orders: Orders) -> None:
     initialize_job(environment)
     mesh = model.make_mesh(orders.shape)
     abstract = model.abstract_state(orders.shape, mesh)
-    watch = _Watch()
-    policy = ocp.checkpoint_managers.ContinuousCheckpointingPolicy(
-        minimum_interval_secs=orders.minimum_interval_s
-    )
-    config = EmergencyCheckpointer.default_config().set(
-        dir=orders.persistent_dir,
-        local_dir=str(environment.local_dir),
-        mesh=mesh,
-        replica_axis=model.REPLICA_AXIS,
-        keep_last_n=2,
-        on_event=watch.note,
-        **orders.settings(policy),
-    )
-    with config.instantiate() as checkpointer:
-        # Finds nothing, and tells the checkpointer how large the state is.
-        checkpointer.restore(state=abstract)
+    watch = Watch()
+    kind = PlainOrbax if orders.variant == ORBAX_CONTINUOUS else Ours
+    with kind(orders, environment, mesh, abstract, watch) as checkpointer:
         ended_s = _train(orders, checkpointer, watch, abstract, mesh)
-        checkpointer.wait_until_finished()
-        checkpointer.check_for_errors()
+        checkpointer.wait()
         restored_step = None
         if orders.variant != OFF:
             restored_step = _check_restored(checkpointer, abstract)
@@ -85,8 +53,8 @@ def main(orders: Orders) -> None:
 
 def _train(
     orders: Orders,
-    checkpointer: EmergencyCheckpointer,
-    watch: _Watch,
+    checkpointer: Ours | PlainOrbax,
+    watch: Watch,
     abstract: PyTree,
     mesh: jax.sharding.Mesh,
 ) -> list[float]:
@@ -101,7 +69,7 @@ def _train(
         meet()
         time.sleep(orders.device_s)
         watch.called_s[step] = time.monotonic()
-        checkpointer.save(step=step, state=state)
+        checkpointer.save(step, state)
         if step >= orders.warm_up_steps:
             ended_s.append(time.monotonic())
     return ended_s
@@ -129,9 +97,9 @@ def _train_step(state: PyTree) -> PyTree:
     return jax.tree.map(lambda x: x + 1, state)
 
 
-def _check_restored(checkpointer: EmergencyCheckpointer, abstract: PyTree) -> int:
+def _check_restored(checkpointer: Ours | PlainOrbax, abstract: PyTree) -> int:
     """The restored step. RuntimeError unless every value is what that step had."""
-    step, state = checkpointer.restore(state=abstract)
+    step, state = checkpointer.restore()
     if step is None:
         raise RuntimeError("nothing was saved that can be restored")
     first = _whole_numbers(model.first_state(abstract))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import contenders
+import warm
 from job import FROM_STORAGE, Orders, Shape, lost_hosts
 from ramdisk import allocated_bytes
 
@@ -21,7 +22,9 @@ from emergency_ckpt.launch.process_set import ProcessSet
 
 LOOPBACK_HOST = "127.0.0.1"
 _SAVE = 0
-_WORKER = Path(__file__).with_name("worker.py")
+WORKER = Path(__file__).with_name("worker.py")
+IMPORTED_BY_ALL = ("worker", "orbax.checkpoint")
+"""What the processes of every contender import."""
 _POLL_S = 0.05
 
 
@@ -38,6 +41,7 @@ class Place:
       storage: directory for the persistent tier.
       timeout_s: for each life of the job.
       launcher: put before the program of each process.
+      warm: address of the process to fork the others from (see ``warm``); None: each imports all.
       environment: added to that of each process.
       bind_host: where contenders listen; None leaves it to each process.
     """
@@ -48,6 +52,7 @@ class Place:
     launcher: tuple[str, ...] = ()
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     bind_host: str | None = LOOPBACK_HOST
+    warm: Path | None = None
 
 
 def run_round(
@@ -75,9 +80,11 @@ def run_round(
         )
         Path(orders.results_dir).mkdir()
         orders.write(root / "orders.json")
-        command = (sys.executable, str(_WORKER), str(root / "orders.json"))
+        program = (sys.executable, str(WORKER))
+        if place.warm is not None:
+            program = warm.command(place.warm, WORKER)
         spec = JobSpec(
-            command=place.launcher + command,
+            command=(*place.launcher, *program, str(root / "orders.json")),
             slices=shape.slices,
             hosts_per_slice=shape.hosts_per_slice,
             devices_per_host=1,

@@ -10,7 +10,11 @@ from job import Shape
 OFF = "off"
 LOCAL_EVERY, LOCAL_CONTINUOUS = "local-every", "local-continuous"
 PERSISTENT_EVERY, PERSISTENT_CONTINUOUS = "persistent-every", "persistent-continuous"
-VARIANTS = (OFF, LOCAL_EVERY, LOCAL_CONTINUOUS, PERSISTENT_EVERY, PERSISTENT_CONTINUOUS)
+BOTH_CONTINUOUS, ORBAX_CONTINUOUS = "both-continuous", "orbax-continuous"
+VARIANTS = (
+    *(OFF, LOCAL_EVERY, LOCAL_CONTINUOUS, PERSISTENT_EVERY, PERSISTENT_CONTINUOUS),
+    *(BOTH_CONTINUOUS, ORBAX_CONTINUOUS),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +44,10 @@ class Orders:
         return Path(self.results_dir) / f"process_{process_index:05}.json"
 
     def settings(self, continuous_policy: Any) -> dict[str, Any]:
-        """What of the checkpointer's configuration makes the variant; the other tier is off."""
+        """What of our checkpointer's configuration makes the variant; other tiers are off.
+
+        KeyError for that of another checkpointer.
+        """
         return {
             OFF: {"local_save_every_n_steps": 0, "save_every_n_steps": 0},
             LOCAL_EVERY: {
@@ -54,6 +61,10 @@ class Orders:
             },
             PERSISTENT_CONTINUOUS: {
                 "local_save_every_n_steps": 0,
+                "save_policy": continuous_policy,
+            },
+            BOTH_CONTINUOUS: {
+                "local_save_policy": continuous_policy,
                 "save_policy": continuous_policy,
             },
         }[self.variant]

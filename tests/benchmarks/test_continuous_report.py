@@ -114,9 +114,10 @@ def test_tables_as_a_whole() -> None:
         (study.LOCAL_CONTINUOUS, True, False),
         (study.PERSISTENT_EVERY, False, True),
         (study.PERSISTENT_CONTINUOUS, False, True),
+        (study.BOTH_CONTINUOUS, True, True),
     ],
 )
-def test_each_variant_is_one_tier_by_itself(
+def test_each_variant_has_the_tiers_that_it_names(
     variant: str, local_on: bool, persistent_on: bool
 ) -> None:
     shape = continuous.plan_shape(2, 1, 1, 1, 1)

@@ -56,3 +56,14 @@ def test_both_ways_to_save_are_compared_with_none(
     assert all(e["loss"]["steps"] > 0 for e in document["expected"])
     assert all(variant in text for variant in summary)
     assert document["date"] == "2001-02-03"
+
+
+@pytest.mark.slow
+def test_both_tiers_together_are_compared_with_orbax(tmp_path: Path) -> None:
+    variants = (study.OFF, study.BOTH_CONTINUOUS, study.ORBAX_CONTINUOUS)
+    _, document = _study(tmp_path, variants, 1)
+    summary = document["summary"]
+    assert list(summary) == list(variants)
+    for variant in variants[1:]:
+        assert summary[variant]["saves"] >= 2
+        assert summary[variant]["lost_saves"] == 0
