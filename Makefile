@@ -9,7 +9,7 @@ WERROR ?= OFF
 NATIVE_SOURCES = CMakeLists.txt $(wildcard native/engine/* native/glue/*)
 CXX_FILES = $(wildcard native/*/*.cc native/*/*.h)
 
-.PHONY: help demo test soak check bench bench-continuous bench-goodput clean
+.PHONY: help demo test soak check bench bench-continuous bench-goodput bench-scale clean
 
 help:
 	@echo "make demo    lose a slice in the middle of training, and recover"
@@ -18,6 +18,7 @@ help:
 	@echo "make check   format, lint, types, import layers"
 	@echo "make bench   side by side with Orbax's managers (needs an idle machine)"
 	@echo "make bench-continuous bench-goodput   continuous saving measured; large jobs simulated"
+	@echo "make bench-scale   planner and coordination of up to 10,000 processes"
 	@echo "make native-test native-asan native-tsan   the C++ tests, plain and under sanitizers"
 
 $(INSTALLED): pyproject.toml $(NATIVE_SOURCES)
@@ -47,7 +48,7 @@ check: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/compare.py $(BENCH_FLAGS)
 
-bench-continuous bench-goodput: bench-%: $(INSTALLED)
+bench-continuous bench-goodput bench-scale: bench-%: $(INSTALLED)
 	$(BIN)/python benchmarks/$*.py $(BENCH_FLAGS)
 
 clean:
