@@ -4,17 +4,21 @@ BIN = $(VENV)/bin
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 INSTALLED = $(VENV)/installed
+EXTRAS ?= demo,test,check
+TF_VENV ?= .venv-tf
 # A newer compiler may warn of what none warned of before: an error for us, not for strangers.
 WERROR ?= OFF
 NATIVE_SOURCES = CMakeLists.txt $(wildcard native/engine/* native/glue/*)
 CXX_FILES = $(wildcard native/*/*.cc native/*/*.h)
 
-.PHONY: help demo test soak check bench bench-continuous bench-goodput bench-scale clean
+.PHONY: help demo test test-tf tf-tests soak soak-kill check bench bench-continuous bench-goodput bench-scale clean
 
 help:
 	@echo "make demo    lose a slice in the middle of training, and recover"
 	@echo "make test    the tests"
-	@echo "make soak    the slow ones: more faults, more kills"
+	@echo "make test-tf tf.data iterators, with TensorFlow in a venv of its own"
+	@echo "make soak    the slow ones: more faults, more notices"
+	@echo "make soak-kill   SIGKILL at every point of a persistent save (about half an hour)"
 	@echo "make check   format, lint, types, import layers"
 	@echo "make bench   side by side with Orbax's managers (needs an idle machine)"
 	@echo "make bench-continuous bench-goodput   continuous saving measured; large jobs simulated"
@@ -26,7 +30,7 @@ $(INSTALLED): pyproject.toml $(NATIVE_SOURCES)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		--config-settings cmake.define.ECKPT_WERROR=$(WERROR) --editable '.[demo,test,check]'
+		--config-settings cmake.define.ECKPT_WERROR=$(WERROR) --editable '.[$(EXTRAS)]'
 	touch $@
 
 demo: $(INSTALLED)
@@ -35,8 +39,19 @@ demo: $(INSTALLED)
 test: $(INSTALLED) native-test
 	$(BIN)/python -m pytest $(TEST_FLAGS)
 
+# TensorFlow is large, and with it etils.epath reaches gs:// by another client.
+test-tf:
+	$(MAKE) VENV=$(TF_VENV) EXTRAS=demo,test,tf tf-tests
+
+tf-tests: $(INSTALLED)
+	$(BIN)/python -m pytest tests_tf $(TEST_FLAGS)
+
 soak: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow $(TEST_FLAGS)
+
+# The file's name keeps it out of `make test`.
+soak-kill: $(INSTALLED)
+	$(BIN)/python -m pytest -s tests/multiprocess/soak_persistent_kills.py $(TEST_FLAGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .

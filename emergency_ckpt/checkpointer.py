@@ -1,36 +1,32 @@
-"""``EmergencyCheckpointer``: save, restore, and the wiring of everything below."""
+"""``EmergencyCheckpointer``: save, restore, and what a trainer asks in between."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import time
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 
+from emergency_ckpt.assembly import Base, assemble
 from emergency_ckpt.config import Config
-from emergency_ckpt.errors import CheckpointError, PersistentTierError
+from emergency_ckpt.core.save_agreement import TierName
+from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.runtime.events import EventSink
-from emergency_ckpt.runtime.local_saves import LocalSaves
 from emergency_ckpt.runtime.membership import Membership
-from emergency_ckpt.runtime.persistent_saves import PersistentSaves
 from emergency_ckpt.runtime.preemption import PreemptionWatch, find_notices
-from emergency_ckpt.runtime.preservation import Preservation
-from emergency_ckpt.runtime.restore_runner import Restore, RestoreParts
-from emergency_ckpt.runtime.restore_types import RestoreReport
-from emergency_ckpt.runtime.save_recipe import build_recipe
-from emergency_ckpt.runtime.saver import Saver, SaverParts
+from emergency_ckpt.runtime.restore_bringing import Wish
+from emergency_ckpt.runtime.restore_runner import Restore
+from emergency_ckpt.runtime.restore_types import RestoreReport, WholeSteps
+from emergency_ckpt.runtime.save_recipe import SaveRecipe, build_recipe
+from emergency_ckpt.runtime.step_catalog import StepCatalog
 from emergency_ckpt.runtime.topology import topology_of
-from emergency_ckpt.runtime.vote import Vote
 from emergency_ckpt.runtime.worker import Failures
-from emergency_ckpt.tiers.local import LocalTier
-from emergency_ckpt.tiers.persistent import PersistentTier
-from emergency_ckpt.tiers.removal import StepShelf
 from emergency_ckpt.tiers.state_tree import PyTree, describe
 
 _EXIT_TIMEOUT_S = 10.0
+_STOP_TIMEOUT_S = 30.0
 
 
 class EmergencyCheckpointer:
@@ -38,8 +34,8 @@ class EmergencyCheckpointer:
 
     Build it from a config (``EmergencyCheckpointer.default_config().set(...).instantiate()``) or
     from keywords (``EmergencyCheckpointer(dir=..., local_dir=...)``); ``config.Config`` lists the
-    settings. Construction, ``restore`` and ``stop`` must be called by all processes of the job,
-    in the same order; ``save`` must be called by all at the same steps. After
+    settings. Construction, ``prefetch``, ``restore`` and ``stop`` must be called by all processes
+    of the job, in the same order; ``save`` must be called by all at the same steps. After
     ``jax.distributed.initialize``, from one thread.
 
     Raises:
@@ -50,114 +46,29 @@ class EmergencyCheckpointer:
     def __init__(self, config: Config | None = None, **settings: Any) -> None:
         self._config = config = (config or Config()).set(**settings).validated()
         assert config.run_id is not None
-        self._run_id = config.run_id
         self._process = (jax.process_index(), jax.process_count())
-        self._events = EventSink(config.on_event, process_index=self._process[0])
-        self._failures = Failures()
+        events, failures = EventSink(config.on_event, process_index=self._process[0]), Failures()
         slices = topology_of(config.mesh, config.replica_axis, describe((), "start"))
         slice_index = slices.slice_of[self._process[0]]
-        self._member = member = Membership(config, self._run_id, self._process, slice_index)
+        self._member = member = Membership(config, config.run_id, self._process, slice_index)
         notices = find_notices() if config.heeds_preemption else None
         self._watch = PreemptionWatch(
             member.coordinator, notices, grace_s=config.preemption_grace_s
         )
         try:
             self._watch.agree_numbers("notices", config.start_timeout_s)
-            self._persistent = self._open_persistent()
-            self._wire(member.tier)
+            parts = assemble(Base(config, self._process, member, self._watch, events, failures))
         except BaseException:
             self._watch.close()
             member.leave()
             raise
-
-    def _open_persistent(self) -> PersistentTier | None:
-        if self._config.dir is None:
-            return None
-        tier = PersistentTier(
-            self._config.dir,
-            timeout_s=self._config.persistent_timeout_s,
-            buffer_bytes=self._config.storage_buffer_bytes,
-        )
-        timeout_s = self._config.start_timeout_s
-        if self._process[0] == 0:
-            try:
-                tier.create(time.monotonic() + timeout_s / 4)
-            except PersistentTierError as error:
-                # Storage may be down just when the RAM is needed: saves try again.
-                self._events.emit("persistent.unreachable", reason=str(error))
-                self._failures.record(error)
-        # Together, or the others' time for a restore would run while this one waits for storage.
-        self._member.coordinator.barrier("persistent_opened", timeout_s)
-        return tier
-
-    def _wire(self, tier: LocalTier) -> None:
-        config, member = self._config, self._member
-        vote = Vote(member.coordinator, config.save_timeout_s)
-        self._local_saves = LocalSaves(
-            tier,
-            vote,
-            member.peers,
-            self._events,
-            self._failures,
-            process=self._process,
-            host_state_limit_bytes=config.host_state_limit_bytes,
-            copy_batch_bytes=config.copy_batch_bytes,
-            preservation=config.local_preservation_policy,
-        )
-        self._persistent_saves = None
-        if self._persistent is not None:
-            self._persistent_saves = PersistentSaves(
-                self._persistent,
-                member.coordinator,
-                member.peers,
-                member.holdings.inbox,
-                self._events,
-                self._failures,
-                host_state_limit_bytes=config.host_state_limit_bytes,
-                timeout_s=config.persistent_timeout_s,
-            )
-        self._restore_parts = RestoreParts(
-            coordinator=member.coordinator,
-            tier=tier,
-            holdings=member.holdings,
-            client=member.client,
-            peers=member.peers,
-            persistent=self._persistent,
-            events=self._events,
-            run_id=self._run_id,
-            remap=config.host_state_remap,
-            extra_holders=config.extra_holders,
-            allow_missing_host_state=config.allow_missing_host_state,
-            host_state_limit_bytes=config.host_state_limit_bytes,
-            timeout_s=config.restore_timeout_s,
-        )
-        self._preservation = None
-        if self._persistent is not None:
-            self._preservation = Preservation(
-                StepShelf(self._persistent),
-                self._events,
-                self._failures,
-                policy=config.preservation_policy,
-                keep_last_n=config.keep_last_n,
-                keep_every_n_steps=config.keep_every_n_steps,
-            )
-        self._saver = Saver(
-            SaverParts(
-                settings=config,
-                process=self._process,
-                run_id=self._run_id,
-                coordinator=member.coordinator,
-                tier=tier,
-                local=self._local_saves,
-                persistent=self._persistent_saves,
-                preservation=self._preservation,
-                watch=self._watch,
-                events=self._events,
-                failures=self._failures,
-            ),
-            config.save_plans(),
-            member.incarnation,
-        )
+        self._failures = failures
+        self._local_saves = parts.local_saves
+        self._preservation = parts.preservation
+        self._restore_parts = parts.restore_parts
+        self._prefetches = parts.prefetches
+        self._saver = parts.saver
+        self._steps = parts.steps
         self._restores = 0
         self._stopped = False
         self.last_restore: RestoreReport | None = None
@@ -203,6 +114,19 @@ class EmergencyCheckpointer:
         self._check_running("save")
         return self._saver.save(step, state, host_state, force=force, metrics=metrics)
 
+    @property
+    def heeds_preemption(self) -> bool:
+        """Whether ``reached_preemption`` will ever say so."""
+        return self._config.heeds_preemption
+
+    def should_save(self, step: int) -> bool:
+        """Whether ``save`` at ``step`` starts a save. For the step that comes next; not collective.
+
+        Raises what a policy raises; CheckpointError after ``stop``.
+        """
+        self._check_running("ask about")
+        return self._saver.should_save(step)
+
     def _check_running(self, operation: str) -> None:
         if self._stopped:
             hint = "build another one; it finds what this one saved"
@@ -218,8 +142,48 @@ class EmergencyCheckpointer:
         """
         return self._saver.reached_preemption(step)
 
+    def prefetch(
+        self, abstract_state: PyTree, *, step: int | None = None, wants_host_state: bool = True
+    ) -> None:
+        """Begin a restore in the background; ``restore`` then finds the bytes on the devices.
+
+        To be called before the train step is compiled. Collective, and returns at once. A later
+        ``restore`` that asks for the same uses it, when all processes have it; any other one, and
+        one after a save that came first, restores as if there had been no prefetch. What goes
+        wrong here is raised by the next ``restore``, on all processes; the one after tries anew.
+        It has ``restore_timeout_s`` to itself. The devices hold the state from then on, and what
+        was fetched lies in RAM as after a restore: a crash leaves no less than there was.
+
+        Args:
+          abstract_state: as ``state`` of ``restore``, with equal shapes, dtypes and shardings.
+          step: as for ``restore``.
+          wants_host_state: whether ``restore`` will be given a ``host_state``. It is applied there.
+
+        Raises:
+          InvalidState: as ``restore``. CheckpointError: after ``stop``, or when a prefetch waits
+          for its ``restore`` already.
+        """
+        self._check_running("prefetch")
+        wish, _ = self._wish(abstract_state, step, wants_host_state=wants_host_state)
+        self._prefetches.start(wish, self._saver.is_idle, self._persistent_steps_held)
+
+    def _wish(
+        self, state: PyTree, step: int | None, *, wants_host_state: bool
+    ) -> tuple[Wish, SaveRecipe]:
+        tree = describe(state, "restore")
+        recipe = build_recipe(tree, self._config, self._process)
+        return Wish(tree, state, step, wants_host_state, recipe.keeping), recipe
+
+    def _persistent_steps_held(self) -> contextlib.AbstractContextManager[None]:
+        return self._preservation.held() if self._preservation else contextlib.nullcontext()
+
     def restore(
-        self, step: int | None = None, *, state: PyTree, host_state: object = None
+        self,
+        step: int | None = None,
+        *,
+        state: PyTree,
+        host_state: object = None,
+        keep_newer: bool = False,
     ) -> tuple[int | None, PyTree]:
         """Bring back the newest whole step, or just ``step``. Collective; blocks.
 
@@ -229,6 +193,8 @@ class EmergencyCheckpointer:
             not changed; host values (numpy, numbers) give the types of what is returned.
           host_state: as given to ``save``; objects with ``set_state`` are repositioned in place,
             dicts and lists updated in place. ``last_restore.host_state`` has the restored value.
+          keep_newer: newer steps in RAM are forgotten at the next save, not yet; until then they
+            can still be restored.
 
         Returns:
           (step, restored state), bit for bit as saved; (None, ``state``) when there is nothing.
@@ -241,23 +207,21 @@ class EmergencyCheckpointer:
         """
         self._check_running("restore")
         self.wait_until_finished()
-        tree = describe(state, "restore")
-        recipe = build_recipe(tree, self._config, self._process)
+        wish, recipe = self._wish(state, step, wants_host_state=host_state is not None)
         number, self._restores = self._restores, self._restores + 1
         restore = Restore(
             self._restore_parts,
-            tree,
-            state,
-            requested_step=step,
+            wish,
             host_state=host_state,
             buddies=recipe.buddies,
-            keeping=recipe.keeping,
             number=number,
+            keep_newer=keep_newer,
+            prefetch=self._prefetches.current,
         )
         self._saver.begin_restore()
         restored = None
         try:
-            with self._preservation.held() if self._preservation else contextlib.nullcontext():
+            with self._persistent_steps_held():
                 found = restore.run()
             self._saver.reserve_together(
                 recipe, f"restore/{number}/reserved", in_background=found is not None
@@ -268,7 +232,8 @@ class EmergencyCheckpointer:
             restore.undo()
             raise
         finally:
-            self._saver.end_restore(restored)
+            self._saver.end_restore(restored, keep_newer=keep_newer)
+            self._prefetches.forget()
         if restored is None:
             return None, state
         self._local_saves.restart_from(restored.save)
@@ -286,18 +251,20 @@ class EmergencyCheckpointer:
 
     def all_steps(self) -> list[int]:
         """Steps known to be whole, oldest first. As ``latest_step``."""
-        known = set[int]()
-        if self._persistent is not None:
-            known.update(found.step for found in self._persistent.steps())
-            known.update(self._persistent.whole_steps())  # the older ones too
-        complete = self._local_saves.last_complete
-        if complete is None:
-            tensors, _, complete = self._member.tier.held()
-            if complete not in {held.save for held in tensors}:
-                complete = None  # a restore went back behind it
-        if complete is not None:
-            known.add(complete.step)
-        return sorted(known)
+        return self._steps.known()
+
+    @property
+    def steps(self) -> StepCatalog:
+        """What steps there are over all processes, what is in one, and its removal."""
+        return self._steps
+
+    def go_on_after(self, steps: WholeSteps) -> None:
+        """Take these for saved, as after a restore of each tier's newest, without a restore."""
+        found: dict[TierName, tuple[int, ...]] = {
+            "local": steps.local,
+            "persistent": steps.persistent,
+        }
+        self._saver.go_on_after({name: every[-1] for name, every in found.items() if every})
 
     @property
     def failed_saves(self) -> int:
@@ -317,18 +284,20 @@ class EmergencyCheckpointer:
         """Raise the newest background error that was not raised before, if any. Not collective."""
         self._failures.raise_pending()
 
-    def stop(self) -> None:
+    def stop(self, timeout_s: float | None = None) -> None:
         """Finish the saves under way and let go of ramdisk, port and threads. Idempotent.
 
         The bytes stay: the next start of the run finds them. Collective in effect: a process that
-        stops no longer serves its shards.
+        stops no longer serves its shards. Blocks for the saves at most ``timeout_s`` (default: the
+        longest that they may take); DeadlineExceeded then, and all is let go of nevertheless.
         """
         if self._stopped:
             return
         self._stopped = True
         atexit.unregister(self._at_exit)
         try:
-            self._saver.stop()
+            self._prefetches.end(_STOP_TIMEOUT_S)
+            self._saver.stop(timeout_s)
         finally:
             self._watch.close()
             self._member.leave()
@@ -336,6 +305,7 @@ class EmergencyCheckpointer:
     def _at_exit(self) -> None:
         """The program ends without ``stop``: let what is under way end, if that is soon."""
         self._stopped = True
+        self._prefetches.end(_EXIT_TIMEOUT_S)
         self._saver.end_threads(_EXIT_TIMEOUT_S)
         self._watch.close()
         self._member.leave()

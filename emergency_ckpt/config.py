@@ -8,15 +8,15 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 
+from emergency_ckpt.config_checks import config_problems
+from emergency_ckpt.core.persistence import PersistentWriters
 from emergency_ckpt.core.placement import (
     AllButPrimary,
     PlacementPolicy,
-    Striped,
     parse_policy,
 )
 from emergency_ckpt.core.save_agreement import TierName
@@ -29,13 +29,9 @@ from emergency_ckpt.runtime.save_policies import (
     SavePolicy,
     plan_saves,
     policy_identity,
-    preservation_policy_problems,
-    save_policy_problems,
 )
-from emergency_ckpt.transfer.wire import MAX_HOST_STATE_BYTES
 
 MEBIBYTE = 1 << 20
-_LONGEST_TIMEOUT_S = 1e7
 
 HostStateRemap = Callable[[Sequence[Any], int, int], Any]
 """``remap(payloads of all saved processes, process_index, process_count) -> payload``."""
@@ -64,13 +60,15 @@ class Config:
         an ``AnySavePolicy``. What depends on clocks or on a save being under way is decided by
         the leader and agreed in the background.
       save_policy: the same for the persistent tier.
+      local_keep_last_n: whole steps that the local tier has room for, besides the one being
+        written; each takes as much RAM as the first.
       keep_last_n: whole steps kept in the persistent tier; None keeps all.
       keep_every_n_steps: with ``keep_last_n``: steps kept besides, the multiples of this.
       preservation_policy: what the persistent tier keeps, instead of the two before: an Orbax
         ``PreservationPolicy`` object or a user's own. The last whole step always stays.
-      local_preservation_policy: the same for the local tier, of which two slots are all there is:
-        the newest whole step always stays, the one before until its slot is written again. A
-        policy that does not want that one has it dropped as soon as the newer one is complete.
+      local_preservation_policy: the same for the local tier, which has one slot more than
+        ``local_keep_last_n``: the newest whole step always stays, older ones until their slot is
+        written again. What a policy does not want is dropped as soon as a newer one is complete.
       async_save: False: ``save`` returns when the step is whole, or has failed. May differ.
       save_on_preemption: at the sync point of a preemption notice (SIGTERM) save in both tiers,
         whatever the policies. False: only where a policy is or has
@@ -79,6 +77,10 @@ class Config:
         by ``SystemExit`` with status 143.
       preemption_grace_s: time from the sync point to the kill. What is not written by then is
         named in the log; the local tier comes first. May differ.
+      persistent_writers: ``"primary"``: the first slice alone writes the persistent tier, and
+        the others have no traffic. ``"striped"``: every slice writes its part of the one copy,
+        through its own network cards; leaves that the number of slices does not divide along any
+        axis are written by the first slice. What is stored is a plain Orbax step either way.
       placement: which slices store which shards in the local tier, as a policy or its text:
         ``"all_but_primary"``: all of them on every slice but the first; ``"striped(2)"``: each on
         two, so that a process transfers, keeps and writes less. See ``eckpt plan-placement``.
@@ -104,6 +106,8 @@ class Config:
       save_timeout_s: how long ``save`` may wait for the save before it, and a save for its vote.
         May differ.
       persistent_timeout_s: how long one stage of a persistent save may take. May differ.
+      storage_wait_timeout_s: how long ``save`` may wait for the persistent save before it, of which
+        it then skips one. May differ.
       transfer_timeout_s: longest silence of a peer. May differ.
       on_event: called with each ``runtime.events.Event``, in the thread that emits it. May differ.
     """
@@ -119,6 +123,7 @@ class Config:
     save_every_n_seconds: float | None = None
     local_save_policy: SavePolicy | AdaptiveInterval | None = None
     save_policy: SavePolicy | AdaptiveInterval | None = None
+    local_keep_last_n: int = 1
     keep_last_n: int | None = None
     keep_every_n_steps: int | None = None
     preservation_policy: PreservationPolicy | None = None
@@ -127,6 +132,7 @@ class Config:
     save_on_preemption: bool = True
     exit_on_preemption: bool = False
     preemption_grace_s: float = 25.0
+    persistent_writers: PersistentWriters = "primary"
     placement: PlacementPolicy = dataclasses.field(default_factory=AllButPrimary)
     host_state_buddies: int | None = None
     host_state_limit_bytes: int = 16 * MEBIBYTE
@@ -144,6 +150,7 @@ class Config:
     restore_timeout_s: float = 600.0
     save_timeout_s: float = 120.0
     persistent_timeout_s: float = 1800.0
+    storage_wait_timeout_s: float = 5.0
     transfer_timeout_s: float = 30.0
     on_event: Listener | None = None
 
@@ -174,7 +181,7 @@ class Config:
             secret_file=_as_text(self.secret_file),
             placement=_as_policy(self.placement),
         )
-        problems = list(_problems(config))
+        problems = config_problems(config)
         if problems:
             raise ConfigError(problems)
         threads = config.copy_threads or min(2, os.cpu_count() or 1)
@@ -219,11 +226,13 @@ class Config:
             self.save_every_n_seconds,
             policy_identity(self.local_save_policy),
             policy_identity(self.save_policy),
+            self.local_keep_last_n,
             self.keep_last_n,
             self.keep_every_n_steps,
             policy_identity(self.preservation_policy),
             policy_identity(self.local_preservation_policy),
             (self.save_on_preemption, self.exit_on_preemption),
+            self.persistent_writers,
             repr(self.placement),
             self.host_state_buddies,
             self.host_state_limit_bytes,
@@ -232,9 +241,6 @@ class Config:
             tuple(self.extra_holders),
         )
         return hashlib.sha256(repr(shared).encode()).hexdigest()
-
-
-_RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 
 
 def run_id_of(directory: str) -> str:
@@ -247,12 +253,12 @@ def run_id_of(directory: str) -> str:
 
 
 def _as_text(path: Any) -> Any:
-    """Path objects as their text; what is neither is left for ``_problems`` to name."""
+    """Path objects as their text; what is neither is left for ``config_problems`` to name."""
     return os.fspath(path) if isinstance(path, os.PathLike) else path
 
 
 def _as_policy(placement: Any) -> Any:
-    """A placement from its text; a text that is none is left for ``_problems`` to name."""
+    """A placement from its text; a text that is none is left for ``config_problems`` to name."""
     with contextlib.suppress(ConfigError):
         return parse_policy(placement) if isinstance(placement, str) else placement
     return placement
@@ -262,119 +268,3 @@ def _mesh_identity(mesh: jax.sharding.Mesh | None) -> object:
     if mesh is None:
         return None
     return mesh.axis_names, mesh.devices.shape, [device.id for device in mesh.devices.flat]
-
-
-def _problems(config: Config) -> list[str]:
-    problems = _text_problems(config)
-    if problems:
-        # What follows takes them for texts.
-        stand_ins = {name: "unset" if name == "run_id" else "/unset" for name, _ in problems}
-        config = dataclasses.replace(config, **stand_ins)
-    return [problem for _, problem in problems] + _value_problems(config)
-
-
-def _text_problems(config: Config) -> list[tuple[str, str]]:
-    problems: list[tuple[str, str]] = []
-    for name in ("dir", "local_dir", "run_id", "bind_host", "secret_file"):
-        value = getattr(config, name)
-        optional = name in ("dir", "run_id", "secret_file")
-        if not isinstance(value, str) and not (optional and value is None):
-            problems.append((name, f"{name} must be a text, not {value!r}"))
-    return problems
-
-
-def _value_problems(config: Config) -> list[str]:
-    problems: list[str] = []
-    if not config.local_dir:
-        problems.append("local_dir is not set (a directory on a tmpfs, e.g. /dev/shm/eckpt)")
-    elif not Path(config.local_dir).is_absolute():
-        problems.append(f"local_dir {config.local_dir!r} is not an absolute path")
-    if config.dir is None and config.run_id is None:
-        problems.append("neither dir nor run_id is set: nothing names the run")
-    if config.dir is not None and not config.dir:
-        problems.append("dir is empty")
-    if config.run_id is not None and not _RUN_ID.fullmatch(config.run_id):
-        problems.append(f"run_id {config.run_id!r} may only have letters, digits, '.', '_' and '-'")
-    if config.dir is None and config.save_every_n_steps not in (0, 1000):
-        problems.append("save_every_n_steps is set, but dir is not")
-    problems += _not_below(config, 0, ("local_save_every_n_steps", "save_every_n_steps"))
-    problems += _not_below(config, 1, ("host_state_limit_bytes", "copy_batch_bytes"))
-    problems += _not_below(config, 1, ("storage_buffer_bytes",))
-    problems += _not_below(config, 1, ("transfer_streams",))
-    limit: Any = getattr(config, "host_state_limit_bytes")  # noqa: B009 - of any type still
-    if isinstance(limit, int) and limit > MAX_HOST_STATE_BYTES:
-        problems.append(
-            f"host_state_limit_bytes must be at most {MAX_HOST_STATE_BYTES}, not {limit}:"
-            " peers take no larger host state"
-        )
-    for name in ("keep_last_n", "keep_every_n_steps", "copy_threads"):
-        if getattr(config, name) is not None:
-            problems += _not_below(config, 1, (name,))
-    problems += _policy_problems(config)
-    placement: Any = config.placement
-    if not isinstance(placement, AllButPrimary | Striped):
-        problems.append(
-            f"placement must be 'all_but_primary' or 'striped(<copies>)', not {placement!r}"
-        )
-    if config.host_state_buddies is not None:
-        problems += _not_below(config, 0, ("host_state_buddies",))
-    problems += _timeout_problems(config)
-    if _not_below(config, 0, ("bind_port",)) or config.bind_port > 65535:
-        problems.append(f"bind_port {config.bind_port!r} is no port")
-    problems += _mesh_problems(config)
-    return problems
-
-
-def _not_below(config: Config, least: int, names: Sequence[str]) -> list[str]:
-    problems: list[str] = []
-    for name in names:
-        value = getattr(config, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            problems.append(f"{name} must be a whole number of at least {least}, not {value!r}")
-    return problems
-
-
-def _policy_problems(config: Config) -> list[str]:
-    problems: list[str] = []
-    for name in ("local_save_policy", "save_policy"):
-        problems += save_policy_problems(name, getattr(config, name))
-    for name in ("local_preservation_policy", "preservation_policy"):
-        problems += preservation_policy_problems(name, getattr(config, name))
-    for name in ("save_every_n_seconds", "save_policy"):
-        if config.dir is None and getattr(config, name) is not None:
-            problems.append(f"{name} is set, but dir is not")
-    if config.keep_every_n_steps is not None and config.keep_last_n is None:
-        problems.append("keep_every_n_steps is set, but keep_last_n is not: all steps are kept")
-    if config.preservation_policy is not None and config.keep_last_n is not None:
-        problems.append("preservation_policy and keep_last_n are both set")
-    for name in ("async_save", "save_on_preemption", "exit_on_preemption"):
-        if not isinstance(getattr(config, name), bool):
-            problems.append(f"{name} must be True or False, not {getattr(config, name)!r}")
-    return problems
-
-
-def _timeout_problems(config: Config) -> list[str]:
-    values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
-    optional = ("local_save_every_n_seconds", "save_every_n_seconds")
-    return [
-        f"{name} must be a positive number of seconds, not {value!r}"
-        for name, value in values.items()
-        if (name.endswith(("_timeout_s", "_grace_s")) or (name in optional and value is not None))
-        and (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not 0 < value < _LONGEST_TIMEOUT_S
-        )
-    ]
-
-
-def _mesh_problems(config: Config) -> list[str]:
-    if config.mesh is None:
-        return []
-    axes = config.mesh.axis_names
-    axis = config.replica_axis
-    if isinstance(axis, str) and axis not in axes:
-        return [f"replica_axis {axis!r} is not one of the mesh's axes {axes}"]
-    if isinstance(axis, int) and not 0 <= axis < len(axes):
-        return [f"replica_axis {axis} is out of range for the mesh's axes {axes}"]
-    return []

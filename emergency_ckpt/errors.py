@@ -55,7 +55,7 @@ class ConfigError(CheckpointError):
         super().__init__("configure", target, "; ".join(self.problems))
 
 
-class StateMismatch(CheckpointError):
+class StateMismatch(CheckpointError, ValueError):
     """The given state does not have the leaves, shapes or dtypes of the checkpoint.
 
     ``mismatches`` has one line per leaf, with both values.
@@ -71,6 +71,10 @@ class StateMismatch(CheckpointError):
             f" {len(self.mismatches)} leaves:{lines}\n",
             hint="pass the state that the checkpoint was made from, or another directory",
         )
+
+
+class MissingDependency(CheckpointError, ImportError):
+    """A module needs another project that is not installed."""
 
 
 class InvalidState(CheckpointError):

@@ -1,14 +1,22 @@
-"""MaxText's checkpointing flags, with their names and meaning, as settings of a checkpointer."""
+"""MaxText's checkpointing flags, with their names and meaning: as settings, or as a manager."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import jax
 from orbax.checkpoint import checkpoint_managers as ocm
 
 from emergency_ckpt.checkpointer import CheckpointerConfig
 from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.orbax import (
+    CheckpointManager,
+    CheckpointManagerOptions,
+    LocalCheckpointOptions,
+    PersistentCheckpointOptions,
+)
 
 if TYPE_CHECKING:
     from emergency_ckpt.runtime.save_policies import PreservationPolicy, SavePolicy
@@ -43,10 +51,7 @@ def from_maxtext(flags: object, **settings: Any) -> CheckpointerConfig:
     Raises:
       ConfigError: a flag of the wrong type.
     """
-    values = {name: _flag(flags, name, default) for name, default in DEFAULTS.items()}
-    problems = _problems(values)
-    if problems:
-        raise ConfigError(problems, target="MaxText's flags")
+    values = _values(flags)
     config = CheckpointerConfig().set(
         async_save=values["async_checkpointing"],
         save_every_n_steps=values["checkpoint_period"],
@@ -64,6 +69,74 @@ def from_maxtext(flags: object, **settings: Any) -> CheckpointerConfig:
         config.set(save_every_n_steps=0, local_save_every_n_steps=0)
         config.set(save_policy=None, local_save_policy=None, save_on_preemption=False)
     return config.set(**settings)
+
+
+def create_checkpoint_manager(
+    flags: object,
+    global_mesh: jax.sharding.Mesh,
+    abstract_state: Any,
+    logger: Any = None,
+    **settings: Any,
+) -> CheckpointManager | None:
+    """The manager that MaxText's emergency mode builds; None without ``enable_checkpointing``.
+
+    Collective. In place of ``create_orbax_emergency_checkpoint_manager``, from the config as it is.
+
+    Args:
+      flags: MaxText's config object, or a mapping. Beside the flags of ``from_maxtext``:
+        ``checkpoint_dir``, and ``local_checkpoint_directory``, which is made where the directory
+        that it is to lie in exists.
+      settings: further settings of ``emergency_ckpt.config.Config``, which win.
+
+    Raises:
+      ConfigError: a flag of the wrong type, or no directory. Otherwise as ``CheckpointManager``.
+    """
+    values = _values(flags)
+    if not values["enable_checkpointing"]:
+        return None
+    places = [_flag(flags, n, "") for n in ("local_checkpoint_directory", "checkpoint_dir")]
+    if not all(places):
+        problem = "local_checkpoint_directory and checkpoint_dir must both be set"
+        raise ConfigError([problem], target="MaxText's flags")
+    Path(places[0]).mkdir(exist_ok=True)
+    continuous = values["enable_continuous_checkpointing"]
+    return CheckpointManager(
+        places[0],
+        places[1],
+        global_mesh,
+        abstract_state,
+        options=CheckpointManagerOptions(
+            local=LocalCheckpointOptions(
+                read_only=not values["local_checkpoint_period"],
+                save_decision_policy=_when(values["local_checkpoint_period"], continuous),
+            ),
+            persistent=PersistentCheckpointOptions(
+                save_decision_policy=_when(values["checkpoint_period"], continuous),
+                max_to_keep=values["max_num_checkpoints_to_keep"],
+            ),
+            enable_async_checkpointing=values["async_checkpointing"],
+            settings=settings,
+        ),
+        logger=logger,
+    )
+
+
+def _when(period: int, continuous: bool) -> SavePolicy:
+    """As MaxText has it: the first step too, and whatever the sync point of a preemption is."""
+    policies: list[Any] = [ocm.PreemptionCheckpointingPolicy()]
+    if continuous:
+        policies.append(ocm.ContinuousCheckpointingPolicy())
+    elif period:
+        policies += [ocm.FixedIntervalPolicy(period), ocm.InitialSavePolicy()]
+    return cast("SavePolicy", ocm.AnySavePolicy(policies))
+
+
+def _values(flags: object) -> dict[str, Any]:
+    values = {name: _flag(flags, name, default) for name, default in DEFAULTS.items()}
+    problems = _problems(values)
+    if problems:
+        raise ConfigError(problems, target="MaxText's flags")
+    return values
 
 
 def _latest(count: int | None) -> PreservationPolicy:

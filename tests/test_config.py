@@ -37,7 +37,9 @@ MUST_AGREE: dict[str, Any] = {
     "save_on_preemption": False,
     "exit_on_preemption": True,
     "allow_missing_host_state": True,
+    "persistent_writers": "striped",
     "placement": Striped(2),
+    "local_keep_last_n": 2,
     "host_state_buddies": 1,
     "host_state_limit_bytes": 12345,
     "host_state_remap": lambda: lambda payloads, index, count: payloads[0],
@@ -58,6 +60,7 @@ MAY_DIFFER: dict[str, Any] = {
     "save_timeout_s": 3.0,
     "persistent_timeout_s": 4.0,
     "transfer_timeout_s": 5.0,
+    "storage_wait_timeout_s": 7.0,
     "async_save": False,
     "storage_buffer_bytes": 1 << 20,
     "preemption_grace_s": 6.0,
@@ -87,6 +90,11 @@ def problems_of(**settings: Any) -> tuple[str, ...]:
     with pytest.raises(ConfigError) as caught:
         valid(**settings).validated()
     return caught.value.problems
+
+
+def test_ram_for_too_many_steps() -> None:
+    (problem,) = problems_of(local_keep_last_n=65)
+    assert "at most 64" in problem
 
 
 def test_every_field_is_classified() -> None:
@@ -188,6 +196,7 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
             {"preservation_policy": ocm.LatestN(1), "keep_last_n": 2},
             "preservation_policy and keep_last_n are both set",
         ),
+        ({"persistent_writers": "all"}, "persistent_writers must be 'primary' or 'striped'"),
         ({"exit_on_preemption": "yes"}, "exit_on_preemption must be True or False"),
         (
             {"dir": None, "run_id": "r", "save_policy": ocm.InitialSavePolicy()},

@@ -5,13 +5,16 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import orbax.checkpoint as ocp
 import pytest
+from checkpointer_support import World, same
 from orbax.checkpoint import checkpoint_managers as ocm
 
 from emergency_ckpt.config import Config
 from emergency_ckpt.core.save_timing import Continuous
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.maxtext import from_maxtext
+from emergency_ckpt.maxtext import create_checkpoint_manager, from_maxtext
+from emergency_ckpt.orbax import CheckpointManager
 
 PLACES = {"dir": "/persistent/run", "local_dir": "/dev/shm/eckpt"}
 
@@ -70,3 +73,46 @@ def test_all_faults_are_named() -> None:
     with pytest.raises(ConfigError) as caught:
         config(checkpoint_period=-1, async_checkpointing="yes", local_checkpoint_period=True)
     assert len(caught.value.problems) == 3
+
+
+def manager_of(world: World, **flags: Any) -> CheckpointManager | None:
+    flags = {
+        "local_checkpoint_directory": str(world.ramdisk),
+        "checkpoint_dir": str(world.persistent),
+        **flags,
+    }
+    return create_checkpoint_manager(SimpleNamespace(**flags), world.mesh, world.state(0))
+
+
+def test_the_manager_of_the_emergency_mode(world: World) -> None:
+    manager = manager_of(
+        world, local_checkpoint_period=1, checkpoint_period=3, max_num_checkpoints_to_keep=2
+    )
+    assert manager is not None
+    with manager:
+        for step in range(11):
+            manager.save(step, ocp.args.Composite(state=ocp.args.PyTreeSave(world.state(step))))
+            manager.wait_until_finished()
+        assert manager.all_steps() == [6, 9, 10]
+        assert same(manager.restore(9).state, world.state(9))
+
+
+def test_the_manager_saves_continuously(world: World) -> None:
+    manager = manager_of(world, enable_continuous_checkpointing=True, async_checkpointing=False)
+    assert manager is not None
+    with manager:
+        deadline = 1000
+        while not manager.all_steps() and deadline:
+            deadline -= 1
+            step = 1000 - deadline
+            manager.save(step, ocp.args.Composite(state=ocp.args.PyTreeSave(world.state(step))))
+        assert manager.all_steps()
+
+
+def test_no_manager_when_checkpointing_is_off(world: World) -> None:
+    assert manager_of(world, enable_checkpointing=False) is None
+
+
+def test_a_manager_needs_both_directories(world: World) -> None:
+    with pytest.raises(ConfigError, match="local_checkpoint_directory"):
+        manager_of(world, local_checkpoint_directory="")

@@ -49,6 +49,7 @@ class Recovery:
       restored_step: None when nothing was restored, or the processes do not agree.
       tiers: the tiers that the processes name.
       seconds: the longest restore of any process.
+      saved_seconds: of that process, how long its restore had worked before it was called.
       local_bytes, peer_bytes, persistent_bytes: sums over the processes.
       processes: how many reported a restore.
     """
@@ -57,6 +58,7 @@ class Recovery:
     restored_step: int | None
     tiers: frozenset[str]
     seconds: float
+    saved_seconds: float
     local_bytes: int
     peer_bytes: int
     persistent_bytes: int
@@ -65,10 +67,14 @@ class Recovery:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What is written down about one scenario; ``problems`` says why it is not a success."""
+    """What is written down about one scenario; ``problems`` says why it is not a success.
+
+    ``saved_seconds``: what the prefetch saved of the restore.
+    """
 
     summary: Summary
     problems: tuple[str, ...]
+    saved_seconds: float = 0.0
 
     @property
     def passed(self) -> bool:
@@ -96,11 +102,13 @@ def recovery_of(events: Sequence[DemoEvent]) -> Recovery:
         and event.fields.get("step") is not None
     ]
     steps = {fields["step"] for fields in restores}
+    longest = max(restores, key=lambda fields: float(fields["seconds"]), default={})
     return Recovery(
         fault_step=max(before) if before else None,
         restored_step=steps.pop() if len(steps) == 1 else None,
         tiers=frozenset(str(fields["tier"]) for fields in restores),
-        seconds=max((float(fields["seconds"]) for fields in restores), default=0.0),
+        seconds=float(longest.get("seconds", 0.0)),
+        saved_seconds=float(longest.get("overlapped_seconds", 0.0)),
         local_bytes=sum(fields["bytes_local"] for fields in restores),
         peer_bytes=sum(fields["bytes_peer"] for fields in restores),
         persistent_bytes=sum(fields["bytes_persistent"] for fields in restores),
@@ -178,7 +186,11 @@ def judge(
         "baseline_final_loss": _last(losses(baseline.events)),
         "seconds": round(baseline.seconds + faulty.seconds, 1),
     }
-    return Verdict(summary=summary, problems=(*recovery_faults, *equality_faults))
+    return Verdict(
+        summary=summary,
+        problems=(*recovery_faults, *equality_faults),
+        saved_seconds=recovery.saved_seconds,
+    )
 
 
 def _last(by_step: Mapping[int, float]) -> float | None:
@@ -233,7 +245,14 @@ def summary_table(verdicts: Sequence[Verdict]) -> Table:
         header_style="underline",
     )
     table.add_column("scenario", no_wrap=True)
-    for heading in ("recovered", "equal\nbits", "fault\nat", "back\nto", "restore"):
+    for heading in (
+        "recovered",
+        "equal\nbits",
+        "fault\nat",
+        "back\nto",
+        "restore",
+        "saved by\nprefetch",
+    ):
         table.add_column(heading, justify="right", no_wrap=True)
     for heading in ("own\nRAM", "peers'\nRAM", "persist.\ntier"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -247,6 +266,7 @@ def summary_table(verdicts: Sequence[Verdict]) -> Table:
             str(summary["fault_step"]),
             str(summary["restored_step"]),
             f"{summary['restore_seconds']:.2f} s",
+            f"{verdict.saved_seconds:.2f} s",
             *(size_text(moved[source]) for source in ("local", "peer", "persistent")),
         )
     first = verdicts[0].summary

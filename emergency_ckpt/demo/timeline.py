@@ -176,6 +176,18 @@ class Timeline:
         if event.life:
             self._say_once(event, None, "restoring: who holds what?", "good")
 
+    def on_prefetch_started(self, view: ProcessView, event: DemoEvent) -> None:
+        """A process looks for it in the background, and compiles meanwhile."""
+        view.status = "prefetching"
+        if event.life:
+            self._say_once(event, None, "prefetching while the step compiles", "good")
+
+    def on_prefetched(self, view: ProcessView, event: DemoEvent) -> None:
+        """The bytes are on its devices; nobody has asked for them yet."""
+        step, seconds = _whole(event.fields, "step"), event.fields.get("seconds", 0.0)
+        text = f"process {event.process} has prefetched step {step} in {seconds:.2f} s"
+        self._say(event, text, "good")
+
     def on_planned(self, view: ProcessView, event: DemoEvent) -> None:
         """The leader has chosen a step."""
         step, tier = _whole(event.fields, "step"), event.fields.get("tier")
@@ -201,6 +213,9 @@ class Timeline:
         ]
         seconds = fields.get("seconds", 0.0)
         text = f"process {event.process} has step {view.step} back in {seconds:.2f} s"
+        saved = fields.get("overlapped_seconds", 0.0)
+        if saved:
+            text += f" (the prefetch saved {saved:.2f} s)"
         self._say(event, f"{text}: {', '.join(moved)}", "good")
 
     def on_finished(self, view: ProcessView, event: DemoEvent) -> None:
@@ -219,6 +234,8 @@ _REACTIONS: dict[str, Callable[[Timeline, ProcessView, DemoEvent], None]] = {
     "save.incomplete": Timeline.on_trouble,
     "persistent.complete": Timeline.on_complete,
     "persistent.failed": Timeline.on_trouble,
+    "prefetch.started": Timeline.on_prefetch_started,
+    "prefetch.finished": Timeline.on_prefetched,
     "restore.started": Timeline.on_restore_started,
     "restore.planned": Timeline.on_planned,
     "restore.rejected": Timeline.on_trouble,

@@ -69,14 +69,20 @@ class Trainer:
         )
 
     def run(self) -> results.ProcessResult:
-        """Compile, restore, train to the last step, wait for the saves. Blocking, collective."""
-        # Compiled first, and not at the first call: CPU collectives wait 30 s for one another, and
-        # processes that share cores compile at different speeds. The restore brings them together.
-        sequences = SEQUENCES_PER_DEVICE * self._mesh.size
-        train_step = model.compile_train_step(self._config, self._mesh, sequences)
-        self._log.emit("train.compiled", {})
+        """Prefetch, compile, restore, train to the last step, wait for the saves.
+
+        Blocking, collective.
+        """
+        abstract = model.abstract_state(self._config, self._mesh)
         with self._checkpointer_config.instantiate() as checkpointer:
-            abstract = model.abstract_state(self._config, self._mesh)
+            # What there is to restore comes in the background, while this thread compiles.
+            checkpointer.prefetch(abstract)
+            # Compiled now, and not at the first call: CPU collectives wait 30 s for one another,
+            # and processes that share cores compile at different speeds. The restore brings them
+            # together.
+            sequences = SEQUENCES_PER_DEVICE * self._mesh.size
+            train_step = model.compile_train_step(self._config, self._mesh, sequences)
+            self._log.emit("train.compiled", {})
             done, state = checkpointer.restore(state=abstract, host_state=self._iterator)
             if done is None:
                 done = 0

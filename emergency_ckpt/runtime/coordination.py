@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -168,6 +169,26 @@ def connect(run_id: str) -> Coordinator:
     return JaxCoordinator(
         client, namespace(run_id, number), jax.process_index(), jax.process_count()
     )
+
+
+def own_address() -> str:
+    """The address by which this host reaches the job's coordinator, and so peers reach it.
+
+    127.0.0.1 in a job on one machine, or without ``jax.distributed``.
+    """
+    address = distributed.global_state.coordinator_address
+    if not address:
+        return "127.0.0.1"
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    try:
+        kind, _, _, _, place = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]
+        with socket.socket(kind, socket.SOCK_DGRAM) as probe:
+            probe.connect(place)  # sends nothing: it only chooses the route
+            return str(probe.getsockname()[0])
+    except (OSError, ValueError) as error:
+        problem = f"no address of this host leads to {address}: {error}"
+        raise CoordinationError("find", "this host's address", problem) from error
 
 
 def gather(coordinator: Coordinator, name: str, value: bytes, timeout_s: float) -> dict[int, bytes]:

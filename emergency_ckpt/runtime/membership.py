@@ -31,6 +31,8 @@ class Settings(Protocol):
     @property
     def copy_threads(self) -> int | None: ...
     @property
+    def local_keep_last_n(self) -> int: ...
+    @property
     def transfer_streams(self) -> int: ...
     @property
     def transfer_timeout_s(self) -> float: ...
@@ -101,6 +103,7 @@ class Membership:
             self._writer,
             host_state_limit_bytes=settings.host_state_limit_bytes,
             copy_threads=settings.copy_threads or 1,
+            slots=settings.local_keep_last_n + 1,
         )
         self.holdings = ProcessHoldings(self._tier, self._writer.process_index)
         self._server = TransferServer(

@@ -1,8 +1,8 @@
 """The background half of a save to the persistent tier.
 
-Only the writers (the processes of the primary slice) touch storage. Every other process sends its
-host state to its scribe among them. The host states are written first, then the tensors, then one
-marker: until it is there the step does not count.
+Only the writers (the processes of the primary slice, or of all slices) touch storage. Every other
+process sends its host state to its scribe among them. The host states are written first, then the
+tensors, then one marker: until it is there the step does not count.
 """
 
 from __future__ import annotations
@@ -21,9 +21,14 @@ import numpy.typing as npt
 from absl import logging
 
 from emergency_ckpt._native import crc32c
-from emergency_ckpt.core.persistence import owners_of, scribe, writers
+from emergency_ckpt.core.persistence import owners_of, scribe
 from emergency_ckpt.core.placement import Topology
-from emergency_ckpt.errors import CoordinationError, PersistentTierError, SaveFailed
+from emergency_ckpt.errors import (
+    CheckpointError,
+    CoordinationError,
+    PersistentTierError,
+    SaveFailed,
+)
 from emergency_ckpt.runtime.coordination import Coordinator, deadline_left_s
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.holdings import HostStateInbox
@@ -56,6 +61,7 @@ class PersistentSave:
     views: Mapping[ShardId, npt.NDArray[Any]]
     host_state: host_states.Payload
     topology: Topology
+    writers: tuple[int, ...]
     metrics: Mapping[str, Any] | None = None
 
 
@@ -146,11 +152,11 @@ class PersistentSaves:
             self._save(job)
         except Exception as error:  # noqa: BLE001 - recorded, raised by check_for_errors
             self._may_have_leftovers = True
-            self._events.emit("persistent.failed", step=step, reason=str(error)[:500])
+            self._events.emit("persistent.failed", step=step, reason=_text_of(error)[:500])
             failure = SaveFailed(
                 "save",
                 f"step {step} to the persistent tier",
-                str(error),
+                _text_of(error),
                 hint="training goes on and the next persistent save tries again",
             )
             failure.__cause__ = error
@@ -160,11 +166,11 @@ class PersistentSaves:
         return True
 
     def _save(self, job: PersistentSave) -> None:
-        to = scribe(self._coordinator.process_index, job.topology)
+        members = job.writers
+        to = scribe(self._coordinator.process_index, job.topology, members)
         if to != self._coordinator.process_index:
             self._send_host_state(job, to)
             return
-        members = writers(job.topology)
         if self._coordinator.process_index == members[0]:
             self._keys.forget_old(members)
         documents = self._stage(job.save, FIRST_STAGE, lambda: self._collect(job), members)
@@ -204,15 +210,16 @@ class PersistentSaves:
     def _collect(self, job: PersistentSave) -> dict[int, bytes]:
         me = self._coordinator.process_index
         own = self._own_document(job)
-        others = [owner for owner in owners_of(me, job.topology) if owner != me]
+        others = [owner for owner in owners_of(me, job.topology, job.writers) if owner != me]
         found = self._inbox.wait_for(
             job.save, others, self._timeout_s, lambda: self._check_refusals(job.save, others)
         )
-        if me == writers(job.topology)[0]:
+        if me == job.writers[0]:
             self._tier.create()  # storage may have been down at the start
             # Here the other writers wait for this one: nothing is being written.
             self._remove_leftovers()
             # The run may have gone back behind a whole step.
+            self._events.emit("persistent.removing", step=job.save.step)
             self._tier.remove(job.save.step)
         return {me: own, **found}
 
@@ -262,6 +269,7 @@ class PersistentSaves:
             [leaf.spec for leaf in job.tree.leaves],
             self._agreed_crcs(job.save, every),
         )
+        self._events.emit("persistent.published", step=job.save.step)
 
     def _agreed_crcs(self, save: SaveId, every: Sequence[_Written]) -> dict[ShardId, int]:
         """One CRC for each box. Copies that differ have none: which one Orbax took is unknown."""
@@ -273,7 +281,7 @@ class PersistentSaves:
                     differing.add(each.shard)
         for shard in sorted(differing):
             del found[shard]
-            text = f"{shard.leaf}{shard.box} differs between processes of the primary slice"
+            text = f"{shard.leaf}{shard.box} differs between the processes that write it"
             self._events.emit("divergence", step=save.step, text=text)
         return found
 
@@ -293,7 +301,7 @@ class PersistentSaves:
             result = work()
             report = _Report(written=told(result))
         except Exception as error:
-            self._keys.put(save, name, msgspec.json.encode(_Report(error=str(error)[:500])))
+            self._keys.put(save, name, msgspec.json.encode(_Report(error=_text_of(error)[:500])))
             raise
         self._keys.put(save, name, msgspec.json.encode(report))
         deadline_s = time.monotonic() + self._timeout_s
@@ -309,6 +317,11 @@ class PersistentSaves:
 
     def _report(self, save: SaveId, name: str, writer: int, timeout_s: float) -> _Report:
         return msgspec.json.decode(self._keys.get(save, name, writer, timeout_s), type=_Report)
+
+
+def _text_of(error: Exception) -> str:
+    """Never empty: to the others an empty text means that all went well."""
+    return str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
 
 
 def _flat(view: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:

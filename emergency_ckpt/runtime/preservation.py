@@ -73,6 +73,7 @@ class Preservation:
                 )
                 removals = choose_removals([record.step for record in records], wanted)
                 for step in removals.steps:
+                    self._events.emit("persistent.removing", step=step)
                     self._shelf.remove(step)
                     self._events.emit("persistent.removed", step=step)
             except Exception as error:  # noqa: BLE001 - storage or the user's policy; saves go on

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
 from emergency_ckpt.core.inventory import HolderInventory
 from emergency_ckpt.core.plan_types import RestorePlan
+from emergency_ckpt.core.prefetch_use import PrefetchWord, decide_prefetch
 from emergency_ckpt.errors import CheckpointError, RestoreFailed
 from emergency_ckpt.runtime.coordination import (
     Coordinator,
@@ -18,6 +19,7 @@ from emergency_ckpt.runtime.coordination import (
     gather,
     share,
 )
+from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.restore_leader import RestoreLeader
 from emergency_ckpt.runtime.restore_types import (
     Answer,
@@ -25,9 +27,14 @@ from emergency_ckpt.runtime.restore_types import (
     PlanFailed,
     Report,
     Status,
+    SurveyAnswer,
+    UsePrefetched,
     Verdict,
+    WholeSteps,
 )
 from emergency_ckpt.tiers.state_tree import StateTree
+
+_NO_PREFETCH = PrefetchWord()
 
 
 class RestoreDialogue:
@@ -46,6 +53,7 @@ class RestoreDialogue:
         name: str,
         names: deque[str],
         new_leader: Callable[[], RestoreLeader],
+        events: EventSink,
         *,
         deadline_s: float,
     ) -> None:
@@ -53,9 +61,11 @@ class RestoreDialogue:
         self._name = name
         self._names = names
         self._new_leader = new_leader
+        self._events = events
         self._deadline_s = deadline_s
         self._leader: RestoreLeader | None = None
         self._leader_error: CheckpointError | None = None
+        self._uses_prefetched = False
         self._reports = 0
         if coordinator.process_index == 0:
             names.append(name)
@@ -64,14 +74,20 @@ class RestoreDialogue:
         return deadline_left_s(self._deadline_s)
 
     def report(
-        self, inventory: HolderInventory, tree: StateTree, *, wants_host_state: bool
+        self,
+        inventory: HolderInventory,
+        tree: StateTree,
+        *,
+        wants_host_state: bool,
+        prefetch: PrefetchWord = _NO_PREFETCH,
     ) -> None:
-        """Tell the leader what this process holds and wants."""
+        """Tell the leader what this process holds and wants, and whether it is there already."""
         specs = [leaf.spec for leaf in tree.leaves]
         report = Report(
             inventory=inventory,
             state_digest=hashlib.sha256(msgspec.json.encode(specs)).hexdigest(),
             wants_host_state=wants_host_state,
+            prefetch=prefetch,
         )
         number, self._reports = self._reports, self._reports + 1
         reports = gather(
@@ -83,16 +99,45 @@ class RestoreDialogue:
         if self._coordinator.process_index != 0:
             return
         # All have come, so all have left the restores before this one.
-        while len(self._names) > 1:
+        while self._name in self._names and self._names[0] != self._name:
             forget(self._coordinator, self._names.popleft())
         if self._leader is None:
             self._leader = self._new_leader()
         try:
-            self._leader.take_reports(
-                {p: msgspec.json.decode(data, type=Report) for p, data in reports.items()}
-            )
+            decoded = {p: msgspec.json.decode(data, type=Report) for p, data in reports.items()}
+            if not self._may_use_prefetched({p: r.prefetch for p, r in decoded.items()}):
+                self._leader.take_reports(decoded)
         except CheckpointError as error:
             self._leader_error = error
+
+    def learn_steps(self) -> WholeSteps:
+        """Which steps are whole, instead of a plan. The same error everywhere when that fails."""
+        answer = None
+        if self._leader is not None:
+            try:
+                if self._leader_error is not None:
+                    raise self._leader_error
+                answer = SurveyAnswer(self._leader.whole_steps())
+            except CheckpointError as error:
+                self._leader_error = error
+                answer = SurveyAnswer(error=str(error)[:4000] or type(error).__name__)
+        data = None if answer is None else msgspec.json.encode(answer)
+        found = msgspec.json.decode(
+            share(self._coordinator, f"{self._name}/steps", data, self._left_s()),
+            type=SurveyAnswer,
+        )
+        if found.error:
+            raise self._leader_error or RestoreFailed("survey", "the job", found.error)
+        return found.steps
+
+    def _may_use_prefetched(self, words: Mapping[int, PrefetchWord]) -> bool:
+        decision = decide_prefetch(words)
+        if decision.kind == "fail":
+            raise RestoreFailed("prefetch", "the state", decision.reason, hint="restore again")
+        if decision.kind == "restore" and decision.reason:
+            self._events.emit("prefetch.unused", reason=decision.reason)
+        self._uses_prefetched = decision.kind == "use"
+        return self._uses_prefetched
 
     def learn_plan(self, attempt: int) -> Answer:
         """The leader plans and tells each process its part."""
@@ -104,7 +149,7 @@ class RestoreDialogue:
         try:
             if self._leader_error is not None:
                 raise self._leader_error
-            answer: Answer = self._leader.plan()
+            answer: Answer = UsePrefetched() if self._uses_prefetched else self._leader.plan()
         except CheckpointError as error:
             self._leader_error = error
             answer = PlanFailed(str(error)[:4000])

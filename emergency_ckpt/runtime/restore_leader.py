@@ -22,7 +22,14 @@ from emergency_ckpt.errors import (
 )
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.peers import fetch_contents, new_incarnation
-from emergency_ckpt.runtime.restore_types import Answer, LoadPlan, Report, Status, Verdict
+from emergency_ckpt.runtime.restore_types import (
+    Answer,
+    LoadPlan,
+    Report,
+    Status,
+    Verdict,
+    WholeSteps,
+)
 from emergency_ckpt.runtime.storage_load import plan_load
 from emergency_ckpt.tiers.local import LocalTier
 from emergency_ckpt.tiers.persistent import PersistentTier
@@ -173,6 +180,33 @@ class RestoreLeader:
                 continue
             self._loading = planned if isinstance(planned, LoadPlan) else None
             return planned
+
+    def whole_steps(self) -> WholeSteps:
+        """What could be restored, instead of a plan. PersistentTierError as in ``plan``."""
+        held = {each.save.step for h in self._inventory.holders for each in h.tensors}
+        local = tuple(step for step in sorted(held) if self._is_whole_in_ram(step))
+        if self._persistent is None:
+            return WholeSteps(local)
+        if self._persistent_error is not None:
+            if not local:
+                raise self._persistent_error
+            return WholeSteps(local)
+        stored = {found.step for found in self._steps or ()}
+        stored.update(self._persistent.whole_steps(self._wanted.deadline_s))
+        return WholeSteps(local, tuple(sorted(stored)))
+
+    def _is_whole_in_ram(self, step: int) -> bool:
+        plan = plan_restore(
+            msgspec.structs.replace(self._inventory, persistent=()),
+            self._wanted.targets,
+            self._wanted.leaves,
+            requested_step=step,
+            host_state_remap=self._wanted.remap,
+            needs_host_state=self._wants_host_state,
+        )
+        # What only does not fit the job as it is now is there nevertheless: a restore says so.
+        unfit = ("state_mismatch", "host_state_count")
+        return isinstance(plan, RestorePlan) or plan.kind in unfit
 
     def _plan_from_inventory(self) -> RestorePlan | NoPlan:
         return plan_restore(

@@ -8,6 +8,7 @@ import msgspec
 
 from emergency_ckpt.core.inventory import HolderInventory, Quarantined
 from emergency_ckpt.core.plan_types import NoPlan, Rejection, RestorePlan
+from emergency_ckpt.core.prefetch_use import PrefetchWord
 from emergency_ckpt.core.storage_read import StoredArray
 from emergency_ckpt.errors import (
     CheckpointError,
@@ -20,11 +21,16 @@ from emergency_ckpt.types import SaveId, ShardId
 
 
 class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One process's inventory, and a digest of the state that it wants back."""
+    """One process's inventory, and a digest of the state that it wants back.
+
+    Attributes:
+      prefetch: what it says of its prefetch. Always ``none`` in a prefetch itself.
+    """
 
     inventory: HolderInventory
     state_digest: str
     wants_host_state: bool
+    prefetch: PrefetchWord = PrefetchWord()
 
 
 class Status(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -108,7 +114,25 @@ class LoadPlan(msgspec.Struct, frozen=True, tag="load", forbid_unknown_fields=Tr
         return msgspec.structs.replace(self, parts={process: part})
 
 
-Answer = RestorePlan | NoPlan | PlanFailed | LoadPlan
+class WholeSteps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Steps that a restore could bring back now, by tier, oldest first."""
+
+    local: tuple[int, ...] = ()
+    persistent: tuple[int, ...] = ()
+
+
+class SurveyAnswer(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What the leader tells of a survey: the steps, or why there is no answer."""
+
+    steps: WholeSteps = WholeSteps()
+    error: str = ""
+
+
+class UsePrefetched(msgspec.Struct, frozen=True, tag="prefetched", forbid_unknown_fields=True):
+    """Instead of a plan: every process takes what it has prefetched."""
+
+
+Answer = RestorePlan | NoPlan | PlanFailed | LoadPlan | UsePrefetched
 
 
 @dataclasses.dataclass
@@ -128,6 +152,7 @@ class RestoreReport:
       step: the restored step.
       tier: ``"local"`` (own RAM and peers') or ``"persistent"``.
       seconds: from the call to the return.
+      overlapped_seconds: of a prefetch that was used, how long it had worked before the call.
       bytes_local, bytes_peer, bytes_persistent: bytes of tensors read from the own ramdisk, from
         peers and from the persistent directory. What this process read from storage for its peers
         counts too; what it then took from its own RAM does not.
@@ -143,6 +168,7 @@ class RestoreReport:
     bytes_persistent: int
     host_state: object
     rejected: tuple[Rejection, ...]
+    overlapped_seconds: float = 0.0
 
 
 def no_plan_error(answer: NoPlan, run: str) -> CheckpointError:

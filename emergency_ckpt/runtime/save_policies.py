@@ -22,7 +22,6 @@ from emergency_ckpt.core.save_timing import (
     AdaptiveInterval,
     Continuous,
     EverySeconds,
-    TierStatus,
     TimingRule,
 )
 
@@ -51,10 +50,11 @@ class CheckpointInfo:
 
 
 class AskedPolicy:
-    """A policy of unknown kind: asked by the leader, once for each step, in rising order.
+    """A policy of unknown kind: asked once for each step, in rising order.
 
-    The answer is for a step that is still ahead, at the time when it is asked. The policy may look
-    at all that Orbax gives it; it is never called in the training thread.
+    Either by the leader, off the training thread, for a step that is still ahead, at the time when
+    it is asked; or (``AskedEverywhere``) by every process when it gets there. It may look at all
+    that Orbax gives it.
     """
 
     def __init__(self, policy: SavePolicy) -> None:
@@ -66,15 +66,28 @@ class AskedPolicy:
         self._previous.append(CheckpointInfo(step, _moment(time_s)))
         del self._previous[:-_REMEMBERED_STEPS]
 
-    def wants(self, step: int, status: TierStatus, time_s: float) -> bool:
+    def wants(
+        self, step: int, time_s: float, *, busy: bool = False, preempted: bool = False
+    ) -> bool:
         """What the policy says of ``step``; raises what it raises."""
         context = ocm.DecisionContext(
-            is_saving_in_progress=status.busy,
-            reached_preemption=False,
+            is_saving_in_progress=busy,
+            reached_preemption=preempted,
             multiprocessing_options=MultiprocessingOptions(primary_host=0),
         )
         info = CheckpointInfo(step, _moment(time_s))
         return bool(self._policy.should_save(info, list(self._previous), context=context))
+
+
+@dataclasses.dataclass(frozen=True)
+class AskedEverywhere:
+    """``policy``, of whose parts those of unknown kind are asked on every process, at each step.
+
+    As Orbax asks them: in the training thread. They must answer alike on all processes; a save
+    that only some begin never becomes whole. Parts of known kinds are treated as ever.
+    """
+
+    policy: SavePolicy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,12 +97,14 @@ class SavePlan:
     Attributes:
       rules: decided from the step alone.
       timing, asked: decided by the leader and agreed.
+      everywhere: asked on every process.
       on_preemption: a policy asks for a save at the sync point.
     """
 
     rules: StepRules = dataclasses.field(default_factory=StepRules)
     timing: tuple[TimingRule, ...] = ()
     asked: tuple[AskedPolicy, ...] = ()
+    everywhere: tuple[AskedPolicy, ...] = ()
     on_preemption: bool = False
 
     @property
@@ -102,7 +117,7 @@ class SavePlan:
         """Whether the tier ever saves."""
         rules = self.rules
         by_step = any(n > 0 for n in rules.intervals) or rules.steps or rules.initial
-        return bool(by_step or self.is_agreed or self.on_preemption)
+        return bool(by_step or self.is_agreed or self.everywhere or self.on_preemption)
 
 
 def plan_saves(
@@ -112,7 +127,7 @@ def plan_saves(
     if policy is None:
         timing = () if every_n_seconds is None else (EverySeconds(interval_s=every_n_seconds),)
         return SavePlan(rules=StepRules(intervals=(every_n_steps,)), timing=timing)
-    rules, timing_rules, asked = StepRules(), list[TimingRule](), list[AskedPolicy]()
+    rules, timing_rules, unknown = StepRules(), list[TimingRule](), list[AskedPolicy]()
     on_preemption = False
     for part in _parts(policy):
         # By exact type: a subclass may decide otherwise.
@@ -133,8 +148,15 @@ def plan_saves(
         elif kind is AdaptiveInterval:
             timing_rules.append(cast("AdaptiveInterval", part))
         else:
-            asked.append(AskedPolicy(cast("SavePolicy", part)))
-    return SavePlan(rules, tuple(timing_rules), tuple(asked), on_preemption)
+            unknown.append(AskedPolicy(cast("SavePolicy", part)))
+    everywhere = isinstance(policy, AskedEverywhere)
+    return SavePlan(
+        rules,
+        tuple(timing_rules),
+        asked=() if everywhere else tuple(unknown),
+        everywhere=tuple(unknown) if everywhere else (),
+        on_preemption=on_preemption,
+    )
 
 
 def save_policy_problems(name: str, policy: object | None) -> list[str]:
@@ -184,6 +206,8 @@ def policy_identity(policy: object) -> object:
 
 
 def _parts(policy: object) -> list[object]:
+    if isinstance(policy, AskedEverywhere):
+        return _parts(policy.policy)
     if type(policy) is ocm.AnySavePolicy:
         return [part for child in policy.policies for part in _parts(child)]
     return [policy]

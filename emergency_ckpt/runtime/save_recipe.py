@@ -9,7 +9,7 @@ import jax
 
 from emergency_ckpt.core.boxes import covers, whole
 from emergency_ckpt.core.keeping import Keeping
-from emergency_ckpt.core.persistence import writers
+from emergency_ckpt.core.persistence import PersistentWriters, writers
 from emergency_ckpt.core.placement import (
     AllButPrimary,
     PlacementPolicy,
@@ -38,6 +38,8 @@ class Settings(Protocol):
     @property
     def placement(self) -> PlacementPolicy: ...
     @property
+    def persistent_writers(self) -> PersistentWriters: ...
+    @property
     def host_state_buddies(self) -> int | None: ...
 
 
@@ -49,6 +51,7 @@ class SaveRecipe:
       layout: where in a slot the stored shards go.
       local: takes the shards of ``layout``, in its order.
       held: all distinct shards on this process's devices; ``all_held`` takes them.
+      writers: who talks to storage on a persistent save; the first one leads.
       buddies: who gets a copy of this process's host state.
       keeping: what this process keeps in RAM at a restore; None: all that it needs.
     """
@@ -60,6 +63,7 @@ class SaveRecipe:
     local: SnapshotRecipe
     held: tuple[ShardId, ...]
     all_held: SnapshotRecipe
+    writers: tuple[int, ...]
     buddies: tuple[int, ...]
     keeping: Keeping | None
 
@@ -68,8 +72,8 @@ def build_recipe(tree: StateTree, settings: Settings, process: tuple[int, int]) 
     """Work out the recipe for ``tree`` on this process.
 
     Raises:
-      InvalidState: with a persistent tier, a leaf that the primary slice does not hold whole, or
-        of a dtype that this tier cannot store.
+      InvalidState: with a persistent tier, a leaf that a slice which writes it does not hold
+        whole, or of a dtype that this tier cannot store.
     """
     me, count = process
     topology = topology_of(settings.mesh, settings.replica_axis, tree)
@@ -82,7 +86,9 @@ def build_recipe(tree: StateTree, settings: Settings, process: tuple[int, int]) 
     )
     if settings.dir is not None:
         check_storable(tree)
-        _check_primary_is_whole(tree, table, topology)
+        every = settings.persistent_writers == "striped"
+        for index in topology.slices if every else topology.slices[:1]:
+            _check_slice_is_whole(tree, table, topology, index)
     held = table.shards_of(me)
     # Fewer copies than slices must not grow to more in a restore; where the primary alone stores
     # nothing, what it has fetched is one copy more.
@@ -95,14 +101,15 @@ def build_recipe(tree: StateTree, settings: Settings, process: tuple[int, int]) 
         local=SnapshotRecipe(tree, [placed.shard for placed in layout.shards]),
         held=held,
         all_held=SnapshotRecipe(tree, held),
+        writers=writers(topology, settings.persistent_writers),
         buddies=buddies(me, topology, settings.host_state_buddies),
         keeping=keeping,
     )
 
 
-def _check_primary_is_whole(tree: StateTree, table: BoxTable, topology: Topology) -> None:
+def _check_slice_is_whole(tree: StateTree, table: BoxTable, topology: Topology, index: int) -> None:
     boxes: dict[str, set[tuple[tuple[int, int], ...]]] = {}
-    for writer in writers(topology):
+    for writer in topology.members[index]:
         for shard in table.shards_of(writer):
             boxes.setdefault(shard.leaf, set()).add(shard.box)
     for leaf in tree.leaves:
@@ -110,6 +117,6 @@ def _check_primary_is_whole(tree: StateTree, table: BoxTable, topology: Topology
             raise InvalidState(
                 "save",
                 f"leaf {leaf.spec.path!r}",
-                "the primary slice does not hold all of it, so it cannot write it",
+                f"slice {index} does not hold all of it, so it cannot write it",
                 hint="set mesh and replica_axis so that slices are replicas",
             )

@@ -13,18 +13,17 @@ from typing import Any, Protocol
 import jax
 from absl import logging
 
-from emergency_ckpt.core.persistence import writers
 from emergency_ckpt.core.save_agreement import TierName
 from emergency_ckpt.errors import CheckpointError, DeadlineExceeded, RestoreFailed, SaveFailed
 from emergency_ckpt.runtime import save_recipe
 from emergency_ckpt.runtime.coordination import Coordinator, do_together
+from emergency_ckpt.runtime.due_saves import DueSaves
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.local_saves import LocalSave, LocalSaves
 from emergency_ckpt.runtime.persistent_saves import PersistentSave, PersistentSaves
 from emergency_ckpt.runtime.preemption import PREEMPTED_EXIT_CODE, PreemptionWatch
 from emergency_ckpt.runtime.preservation import Preservation
 from emergency_ckpt.runtime.restore_runner import Restored
-from emergency_ckpt.runtime.save_agreement import AgreedTier, SaveAgreement
 from emergency_ckpt.runtime.save_policies import SavePlan
 from emergency_ckpt.runtime.save_recipe import SaveRecipe, build_recipe
 from emergency_ckpt.runtime.tier_schedule import TierSchedule
@@ -35,7 +34,6 @@ from emergency_ckpt.tiers.state_tree import PyTree, TreeDef, describe
 from emergency_ckpt.types import SaveId
 
 _STOP_TIMEOUT_S = 30.0
-_LONGEST_WAIT_FOR_STORAGE_S = 5.0
 _Work = Callable[[], None]
 
 
@@ -49,6 +47,8 @@ class Settings(save_recipe.Settings, Protocol):
     @property
     def persistent_timeout_s(self) -> float: ...
     @property
+    def storage_wait_timeout_s(self) -> float: ...
+    @property
     def async_save(self) -> bool: ...
     @property
     def save_on_preemption(self) -> bool: ...
@@ -58,7 +58,11 @@ class Settings(save_recipe.Settings, Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class SaverParts:
-    """What the saver works with. ``persistent`` and ``preservation``: None without that tier."""
+    """What the saver works with. ``persistent`` and ``preservation``: None without that tier.
+
+    Attributes:
+      before_save: called when a save of a step starts; gives what its background part does first.
+    """
 
     settings: Settings
     process: tuple[int, int]
@@ -71,6 +75,7 @@ class SaverParts:
     watch: PreemptionWatch
     events: EventSink
     failures: Failures
+    before_save: Callable[[int], Callable[[], object]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,38 +102,36 @@ class Saver:
         }
         self._recipe: SaveRecipe | None = None
         self._incarnation = incarnation
-        self._lives = 0
         self._left = False
-        self._agreement = self._new_agreement()
-
-    def _new_agreement(self) -> SaveAgreement | None:
-        agreed: dict[TierName, AgreedTier] = {
-            name: s for name, s in self._schedules.items() if s.plan.is_agreed
-        }
-        number, self._lives = self._lives, self._lives + 1
-        if not agreed:
-            return None
-        return SaveAgreement(
-            self._parts.coordinator,
-            f"agree/{number}",
-            agreed,
-            self._parts.failures,
-            timeout_s=self._parts.settings.save_timeout_s,
+        self._goes_on_from: SaveId | None = None
+        self._due = DueSaves(
+            self._schedules,
+            parts.coordinator,
+            parts.failures,
+            timeout_s=parts.settings.save_timeout_s,
         )
 
     def begin_restore(self) -> None:
         """Before a restore: nothing more is agreed. Collective, with ``end_restore``."""
-        if self._agreement is not None:
-            self._agreement.stop()
+        self._due.stop()
 
-    def end_restore(self, restored: Restored | None) -> None:
-        """After it: go on from what was restored; None when nothing was."""
-        self._agreement = self._new_agreement()
+    def end_restore(self, restored: Restored | None, *, keep_newer: bool = False) -> None:
+        """After it: go on from what was restored; None when nothing was.
+
+        ``keep_newer``: newer steps are in RAM still; the next save forgets them.
+        """
+        self._due.start_again()
         if restored is None:
             return
         self._incarnation = restored.incarnation
-        for schedule in self._schedules.values():
-            schedule.restart_from(restored.report.step)
+        self._goes_on_from = restored.save if keep_newer else None
+        self.go_on_after(dict.fromkeys(self._schedules, restored.report.step))
+
+    def go_on_after(self, newest: Mapping[TierName, int]) -> None:
+        """These are the newest steps of the tiers: up to them none is due any more."""
+        for name, schedule in self._schedules.items():
+            if name in newest:
+                schedule.restart_from(newest[name])
 
     def save(
         self,
@@ -140,10 +143,14 @@ class Saver:
         metrics: Mapping[str, Any] | None = None,
     ) -> bool:
         """As ``EmergencyCheckpointer.save``."""
-        due = self._due(step, force=force)
-        preempted = self._parts.watch.reached(step) and self._parts.watch.sync_step == step
+        reached = self._parts.watch.reached(step)
+        due = self._due.take(step, force=force, preempted=reached)
+        preempted = reached and self._parts.watch.sync_step == step
         if not due and not preempted:
             return False
+        if self._goes_on_from is not None:
+            self._parts.tier.invalidate_newer(self._goes_on_from)
+            self._goes_on_from = None
         request = _Request(step, state, host_state, metrics, time.monotonic())
         if preempted:
             return self._save_preempted(request)
@@ -151,17 +158,6 @@ class Saver:
         if started and not self._parts.settings.async_save:
             self.wait_until_finished()
         return bool(started)
-
-    def _due(self, step: int, *, force: bool) -> dict[TierName, int | None]:
-        """The tiers in which a save is due; with the proposal whose word is still to come."""
-        due: dict[TierName, int | None] = {}
-        if self._agreement is not None:
-            for agreed in self._agreement.arrive(step):
-                due[agreed.tier] = None if agreed.confirmed else agreed.number
-        for name, schedule in self._schedules.items():
-            if schedule.is_due(step, force=force):
-                due[name] = None
-        return {name: due[name] for name in self._schedules if name in due}
 
     def _start(
         self,
@@ -176,7 +172,7 @@ class Saver:
             limit_s = settings.save_timeout_s
             if name == "persistent":
                 # A slow bucket must not hold up training, nor with it the others' local saves.
-                limit_s = min(limit_s, _LONGEST_WAIT_FOR_STORAGE_S)
+                limit_s = settings.storage_wait_timeout_s
         if not schedule.worker.wait_idle(limit_s):
             if name == "persistent" and self._parts.persistent is not None:
                 save = SaveId(request.step, self._incarnation, self._parts.run_id)
@@ -191,7 +187,7 @@ class Saver:
             )
             self._parts.events.emit("save.skipped", step=request.step, tier=name)
             return False
-        work = self._snapshot(name, request)
+        work = _in_turn(self._parts.before_save(request.step), self._snapshot(name, request))
         self._parts.events.emit("save.started", step=request.step, tier=name)
         if number is not None:
             work = self._when_confirmed(name, request.step, number, work)
@@ -201,12 +197,10 @@ class Saver:
 
     def _when_confirmed(self, name: TierName, step: int, number: int, work: _Work) -> _Work:
         """The step was reached before the leader's word: wait for it in the background."""
-        agreement, parts = self._agreement, self._parts
-        assert agreement is not None
+        due, parts = self._due, self._parts
 
         def wait_and_work() -> None:
-            word = agreement.word_on(number, parts.settings.save_timeout_s)
-            if word is False:
+            if due.word_on(number) is False:
                 parts.events.emit("save.dropped", step=step, tier=name)
             else:
                 # No word at all: the others may be saving. The vote finds out.
@@ -232,7 +226,7 @@ class Saver:
             )
             return lambda: local.run(job)
         me = self._parts.process[0]
-        writes = me in writers(recipe.topology)
+        writes = me in recipe.writers
         views = recipe.all_held.take(flat) if writes else []
         return self._persistent_work(
             PersistentSave(
@@ -241,9 +235,10 @@ class Saver:
                 views=dict(zip(recipe.held, views, strict=True)) if writes else {},
                 host_state=payload,
                 topology=recipe.topology,
+                writers=recipe.writers,
                 metrics=request.metrics,
             ),
-            publishes=me == writers(recipe.topology)[0],
+            publishes=me == recipe.writers[0],
         )
 
     def _persistent_work(self, job: PersistentSave, *, publishes: bool) -> _Work:
@@ -255,6 +250,11 @@ class Saver:
                 preservation.after_save()
 
         return work
+
+    def should_save(self, step: int) -> bool:
+        """As ``EmergencyCheckpointer.should_save``."""
+        reached = self._parts.watch.reached(step)
+        return self._due.look(step, preempted=reached) or self._parts.watch.sync_step == step
 
     # Preemption.
 
@@ -325,17 +325,20 @@ class Saver:
         if sync_step is not None:
             self._wait_for_the_others()
 
-    def stop(self) -> None:
+    def is_idle(self, timeout_s: float) -> bool:
+        """Whether no save is under way; waits so long for each tier at most. From any thread."""
+        return all(s.worker.wait_idle(timeout_s) for s in self._schedules.values())
+
+    def stop(self, timeout_s: float | None = None) -> None:
         """Wait for what is under way, then end all threads."""
         try:
-            self.wait_until_finished()
+            self.wait_until_finished(timeout_s)
         finally:
             self.end_threads(_STOP_TIMEOUT_S)
 
     def end_threads(self, timeout_s: float) -> None:
         """End each thread, after what it is at, if that takes no longer than ``timeout_s``."""
-        if self._agreement is not None:
-            self._agreement.stop()
+        self._due.stop()
         for schedule in self._schedules.values():
             schedule.worker.stop(timeout_s)
         if self._parts.preservation is not None:
@@ -373,3 +376,11 @@ class Saver:
         )
         if errors:
             raise RestoreFailed("reserve", "ramdisk", errors)
+
+
+def _in_turn(*parts: Callable[[], object]) -> _Work:
+    def work() -> None:
+        for part in parts:
+            part()
+
+    return work

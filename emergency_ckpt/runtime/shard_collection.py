@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -16,6 +18,7 @@ from emergency_ckpt.errors import (
     RamdiskFull,
     RestoreFailed,
 )
+from emergency_ckpt.runtime.arrivals import Arrivals
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.restore_types import Tally
 from emergency_ckpt.runtime.shard_fetch import CopiesFailed, Fetching, ShardFetcher
@@ -33,8 +36,12 @@ _Own = list[tuple[str, list[int]]]
 _Lender = Callable[[], npt.NDArray[np.uint8]]
 
 
+_VERIFY_BYTES = 256 << 20
+"""Own shards that are checked at once: so large that it costs nothing to check them in parts."""
+
+
 class ShardCollection:
-    """The shards of one save that this process holds after ``collect``, by shard identity."""
+    """The shards of one save that this process needs, by shard identity, as they become usable."""
 
     def __init__(
         self,
@@ -55,22 +62,47 @@ class ShardCollection:
         self._keeping = keeping
         self._located: dict[str, dict[Box, _Lender]] = {}
         self._leaves: dict[str, LeafSpec] = {}
+        self._arrivals = Arrivals(deadline_s)
 
     @property
     def tally(self) -> Tally:
         """Bytes by where they came from, so far."""
         return self._fetcher.tally
 
-    def collect(self, plan: ProcessPlan) -> None:
-        """Verify what is here, fetch what is not. Blocks; CopiesFailed when sources ran out."""
-        own, lost = self._verify_own(plan)
+    @contextmanager
+    def collecting(self, plan: ProcessPlan) -> Generator[Iterable[Sequence[ShardId]]]:
+        """Verify what is here and fetch what is not, in a thread of its own, while inside.
+
+        Gives the shards whose boxes are as in the save, as they become usable: then ``bytes_of``
+        has them. All else it has at the end of these. Blocks at the exit until nothing is written
+        any more. CopiesFailed when sources ran out, from what it gives or at the exit.
+        """
+        with ThreadPoolExecutor(1, "eckpt-collect") as pool:
+            collected = pool.submit(self._collect, plan)
+
+            def arrivals() -> Generator[Sequence[ShardId]]:
+                yield from self._arrivals
+                collected.result()
+
+            yield arrivals()
+            collected.result()
+
+    def _collect(self, plan: ProcessPlan) -> None:
+        try:
+            self._bring(plan)
+        finally:
+            self._arrivals.end()
+
+    def _bring(self, plan: ProcessPlan) -> None:
+        for read in plan.local:
+            self._know(self._own_contents(read.digest))
+        own, lost = self._verify_own(plan, in_place=not plan.fetch)
         groups = [*plan.fetch, *lost]
         contents = {digest: self._own_contents(digest) for digest, _ in own}
         for group in groups:
             if group.digest not in contents:
                 contents[group.digest] = self._fetcher.contents_from(group, plan.addresses)
-        for each in contents.values():
-            self._leaves.update({leaf.path: leaf for leaf in each.leaves})
+                self._know(contents[group.digest])
         kept, used = self._divide(groups, contents)
         fetching = Fetching(contents, plan.addresses)
         if kept:
@@ -81,6 +113,9 @@ class ShardCollection:
             self._locate(digest, shards)
         if used:
             self._fetch_into_scratch(used, fetching)
+
+    def _know(self, contents: Contents) -> None:
+        self._leaves.update({leaf.path: leaf for leaf in contents.leaves})
 
     def _divide(
         self, groups: Sequence[FetchGroup], contents: Mapping[str, Contents]
@@ -116,14 +151,24 @@ class ShardCollection:
         of = contents[digest]
         return [shard for shard in shards if (of.shard_id(shard) in self._keeping) == keep]
 
-    def _verify_own(self, plan: ProcessPlan) -> tuple[_Own, list[FetchGroup]]:
-        """The plan's own shards that are intact, and groups to fetch for those that are not."""
+    def _verify_own(self, plan: ProcessPlan, *, in_place: bool) -> tuple[_Own, list[FetchGroup]]:
+        """The plan's own shards that are intact, and groups to fetch for those that are not.
+
+        With ``in_place`` the intact ones can be used at once, where they are.
+        """
         own: _Own = []
         lost: list[FetchGroup] = []
         for read in plan.local:
             contents = self._own_contents(read.digest)
-            wanted = list(selected(read.shards, contents))
-            bad = dict(self._tier.verify(read.digest, wanted))
+            bad: dict[int, int] = {}
+            intact: list[int] = []
+            for batch in _batches(list(selected(read.shards, contents)), contents):
+                found = dict(self._tier.verify(read.digest, batch))
+                good = [shard for shard in batch if shard not in found]
+                bad.update(found)
+                intact += good
+                if in_place:
+                    self._locate(read.digest, good)
             for shard, actual in bad.items():
                 expected = contents.shards[shard].crc32c
                 detail = f"CRC32C {actual:08x}, expected {expected:08x}"
@@ -133,7 +178,7 @@ class ShardCollection:
                 raise CopiesFailed(self._save.step, self._fetcher.unusable)
             if bad:
                 lost.append(FetchGroup(read.digest, tuple(bad), read.alternates))
-            own.append((read.digest, [shard for shard in wanted if shard not in bad]))
+            own.append((read.digest, intact))
         return own, lost
 
     def _own_contents(self, digest: str) -> Contents:
@@ -145,8 +190,9 @@ class ShardCollection:
     def _locate(self, digest: str, shards: Iterable[int]) -> None:
         contents = self._own_contents(digest)
         for shard in shards:
-            self._put(contents.shard_id(shard), partial(self._tier.lend, digest, shard))
-            self._fetcher.tally.local += contents.shards[shard].nbytes
+            lender = partial(self._tier.lend, digest, shard)
+            if self._put(contents.shard_id(shard), lender):
+                self._fetcher.tally.local += contents.shards[shard].nbytes
 
     def _gather_into_slot(
         self, own: _Own, groups: Sequence[FetchGroup], fetching: Fetching
@@ -159,23 +205,26 @@ class ShardCollection:
         leaves = next(iter(contents.values())).leaves
         layout = _layout(leaves, contents, [*own, *_parts(groups, contents)])
         places = {placed.shard: placed.offset for placed in layout.shards}
+        sizes = {placed.shard: placed.nbytes for placed in layout.shards}
         writer = self._begin_write(layout.size_bytes)
+
+        def put(shard: ShardId) -> bool:
+            return self._put(shard, partial(writer.lend, places[shard], sizes[shard]))
+
         try:
             # First what comes over the network: the slot is still being reserved meanwhile.
             with writer.sparse_file() as file:
                 into = writer.mapping if file is None else FileTarget(*file)
-                crcs = self._fetcher.fetch_all(groups, fetching, places, into)
-            crcs.update(self._copy_own(own, contents, places, writer))
+                crcs = self._fetcher.fetch_all(groups, fetching, places, into, put)
+            crcs.update(self._copy_own(own, contents, places, writer, put))
             built = build_contents(
                 self._save, leaves, layout, [crcs[placed.shard] for placed in layout.shards]
             )
-            digest = writer.stage(built)
+            writer.stage(built)
             writer.publish()
         except BaseException:
             writer.abort()
             raise
-        for number, placed in enumerate(layout.shards):
-            self._put(placed.shard, partial(self._tier.lend, digest, number))
 
     def _fetch_into_scratch(self, groups: Sequence[FetchGroup], fetching: Fetching) -> None:
         """What other hosts keep: it lives here as long as the arrays that are made of it."""
@@ -183,17 +232,24 @@ class ShardCollection:
         leaves = next(iter(contents.values())).leaves
         layout = _layout(leaves, contents, _parts(groups, contents))
         places = {placed.shard: placed.offset for placed in layout.shards}
+        sizes = {placed.shard: placed.nbytes for placed in layout.shards}
         scratch = Scratch(layout.size_bytes)
+
+        def put(shard: ShardId) -> bool:
+            return self._put(shard, partial(scratch.view, places[shard], sizes[shard]))
+
         try:
             into = FileTarget(scratch.fd, scratch.size_bytes)
-            self._fetcher.fetch_all(groups, fetching, places, into)
+            self._fetcher.fetch_all(groups, fetching, places, into, put)
         finally:
             scratch.close()
-        for placed in layout.shards:
-            self._put(placed.shard, partial(scratch.view, placed.offset, placed.nbytes))
 
-    def _put(self, shard: ShardId, lender: _Lender) -> None:
-        self._located.setdefault(shard.leaf, {})[shard.box] = lender
+    def _put(self, shard: ShardId, lender: _Lender) -> bool:
+        """The shard can be used; False when that was known already. From several threads."""
+        if self._located.setdefault(shard.leaf, {}).setdefault(shard.box, lender) is not lender:
+            return False
+        self._arrivals.put(shard)
+        return True
 
     def _begin_write(self, size_bytes: int) -> SlotWriter:
         """A slot that holds nothing this restore may still need, as long as the RAM suffices."""
@@ -210,6 +266,7 @@ class ShardCollection:
         contents: Mapping[str, Contents],
         places: Mapping[ShardId, int],
         writer: SlotWriter,
+        put: Callable[[ShardId], bool],
     ) -> dict[ShardId, int]:
         crcs: dict[ShardId, int] = {}
         for digest, shards in own:
@@ -226,7 +283,8 @@ class ShardCollection:
                     self._fetcher.distrust(copy, contents[digest], f"CRC32C {crc:08x} when copied")
                     raise CopiesFailed(self._save.step, self._fetcher.unusable)
                 crcs[shard_id] = crc
-                self._fetcher.tally.local += entry.nbytes
+                if put(shard_id):
+                    self._fetcher.tally.local += entry.nbytes
         return crcs
 
     def bytes_of(self, wanted: ShardId) -> npt.NDArray[np.uint8]:
@@ -251,6 +309,20 @@ class ShardCollection:
                 "restore", f"{wanted.leaf}{wanted.box}", f"{left} elements are held nowhere"
             )
         return target.reshape(-1).view(np.uint8)
+
+
+def _batches(shards: Sequence[int], contents: Contents) -> Generator[list[int]]:
+    """The shards in their order, so many bytes at once; each batch has one at least."""
+    batch: list[int] = []
+    nbytes = 0
+    for shard in shards:
+        batch.append(shard)
+        nbytes += contents.shards[shard].nbytes
+        if nbytes >= _VERIFY_BYTES:
+            yield batch
+            batch, nbytes = [], 0
+    if batch:
+        yield batch
 
 
 def _parts(groups: Iterable[FetchGroup], contents: Mapping[str, Contents]) -> _Own:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from emergency_ckpt.core.inventory import Quarantined
@@ -22,7 +23,7 @@ from emergency_ckpt.runtime.peers import fetch_contents
 from emergency_ckpt.runtime.restore_types import Tally
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.holdings import ShardTarget, Target
-from emergency_ckpt.types import Contents, SaveId, ShardEntry, ShardId
+from emergency_ckpt.types import Contents, SaveId, ShardId
 
 _MAX_SOURCES_AT_ONCE = 8
 
@@ -63,6 +64,7 @@ class ShardFetcher:
         self._deadline_s = deadline_s
         self.unusable: list[Quarantined] = []
         self.tally = Tally()
+        self._lock = threading.Lock()
 
     def distrust(self, copy: Quarantined, contents: Contents | None, detail: str) -> None:
         """Note that a copy cannot be used."""
@@ -91,14 +93,19 @@ class ShardFetcher:
         fetching: Fetching,
         places: Mapping[ShardId, int],
         into: Target,
+        arrived: Callable[[ShardId], object],
     ) -> dict[ShardId, int]:
         """Fetch every group into ``places`` of ``into``; the CRC32C of each shard.
 
         CopiesFailed when a shard has no source left.
+
+        Args:
+          arrived: told of each shard as soon as it is there and checked, from several threads.
+            Nobody writes to its bytes from then on, whatever becomes of the others.
         """
 
         def fetch(group: FetchGroup) -> dict[ShardId, int]:
-            return self._fetch_group(group, fetching, places, into)
+            return self._fetch_group(group, fetching, places, into, arrived)
 
         crcs: dict[ShardId, int] = {}
         sources = min(_MAX_SOURCES_AT_ONCE, len(groups))
@@ -113,57 +120,62 @@ class ShardFetcher:
         fetching: Fetching,
         places: Mapping[ShardId, int],
         into: Target,
+        arrived: Callable[[ShardId], object],
     ) -> dict[ShardId, int]:
         """Fetch from the first source; what does not come or is damaged, from the alternates."""
         contents, addresses = fetching.contents[group.digest], fetching.addresses
         left = list(selected(group.shards, contents))
         crcs: dict[ShardId, int] = {}
+
+        def accept(shard: int, crc: int) -> None:
+            """Check what came against the CRC of capture time. What is damaged comes again."""
+            entry, name = contents.shards[shard], contents.shard_id(shard)
+            if crc != entry.crc32c or name in crcs:
+                return
+            with self._lock:
+                self.tally.peer += entry.nbytes
+            crcs[name] = crc
+            arrived(name)
+
         for source in group.sources:
             if not left:
                 break
-            entries = [contents.shards[shard] for shard in left]
-            targets = [
-                ShardTarget(shard, entry.nbytes, places[contents.shard_id(shard)])
-                for shard, entry in zip(left, entries, strict=True)
-            ]
             try:
-                got = self._client.fetch_shards(
+                received = self._client.fetch_shards(
                     addresses[source],
                     group.digest,
-                    targets,
+                    _targets(left, contents, places),
                     into,
                     deadline_left_s(self._deadline_s),
+                    lambda position, crc, left=left: accept(left[position], crc),
                 )
             except (TransferError, NotHeld) as error:
                 _raise_if_full(error, self._save.step)
                 self.distrust(Quarantined(source, group.digest), contents, str(error))
-                continue
-            left = self._accept(source, group.digest, contents, left, got, crcs)
+            else:
+                for shard, crc in zip(left, received, strict=True):
+                    accept(shard, crc)
+                    if contents.shard_id(shard) not in crcs:
+                        detail = _damage(crc, contents.shards[shard].crc32c)
+                        copy = Quarantined(source, group.digest, shard)
+                        self.distrust(copy, contents, detail)
+            left = [shard for shard in left if contents.shard_id(shard) not in crcs]
         if left:
             raise CopiesFailed(self._save.step, self.unusable)
         return crcs
 
-    def _accept(
-        self,
-        source: str,
-        digest: str,
-        contents: Contents,
-        shards: Sequence[int],
-        received: Sequence[int],
-        crcs: dict[ShardId, int],
-    ) -> list[int]:
-        """Check what came against the CRCs of capture time; returns what must come again."""
-        damaged: list[int] = []
-        for shard, crc in zip(shards, received, strict=True):
-            entry: ShardEntry = contents.shards[shard]
-            if crc == entry.crc32c:
-                crcs[contents.shard_id(shard)] = crc
-                self.tally.peer += entry.nbytes
-                continue
-            damaged.append(shard)
-            detail = f"CRC32C {crc:08x} as received, expected {entry.crc32c:08x}"
-            self.distrust(Quarantined(source, digest, shard), contents, detail)
-        return damaged
+
+def _targets(
+    shards: Iterable[int], contents: Contents, places: Mapping[ShardId, int]
+) -> list[ShardTarget]:
+    return [
+        ShardTarget(shard, contents.shards[shard].nbytes, places[contents.shard_id(shard)])
+        for shard in shards
+    ]
+
+
+def _damage(received: int, expected: int) -> str:
+    return f"CRC32C {received:08x} as received, expected {expected:08x}"
 
 
 def _raise_if_full(error: Exception, step: int) -> None:

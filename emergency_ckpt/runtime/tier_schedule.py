@@ -55,22 +55,32 @@ class TierSchedule:
             self._agreed_step = None
             self._last_start_s = time.monotonic()
             self._asked_up_to = -1 if step is None else step
-        for policy in self.plan.asked:
-            if step is not None:
-                policy.saved(step, time.time())
+        if step is not None:
+            self._tell_policies(step)
 
-    def is_due(self, step: int, *, force: bool) -> bool:
-        """Whether a save is due at ``step`` that needs no agreement."""
-        if force:
-            return self._last is None or step > self._last
-        return decide_by_step(self.plan.rules, step, self._last).save
+    def is_behind(self, step: int) -> bool:
+        """Whether ``step`` comes after the last one."""
+        return self._last is None or step > self._last
+
+    def is_due(self, step: int, *, preempted: bool = False) -> bool:
+        """Whether a save is due at ``step`` that needs no agreement. Raises what policies raise."""
+        if decide_by_step(self.plan.rules, step, self._last).save:
+            return True
+        return self.is_behind(step) and any(
+            # Not whether a save is under way, nor the clock's last digits: all must answer alike.
+            policy.wants(step, time.time(), busy=False, preempted=preempted)
+            for policy in self.plan.everywhere
+        )
 
     def note_due(self, step: int) -> None:
         """A save is due at ``step``, whatever becomes of it."""
         with self._lock:
             self._last = step
             self._last_start_s = time.monotonic()
-        for policy in self.plan.asked:
+        self._tell_policies(step)
+
+    def _tell_policies(self, step: int) -> None:
+        for policy in (*self.plan.asked, *self.plan.everywhere):
             policy.saved(step, time.time())
 
     def note_started(self, step: int, stall_s: float) -> None:
@@ -128,7 +138,7 @@ class TierSchedule:
             self._asked_up_to = step
             for policy in self.plan.asked:
                 try:
-                    wanted = policy.wants(step, status, time.time())
+                    wanted = policy.wants(step, time.time(), busy=status.busy)
                 except Exception as error:  # noqa: BLE001 - the user's code; the job goes on
                     failure = SaveFailed("ask", f"the save policy about step {step}", str(error))
                     failure.__cause__ = error

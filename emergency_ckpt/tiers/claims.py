@@ -33,9 +33,9 @@ _MAX_ATTEMPTS = 16  # lost races against deleters before giving up
 _PROCESS_PATTERN = re.compile(r"process_\d{5,10}(\.\d{1,4})?")
 # Published names first: a deletion that is cut short leaves nothing that counts.
 _DELETE_ORDER = (
-    re.compile(r"slot_\d\.manifest\.json"),
+    re.compile(r"slot_\d{1,2}\.manifest\.json"),
     re.compile(r"known_complete\.json"),
-    re.compile(r"slot_\d\.bin"),
+    re.compile(r"slot_\d{1,2}\.bin"),
     re.compile(re.escape(files.TEMPORARY_PREFIX) + r".*"),
 )
 _HOST_STATE_SAVE = re.compile(r"[A-Za-z0-9._-]{1,160}")

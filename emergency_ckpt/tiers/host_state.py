@@ -14,7 +14,7 @@ import msgspec
 
 from emergency_ckpt.errors import CorruptData, HostStateError, HostStateTooLarge
 from emergency_ckpt.tiers import host_state_codec as codec
-from emergency_ckpt.tiers.host_state_codec import Payload, Stateful
+from emergency_ckpt.tiers.host_state_codec import Payload, as_stateful
 from emergency_ckpt.tiers.manifest import check_save
 from emergency_ckpt.types import SaveId
 
@@ -66,7 +66,8 @@ def capture(value: object) -> Payload:
     """The state of ``value`` at this instant: later changes to it do not show.
 
     Takes None, bool, int, float, str, bytes, numeric numpy arrays and scalars, dicts, lists and
-    tuples of these, and anything with ``get_state`` and ``set_state``, at any depth up to 64.
+    tuples of these, anything with ``get_state`` and ``set_state``, and iterators of ``tf.data``,
+    at any depth up to 64.
     ``HostStateError`` names the place of anything else.
     """
     return codec.to_payload(value)
@@ -170,7 +171,7 @@ def _check_identity(document: _Document) -> None:
 
 
 def _is_stateful(value: object) -> bool:
-    return isinstance(value, Stateful) and not isinstance(value, type)
+    return as_stateful(value) is not None
 
 
 def _holds_stateful(value: object) -> bool:
@@ -223,10 +224,11 @@ def _payload_holds_state(payload: object) -> bool:
 
 
 def _put(target: Any, payload: Payload, *, top: bool = False) -> Any:
-    if _is_stateful(target):
+    stateful = as_stateful(target)
+    if stateful is not None:
         state = codec.from_payload(payload)
         try:
-            target.set_state(state)
+            stateful.set_state(state)
         except Exception as error:
             name = type(target).__name__
             raise HostStateError("restore", name, f"set_state failed: {error}") from error

@@ -16,6 +16,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 import numpy as np
 
 from emergency_ckpt.errors import CorruptData, HostStateError
+from emergency_ckpt.tiers.tf_iterators import tf_iterator
 
 MAX_DEPTH = 64
 MAX_ARRAY_DIMENSIONS = 32
@@ -33,7 +34,8 @@ BYTES, TUPLE, FLOAT, INT, DICT, ARRAY, STATE = (
 _ARRAY_DTYPES = frozenset(np.dtype(code).newbyteorder("<").str for code in "?bBhHiIlLqQefdFD")
 _HINT = (
     "use dict, list, tuple, str, int, float, bool, None, bytes, numeric numpy arrays,"
-    " or objects with get_state and set_state; device arrays belong into the state"
+    " tf.data iterators, or objects with get_state and set_state;"
+    " device arrays belong into the state"
 )
 
 Payload = None | bool | int | float | str | list[Any] | dict[str, Any]
@@ -49,6 +51,13 @@ class Stateful(Protocol):
     def set_state(self, state: Any, /) -> Any: ...
 
 
+def as_stateful(value: object) -> Stateful | None:
+    """What gets and sets the state of ``value``, itself as a rule; None when it has none."""
+    if isinstance(value, Stateful):
+        return None if isinstance(value, type) else value
+    return tf_iterator(value)
+
+
 def to_payload(value: object, path: str = "host_state", depth: int = 0) -> Payload:
     """The payload of a value. ``HostStateError`` names the place of what cannot be stored."""
     if depth > MAX_DEPTH:
@@ -62,8 +71,9 @@ def to_payload(value: object, path: str = "host_state", depth: int = 0) -> Paylo
         return encoder(value, path, depth + 1)
     if isinstance(value, (np.ndarray, np.generic)):
         return {ARRAY: _encode_array(value, path)}
-    if isinstance(value, Stateful) and not isinstance(value, type):
-        return {STATE: to_payload(_get_state(value, path), f"{path}.get_state()", depth + 1)}
+    stateful = as_stateful(value)
+    if stateful is not None:
+        return {STATE: to_payload(_get_state(stateful, path), f"{path}.get_state()", depth + 1)}
     name = f"{type(value).__module__}.{type(value).__qualname__}"
     raise HostStateError("capture", path, f"cannot store a value of type {name}", hint=_HINT)
 

@@ -6,6 +6,7 @@ else may be called from any thread meanwhile. Nothing here is collective.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,7 +25,7 @@ from emergency_ckpt.tiers.slot_choice import (
     surplus_slots,
 )
 from emergency_ckpt.tiers.slot_writer import SlotWriter
-from emergency_ckpt.tiers.slots import Slot, check_room, whole_pages
+from emergency_ckpt.tiers.slots import Slot, check_room, file_name, whole_pages
 from emergency_ckpt.types import SaveId, Writer
 
 __all__ = ["LocalTier", "SlotWriter"]
@@ -45,6 +46,7 @@ class LocalTier(HeldCopies):
         *,
         host_state_limit_bytes: int,
         copy_threads: int,
+        slots: int = SLOTS_AT_REST,
     ) -> None:
         super().__init__(own, copy_threads)
         self._run_dir = run_dir
@@ -53,6 +55,7 @@ class LocalTier(HeldCopies):
         self._protected: frozenset[SaveId] = frozenset(
             slot.published.save for slot in own.published() if slot.published is not None
         )
+        self._slots_at_rest = slots
         self._reserved_bytes = 0
         # Serialises what may take long, so that _lock is held for moments only.
         self._saving = threading.Lock()
@@ -68,13 +71,15 @@ class LocalTier(HeldCopies):
         *,
         host_state_limit_bytes: int,
         copy_threads: int,
+        slots: int = SLOTS_AT_REST,
     ) -> LocalTier:
         """Claim ``<local_dir>/<run_id>/<process directory>/`` and scan what it holds.
 
         Takes the directory named for ``writer.process_index``, else any of this run that no live
         process owns, else makes its own. Deletes the directories of other runs that nobody owns
         or serves. What is wrong with what it finds is quarantined, never raised. Until the
-        first ``protect`` or ``note_complete`` every save found is protected.
+        first ``protect`` or ``note_complete`` every save found is protected. ``slots``: how many
+        there are at rest, one more than the whole steps to keep.
 
         ``ConfigError`` for a bad run id, ``LocalTierError`` when the ramdisk cannot be used.
         Does not wait for anything. The claim ends with ``close`` or with the process.
@@ -97,12 +102,26 @@ class LocalTier(HeldCopies):
             writer,
             host_state_limit_bytes=host_state_limit_bytes,
             copy_threads=copy_threads,
+            slots=slots,
         )
 
     @property
     def path(self) -> Path:
         """This process's directory."""
         return self._own.claim.path
+
+    def is_intact(self) -> bool:
+        """Whether the directory and the slots are still there: nobody has deleted them."""
+        with self._lock:
+            names = [file_name(slot.number) for slot in self._own.slots]
+        try:
+            if not os.path.samestat(os.fstat(self._own.claim.dir_fd), os.stat(self.path)):
+                return False
+            for name in names:
+                os.stat(name, dir_fd=self._own.claim.dir_fd)
+        except OSError:
+            return False
+        return True
 
     def adopt_orphans(self) -> None:
         """Lock what is left unowned of this run, and offer it too; it is never written.
@@ -135,7 +154,8 @@ class LocalTier(HeldCopies):
                     logging.info("%s is still being served; it stays", orphan.claim.path)
 
     def reserve(self, slot_bytes: int) -> None:
-        """Make sure of two slots of at least so many bytes. Idempotent; published bytes stay.
+        """Make sure of the slots at rest, of at least so many bytes. Idempotent; what is
+        published stays.
 
         Free slots of an earlier life that are larger are made anew, so that no RAM is wasted.
         ``RamdiskFull`` with both sizes before anything is changed. Blocks for about a second
@@ -172,7 +192,7 @@ class LocalTier(HeldCopies):
                 and not self._in_use(slot)
             ]
         kept = [slot for slot in slots if slot not in too_large]
-        missing = max(SLOTS_AT_REST - len(kept), 0)
+        missing = max(self._slots_at_rest - len(kept), 0)
         needed = missing * target + sum(max(target - slot.size_bytes, 0) for slot in kept)
         if needed > 0:
             freed = sum(slot.size_bytes for slot in too_large)
@@ -210,7 +230,12 @@ class LocalTier(HeldCopies):
         with self._saving:
             with self._lock:
                 self._drop_surplus()
-                choice = choose_slot(self._slot_states(), self._protected, allow_extra=allow_extra)
+                choice = choose_slot(
+                    self._slot_states(),
+                    self._protected,
+                    allow_extra=allow_extra,
+                    at_rest=self._slots_at_rest,
+                )
             if choice.number is None and not choice.make_one:
                 raise SlotBusy(
                     "begin write of",
@@ -261,6 +286,20 @@ class LocalTier(HeldCopies):
                 held = slot.published.save if slot.published else None
                 if held == save and held not in self._protected and not self._in_use(slot):
                     slot.unpublish()
+
+    def remove(self, step: int) -> None:
+        """Unpublish every save of ``step``, protected or not, with its host states.
+
+        When nothing is published any more, nothing is on record as complete either.
+        """
+        with self._lock:
+            for slot in self._own.slots:
+                if slot.published is not None and slot.published.save.step == step:
+                    slot.unpublish()
+            self._own.host_states.remove_if(lambda held: held.save.step == step)
+            is_empty = not any(self._own.published())
+        if is_empty:
+            self.invalidate_newer(SaveId(-1, "", self._run_dir.name))
 
     def invalidate_newer(self, than: SaveId) -> None:
         """After a restore of ``than``: nothing later counts any more, here and in orphans.
@@ -316,7 +355,8 @@ class LocalTier(HeldCopies):
 
     def _drop_surplus(self) -> None:
         complete = self._own.known_complete
-        dropped = surplus_slots(self._slot_states(), self._protected, complete)
+        states = self._slot_states()
+        dropped = surplus_slots(states, self._protected, complete, self._slots_at_rest)
         for slot in [slot for slot in self._own.slots if slot.number in dropped]:
             self._own.slots.remove(slot)
             slot.delete()

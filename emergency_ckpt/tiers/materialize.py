@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -19,59 +19,104 @@ from emergency_ckpt.tiers.state_tree import (
     StateTree,
     boxes_by_device,
 )
-from emergency_ckpt.types import ShardId
+from emergency_ckpt.types import Box, ShardId
 
 BytesOf = Callable[[ShardId], npt.NDArray[np.uint8]]
 
 
-def materialize(tree: StateTree, like: PyTree, bytes_of: BytesOf) -> PyTree:
+def materialize(
+    tree: StateTree,
+    like: PyTree,
+    bytes_of: BytesOf,
+    arrivals: Iterable[Sequence[ShardId]] = (),
+) -> PyTree:
     """The state that ``tree`` describes, each shard's bytes taken from ``bytes_of``.
 
-    ``bytes_of`` gives read-only uint8 arrays that must not change while the result lives: on CPU
-    64-byte aligned memory becomes the array's own buffer. ``like`` gives the type of host leaves.
-    Not collective. Blocks for the transfer to the devices.
+    Not collective. Blocks for the arrivals, and for the transfer to the devices to begin.
+
+    Args:
+      like: gives the type of host leaves.
+      bytes_of: gives read-only uint8 arrays that must not change while the result lives: on CPU
+        64-byte aligned memory becomes the array's own buffer.
+      arrivals: shards that ``bytes_of`` has, as they come: their transfer begins at once. All
+        others it must have when these are over; they are transferred together then.
     """
     flat = jax.tree_util.tree_leaves(like)
-    blocks: list[npt.NDArray[Any]] = []
-    devices: list[Device] = []
-    per_leaf: list[tuple[Leaf, int]] = []
+    placing = _Placing(tree, bytes_of)
+    for shards in arrivals:
+        placing.place(shards)
     values: dict[str, object] = {}
     for leaf in tree.leaves:
         if leaf.sharding is None:
             values[leaf.spec.path] = _host_value(leaf, flat[leaf.position], bytes_of)
-            continue
-        mine = {d: b for d, b in boxes_by_device(leaf).items() if _is_mine(d)}
-        by_box = {
-            box: _typed(leaf, ShardId(leaf.spec.path, box), bytes_of) for box in mine.values()
-        }
-        blocks.extend(by_box[box] for box in mine.values())
-        devices.extend(mine)
-        per_leaf.append((leaf, len(mine)))
-    placed = jax.device_put(blocks, devices) if blocks else []
-    values.update(_assemble(per_leaf, placed))
+    values.update(placing.finish())
     return tree.unflatten(values)
+
+
+class _Placing:
+    """The arrays of a state on this process's devices, shard by shard."""
+
+    def __init__(self, tree: StateTree, bytes_of: BytesOf) -> None:
+        self._bytes_of = bytes_of
+        self._boxes: list[tuple[Leaf, dict[Device, Box]]] = []
+        self._missing: dict[ShardId, tuple[Leaf, list[Device]]] = {}
+        self._placed: dict[tuple[str, Device], jax.Array] = {}
+        for leaf in tree.leaves:
+            if leaf.sharding is None:
+                continue
+            mine = {d: b for d, b in boxes_by_device(leaf).items() if _is_mine(d)}
+            self._boxes.append((leaf, mine))
+            for device, box in mine.items():
+                shard = ShardId(leaf.spec.path, box)
+                self._missing.setdefault(shard, (leaf, []))[1].append(device)
+
+    def place(self, shards: Iterable[ShardId]) -> None:
+        """Begin the transfer of those that are needed here, all in one call."""
+        blocks: list[npt.NDArray[Any]] = []
+        where: list[tuple[str, Device]] = []
+        targets: list[Device | jax.sharding.Sharding] = []
+        for shard in shards:
+            found = self._missing.pop(shard, None)
+            if found is None:
+                continue
+            leaf, devices = found
+            block = _typed(leaf, shard, self._bytes_of)
+            blocks += [block] * len(devices)
+            where += [(shard.leaf, device) for device in devices]
+            targets += [_place(leaf, device) for device in devices]
+        if blocks:
+            arrays = jax.device_put(blocks, targets)
+            self._placed.update(zip(where, arrays, strict=True))
+
+    def finish(self) -> dict[str, object]:
+        """Place what is left; the arrays by path."""
+        self.place(list(self._missing))
+        values: dict[str, object] = {}
+        for leaf, boxes in self._boxes:
+            path = leaf.spec.path
+            assert leaf.sharding is not None, "host values are not placed"
+            array = jax.make_array_from_single_device_arrays(
+                leaf.spec.global_shape,
+                leaf.sharding,
+                [self._placed.pop((path, device)) for device in boxes],
+                dtype=dtype_named(leaf.spec.dtype),
+            )
+            if leaf.kind is LeafKind.KEYS:
+                array = jax.random.wrap_key_data(array, impl=leaf.spec.key_impl)
+            values[path] = array
+        return values
 
 
 def _is_mine(device: Device) -> bool:
     return device.process_index == jax.process_index()
 
 
-def _assemble(per_leaf: list[tuple[Leaf, int]], placed: list[jax.Array]) -> Mapping[str, object]:
-    values: dict[str, object] = {}
-    start = 0
-    for leaf, count in per_leaf:
-        assert leaf.sharding is not None
-        array = jax.make_array_from_single_device_arrays(
-            leaf.spec.global_shape,
-            leaf.sharding,
-            placed[start : start + count],
-            dtype=dtype_named(leaf.spec.dtype),
-        )
-        start += count
-        if leaf.kind is LeafKind.KEYS:
-            array = jax.random.wrap_key_data(array, impl=leaf.spec.key_impl)
-        values[leaf.spec.path] = array
-    return values
+def _place(leaf: Leaf, device: Device) -> Device | jax.sharding.Sharding:
+    # Without a kind of memory the device itself: JAX puts many blocks on plain devices sooner.
+    kind = None if leaf.sharding is None else leaf.sharding.memory_kind
+    if kind is None or kind == device.default_memory().kind:
+        return device
+    return jax.sharding.SingleDeviceSharding(device, memory_kind=kind)
 
 
 def _typed(leaf: Leaf, shard: ShardId, bytes_of: BytesOf) -> npt.NDArray[Any]:

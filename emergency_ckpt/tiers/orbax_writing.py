@@ -14,6 +14,7 @@ import orbax.checkpoint as ocp
 # What Orbax's default array handler keeps PRNG implementations in has no public name.
 from orbax.checkpoint._src.metadata import array_metadata_store
 from orbax.checkpoint._src.metadata.array_metadata import SerializedArrayMetadata
+from orbax.checkpoint.future import Future
 
 from emergency_ckpt.tiers.state_tree import LeafKind, PyTree, StateTree, boxes_by_device
 from emergency_ckpt.types import ShardId
@@ -41,10 +42,10 @@ def as_arrays(
                 for device, box in boxes_by_device(replace(leaf, sharding=sharding)).items()
                 if device.process_index == jax.process_index()
             }
-            kind = None if sharding.device_set and _platform(sharding) == "cpu" else "pinned_host"
+            kind = _host_memory(sharding)
             array = jax.make_array_from_single_device_arrays(
                 leaf.spec.global_shape,
-                sharding if kind is None else sharding.with_memory_kind(kind),
+                sharding.with_memory_kind(kind),
                 [
                     jax.device_put(
                         views[ShardId(path, box)],
@@ -59,8 +60,9 @@ def as_arrays(
     return tree.unflatten(values)
 
 
-def _platform(sharding: jax.sharding.Sharding) -> str:
-    return next(iter(sharding.device_set)).platform
+def _host_memory(sharding: jax.sharding.Sharding) -> str:
+    device = next(iter(sharding.device_set))
+    return device.default_memory().kind if device.platform == "cpu" else "pinned_host"
 
 
 class _WritersOnly(array_metadata_store.Validator):
@@ -73,18 +75,36 @@ class _WritersOnly(array_metadata_store.Validator):
             super().validate_all_array_metadatas(array_metadatas)
 
 
-def writing_handler(
-    together: ocp.options.MultiprocessingOptions, writers: Sequence[int], *, at_once_bytes: int
-) -> ocp.PyTreeCheckpointHandler:
-    """Orbax's own handlers; a single writer does not share the work with the other replicas.
+class ArrayWriter(ocp.type_handlers.ArrayHandler):
+    """Orbax's own, whose writes can be cancelled. For one save.
 
-    ``at_once_bytes``: how much of a process's arrays may be on its way to storage.
+    A single writer does not share the work with the other replicas.
     """
-    arrays = ocp.type_handlers.ArrayHandler(
-        primary_host=writers[0],
-        use_replica_parallel=len(writers) > 1,
-        array_metadata_store=array_metadata_store.Store(),
-    )
+
+    def __init__(self, writers: Sequence[int]) -> None:
+        super().__init__(
+            primary_host=writers[0],
+            use_replica_parallel=len(writers) > 1,
+            array_metadata_store=array_metadata_store.Store(),
+        )
+        self._begun: list[Future] = []
+
+    async def serialize(self, *args: Any, **kwargs: Any) -> Sequence[Future]:
+        """As Orbax's."""
+        futures = await super().serialize(*args, **kwargs)
+        self._begun += futures
+        return futures
+
+    def cancel(self) -> None:
+        """Nobody waits for what is being written any more. From any thread; does not block."""
+        for future in self._begun:
+            future.cancel()
+
+
+def writing_handler(
+    together: ocp.options.MultiprocessingOptions, arrays: ArrayWriter, *, at_once_bytes: int
+) -> ocp.PyTreeCheckpointHandler:
+    """Orbax's own handler; ``at_once_bytes``: how much may be on its way to storage at once."""
     scalars, numpys = ocp.type_handlers.ScalarHandler(), ocp.type_handlers.NumpyHandler()
     registry = ocp.type_handlers.create_type_handler_registry(
         (int, scalars), (float, scalars), (np.ndarray, numpys), (jax.Array, arrays)
@@ -124,7 +144,7 @@ def _storage_sharding(
         rows = [
             index
             for index in range(devices.shape[axis])
-            if all(d.process_index in writers for d in np.take(devices, index, axis).flat)
+            if all(d.process_index in writers for d in np.take(devices, [index], axis).flat)
         ]
         if rows and len(rows) < devices.shape[axis]:
             others = [index for index in range(devices.shape[axis]) if index not in rows]

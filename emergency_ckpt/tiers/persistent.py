@@ -1,9 +1,9 @@
 """Persistent tier: one sharded copy in Orbax's own format, and the host states beside it.
 
 ``<dir>/<step>/`` is an ordinary Orbax step (item ``default``, StandardSave), written by the
-processes of the primary slice only. ``<dir>/host_state/<step>/`` has one JSON document for each
-process, checksums of the boxes, and ``marker.json``, written last. A step counts when Orbax's
-commit marker and ours are both there. FORMAT.md beside this file specifies the second.
+processes of the primary slice only, or of all slices together. ``<dir>/host_state/<step>/`` has
+one JSON document for each process, checksums of the boxes, and ``marker.json``, written last. A
+step counts when Orbax's commit marker and ours are both there. FORMAT.md specifies the second.
 
 A step without that second directory was written by plain Orbax: it has tensors only.
 
@@ -26,7 +26,7 @@ from emergency_ckpt.core.inventory import PersistentStep
 from emergency_ckpt.core.storage_read import StoredArray
 from emergency_ckpt.errors import CorruptData, InvalidState, PersistentTierError
 from emergency_ckpt.tiers.host_state import document_name
-from emergency_ckpt.tiers.orbax_writing import as_arrays, writing_handler
+from emergency_ckpt.tiers.orbax_writing import ArrayWriter, as_arrays, writing_handler
 from emergency_ckpt.tiers.persistent_marker import (
     CHECKSUMS_NAME,
     MARKER_NAME,
@@ -49,6 +49,9 @@ STEPS_LOOKED_AT = 16
 _ITEM = "default"
 _ITEMS = (_ITEM, "state", "")
 _HOST_STATE = "host_state"
+_HIDDEN = ".orbax-checkpoint-tmp-removed"
+_COMMIT_MARKER = "commit_success.txt"
+"""By these, in object stores, Orbax knows a finished step and a finished item."""
 
 _T = TypeVar("_T")
 
@@ -278,7 +281,8 @@ class PersistentTier:
         # Orbax refuses an array that is larger than what may be on its way.
         largest = sum(view.nbytes for view in views.values())
         at_once_bytes = max(self._buffer_bytes, min(largest, 2 * _largest_leaf(views)))
-        handler = writing_handler(processes, writers, at_once_bytes=at_once_bytes)
+        arrays = ArrayWriter(writers)
+        handler = writing_handler(processes, arrays, at_once_bytes=at_once_bytes)
 
         def write() -> None:
             with ocp.CheckpointManager(
@@ -287,24 +291,42 @@ class PersistentTier:
                 manager.save(save.step, args=ocp.args.PyTreeSave(state), force=True)
                 manager.wait_until_finished()
 
-        self._storage.do("save", f"/{save.step}", write, repeat=False)
+        try:
+            self._storage.do("save", f"/{save.step}", write, repeat=False)
+        except PersistentTierError:
+            # What was given up must not write into a step that is tried again.
+            arrays.cancel()
+            raise
 
     def remove(self, step: int) -> None:
-        """Remove ``step``, or what is left of it: marker first, so that it is never half visible.
+        """Remove ``step``, or what is left of it. After a crash it is whole, or counts nowhere.
 
-        What tells it from a step of plain Orbax goes last.
+        Our marker goes first: from then on no restore takes it. Then plain Orbax is made to
+        overlook it, before anything else in it goes. What tells it from a step of plain Orbax goes
+        last, so that ``remove_leftovers`` finds the rest.
         """
 
         def clear() -> None:
             (self._host_state_dir(step) / MARKER_NAME).unlink(missing_ok=True)
-            places = [self._directory / str(step)]
-            if not self._storage.is_object_store:
-                places += self._directory.glob(f"{step}.orbax-checkpoint-tmp*")
-            for path in (*places, self._host_state_dir(step)):
-                if path.exists():
-                    path.rmtree()
+            if self._storage.is_object_store:
+                for marker in (_COMMIT_MARKER, f"{_ITEM}/{_COMMIT_MARKER}"):
+                    (self._directory / str(step) / marker).unlink(missing_ok=True)
+                self._storage.clear_folder(str(step))
+            else:
+                self._remove_hidden(step)
+            self._storage.clear_folder(f"{_HOST_STATE}/{step}")
 
         self._storage.do("remove", f"/{step}", clear)
+
+    def _remove_hidden(self, step: int) -> None:
+        """Remove a folder of Orbax under a name that it takes for one that was never finished."""
+        for path in self._directory.glob(f"{step}.orbax-checkpoint-tmp*"):
+            self._storage.clear_folder(path.name)
+        whole = self._directory / str(step)
+        if whole.exists():
+            hidden = f"{step}{_HIDDEN}"
+            whole.rename(self._directory / hidden)
+            self._storage.clear_folder(hidden)
 
     def remove_leftovers(self) -> list[int]:
         """Remove what saves that did not end have left; returns their steps.

@@ -26,7 +26,7 @@ from emergency_ckpt.types import SaveId
 
 MAX_QUARANTINE_RECORDS = 64
 _MAX_SMALL_FILE_BYTES = 4096
-_SLOT_FILES = re.compile(r"slot_(\d)\.(bin|manifest\.json)")
+_SLOT_FILES = re.compile(r"slot_(\d{1,2})\.(bin|manifest\.json)")
 
 
 class _KnownComplete(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

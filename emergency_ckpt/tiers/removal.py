@@ -1,4 +1,4 @@
-"""Whole steps of a persistent directory, and their removal: hidden first, deleted then."""
+"""Whole steps of a persistent directory, as a preservation policy sees them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.tiers.persistent import PersistentTier
 from emergency_ckpt.tiers.persistent_marker import MARKER_NAME
 
-_HIDDEN = ".orbax-checkpoint-tmp-removed"
-"""A name that Orbax takes for a step under construction: it never lists nor reads it."""
-_COMMIT_MARKER = "commit_success.txt"
 _METRICS = "metrics.json"
 _METRICS_LIMIT_BYTES = 1 << 20
 
@@ -44,31 +41,18 @@ class StepShelf:
 
         PersistentTierError when the directory cannot be read.
         """
-        found: list[StepRecord] = []
-        for step in self._tier.whole_steps():
-            try:
-                written_s = (self._beside(step) / MARKER_NAME).stat().mtime
-                found.append(StepRecord(step, float(written_s), self._metrics(step)))
-            except OSError as error:
-                raise self._error("look at", step, str(error)) from error
-        return found
+        return [self.record(step) for step in self._tier.whole_steps()]
+
+    def record(self, step: int) -> StepRecord:
+        """What there is to know of one of them. PersistentTierError, also when it is gone."""
+        try:
+            written_s = (self._beside(step) / MARKER_NAME).stat().mtime
+            return StepRecord(step, float(written_s), self._metrics(step))
+        except OSError as error:
+            raise self._error("look at", step, str(error)) from error
 
     def remove(self, step: int) -> None:
-        """Remove ``step``. After a crash at any moment it is whole, or counts nowhere.
-
-        Our marker goes first: from then on no restore takes it, and the next start removes what
-        is left. Then it is hidden from plain Orbax, before anything in it is deleted: by another
-        name, or where there is no rename by taking Orbax's own marker away.
-        """
-        path = self._directory / str(step)
-        try:
-            (self._beside(step) / MARKER_NAME).unlink(missing_ok=True)
-            if "://" in str(self._directory):
-                (path / _COMMIT_MARKER).unlink(missing_ok=True)
-            else:
-                path.rename(self._directory / f"{step}{_HIDDEN}")
-        except OSError as error:
-            raise self._error("remove", step, str(error)) from error
+        """Remove ``step``. After a crash at any moment it is whole, or counts nowhere."""
         self._tier.remove(step)
 
     def _metrics(self, step: int) -> Mapping[str, Any] | None:

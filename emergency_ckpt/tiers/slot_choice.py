@@ -8,7 +8,9 @@ from collections.abc import Collection, Iterable
 from emergency_ckpt.types import SaveId
 
 SLOTS_AT_REST = 2
-MAX_SLOTS = 4
+"""One whole step, and one being written; more where more steps are to be kept."""
+MAX_EXTRA_SLOTS = 2
+"""So many more may be made while slots are lent."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,28 +40,36 @@ class SlotChoice:
 
 
 def choose_slot(
-    slots: Collection[SlotState], protected: Collection[SaveId], *, allow_extra: bool
+    slots: Collection[SlotState],
+    protected: Collection[SaveId],
+    *,
+    allow_extra: bool,
+    at_rest: int = SLOTS_AT_REST,
 ) -> SlotChoice:
     """The unpublished slot of lowest number, else the one with the oldest unprotected save.
 
-    While there is but one slot, another is made before a published save is given up. When no
-    slot may be written, one is made if lent slots, or several copies of one protected save, are
-    what is in the way (with ``allow_extra``, whatever is in the way), up to ``MAX_SLOTS``.
+    While there are fewer slots than ``at_rest``, another is made before a published save is given
+    up. When no slot may be written, one is made if lent slots, or several copies of one protected
+    save, are what is in the way (with ``allow_extra``, whatever is in the way), up to
+    ``MAX_EXTRA_SLOTS`` more.
     """
     free = [slot for slot in slots if _is_free(slot, protected)]
     chosen = min(free, key=_unpublished_then_oldest, default=None)
-    if chosen is not None and (chosen.save is None or len(slots) >= SLOTS_AT_REST):
+    if chosen is not None and (chosen.save is None or len(slots) >= at_rest):
         held = "holds nothing" if chosen.save is None else f"holds old step {chosen.save.step}"
         return SlotChoice(chosen.number, False, f"slot {chosen.number} {held}")
-    allowed = MAX_SLOTS if allow_extra else slots_allowed(slots, protected)
+    most = at_rest + MAX_EXTRA_SLOTS
+    allowed = most if allow_extra else slots_allowed(slots, protected, at_rest)
     blocked = "; ".join(_why_kept(slot) for slot in slots)
     if len(slots) < allowed:
         return SlotChoice(None, True, f"a slot more is needed: {blocked or 'there is none'}")
     return SlotChoice(None, False, blocked)
 
 
-def slots_allowed(slots: Iterable[SlotState], protected: Collection[SaveId]) -> int:
-    """Two, and one for each lent slot and each further copy of a protected save."""
+def slots_allowed(
+    slots: Iterable[SlotState], protected: Collection[SaveId], at_rest: int = SLOTS_AT_REST
+) -> int:
+    """``at_rest``, and one for each lent slot and each further copy of a protected save."""
     extra = 0
     seen: set[SaveId] = set()
     for slot in sorted(slots, key=lambda slot: slot.lent):
@@ -68,14 +78,17 @@ def slots_allowed(slots: Iterable[SlotState], protected: Collection[SaveId]) -> 
             extra += 1
         if slot.save is not None:
             seen.add(slot.save)
-    return min(SLOTS_AT_REST + extra, MAX_SLOTS)
+    return at_rest + min(extra, MAX_EXTRA_SLOTS)
 
 
 def surplus_slots(
-    slots: Collection[SlotState], protected: Collection[SaveId], known_complete: SaveId | None
+    slots: Collection[SlotState],
+    protected: Collection[SaveId],
+    known_complete: SaveId | None,
+    at_rest: int = SLOTS_AT_REST,
 ) -> tuple[int, ...]:
     """Slots to give back: free ones beyond the allowed number, that no restore could need."""
-    excess = len(slots) - slots_allowed(slots, protected)
+    excess = len(slots) - slots_allowed(slots, protected, at_rest)
     outdated = [
         slot
         for slot in slots

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Self
 
+import numpy as np
 import numpy.typing as npt
 from typing_extensions import Buffer
 
@@ -69,6 +70,17 @@ class SlotWriter:
             yield fd, self._slot.size_bytes
         finally:
             os.close(fd)
+
+    def lend(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Read-only bytes that are there already, also before ``publish``; as ``LocalTier.lend``.
+
+        The caller writes to them no more. After ``abort`` the slot is left alone while they live.
+        """
+        with self._tier_lock:
+            is_published = self._staged is not None and self._slot.published is self._staged[1]
+            if not is_published:
+                self._check_open("lend from")
+            return self._slot.lend(offset, nbytes)
 
     def copy(self, copies: Sequence[tuple[Buffer | npt.NDArray[Any], int]]) -> list[int]:
         """Copy each buffer to its offset; returns the CRC32C of each. Releases the GIL.

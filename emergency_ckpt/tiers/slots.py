@@ -23,8 +23,8 @@ from emergency_ckpt.tiers.claims import Claim
 from emergency_ckpt.tiers.manifest import MAX_MANIFEST_BYTES, decode_manifest, end_of
 from emergency_ckpt.types import Contents, SaveId
 
-NUMBERS = range(10)
-"""Numbers that a slot may have: one digit."""
+NUMBERS = range(100)
+"""Numbers that a slot may have: at most two digits."""
 
 
 class Published(msgspec.Struct, frozen=True):

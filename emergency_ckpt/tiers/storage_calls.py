@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable
+from types import FrameType
 from typing import TypeVar
 
 from emergency_ckpt.errors import CheckpointError, DeadlineExceeded
@@ -21,6 +23,7 @@ LONGEST_PAUSE_S = 10.0
 
 _T = TypeVar("_T")
 
+_CLIENTS = frozenset({"orbax", "fsspec", "gcsfs"})
 _numbers = itertools.count()
 
 # Codes of TensorStore, which gives them at the start of the text of a ValueError, or inside it.
@@ -72,7 +75,7 @@ def _status_of(error: BaseException) -> int | None:
 def call(target: str, work: Callable[[], _T], *, deadline_s: float) -> _T:
     """The result of ``work``; DeadlineExceeded at ``deadline_s`` of ``time.monotonic``.
 
-    What was begun then goes on in its thread, which nobody waits for.
+    What was begun then goes on in its thread, which nobody waits for, nor the interpreter's end.
     """
     outcome: list[tuple[bool, object]] = []
     done = threading.Event()
@@ -88,12 +91,41 @@ def call(target: str, work: Callable[[], _T], *, deadline_s: float) -> _T:
     name = f"eckpt-storage-{next(_numbers)}"
     threading.Thread(target=run, name=name, daemon=True).start()
     if not done.wait(max(0.001, deadline_s - time.monotonic())):
+        _let_go_of_workers()
         raise DeadlineExceeded("use storage at", target, "no answer in time")
     good, value = outcome[0]
     if good:
         return value  # pyright: ignore[reportReturnType]
     assert isinstance(value, BaseException)
     raise value
+
+
+def _let_go_of_workers() -> None:
+    """Do not have the end of the interpreter wait for what was given up.
+
+    Threads that a daemon starts are daemons; but all workers of thread pools are joined at the end,
+    daemons too (``concurrent.futures.thread``), and a client may sit in one for half an hour.
+    """
+    frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage] - documented
+    for thread in threading.enumerate():
+        frame = frames.get(thread.ident or 0)
+        if thread.daemon and _serves_storage(frame):
+            thread.join = _no_join
+    frames.clear()  # this frame is one of them, and those of a save hold its snapshot
+
+
+def _serves_storage(frame: FrameType | None) -> bool:
+    """Whether a thread is a pool's worker, and what it is at is a client's business."""
+    modules: set[str] = set()
+    while frame is not None:
+        modules.add(str(frame.f_globals.get("__name__", "")))
+        frame = frame.f_back
+    is_worker = "concurrent.futures.thread" in modules
+    return is_worker and not _CLIENTS.isdisjoint(name.partition(".")[0] for name in modules)
+
+
+def _no_join(timeout: float | None = None) -> None:
+    del timeout
 
 
 def call_again(target: str, work: Callable[[], _T], *, deadline_s: float) -> _T:

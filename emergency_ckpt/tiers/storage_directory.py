@@ -89,6 +89,20 @@ class StorageDirectory:
 
         self.do("write", f"/{below}", put)
 
+    def clear_folder(self, below: str) -> None:
+        """Remove a folder and all in it, if it is there. For use inside of ``do``."""
+        path = self.path / below
+        # TensorStore writes past the client that keeps the listings.
+        self._forget_listings()
+        if not path.exists():
+            return
+        try:
+            path.rmtree()
+        except FileNotFoundError as error:
+            self._forget_listings()
+            if path.exists():  # one file was gone, as after a lost reply: the rest is still there
+                raise ConnectionError(f"not all of {below} could be removed: {error}") from error
+
     def do(
         self,
         operation: str,

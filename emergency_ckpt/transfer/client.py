@@ -73,12 +73,19 @@ class TransferClient:
         wanted: Sequence[ShardTarget],
         into: Target,
         deadline_s: float,
+        on_shard: Callable[[int, int], None] | None = None,
     ) -> list[int]:
         """Fetch whole shards of the contents ``digest`` into a writable mapping or a file.
 
         Returns the CRC32C of each as received: the caller compares. All within ``deadline_s``
-        seconds from now. On any error the bytes of all targets are undefined; nobody
-        writes to them any more. ValueError when a target leaves the mapping.
+        seconds from now. On any error nobody writes to the targets any more, and the bytes of
+        those that ``on_shard`` was not told of are undefined. ValueError when a target leaves the
+        mapping.
+
+        Args:
+          on_shard: told (position in ``wanted``, CRC32C) as soon as a shard of at least one byte
+            is there whole, once, from the fetching threads. Nobody writes to it from then on.
+            What it raises ends the fetch.
         """
         for target in wanted:
             end = target.offset + target.nbytes
@@ -94,6 +101,7 @@ class TransferClient:
             deadline_s=deadline_s,
             io_timeout_s=self._io_timeout_s,
             on_bytes_received=self._on_bytes_received,
+            on_shard=on_shard or _ignore_shard,
         )
         return fetch.run()
 
@@ -177,3 +185,7 @@ class TransferClient:
 
 def _ignore(_: int) -> None:
     return None
+
+
+def _ignore_shard(position: int, crc: int) -> None:
+    del position, crc

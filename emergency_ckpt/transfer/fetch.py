@@ -37,6 +37,7 @@ class Fetch:
         deadline_s: float,
         io_timeout_s: float,
         on_bytes_received: Callable[[int], None],
+        on_shard: Callable[[int, int], None],
     ) -> None:
         self._pool = pool
         self._address = address
@@ -46,6 +47,7 @@ class Fetch:
         self._deadline_s = time.monotonic() + deadline_s
         self._timeout = timeout_until(self._deadline_s, io_timeout_s, "fetch")
         self._on_bytes_received = on_bytes_received
+        self._on_shard = on_shard
         self._lock = threading.Lock()
         self._requests = deque(split.requests(wanted, streams))
         self._stream_count = min(streams, len(self._requests))
@@ -148,6 +150,13 @@ class Fetch:
         with self._lock:
             for part, crc in zip(parts, crcs, strict=True):
                 self._crcs[part.position][part.start] = (crc, part.nbytes)
+            whole = [p for p in {part.position for part in parts} if self._is_whole(p)]
+        for position in sorted(whole):
+            self._on_shard(position, self._combined(position))
+
+    def _is_whole(self, position: int) -> bool:
+        received = sum(nbytes for _, nbytes in self._crcs[position].values())
+        return received == self._wanted[position].nbytes
 
     def _count(self, nbytes: int) -> None:
         with self._lock:

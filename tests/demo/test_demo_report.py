@@ -54,6 +54,7 @@ def test_summary_has_exactly_the_promised_keys_and_values() -> None:
         "seconds": 75.2,
     }
     assert verdict(faulty()).passed
+    assert verdict(faulty()).saved_seconds == 0.5
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from coordination_suite import CHECKS, Check
 
-from emergency_ckpt.runtime.coordination import JaxCoordinator, connect
+from emergency_ckpt.runtime.coordination import JaxCoordinator, connect, own_address
 
 CLIENT_METHODS = (
     "key_value_set_bytes",
@@ -34,6 +34,7 @@ def private_module(world: World) -> dict[str, Any]:
         "missing": [name for name in CLIENT_METHODS if not callable(getattr(client, name, None))],
         "is_jax_error": issubclass(jax.errors.JaxRuntimeError, Exception),
         "connected": type(connect("smoke")).__name__,
+        "address": own_address(),
     }
 
 

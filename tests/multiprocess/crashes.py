@@ -14,6 +14,7 @@ from typing import Literal
 
 from support import LIFE_TIMEOUT_S, spec_of
 
+from emergency_ckpt.launch.job import ProcessExit
 from emergency_ckpt.launch.process_set import POLL_S, ProcessSet
 
 KILL_VARIABLE = "ECKPT_TEST_KILL"
@@ -26,11 +27,15 @@ class Kill:
     Attributes:
       name: directory of the case, below the root; holds a ramdisk for each host.
       program: of ``kill_job.py``.
-      point: the event at which the victim kills itself, before it goes on.
+      point: the event at which the victim kills itself, before it goes on. Of persistent saves
+        also ``request:<glob>`` or ``request#<k>``: while the first such, or the k-th, request that
+        changes the bucket has not been applied yet; and ``file#<k>``: before the k-th change that
+        Python makes to the directory. If there are fewer, it dies when its part is done.
       survivor: how far the other process is then. ``ahead``: it has done all that it can do
         alone; the victim waits for that. ``behind``: it has not begun. ``free``: anywhere.
       finishes: the test waits until the survivor has told that it is through with its part.
       slices, hosts: shape of the job.
+      bucket: the persistent directory is in a bucket of the fake server.
     """
 
     name: str
@@ -41,6 +46,7 @@ class Kill:
     finishes: bool = False
     slices: int = 2
     hosts: int = 1
+    bucket: bool = False
 
     def to_environ(self) -> dict[str, str]:
         return {KILL_VARIABLE: json.dumps(dataclasses.asdict(self))}
@@ -51,8 +57,11 @@ class Kill:
         return None if text is None else Kill(**json.loads(text))
 
 
-def crash(root: Path, kill: Kill, *, life: int = 0) -> None:
-    """Run a life until the victim has killed itself, then end the others as a supervisor does."""
+def crash(root: Path, kill: Kill, *, life: int = 0) -> ProcessExit:
+    """Run a life until the victim has killed itself, then end the others as a supervisor does.
+
+    Returns how the victim ended.
+    """
     spec = spec_of(root, "kill_job.py", slices=kill.slices, hosts=kill.hosts)
     spec = dataclasses.replace(
         spec,
@@ -72,6 +81,7 @@ def crash(root: Path, kill: Kill, *, life: int = 0) -> None:
         if kill.finishes:
             processes.wait_for_step(1, LIFE_TIMEOUT_S)
         processes.end(grace_s=0)
+    return end
 
 
 def copy_without(root: Path, name: str, copy: str, lost: Iterable[int]) -> str:

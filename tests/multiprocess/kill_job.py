@@ -7,6 +7,7 @@ are complete before step 15 is tried, so both slots are in use and step 5 is bei
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import signal
 import sys
@@ -20,10 +21,15 @@ from world import Iterator, World, differences, mesh_of, run_program, specs_on, 
 from emergency_ckpt import CheckpointerConfig, EmergencyCheckpointer
 from emergency_ckpt.launch.environment import report_step
 from emergency_ckpt.runtime.events import Event
+from emergency_ckpt.testing.gcs import FaultRule, GcsControl
 
 RUN_ID = "crash"
 COMPLETE, TRIED = 10, 15
 WAIT_S = 60.0
+THROUGH = 1
+"""What a process reports as its step when its part of the persistent save is done."""
+CHANGES = frozenset({"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"})
+"""Audit events of Python for what changes a directory; ``open`` only for writing."""
 
 
 class Killer:
@@ -69,8 +75,70 @@ class PersistentKiller(Killer):
 
     def __call__(self, event: Event) -> None:
         super().__call__(event)
-        if self.concerns(event) and event.name == "persistent.complete":
-            report_step(1)
+        if not self.concerns(event):
+            return
+        dies = self.world.process == self.kill.victim
+        kind, mark, _ = self.kill.point.partition("#" if "#" in self.kill.point else ":")
+        if event.name == "persistent.started" and mark:
+            if kind == "request":
+                self.arm_request(dies=dies)
+            elif dies:
+                self.arm_file()
+        if event.name == "persistent.complete":
+            report_step(THROUGH)
+            if dies and mark:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def arm_request(self, *, dies: bool) -> None:
+        """One request of the save hangs, unapplied; whoever sent it, the victim dies then."""
+        control = bucket_control()
+        glob, _, number = self.kill.point.removeprefix("request:").partition("#")
+        glob = f"bucket/{self.kill.name}/persistent/*{'15/*' if number else glob}"
+        if self.world.process == 0:  # it is the first to change anything
+            control.add_fault(
+                FaultRule(
+                    kind="delay",
+                    delay_s=600,
+                    method="[DP]*" if number else "POST",
+                    target=glob,
+                    skip=int(number or 0),
+                    count=1,
+                )
+            )
+
+        def die_when_it_hangs() -> None:
+            while not any(s.hit and s.rule.target == glob for s in control.fault_states()):
+                threading.Event().wait(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        if dies:
+            threading.Thread(target=die_when_it_hangs, daemon=True).start()
+
+    def arm_file(self) -> None:
+        """Die before a change to the step's files. What TensorStore writes, Python does not see."""
+        left = itertools.count(int(self.kill.point.partition("#")[2]), -1)
+        directory = directory_of(self.world, self.kill.name)
+
+        def hook(event: str, arguments: tuple[Any, ...]) -> None:
+            if event not in CHANGES or (event == "open" and not arguments[2] & os.O_ACCMODE):
+                return
+            paths = [os.fsdecode(a) for a in arguments if isinstance(a, str | bytes | os.PathLike)]
+            below = [path.removeprefix(directory) for path in paths if path.startswith(directory)]
+            if any("/15" in path for path in below) and next(left) <= 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(hook)
+
+
+def bucket_control() -> GcsControl:
+    return GcsControl(os.environ["STORAGE_EMULATOR_HOST"])
+
+
+def directory_of(world: World, name: str) -> str:
+    """The persistent directory of a case: those in a bucket have that in their name."""
+    if "bucket" in name:
+        return f"gs://bucket/{name}/persistent"
+    return str(world.root / name / "persistent")
 
 
 def crash_in_save(world: World, kill: Kill, **settings: Any) -> None:
@@ -88,7 +156,7 @@ def crash_in_save(world: World, kill: Kill, **settings: Any) -> None:
 
 
 def crash_in_persistent_save(world: World, kill: Kill) -> None:
-    settings = {"dir": str(world.root / kill.name / "persistent"), "save_every_n_steps": 5}
+    settings = {"dir": directory_of(world, kill.name), "save_every_n_steps": 5}
     crash_in_save(world, kill, on_event=PersistentKiller(world, kill), **settings)
 
 
@@ -99,6 +167,16 @@ def crash_in_restore(world: World, kill: Kill) -> None:
     with config.instantiate() as ckpt:
         ckpt.restore(state=specs_on(mesh), host_state=Iterator(-1))
         world.meet()
+
+
+def crash_in_prefetch(world: World, kill: Kill) -> None:
+    mesh = mesh_of(world.slices)
+    listener = RestoreKiller(world, kill)
+    config = world.config(kill.name, run_id=RUN_ID, mesh=mesh, on_event=listener)
+    with config.instantiate() as ckpt:
+        ckpt.prefetch(specs_on(mesh))
+        # The end comes in the background, where a trainer compiles.
+        threading.Event().wait(WAIT_S)
 
 
 def recover(world: World, name: str) -> dict[str, Any]:
@@ -115,23 +193,45 @@ def recover(world: World, name: str) -> dict[str, Any]:
 
 
 def recover_persistent(world: World, name: str) -> dict[str, Any]:
-    """All RAM is lost: restore, save on, lose all RAM again, and restore what was saved."""
+    """All RAM is lost: restore, save on, lose all RAM again, and restore what was saved.
+
+    After a kill in mid-stage step 15 is not tried again: what is left of it must go all the same.
+    """
     mesh = mesh_of(world.slices)
-    directory = world.root / name / "persistent"
+    directory = directory_of(world, name)
 
     def config(life: str) -> CheckpointerConfig:
-        settings = {"dir": str(directory), "save_every_n_steps": 5, "mesh": mesh}
+        settings = {"dir": directory, "save_every_n_steps": 5, "mesh": mesh}
         return world.config(f"{name}/{life}", run_id=RUN_ID, **settings)
 
     with config("second").instantiate() as ckpt:
         seen = restored(world, ckpt, mesh)
-        seen["saved"] = save_on(world, ckpt, mesh, seen["step"])
+        after = seen["step"] if "persistent." in name else max(seen["step"], TRIED)
+        seen["saved"] = save_on(world, ckpt, mesh, after)
         world.meet()
-    seen["leftovers"] = leftovers(directory, "*tmp*")
+    seen["leftovers"] = persistent_leftovers(directory, seen["saved"])
     with config("third").instantiate() as ckpt:
         seen["again"] = restored(world, ckpt, mesh)
         world.meet()
     return seen
+
+
+def persistent_leftovers(directory: str, steps: list[int]) -> list[str]:
+    """Files and objects that belong to no step, or to one that does not count."""
+    if directory.startswith("gs://bucket/"):
+        prefix = directory.removeprefix("gs://bucket/") + "/"
+        found = [n.removeprefix(prefix) for n in bucket_control().object_names("bucket", prefix)]
+    else:
+        root = Path(directory)
+        found = [str(path.relative_to(root)) for path in root.rglob("*")]
+    kept = {str(step) for step in steps} | {"host_state"}
+    wrong: list[str] = []
+    for name in found:
+        first, *rest = name.split("/")
+        owner = rest[0] if first == "host_state" and rest else first
+        if owner not in kept or "tmp" in name:
+            wrong.append(name)
+    return wrong
 
 
 def restored(world: World, ckpt: EmergencyCheckpointer, mesh: Any) -> dict[str, Any]:
@@ -166,7 +266,12 @@ def leftovers(directory: Path, pattern: str) -> list[str]:
 
 CRASHES = {
     program.__name__: program
-    for program in (crash_in_save, crash_in_persistent_save, crash_in_restore)
+    for program in (
+        crash_in_save,
+        crash_in_persistent_save,
+        crash_in_restore,
+        crash_in_prefetch,
+    )
 }
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ def test_the_private_module_is_as_it_is_used(results: Results) -> None:
         assert result["private_module"]["value"] == {
             "missing": [],
             "is_jax_error": True,
+            "address": "127.0.0.1",
             "connected": "JaxCoordinator" if len(results) > 1 else "LocalCoordinator",
         }
 

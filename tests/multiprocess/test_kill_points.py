@@ -42,6 +42,7 @@ AFTER_SAVE = {
     ("save.host_state_published", "behind"): (OLD, OLD, OLD),
     ("save.pushed", "behind"): (OLD, OLD, OLD),
 }
+IN_PREFETCH = (("restore.fetched", 0), ("prefetch.finished", 1))
 IN_RESTORE = ("restore.planned", "restore.fetched", "restore.finished")
 
 
@@ -73,8 +74,16 @@ def restore_case(point: str, victim: int) -> Case:
     return Case(kill, {name: OLD, last: OLD} if kept else {name: OLD}, {last: 0} if kept else {})
 
 
+def prefetch_case(point: str, victim: int) -> Case:
+    """As in a restore, but for who comes back: the next life has lost no more."""
+    name = f"prefetch-{point}-{victim}"
+    survivor = "ahead" if point == "restore.fetched" else "free"
+    return Case(Kill(name, "crash_in_prefetch", point, victim, survivor), {name: OLD}, {})
+
+
 SAVES = [save_case(*key, victim) for key in AFTER_SAVE for victim in (0, 1)]
 RESTORES = [restore_case(point, victim) for point in IN_RESTORE for victim in (0, 1)]
+PREFETCHES = [prefetch_case(*each) for each in IN_PREFETCH]
 BASE = Kill("base", "crash_in_save", "save.staged", 1, "ahead")
 
 
@@ -88,7 +97,7 @@ def worlds(request: pytest.FixtureRequest) -> Iterator[dict[str, list[Any]]]:
     ]
     with job_root() as root:
         outcomes: dict[str, list[Any]] = {}
-        if any(case in RESTORES for case in cases):
+        if any(case in RESTORES + PREFETCHES for case in cases):
             crash(root, BASE)
         names: list[str] = []
         with ThreadPoolExecutor(2) as pool:
@@ -102,7 +111,7 @@ def worlds(request: pytest.FixtureRequest) -> Iterator[dict[str, list[Any]]]:
 
 def attempt(root: Path, case: Case) -> AssertionError | None:
     """One crash, and the worlds after it; what went wrong is for the test of this case."""
-    if case in RESTORES:
+    if case in RESTORES + PREFETCHES:
         copy_without(root, BASE.name, case.kill.name, [1])
     try:
         crash(root, case.kill)
@@ -140,4 +149,9 @@ def test_killed_in_a_save(worlds: dict[str, list[Any]], case: Case) -> None:
 
 @pytest.mark.parametrize("case", RESTORES, ids=lambda case: case.kill.name)
 def test_killed_in_a_restore(worlds: dict[str, list[Any]], case: Case) -> None:
+    check(worlds, case)
+
+
+@pytest.mark.parametrize("case", PREFETCHES, ids=lambda case: case.kill.name)
+def test_killed_in_a_prefetch(worlds: dict[str, list[Any]], case: Case) -> None:
     check(worlds, case)

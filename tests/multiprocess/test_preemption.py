@@ -67,6 +67,7 @@ def run(root: Path, last: int, *faults: str, **settings: Any) -> Lives:
     return lives
 
 
+@pytest.mark.slow
 def test_the_last_whole_step_survives_a_kill_at_any_moment() -> None:
     with job_root() as root:
         faults = (
@@ -85,7 +86,7 @@ def test_the_last_whole_step_survives_a_kill_at_any_moment() -> None:
             lives.check_resumed(life + 1, restored)
 
 
-@pytest.mark.parametrize("exits_by_itself", [False, True])
+@pytest.mark.parametrize("exits_by_itself", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_all_save_one_step_in_both_tiers_and_resume_there(exits_by_itself: bool) -> None:
     with job_root() as root:
         lives = run(
@@ -122,7 +123,14 @@ CASES: dict[str, list[dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        "in_the_middle_of_a_save",
+        pytest.param("two_notices", marks=pytest.mark.slow),
+        pytest.param("a_notice_again_while_leaving", marks=pytest.mark.slow),
+    ],
+)
 def test_notices_at_awkward_moments(case: str) -> None:
     with job_root() as root:
         lives = run(root, LAST, hooks=CASES[case], pace_s=PACE_S)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy.typing as npt
 import pytest
 
+from emergency_ckpt.core.persistence import writers
 from emergency_ckpt.core.placement import Topology
 from emergency_ckpt.errors import PersistentTierError, SaveFailed, TransferError
 from emergency_ckpt.runtime.events import EventSink
@@ -95,6 +96,7 @@ class Job:
                 views={},
                 host_state=host_state.capture("x" * size),
                 topology=TOPOLOGY,
+                writers=writers(TOPOLOGY),
             )
             self.saves[process].run(job)
 
@@ -177,6 +179,7 @@ def test_a_refusal_that_comes_late_does_not_stay(job: Job) -> None:
             views={},
             host_state=host_state.capture(0),
             topology=TOPOLOGY,
+            writers=writers(TOPOLOGY),
         )
         job.saves[3].run(late)
     assert len(job.service.values) <= before + 2

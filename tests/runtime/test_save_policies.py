@@ -90,7 +90,7 @@ def test_what_is_unknown_is_asked(policy: object) -> None:
     assert plan.rules == StepRules()
     (asked,) = plan.asked
     asked.saved(4, 1000.0)
-    assert [asked.wants(step, IDLE, 2000.0) for step in (5, 6)] == [False, True]
+    assert [asked.wants(step, 2000.0) for step in (5, 6)] == [False, True]
     if isinstance(policy, Own):
         assert policy.asked == [(5, [4], False), (6, [4], False)]
 

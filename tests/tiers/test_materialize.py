@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -29,7 +30,9 @@ from emergency_ckpt.errors import CorruptData
 from emergency_ckpt.tiers.dtypes import dtype_named
 from emergency_ckpt.tiers.manifest import DTYPE_ITEM_BYTES
 from emergency_ckpt.tiers.materialize import empty_leaf, materialize
-from emergency_ckpt.tiers.state_tree import describe
+from emergency_ckpt.tiers.snapshot import SnapshotRecipe
+from emergency_ckpt.tiers.state_tree import BoxTable, describe
+from emergency_ckpt.types import ShardId
 
 Pair = collections.namedtuple("Pair", "first second")
 
@@ -190,3 +193,36 @@ def test_every_extension_type_of_this_version_is_known() -> None:
     }
     not_in_jax = {"bcomplex32", "complex32"}
     assert types - not_in_jax <= set(DTYPE_ITEM_BYTES)
+
+
+def test_shards_go_to_the_devices_as_they_arrive() -> None:
+    """Each is asked for before the next has come; what never arrives is asked for at the end."""
+    mesh = mesh_of(4)
+    state = {name: sharded(np.arange(8) + index, mesh, "x") for index, name in enumerate("abc")}
+    state["host"] = np.arange(3)
+    tree = describe(state, "restore")
+    wanted = BoxTable(tree, 1).shards_of(0)
+    views = SnapshotRecipe(tree, wanted).take(jax.tree_util.tree_leaves(state))
+    kept = dict(zip(wanted, views, strict=True))
+    here: list[ShardId] = []
+    asked: list[ShardId] = []
+
+    def bytes_of(shard: ShardId) -> np.ndarray:
+        assert shard in here or over
+        asked.append(shard)
+        return np.ascontiguousarray(kept[shard]).reshape(-1).view(np.uint8).copy()
+
+    of_devices = [shard for shard in wanted if shard.leaf != "host"]
+    coming, late = of_devices[::-1][:9], of_devices[::-1][9:]
+    over = False
+
+    def arrivals() -> Iterator[list[ShardId]]:
+        nonlocal over
+        for shard in coming:
+            here.append(shard)
+            yield [shard, ShardId("another", shard.box)]
+            assert asked == here
+        over = True
+
+    assert_same(materialize(tree, state, bytes_of, arrivals()), state)
+    assert set(asked[9:]) == {*late, ShardId("host", ((0, 3),))}

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emergency_ckpt.tiers.slot_choice import (
-    MAX_SLOTS,
+    MAX_EXTRA_SLOTS,
     SLOTS_AT_REST,
     SlotState,
     choose_slot,
@@ -15,6 +15,8 @@ from emergency_ckpt.tiers.slot_choice import (
     surplus_slots,
 )
 from emergency_ckpt.types import SaveId
+
+MAX_SLOTS = SLOTS_AT_REST + MAX_EXTRA_SLOTS
 
 
 def save(step: int, incarnation: str = "a") -> SaveId:
@@ -118,3 +120,15 @@ def test_surplus_takes_nothing_that_a_restore_could_need(
             assert not state.in_use
             assert state.save not in protected
             assert state.save is None or (complete is not None and state.save < complete)
+
+
+def test_more_slots_at_rest_keep_more_steps() -> None:
+    """Three steps to keep: the fourth slot is made before one is given up, then the oldest goes."""
+    held = [slot(0, 1), slot(1, 2), slot(2, 3)]
+    assert choose_slot(held, {save(3)}, allow_extra=False, at_rest=4).make_one
+    held.append(slot(3, 4))
+    assert choose_slot(held, {save(4)}, allow_extra=False, at_rest=4).number == 0
+    assert surplus_slots(held, {save(4)}, save(4), at_rest=4) == ()
+    assert surplus_slots(held, {save(4)}, save(4)) == (0, 1)
+    lent = [SlotState(s.number, s.save, True, False) for s in held]
+    assert slots_allowed(lent, {save(4)}, at_rest=4) == 4 + MAX_EXTRA_SLOTS

@@ -1,0 +1,164 @@
+"""The parts of a checkpointer, put together from its config. No behaviour of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+from emergency_ckpt.config import Config
+from emergency_ckpt.errors import PersistentTierError
+from emergency_ckpt.runtime.events import EventSink
+from emergency_ckpt.runtime.local_saves import LocalSaves
+from emergency_ckpt.runtime.membership import Membership
+from emergency_ckpt.runtime.persistent_saves import PersistentSaves
+from emergency_ckpt.runtime.preemption import PreemptionWatch
+from emergency_ckpt.runtime.prefetch import Prefetches
+from emergency_ckpt.runtime.preservation import Preservation
+from emergency_ckpt.runtime.restore_bringing import RestoreParts
+from emergency_ckpt.runtime.saver import Saver, SaverParts
+from emergency_ckpt.runtime.step_catalog import StepCatalog
+from emergency_ckpt.runtime.vote import Vote
+from emergency_ckpt.runtime.worker import Failures
+from emergency_ckpt.tiers.persistent import PersistentTier
+from emergency_ckpt.tiers.removal import StepShelf
+
+
+@dataclasses.dataclass(frozen=True)
+class Base:
+    """What everything else is built on. ``process``: (index, count) of this one."""
+
+    config: Config
+    process: tuple[int, int]
+    member: Membership
+    watch: PreemptionWatch
+    events: EventSink
+    failures: Failures
+
+
+@dataclasses.dataclass(frozen=True)
+class Assembly:
+    """The parts that a checkpointer's methods use. ``preservation``: None without a directory."""
+
+    local_saves: LocalSaves
+    preservation: Preservation | None
+    restore_parts: RestoreParts
+    prefetches: Prefetches
+    saver: Saver
+    steps: StepCatalog
+
+
+def assemble(base: Base) -> Assembly:
+    """Open the persistent tier and put everything together. Collective; blocks for storage."""
+    persistent = _open_persistent(base)
+    local_saves = _local_saves(base)
+    preservation = None if persistent is None else _preservation(base, persistent)
+    restore_parts = _restore_parts(base, persistent)
+    prefetches = Prefetches(restore_parts)
+    config, member = base.config, base.member
+    saver = Saver(
+        SaverParts(
+            settings=config,
+            process=base.process,
+            run_id=_run_id(config),
+            coordinator=member.coordinator,
+            tier=member.tier,
+            local=local_saves,
+            persistent=None if persistent is None else _persistent_saves(base, persistent),
+            preservation=preservation,
+            watch=base.watch,
+            events=base.events,
+            failures=base.failures,
+            before_save=prefetches.before_save,
+        ),
+        config.save_plans(),
+        member.incarnation,
+    )
+    steps = StepCatalog(restore_parts, local_saves, preservation)
+    return Assembly(local_saves, preservation, restore_parts, prefetches, saver, steps)
+
+
+def _run_id(config: Config) -> str:
+    assert config.run_id is not None, "a validated config has one"
+    return config.run_id
+
+
+def _open_persistent(base: Base) -> PersistentTier | None:
+    config = base.config
+    if config.dir is None:
+        return None
+    tier = PersistentTier(
+        config.dir,
+        timeout_s=config.persistent_timeout_s,
+        buffer_bytes=config.storage_buffer_bytes,
+    )
+    timeout_s = config.start_timeout_s
+    if base.process[0] == 0:
+        try:
+            tier.create(time.monotonic() + timeout_s / 4)
+        except PersistentTierError as error:
+            # Storage may be down just when the RAM is needed: saves try again.
+            base.events.emit("persistent.unreachable", reason=str(error))
+            base.failures.record(error)
+    # Together, or the others' time for a restore would run while this one waits for storage.
+    base.member.coordinator.barrier("persistent_opened", timeout_s)
+    return tier
+
+
+def _local_saves(base: Base) -> LocalSaves:
+    config, member = base.config, base.member
+    return LocalSaves(
+        member.tier,
+        Vote(member.coordinator, config.save_timeout_s),
+        member.peers,
+        base.events,
+        base.failures,
+        process=base.process,
+        host_state_limit_bytes=config.host_state_limit_bytes,
+        copy_batch_bytes=config.copy_batch_bytes,
+        preservation=config.local_preservation_policy,
+    )
+
+
+def _persistent_saves(base: Base, persistent: PersistentTier) -> PersistentSaves:
+    config, member = base.config, base.member
+    return PersistentSaves(
+        persistent,
+        member.coordinator,
+        member.peers,
+        member.holdings.inbox,
+        base.events,
+        base.failures,
+        host_state_limit_bytes=config.host_state_limit_bytes,
+        timeout_s=config.persistent_timeout_s,
+    )
+
+
+def _preservation(base: Base, persistent: PersistentTier) -> Preservation:
+    config = base.config
+    return Preservation(
+        StepShelf(persistent),
+        base.events,
+        base.failures,
+        policy=config.preservation_policy,
+        keep_last_n=config.keep_last_n,
+        keep_every_n_steps=config.keep_every_n_steps,
+    )
+
+
+def _restore_parts(base: Base, persistent: PersistentTier | None) -> RestoreParts:
+    config, member = base.config, base.member
+    return RestoreParts(
+        coordinator=member.coordinator,
+        tier=member.tier,
+        holdings=member.holdings,
+        client=member.client,
+        peers=member.peers,
+        persistent=persistent,
+        events=base.events,
+        run_id=_run_id(config),
+        remap=config.host_state_remap,
+        extra_holders=config.extra_holders,
+        allow_missing_host_state=config.allow_missing_host_state,
+        host_state_limit_bytes=config.host_state_limit_bytes,
+        timeout_s=config.restore_timeout_s,
+    )

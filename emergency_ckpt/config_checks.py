@@ -1,0 +1,153 @@
+"""What is wrong with the settings, all of it at once, in words for the user."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from emergency_ckpt.core.persistence import PersistentWriters
+from emergency_ckpt.core.placement import AllButPrimary, Striped
+from emergency_ckpt.runtime.save_policies import (
+    preservation_policy_problems,
+    save_policy_problems,
+)
+from emergency_ckpt.transfer.wire import MAX_HOST_STATE_BYTES
+
+if TYPE_CHECKING:
+    from emergency_ckpt.config import Config
+
+_LONGEST_TIMEOUT_S = 1e7
+_MOST_LOCAL_STEPS = 64
+_RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
+
+
+def config_problems(config: Config) -> list[str]:
+    """A line for each setting that will not do; none when the config is fine."""
+    problems = _text_problems(config)
+    if problems:
+        # What follows takes them for texts.
+        stand_ins = {name: "unset" if name == "run_id" else "/unset" for name, _ in problems}
+        config = dataclasses.replace(config, **stand_ins)
+    return [problem for _, problem in problems] + _value_problems(config)
+
+
+def _text_problems(config: Config) -> list[tuple[str, str]]:
+    problems: list[tuple[str, str]] = []
+    for name in ("dir", "local_dir", "run_id", "bind_host", "secret_file"):
+        value = getattr(config, name)
+        optional = name in ("dir", "run_id", "secret_file")
+        if not isinstance(value, str) and not (optional and value is None):
+            problems.append((name, f"{name} must be a text, not {value!r}"))
+    return problems
+
+
+def _choice_problems(config: Config) -> list[str]:
+    problems: list[str] = []
+    if config.persistent_writers not in get_args(PersistentWriters):
+        problems.append(
+            f"persistent_writers must be 'primary' or 'striped', not {config.persistent_writers!r}"
+        )
+    placement: Any = config.placement
+    if not isinstance(placement, AllButPrimary | Striped):
+        problems.append(
+            f"placement must be 'all_but_primary' or 'striped(<copies>)', not {placement!r}"
+        )
+    return problems
+
+
+def _value_problems(config: Config) -> list[str]:
+    problems: list[str] = []
+    if not config.local_dir:
+        problems.append("local_dir is not set (a directory on a tmpfs, e.g. /dev/shm/eckpt)")
+    elif not Path(config.local_dir).is_absolute():
+        problems.append(f"local_dir {config.local_dir!r} is not an absolute path")
+    if config.dir is None and config.run_id is None:
+        problems.append("neither dir nor run_id is set: nothing names the run")
+    if config.dir is not None and not config.dir:
+        problems.append("dir is empty")
+    if config.run_id is not None and not _RUN_ID.fullmatch(config.run_id):
+        problems.append(f"run_id {config.run_id!r} may only have letters, digits, '.', '_' and '-'")
+    if config.dir is None and config.save_every_n_steps not in (0, 1000):
+        problems.append("save_every_n_steps is set, but dir is not")
+    problems += _not_below(config, 0, ("local_save_every_n_steps", "save_every_n_steps"))
+    problems += _not_below(config, 1, ("host_state_limit_bytes", "copy_batch_bytes"))
+    problems += _not_below(config, 1, ("storage_buffer_bytes", "local_keep_last_n"))
+    problems += _not_below(config, 1, ("transfer_streams",))
+    limit: Any = getattr(config, "host_state_limit_bytes")  # noqa: B009 - of any type still
+    if isinstance(limit, int) and limit > MAX_HOST_STATE_BYTES:
+        problems.append(
+            f"host_state_limit_bytes must be at most {MAX_HOST_STATE_BYTES}, not {limit}:"
+            " peers take no larger host state"
+        )
+    optional = {"keep_last_n": 1, "keep_every_n_steps": 1, "copy_threads": 1}
+    for name, least in {**optional, "host_state_buddies": 0}.items():
+        if getattr(config, name) is not None:
+            problems += _not_below(config, least, (name,))
+    problems += _policy_problems(config)
+    problems += _choice_problems(config)
+    problems += _timeout_problems(config)
+    if _not_below(config, 0, ("bind_port",)) or config.bind_port > 65535:
+        problems.append(f"bind_port {config.bind_port!r} is no port")
+    problems += _mesh_problems(config)
+    return problems
+
+
+def _not_below(config: Config, least: int, names: Sequence[str]) -> list[str]:
+    problems: list[str] = []
+    for name in names:
+        value = getattr(config, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            problems.append(f"{name} must be a whole number of at least {least}, not {value!r}")
+    return problems
+
+
+def _policy_problems(config: Config) -> list[str]:
+    problems: list[str] = []
+    for name in ("local_save_policy", "save_policy"):
+        problems += save_policy_problems(name, getattr(config, name))
+    for name in ("local_preservation_policy", "preservation_policy"):
+        problems += preservation_policy_problems(name, getattr(config, name))
+    for name in ("save_every_n_seconds", "save_policy"):
+        if config.dir is None and getattr(config, name) is not None:
+            problems.append(f"{name} is set, but dir is not")
+    if config.keep_every_n_steps is not None and config.keep_last_n is None:
+        problems.append("keep_every_n_steps is set, but keep_last_n is not: all steps are kept")
+    kept: Any = config.local_keep_last_n
+    if isinstance(kept, int) and kept > _MOST_LOCAL_STEPS:
+        problems.append(f"local_keep_last_n must be at most {_MOST_LOCAL_STEPS}, not {kept}")
+    if config.preservation_policy is not None and config.keep_last_n is not None:
+        problems.append("preservation_policy and keep_last_n are both set")
+    for name in ("async_save", "save_on_preemption", "exit_on_preemption"):
+        if not isinstance(getattr(config, name), bool):
+            problems.append(f"{name} must be True or False, not {getattr(config, name)!r}")
+    return problems
+
+
+def _timeout_problems(config: Config) -> list[str]:
+    values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    optional = ("local_save_every_n_seconds", "save_every_n_seconds")
+    return [
+        f"{name} must be a positive number of seconds, not {value!r}"
+        for name, value in values.items()
+        if (name.endswith(("_timeout_s", "_grace_s")) or (name in optional and value is not None))
+        and (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not 0 < value < _LONGEST_TIMEOUT_S
+        )
+    ]
+
+
+def _mesh_problems(config: Config) -> list[str]:
+    if config.mesh is None:
+        return []
+    axes = config.mesh.axis_names
+    axis = config.replica_axis
+    if isinstance(axis, str) and axis not in axes:
+        return [f"replica_axis {axis!r} is not one of the mesh's axes {axes}"]
+    if isinstance(axis, int) and not 0 <= axis < len(axes):
+        return [f"replica_axis {axis} is out of range for the mesh's axes {axes}"]
+    return []

@@ -1,0 +1,371 @@
+"""``CheckpointManager`` with the contract of Orbax's emergency manager (0.12.8)."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from absl import logging
+from etils import epath
+from jax.experimental import multihost_utils
+
+from emergency_ckpt.checkpointer import EmergencyCheckpointer
+from emergency_ckpt.config import Config, run_id_of
+from emergency_ckpt.errors import CheckpointError, StepNotFound
+from emergency_ckpt.orbax import items
+from emergency_ckpt.orbax.options import CheckpointManagerOptions, settings_of
+from emergency_ckpt.orbax.step_metadata import best_of, step_metadata
+from emergency_ckpt.runtime.coordination import own_address
+from emergency_ckpt.runtime.step_catalog import StepDescription
+
+_open: weakref.WeakValueDictionary[str, CheckpointManager] = weakref.WeakValueDictionary()
+"""The manager of each run that was not closed, by run id: a new one takes its place."""
+
+
+class CheckpointManager(ocp.AbstractCheckpointManager):
+    """Saves to the RAM of the hosts and to a persistent directory; restores from either.
+
+    To be built, and ``restore``, ``reload``, ``delete``, ``all_steps`` and ``close`` to be called,
+    by all processes in the same order. ``save`` and ``should_save`` are not collective and wait
+    for no peer. Neither process-id initialisers nor parsed flags are needed.
+
+    Where Orbax's manager (0.12.8) falls short, this one differs:
+
+    - All dtypes come back bit for bit: there, restoring from RAM makes int8 and bool int32 and
+      loses -0.0. Zero-size arrays can be saved.
+    - ``dataset`` is kept with the tensors of the same step, in both tiers, for each process, and
+      is copied to other slices; ``persistent_non_replicated_directory`` is not needed. There it
+      is saved at persistent steps only, and may be put beside tensors of another step.
+    - Any shard comes from any host that has it: no slice has to be whole.
+    - ``delete``, ``metadata``, ``item_metadata``, ``metrics`` and ``best_step`` work.
+    - ``save`` runs no device collective, and nothing at all at steps where no save is due.
+    - A second manager over the same directories closes the first.
+    - After ``restore(step)`` of an older step, newer ones in RAM stay until the next save, and
+      steps are saved again from there on.
+    - ``save(force=True)`` of a step that is there already returns False.
+
+    What is the same and may surprise: ``restore`` gives back ``abstract_state``, whatever ``args``
+    say of ``state``; the local directory of a job of several slices must exist;
+    ``wait_until_finished`` raises the error of a background save; ``save`` waits for the save
+    before it. ``item_handlers``, ``handler_registry`` are not used.
+
+    Raises:
+      FileNotFoundError: the local directory does not exist.
+      ValueError: ``replica_axis_index`` is no axis of the mesh; a custom step name format.
+      ConfigError, LocalTierError, RestoreFailed, DeadlineExceeded: as ``EmergencyCheckpointer``.
+    """
+
+    def __init__(
+        self,
+        local_directory: epath.PathLike,
+        persistent_directory: epath.PathLike,
+        global_mesh: jax.sharding.Mesh,
+        abstract_state: Any,
+        *,
+        options: CheckpointManagerOptions | None = None,
+        metadata: dict[str, Any] | None = None,
+        logger: Any = None,
+        item_handlers: Any = None,
+        handler_registry: Any = None,
+        persistent_non_replicated_directory: epath.PathLike | None = None,
+    ) -> None:
+        del item_handlers, handler_registry, persistent_non_replicated_directory
+        self._options = options = options or CheckpointManagerOptions()
+        self._directory = epath.Path(persistent_directory)
+        self._global_mesh = global_mesh
+        self._abstract_state = abstract_state
+        self._metadata = dict(metadata or {})
+        self._one_slice = _slice_count(global_mesh, options.replica_axis_index) == 1
+        local = Path(os.path.abspath(os.fspath(local_directory)))
+        if not self._one_slice and not local.exists():
+            raise FileNotFoundError(f"{local} does not exist: create the local directory first")
+        self._config = self._config_of(local, logger)
+        self._run_id = run_id_of(str(self._directory))
+        self._closed = False
+        self._latest: int | None = None
+        earlier = _open.get(self._run_id)
+        if earlier is not None:
+            logging.warning("a new manager of %s: the one before is closed", self._directory)
+            earlier.close()
+        self._checkpointer = EmergencyCheckpointer(self._config)
+        _open[self._run_id] = self
+        self._survey()
+
+    def _config_of(self, local: Path, logger: Any) -> Config:
+        settings: dict[str, Any] = {
+            "dir": str(self._directory),
+            "local_dir": str(local),
+            "mesh": self._global_mesh,
+            "bind_host": own_address(),
+            **settings_of(self._options, one_slice=self._one_slice),
+        }
+        if self._one_slice:
+            settings.update(mesh=_as_one_slice(self._global_mesh), replica_axis=0)
+        if logger is not None:
+            settings["on_event"] = lambda event: logger.log_entry(  # pyright: ignore[reportUnknownLambdaType]
+                {"event": event.name, **event.fields}
+            )
+        settings.update(getattr(self._options, "settings", {}))
+        return Config().set(**settings)
+
+    def _survey(self) -> list[int]:
+        """All whole steps; from then on none up to the newest is due. Collective."""
+        found = self._checkpointer.steps.survey(self._abstract_state)
+        self._checkpointer.go_on_after(found)
+        steps = sorted({*found.local, *found.persistent})
+        self._latest = steps[-1] if steps else None
+        return steps
+
+    @property
+    def directory(self) -> epath.Path:
+        """The persistent directory."""
+        return self._directory
+
+    @property
+    def in_primary_slice(self) -> bool:
+        """Whether this process has devices in slice 0 of the mesh."""
+        if self._one_slice:
+            return True
+        first = np.take(self._global_mesh.devices, 0, axis=self._options.replica_axis_index)
+        return any(device.process_index == jax.process_index() for device in first.flat)
+
+    @property
+    def global_mesh(self) -> jax.sharding.Mesh:
+        """As it was given."""
+        return self._global_mesh
+
+    # Steps.
+
+    def all_steps(self, read: bool | None = None) -> list[int]:
+        """Whole steps of both tiers, oldest first; of RAM those that all processes together hold.
+
+        Collective, but with ``read=False``, which gives what this process knows.
+        """
+        if read is False:
+            return self._checkpointer.all_steps()
+        found = self._checkpointer.steps.survey(self._abstract_state)
+        return sorted({*found.local, *found.persistent})
+
+    def latest_step(self) -> int | None:
+        """The newest step that was found at the start or by ``reload``, restored or saved since.
+
+        None when there is none. Not collective. A save under way counts.
+        """
+        return self._latest
+
+    def best_step(self) -> int | None:
+        """The step with the best metrics by ``best_fn``; ``latest_step()`` without that.
+
+        None when no step has metrics. Collective; reads storage.
+        """
+        best_fn = getattr(self._options, "best_fn", None)
+        if best_fn is None:
+            return self._latest
+        return best_of(self.all_steps(), self.metrics, best_fn, self._options.best_mode)
+
+    def reload(self) -> None:
+        """Look again at what the directories hold, also when they were emptied. Collective.
+
+        Waits for saves under way.
+        """
+        self._open_again_where_lost()
+        self._survey()
+
+    def _open_again_where_lost(self) -> None:
+        """Directories in RAM that were deleted are made anew, on all processes at once."""
+        if self._checkpointer.steps.ramdisks_intact():
+            return
+        logging.warning("a local directory was deleted: opening all of them again")
+        self._checkpointer.stop()
+        self._checkpointer = EmergencyCheckpointer(self._config)
+        self._survey()
+
+    def delete(self, step: int) -> None:
+        """Remove ``step`` from both tiers. Collective; blocks.
+
+        Raises:
+          FileNotFoundError: there is no such step. CheckpointError: it could not be removed.
+        """
+        self._checkpointer.wait_until_finished()
+        if step not in self.all_steps():
+            raise FileNotFoundError(f"there is no step {step} in {self._directory} or in RAM")
+        self._checkpointer.steps.remove(step)
+        steps = self.all_steps()
+        self._latest = steps[-1] if steps else None
+
+    # Saving.
+
+    def should_save(self, step: int) -> bool:
+        """Whether ``save`` at ``step`` would save in a tier. Not collective."""
+        return self._checkpointer.should_save(step)
+
+    def reached_preemption(self, step: int) -> bool:
+        """Whether the job is being preempted and all processes act on it at ``step``."""
+        if self._checkpointer.heeds_preemption:
+            return self._checkpointer.reached_preemption(step)
+        return jax.distributed.is_initialized() and (
+            multihost_utils.reached_preemption_sync_point(step)
+        )
+
+    def save(
+        self,
+        step: int,
+        args: ocp.args.Composite,
+        *,
+        metrics: Any = None,
+        force: bool = False,
+        custom_metadata: dict[str, Any] | None = None,
+    ) -> bool:
+        """Save in the tiers where a save is due; True if one was started. Not collective.
+
+        To be called by all processes after every step. Blocks for the device-to-host transfer,
+        and before that for the save before it. When it returns, the state may be donated and the
+        iterator may move on.
+
+        Args:
+          args: ``Composite(state=PyTreeSave(x))``, perhaps with ``dataset``: Grain's arguments,
+            ``JsonSave``, or anything with ``get_state`` and ``set_state``.
+          metrics: numbers, kept with the step; a dict also for preservation policies.
+          force: save in every tier that is on, whatever its policy.
+          custom_metadata: JSON values for ``metadata(step)``, alike on all processes.
+
+        Raises:
+          ValueError: ``args`` without ``state``, or with ``process_metadata`` or other items.
+          InvalidState, HostStateError: what cannot be saved.
+          SaveFailed: without ``enable_async_checkpointing``, a save that failed.
+        """
+        state = items.state_of(args)
+        if not force and not self._checkpointer.should_save(step):
+            return False
+        saved = self._checkpointer.save(
+            step=step,
+            state=state,
+            host_state=items.host_state_of(args, custom_metadata, metrics),
+            force=force,
+            metrics=_for_policies(metrics),
+        )
+        if saved:
+            self._latest = step if self._latest is None else max(self._latest, step)
+        if not self._options.enable_async_checkpointing:
+            self._checkpointer.check_for_errors()
+        return saved
+
+    def restore(
+        self, step: int | None = None, args: ocp.args.Composite | None = None
+    ) -> ocp.args.Composite:
+        """Bring back ``step``, or the newest whole one. Collective; blocks.
+
+        Returns ``Composite`` with ``state``, of the structure, dtypes and shardings of
+        ``abstract_state``; and with ``dataset`` where ``args`` has it: an object with ``set_state``
+        is repositioned in place, for JSON the value is returned.
+
+        Raises the same kind of error on all processes:
+          FileNotFoundError: there is no such step, or none at all.
+          StateMismatch: ``abstract_state`` is not what was saved. HostStateError: no ``dataset``
+          was saved, or by another number of processes. Unrecoverable, RestoreFailed,
+          DeadlineExceeded: as ``EmergencyCheckpointer.restore``.
+        """
+        self._open_again_where_lost()
+        target = items.target_for(args)
+        try:
+            found, state = self._checkpointer.restore(
+                step,
+                state=self._abstract_state,
+                host_state=target,
+                keep_newer=step is not None,
+            )
+        except StepNotFound as error:
+            raise FileNotFoundError(str(error)) from error
+        if found is None:
+            raise FileNotFoundError(f"there are no steps in {self._directory} nor in RAM")
+        self._latest = found if self._latest is None or step is None else max(self._latest, found)
+        if target is None:
+            return ocp.args.Composite(state=state)
+        return ocp.args.Composite(state=state, dataset=items.dataset_in(target, found))
+
+    # What is in a step.
+
+    def item_metadata(self, step: int) -> ocp.args.Composite:
+        """Shapes and dtypes of the state of ``step``, as Orbax's ``ArrayMetadata``.
+
+        In the structure of ``abstract_state`` when the leaves are the same, else by path. Not
+        collective: reads this process's RAM, else storage. FileNotFoundError.
+        """
+        return self.metadata(step).item_metadata
+
+    def metadata(self, step: int | None = None) -> Any:
+        """Orbax's ``StepMetadata`` of ``step``; without a step its ``RootMetadata``.
+
+        As ``item_metadata``.
+        """
+        if step is None:
+            return ocp.metadata.RootMetadata(custom_metadata=dict(self._metadata))
+        return step_metadata(self._describe(step), self._abstract_state)
+
+    def metrics(self, step: int) -> Any:
+        """The metrics given with ``step``; None when there were none. As ``item_metadata``."""
+        return items.metrics_in(self._describe(step).host_state)
+
+    def _describe(self, step: int) -> StepDescription:
+        try:
+            return self._checkpointer.steps.describe(step)
+        except StepNotFound as error:
+            raise FileNotFoundError(str(error)) from error
+
+    # Waiting and ending.
+
+    def wait_until_finished(self) -> None:
+        """Return when this process has no save under way. Raises what a save failed with."""
+        self._checkpointer.wait_until_finished()
+        self._checkpointer.check_for_errors()
+
+    def check_for_errors(self) -> None:
+        """Raise the newest error of a background save that was not raised before."""
+        self._checkpointer.check_for_errors()
+
+    def close(self) -> None:
+        """Finish the saves under way and let go of everything; the steps stay. Idempotent.
+
+        Raises what a save failed with, afterwards.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        if _open.get(self._run_id) is self:
+            del _open[self._run_id]
+        self._checkpointer.stop()
+        self._checkpointer.check_for_errors()
+
+    def __enter__(self) -> CheckpointManager:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.close()
+        except CheckpointError as error:
+            if kind is None:
+                raise
+            # The error that ends the block says more.
+            logging.error("closing the manager: %s", error)
+
+
+def _slice_count(mesh: jax.sharding.Mesh, axis: int) -> int:
+    if mesh.devices.ndim == 1:
+        return 1  # as Orbax has it: no axis is left to be a replica axis
+    if not 0 <= axis < mesh.devices.ndim:
+        raise ValueError(f"replica_axis_index {axis} is no axis of the mesh {mesh.axis_names}")
+    return mesh.devices.shape[axis]
+
+
+def _as_one_slice(mesh: jax.sharding.Mesh) -> jax.sharding.Mesh:
+    return jax.sharding.Mesh(mesh.devices[np.newaxis], ("emergency_ckpt_slice", *mesh.axis_names))
+
+
+def _for_policies(metrics: Any) -> Mapping[str, Any] | None:
+    return items.plain_metrics(metrics) if isinstance(metrics, Mapping) else None

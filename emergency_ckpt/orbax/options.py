@@ -1,0 +1,196 @@
+"""Options of the manager: Orbax's names, fields, defaults and meaning, and a few of our own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, cast
+
+import orbax.checkpoint as ocp
+from orbax.checkpoint import checkpoint_managers as ocm
+
+from emergency_ckpt.runtime.save_policies import AskedEverywhere, PreservationPolicy, SavePolicy
+
+ShouldSave = Callable[[int, int | None], bool]
+
+
+@dataclasses.dataclass
+class LocalCheckpointOptions:
+    """When the local tier saves, and what it keeps.
+
+    Attributes:
+      save_interval_steps: steps between saves; besides, the first step ever is saved.
+      max_to_keep: whole steps kept, besides the one being written; 1 unless a
+        ``preservation_policy`` says what is kept. RAM is reserved for one step more.
+      read_only: the local tier saves nothing.
+      should_save_fn: ``(step, newest saved step or None) -> bool``, instead of the interval.
+      save_decision_policy: instead of both. As with Orbax, it and ``should_save_fn`` are asked on
+        every process and must answer alike; what hangs on the clock is agreed.
+      preservation_policy: what is kept. The newest whole step always is.
+      debug_use_full_global_mesh: no effect.
+      preserve_at_most: with a ``preservation_policy``, so many steps have room in RAM; None: what
+        the policy's own numbers say, or 4 where they say nothing.
+      with_one_slice: save locally also in a job of one slice, where Orbax never does.
+    """
+
+    save_interval_steps: int = 10
+    max_to_keep: int | None = None
+    read_only: bool = False
+    should_save_fn: ShouldSave | None = None
+    save_decision_policy: SavePolicy | None = None
+    preservation_policy: PreservationPolicy | None = None
+    debug_use_full_global_mesh: bool = False
+    preserve_at_most: int | None = None
+    with_one_slice: bool = False
+
+    def __post_init__(self) -> None:
+        _check_one_rule(self)
+        if self.preservation_policy is None and self.max_to_keep is None:
+            self.max_to_keep = 1
+
+
+@dataclasses.dataclass
+class PersistentCheckpointOptions:
+    """When the persistent tier saves, and what it keeps.
+
+    Attributes:
+      save_interval_steps, should_save_fn, save_decision_policy: as in the local tier.
+      max_to_keep: newest steps kept; None keeps all. The last whole step always stays.
+      keep_period: with ``max_to_keep``: steps that are multiples of it are kept besides.
+      preservation_policy: what is kept, instead of the two before.
+    """
+
+    save_interval_steps: int = 1000
+    max_to_keep: int | None = None
+    keep_period: int | None = None
+    should_save_fn: ShouldSave | None = None
+    save_decision_policy: SavePolicy | None = None
+    preservation_policy: PreservationPolicy | None = None
+
+    def __post_init__(self) -> None:
+        _check_one_rule(self)
+        if self.preservation_policy is not None and self.keep_period is not None:
+            raise ValueError("keep_period and preservation_policy are both set: use one")
+
+
+@dataclasses.dataclass
+class MultiprocessingOptions:
+    """``coordination_timeout_secs``: how long processes may wait for each other, in seconds."""
+
+    coordination_timeout_secs: int = 120
+
+
+@dataclasses.dataclass
+class CheckpointManagerOptions:
+    """Options of ``CheckpointManager``.
+
+    Attributes:
+      replica_axis_index: axis of the mesh along which slices are replicas.
+      step_name_format: only the plain one, ``ocp.path.step.standard_name_format()``.
+      cleanup_tmp_directories: no effect: what unfinished saves left is removed at the first save.
+      enable_async_checkpointing: False: ``save`` returns when the step is whole, and raises when
+        it cannot be.
+      async_options: its ``timeout_secs`` bounds each stage of a persistent save.
+      single_host_load_and_broadcast: no effect: each byte is read from storage once anyway.
+      best_fn, best_mode: what ``best_step`` goes by: a number made of ``metrics``, and whether
+        the largest (``"max"``) or the smallest (``"min"``) is best.
+      settings: further settings of ``emergency_ckpt.config.Config``, by name; they win.
+    """
+
+    local: LocalCheckpointOptions = dataclasses.field(default_factory=LocalCheckpointOptions)
+    persistent: PersistentCheckpointOptions = dataclasses.field(
+        default_factory=PersistentCheckpointOptions
+    )
+    replica_axis_index: int = 0
+    step_name_format: Any = dataclasses.field(default_factory=ocp.path.step.standard_name_format)
+    cleanup_tmp_directories: bool = False
+    enable_async_checkpointing: bool = True
+    async_options: ocp.AsyncOptions | None = None
+    multiprocessing_options: MultiprocessingOptions | None = None
+    single_host_load_and_broadcast: bool = True
+    best_fn: Callable[[Any], float] | None = None
+    best_mode: Literal["max", "min"] = "max"
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+
+
+@dataclasses.dataclass(frozen=True)
+class ShouldSaveFunction:
+    """``should_save_fn`` as a policy, for a list of policies."""
+
+    function: ShouldSave
+
+    def should_save(self, step: Any, previous_steps: Sequence[Any], *, context: Any) -> bool:
+        """What the function says of the step and of the newest step that was saved."""
+        del context
+        return bool(self.function(step.step, previous_steps[-1].step if previous_steps else None))
+
+
+def settings_of(options: CheckpointManagerOptions, *, one_slice: bool) -> dict[str, Any]:
+    """The settings of an ``EmergencyCheckpointer`` that mean the same. Also of Orbax's options.
+
+    Raises:
+      ValueError: a step name format of the user's own.
+    """
+    probe = (0, 7, 123456)
+    if [options.step_name_format.build_name(step) for step in probe] != [str(n) for n in probe]:
+        raise ValueError("step_name_format: steps are named by their plain number only")
+    local, persistent = options.local, options.persistent
+    waits = options.multiprocessing_options or MultiprocessingOptions()
+    storage_timeout_s = float((options.async_options or ocp.AsyncOptions()).timeout_secs)
+    settings: dict[str, Any] = {
+        "replica_axis": options.replica_axis_index,
+        "save_policy": save_policy_of(persistent),
+        "async_save": options.enable_async_checkpointing,
+        "save_on_preemption": False,  # the policies say so
+        "start_timeout_s": float(waits.coordination_timeout_secs),
+        "save_timeout_s": float(waits.coordination_timeout_secs),
+        "persistent_timeout_s": storage_timeout_s,
+        # Orbax waits for the save before, and skips none.
+        "storage_wait_timeout_s": storage_timeout_s,
+    }
+    if persistent.preservation_policy is not None:
+        settings["preservation_policy"] = persistent.preservation_policy
+    elif persistent.max_to_keep is not None:
+        settings["keep_last_n"] = max(1, persistent.max_to_keep)
+        settings["keep_every_n_steps"] = persistent.keep_period
+    if local.read_only or (one_slice and not getattr(local, "with_one_slice", False)):
+        settings["local_save_every_n_steps"] = 0
+        return settings
+    policy = local.preservation_policy or ocm.LatestN(max(1, local.max_to_keep or 1))
+    settings["local_save_policy"] = save_policy_of(local)
+    settings["local_preservation_policy"] = policy
+    settings["local_keep_last_n"] = max(
+        1, getattr(local, "preserve_at_most", None) or steps_kept(policy) or 4
+    )
+    return settings
+
+
+def save_policy_of(tier: LocalCheckpointOptions | PersistentCheckpointOptions) -> AskedEverywhere:
+    """When a tier saves. What is not given is as in Orbax."""
+    if tier.save_decision_policy is not None:
+        return AskedEverywhere(tier.save_decision_policy)
+    if tier.should_save_fn is not None:
+        rules: list[Any] = [ShouldSaveFunction(tier.should_save_fn)]
+    else:
+        rules = [ocm.FixedIntervalPolicy(tier.save_interval_steps), ocm.InitialSavePolicy()]
+    rules.append(ocm.PreemptionCheckpointingPolicy())
+    return AskedEverywhere(cast(SavePolicy, ocm.AnySavePolicy(rules)))
+
+
+def steps_kept(policy: object) -> int | None:
+    """How many steps a policy keeps at most, where its own numbers say so."""
+    kind = type(policy)
+    if kind is ocm.LatestN or kind is ocm.BestN:
+        return cast("ocm.LatestN", policy).n
+    if kind is ocm.EveryNSteps:
+        return cast("ocm.EveryNSteps", policy).max_to_keep
+    if kind is ocm.AnyPreservationPolicy:
+        parts = [steps_kept(part) for part in cast("ocm.AnyPreservationPolicy", policy).policies]
+        known = [part for part in parts if part is not None]
+        return sum(known) if len(known) == len(parts) else None
+    return None
+
+
+def _check_one_rule(tier: LocalCheckpointOptions | PersistentCheckpointOptions) -> None:
+    if tier.preservation_policy is not None and tier.max_to_keep is not None:
+        raise ValueError("max_to_keep and preservation_policy are both set: use one")

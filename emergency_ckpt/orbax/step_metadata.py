@@ -1,0 +1,55 @@
+"""What is known of a step, in Orbax's types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import orbax.checkpoint as ocp
+
+from emergency_ckpt.orbax import items
+from emergency_ckpt.runtime.step_catalog import StepDescription
+from emergency_ckpt.tiers.dtypes import dtype_named
+from emergency_ckpt.tiers.state_tree import describe
+
+
+def step_metadata(found: StepDescription, abstract_state: Any) -> ocp.metadata.StepMetadata:
+    """``StepMetadata`` of a step; see ``CheckpointManager.metadata``."""
+    written_ns = None if found.written_s is None else int(found.written_s * 1e9)
+    return ocp.metadata.StepMetadata(
+        item_metadata=ocp.args.Composite(state=_arrays(found, abstract_state)),  # pyright: ignore[reportArgumentType]
+        metrics=items.metrics_in(found.host_state) or {},
+        custom_metadata=items.metadata_in(found.host_state),
+        commit_timestamp_nsecs=written_ns,
+    )
+
+
+def _arrays(found: StepDescription, abstract_state: Any) -> Any:
+    arrays = {
+        leaf.path: ocp.metadata.ArrayMetadata(
+            name=leaf.path.replace("/", "."),
+            directory=None,
+            shape=leaf.global_shape,
+            sharding=None,
+            dtype=dtype_named(leaf.dtype),
+        )
+        for leaf in found.leaves
+    }
+    tree = describe(abstract_state, "describe")
+    return tree.unflatten(arrays) if set(tree.specs) == set(arrays) else arrays
+
+
+def best_of(
+    steps: Iterable[int],
+    metrics_of: Callable[[int], Any],
+    best_fn: Callable[[Any], float],
+    best_mode: str,
+) -> int | None:
+    """The step whose metrics ``best_fn`` likes best, the newer of two equals; None without any."""
+    sign = -1.0 if best_mode == "min" else 1.0
+    ranked: list[tuple[float, int]] = []
+    for step in steps:
+        metrics = metrics_of(step)
+        if metrics is not None:
+            ranked.append((sign * best_fn(metrics), step))
+    return max(ranked)[1] if ranked else None

@@ -1,0 +1,345 @@
+"""The larger half of a restore, on every process at once: report, plan, carry out, agree.
+
+It ends when every process has the state on its devices. What changes the caller's objects, or what
+the job saves next, is not here: this may run in the background while nobody trains.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import traceback
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+from emergency_ckpt.core.keeping import Keeping
+from emergency_ckpt.core.plan_types import NoPlan, ProcessPlan, Rejection, RestorePlan
+from emergency_ckpt.core.prefetch_use import PrefetchWord
+from emergency_ckpt.errors import CorruptData, PersistentTierError, RestoreFailed
+from emergency_ckpt.runtime.coordination import Coordinator
+from emergency_ckpt.runtime.events import EventSink
+from emergency_ckpt.runtime.holdings import ProcessHoldings, holder_name
+from emergency_ckpt.runtime.peers import Peers
+from emergency_ckpt.runtime.restore_dialogue import RestoreDialogue
+from emergency_ckpt.runtime.restore_host_state import HostStateRemap, fetch_documents
+from emergency_ckpt.runtime.restore_leader import RestoreLeader, Wanted, persistent_unusable
+from emergency_ckpt.runtime.restore_types import (
+    LoadPart,
+    LoadPlan,
+    PlanFailed,
+    Status,
+    Tally,
+    UsePrefetched,
+)
+from emergency_ckpt.runtime.shard_collection import ShardCollection
+from emergency_ckpt.runtime.shard_fetch import CopiesFailed
+from emergency_ckpt.runtime.storage_load import NotAsSaved, StorageLoad, checked
+from emergency_ckpt.tiers.host_state import HostStateDocument
+from emergency_ckpt.tiers.local import LocalTier
+from emergency_ckpt.tiers.materialize import materialize
+from emergency_ckpt.tiers.persistent import PersistentTier
+from emergency_ckpt.tiers.state_tree import BoxTable, PyTree, StateTree
+from emergency_ckpt.transfer.client import TransferClient
+from emergency_ckpt.types import SaveId
+
+
+@dataclasses.dataclass(frozen=True)
+class RestoreParts:
+    """What every restore of one checkpointer works with.
+
+    Attributes:
+      names: at the leader, of the restores whose keys the coordination service still has.
+    """
+
+    coordinator: Coordinator
+    tier: LocalTier
+    holdings: ProcessHoldings
+    client: TransferClient
+    peers: Peers
+    persistent: PersistentTier | None
+    events: EventSink
+    run_id: str
+    remap: HostStateRemap | None
+    extra_holders: tuple[str, ...]
+    allow_missing_host_state: bool
+    host_state_limit_bytes: int
+    timeout_s: float
+    names: deque[str] = dataclasses.field(default_factory=deque[str])
+
+    @property
+    def process(self) -> tuple[int, int]:
+        """(index of this process, number of processes)."""
+        return self.coordinator.process_index, self.coordinator.process_count
+
+
+@dataclasses.dataclass(frozen=True)
+class Wish:
+    """What a restore is asked for on this process.
+
+    Attributes:
+      like: gives the types of host values.
+      keeping: what stays in this process's RAM; None: all that it needs.
+    """
+
+    tree: StateTree
+    like: PyTree
+    requested_step: int | None
+    wants_host_state: bool
+    keeping: Keeping | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Brought:
+    """What this process has of the restored step.
+
+    Attributes:
+      save: its identity; it lies in RAM now, wherever it came from.
+      tier: ``local`` or ``persistent``: where it came from.
+      documents: the host states that belong to this process, not yet applied.
+    """
+
+    step: int
+    save: SaveId
+    tier: str
+    state: PyTree
+    documents: list[HostStateDocument]
+    tally: Tally
+    rejected: tuple[Rejection, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class AllBrought:
+    """Every process has its part. ``incarnation``: the id under which the job saves from now on."""
+
+    brought: Brought
+    incarnation: str
+
+
+class Attempt(Protocol):
+    """What belongs to an attempt besides bringing bytes."""
+
+    def check(self) -> None:
+        """Called between the parts of an attempt; what it raises ends the restore on all."""
+        ...
+
+    def put_back(self, documents: Sequence[HostStateDocument]) -> None:
+        """The state is here: apply what else there is. An error ends the restore on all."""
+        ...
+
+    def undo(self) -> None:
+        """The attempt failed, here or elsewhere: as it was before ``put_back``."""
+        ...
+
+
+class Prefetched(Protocol):
+    """What this process has of a prefetch."""
+
+    def take(self) -> Brought:
+        """All processes have it: it is the caller's now."""
+        ...
+
+    def give_up(self, reason: str) -> None:
+        """Some have not: let go of it, its memory is needed."""
+        ...
+
+
+class Bringing:
+    """One restore up to its verdict; ``run`` is collective and is called once.
+
+    Args:
+      name: the same everywhere, used once.
+    """
+
+    def __init__(self, parts: RestoreParts, wish: Wish, name: str) -> None:
+        self._parts = parts
+        self._wish = wish
+        self._deadline_s = time.monotonic() + parts.timeout_s
+        self.dialogue = RestoreDialogue(
+            parts.coordinator,
+            name,
+            parts.names,
+            self._new_leader,
+            parts.events,
+            deadline_s=self._deadline_s,
+        )
+        self._loaded: LoadPlan | None = None
+        self._loaded_bytes = 0
+
+    @property
+    def deadline_s(self) -> float:
+        """Of ``time.monotonic``: when everything that waits here has given up."""
+        return self._deadline_s
+
+    def run(
+        self,
+        attempt: Attempt,
+        word: PrefetchWord,
+        prefetched: Prefetched | None = None,
+    ) -> AllBrought | NoPlan | PlanFailed:
+        """Bring the state, or say why there is no plan. Blocks until the deadline at most.
+
+        RestoreFailed on all when it fails on one.
+
+        Args:
+          word: what this process says of its prefetch.
+          prefetched: where the word is that it is ready.
+        """
+        self._report(word)
+        number = 0
+        while True:
+            answer = self.dialogue.learn_plan(number)
+            if isinstance(answer, NoPlan | PlanFailed):
+                return answer
+            if prefetched is not None and not isinstance(answer, UsePrefetched):
+                prefetched.give_up("not all processes have it")
+            brought, status = self._attempt(answer, attempt, prefetched)
+            verdict = self.dialogue.agree(number, status)
+            if verdict.done and brought is not None:
+                return AllBrought(brought, verdict.incarnation)
+            del brought
+            attempt.undo()
+            if verdict.error:
+                hint = "no process has restored anything"
+                raise RestoreFailed("restore", _target(answer), verdict.error, hint=hint)
+            if verdict.loaded:
+                assert isinstance(answer, LoadPlan)
+                self._loaded = answer
+                self._report(PrefetchWord())
+            number += 1
+
+    def _report(self, word: PrefetchWord) -> None:
+        self.dialogue.report(
+            self._parts.holdings.inventory(),
+            self._wish.tree,
+            wants_host_state=self._wish.wants_host_state,
+            prefetch=word,
+        )
+
+    def _new_leader(self) -> RestoreLeader:
+        parts, wish = self._parts, self._wish
+        wanted = Wanted(
+            targets=BoxTable(wish.tree, parts.process[1]).targets(),
+            leaves=wish.tree.specs,
+            requested_step=wish.requested_step,
+            run_id=parts.run_id,
+            remap=parts.remap is not None,
+            allow_missing_host_state=parts.allow_missing_host_state,
+            extra_holders=parts.extra_holders,
+            deadline_s=self._deadline_s,
+        )
+        return RestoreLeader(parts.tier, parts.client, parts.persistent, parts.events, wanted)
+
+    def _attempt(
+        self,
+        answer: RestorePlan | LoadPlan | UsePrefetched,
+        attempt: Attempt,
+        prefetched: Prefetched | None,
+    ) -> tuple[Brought | None, Status]:
+        """Carry out this process's part. What fails is told to all, never raised alone."""
+        try:
+            attempt.check()
+            if isinstance(answer, LoadPlan):
+                self._load(answer)
+                return None, Status()
+            if isinstance(answer, UsePrefetched):
+                assert prefetched is not None, "this process said that it has it"
+                brought = prefetched.take()
+            else:
+                brought = self._from_local(answer, attempt)
+            attempt.put_back(brought.documents)
+            return brought, Status()
+        except Exception as error:  # noqa: BLE001 - becomes the collective error of all processes
+            # Its frames hold what was placed already, and so memory that the next attempt needs.
+            traceback.clear_frames(error.__traceback__)
+            return None, _status_of(error, answer)
+
+    def _tell(self, plan: RestorePlan | LoadPlan, tier: str) -> None:
+        if self._loaded is not None and plan.step == self._loaded.step:
+            return
+        events = self._parts.events
+        events.emit("restore.planned", step=plan.step, tier=tier, rejected=len(plan.rejected))
+        for each in plan.rejected:
+            events.emit("restore.rejected", step=each.step, tier=each.tier, reason=each.reason)
+
+    def _load(self, plan: LoadPlan) -> None:
+        """Bring this process's part of a persistent step into RAM.
+
+        In half of the time that is left: an older step may have to be tried.
+        """
+        self._tell(plan, "persistent")
+        parts, now_s = self._parts, time.monotonic()
+        assert parts.persistent is not None, "only a checkpointer with a directory plans for it"
+        load = StorageLoad(
+            parts.tier,
+            parts.persistent,
+            plan,
+            me=parts.process[0],
+            leaves=[leaf.spec for leaf in self._wish.tree.leaves],
+            host_state_limit_bytes=parts.host_state_limit_bytes,
+            deadline_s=now_s + (self._deadline_s - now_s) / 2,
+        )
+        self._loaded_bytes += load.run()
+        parts.events.emit(
+            "restore.loaded",
+            step=plan.step,
+            bytes_persistent=self._loaded_bytes,
+            seconds=time.monotonic() - now_s,
+        )
+
+    def _from_local(self, plan: RestorePlan, attempt: Attempt) -> Brought:
+        assert plan.save is not None, "a persistent step is loaded into RAM first"
+        self._tell(plan, "local")
+        parts, save, me = self._parts, plan.save, self._parts.process[0]
+        part = plan.processes.get(me, ProcessPlan())
+        parts.tier.protect(held.save for held in parts.tier.held()[0])
+        shards = ShardCollection(
+            parts.tier,
+            parts.client,
+            parts.events,
+            save=save,
+            me=holder_name(me),
+            keeping=self._wish.keeping,
+            deadline_s=self._deadline_s,
+        )
+        bytes_of, tier = shards.bytes_of, "local"
+        if self._loaded is not None and self._loaded.save == save:
+            tier = "persistent"
+            bytes_of = checked(bytes_of, self._loaded.parts.get(me, LoadPart()))
+        with shards.collecting(part) as arrivals:
+            state = materialize(self._wish.tree, self._wish.like, bytes_of, arrivals)
+        tally = shards.tally
+        parts.events.emit(
+            "restore.fetched",
+            step=plan.step,
+            bytes_local=tally.local,
+            bytes_peer=tally.peer,
+        )
+        attempt.check()
+        documents = fetch_documents(
+            parts.tier, parts.client, part, save, plan.host_state_count or 0, holder_name(me)
+        )
+        if tier == "persistent":
+            # What was just read for oneself is no find in one's own RAM.
+            tally.local = max(0, tally.local - self._loaded_bytes)
+            tally.persistent = self._loaded_bytes
+        return Brought(plan.step, save, tier, state, documents, tally, plan.rejected)
+
+
+def _status_of(error: Exception, answer: RestorePlan | LoadPlan | UsePrefetched) -> Status:
+    """Which copies are to blame, if any: a step from storage as a whole, those in RAM by one."""
+    if isinstance(error, CopiesFailed):
+        return Status(str(error), error.unusable)
+    is_load = isinstance(answer, LoadPlan)
+    if isinstance(error, PersistentTierError | NotAsSaved) or (
+        isinstance(error, CorruptData) and is_load
+    ):
+        step = () if isinstance(answer, UsePrefetched) else (persistent_unusable(answer.step),)
+        return Status(str(error)[:2000], step)
+    if isinstance(error, CorruptData):
+        return Status(str(error)[:2000])
+    return Status(f"{type(error).__name__}: {error}"[:2000])
+
+
+def _target(answer: RestorePlan | LoadPlan | UsePrefetched) -> str:
+    return "what was prefetched" if isinstance(answer, UsePrefetched) else f"step {answer.step}"

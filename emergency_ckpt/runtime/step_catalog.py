@@ -1,0 +1,206 @@
+"""Which steps there are, over all processes and both tiers; what is in one; and its removal."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from emergency_ckpt.errors import RestoreFailed, StepNotFound
+from emergency_ckpt.runtime.coordination import agree, do_together
+from emergency_ckpt.runtime.local_saves import LocalSaves
+from emergency_ckpt.runtime.preservation import Preservation
+from emergency_ckpt.runtime.restore_bringing import RestoreParts
+from emergency_ckpt.runtime.restore_dialogue import RestoreDialogue
+from emergency_ckpt.runtime.restore_leader import RestoreLeader, Wanted
+from emergency_ckpt.runtime.restore_types import WholeSteps
+from emergency_ckpt.tiers import host_state as host_states
+from emergency_ckpt.tiers.local import LocalTier
+from emergency_ckpt.tiers.persistent import PersistentTier
+from emergency_ckpt.tiers.removal import StepShelf
+from emergency_ckpt.tiers.state_tree import BoxTable, PyTree, describe
+from emergency_ckpt.types import LeafSpec
+
+
+class StepDescription(NamedTuple):
+    """What one process can tell of a whole step.
+
+    Attributes:
+      leaves: every leaf of its state.
+      host_state: the non-tensor state of one of its processes, this one's where it is at hand;
+        None when there is none.
+      tier: where this was read.
+      written_s: Unix time of its marker in the persistent tier; None when it is not there.
+      metrics: as given to ``save``, from the persistent tier.
+    """
+
+    leaves: tuple[LeafSpec, ...]
+    host_state: Any
+    tier: str
+    written_s: float | None = None
+    metrics: Mapping[str, Any] | None = None
+
+
+@dataclasses.dataclass
+class StepCatalog:
+    """The steps of one run. Its collective methods are numbered by the order of calls.
+
+    Attributes:
+      preservation: whoever removes old steps, and must not meanwhile.
+      names: at the leader, of the surveys whose keys the coordination service still has. Apart
+        from those of restores: a prefetch may be under way during a survey.
+    """
+
+    parts: RestoreParts
+    local_saves: LocalSaves
+    preservation: Preservation | None
+    surveys: int = 0
+    removals: int = 0
+    looks: int = 0
+    names: deque[str] = dataclasses.field(default_factory=deque[str])
+
+    @property
+    def _tier(self) -> LocalTier:
+        return self.parts.tier
+
+    @property
+    def _persistent(self) -> PersistentTier | None:
+        return self.parts.persistent
+
+    def known(self) -> list[int]:
+        """What this process knows to be whole, oldest first. Not collective; reads storage."""
+        known = set[int]()
+        if self._persistent is not None:
+            known.update(found.step for found in self._persistent.steps())
+            known.update(self._persistent.whole_steps())  # the older ones too
+        complete = self.local_saves.last_complete
+        if complete is None:
+            tensors, _, complete = self._tier.held()
+            if complete not in {held.save for held in tensors}:
+                complete = None  # a restore went back behind it
+        if complete is not None:
+            known.add(complete.step)
+        return sorted(known)
+
+    def survey(self, state: PyTree) -> WholeSteps:
+        """The whole steps of both tiers, by what all processes hold now. Collective; blocks.
+
+        ``state`` is what would be restored into. Nothing is forgotten, and no save waited for.
+
+        Raises:
+          PersistentTierError: storage cannot be reached, and RAM has no whole step.
+          RestoreFailed, DeadlineExceeded: a process failed or did not come.
+        """
+        parts, number = self.parts, self.surveys
+        self.surveys += 1
+        tree = describe(state, "survey")
+        deadline_s = time.monotonic() + parts.timeout_s
+        wanted = Wanted(
+            targets=BoxTable(tree, parts.coordinator.process_count).targets(),
+            leaves=tree.specs,
+            requested_step=None,
+            run_id=parts.run_id,
+            remap=parts.remap is not None,
+            allow_missing_host_state=True,
+            extra_holders=parts.extra_holders,
+            deadline_s=deadline_s,
+        )
+        dialogue = RestoreDialogue(
+            parts.coordinator,
+            f"survey/{number}",
+            self.names,
+            lambda: RestoreLeader(parts.tier, parts.client, parts.persistent, parts.events, wanted),
+            parts.events,
+            deadline_s=deadline_s,
+        )
+        dialogue.report(parts.holdings.inventory(), tree, wants_host_state=True)
+        return dialogue.learn_steps()
+
+    def ramdisks_intact(self) -> bool:
+        """Whether every process still has its directory in RAM. Collective."""
+        number, parts = self.looks, self.parts
+        self.looks += 1
+        own = "" if self._tier.is_intact() else "lost"
+        return not agree(parts.coordinator, f"intact/{number}", own, parts.timeout_s)
+
+    def remove(self, step: int) -> None:
+        """Remove ``step`` from both tiers, also the last. Collective; blocks.
+
+        No save may be under way.
+
+        Raises:
+          RestoreFailed, PersistentTierError, LocalTierError: it may be gone in part then, and is
+          whole nowhere.
+        """
+        number, parts = self.removals, self.parts
+        self.removals += 1
+        held = self.preservation.held() if self.preservation else contextlib.nullcontext()
+        with held:
+            errors = do_together(
+                parts.coordinator, f"remove/{number}", lambda: self._remove(step), parts.timeout_s
+            )
+        if errors:
+            raise RestoreFailed("remove", f"step {step}", errors)
+
+    def _remove(self, step: int) -> None:
+        tier = self._persistent
+        if tier is not None and self.parts.coordinator.process_index == 0 and _has(tier, step):
+            StepShelf(tier).remove(step)
+        self._tier.remove(step)
+        complete = self.local_saves.last_complete
+        if complete is not None and complete.step == step:
+            self.local_saves.restart_from(None)
+
+    def describe(self, step: int) -> StepDescription:
+        """What is in ``step``. Not collective: from this process's RAM, else from storage.
+
+        StepNotFound when it is in neither; PersistentTierError, CorruptData.
+        """
+        local, stored = self._describe_local(step), self._describe_stored(step)
+        if local is None:
+            if stored is None:
+                raise StepNotFound("describe", f"step {step}", "it is in no tier at hand")
+            return stored
+        if stored is None:
+            return local
+        return local._replace(written_s=stored.written_s, metrics=stored.metrics)
+
+    def _describe_local(self, step: int) -> StepDescription | None:
+        tensors, states, _ = self._tier.held()
+        for held in reversed(tensors):
+            contents = self._tier.contents(held.digest) if held.save.step == step else None
+            if contents is None:
+                continue
+            value: Any = None
+            me = self.parts.coordinator.process_index
+            of_step = [state for state in states if state.save == held.save]
+            for state in sorted(of_step, key=lambda state: state.owner != me)[:1]:
+                data = self._tier.host_state_bytes(state.save, state.owner, state.count)
+                if data is not None:
+                    value = host_states.value_of(host_states.decode(data).payload)
+            return StepDescription(contents.leaves, value, "local")
+        return None
+
+    def _describe_stored(self, step: int) -> StepDescription | None:
+        tier, me = self._persistent, self.parts.coordinator.process_index
+        if tier is None or not _has(tier, step):
+            return None
+        stored = tier.describe(step)
+        if stored.marker is None:
+            leaves = tuple(leaf.spec for _, leaf in sorted(stored.leaves.items()))
+            return StepDescription(leaves, None, "persistent")
+        record = StepShelf(tier).record(step)
+        count = len(stored.marker.digests)
+        owner = me if me < count else 0
+        data = tier.read_document(step, owner, count, stored.marker.digests[owner])
+        value = host_states.value_of(host_states.decode(data).payload)
+        return StepDescription(
+            stored.marker.leaves, value, "persistent", record.time_s, record.metrics
+        )
+
+
+def _has(tier: PersistentTier, step: int) -> bool:
+    return any(found.step == step for found in tier.steps(wanted=step))

@@ -1,0 +1,1 @@
+"""The modules of axlearn that a checkpointer meets."""

@@ -1,0 +1,146 @@
+"""Saves, restores, removals and crashes in any order: what is needed is never removed.
+
+Real files in a real directory, without the arrays: what is whole does not depend on them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from emergency_ckpt.core.retention import choose_removals
+from emergency_ckpt.runtime.events import EventSink
+from emergency_ckpt.runtime.preservation import Preservation
+from emergency_ckpt.runtime.worker import Failures
+from emergency_ckpt.tiers.persistent import PersistentTier
+from emergency_ckpt.tiers.removal import StepShelf
+from emergency_ckpt.types import LeafSpec, SaveId
+
+LONG_S = 60.0
+FILES = ("_METADATA", "manifest.ocdbt", "d/data")
+
+
+class Keeps:
+    """A policy that wants just the steps that it is told to; it may be wrong about all of them."""
+
+    def __init__(self) -> None:
+        self.steps = frozenset[int]()
+
+    def should_preserve(self, checkpoints: Any, *, context: Any) -> list[bool]:
+        return [each.step in self.steps for each in checkpoints]
+
+
+class PreservationMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.root = Path(tempfile.mkdtemp(prefix="eckpt-test-"))
+        self.policy = Keeps()
+        self.saved: list[int] = []
+        self.reading = contextlib.ExitStack()
+        self.read: frozenset[int] | None = None
+        self.failures = Failures()
+
+    @initialize()
+    def start(self) -> None:
+        """A life begins: what an earlier one left half removed goes."""
+        self.tier = PersistentTier(str(self.root))
+        self.tier.create()
+        self.tier.remove_leftovers()
+        self.preservation = Preservation(
+            StepShelf(self.tier),
+            EventSink(None, process_index=0),
+            self.failures,
+            policy=self.policy,
+            keep_last_n=None,
+            keep_every_n_steps=None,
+        )
+
+    @rule(gap=st.integers(1, 3), data=st.data())
+    def save(self, gap: int, data: st.DataObject) -> None:
+        """A step becomes whole; then the policy is asked, by now of another mind."""
+        step = (self.saved or [0])[-1] + gap
+        for name in FILES:
+            path = self.root / str(step) / "default" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"x")
+        self.tier.write_document(step, 0, 1, b"{}")
+        save = SaveId(step, "life", "run")
+        self.tier.publish(save, {0: ("0" * 64, True)}, [LeafSpec("w", "int8", (1,))], {})
+        self.saved.append(step)
+        self.policy.steps = frozenset(data.draw(st.sets(st.sampled_from(self.saved))))
+        before = self.tier.whole_steps()
+        self.preservation.after_save()
+        if self.read is None:
+            assert self.preservation.wait_idle(LONG_S)
+            left = self.tier.whole_steps()
+            # Just what was wanted, and the newest.
+            assert left == [s for s in before if s in self.policy.steps or s == step]
+
+    @precondition(lambda self: self.read is None)
+    @rule()
+    def begin_restore(self) -> None:
+        self.reading.enter_context(self.preservation.held())
+        self.read = frozenset(self.tier.whole_steps())
+
+    @precondition(lambda self: self.read is not None)
+    @rule()
+    def end_restore(self) -> None:
+        self.read = None
+        self.reading.close()
+        assert self.preservation.wait_idle(LONG_S)
+
+    @precondition(lambda self: self.read is None)
+    @rule(data=st.data(), done=st.integers(0, 3))
+    def crash_in_removal(self, data: st.DataObject, done: int) -> None:
+        """Of a removal that the policy asked for only some parts were done; a new life begins."""
+        steps = self.tier.whole_steps()
+        wanted = data.draw(st.lists(st.booleans(), min_size=len(steps), max_size=len(steps)))
+        removed = choose_removals(steps, wanted).steps
+        self.preservation.stop(LONG_S)
+        if removed:
+            step = removed[0]
+            hidden = self.root / f"{step}.orbax-checkpoint-tmp-removed"
+            parts = (
+                (self.root / "host_state" / str(step) / "marker.json").unlink,
+                lambda: (self.root / str(step)).rename(hidden),
+                lambda: shutil.rmtree(hidden),
+            )
+            for part in parts[:done]:
+                part()
+        self.start()
+        names = {path.name.partition(".")[0] for path in self.root.iterdir()} - {"host_state"}
+        beside = {path.name for path in (self.root / "host_state").glob("*")}
+        assert names == beside == {str(step) for step in self.tier.whole_steps()}
+        assert self.tier.whole_steps() == [s for s in steps if not done or s not in removed[:1]]
+
+    @invariant()
+    def the_last_whole_step_is_there(self) -> None:
+        if self.saved:
+            assert self.tier.whole_steps()[-1:] == self.saved[-1:]
+
+    @invariant()
+    def nothing_that_may_be_read_has_gone(self) -> None:
+        if self.read is not None:
+            assert self.read <= set(self.tier.whole_steps())
+
+    @invariant()
+    def what_counts_has_all_its_files(self) -> None:
+        for step in self.tier.whole_steps() if self.saved else ():
+            assert all((self.root / str(step) / "default" / name).exists() for name in FILES)
+
+    def teardown(self) -> None:
+        self.reading.close()
+        self.preservation.stop(LONG_S)
+        shutil.rmtree(self.root)
+        assert self.failures.count == 0
+
+
+TestPreservation = PreservationMachine.TestCase
+TestPreservation.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)

@@ -1,0 +1,36 @@
+"""After a persistent save was given up, its threads do not hold up the end of the process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from emergency_ckpt.testing.gcs import FakeGcs
+
+PROGRAM = Path(__file__).with_name("given_up_program.py")
+# The clients would wait for five minutes at least, storage for ten.
+WAIT_S = 200.0
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "5/default/*d/*",  # TensorStore: the arrays
+        "5/default/array_metadatas/*",  # gcsfs, in workers of thread pools
+        "5/default/commit_success.txt",
+    ],
+)
+def test_the_process_ends_with_its_own_status(tmp_path: Path, target: str) -> None:
+    with FakeGcs(buckets=["bucket"], process=True) as gcs:
+        environ = {**os.environ, **gcs.environment(), "JAX_PLATFORMS": "cpu"}
+        command = [sys.executable, str(PROGRAM), target, str(tmp_path / "ram")]
+        done = subprocess.run(
+            command, env=environ, capture_output=True, text=True, timeout=WAIT_S, check=False
+        )
+    assert done.returncode == 7, done.stderr[-3000:]
+    assert "no answer in time" in done.stdout
+    assert done.stdout.endswith("stopped\n")

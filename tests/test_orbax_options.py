@@ -1,0 +1,145 @@
+"""The manager's names, fields, defaults and arguments are Orbax's, and ours come behind them."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Any
+
+import orbax.checkpoint as ocp
+import pytest
+from orbax.checkpoint import checkpoint_managers as ocm
+from orbax.checkpoint.experimental.emergency import checkpoint_manager as orbaxs
+
+from emergency_ckpt import orbax as ours
+from emergency_ckpt.config import Config
+from emergency_ckpt.orbax.options import settings_of, steps_kept
+
+OPTIONS = [
+    "LocalCheckpointOptions",
+    "PersistentCheckpointOptions",
+    "MultiprocessingOptions",
+    "CheckpointManagerOptions",
+]
+
+
+def defaults(kind: Any) -> list[tuple[str, Any]]:
+    made = kind()
+    fields = [(field.name, getattr(made, field.name)) for field in dataclasses.fields(kind)]
+    return [
+        (name, defaults(type(value)) if dataclasses.is_dataclass(value) else value)
+        for name, value in fields
+        if name != "step_name_format"
+    ]
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_fields_and_defaults(name: str) -> None:
+    theirs = getattr(orbaxs, name)
+    mine = {f.name: f for f in dataclasses.fields(getattr(ours, name))}
+    assert list(mine)[: len(dataclasses.fields(theirs))] == [
+        field.name for field in dataclasses.fields(theirs)
+    ]
+    known = dict(defaults(getattr(ours, name)))
+    for field, value in defaults(theirs):
+        if field not in ("local", "persistent"):  # options themselves: looked at on their own
+            assert known[field] == value, field
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name for name in dir(orbaxs.CheckpointManager) if not name.startswith("_")] + ["__init__"],
+)
+def test_methods_and_their_arguments(name: str) -> None:
+    theirs, mine = (getattr(m.CheckpointManager, name) for m in (orbaxs, ours))
+    if isinstance(theirs, property):
+        assert isinstance(mine, property)
+        return
+    known = inspect.signature(mine).parameters
+    for argument in inspect.signature(theirs).parameters.values():
+        assert known[argument.name].kind == argument.kind, argument
+        if argument.default is not inspect.Parameter.empty:
+            assert known[argument.name].default == argument.default
+
+
+def test_it_is_a_checkpoint_manager() -> None:
+    assert ocp.AbstractCheckpointManager in ours.CheckpointManager.__mro__
+    assert not ours.CheckpointManager.__abstractmethods__
+
+
+@pytest.mark.parametrize("kind", [ours.LocalCheckpointOptions, ours.PersistentCheckpointOptions])
+def test_one_rule_for_what_is_kept(kind: Any) -> None:
+    with pytest.raises(ValueError, match="max_to_keep"):
+        kind(max_to_keep=2, preservation_policy=ocm.LatestN(2))
+
+
+def test_a_period_beside_a_policy() -> None:
+    with pytest.raises(ValueError, match="keep_period"):
+        ours.PersistentCheckpointOptions(keep_period=2, preservation_policy=ocm.LatestN(2))
+
+
+def made(**options: Any) -> Config:
+    settings = settings_of(ours.CheckpointManagerOptions(**options), one_slice=False)
+    return Config(dir="/persistent/run", local_dir="/dev/shm/ckpt").set(**settings).validated()
+
+
+def test_orbaxs_own_options_are_understood() -> None:
+    theirs = orbaxs.CheckpointManagerOptions(
+        local=orbaxs.LocalCheckpointOptions(save_interval_steps=3, max_to_keep=2),
+        async_options=ocp.AsyncOptions(timeout_secs=77),
+        multiprocessing_options=orbaxs.MultiprocessingOptions(coordination_timeout_secs=33),
+    )
+    settings = settings_of(theirs, one_slice=False)  # type: ignore[arg-type]
+    assert settings["local_keep_last_n"] == 2
+    assert settings["persistent_timeout_s"] == settings["storage_wait_timeout_s"] == 77
+    assert settings["start_timeout_s"] == settings["save_timeout_s"] == 33
+    theirs.step_name_format = ocp.path.step.standard_name_format(step_prefix="at")
+    with pytest.raises(ValueError, match="step_name_format"):
+        settings_of(theirs, one_slice=False)  # type: ignore[arg-type]
+
+
+def test_when_to_save_and_what_to_keep() -> None:
+    config = made(
+        local=ours.LocalCheckpointOptions(save_interval_steps=3, max_to_keep=2),
+        persistent=ours.PersistentCheckpointOptions(max_to_keep=5, keep_period=100),
+    )
+    plans = config.save_plans()
+    assert [plans[t].rules.intervals for t in ("local", "persistent")] == [(3,), (1000,)]
+    assert all(plan.rules.initial and plan.on_preemption for plan in plans.values())
+    assert config.local_preservation_policy == ocm.LatestN(2)
+    assert (config.keep_last_n, config.keep_every_n_steps) == (5, 100)
+    assert config.heeds_preemption
+    assert not config.save_on_preemption
+
+
+def test_a_policy_takes_the_place_of_all_rules() -> None:
+    policy = ocm.SpecificStepsPolicy([4])
+    config = made(local=ours.LocalCheckpointOptions(save_decision_policy=policy))
+    plan = config.save_plans()["local"]
+    assert (plan.rules.intervals, plan.rules.initial, plan.on_preemption) == ((), False, False)
+
+
+def test_no_local_tier() -> None:
+    one_slice = settings_of(ours.CheckpointManagerOptions(), one_slice=True)
+    read_only = settings_of(
+        ours.CheckpointManagerOptions(local=ours.LocalCheckpointOptions(read_only=True)),
+        one_slice=False,
+    )
+    for settings in (one_slice, read_only):
+        config = Config(dir="/persistent/run", local_dir="/dev/shm/ckpt").set(**settings)
+        assert list(config.validated().save_plans()) == ["persistent"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "steps"),
+    [
+        (ocm.LatestN(3), 3),
+        (ocm.LatestN(None), None),
+        (ocm.EveryNSteps(5, max_to_keep=2), 2),
+        (ocm.CustomSteps([1, 2]), None),
+        (ocm.AnyPreservationPolicy([ocm.LatestN(3), ocm.LatestN(1)]), 4),
+        (ocm.AnyPreservationPolicy([ocm.LatestN(3), ocm.EveryNSteps(2)]), None),
+    ],
+)
+def test_how_many_steps_a_policy_keeps(policy: Any, steps: int | None) -> None:
+    assert steps_kept(policy) == steps

@@ -1,0 +1,152 @@
+"""The README's changes for users of Orbax and MaxText, carried out and run."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import grain.python as grain
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from emergency_ckpt import orbax as emergency
+
+HERE = Path(__file__).parent
+README = (HERE.parent / "README.md").read_text()
+
+
+def block(name: str) -> list[str]:
+    found = re.search(rf"```diff {name}\n(.*?)```", README, re.DOTALL)
+    assert found is not None
+    return found.group(1).splitlines()
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    root = Path(tempfile.mkdtemp(prefix="eckpt-test-", dir="/dev/shm"))
+    yield root
+    shutil.rmtree(root)
+
+
+class Training:
+    """A model that adds up its batches: any batch left out or seen twice shows."""
+
+    def __init__(self) -> None:
+        self.mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("replica", "data"))
+        self.batches: list[int] = []
+
+    def state(self) -> dict[str, Any]:
+        rows = NamedSharding(self.mesh, P("data"))
+        return {"sum": jax.device_put(np.zeros(8, np.float32), rows), "flags": np.ones(3, bool)}
+
+    def abstract(self) -> Any:
+        return jax.tree.map(ocp.utils.to_shape_dtype_struct, self.state())
+
+    def data(self) -> Any:
+        return iter(grain.MapDataset.range(1000).shuffle(seed=3).to_iter_dataset())
+
+    def step(self, state: dict[str, Any], batch: int) -> dict[str, Any]:
+        self.batches.append(int(batch))
+        return {**state, "sum": state["sum"] + float(batch)}
+
+
+def life(training: Training, root: Path, program: str, last_step: int) -> dict[str, Any]:
+    """One life of the README's loop, in directories of the test."""
+    for place in ("/dev/shm/ckpt", "/mnt/checkpoints/run7"):
+        ours = root / place.rsplit("/", maxsplit=1)[-1]
+        ours.mkdir(exist_ok=True)
+        assert place in program
+        program = program.replace(place, str(ours))
+    program = program.replace("save_interval_steps=1000", "save_interval_steps=4")
+    program = program.replace("save_interval_steps=10)", "save_interval_steps=3)")
+    names: dict[str, Any] = {
+        "ocp": ocp,
+        "grain": SimpleNamespace(
+            checkpoint=SimpleNamespace(
+                CheckpointSave=grain.PyGrainCheckpointSave,
+                CheckpointRestore=grain.PyGrainCheckpointRestore,
+            )
+        ),
+        "mesh": training.mesh,
+        "abstract_state": training.abstract(),
+        "state": training.state(),
+        "data": training.data(),
+        "last_step": last_step,
+        "train_step": training.step,
+    }
+    exec(program, names)
+    return names["state"]
+
+
+def test_the_loop_for_users_of_orbax(root: Path) -> None:
+    lines = [line for line in block("orbax") if not line.startswith("-")]
+    program = "\n".join(line[1:] for line in lines)
+    undisturbed = Training()
+    (root / "a").mkdir()
+    wanted = life(undisturbed, root / "a", program, 19)
+    training = Training()
+    (root / "b").mkdir()
+    life(training, root / "b", program, 10)
+    shutil.rmtree(root / "b" / "ckpt")  # step 9 is lost with the RAM, step 8 is in storage
+    state = life(training, root / "b", program, 19)
+    assert training.batches == undisturbed.batches[:11] + undisturbed.batches[9:]
+    assert np.array_equal(state["sum"], wanted["sum"])
+
+
+def changed_maxtext() -> dict[str, Any]:
+    """What stands for MaxText's module, with the README's change made."""
+    source = (HERE / "maxtext_double.py").read_text()
+    lines = [line for line in block("maxtext") if not line.startswith("@@")]
+    hunks = re.findall(r"((?:^-.*\n)+)((?:^\+.*\n)+)", "\n".join(lines) + "\n", re.MULTILINE)
+    assert len(hunks) == 3
+    for old, new in hunks:
+        before = [line[1:].strip() for line in old.splitlines()]
+        found = re.search(
+            r"^( *)" + r"\n *".join(map(re.escape, before)) + "$", source, re.MULTILINE
+        )
+        assert found is not None, before
+        after = "\n".join(found.group(1) + line[1:].strip() for line in new.splitlines())
+        source = source.replace(found.group(0), after)
+    module: dict[str, Any] = {}
+    exec(compile(source, "maxtext_double.py", "exec"), module)
+    return module
+
+
+def test_the_change_in_maxtext(root: Path) -> None:
+    module, training = changed_maxtext(), Training()
+    assert module["EmergencyCheckpointManager"] is emergency.CheckpointManager
+    config = SimpleNamespace(
+        local_checkpoint_directory=str(root / "local"),
+        checkpoint_dir=str(root / "persistent"),
+        local_checkpoint_period=2,
+        checkpoint_period=5,
+    )
+    (root / "local").mkdir()
+    abstract = training.abstract()
+    manager = module["create"](config, training.mesh, abstract)
+    data = SimpleNamespace(local_iterator=training.data())
+    assert module["load"](manager, data, abstract) is None
+    state = training.state()
+    for step in range(9):
+        state = training.step(state, next(data.local_iterator))
+        module["save"](manager, step, state, data)
+    module["last_save"](manager, 8, state, data)
+    assert manager.all_steps() == [0, 5, 8]
+    following = [next(data.local_iterator) for _ in range(3)]
+    # The next life: another manager over the same directories, an iterator at its beginning.
+    manager = module["create"](config, training.mesh, abstract)
+    again = SimpleNamespace(local_iterator=training.data())
+    restored, none = module["load"](manager, again, abstract)
+    assert none is None
+    assert np.array_equal(restored["sum"], state["sum"])
+    assert [next(again.local_iterator) for _ in range(3)] == following
+    manager.close()

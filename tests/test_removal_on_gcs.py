@@ -1,0 +1,94 @@
+"""A removed step is never half visible in a bucket, where nothing can be renamed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from emergency_ckpt.testing.gcs import FakeGcs, FaultRule
+
+PROGRAM = Path(__file__).with_name("removal_program.py")
+STEPS, LEFT = [10, 20, 30], [10, 30]
+WAIT_S = 120.0
+
+
+@pytest.fixture
+def gcs() -> Iterator[FakeGcs]:
+    with FakeGcs(buckets=["bucket"], process=True) as server:
+        yield server
+
+
+def start(gcs: FakeGcs, program: str) -> subprocess.Popen[str]:
+    # The clients read their environment when they are imported.
+    environ = {**os.environ, **gcs.environment(), "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, str(PROGRAM), program]
+    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
+
+
+def run(gcs: FakeGcs, program: str) -> Any:
+    with start(gcs, program) as process:
+        out, _ = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0
+    return json.loads(out.splitlines()[-1])
+
+
+def check(seen: dict[str, Any], before: dict[str, Any]) -> None:
+    """The step is whole for a reader, or not there."""
+    if 20 in seen["whole"]:
+        assert seen == before
+    for visible in (20 in seen["manager"], seen["checkpointer"]):
+        if visible:
+            assert seen["objects"] == before["objects"] or (
+                # Its own folder is whole: of the step, only the list of finished ones has gone.
+                set(before["objects"]) - set(seen["objects"]) == {"run/20/commit_success.txt"}
+                and 20 not in seen["manager"]
+            )
+    assert seen["ours"] == seen["whole"]
+
+
+def check_clean(seen: dict[str, Any]) -> None:
+    assert seen["ours"] == seen["whole"] == seen["manager"] == LEFT
+    assert (seen["objects"], seen["beside"], seen["checkpointer"]) == ([], [], False)
+
+
+def test_a_removal_that_ends_at_any_request_shows_nothing_by_halves(gcs: FakeGcs) -> None:
+    before = run(gcs, "prepare")
+    assert before["ours"] == before["whole"] == before["manager"] == STEPS
+    found = run(gcs, "refused")
+    for seen in found:
+        then, through = seen.pop("then"), seen.pop("through")
+        check(seen, before)
+        if 20 not in seen["whole"]:
+            check_clean({**then})
+        assert through == (not seen["objects"] and not seen["beside"])
+    # Marker, two commit markers, what is below them, and what lies beside the step.
+    assert len(found) >= 5
+
+
+def test_a_process_killed_in_a_removal(gcs: FakeGcs) -> None:
+    before = run(gcs, "prepare")
+    # After marker and commit markers, when the files themselves are to go.
+    gcs.add_fault(FaultRule(kind="delay", delay_s=600, method="[DP]*", skip=3))
+    with start(gcs, "remove") as process:
+        deadline_s = time.monotonic() + WAIT_S
+        while not gcs.fault_states()[0].hit:
+            assert process.poll() is None
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)
+        process.kill()
+    gcs.clear_faults()
+    seen = run(gcs, "look")
+    check(seen, before)
+    assert seen["whole"] == seen["manager"] == LEFT
+    assert seen["objects"]
+    then = run(gcs, "clean_up")
+    assert then["removed"] == [20]
+    check_clean(then)
