@@ -131,7 +131,7 @@ def _share(tensors: SaveTensors, needs: Needs, own: OwnKey) -> _Share:
                 taken.setdefault(digest, []).extend(column.indices)
                 break
         else:
-            if each.size_bytes:
+            if not each.is_empty:
                 remote.append(each)
     local: dict[str, tuple[int, ...] | None] = {}
     for digest, indices in taken.items():

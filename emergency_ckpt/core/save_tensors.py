@@ -40,7 +40,7 @@ class SaveTensors:
         self._spoiled = spoiled
         self._unspoiled: dict[Copy, tuple[str, ...]] = {}
         self._places: dict[str, tuple[tuple[str, ...], dict[str, int]]] = {}
-        self._paths: dict[int, tuple[object, list[str]]] = {}
+        self._paths: dict[int, tuple[object, dict[int, str]]] = {}
         self._ids: dict[str, dict[ShardId, int]] = {}
         self._copies: dict[ShardId, list[Copy]] | None = None
         self._boxes: dict[str, BoxIndex] = {}
@@ -54,19 +54,20 @@ class SaveTensors:
             ids = {
                 ShardId(path, entry.box): index
                 for index, (path, entry) in enumerate(zip(self.paths(digest), shards, strict=True))
+                if path is not None
             }
             self._ids[digest] = ids
         return ids
 
-    def paths(self, digest: str) -> list[str]:
-        """Path of the leaf of each shard of the manifest."""
+    def paths(self, digest: str) -> list[str | None]:
+        """Path of the leaf of each shard of the manifest; None where there is no such leaf."""
         contents = self.contents[digest]
         known = self._paths.get(id(contents.leaves))
         if known is None:
             # The leaves are kept along with their paths, so that no other object gets their id.
-            paths = [leaf.path for leaf in contents.leaves]
+            paths = dict(enumerate(leaf.path for leaf in contents.leaves))
             known = self._paths[id(contents.leaves)] = (contents.leaves, paths)
-        return list(map(known[1].__getitem__, map(_LEAF, contents.shards)))
+        return list(map(known[1].get, map(_LEAF, contents.shards)))
 
     def is_spoiled(self, digest: str) -> bool:
         """Whether some shard of the manifest is quarantined at some holder."""

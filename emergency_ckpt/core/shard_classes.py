@@ -36,11 +36,13 @@ class ShardClass:
     Attributes:
       columns: the manifests that have them, sorted by digest.
       nbytes: of each shard, in the order of every column's ``indices``.
+      is_empty: the shards have no elements: nobody need fetch them.
     """
 
     columns: tuple[Column, ...]
     nbytes: tuple[int, ...]
     size_bytes: int
+    is_empty: bool
     _parts: dict[tuple[int, int], list[tuple[int, tuple[int, ...] | None]]] = field(
         default_factory=dict[tuple[int, int], list[tuple[int, tuple[int, ...] | None]]]
     )
@@ -109,7 +111,10 @@ def classify(tensors: SaveTensors, target: TargetSet, hints: Iterable[str]) -> N
         shards = tensors.contents[exact[0]].shards
         indices = tuple(range(len(shards)))
         columns = tuple(Column(d, tensors.holders_of(d, 0), indices) for d in sorted(exact))
-        return Needs(_split_empty(columns, tuple(map(_NBYTES, shards))), [])
+        sizes = tuple(map(_NBYTES, shards))
+        # Only where there are no bytes may there be no elements.
+        empty = [] if all(sizes) else [is_empty(shard.box) for shard in shards]
+        return Needs(_split_empty(columns, sizes, empty), [])
     return _Sorting(tensors, target, hinted).needs()
 
 
@@ -123,20 +128,22 @@ def _is_exactly(tensors: SaveTensors, digest: str, target: TargetSet) -> bool:
     return tensors.paths(digest) == list(map(_LEAF, target))
 
 
-def _split_empty(columns: tuple[Column, ...], nbytes: tuple[int, ...]) -> list[ShardClass]:
-    """One class, or two when some shards have no bytes: those need not be fetched."""
-    if all(nbytes):
-        return [ShardClass(columns, nbytes, sum(nbytes))]
+def _split_empty(
+    columns: tuple[Column, ...], nbytes: tuple[int, ...], empty: Sequence[bool]
+) -> list[ShardClass]:
+    """One class, or two when some shards are empty: those need not be fetched."""
+    if not any(empty):
+        return [ShardClass(columns, nbytes, sum(nbytes), False)]
     found: list[ShardClass] = []
-    for some in (True, False):
-        places = [place for place, size in enumerate(nbytes) if bool(size) == some]
+    for wanted in (False, True):
+        places = [place for place, is_so in enumerate(empty) if is_so == wanted]
         if places:
             chosen = tuple(
                 Column(c.digest, c.holders, tuple(c.indices[place] for place in places))
                 for c in columns
             )
             sizes = tuple(nbytes[place] for place in places)
-            found.append(ShardClass(chosen, sizes, sum(sizes)))
+            found.append(ShardClass(chosen, sizes, sum(sizes), wanted))
     return found
 
 
@@ -198,26 +205,28 @@ class _Sorting:
         return [(d, holders_of(d, i), i) for d, i in self._tensors.copies(shard)]
 
     def _grouped(self, places: dict[ShardId, list[_Place]]) -> list[ShardClass]:
-        groups: dict[tuple[object, ...], list[list[_Place]]] = {}
+        groups: dict[tuple[bool, tuple[object, ...]], list[list[_Place]]] = {}
         for shard, found in places.items():
-            names: list[object] = [is_empty(shard.box)]
+            names: list[object] = []
             for digest, holders, _ in found:
                 names += (digest, id(holders))
-            groups.setdefault(tuple(names), []).append(found)
+            groups.setdefault((is_empty(shard.box), tuple(names)), []).append(found)
         classes: list[ShardClass] = []
-        for members in groups.values():
+        for (empty, _), members in groups.items():
             columns = tuple(
                 Column(digest, holders, tuple(member[column][2] for member in members))
                 for column, (digest, holders, _) in enumerate(members[0])
             )
             entries = self._tensors.contents[columns[0].digest].shards
             nbytes = tuple(entries[index].nbytes for index in columns[0].indices)
-            classes.append(ShardClass(columns, nbytes, sum(nbytes)))
+            classes.append(ShardClass(columns, nbytes, sum(nbytes), empty))
         # Those of few manifests first: what many have (a leaf replicated inside a slice) then
         # comes from a manifest that is needed anyway.
         classes.sort(key=lambda c: (len(c.columns), c.columns[0].digest, c.columns[0].indices))
         return classes
 
 
-def _keys(paths: Iterable[str], shards: Iterable[object]) -> Iterable[tuple[str, Box]]:
+def _keys(
+    paths: Iterable[str | None], shards: Iterable[object]
+) -> Iterable[tuple[str | None, Box]]:
     return zip(paths, map(_BOX, shards), strict=True)

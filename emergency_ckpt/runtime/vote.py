@@ -52,9 +52,10 @@ class Outcome:
 
 
 class _Decision(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """``reason``: of an incomplete save only; there is one reason for a complete one."""
+
     complete: bool
     reason: str
-    """Of an incomplete save only."""
 
 
 class Vote:
@@ -127,7 +128,10 @@ class Vote:
         except (CoordinationError, DeadlineExceeded) as error:
             return Outcome("in_doubt", f"{problem} {error}".strip())
         decision = msgspec.json.decode(data, type=_Decision)
-        return Outcome("complete" if decision.complete else "incomplete", decision.reason)
+        if not decision.complete:
+            return Outcome("incomplete", decision.reason)
+        everyone = range(self._coordinator.process_count)
+        return Outcome("complete", decide_vote(everyone, everyone, ()).reason)
 
 
 def _name(save: SaveId) -> str:
