@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Callable
 
 import pytest
 from transfer_support import (
@@ -60,7 +61,7 @@ def test_what_came_before_a_break_was_told(holdings: MemoryHoldings) -> None:
     into = anonymous_mapping(12 * MIB)
     wanted = [ShardTarget(index, 4 * MIB, index * 4 * MIB) for index in range(3)]
     with (
-        peer_that(lambda sock: one_shard_then_gone(sock, shards[0])) as address,
+        peer_that(one_shard_then_gone(shards[0])) as address,
         TransferClient(run_id=RUN_ID, secret=SECRET, streams=1) as client,
         pytest.raises(TransferError),
     ):
@@ -82,13 +83,24 @@ def test_what_the_callback_raises_ends_the_fetch(
         client.fetch_shards(server.address, digest, targets_of(contents), into, 60, refuse)
 
 
-def one_shard_then_gone(sock: socket.socket, data: bytes) -> None:
-    """A holder that gives one request of so many bytes, and dies."""
-    admit(sock)
-    read_frame(sock)
-    send_frame(sock, {"type": "body", "nbytes": len(data)})
-    sock.sendall(data)
-    read_frame(sock)
+def one_shard_then_gone(data: bytes) -> Callable[[socket.socket], None]:
+    """A holder that gives one request of so many bytes, and dies: whoever comes again gets nothing.
+
+    A client does come again, when a connection that it kept had ended before a byte of the reply.
+    """
+    left = [data]
+
+    def behave(sock: socket.socket) -> None:
+        if not left:
+            return
+        admit(sock)
+        read_frame(sock)
+        body = left.pop()
+        send_frame(sock, {"type": "body", "nbytes": len(body)})
+        sock.sendall(body)
+        read_frame(sock)
+
+    return behave
 
 
 def test_a_shard_that_was_used_is_not_written_again(holdings: MemoryHoldings) -> None:
@@ -108,7 +120,7 @@ def test_a_shard_that_was_used_is_not_written_again(holdings: MemoryHoldings) ->
             _native.copy_crc32c(into, [(b"mine", places[shard])], 1)
 
     with (
-        peer_that(lambda sock: one_shard_then_gone(sock, shards[0])) as first,
+        peer_that(one_shard_then_gone(shards[0])) as first,
         TransferServer(holdings, run_id=RUN_ID, secret=SECRET, on_bytes_sent=sent.append) as second,
         TransferClient(run_id=RUN_ID, secret=SECRET, streams=1) as client,
     ):
