@@ -198,15 +198,16 @@ class _Balance:
             number: self._window(process, each.columns[number].holders) for number in columns
         }
         if len(columns) == 1:
-            choices = [(columns[0], place) for place in range(len(windows[columns[0]]))]
+            choices = [(columns[0], place) for place in range(len(windows[columns[0]]))][:parts]
+        elif parts == 1:
+            choices = [(min(columns, key=lambda number: self._load(windows[number][0])), 0)]
         else:
             loads = [
                 (self._load(name), place, number)
                 for number, window in windows.items()
                 for place, name in enumerate(window)
             ]
-            choices = [(number, place) for _, place, number in sorted(loads)]
-        choices = choices[:parts]
+            choices = [(number, place) for _, place, number in sorted(loads)][:parts]
         for part, (number, place) in enumerate(choices):
             column, window = each.columns[number], windows[number]
             shard_count = len(self._tensors.contents[column.digest].shards)

@@ -61,8 +61,12 @@ def _suspicious(every: Sequence[Contents]) -> set[Box]:
     """Boxes of which some leaf has two CRCs: few or none, of millions."""
     found: set[Box] = set()
     by_path: dict[str, dict[Box, int]] = {}
+    by_leaves: dict[int, list[dict[Box, int]]] = {}  # nearly all share one object
     for contents in every if len(every) > 1 else ():
-        seen = [by_path.setdefault(leaf.path, {}) for leaf in contents.leaves]
+        seen = by_leaves.get(id(contents.leaves))
+        if seen is None:
+            seen = [by_path.setdefault(leaf.path, {}) for leaf in contents.leaves]
+            by_leaves[id(contents.leaves)] = seen
         for entry in contents.shards:
             if 0 <= entry.leaf < len(seen):
                 crc = entry.crc32c

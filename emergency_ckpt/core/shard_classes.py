@@ -7,7 +7,7 @@ shards are looked at one by one only here, once for all processes that need the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import attrgetter
@@ -108,13 +108,9 @@ def classify(tensors: SaveTensors, target: TargetSet, hints: Iterable[str]) -> N
     hinted = list(hints)
     exact = [d for d in hinted if not tensors.is_spoiled(d) and _is_exactly(tensors, d, target)]
     if exact and len(exact) == len(hinted):
-        shards = tensors.contents[exact[0]].shards
-        indices = tuple(range(len(shards)))
+        indices = tuple(range(len(tensors.contents[exact[0]].shards)))
         columns = tuple(Column(d, tensors.holders_of(d, 0), indices) for d in sorted(exact))
-        sizes = tuple(map(_NBYTES, shards))
-        # Only where there are no bytes may there be no elements.
-        empty = [] if all(sizes) else [is_empty(shard.box) for shard in shards]
-        return Needs(_split_empty(columns, sizes, empty), [])
+        return Needs(_in_classes(tensors, columns), [])
     return _Sorting(tensors, target, hinted).needs()
 
 
@@ -128,10 +124,13 @@ def _is_exactly(tensors: SaveTensors, digest: str, target: TargetSet) -> bool:
     return tensors.paths(digest) == list(map(_LEAF, target))
 
 
-def _split_empty(
-    columns: tuple[Column, ...], nbytes: tuple[int, ...], empty: Sequence[bool]
-) -> list[ShardClass]:
+def _in_classes(tensors: SaveTensors, columns: tuple[Column, ...]) -> list[ShardClass]:
     """One class, or two when some shards are empty: those need not be fetched."""
+    entries = tensors.contents[columns[0].digest].shards
+    shards = [entries[index] for index in columns[0].indices]
+    nbytes = tuple(map(_NBYTES, shards))
+    # Only where there are no bytes may there be no elements.
+    empty = [] if all(nbytes) else [is_empty(shard.box) for shard in shards]
     if not any(empty):
         return [ShardClass(columns, nbytes, sum(nbytes), False)]
     found: list[ShardClass] = []
@@ -147,29 +146,38 @@ def _split_empty(
     return found
 
 
-_Place = tuple[str, tuple[str, ...], int]
-"""Digest, holders of the shard, its index there."""
+@dataclass(frozen=True)
+class _Held:
+    """Shards of one manifest with the same holders: their numbers, and their indices there."""
+
+    digest: str
+    holders: tuple[str, ...]
+    index_of: dict[int, int] = field(default_factory=dict[int, int])
 
 
 class _Sorting:
-    """Sorts the shards of one target set into classes, by who has them."""
+    """Sorts the shards of one target set into classes, by who has them.
 
-    def __init__(self, tensors: SaveTensors, target: TargetSet, hints: Sequence[str]) -> None:
+    A shard goes by a number: its place in the target set, or one after those for a piece.
+    """
+
+    def __init__(self, tensors: SaveTensors, target: TargetSet, hints: Iterable[str]) -> None:
         self._tensors = tensors
         self._target = target
-        self._hints = hints
+        keys = _keys(map(_LEAF, target), target)
+        self._number_of: dict[tuple[str | None, Box], int] = dict(
+            zip(keys, range(len(target)), strict=True)
+        )
+        self._held: dict[tuple[str, int], _Held] = {}
+        for digest in sorted(hints):
+            self._look_in(digest)
 
     def needs(self) -> Needs:
-        places: dict[ShardId, list[_Place]] = {}
-        missing: list[ShardId] = []
+        number_of, missing = self._number_of, list[ShardId]()
+        found = set[int]().union(*(held.index_of for held in self._held.values()))
         pieces: dict[ShardId, None] = {}
-        for shard, found in zip(self._target, self._in_hints(), strict=True):
-            if found:
-                places[shard] = found
-                continue
-            places_anywhere = self._anywhere(shard)
-            if places_anywhere:
-                places[shard] = places_anywhere
+        for number, shard in enumerate(self._target if len(found) < len(number_of) else ()):
+            if number in found or self._look_anywhere(shard, number):
                 continue
             parts = self._tensors.pieces(shard)
             if parts is None:
@@ -177,49 +185,62 @@ class _Sorting:
             else:
                 pieces.update(dict.fromkeys(parts))
         for shard in pieces:
-            if shard not in places:
-                places[shard] = self._anywhere(shard)
-        return Needs(self._grouped(places), missing)
+            # Those that are targets too have been found.
+            if (shard.leaf, shard.box) not in number_of:
+                number = number_of[shard.leaf, shard.box] = len(number_of)
+                self._look_anywhere(shard, number)
+        return Needs(self._classes(), missing)
 
-    def _in_hints(self) -> list[list[_Place]]:
-        """For each target: where it is among the hinted manifests, by digest."""
-        tensors, target = self._tensors, self._target
-        number_of = dict(zip(_keys(map(_LEAF, target), target), range(len(target)), strict=True))
-        found: list[list[_Place]] = [[] for _ in target]
-        for digest in sorted(self._hints):
-            shards = tensors.contents[digest].shards
-            numbers = map(number_of.get, _keys(tensors.paths(digest), shards))
-            spoiled = tensors.is_spoiled(digest)
-            holders = tensors.holders_of(digest, 0) if shards and not spoiled else ()
-            for index, number in enumerate(numbers):
-                if number is None:
-                    continue
-                if spoiled:
-                    holders = tensors.holders_of(digest, index)
-                if holders:
-                    found[number].append((digest, holders, index))
-        return found
+    def _look_in(self, digest: str) -> None:
+        shards = self._tensors.contents[digest].shards
+        numbers = map(self._number_of.get, _keys(self._tensors.paths(digest), shards))
+        index_of = {number: index for index, number in enumerate(numbers) if number is not None}
+        if not index_of:
+            return
+        if not self._tensors.is_spoiled(digest):
+            holders = self._tensors.holders_of(digest, 0)
+            self._held[digest, id(holders)] = _Held(digest, holders, index_of)
+            return
+        for number, index in index_of.items():
+            self._note(digest, index, number)
 
-    def _anywhere(self, shard: ShardId) -> list[_Place]:
-        holders_of = self._tensors.holders_of
-        return [(d, holders_of(d, i), i) for d, i in self._tensors.copies(shard)]
+    def _look_anywhere(self, shard: ShardId, number: int) -> bool:
+        copies = self._tensors.copies(shard)
+        for digest, index in copies:
+            self._note(digest, index, number)
+        return bool(copies)
 
-    def _grouped(self, places: dict[ShardId, list[_Place]]) -> list[ShardClass]:
-        groups: dict[tuple[bool, tuple[object, ...]], list[list[_Place]]] = {}
-        for shard, found in places.items():
-            names: list[object] = []
-            for digest, holders, _ in found:
-                names += (digest, id(holders))
-            groups.setdefault((is_empty(shard.box), tuple(names)), []).append(found)
+    def _note(self, digest: str, index: int, number: int) -> None:
+        holders = self._tensors.holders_of(digest, index)
+        if holders:
+            held = self._held.setdefault((digest, id(holders)), _Held(digest, holders))
+            held.index_of[number] = index
+
+    def _classes(self) -> list[ShardClass]:
+        """Numbers that are in the same ``_Held`` throughout make a class."""
+        every = sorted(self._held.values(), key=lambda held: (held.digest, held.holders))
+        groups: list[tuple[set[int], list[_Held]]] = []
+        for held in every:
+            rest, divided = set(held.index_of), list[tuple[set[int], list[_Held]]]()
+            for numbers, sides in groups:
+                both = numbers & rest
+                if both:
+                    rest -= both
+                    divided.append((both, [*sides, held]))
+                    numbers = numbers - both  # noqa: PLW2901  what is left of it
+                if numbers:
+                    divided.append((numbers, sides))
+            if rest:
+                divided.append((rest, [held]))
+            groups = divided
         classes: list[ShardClass] = []
-        for (empty, _), members in groups.items():
+        for numbers, sides in groups:
+            order = sorted(numbers)
             columns = tuple(
-                Column(digest, holders, tuple(member[column][2] for member in members))
-                for column, (digest, holders, _) in enumerate(members[0])
+                Column(held.digest, held.holders, tuple(map(held.index_of.__getitem__, order)))
+                for held in sides
             )
-            entries = self._tensors.contents[columns[0].digest].shards
-            nbytes = tuple(entries[index].nbytes for index in columns[0].indices)
-            classes.append(ShardClass(columns, nbytes, sum(nbytes), empty))
+            classes += _in_classes(self._tensors, columns)
         # Those of few manifests first: what many have (a leaf replicated inside a slice) then
         # comes from a manifest that is needed anyway.
         classes.sort(key=lambda c: (len(c.columns), c.columns[0].digest, c.columns[0].indices))
