@@ -202,6 +202,7 @@ def _restore(shape: Shape, digests: list[str], lost: str, peers: _Peers) -> dict
             "restore/0",
             deque(),
             new_leader,
+            EventSink(None, process_index=process),
             deadline_s=time.monotonic() + DEADLINE_S,
         )
         for process in range(count)
