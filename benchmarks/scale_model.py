@@ -1,33 +1,34 @@
-"""A job of any size on paper: who holds what after two saves, as a restore's leader sees it."""
+"""A job of any size on paper: who holds what after a save, as the leader of a restore sees it."""
 
 import dataclasses
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from types import SimpleNamespace
+from typing import Any
 
-from emergency_ckpt.core.inventory import HeldHostState, HeldTensors, HolderInventory, Inventory
+from emergency_ckpt.core.inventory import HeldHostState, HeldTensors, HolderInventory
 from emergency_ckpt.core.placement import PlacementPolicy, Topology, place_all
 from emergency_ckpt.core.plan_types import TargetSet
 from emergency_ckpt.core.striping import HeldLeaves
 from emergency_ckpt.tiers.manifest import (
     build_contents,
     contents_digest,
-    decode_contents,
     encode_contents,
     lay_out,
+    shard_nbytes,
 )
-from emergency_ckpt.types import Box, Contents, LeafSpec, SaveId, ShardId
+from emergency_ckpt.types import Box, LeafSpec, SaveId, ShardId
 
-RUN_ID = f"{'a-training-run':-<40}-{'0' * 16}"  # as long as one that follows from a directory
-INCARNATION = f"{0x0198F2C4A1B0:012x}-{'5e' * 8}"
-STEP = 1_234_560
-ROWS = 8  # of a sharded leaf, on each host
-COLUMNS = 8192
+RUN_ID = f"{'a-training-run':->40}-{'0' * 16}"  # as long as one that follows from a directory
+SAVE = SaveId(1_234_560, f"{0x0198F2C4A1B0:012x}-{'5e' * 8}", RUN_ID)
+ROWS, COLUMNS = 8, 8192  # of a host's part of a sharded leaf
 SMALL_ELEMENTS = 4096
+REPLICATED_ONE_IN = 6
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """A job: ``slices`` of ``hosts`` processes, ``leaves`` of which one in six is replicated."""
+    """A job: ``slices`` of ``hosts`` processes with one box of each sharded leaf each."""
 
     slices: int
     hosts: int
@@ -43,113 +44,94 @@ class Shape:
         return Topology(self.process_count, tuple(p // self.hosts for p in processes))
 
     def specs(self) -> dict[str, LeafSpec]:
-        """Sharded weights and their moments, and norms that every host has whole."""
+        """Sharded weights, and norms that every host has whole."""
         found: dict[str, LeafSpec] = {}
         for number in range(self.leaves):
-            if number % 6 == 5:
-                path = f"params/layers_{number:03}/norm/scale"
+            if number % REPLICATED_ONE_IN == REPLICATED_ONE_IN - 1:
+                path = f"params/layers_{number:04}/norm/scale"
                 found[path] = LeafSpec(path, "float32", (SMALL_ELEMENTS,))
             else:
-                path = f"opt_state/mu/layers_{number:03}/mlp/kernel"
+                path = f"opt_state/mu/layers_{number:04}/mlp/kernel"
                 found[path] = LeafSpec(path, "bfloat16", (self.hosts * ROWS, COLUMNS))
         return dict(sorted(found.items()))
 
+    def box(self, spec: LeafSpec, host: int) -> Box:
+        if len(spec.global_shape) == 1:
+            return ((0, SMALL_ELEMENTS),)
+        return ((host * ROWS, (host + 1) * ROWS), (0, COLUMNS))
+
     def held(self) -> tuple[HeldLeaves, ...]:
-        """Two kinds of leaves: cut over the hosts of a slice, and whole on each."""
-        everyone = tuple(range(self.process_count))
-        cut: dict[Box, tuple[int, ...]] = {
-            ((host * ROWS, (host + 1) * ROWS), (0, COLUMNS)): everyone[host :: self.hosts]
-            for host in range(self.hosts)
-        }
-        specs = self.specs()
-        sharded = {path: 2 for path, spec in specs.items() if len(spec.global_shape) == 2}
-        whole = {path: 4 for path, spec in specs.items() if len(spec.global_shape) == 1}
-        return (
-            HeldLeaves((self.hosts * ROWS, COLUMNS), sharded, cut),
-            HeldLeaves((SMALL_ELEMENTS,), whole, {((0, SMALL_ELEMENTS),): everyone}),
-        )
+        """As ``BoxTable.held_leaves``: one entry for each of the two kinds of leaves."""
+        everyone, specs = tuple(range(self.process_count)), self.specs()
+        kinds: dict[tuple[int, ...], dict[str, int]] = {}
+        for path, spec in specs.items():
+            item_bytes = 2 if spec.dtype == "bfloat16" else 4
+            kinds.setdefault(spec.global_shape, {})[path] = item_bytes
+        found: list[HeldLeaves] = []
+        for shape, items in kinds.items():
+            spec, holders = specs[next(iter(items))], dict[Box, tuple[int, ...]]()
+            for host in range(self.hosts):
+                holders[self.box(spec, host)] = everyone[host :: self.hosts]
+            if len(holders) < self.hosts:
+                holders = dict.fromkeys(holders, everyone)
+            found.append(HeldLeaves(shape, items, holders))
+        return tuple(found)
 
     def targets(self) -> dict[int, TargetSet]:
-        """What each process needs, as ``BoxTable.targets`` gives it."""
-        shared: list[TargetSet] = []
-        for host in range(self.hosts):
-            box: Box = ((host * ROWS, (host + 1) * ROWS), (0, COLUMNS))
-            whole: Box = ((0, SMALL_ELEMENTS),)
-            shared.append(
-                tuple(
-                    ShardId(path, box if len(spec.global_shape) == 2 else whole)
-                    for path, spec in self.specs().items()
-                )
-            )
+        """As ``BoxTable.targets``: what each process needs, one object for all replicas."""
+        specs = self.specs()
+        shared = [
+            tuple(ShardId(path, self.box(spec, host)) for path, spec in specs.items())
+            for host in range(self.hosts)
+        ]
         return {process: shared[process % self.hosts] for process in range(self.process_count)}
 
+    def tree(self) -> Any:
+        """What a restore asks of the tree of leaves: their specs."""
+        return SimpleNamespace(leaves=[SimpleNamespace(spec=s) for s in self.specs().values()])
 
-class SavedJob:
-    """What every process of a job has published: one save, the same bits on all replicas."""
+    def lost(self, kind: str) -> range:
+        """The processes whose RAM is lost: of nobody, of one host, of the last slice."""
+        count = {"nothing": 0, "host": 1, "slice": self.hosts}[kind]
+        return range(self.process_count - count, self.process_count)
 
-    def __init__(self, shape: Shape, policy: PlacementPolicy) -> None:
-        self.shape = shape
-        self.save = SaveId(STEP, INCARNATION, RUN_ID)
-        self.encoded: dict[str, bytes] = {}
-        specs = shape.specs()
-        self.digests: dict[int, str] = {}
-        known: dict[tuple[ShardId, ...], str] = {}
-        stored = place_all(policy, shape.topology, shape.held())
-        for process in range(shape.process_count):
-            shards = stored[process]
-            digest = known.get(shards)
-            if digest is None:
-                digest = known[shards] = self._publish(specs, shards)
-            self.digests[process] = digest
-        self._states = {
-            p: HeldHostState(self.save, p, shape.process_count, _digest(f"state {p}"), 4096, False)
-            for p in range(shape.process_count)
-        }
 
-    def _publish(self, specs: dict[str, LeafSpec], shards: tuple[ShardId, ...]) -> str:
-        layout = lay_out(specs.values(), [(s, _nbytes(specs[s.leaf], s.box)) for s in shards])
-        contents = build_contents(
-            self.save, specs.values(), layout, [0xDEADBEEF] * len(layout.shards)
+def manifests(shape: Shape, policy: PlacementPolicy) -> Iterator[tuple[bytes, list[int]]]:
+    """Each distinct manifest, encoded, and the processes that published it."""
+    specs = shape.specs()
+    by_shards: dict[tuple[ShardId, ...], list[int]] = {}
+    for process, shards in place_all(policy, shape.topology, shape.held()).items():
+        by_shards.setdefault(shards, []).append(process)
+    for shards, processes in by_shards.items():
+        layout = lay_out(
+            tuple(specs.values()), [(s, shard_nbytes(specs[s.leaf], s.box)) for s in shards]
         )
-        encoded = encode_contents(contents)
-        digest = contents_digest(encoded)
-        self.encoded[digest] = encoded
-        return digest
-
-    def holder(self, process: int, *, lost: bool) -> HolderInventory:
-        """What ``process`` reports: its tensors, its host state and those of its wards."""
-        topology, wards = self.shape.topology, [process]
-        position, hosts = process % self.shape.hosts, self.shape.hosts
-        wards += [p for p in range(position, topology.process_count, hosts) if p != process]
-        return HolderInventory(
-            f"process/{process}",
-            process,
-            f"10.{process >> 16 & 255}.{process >> 8 & 255}.{process & 255}:40123",
-            () if lost else (HeldTensors(self.save, self.digests[process]),),
-            () if lost else tuple(self._states[ward] for ward in wards),
-            None if lost else self.save,
-        )
-
-    def read_manifests(self, digests: Collection[str]) -> dict[str, Contents]:
-        """Decoded and checked, as the leader does with what it fetches."""
-        return {digest: decode_contents(self.encoded[digest], digest) for digest in digests}
-
-    def inventory(self, lost: Collection[int]) -> Inventory:
-        """The leader's view when ``lost`` came back empty."""
-        holders = tuple(
-            self.holder(process, lost=process in lost)
-            for process in range(self.shape.process_count)
-        )
-        held = {tensors.digest: None for holder in holders for tensors in holder.tensors}
-        return Inventory(holders, self.read_manifests(held))
+        crcs = [3_735_928_559] * len(layout.shards)
+        yield encode_contents(build_contents(SAVE, specs.values(), layout, crcs)), processes
 
 
-def _nbytes(spec: LeafSpec, box: Box) -> int:
-    elements = 1
-    for start, stop in box:
-        elements *= stop - start
-    return elements * (2 if spec.dtype == "bfloat16" else 4)
+def holder(shape: Shape, process: int, digest: str, lost: Collection[int]) -> HolderInventory:
+    """What ``process`` reports: its tensors, its host state, and those of its wards."""
+    address = f"10.{process >> 16 & 255}.{process >> 8 & 255}.{process & 255}:40123"
+    if process in lost:
+        return HolderInventory(f"process/{process}", process, address, (), ())
+    position = process % shape.hosts
+    wards = [process, *range(position, shape.process_count, shape.hosts)]
+    return HolderInventory(
+        f"process/{process}",
+        process,
+        address,
+        (HeldTensors(SAVE, digest),),
+        tuple(
+            HeldHostState(SAVE, ward, shape.process_count, _digest(f"state {ward}"), 4096, False)
+            for ward in dict.fromkeys(wards)
+        ),
+        SAVE,
+    )
 
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+__all__ = ["RUN_ID", "SAVE", "Shape", "contents_digest", "holder", "manifests"]

@@ -1,4 +1,8 @@
-"""Value types that every layer shares. All are immutable and comparable."""
+"""Value types that every layer shares. All are immutable and comparable.
+
+The small ones are not looked at by the garbage collector: they hold numbers and names, which make
+no cycles, and a large job's leader has millions of them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ Box = tuple[tuple[int, int], ...]
 """Half-open index ranges of a shard in its global array, one (start, stop) per dimension."""
 
 
-class SaveId(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):
+class SaveId(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True, gc=False):
     """Identity of one save. Parts are only ever put together when all three are equal.
 
     ``incarnation`` is a fresh id for each start of the job. It begins with the leader's clock in
@@ -21,14 +25,14 @@ class SaveId(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True
     run_id: str
 
 
-class ShardId(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):
+class ShardId(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True, gc=False):
     """A part of the state, independent of process, host, slice and mesh."""
 
     leaf: str
     box: Box
 
 
-class LeafSpec(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):
+class LeafSpec(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True, gc=False):
     """One array of the state as stored.
 
     Attributes:
@@ -45,7 +49,7 @@ class LeafSpec(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=Tr
     key_impl: str | None = None
 
 
-class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """Where one shard lies in a slot.
 
     Attributes:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from heapq import heapify, heapreplace
-from itertools import islice
+from dataclasses import dataclass
 from typing import TypeVar
 
-from emergency_ckpt.core.boxes import describe, is_empty
+from emergency_ckpt.core.boxes import describe
 from emergency_ckpt.core.plan_types import FetchGroup, LocalRead, TargetSet
-from emergency_ckpt.core.save_tensors import Copy, OwnKey, SaveTensors
-from emergency_ckpt.types import Box, ShardId
+from emergency_ckpt.core.save_tensors import OwnKey, SaveTensors
+from emergency_ckpt.core.shard_classes import Needs, ShardClass, classify
+from emergency_ckpt.types import Box
 
 MAX_SOURCES = 8
 """A process draws one manifest's shards from at most this many holders."""
+
+MAX_HINTS = 64
+"""So many manifests of processes with equal needs are looked at before those of the whole job."""
 
 MAX_WINDOW = 64
 """So many holders are compared by load when sources are chosen."""
@@ -30,15 +33,12 @@ class TensorPart:
     fetch: tuple[FetchGroup, ...] = ()
 
 
-@dataclass
-class _Needs:
-    """What a target set comes to for a process that holds certain manifests itself."""
+@dataclass(frozen=True)
+class _Share:
+    """What a process does that needs certain shards and holds certain manifests itself."""
 
-    local: dict[str, tuple[int, ...] | None] = field(
-        default_factory=dict[str, tuple[int, ...] | None]
-    )
-    remote: list[tuple[Copy, ...]] = field(default_factory=list[tuple[Copy, ...]])
-    missing: list[ShardId] = field(default_factory=list[ShardId])
+    local: dict[str, tuple[int, ...] | None]
+    remote: list[ShardClass]
 
 
 def assign(
@@ -57,36 +57,48 @@ def assign(
     canonical = _shared_objects(targets)
     digests = tensors.digests_of_holders()
     hints = _hints(tensors, canonical, own, digests)
-    needs_of: dict[tuple[int, OwnKey], _Needs] = {}
-    plans: dict[int, _Needs] = {}
+    needs_of: dict[tuple[int, tuple[str, ...]], Needs] = {}
+    shares: dict[tuple[int, OwnKey], _Share] = {}
+    plans: dict[int, _Share] = {}
     for process in sorted(targets):
         holder = own.get(process)
         key = () if holder is None else tensors.own_key(holder, digests.get(holder, ()))
         target = canonical[process]
-        needs = needs_of.get((id(target), key))
-        if needs is None:
-            needs = needs_of[id(target), key] = _needs(tensors, target, key, hints[id(target)])
-        plans[process] = needs
-    missing = _missing_lines(plans)
+        share = shares.get((id(target), key))
+        if share is None:
+            known = hints[id(target)]
+            others = tuple(digest for digest, _ in key if digest not in known)
+            needs = needs_of.get((id(target), others))
+            if needs is None:
+                needs = classify(tensors, target, (*known, *others))
+                needs_of[id(target), others] = needs
+            share = shares[id(target), key] = _share(tensors, needs, key)
+        plans[process] = share
+    missing = _missing_lines(needs_of.values())
     if missing:
         return missing
     balance = _Balance(tensors)
     return {
         process: TensorPart(
-            _local_reads(tensors, needs, own.get(process)),
-            balance.fetch(process, needs.remote) if needs.remote else (),
+            _local_reads(tensors, share, own.get(process)),
+            balance.fetch(process, share.remote) if share.remote else (),
         )
-        for process, needs in plans.items()
+        for process, share in plans.items()
     }
 
 
 def _shared_objects(targets: Mapping[int, TargetSet]) -> dict[int, TargetSet]:
     """Equal target sets become one object; those that are one already are not compared."""
     by_identity: dict[int, TargetSet] = {}
-    by_value: dict[TargetSet, TargetSet] = {}
+    by_ends: dict[object, list[TargetSet]] = {}
     for target in targets.values():
         if id(target) not in by_identity:
-            by_identity[id(target)] = by_value.setdefault(target, target)
+            # Unequal ones nearly always differ there: all shards need not be hashed.
+            alike = by_ends.setdefault((len(target), target[:1], target[-1:]), [])
+            same = next((other for other in alike if other == target), target)
+            if same is target:
+                alike.append(target)
+            by_identity[id(target)] = same
     return {process: by_identity[id(target)] for process, target in targets.items()}
 
 
@@ -102,67 +114,38 @@ def _hints(
         known = hints.setdefault(id(targets[process]), {})
         holder = own.get(process)
         for digest in () if holder is None else digests.get(holder, ()):
-            if len(known) < MAX_SOURCES and tensors.contents[digest].shards:
+            if len(known) < MAX_HINTS and tensors.contents[digest].shards:
                 known[digest] = None
     return hints
 
 
-def _needs(tensors: SaveTensors, target: TargetSet, own: OwnKey, hints: Iterable[str]) -> _Needs:
-    needs = _Needs()
-    taken: dict[str, set[int]] = {digest: set() for digest, _ in own}
-    remote: dict[ShardId, tuple[Copy, ...]] = {}
-    pieces: dict[ShardId, None] = {}
-    for shard in _take_own(tensors, target, own, taken):
-        copies = tensors.copies(shard, hints)
-        parts = None if copies else tensors.pieces(shard)
-        if copies:
-            remote[shard] = copies
-        elif parts is None:
-            needs.missing.append(shard)
+def _share(tensors: SaveTensors, needs: Needs, own: OwnKey) -> _Share:
+    """What of the needs the process has itself; the rest is remote."""
+    taken: dict[str, list[int]] = {}
+    remote: list[ShardClass] = []
+    for each in needs.classes:
+        for digest, spoiled in own:
+            column = next((c for c in each.columns if c.digest == digest), None)
+            # All shards of a class are spoiled at a holder, or none.
+            if column is not None and column.indices[0] not in spoiled:
+                taken.setdefault(digest, []).extend(column.indices)
+                break
         else:
-            pieces.update(dict.fromkeys(parts))
-    for shard in _take_own(tensors, pieces, own, taken):
-        remote[shard] = tensors.copies(shard)
-    # Shards of few manifests first: a shard that many have (a leaf replicated inside a slice)
-    # then comes from a manifest that is needed anyway.
-    order = sorted(remote, key=lambda shard: (len(remote[shard]), shard))
-    needs.remote = [remote[shard] for shard in order if not is_empty(shard.box)]
+            if not each.is_empty:
+                remote.append(each)
+    local: dict[str, tuple[int, ...] | None] = {}
     for digest, indices in taken.items():
-        if indices:
-            whole = len(indices) == len(tensors.contents[digest].shards)
-            needs.local[digest] = None if whole else tuple(sorted(indices))
-    return needs
+        whole = len(indices) == len(tensors.contents[digest].shards)
+        local[digest] = None if whole else tuple(sorted(indices))
+    return _Share(local, remote)
 
 
-def _take_own(
-    tensors: SaveTensors,
-    wanted: Iterable[ShardId],
-    own: OwnKey,
-    taken: dict[str, set[int]],
-) -> list[ShardId]:
-    """Note in ``taken`` what the process has itself; return the rest."""
-    rest = list(wanted)
-    for digest, spoiled in own:
-        ids, indices, left = tensors.ids(digest), taken[digest], list[ShardId]()
-        for shard in rest:
-            index = ids.get(shard)
-            if index is None or index in spoiled:
-                left.append(shard)
-            else:
-                indices.add(index)
-        rest = left
-    return rest
-
-
-def _missing_lines(plans: Mapping[int, _Needs]) -> list[str]:
+def _missing_lines(needs: Iterable[Needs]) -> list[str]:
     """One line per leaf, with the boxes that no holder has intact."""
     lost: dict[str, set[Box]] = {}
-    seen: set[int] = set()
-    for needs in plans.values():
-        if needs.missing and id(needs) not in seen:
-            seen.add(id(needs))
-            for shard in needs.missing:
-                lost.setdefault(shard.leaf, set()).add(shard.box)
+    for each in needs:
+        for shard in each.missing:
+            lost.setdefault(shard.leaf, set()).add(shard.box)
     lines: list[str] = []
     for leaf, boxes in sorted(lost.items()):
         order = sorted(boxes)
@@ -172,10 +155,10 @@ def _missing_lines(plans: Mapping[int, _Needs]) -> list[str]:
     return lines
 
 
-def _local_reads(tensors: SaveTensors, needs: _Needs, own: str | None) -> tuple[LocalRead, ...]:
+def _local_reads(tensors: SaveTensors, share: _Share, own: str | None) -> tuple[LocalRead, ...]:
     return tuple(
         LocalRead(digest, shards, tensors.alternates(digest, own))
-        for digest, shards in sorted(needs.local.items(), key=_by_digest)
+        for digest, shards in sorted(share.local.items(), key=_by_digest)
     )
 
 
@@ -190,76 +173,82 @@ class _Balance:
         self._tensors = tensors
         self._bytes: dict[str, int] = {}
 
-    def fetch(self, process: int, shards: Sequence[tuple[Copy, ...]]) -> tuple[FetchGroup, ...]:
-        """Fetch groups for shards, each given by its copies, that the process does not have."""
-        bundles: dict[tuple[str, int], tuple[tuple[str, ...], list[int]]] = {}
-        used: dict[str, None] = {}
-        for copies in shards:
-            digest, index = self._manifest(process, copies, used)
-            used[digest] = None
-            holders = self._tensors.holders_of(digest, index)
-            bundle = bundles.get((digest, id(holders)))
-            if bundle is None:
-                bundle = bundles[digest, id(holders)] = (holders, [])
-            bundle[1].append(index)
-        groups: dict[tuple[str, tuple[str, ...]], list[int]] = {}
-        for (digest, _), (holders, indices) in bundles.items():
-            for sources, part in self._split(process, digest, holders, indices):
-                groups.setdefault((digest, sources), []).extend(part)
+    def fetch(self, process: int, classes: Sequence[ShardClass]) -> tuple[FetchGroup, ...]:
+        """Fetch groups for what the process does not have."""
+        groups: dict[tuple[str, tuple[str, ...]], tuple[int, ...] | None] = {}
+        drawn: Counter[str] = Counter()  # bytes from each manifest
+        parts = max(1, MAX_SOURCES // len(classes))
+        for each in classes:
+            for number, selection, sources in self._split(process, each, parts, drawn):
+                digest = each.columns[number].digest
+                key = digest, sources
+                both = key in groups
+                groups[key] = self._joined(digest, groups[key], selection) if both else selection
         return tuple(
-            FetchGroup(digest, self._selection(digest, indices), sources)
-            for (digest, sources), indices in sorted(groups.items())
+            FetchGroup(digest, selection, sources)
+            for (digest, sources), selection in sorted(groups.items(), key=_by_key)
         )
 
     def _split(
-        self, process: int, digest: str, holders: tuple[str, ...], indices: list[int]
-    ) -> Iterator[tuple[tuple[str, ...], list[int]]]:
-        """Deal the shards out, the largest first, each to the least loaded holder."""
-        entries = self._tensors.contents[digest].shards
-        nbytes = {index: entries[index].nbytes for index in indices}
-        window = self._window(process, holders)
-        if len(window) == 1:
-            self._bytes[window[0]] = self._load(window[0]) + sum(nbytes.values())
-            yield window, indices
-            return
-        heap = [(self._load(name), place) for place, name in enumerate(window)]
-        heapify(heap)
-        dealt: list[list[int]] = [[] for _ in window]
-        for index in sorted(indices, key=nbytes.__getitem__, reverse=True):
-            load, place = heap[0]
-            dealt[place].append(index)
-            heapreplace(heap, (load + nbytes[index], place))
-        for load, place in heap:
-            self._bytes[window[place]] = load
-            if dealt[place]:
-                yield window[place:] + window[:place], dealt[place]
+        self, process: int, each: ShardClass, parts: int, drawn: Counter[str]
+    ) -> Iterator[tuple[int, tuple[int, ...] | None, tuple[str, ...]]]:
+        """Column, shards and sources for each part of a class."""
+        columns = self._columns(process, each, drawn)
+        windows = {
+            number: self._window(process, each.columns[number].holders) for number in columns
+        }
+        if len(columns) == 1:
+            choices = [(columns[0], place) for place in range(len(windows[columns[0]]))][:parts]
+        elif parts == 1:
+            choices = [(min(columns, key=lambda number: self._load(windows[number][0])), 0)]
+        else:
+            loads = [
+                (self._load(name), place, number)
+                for number, window in windows.items()
+                for place, name in enumerate(window)
+            ]
+            choices = [(number, place) for _, place, number in sorted(loads)][:parts]
+        for part, (number, place) in enumerate(choices):
+            column, window = each.columns[number], windows[number]
+            shard_count = len(self._tensors.contents[column.digest].shards)
+            found = each.parts(number, len(choices), shard_count)
+            if part < len(found):
+                size_bytes, selection = found[part]
+                self._bytes[window[place]] = self._load(window[place]) + size_bytes
+                drawn[column.digest] += size_bytes
+                yield number, selection, window[place:] + window[:place]
+
+    def _columns(self, process: int, each: ShardClass, drawn: Counter[str]) -> Sequence[int]:
+        """Which of the manifests that have the class are looked at, by their numbers."""
+        count = len(each.columns)
+        if count == 1:
+            return (0,)
+        for number, column in enumerate(each.columns):
+            # Not worth a source of its own: it comes along with more of the same manifest.
+            if 2 * each.size_bytes <= drawn[column.digest]:
+                return (number,)
+        return _cycle(range(count), process, MAX_SOURCES)
 
     def _load(self, holder: str) -> int:
         return self._bytes.get(holder, 0)
 
-    def _manifest(self, process: int, copies: Sequence[Copy], used: Mapping[str, None]) -> Copy:
-        """A manifest to take the shard from: one in use already, or the least loaded of some."""
-        if len(copies) == 1:
-            return copies[0]
-        if used:
-            for copy in islice(copies, MAX_WINDOW):
-                if copy[0] in used:
-                    return copy
-        some = _cycle(copies, process, MAX_SOURCES)
-        return min(some, key=lambda copy: self._lowest_load(*copy))
-
-    def _lowest_load(self, digest: str, index: int) -> int:
-        holders = self._tensors.holders_of(digest, index)
-        return min(map(self._load, holders[:MAX_SOURCES]))
-
     def _window(self, process: int, holders: tuple[str, ...]) -> tuple[str, ...]:
         """The holders to choose from for one process and manifest, least loaded first."""
+        if len(holders) == 1:
+            return holders
         nearest = _cycle(holders, process, MAX_WINDOW)
         return tuple(sorted(nearest, key=self._load)[:MAX_SOURCES])
 
-    def _selection(self, digest: str, indices: list[int]) -> tuple[int, ...] | None:
-        whole = len(indices) == len(self._tensors.contents[digest].shards)
-        return None if whole else tuple(sorted(indices))
+    def _joined(
+        self, digest: str, a: tuple[int, ...] | None, b: tuple[int, ...] | None
+    ) -> tuple[int, ...] | None:
+        together = sorted({*(a or ()), *(b or ())})
+        whole = len(together) == len(self._tensors.contents[digest].shards)
+        return None if a is None or b is None or whole else tuple(together)
+
+
+def _by_key(item: tuple[tuple[str, tuple[str, ...]], object]) -> tuple[str, tuple[str, ...]]:
+    return item[0]
 
 
 def _cycle(items: Sequence[_T], start: int, at_most: int) -> list[_T]:

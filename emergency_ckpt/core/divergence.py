@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from emergency_ckpt.core.inventory import Inventory
-from emergency_ckpt.types import Contents, SaveId, ShardId
+from emergency_ckpt.types import Box, Contents, SaveId, ShardId
 
 
 class Divergence(msgspec.Struct, frozen=True, order=True):
@@ -40,13 +40,14 @@ def find_divergence(save: SaveId, held: Mapping[str, tuple[Contents, ...]]) -> l
         for contents in contents_of_holder:
             if contents.save == save:
                 by_contents.setdefault(id(contents), (contents, []))[1].append(holder)
-    if len(by_contents) < 2:
+    suspicious = _suspicious([contents for contents, _ in by_contents.values()])
+    if not suspicious:
         return []
     crcs: dict[ShardId, dict[int, set[str]]] = {}
     for contents, holders in by_contents.values():
         paths = [leaf.path for leaf in contents.leaves]
         for entry in contents.shards:
-            if 0 <= entry.leaf < len(paths):
+            if entry.box in suspicious and 0 <= entry.leaf < len(paths):
                 shard = ShardId(paths[entry.leaf], entry.box)
                 crcs.setdefault(shard, {}).setdefault(entry.crc32c, set()).update(holders)
     return [
@@ -54,6 +55,24 @@ def find_divergence(save: SaveId, held: Mapping[str, tuple[Contents, ...]]) -> l
         for shard, by_crc in sorted(crcs.items(), key=lambda item: item[0])
         if len(by_crc) > 1
     ]
+
+
+def _suspicious(every: Sequence[Contents]) -> set[Box]:
+    """Boxes of which some leaf has two CRCs: few or none, of millions."""
+    found: set[Box] = set()
+    by_path: dict[str, dict[Box, int]] = {}
+    by_leaves: dict[int, list[dict[Box, int]]] = {}  # nearly all share one object
+    for contents in every if len(every) > 1 else ():
+        seen = by_leaves.get(id(contents.leaves))
+        if seen is None:
+            seen = [by_path.setdefault(leaf.path, {}) for leaf in contents.leaves]
+            by_leaves[id(contents.leaves)] = seen
+        for entry in contents.shards:
+            if 0 <= entry.leaf < len(seen):
+                crc = entry.crc32c
+                if seen[entry.leaf].setdefault(entry.box, crc) != crc:
+                    found.add(entry.box)
+    return found
 
 
 def divergence_in(inventory: Inventory, save: SaveId) -> list[Divergence]:

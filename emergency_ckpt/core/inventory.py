@@ -1,4 +1,7 @@
-"""What holders report before a restore. Value types only."""
+"""What holders report before a restore. Value types only.
+
+As in ``types``, the garbage collector does not look at those of which there are many.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,14 @@ import msgspec
 from emergency_ckpt.types import Contents, SaveId
 
 
-class HeldTensors(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):
+class HeldTensors(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True, gc=False):
     """A published manifest: which save, and the digest of its contents."""
 
     save: SaveId
     digest: str
 
 
-class HeldHostState(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):
+class HeldHostState(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True, gc=False):
     """A published host state of process ``owner`` of ``count``; own or a buddy's copy.
 
     ``empty`` says that the process had no non-tensor state at that save (its payload is null).
@@ -30,7 +33,7 @@ class HeldHostState(msgspec.Struct, frozen=True, order=True, forbid_unknown_fiel
     empty: bool
 
 
-class HolderInventory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class HolderInventory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """All that one holder has. A holder is a process of the job or a server on a host's RAM.
 
     Attributes:

@@ -1,4 +1,7 @@
-"""The outcome of planning a restore. Values that travel as compact JSON."""
+"""The outcome of planning a restore. Values that travel as compact JSON.
+
+As in ``types``, the garbage collector does not look at those of which there are many.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,12 @@ MAX_REJECTIONS = 32
 
 
 class LocalRead(
-    msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, forbid_unknown_fields=True
+    msgspec.Struct,
+    frozen=True,
+    array_like=True,
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+    gc=False,
 ):
     """Shards that the process reads from its own RAM.
 
@@ -38,7 +46,9 @@ class LocalRead(
     alternates: tuple[str, ...] = ()
 
 
-class FetchGroup(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class FetchGroup(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False
+):
     """Shards that the process fetches.
 
     Attributes:
@@ -53,7 +63,9 @@ class FetchGroup(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     sources: tuple[str, ...]
 
 
-class HostStateFetch(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class HostStateFetch(
+    msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False
+):
     """One host state to bring back.
 
     Attributes:
@@ -68,7 +80,9 @@ class HostStateFetch(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
     sources: tuple[str, ...]
 
 
-class ProcessPlan(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class ProcessPlan(
+    msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, gc=False
+):
     """What one process does.
 
     The shards of ``local`` and ``fetch`` together hold every element of the process's targets: a

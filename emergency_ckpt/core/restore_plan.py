@@ -192,9 +192,13 @@ def _by_leaves(
     in_order = tuple(expected[path] for path in sorted(expected))
     matching: dict[str, Contents] = {}
     foreign: dict[str, Contents] = {}
+    compared: dict[int, bool] = {}  # nearly all share one object
     for digest in sorted(part.manifests):
         contents = inventory.manifests[digest]
-        same = contents.leaves == in_order or not compare_leaves(expected, contents.leaves)
+        same = compared.get(id(contents.leaves))
+        if same is None:
+            same = contents.leaves == in_order or not compare_leaves(expected, contents.leaves)
+            compared[id(contents.leaves)] = same
         (matching if same else foreign)[digest] = contents
     return matching, foreign
 

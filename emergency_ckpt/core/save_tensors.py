@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 
 from emergency_ckpt.core.boxes import BoxIndex, cover, is_empty
 from emergency_ckpt.types import Box, Contents, ShardId
 
 MAX_ALTERNATES = 2
 """Other holders named for shards that a process has itself."""
+
+_LEAF = attrgetter("leaf")
 
 Copy = tuple[str, int]
 """Digest of a manifest, and index of the shard in it."""
@@ -37,6 +40,7 @@ class SaveTensors:
         self._spoiled = spoiled
         self._unspoiled: dict[Copy, tuple[str, ...]] = {}
         self._places: dict[str, tuple[tuple[str, ...], dict[str, int]]] = {}
+        self._paths: dict[int, tuple[object, dict[int, str]]] = {}
         self._ids: dict[str, dict[ShardId, int]] = {}
         self._copies: dict[ShardId, list[Copy]] | None = None
         self._boxes: dict[str, BoxIndex] = {}
@@ -46,15 +50,28 @@ class SaveTensors:
         """Index of each shard of the manifest."""
         ids = self._ids.get(digest)
         if ids is None:
-            contents = self.contents[digest]
-            paths = [leaf.path for leaf in contents.leaves]
+            shards = self.contents[digest].shards
             ids = {
-                ShardId(paths[entry.leaf], entry.box): index
-                for index, entry in enumerate(contents.shards)
-                if 0 <= entry.leaf < len(paths)
+                ShardId(path, entry.box): index
+                for index, (path, entry) in enumerate(zip(self.paths(digest), shards, strict=True))
+                if path is not None
             }
             self._ids[digest] = ids
         return ids
+
+    def paths(self, digest: str) -> list[str | None]:
+        """Path of the leaf of each shard of the manifest; None where there is no such leaf."""
+        contents = self.contents[digest]
+        known = self._paths.get(id(contents.leaves))
+        if known is None:
+            # The leaves are kept along with their paths, so that no other object gets their id.
+            paths = dict(enumerate(leaf.path for leaf in contents.leaves))
+            known = self._paths[id(contents.leaves)] = (contents.leaves, paths)
+        return list(map(known[1].get, map(_LEAF, contents.shards)))
+
+    def is_spoiled(self, digest: str) -> bool:
+        """Whether some shard of the manifest is quarantined at some holder."""
+        return bool(self._spoiled.get(digest))
 
     def holders_of(self, digest: str, index: int) -> tuple[str, ...]:
         """Holders with an intact copy of the shard; asked twice, the answer is one object."""
@@ -99,22 +116,14 @@ class SaveTensors:
                 digests.setdefault(holder, []).append(digest)
         return digests
 
-    def copies(self, shard: ShardId, hints: Iterable[str] = ()) -> tuple[Copy, ...]:
-        """Manifests that have the shard intact at some holder: those of ``hints``, else all.
+    def copies(self, shard: ShardId) -> Sequence[Copy]:
+        """Manifests that have the shard intact at some holder, of the whole job.
 
-        Manifests of processes that need the same shards answer nearly always, and spare the
-        index over all shards of the job.
+        The first call makes an index over all shards of the job: see ``shard_classes``.
         """
-        hinted: list[Copy] = []
-        for digest in hints:
-            index = self.ids(digest).get(shard)
-            if index is not None and self.holders_of(digest, index):
-                hinted.append((digest, index))
-        if hinted:
-            return tuple(hinted)
         if self._copies is None:
             self._copies = self._index()
-        return tuple(self._copies.get(shard, ()))
+        return self._copies.get(shard, ())
 
     def pieces(self, target: ShardId) -> list[ShardId] | None:
         """Shards of other boxes that together hold the target; None when a part is missing."""

@@ -6,6 +6,7 @@ here belongs on the training thread's save path.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import socket
 import threading
@@ -148,6 +149,11 @@ class LocalCoordinator:
             self._barriers.add(name)
 
 
+def namespace(run_id: str, number: int) -> str:
+    """Prefix of all keys of one checkpointer: short, because each of them travels with it."""
+    return f"eckpt/{hashlib.sha256(run_id.encode()).hexdigest()[:8]}/{number}"
+
+
 _instances: dict[str, itertools.count[int]] = {}
 
 
@@ -161,7 +167,7 @@ def connect(run_id: str) -> Coordinator:
         return LocalCoordinator()
     number = next(_instances.setdefault(run_id, itertools.count()))
     return JaxCoordinator(
-        client, f"eckpt/{run_id}/{number}", jax.process_index(), jax.process_count()
+        client, namespace(run_id, number), jax.process_index(), jax.process_count()
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
@@ -36,6 +37,7 @@ from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.types import Contents, LeafSpec
 
 MAX_ATTEMPTS = 16
+_MANIFESTS_AT_ONCE = 16
 LISTING_TIMEOUT_S = 30.0
 """Longest wait for the list of persistent steps when RAM alone holds a whole step."""
 
@@ -132,23 +134,33 @@ class RestoreLeader:
 
     def _manifests(self, holders: Sequence[HolderInventory]) -> dict[str, Contents]:
         """Contents by digest, each read once: replicas have equal digests."""
-        found: dict[str, Contents] = {}
+        addresses: dict[str, list[str]] = {}
         for holder in holders:
             for held in holder.tensors:
-                if held.digest in found:
-                    continue
-                contents = self._tier.contents(held.digest)
-                try:
-                    if contents is None:
-                        contents = fetch_contents(self._client, holder.address, held.digest)
-                except CheckpointError as error:
-                    # Absent for the planner, which says so; another holder may still give it.
-                    self._events.emit(
-                        "restore.holder_unreachable", address=holder.address, reason=str(error)
-                    )
-                    continue
-                found[held.digest] = contents
+                addresses.setdefault(held.digest, []).append(holder.address)
+        found: dict[str, Contents] = {}
+        if not addresses:
+            return found
+        # Each from another peer: one after the other, a large job would wait for every one.
+        with ThreadPoolExecutor(_MANIFESTS_AT_ONCE, "eckpt-manifests") as pool:
+            for digest, contents in zip(
+                addresses, pool.map(self._manifest, addresses.items()), strict=True
+            ):
+                if contents is not None:
+                    found[digest] = contents
         return found
+
+    def _manifest(self, wanted: tuple[str, Sequence[str]]) -> Contents | None:
+        """Contents by digest from one of these addresses; None, with events, when none gives it."""
+        digest, addresses = wanted
+        contents = self._tier.contents(digest)
+        for address in addresses if contents is None else ():
+            try:
+                return fetch_contents(self._client, address, digest)
+            except CheckpointError as error:
+                # Absent for the planner, which says so; another holder may still give it.
+                self._events.emit("restore.holder_unreachable", address=address, reason=str(error))
+        return contents
 
     def plan(self) -> Answer:
         """The plan for what is known to be usable now."""

@@ -8,6 +8,7 @@ process acts on that value alone. Who cannot learn it is *in doubt* and overwrit
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections import deque
 from collections.abc import Mapping
 from typing import Literal
@@ -24,8 +25,11 @@ _LEARN_TIMEOUT_S = 0.5
 _REASON_LIMIT_CHARS = 200
 
 
-class Ballot(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What one process says of a save: under 200 bytes, or a reason why it refuses.
+class Ballot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What one process says of a save: under 100 bytes, or a reason why it refuses.
+
+    Names and values of a vote are short: with thousands of processes they all come at once, and
+    the service is one process. ``benchmarks/scale.py`` counts them.
 
     Attributes:
       digest: of the published contents.
@@ -47,7 +51,9 @@ class Outcome:
     ballots: Mapping[int, Ballot] = dataclasses.field(default_factory=dict[int, Ballot])
 
 
-class _Decision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Decision(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """``reason``: of an incomplete save only; there is one reason for a complete one."""
+
     complete: bool
     reason: str
 
@@ -111,7 +117,8 @@ class Vote:
         reason = "; ".join(
             [result.reason, *(f"process {p}: {ballots[p].refused}" for p in sorted(refused)[:4])]
         )
-        decision = _Decision(result.outcome == "complete", reason)
+        complete = result.outcome == "complete"
+        decision = _Decision(complete, "" if complete else reason)
         coordinator.put(f"{name}/decision", msgspec.json.encode(decision))
         return Outcome(result.outcome, reason, ballots)
 
@@ -121,8 +128,12 @@ class Vote:
         except (CoordinationError, DeadlineExceeded) as error:
             return Outcome("in_doubt", f"{problem} {error}".strip())
         decision = msgspec.json.decode(data, type=_Decision)
-        return Outcome("complete" if decision.complete else "incomplete", decision.reason)
+        if not decision.complete:
+            return Outcome("incomplete", decision.reason)
+        everyone = range(self._coordinator.process_count)
+        return Outcome("complete", decide_vote(everyone, everyone, ()).reason)
 
 
 def _name(save: SaveId) -> str:
-    return f"vote/{save.incarnation}/{save.step}"
+    life = hashlib.sha256(save.incarnation.encode()).hexdigest()[:12]
+    return f"vote/{life}/{save.step}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from math import prod
 from typing import TypeVar
 
@@ -82,6 +83,12 @@ class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     writer: Writer
 
 
+class _ContentsParts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    save: SaveId
+    leaves: msgspec.Raw
+    shards: tuple[ShardEntry, ...]
+
+
 class _FormatOnly(msgspec.Struct, frozen=True):
     format: int
 
@@ -151,9 +158,19 @@ def decode_contents(encoded: bytes, expected_digest: str | None = None) -> Conte
     _check_size(encoded, "decode contents")
     if expected_digest is not None and (actual := contents_digest(encoded)) != expected_digest:
         raise _corrupt("contents digest differs", expected_digest, actual)
-    contents = _decode(encoded, Contents)
-    check_contents(contents)
-    return contents
+    parts = _decode(encoded, _ContentsParts)
+    check_save(parts.save)
+    leaves = _decode_leaves(bytes(parts.leaves))
+    _check_shards(leaves, parts.shards)
+    return Contents(save=parts.save, leaves=leaves, shards=parts.shards)
+
+
+@lru_cache(maxsize=4)
+def _decode_leaves(encoded: bytes) -> tuple[LeafSpec, ...]:
+    """Leaves, checked. The manifests of a job all have the same: they share one object."""
+    leaves = _decode(encoded, tuple[LeafSpec, ...])
+    _check_leaves(leaves)
+    return leaves
 
 
 def encode_manifest(contents: Contents, writer: Writer) -> bytes:
@@ -214,21 +231,29 @@ def check_save(save: SaveId) -> None:
 def check_contents(contents: Contents) -> None:
     """``CorruptData`` unless ``contents`` keep every rule and limit of FORMAT.md."""
     check_save(contents.save)
-    _check(len(contents.leaves) <= MAX_LEAVES, "too many leaves", len(contents.leaves))
-    _check(len(contents.shards) <= MAX_SHARDS, "too many shards", len(contents.shards))
+    _check_leaves(contents.leaves)
+    _check_shards(contents.leaves, contents.shards)
+
+
+def _check_leaves(leaves: Sequence[LeafSpec]) -> None:
+    _check(len(leaves) <= MAX_LEAVES, "too many leaves", len(leaves))
     previous_path: str | None = None
-    for spec in contents.leaves:
+    for spec in leaves:
         _check_leaf(spec, previous_path)
         previous_path = spec.path
+
+
+def _check_shards(leaves: Sequence[LeafSpec], shards: Sequence[ShardEntry]) -> None:
+    _check(len(shards) <= MAX_SHARDS, "too many shards", len(shards))
     end = 0
     previous: tuple[int, Box] | None = None
-    for entry in contents.shards:
+    for entry in shards:
         key = (entry.leaf, entry.box)
-        if not 0 <= entry.leaf < len(contents.leaves):
+        if not 0 <= entry.leaf < len(leaves):
             raise _corrupt("leaf index out of bounds", None, entry.leaf)
         if previous is not None and previous >= key:
             raise _corrupt("shards are not sorted", None, key)
-        _check_shard(contents.leaves[entry.leaf], entry, end)
+        _check_shard(leaves[entry.leaf], entry, end)
         previous = key
         end = entry.offset + entry.nbytes
 

@@ -22,12 +22,16 @@ from emergency_ckpt.transfer.stream import Stream, timeout_until
 T = TypeVar("T")
 
 
+MAX_IDLE = 256
+"""The leader of a restore asks every peer of a large job once: descriptors are few."""
+
+
 class NotConnected(TransferError):
     """No connection could be made: refused, unreachable, busy or silent."""
 
 
 class ConnectionPool:
-    """Thread-safe. Keeps at most ``keep`` unused connections per address."""
+    """Thread-safe. Keeps at most ``keep`` unused connections per address, ``MAX_IDLE`` in all."""
 
     def __init__(
         self, credentials: auth.Credentials, *, connect_timeout_s: float, keep: int
@@ -37,6 +41,7 @@ class ConnectionPool:
         self._keep = keep
         self._lock = threading.Lock()
         self._idle: dict[str, list[Stream]] = {}
+        self._idle_count = 0
         self._closed = False
 
     def call(
@@ -75,6 +80,7 @@ class ConnectionPool:
             self._closed = True
             streams = [stream for idle in self._idle.values() for stream in idle]
             self._idle.clear()
+            self._idle_count = 0
         for stream in streams:
             stream.close()
 
@@ -101,6 +107,7 @@ class ConnectionPool:
                 if not idle:
                     return None
                 stream = idle.pop()
+                self._idle_count -= 1
             if stream.looks_alive():
                 return stream
             stream.close()
@@ -108,10 +115,23 @@ class ConnectionPool:
     def _give_back(self, address: str, stream: Stream) -> None:
         with self._lock:
             idle = self._idle.setdefault(address, [])
-            if not self._closed and len(idle) < self._keep:
+            if self._closed or len(idle) >= self._keep:
+                surplus = stream
+            else:
                 idle.append(stream)
-                return
-        stream.close()
+                self._idle_count += 1
+                surplus = self._oldest() if self._idle_count > MAX_IDLE else None
+        if surplus is not None:
+            surplus.close()
+
+    def _oldest(self) -> Stream:
+        """One connection to the address that was first asked of those that have one."""
+        address = next(address for address, idle in self._idle.items() if idle)
+        stream = self._idle[address].pop(0)
+        self._idle_count -= 1
+        if not self._idle[address]:
+            del self._idle[address]
+        return stream
 
     def _connect(self, operation: str, address: str, within_s: float) -> Stream:
         host, port = parse_address(address)

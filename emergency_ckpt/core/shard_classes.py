@@ -1,0 +1,253 @@
+"""Shards that processes with equal needs get from the same holders: looked at together, once.
+
+Replicas publish equal manifests, so the shards that a process needs fall into few classes: one for
+each manifest that its replicas have, and one for what all of them have. Plans are made of classes;
+shards are looked at one by one only here, once for all processes that need the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from operator import attrgetter
+
+from emergency_ckpt.core.boxes import is_empty
+from emergency_ckpt.core.plan_types import TargetSet
+from emergency_ckpt.core.save_tensors import SaveTensors
+from emergency_ckpt.types import Box, ShardId
+
+_LEAF, _BOX, _NBYTES = attrgetter("leaf"), attrgetter("box"), attrgetter("nbytes")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A manifest that has every shard of a class, and the holders that have them all intact."""
+
+    digest: str
+    holders: tuple[str, ...]
+    indices: tuple[int, ...]
+
+
+@dataclass
+class ShardClass:
+    """Shards with the same holders.
+
+    Attributes:
+      columns: the manifests that have them, sorted by digest.
+      nbytes: of each shard, in the order of every column's ``indices``.
+      is_empty: the shards have no elements: nobody need fetch them.
+    """
+
+    columns: tuple[Column, ...]
+    nbytes: tuple[int, ...]
+    size_bytes: int
+    is_empty: bool
+    _parts: dict[tuple[int, int], list[tuple[int, tuple[int, ...] | None]]] = field(
+        default_factory=dict[tuple[int, int], list[tuple[int, tuple[int, ...] | None]]]
+    )
+
+    def parts(
+        self, column: int, count: int, shard_count: int
+    ) -> list[tuple[int, tuple[int, ...] | None]]:
+        """The class in up to ``count`` even parts: (bytes, shards of the column's manifest).
+
+        The largest part first; the same for every column. None: all shards of the manifest, of
+        which there are ``shard_count``.
+        """
+        key = column, count
+        found = self._parts.get(key)
+        if found is None:
+            indices = self.columns[column].indices
+            whole = len(indices) == shard_count
+            found = self._parts[key] = [
+                (
+                    sum(self.nbytes[place] for place in places),
+                    None
+                    if whole and len(places) == shard_count
+                    else tuple(sorted(indices[place] for place in places)),
+                )
+                for places in _even(self.nbytes, count)
+            ]
+            found.sort(key=lambda part: -part[0])
+        return found
+
+
+@lru_cache(maxsize=256)
+def _even(nbytes: tuple[int, ...], count: int) -> tuple[tuple[int, ...], ...]:
+    """Deal the places out, the largest first, each to the part with the fewest bytes.
+
+    Remembered: the manifests of a large job differ in their boxes, seldom in their sizes.
+    """
+    if count == 1:
+        return (tuple(range(len(nbytes))),)
+    parts: list[list[int]] = [[] for _ in range(count)]
+    loads = [0] * count
+    for place in sorted(range(len(nbytes)), key=nbytes.__getitem__, reverse=True):
+        least = loads.index(min(loads))
+        parts[least].append(place)
+        loads[least] += nbytes[place]
+    return tuple(tuple(part) for part in parts if part)
+
+
+@dataclass
+class Needs:
+    """The classes of one target set, and what of it is held nowhere."""
+
+    classes: list[ShardClass]
+    missing: list[ShardId]
+
+
+def classify(tensors: SaveTensors, target: TargetSet, hints: Iterable[str]) -> Needs:
+    """The classes of ``target``.
+
+    A target is looked for in the manifests of ``hints``, then in all; one of whose box there is
+    no shard is put together from shards that overlap it, which take its place in the classes.
+    Targets without elements that are in none of the hints need nothing.
+    """
+    hinted = list(hints)
+    exact = [d for d in hinted if not tensors.is_spoiled(d) and _is_exactly(tensors, d, target)]
+    if exact and len(exact) == len(hinted):
+        indices = tuple(range(len(tensors.contents[exact[0]].shards)))
+        columns = tuple(Column(d, tensors.holders_of(d, 0), indices) for d in sorted(exact))
+        return Needs(_in_classes(tensors, columns), [])
+    return _Sorting(tensors, target, hinted).needs()
+
+
+def _is_exactly(tensors: SaveTensors, digest: str, target: TargetSet) -> bool:
+    """Whether the manifest has just the shards of ``target``, in the same order."""
+    shards = tensors.contents[digest].shards
+    if len(shards) != len(target) or not shards:
+        return False
+    if list(map(_BOX, shards)) != list(map(_BOX, target)):
+        return False
+    return tensors.paths(digest) == list(map(_LEAF, target))
+
+
+def _in_classes(tensors: SaveTensors, columns: tuple[Column, ...]) -> list[ShardClass]:
+    """One class, or two when some shards are empty: those need not be fetched."""
+    entries = tensors.contents[columns[0].digest].shards
+    shards = [entries[index] for index in columns[0].indices]
+    nbytes = tuple(map(_NBYTES, shards))
+    # Only where there are no bytes may there be no elements.
+    empty = [] if all(nbytes) else [is_empty(shard.box) for shard in shards]
+    if not any(empty):
+        return [ShardClass(columns, nbytes, sum(nbytes), False)]
+    found: list[ShardClass] = []
+    for wanted in (False, True):
+        places = [place for place, is_so in enumerate(empty) if is_so == wanted]
+        if places:
+            chosen = tuple(
+                Column(c.digest, c.holders, tuple(c.indices[place] for place in places))
+                for c in columns
+            )
+            sizes = tuple(nbytes[place] for place in places)
+            found.append(ShardClass(chosen, sizes, sum(sizes), wanted))
+    return found
+
+
+@dataclass(frozen=True)
+class _Held:
+    """Shards of one manifest with the same holders: their numbers, and their indices there."""
+
+    digest: str
+    holders: tuple[str, ...]
+    index_of: dict[int, int] = field(default_factory=dict[int, int])
+
+
+class _Sorting:
+    """Sorts the shards of one target set into classes, by who has them.
+
+    A shard goes by a number: its place in the target set, or one after those for a piece.
+    """
+
+    def __init__(self, tensors: SaveTensors, target: TargetSet, hints: Iterable[str]) -> None:
+        self._tensors = tensors
+        self._target = target
+        keys = _keys(map(_LEAF, target), target)
+        self._number_of: dict[tuple[str | None, Box], int] = dict(
+            zip(keys, range(len(target)), strict=True)
+        )
+        self._held: dict[tuple[str, int], _Held] = {}
+        for digest in sorted(hints):
+            self._look_in(digest)
+
+    def needs(self) -> Needs:
+        number_of, missing = self._number_of, list[ShardId]()
+        found = set[int]().union(*(held.index_of for held in self._held.values()))
+        pieces: dict[ShardId, None] = {}
+        for number, shard in enumerate(self._target if len(found) < len(number_of) else ()):
+            if number in found or self._look_anywhere(shard, number):
+                continue
+            parts = self._tensors.pieces(shard)
+            if parts is None:
+                missing.append(shard)
+            else:
+                pieces.update(dict.fromkeys(parts))
+        for shard in pieces:
+            # Those that are targets too have been found.
+            if (shard.leaf, shard.box) not in number_of:
+                number = number_of[shard.leaf, shard.box] = len(number_of)
+                self._look_anywhere(shard, number)
+        return Needs(self._classes(), missing)
+
+    def _look_in(self, digest: str) -> None:
+        shards = self._tensors.contents[digest].shards
+        numbers = map(self._number_of.get, _keys(self._tensors.paths(digest), shards))
+        index_of = {number: index for index, number in enumerate(numbers) if number is not None}
+        if not index_of:
+            return
+        if not self._tensors.is_spoiled(digest):
+            holders = self._tensors.holders_of(digest, 0)
+            self._held[digest, id(holders)] = _Held(digest, holders, index_of)
+            return
+        for number, index in index_of.items():
+            self._note(digest, index, number)
+
+    def _look_anywhere(self, shard: ShardId, number: int) -> bool:
+        copies = self._tensors.copies(shard)
+        for digest, index in copies:
+            self._note(digest, index, number)
+        return bool(copies)
+
+    def _note(self, digest: str, index: int, number: int) -> None:
+        holders = self._tensors.holders_of(digest, index)
+        if holders:
+            held = self._held.setdefault((digest, id(holders)), _Held(digest, holders))
+            held.index_of[number] = index
+
+    def _classes(self) -> list[ShardClass]:
+        """Numbers that are in the same ``_Held`` throughout make a class."""
+        every = sorted(self._held.values(), key=lambda held: (held.digest, held.holders))
+        groups: list[tuple[set[int], list[_Held]]] = []
+        for held in every:
+            rest, divided = set(held.index_of), list[tuple[set[int], list[_Held]]]()
+            for numbers, sides in groups:
+                both = numbers & rest
+                if both:
+                    rest -= both
+                    divided.append((both, [*sides, held]))
+                    numbers = numbers - both  # noqa: PLW2901  what is left of it
+                if numbers:
+                    divided.append((numbers, sides))
+            if rest:
+                divided.append((rest, [held]))
+            groups = divided
+        classes: list[ShardClass] = []
+        for numbers, sides in groups:
+            order = sorted(numbers)
+            columns = tuple(
+                Column(held.digest, held.holders, tuple(map(held.index_of.__getitem__, order)))
+                for held in sides
+            )
+            classes += _in_classes(self._tensors, columns)
+        # Those of few manifests first: what many have (a leaf replicated inside a slice) then
+        # comes from a manifest that is needed anyway.
+        classes.sort(key=lambda c: (len(c.columns), c.columns[0].digest, c.columns[0].indices))
+        return classes
+
+
+def _keys(
+    paths: Iterable[str | None], shards: Iterable[object]
+) -> Iterable[tuple[str | None, Box]]:
+    return zip(paths, map(_BOX, shards), strict=True)
