@@ -22,7 +22,7 @@ help:
 	@echo "make check   format, lint, types, import layers"
 	@echo "make bench   side by side with Orbax, ten minutes; BENCH_FLAGS=--quick one (needs an idle machine)"
 	@echo "make bench-continuous bench-goodput   continuous saving measured; large jobs simulated"
-	@echo "make bench-dcn   a lost slice among 2, 4, 8 over slow links; needs root (about five minutes)"
+	@echo "make bench-dcn   a lost slice among 2, 4, 8 over slow links; needs root (about ten minutes)"
 	@echo "make bench-scale   planner and coordination of up to 10,000 processes"
 	@echo "make native-test native-asan native-tsan   the C++ tests, plain and under sanitizers"
 
