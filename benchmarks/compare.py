@@ -1,42 +1,58 @@
-"""This checkpointer beside Orbax's emergency and p2p managers, and the machine's own limits.
+"""This checkpointer beside Orbax's emergency and p2p managers and plain Orbax, and the machine.
 
-    python benchmarks/compare.py --slices 2 --hosts-per-slice 1 --mib 1024 --rounds 3
+    python benchmarks/compare.py [--quick] [--jobs 2x1x1024,2x1x125/2000] [--rounds 3]
 
 Every contender gets the same state and job (one process per host on loopback, a ramdisk
-directory per host) in fresh processes, in turn, several rounds. A round: one save to warm up,
-the timed saves, one save during which training goes on with the donated state; all processes
-end; slice 0 loses its ramdisks; fresh processes restore, and every shard is checked bit for bit.
-README.md beside this file says what each row means.
+directory per host, one directory as storage) in fresh processes, in turn, several rounds. A round:
+saves to RAM and to storage; all processes end; for each loss, fresh processes restore, and every
+shard is checked bit for bit. Writes compare.json and compare.png. README.md beside this file says
+what each row means.
 """
 
 import argparse
 import dataclasses
 import json
 import sys
+import tempfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import compare_plot
 import limits
 import machine
 import report
+import targets
+from arguments import above_0, positive, some_of, words
 from contenders import MODULES
-from job import Shape, plan_shape
-from lives import LOST_SLICE, RoundFailed, run_round
+from job import LOST_SLICE, SCENARIOS, Shape, parse_job
+from lives import Place, RoundFailed, run_round
 
-BASE = "ours"
-# The most that a contender keeps of each slice's state at one time.
-_COPIES_ON_RAMDISK = 3
+BASE = targets.OURS
+JOBS = ("2x1x1024", "2x2x512", "4x1x256", "2x1x125/2000")
+_QUICK = {
+    "jobs": "2x1x64",
+    "rounds": 1,
+    "saves": 2,
+    "restores": "slice,storage",
+    "limits_mib": 64,
+}
+# The most that a contender keeps of each slice's state at one time, one of it set aside.
+_COPIES_ON_RAMDISK = 4
 _COPIES_IN_PROCESS = 3
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
+    if options.quick:
+        # Other defaults: what is given as a flag still wins.
+        parser.set_defaults(**_QUICK)
+        options = parser.parse_args(arguments)
     try:
-        shape = plan_shape(
-            options.slices, options.hosts_per_slice, options.mib, options.leaves, options.saves
-        )
-        one_bytes = shape.slices * shape.state_bytes
+        shapes = [parse_job(job, options.saves) for job in options.jobs]
+        one_bytes = max(shape.slices * shape.state_bytes for shape in shapes)
         machine.require_room(
             options.ramdisk,
             _COPIES_ON_RAMDISK * one_bytes,
@@ -45,109 +61,156 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         parser.error(str(error))
     about = machine.facts()
-    try:
-        measured = _measure(options, shape)
-    except RoundFailed as failure:
-        print(f"compare: {failure}", file=sys.stderr)
-        return 1
-    summaries = {name: report.summarize(rounds) for name, rounds in measured.contenders.items()}
-    print(_text(shape, about, summaries, measured.limits_gb_per_s))
+    measured = measure(options, shapes)
+    jobs = [(shape, _summaries(measured, shape)) for shape in shapes]
+    rates = report.limit_medians(measured.limits_gb_per_s)
+    found = targets.targets(jobs, rates)
+    print(_text(about, measured, jobs, found))
     options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / "compare.json"
-    document = {
-        "schema_version": 1,
-        "date": options.date,
-        "machine": about,
-        "job": dataclasses.asdict(shape)
-        | {"state_bytes": shape.state_bytes, "rounds": options.rounds, "lost_slice": LOST_SLICE},
-        "limits_gb_per_s": measured.limits_gb_per_s,
-        "contenders": {
-            name: {"summary": summaries[name], "rounds": rounds}
-            for name, rounds in measured.contenders.items()
-        },
-        "ratios_to_ours": report.ratios(summaries, BASE),
-    }
-    path.write_text(json.dumps(document, indent=1) + "\n")
-    print(f"\nWritten to {path}")
-    return 0
+    document = _document(options, about, measured, jobs, found)
+    (options.out / "compare.json").write_text(json.dumps(document, indent=1) + "\n")
+    compare_plot.draw(jobs, options.out / "compare.png")
+    print(f"\nWritten to {options.out / 'compare.json'} and compare.png")
+    return 1 if measured.failures else 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--slices", type=_positive, default=2)
-    parser.add_argument("--hosts-per-slice", type=_positive, default=1)
-    parser.add_argument("--mib", type=_positive, default=1024, help="size of one copy of the state")
     parser.add_argument(
-        "--leaves", type=_positive, default=16, help="arrays that the state is cut into"
-    )
-    parser.add_argument("--rounds", type=_positive, default=3)
-    parser.add_argument("--saves", type=_positive, default=3, help="timed saves in each round")
+        "--quick", action="store_true",
+        help=" ".join(f"--{name.replace('_', '-')} {value}" for name, value in _QUICK.items()),
+    )  # fmt: skip
     parser.add_argument(
-        "--contenders", type=_names, default=list(MODULES), help=f"of {','.join(MODULES)}"
+        "--jobs", type=words, default=list(JOBS),
+        help="SLICESxHOSTSxMIB of state, in 16 leaves or in as many as follow a slash;"
+        f" with commas (default {','.join(JOBS)})",
+    )  # fmt: skip
+    parser.add_argument("--rounds", type=positive, default=3)
+    parser.add_argument(
+        "--minutes", type=above_0, default=float("inf"),
+        help="after the first round, begin only what should end in time",
+    )  # fmt: skip
+    parser.add_argument("--saves", type=positive, default=3, help="timed saves in each round")
+    parser.add_argument(
+        "--restores", type=some_of(SCENARIOS), default=list(SCENARIOS),
+        help=f"what is lost: of {','.join(SCENARIOS)}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--contenders", type=some_of(MODULES), default=list(MODULES), help=f"of {','.join(MODULES)}"
     )
     parser.add_argument("--out", type=Path, default=Path("bench_out"))
     parser.add_argument(
         "--ramdisk", type=Path, default=Path("/dev/shm"), help="where each host's ramdisk is made"
     )
-    parser.add_argument("--limits-mib", type=_positive, default=256, help="size that limits move")
-    parser.add_argument("--timeout-s", type=float, default=600.0, help="for each life of a job")
+    parser.add_argument(
+        "--storage", type=Path, default=Path(tempfile.gettempdir()),
+        help="where the persistent tier is made, and removed",
+    )  # fmt: skip
+    parser.add_argument("--limits-mib", type=positive, default=256, help="size that limits move")
+    parser.add_argument("--timeout-s", type=above_0, default=600.0, help="for each life of a job")
     parser.add_argument("--date", help="kept in the JSON as it is given")
     return parser
 
 
-def _positive(text: str) -> int:
-    if (value := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{value} is less than 1")
-    return value
-
-
-def _names(text: str) -> list[str]:
-    names = text.split(",")
-    if unknown := [name for name in names if name not in MODULES]:
-        raise argparse.ArgumentTypeError(f"{unknown} not in {list(MODULES)}")
-    return list(dict.fromkeys(names))
-
-
 @dataclasses.dataclass(frozen=True)
-class _Measured:
-    contenders: dict[str, list[dict[str, Any]]]
+class Measured:
+    rounds: dict[tuple[str, str], list[dict[str, Any]]]
+    """By job and contender."""
     limits_gb_per_s: list[dict[str, float]]
+    failures: list[str]
 
 
-def _measure(options: argparse.Namespace, shape: Shape) -> _Measured:
-    measured = _Measured({name: [] for name in options.contenders}, [])
+def measure(options: argparse.Namespace, shapes: Sequence[Shape]) -> Measured:
+    """All rounds of all jobs, one after the other. A contender that fails does not end the run."""
+    place = Place(options.ramdisk, options.storage, options.timeout_s)
+    measured = Measured(
+        {(shape.name, name): [] for shape in shapes for name in options.contenders}, [], []
+    )
+    began_s = time.monotonic()
+    longest_s = dict.fromkeys((shape.name for shape in shapes), 0.0)
     for number in range(options.rounds):
         print(f"round {number + 1} of {options.rounds}: limits", file=sys.stderr)
         measured.limits_gb_per_s.append(limits.measure(options.ramdisk, options.limits_mib * 2**20))
-        # Nobody is always first, nor always after the same other.
-        turn = number % len(options.contenders)
-        for name in options.contenders[turn:] + options.contenders[:turn]:
-            print(f"round {number + 1} of {options.rounds}: {name}", file=sys.stderr)
-            measured.contenders[name].append(
-                run_round(name, shape, options.ramdisk, options.timeout_s)
-            )
+        for shape in shapes:
+            start_s = time.monotonic()
+            if number and start_s - began_s + longest_s[shape.name] > 60 * options.minutes:
+                print(f"round {number + 1}: no time for {shape.name}", file=sys.stderr)
+                continue
+            # Nobody is always first, nor always after the same other.
+            turn = number % len(options.contenders)
+            for name in options.contenders[turn:] + options.contenders[:turn]:
+                print(f"round {number + 1}: {shape.name}, {name}", file=sys.stderr)
+                try:
+                    round_ = run_round(name, shape, place, options.restores)
+                except RoundFailed as failure:
+                    print(f"compare: {failure}", file=sys.stderr)
+                    measured.failures.append(f"round {number + 1}, {shape.name}: {failure}")
+                else:
+                    measured.rounds[shape.name, name].append(round_)
+            longest_s[shape.name] = max(longest_s[shape.name], time.monotonic() - start_s)
     return measured
 
 
+def _summaries(measured: Measured, shape: Shape) -> dict[str, dict[str, Any]]:
+    return {
+        name: report.summarize(rounds)
+        for (job, name), rounds in measured.rounds.items()
+        if job == shape.name
+    }
+
+
 def _text(
-    shape: Shape,
     about: dict[str, Any],
-    summaries: dict[str, dict[str, Any]],
-    limit_rounds: list[dict[str, float]],
+    measured: Measured,
+    jobs: Sequence[tuple[Shape, dict[str, dict[str, Any]]]],
+    found: Sequence[targets.Target],
 ) -> str:
-    lines = [
-        f"{shape.slices} slices of {shape.hosts_per_slice} hosts,"
-        f" {shape.state_bytes / 2**20:g} MiB of state in {shape.leaves} leaves,"
-        f" {len(limit_rounds)} rounds of {shape.timed_saves} timed saves;"
-        f" {about['cores']} cores, {about['cpu']}, {about['memory']}",
-        "",
-        report.table(summaries, BASE),
-        "",
-        report.limits_table(limit_rounds),
-    ]
+    lines = [f"{about['cores']} cores, {about['cpu']}, {about['memory']}"]
+    for shape, summaries in jobs:
+        rounds = {name: len(measured.rounds[shape.name, name]) for name in summaries}
+        lines += [
+            "",
+            f"Job {shape.name}: {shape.slices} slices of {shape.hosts_per_slice} hosts,"
+            f" {shape.state_bytes / 2**20:g} MiB of state in {shape.leaves} leaves,"
+            f" {shape.timed_saves} timed saves a round;"
+            f" rounds: {', '.join(f'{name} {count}' for name, count in rounds.items())}",
+            "",
+            report.table(summaries, BASE),
+        ]
+    lines += ["", report.limits_table(measured.limits_gb_per_s), "", targets.table(found)]
+    lines += [f"\nFailed: {failure}" for failure in measured.failures]
     if (load := about["load_average_at_start"]) > machine.IDLE_LOAD:
         lines += ["", f"Not an idle machine (load average {load:.1f} at start): do not publish."]
     return "\n".join(lines)
+
+
+def _document(
+    options: argparse.Namespace,
+    about: dict[str, Any],
+    measured: Measured,
+    jobs: Sequence[tuple[Shape, dict[str, dict[str, Any]]]],
+    found: Sequence[targets.Target],
+) -> dict[str, Any]:
+    return {
+        "schema_version": 2,
+        "date": options.date,
+        "machine": about,
+        "limits_gb_per_s": measured.limits_gb_per_s,
+        "jobs": [
+            {
+                "job": dataclasses.asdict(shape)
+                | {"state_bytes": shape.state_bytes, "lost_slice": LOST_SLICE},
+                "contenders": {
+                    name: {"summary": summary, "rounds": measured.rounds[shape.name, name]}
+                    for name, summary in summaries.items()
+                },
+                "ratios_to_ours": report.ratios(summaries, BASE),
+            }
+            for shape, summaries in jobs
+        ],
+        "targets": [dataclasses.asdict(target) for target in found],
+        "failures": measured.failures,
+    }
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from typing import Any
 
 import continuous_report as report
 import machine
+from arguments import positive
 from job import Shape, plan_shape
 from lives import RoundFailed, run_life
 from matplotlib.figure import Figure
@@ -68,17 +69,17 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--slices", type=_positive, default=2)
-    parser.add_argument("--hosts-per-slice", type=_positive, default=1)
-    parser.add_argument("--mib", type=_positive, default=64, help="size of one copy of the state")
-    parser.add_argument("--leaves", type=_positive, default=16)
-    parser.add_argument("--rounds", type=_positive, default=3)
-    parser.add_argument("--steps", type=_positive, default=1000, help="measured steps of each run")
+    parser.add_argument("--slices", type=positive, default=2)
+    parser.add_argument("--hosts-per-slice", type=positive, default=1)
+    parser.add_argument("--mib", type=positive, default=64, help="size of one copy of the state")
+    parser.add_argument("--leaves", type=positive, default=16)
+    parser.add_argument("--rounds", type=positive, default=3)
+    parser.add_argument("--steps", type=positive, default=1000, help="measured steps of each run")
     parser.add_argument(
-        "--warm-up-steps", type=_positive, default=100, help="steps before, saves included"
+        "--warm-up-steps", type=positive, default=100, help="steps before, saves included"
     )
     parser.add_argument(
-        "--every", type=_positive, default=100, help="interval of fixed saving, in steps"
+        "--every", type=positive, default=100, help="interval of fixed saving, in steps"
     )
     parser.add_argument(
         "--minimum-interval-s", type=_seconds, default=0.0, help="between continuous saves"
@@ -92,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
         help="mean times between failures of the job, with commas",
     )  # fmt: skip
     parser.add_argument(
-        "--chips", type=_positive, default=128, help="for chip hours; two v5p-128 slices have 128"
+        "--chips", type=positive, default=128, help="for chip hours; two v5p-128 slices have 128"
     )
     parser.add_argument(
         "--variants", type=_variants, default=list(VARIANTS), help=f"of {','.join(VARIANTS)}"
@@ -108,12 +109,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--timeout-s", type=float, default=900.0, help="for each run")
     parser.add_argument("--date", help="kept in the JSON as it is given")
     return parser
-
-
-def _positive(text: str) -> int:
-    if (value := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{value} is less than 1")
-    return value
 
 
 def _seconds(text: str) -> float:

@@ -184,7 +184,7 @@ def _costs(options: argparse.Namespace) -> dict[str, MeasuredCosts]:
     if path.exists():
         try:
             costs |= costs_of_comparison(json.loads(path.read_text()), f"measured, {path.name}")
-        except (KeyError, TypeError) as error:
+        except (LookupError, TypeError) as error:
             raise ValueError(f"{path} is not what compare.py writes: {error!r}") from error
     costs |= dict(options.costs)
     if OURS not in costs:

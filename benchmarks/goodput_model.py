@@ -44,8 +44,12 @@ class MeasuredCosts:
 
 
 def costs_of_comparison(document: Mapping[str, Any], source: str) -> dict[str, MeasuredCosts]:
-    """Medians of ``compare.json`` for the contenders that are designs here."""
-    job = document["job"]
+    """Medians of the first job in ``compare.json`` for the contenders that are designs here.
+
+    Raises KeyError or IndexError where the document has no such figures.
+    """
+    first = document["jobs"][0]
+    job = first["job"]
     return {
         name: MeasuredCosts(
             stall_s=contender["summary"]["stall"]["median"],
@@ -54,7 +58,7 @@ def costs_of_comparison(document: Mapping[str, Any], source: str) -> dict[str, M
             host_bytes=job["state_bytes"] / job["hosts_per_slice"],
             source=source,
         )
-        for name, contender in document["contenders"].items()
+        for name, contender in first["contenders"].items()
         if name in (OURS, ORBAX)
     }
 

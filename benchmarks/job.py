@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,12 @@ class Shape:
     leaves: int
     rows_per_leaf: int
     timed_saves: int
+
+    @property
+    def name(self) -> str:
+        """As ``parse_job`` takes it, for jobs that it made."""
+        mib = self.state_bytes / 2**20
+        return f"{self.slices}x{self.hosts_per_slice}x{mib:g}/{self.leaves}"
 
     @property
     def process_count(self) -> int:
@@ -46,19 +53,60 @@ def plan_shape(slices: int, hosts_per_slice: int, mib: int, leaves: int, timed_s
     return Shape(slices, hosts_per_slice, leaves, rows, timed_saves)
 
 
+_JOB = re.compile(r"(\d{1,4})x(\d{1,4})x(\d{1,7})(?:/(\d{1,6}))?")
+USUAL_LEAVES = 16
+
+
+def parse_job(text: str, timed_saves: int) -> Shape:
+    """``SLICESxHOSTSxMIB`` or ``SLICESxHOSTSxMIB/LEAVES``; ValueError for anything else."""
+    if not (found := _JOB.fullmatch(text)):
+        raise ValueError(f"{text!r} is not SLICESxHOSTSxMIB or SLICESxHOSTSxMIB/LEAVES")
+    slices, hosts, mib, leaves = (int(part or USUAL_LEAVES) for part in found.groups())
+    return plan_shape(slices, hosts, mib, leaves, timed_saves)
+
+
+NOTHING_LOST, SLICE_LOST, HALVES_LOST = "nothing", "slice", "halves"
+FROM_STORAGE = "storage"
+SCENARIOS = (NOTHING_LOST, SLICE_LOST, HALVES_LOST, FROM_STORAGE)
+LOST_SLICE = 0
+
+
+def lost_hosts(scenario: str, shape: Shape) -> tuple[int, ...] | None:
+    """Hosts that lose their ramdisks, numbered slice by slice; None where a job has no such loss.
+
+    Half-lost slices: each lost another host than its neighbour, so none is whole, but every shard
+    is still there. Slices of one host have no halves.
+    """
+    hosts = shape.hosts_per_slice
+    if scenario == NOTHING_LOST:
+        return ()
+    if scenario == SLICE_LOST:
+        return tuple(range(LOST_SLICE * hosts, (LOST_SLICE + 1) * hosts))
+    if scenario == HALVES_LOST:
+        return tuple(s * hosts + s % hosts for s in range(shape.slices)) if hosts > 1 else None
+    # Nothing is taken away: the processes look at other, empty directories.
+    return ()
+
+
 @dataclasses.dataclass(frozen=True)
 class Orders:
-    """What all processes of a round are told, as a JSON file. The first life of the job saves, the
-    second restores; what a process is called it learns from the launcher.
+    """What all processes of a round are told, as a JSON file. The first life of the job saves, each
+    later one restores; what a process is called it learns from the launcher.
     """
 
     contender: str
     shape: Shape
+    tiers: tuple[str, ...]
+    """Tiers that are saved to in the first life."""
+    restores: tuple[str, ...]
+    """What each later life finds lost, one of SCENARIOS."""
+    bind_host: str | None
+    """Address for the contender's own sockets; None: that of each process in its hosts file."""
     persistent_dir: str
     results_dir: str
     """Gets a JSON file from each process of each life."""
     expected_path: str
-    """Step and digests that a restore must find; exists in the second life."""
+    """By tier, the step and digests that a restore must find; exists from the second life on."""
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(dataclasses.asdict(self), indent=1))
@@ -66,7 +114,8 @@ class Orders:
     @classmethod
     def read(cls, path: Path) -> "Orders":
         fields: dict[str, Any] = json.loads(path.read_text())
-        return cls(**(fields | {"shape": Shape(**fields["shape"])}))
+        lists = {name: tuple(fields[name]) for name in ("tiers", "restores")}
+        return cls(**(fields | lists | {"shape": Shape(**fields["shape"])}))
 
     def result_path(self, life: int, process_index: int) -> Path:
         return Path(self.results_dir) / f"life_{life}_process_{process_index:05}.json"

@@ -1,23 +1,26 @@
-"""One contender, one round: save, end all processes, lose a slice's ramdisks, start and restore."""
+"""One contender, one round: save, end all processes; for each loss, start afresh and restore."""
 
+import contextlib
+import dataclasses
 import json
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from job import Orders, Shape
+import contenders
+from job import FROM_STORAGE, Orders, Shape, lost_hosts
 from ramdisk import allocated_bytes
 
 from emergency_ckpt.launch.job import JobSpec
 from emergency_ckpt.launch.logs import log_tail
 from emergency_ckpt.launch.process_set import ProcessSet
 
-LOST_SLICE = 0
-_SAVE, _RESTORE = 0, 1
+LOOPBACK_HOST = "127.0.0.1"
+_SAVE = 0
 _WORKER = Path(__file__).with_name("worker.py")
 _POLL_S = 0.05
 
@@ -26,49 +29,119 @@ class RoundFailed(Exception):
     """A process of the job failed or did not end in time. The message has the end of its log."""
 
 
-def run_round(contender: str, shape: Shape, ramdisks: Path, timeout_s: float) -> dict[str, Any]:
-    """Measurements of one contender in fresh processes and on fresh ramdisks.
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a round is run.
 
-    Blocks for up to twice ``timeout_s``. Raises RoundFailed. Leaves no file and no process.
+    Attributes:
+      ramdisks: directory on a tmpfs.
+      storage: directory for the persistent tier.
+      timeout_s: for each life of the job.
+      launcher: put before the program of each process.
+      environment: added to that of each process.
+      bind_host: where contenders listen; None leaves it to each process.
     """
-    with tempfile.TemporaryDirectory(prefix="eckpt-bench-", dir=ramdisks) as scratch:
-        root = Path(scratch).resolve()
+
+    ramdisks: Path
+    storage: Path
+    timeout_s: float
+    launcher: tuple[str, ...] = ()
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    bind_host: str | None = LOOPBACK_HOST
+
+
+def run_round(
+    contender: str, shape: Shape, place: Place, scenarios: Sequence[str]
+) -> dict[str, Any]:
+    """Measurements of one contender in fresh processes and on fresh directories.
+
+    Scenarios that the contender has no tier for, or the job no such loss, are left out. Blocks for
+    up to ``timeout_s`` a life. Raises RoundFailed. Leaves no file and no process.
+    """
+    tiers = contenders.tiers(contender) if contender in contenders.MODULES else (contenders.RAM,)
+    wanted = tuple(scenarios_of(tiers, shape, scenarios))
+    if FROM_STORAGE not in wanted:
+        tiers = tuple(tier for tier in tiers if tier != contenders.STORAGE)
+    with _directory(place.ramdisks) as root, _directory(place.storage) as storage:
         orders = Orders(
             contender=contender,
             shape=shape,
-            persistent_dir=str(root / "persistent"),
+            tiers=tiers,
+            restores=wanted,
+            bind_host=place.bind_host,
+            persistent_dir=str(storage),
             results_dir=str(root / "results"),
             expected_path=str(root / "expected.json"),
         )
-        for path in (orders.persistent_dir, orders.results_dir):
-            Path(path).mkdir()
+        Path(orders.results_dir).mkdir()
         orders.write(root / "orders.json")
+        command = (sys.executable, str(_WORKER), str(root / "orders.json"))
         spec = JobSpec(
-            command=(sys.executable, str(_WORKER), str(root / "orders.json")),
+            command=place.launcher + command,
             slices=shape.slices,
             hosts_per_slice=shape.hosts_per_slice,
             devices_per_host=1,
             local_root=root / "ramdisks",
             log_dir=root / "logs",
+            env=place.environment,
         )
-        saved = run_life(spec, _SAVE, orders.results(_SAVE), f"{contender}, saving", timeout_s)
-        hosts = [spec.ramdisk(host) for host in spec.first_topology.host_of_process]
-        kept = [allocated_bytes(host) for host in hosts]
-        expected = _merge_digests(saved)
-        Path(orders.expected_path).write_text(json.dumps(expected))
-        for index in spec.first_topology.processes_of_slice(LOST_SLICE):
-            shutil.rmtree(hosts[index])
-        restored = run_life(
-            spec, _RESTORE, orders.results(_RESTORE), f"{contender}, restoring", timeout_s
-        )
-        persistent_bytes = allocated_bytes(Path(orders.persistent_dir))
-    _require_all_verified(orders, set(expected["digests"]), restored)
+        return _run_lives(spec, orders, place.timeout_s)
+
+
+def scenarios_of(tiers: Sequence[str], shape: Shape, scenarios: Sequence[str]) -> Iterator[str]:
+    """Those of ``scenarios`` that such tiers and such a job can have."""
+    for scenario in scenarios:
+        tier = contenders.STORAGE if scenario == FROM_STORAGE else contenders.RAM
+        if tier in tiers and lost_hosts(scenario, shape) is not None:
+            yield scenario
+
+
+@contextlib.contextmanager
+def _directory(parent: Path) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="eckpt-bench-", dir=parent) as scratch:
+        yield Path(scratch).resolve()
+
+
+def _run_lives(spec: JobSpec, orders: Orders, timeout_s: float) -> dict[str, Any]:
+    who = orders.contender
+    saved = run_life(spec, _SAVE, orders.results(_SAVE), f"{who}, saving", timeout_s)
+    hosts = [spec.ramdisk(host) for host in spec.first_topology.host_of_process]
+    for result, host in zip(saved, hosts, strict=True):
+        if contenders.RAM in result:
+            result[contenders.RAM]["ramdisk_bytes"] = allocated_bytes(host / contenders.RAM)
+    stored = allocated_bytes(Path(orders.persistent_dir) / contenders.STORAGE)
+    expected = {tier: _merge_digests([result[tier] for result in saved]) for tier in orders.tiers}
+    Path(orders.expected_path).write_text(json.dumps(expected))
+    restores: dict[str, Any] = {}
+    for life, scenario in enumerate(orders.restores, start=1):
+        lost = lost_hosts(scenario, orders.shape)
+        assert lost is not None, scenario
+        with _without([hosts[index] for index in lost], spec.local_root.parent / "lost"):
+            name = f"{who}, restoring ({scenario} lost)"
+            results = run_life(spec, life, orders.results(life), name, timeout_s)
+        tier = contenders.STORAGE if scenario == FROM_STORAGE else contenders.RAM
+        restores[scenario] = _outcome(orders, set(expected[tier]["digests"]), results)
     return {
-        "save": [{k: v for k, v in result.items() if k != "digests"} for result in saved],
-        "restore": restored,
-        "ramdisk_bytes": kept,
-        "persistent_bytes": persistent_bytes,
+        "state_bytes": orders.shape.state_bytes,
+        "save": [_without_digests(result) for result in saved],
+        "restores": restores,
+        "storage_bytes": stored,
     }
+
+
+@contextlib.contextmanager
+def _without(ramdisks: Sequence[Path], aside: Path) -> Iterator[None]:
+    """The hosts start with empty ramdisks; afterwards they have what they had before.
+
+    So that every loss hits what the saves left, not what an earlier restore made of it.
+    """
+    aside.mkdir(exist_ok=True)
+    for ramdisk in ramdisks:
+        ramdisk.rename(aside / ramdisk.name)
+    yield
+    for ramdisk in ramdisks:
+        shutil.rmtree(ramdisk)
+        (aside / ramdisk.name).rename(ramdisk)
 
 
 def run_life(
@@ -96,6 +169,14 @@ def _failure(spec: JobSpec, life: int, who: str, process: int, problem: str) -> 
     return RoundFailed(f"{who}: {problem}\n{log_tail(spec.log_path(life, process))}")
 
 
+def _without_digests(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Digests of thousands of shards would be most of the document."""
+    return {
+        name: {k: v for k, v in part.items() if k != "digests"} if isinstance(part, dict) else part
+        for name, part in result.items()
+    }
+
+
 def _merge_digests(results: list[dict[str, Any]]) -> dict[str, Any]:
     """What the restore must find. Replicas that differ before the save are the job's own fault."""
     merged: dict[str, str] = {}
@@ -105,12 +186,18 @@ def _merge_digests(results: list[dict[str, Any]]) -> dict[str, Any]:
     return {"step": results[0]["step"], "digests": merged}
 
 
-def _require_all_verified(orders: Orders, saved: set[str], restored: list[dict[str, Any]]) -> None:
+def _outcome(orders: Orders, saved: set[str], results: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the processes measured, or why the contender did not restore. Raises RoundFailed."""
+    if refusals := [result["refused"] for result in results if "refused" in result]:
+        if len(refusals) < len(results):
+            raise RoundFailed(f"{orders.contender}: not all refused to restore: {refusals}")
+        return {"refused": refusals[0], "processes": results}
     shape = orders.shape
-    verified = {shard for result in restored for shard in result["verified_shards"]}
-    verified_bytes = sum(result["verified_bytes"] for result in restored)
+    verified = {shard for result in results for shard in result.pop("verified_shards")}
+    verified_bytes = sum(result["verified_bytes"] for result in results)
     if verified != saved or verified_bytes != shape.slices * shape.state_bytes:
         raise RoundFailed(
             f"{orders.contender}: restored {len(verified)} of {len(saved)} distinct shards and"
             f" {verified_bytes} of {shape.slices * shape.state_bytes} bytes"
         )
+    return {"processes": results, "verified_shards": len(verified)}

@@ -9,11 +9,16 @@ from pathlib import Path
 
 import jax
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Before any backend exists; JAX raises otherwise, and then the order of imports is to be mended.
 # By configuration and not by environment: processes that tests start choose for themselves.
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
+
+# How long an example takes is the machine's affair: no test asserts a time.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 from checkpointer_support import World  # noqa: E402 - imports what JAX's configuration must precede

@@ -14,11 +14,25 @@ if TYPE_CHECKING:  # the process that only starts others does without JAX
 
 PyTree = Any
 
+RAM, STORAGE = "ram", "storage"
+
 MODULES = {
     "ours": "contenders.ours",
     "orbax-emergency": "contenders.orbax_emergency",
     "orbax-p2p": "contenders.orbax_p2p",
+    "orbax": "contenders.orbax_plain",
 }
+
+_STORAGE_ONLY = ("orbax",)
+
+
+def tiers(name: str) -> tuple[str, ...]:
+    """The tiers that a contender has."""
+    return (STORAGE,) if name in _STORAGE_ONLY else (RAM, STORAGE)
+
+
+class CannotRestore(Exception):
+    """The contender has nothing that it could restore; raised by all processes alike."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,10 +43,14 @@ class Site:
     replica_axis: int
     abstract_state: PyTree
     """jax.ShapeDtypeStruct leaves with shardings over the whole mesh."""
+    tier: str
+    """RAM: every save goes to the ramdisks only. STORAGE: to ``persistent_dir`` only."""
     local_dir: Path
-    """Ramdisk of this host; exists."""
+    """On the ramdisk of this host; exists."""
     persistent_dir: Path
-    """Shared by all hosts; exists. Nothing may be written to it in this comparison."""
+    """Shared by all hosts; exists."""
+    bind_host: str
+    """Where the contender's own sockets listen."""
 
 
 class Session(Protocol):
@@ -48,7 +66,10 @@ class Session(Protocol):
         """Block until the last save could be restored from, then raise if it failed."""
 
     def restore(self, step: int) -> PyTree:
-        """The state of ``step`` with the shardings of ``Site.abstract_state``."""
+        """The state of ``step`` with the shardings of ``Site.abstract_state``.
+
+        Raises CannotRestore where the contender itself says that there is nothing to restore.
+        """
 
     def close(self) -> None:
         """Release threads, sockets and files."""

@@ -4,7 +4,7 @@ import orbax.checkpoint as ocp
 from absl import flags
 from orbax.checkpoint.experimental.emergency import checkpoint_manager as emergency
 
-from contenders import PyTree, Site
+from contenders import RAM, STORAGE, CannotRestore, PyTree, Site
 
 
 def prepare() -> None:
@@ -23,10 +23,12 @@ class _Session:
             global_mesh=site.mesh,
             abstract_state=site.abstract_state,
             options=emergency.CheckpointManagerOptions(
-                local=emergency.LocalCheckpointOptions(save_interval_steps=1, max_to_keep=1),
-                # The interval alone would not do: the first save is always persistent as well.
+                # Intervals alone would not do: the first save is always persistent as well.
+                local=emergency.LocalCheckpointOptions(
+                    should_save_fn=lambda step, latest: site.tier == RAM, max_to_keep=1
+                ),
                 persistent=emergency.PersistentCheckpointOptions(
-                    should_save_fn=lambda step, latest: False
+                    should_save_fn=lambda step, latest: site.tier == STORAGE
                 ),
                 replica_axis_index=site.replica_axis,
             ),
@@ -50,7 +52,7 @@ class _Session:
     def restore(self, step: int) -> PyTree:
         latest = self._manager.latest_step()
         if latest != step:
-            raise RuntimeError(f"Orbax's emergency manager offers step {latest}, not {step}")
+            raise CannotRestore(f"offers step {latest}, not {step}")
         return self._manager.restore(latest).state
 
     def close(self) -> None:

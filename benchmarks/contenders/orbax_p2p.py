@@ -6,7 +6,9 @@ from orbax.checkpoint.experimental.emergency.p2p import args as p2p_args
 from orbax.checkpoint.experimental.emergency.p2p import checkpoint_manager as p2p
 from orbax.checkpoint.experimental.emergency.p2p import options as p2p_options
 
-from contenders import PyTree, Site
+from contenders import RAM, STORAGE, CannotRestore, PyTree, Site
+
+_NEVER = 10**9  # steps
 
 
 def prepare() -> None:
@@ -17,14 +19,18 @@ def prepare() -> None:
 class _Session:
     def __init__(self, site: Site) -> None:
         self._abstract_state = site.abstract_state
-        # No persistent directory: with one, each save and restore would take another round of
-        # agreement, which is not what is compared here.
+        # A persistent directory only where it is compared: with one, each save and restore takes
+        # another round of agreement.
         self._manager = p2p.CheckpointManager(
             global_mesh=site.mesh,
             abstract_state=site.abstract_state,
             local_directory=site.local_dir,
+            persistent_directory=site.persistent_dir if site.tier == STORAGE else None,
             options=p2p_options.CheckpointManagerOptions(
-                local=p2p_options.LocalCheckpointOptions(save_interval_steps=1, max_to_keep=1),
+                local=p2p_options.LocalCheckpointOptions(
+                    save_interval_steps=1 if site.tier == RAM else _NEVER, max_to_keep=1
+                ),
+                persistent=p2p_options.PersistentCheckpointOptions(save_interval_steps=1),
                 replica_axis_index=site.replica_axis,
             ),
         )
@@ -45,7 +51,7 @@ class _Session:
     def restore(self, step: int) -> PyTree:
         latest = self._manager.latest_step()
         if latest != step:
-            raise RuntimeError(f"Orbax's p2p manager offers step {latest}, not {step}")
+            raise CannotRestore(f"offers step {latest}, not {step}")
         args = p2p_args.Composite(state=ocp.args.PyTreeRestore(item=self._abstract_state))
         return self._manager.restore(latest, args=args).state
 

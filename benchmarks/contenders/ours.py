@@ -1,9 +1,10 @@
 """This project's checkpointer: local copies placed by its default policy, lost shards fetched."""
 
-from contenders import PyTree, Site
+from contenders import RAM, CannotRestore, PyTree, Site
 from emergency_ckpt import EmergencyCheckpointer, Event
 
-_NEVER = 10**9  # steps; no save here reaches the persistent tier
+_OFF = 0
+_COMPLETE = {"save.complete", "persistent.complete"}
 
 
 def prepare() -> None:
@@ -16,8 +17,11 @@ class _Session:
         config = EmergencyCheckpointer.default_config().set(
             dir=str(site.persistent_dir),
             local_dir=str(site.local_dir),
-            local_save_every_n_steps=1,
-            save_every_n_steps=_NEVER,
+            # Two tiers of one process must not meet under one name.
+            run_id=f"benchmark-{site.tier}",
+            local_save_every_n_steps=1 if site.tier == RAM else _OFF,
+            save_every_n_steps=_OFF if site.tier == RAM else 1,
+            bind_host=site.bind_host,
             mesh=site.mesh,
             replica_axis=site.replica_axis,
             on_event=self._note,
@@ -47,11 +51,11 @@ class _Session:
     def restore(self, step: int) -> PyTree:
         found, state = self._checkpointer.restore(state=self._abstract_state)
         if found != step:
-            raise RuntimeError(f"the checkpointer restored step {found}, not {step}")
+            raise CannotRestore(f"restored step {found}, not {step}")
         return state
 
     def _note(self, event: Event) -> None:
-        if event.name == "save.complete":
+        if event.name in _COMPLETE:
             self._complete_step = event.fields["step"]
 
     def close(self) -> None:

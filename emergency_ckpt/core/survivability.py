@@ -141,27 +141,29 @@ def _minus(a: Polynomial, b: Polynomial) -> Polynomial:
     return tuple(x - y for x, y in zip(a, b, strict=True))
 
 
-def _product(a: Polynomial, b: Polynomial, most: int | None = None) -> Polynomial:
-    size = len(a) + len(b) - 1 if most is None else min(len(a) + len(b) - 1, most + 1)
-    result = [0] * size
+def _product(a: Polynomial, b: Polynomial) -> Polynomial:
+    result = [0] * (len(a) + len(b) - 1)
     for i, x in enumerate(a):
-        if x:
-            for j, y in enumerate(b[: max(0, size - i)]):
-                result[i + j] += x * y
+        for j, y in enumerate(b):
+            result[i + j] += x * y
     return tuple(result)
 
 
 def _power(base: Polynomial, exponent: int, most: int) -> Polynomial:
-    """``base`` to the power, up to x^``most``: by squaring."""
-    result: Polynomial = (1,)
-    square = base[: most + 1]
-    while exponent:
-        if exponent & 1:
-            result = _product(result, square, most)
-        exponent >>= 1
-        if exponent:
-            square = _product(square, square, most)
-    return result
+    """``base`` to the power, up to x^``most``; the constant of ``base`` is 1.
+
+    By J. C. P. Miller's recurrence (Knuth, TAOCP volume 2, section 4.7), which needs ``most`` times
+    the degree multiplications by small numbers, and divides without remainder.
+    """
+    assert base[0] == 1, "the empty set is counted once"
+    result = [1]
+    for k in range(1, min(most, exponent * (len(base) - 1)) + 1):
+        total = sum(
+            (i * exponent - (k - i)) * base[i] * result[k - i]
+            for i in range(1, min(k, len(base) - 1) + 1)
+        )
+        result.append(total // k)
+    return tuple(result)
 
 
 def _coefficient(polynomial: Polynomial, size: int) -> int:

@@ -7,13 +7,21 @@ import pytest
 import report
 
 
-def _save(start_s: float, returned_s: float, published_s: float) -> dict[str, float]:
-    return {"start_s": start_s, "returned_s": returned_s, "published_s": published_s}
-
-
-def _restore(start_s: float, restored_s: float, peak_rss_bytes: int) -> dict[str, float]:
+def _save(
+    start_s: float, returned_s: float, published_s: float, *, cpu_s: float = 0.25, received: int = 0
+) -> dict[str, Any]:
     return {
         "start_s": start_s,
+        "returned_s": returned_s,
+        "published_s": published_s,
+        "cpu_s": cpu_s,
+        "traffic_before": {"lo": [1000, 7], "eth0": [5, 5]},
+        "traffic_after": {"lo": [1000 + received, 9], "eth0": [500, 500]},
+    }
+
+
+def _restore(start_s: float, restored_s: float, peak_rss_bytes: int) -> dict[str, Any]:
+    return _save(start_s, start_s, start_s, received=7 * 2**20) | {
         "restored_s": restored_s,
         "read_s": restored_s + 0.5,
         "peak_rss_bytes": peak_rss_bytes,
@@ -22,36 +30,52 @@ def _restore(start_s: float, restored_s: float, peak_rss_bytes: int) -> dict[str
 
 def _round(*, scale: float = 1.0, ramdisk_bytes: int = 2**20) -> dict[str, Any]:
     """Two processes; the second is slower to return, the first to start."""
+    first = {
+        "warm_up": _save(0.0, 1.0 * scale, 2.0 * scale),
+        "saves": [
+            _save(10.0, 10.0 + 0.1 * scale, 10.0 + 0.1 * scale),
+            _save(20.0, 20.0 + 0.5 * scale, 20.0 + 1.0 * scale),
+            _save(30.0, 30.0 + 0.1 * scale, 30.0 + 3.0 * scale, received=2 * 2**20),
+        ],
+        "donated": _save(40.0, 41.0, 40.0 + 4.0 * scale),
+        "ramdisk_bytes": 0,
+        "peak_ramdisk_bytes": 3 * 2**20,
+        "peak_rss_bytes": 100 * 2**20,
+    }
+    second = {
+        "warm_up": _save(0.0, 1.0 * scale, 1.0 * scale),
+        "saves": [
+            _save(10.0, 10.0 + 0.2 * scale, 10.0 + 2.0 * scale, cpu_s=0.75),
+            _save(20.0, 20.0 + 0.2 * scale, 20.0 + 0.5 * scale, cpu_s=1.75),
+            _save(30.0, 30.0 + 0.3 * scale, 30.0 + 0.6 * scale),
+        ],
+        "donated": _save(40.0, 41.0, 40.0 + 5.0 * scale),
+        "ramdisk_bytes": ramdisk_bytes,
+        "peak_ramdisk_bytes": 2**20,
+        "peak_rss_bytes": 200 * 2**20,
+    }
+    restored = [
+        _restore(50.0, 50.0 + 3.0 * scale, 2**20),
+        _restore(51.0, 51.0 + 4.0 * scale, 2**21),
+    ]
     return {
-        "save": [
-            {
-                "warm_up": _save(0.0, 1.0 * scale, 2.0 * scale),
-                "saves": [
-                    _save(10.0, 10.0 + 0.1 * scale, 10.0 + 0.1 * scale),
-                    _save(20.0, 20.0 + 0.5 * scale, 20.0 + 1.0 * scale),
-                    _save(30.0, 30.0 + 0.1 * scale, 30.0 + 3.0 * scale),
-                ],
-                "donated": _save(40.0, 41.0, 40.0 + 4.0 * scale),
-                "peak_ramdisk_bytes": 3 * 2**20,
-                "peak_rss_bytes": 100 * 2**20,
-            },
-            {
-                "warm_up": _save(0.0, 1.0 * scale, 1.0 * scale),
-                "saves": [
-                    _save(10.0, 10.0 + 0.2 * scale, 10.0 + 2.0 * scale),
-                    _save(20.0, 20.0 + 0.2 * scale, 20.0 + 0.5 * scale),
-                    _save(30.0, 30.0 + 0.3 * scale, 30.0 + 0.6 * scale),
-                ],
-                "donated": _save(40.0, 41.0, 40.0 + 5.0 * scale),
-                "peak_ramdisk_bytes": 2**20,
-                "peak_rss_bytes": 200 * 2**20,
-            },
-        ],
-        "restore": [
-            _restore(50.0, 50.0 + 3.0 * scale, 2**20),
-            _restore(51.0, 51.0 + 4.0 * scale, 2**21),
-        ],
-        "ramdisk_bytes": [0, ramdisk_bytes],
+        "state_bytes": 2**29,
+        "save": [{"ram": first}, {"ram": second}],
+        "restores": {
+            "slice": {"processes": restored},
+            "halves": {"refused": "offers step None", "processes": []},
+        },
+    }
+
+
+def _stored_round(seconds: float) -> dict[str, Any]:
+    """A contender without a RAM tier."""
+    saves = [_save(0.0, 9.0, 99.0), _save(100.0, 101.0, 100.0 + seconds, cpu_s=2.0)]
+    storage = {"saves": saves, "peak_rss_bytes": 2**30}
+    return {
+        "state_bytes": 2**29,
+        "save": [{"storage": storage}],
+        "restores": {"storage": {"processes": [_restore(0.0, seconds, 2**20)]}},
     }
 
 
@@ -65,7 +89,7 @@ def test_a_save_is_published_when_the_last_process_says_so() -> None:
 
 def test_a_restore_lasts_from_the_first_start_to_the_last_end() -> None:
     assert report.restore_s(_round()) == pytest.approx(5.0)
-    assert report.restore_s(_round(), "read_s") == pytest.approx(5.5)
+    assert report.restore_s(_round(), end="read_s") == pytest.approx(5.5)
 
 
 def test_summary_has_every_measure_with_its_spread_over_rounds() -> None:
@@ -81,6 +105,53 @@ def test_summary_has_every_measure_with_its_spread_over_rounds() -> None:
     assert summary["ramdisk_peak"]["median"] == 4 * 2**20
     assert summary["rss_save"]["median"] == 200 * 2**20
     assert summary["rss_restore"]["median"] == 2**21
+
+
+def test_cpu_time_is_that_of_all_processes_for_each_gib() -> None:
+    assert report.cpu_s_per_gib(_round()) == pytest.approx([2.0, 4.0, 1.0])
+
+
+def test_bytes_between_processes_are_those_of_the_shared_loopback() -> None:
+    summary = report.summarize([_round()])
+    assert summary["save_received"]["rounds"] == [0]
+    assert summary["received_lost_slice"]["rounds"] == [7 * 2**20]
+
+
+def test_a_first_save_is_compared_with_the_later_ones_of_its_round() -> None:
+    assert report.summarize([_round()])["first_over_later"]["median"] == pytest.approx(1.0)
+
+
+def test_the_second_save_to_storage_counts() -> None:
+    summary = report.summarize([_stored_round(4.0)])
+    assert summary["storage_stall"]["median"] == pytest.approx(1.0)
+    assert summary["storage_save"]["median"] == pytest.approx(4.0)
+    assert summary["storage_cpu"]["median"] == pytest.approx(4.0)
+    assert summary["storage_restore"]["median"] == pytest.approx(4.0)
+
+
+def test_what_a_contender_does_not_have_is_a_dash_and_what_it_refuses_has_its_reason() -> None:
+    summaries = {
+        "ours": report.summarize([_round()]),
+        "plain": report.summarize([_stored_round(4.0)]),
+    }
+    assert summaries["plain"]["stall"]["median"] is None
+    assert report.ratios(summaries, "ours")["plain"]["stall"] is None
+    table, refusals = report.table(summaries, "ours").split("\n\n")
+    cells = {
+        row[0]: row[1:]
+        for row in ([c.strip() for c in line.strip("|").split("|")] for line in table.splitlines())
+    }
+    assert cells["stall of the training thread, median, ms"] == ["300", "-", "-"]
+    assert cells["restore, each slice lost another host, s"] == ["cannot", "-", "-"]
+    assert cells["save to storage, until whole, s"] == ["-", "4", "-"]
+    assert "restore, nothing lost, s" not in cells
+    assert "ours cannot: restore, each slice lost another host: offers step None" in refusals
+
+
+def test_a_contender_all_of_whose_rounds_failed_has_no_figures() -> None:
+    summaries = {"ours": report.summarize([_round()]), "other": report.summarize([])}
+    assert report.ratios(summaries, "ours")["other"]["stall"] is None
+    assert "| other" in report.table(summaries, "ours")
 
 
 def test_ratios_say_how_many_times_ours_the_others_need() -> None:
@@ -114,8 +185,7 @@ def test_table_as_a_whole() -> None:
         "ours": report.summarize([_round(scale=0.1), _round(scale=0.3)]),
         "other": report.summarize([_round(scale=1.0)]),
     }
-    lines = report.table(summaries, "ours").splitlines()
-    assert len(lines) == 2 + len(report.MEASURES)
+    lines = report.table(summaries, "ours").partition("\n\n")[0].splitlines()
     assert len({len(line) for line in lines}) == 1
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert cells[0] == ["median (least to most)", "ours", "other", "other / ours"]

@@ -36,7 +36,9 @@ def _study(out: Path, variants: tuple[str, ...], hosts: int) -> tuple[str, dict[
     [
         (study.LOCAL_EVERY, study.LOCAL_CONTINUOUS, 1),
         # Orbax does not write arrays that one process of several holds alone.
-        (study.PERSISTENT_EVERY, study.PERSISTENT_CONTINUOUS, 2),
+        pytest.param(
+            study.PERSISTENT_EVERY, study.PERSISTENT_CONTINUOUS, 2, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_both_ways_to_save_are_compared_with_none(

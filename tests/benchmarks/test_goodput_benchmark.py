@@ -142,12 +142,13 @@ def _comparison(stall_s: float) -> dict[str, Any]:
         "published": {"median": 0.2},
         "restore_lost_slice": {"median": 0.4},
     }
-    return {
+    first = {
         "job": {"state_bytes": 2**30, "hosts_per_slice": 2},
         "contenders": {
             name: {"summary": summary} for name in ("ours", "orbax-emergency", "orbax-p2p")
         },
     }
+    return {"jobs": [first]}
 
 
 def test_costs_are_the_comparisons_medians_per_host() -> None:

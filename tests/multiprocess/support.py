@@ -67,3 +67,22 @@ def _tails(spec: JobSpec, life: int) -> str:
     return "\n".join(
         f"--- process {p}\n{spec.log_path(life, p).read_text()[-3000:]}" for p in range(count)
     )
+
+
+def of(results: list[dict[str, Any]], program: str) -> list[Any]:
+    """What ``program`` returned on each process."""
+    outcomes = [result[program] for result in results]
+    assert all("value" in outcome for outcome in outcomes), outcomes
+    return [outcome["value"] for outcome in outcomes]
+
+
+def check_whole(seen: list[dict[str, Any]], step: int, tier: str = "local") -> None:
+    """All four processes have ``step`` back from ``tier``, every bit and the iterator's place."""
+    assert [(s.get("step"), s.get("tier")) for s in seen] == [(step, tier)] * 4, seen
+    assert [s["differences"] for s in seen] == [[]] * 4
+    assert [s["iterator_right"] for s in seen] == [True] * 4
+
+
+def moved(seen: list[dict[str, Any]]) -> list[tuple[int, int]]:
+    """Bytes of each process from its own RAM and from peers."""
+    return [(s["local"], s["peer"]) for s in seen]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support import job_root, run_life, spec_of
+from support import job_root, of, run_life, spec_of
 
 Results = list[dict[str, Any]]
 
@@ -19,12 +19,6 @@ Results = list[dict[str, Any]]
 def results() -> Iterator[Results]:
     with job_root() as root:
         yield run_life(spec_of(root, "continuous_job.py"), root)
-
-
-def of(results: Results, program: str) -> list[Any]:
-    outcomes = [result[program] for result in results]
-    assert all("value" in outcome for outcome in outcomes), outcomes
-    return [outcome["value"] for outcome in outcomes]
 
 
 def check_agreed(seen: list[Any], least: int) -> None:

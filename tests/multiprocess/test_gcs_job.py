@@ -99,4 +99,3 @@ def test_local_saves_keep_their_interval_beside_a_slow_bucket(gcs: FakeGcs) -> N
             assert seen["local"][:5] == [5, 10, 15, 20, 25]
             if process < 2:  # the writers; for the others their part is done at once
                 assert 10 not in seen["storage"], "the bucket is not slow enough for this test"
-            assert seen["longest_s"] < 15.0  # a bounded wait for the save before, no more

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support import job_root, run_life, spec_of
+from support import job_root, of, run_life, spec_of
 
 ALL = 1386  # bytes that each process holds
 
@@ -15,12 +15,6 @@ ALL = 1386  # bytes that each process holds
 def results() -> Iterator[list[dict[str, Any]]]:
     with job_root() as root:
         yield run_life(spec_of(root, "prefetch_job.py"), root)
-
-
-def of(results: list[dict[str, Any]], program: str) -> list[Any]:
-    outcomes = [result[program] for result in results]
-    assert all("value" in outcome for outcome in outcomes), outcomes
-    return [outcome["value"] for outcome in outcomes]
 
 
 def check_whole(seen: list[dict[str, Any]], step: int, *, overlapped: bool) -> None:

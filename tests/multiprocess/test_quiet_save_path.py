@@ -34,6 +34,7 @@ DECIDING = (
     "builtins",
     "emergency_ckpt.checkpointer",
     "emergency_ckpt.core.save_decision",
+    "emergency_ckpt.runtime.due_saves",
     "emergency_ckpt.runtime.preemption",
     "emergency_ckpt.runtime.saver",
     "emergency_ckpt.runtime.tier_schedule",

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support import job_root, run_life, spec_of
+from support import check_whole, job_root, moved, of, run_life, spec_of
 
 ALL = 1386  # bytes that each process holds
 REPLICATED = 138  # of these, what every process of a slice holds alike
@@ -20,23 +20,6 @@ REPLICATED = 138  # of these, what every process of a slice holds alike
 def results() -> Iterator[list[dict[str, Any]]]:
     with job_root() as root:
         yield run_life(spec_of(root, "restore_job.py"), root)
-
-
-def of(results: list[dict[str, Any]], program: str) -> list[Any]:
-    """What ``program`` returned on each process."""
-    outcomes = [result[program] for result in results]
-    assert all("value" in outcome for outcome in outcomes), outcomes
-    return [outcome["value"] for outcome in outcomes]
-
-
-def check_whole(seen: list[dict[str, Any]], step: int, tier: str = "local") -> None:
-    assert [(s.get("step"), s.get("tier")) for s in seen] == [(step, tier)] * 4, seen
-    assert [s["differences"] for s in seen] == [[]] * 4
-    assert [s["iterator_right"] for s in seen] == [True] * 4
-
-
-def moved(seen: list[dict[str, Any]]) -> list[tuple[int, int]]:
-    return [(s["local"], s["peer"]) for s in seen]
 
 
 def test_survivors_read_only_their_own_ram(results: list[dict[str, Any]]) -> None:

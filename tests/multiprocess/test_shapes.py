@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from restarts import new_world, train_and_kill
-from support import job_root, run_life, spec_of
+from support import job_root, of, run_life, spec_of
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -30,11 +30,6 @@ def three() -> Iterator[list[dict[str, Any]]]:
         for name, hosts in LOST.items():
             new_world(spec, name, range(3), hosts)
         yield run_life(spec, root, life=1)
-
-
-def of(results: list[dict[str, Any]], program: str) -> list[Any]:
-    assert all("value" in result[program] for result in results), results
-    return [result[program]["value"] for result in results]
 
 
 @pytest.mark.parametrize(

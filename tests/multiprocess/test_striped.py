@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support import job_root, run_life, spec_of
+from support import check_whole, job_root, moved, of, run_life, spec_of
 
 ALL = 2634  # bytes of the state, which each process holds
 LARGEST = 2048  # bytes of its largest shard: the one group has it, and nothing else
@@ -21,23 +21,6 @@ REST = ALL - LARGEST
 def results() -> Iterator[list[dict[str, Any]]]:
     with job_root() as root:
         yield run_life(spec_of(root, "striped_job.py", slices=4, hosts=1), root)
-
-
-def of(results: list[dict[str, Any]], program: str) -> list[Any]:
-    """What ``program`` returned on each process."""
-    outcomes = [result[program] for result in results]
-    assert all("value" in outcome for outcome in outcomes), outcomes
-    return [outcome["value"] for outcome in outcomes]
-
-
-def check_whole(seen: list[dict[str, Any]], step: int, tier: str = "local") -> None:
-    assert [(s.get("step"), s.get("tier")) for s in seen] == [(step, tier)] * 4, seen
-    assert [s["differences"] for s in seen] == [[]] * 4
-    assert [s["iterator_right"] for s in seen] == [True] * 4
-
-
-def moved(seen: list[dict[str, Any]]) -> list[tuple[int, int]]:
-    return [(s["local"], s["peer"]) for s in seen]
 
 
 def nbytes(shards: list[list[Any]]) -> int:

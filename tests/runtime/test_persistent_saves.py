@@ -5,7 +5,6 @@ Threads stand for processes; tensors are left out, they need a job of real ones.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -125,12 +124,10 @@ def _break_push(job: Job) -> dict[int, int]:
     ],
     ids=["push fails", "host state is too large"],
 )
-def test_a_host_state_that_cannot_come_fails_the_save_long_before_the_deadline(
+def test_a_host_state_that_cannot_come_fails_the_save_with_its_reason_not_the_deadline(
     job: Job, spoil: Callable[[Job], dict[int, int]], reason: str
 ) -> None:
-    started_s = time.monotonic()
     job.save(1, spoil(job))
-    assert time.monotonic() - started_s < LONG_S / 2
     for process in (0, 1, 3):  # process 2 has done its part
         with pytest.raises(SaveFailed, match=reason):
             job.failures[process].raise_pending()

@@ -1,0 +1,36 @@
+"""Types for flags: each says what is wrong with what was given."""
+
+import argparse
+from collections.abc import Callable, Collection
+
+
+def positive(text: str) -> int:
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{value} is less than 1")
+    return value
+
+
+def positives(text: str) -> list[int]:
+    return [positive(part) for part in text.split(",")]
+
+
+def above_0(text: str) -> float:
+    if not (value := float(text)) > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return value
+
+
+def words(text: str) -> list[str]:
+    """Each once, in the order given."""
+    return list(dict.fromkeys(text.split(",")))
+
+
+def some_of(names: Collection[str]) -> Callable[[str], list[str]]:
+    """A type that takes only these words."""
+
+    def parse(text: str) -> list[str]:
+        if unknown := [word for word in words(text) if word not in names]:
+            raise argparse.ArgumentTypeError(f"{unknown} not in {list(names)}")
+        return words(text)
+
+    return parse

@@ -1,0 +1,105 @@
+"""Hosts as network namespaces, each with a link of limited rate and delay to one switch."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_PROGRAMS = ("ip", "tc", "unshare")
+_COMMAND_TIMEOUT_S = 30.0
+# Segments leave a virtual link in pieces of up to 64 KiB, which a smaller bucket would never pass.
+_BURST = "256kb"
+_QUEUE = "50ms"
+_QUEUE_PACKETS = "10000"
+
+
+class NotPossible(Exception):
+    """This machine or this user cannot have such hosts. The message says what is missing."""
+
+
+@dataclass(frozen=True)
+class Links:
+    """A network that exists.
+
+    Attributes:
+      namespaces: of the hosts, by number.
+      addresses: of the hosts, by number.
+      delay_ms: what each direction of a link adds; 0 where the kernel has no ``netem``.
+    """
+
+    namespaces: tuple[str, ...]
+    addresses: tuple[str, ...]
+    delay_ms: float
+
+
+@contextlib.contextmanager
+def linked_hosts(count: int, rate_mbit: float, delay_ms: float) -> Iterator[Links]:
+    """Make ``count`` hosts, all on one switch; each direction of each link has ``rate_mbit``.
+
+    Removes all of them at the end, and what was left of a failed start. Raises NotPossible.
+    """
+    require_means()
+    prefix = f"eckpt-{os.getpid()}"
+    switch = f"{prefix}-switch"
+    hosts = tuple(f"{prefix}-{number}" for number in range(count))
+    addresses = tuple(address(number) for number in range(count))
+    with contextlib.ExitStack() as stack:
+        for namespace in (switch, *hosts):
+            _run("ip", "netns", "add", namespace)
+            stack.callback(_run, "ip", "netns", "del", namespace)
+            _run("ip", "-n", namespace, "link", "set", "lo", "up")
+        _run("ip", "-n", switch, "link", "add", "bridge", "type", "bridge")
+        _run("ip", "-n", switch, "link", "set", "bridge", "up")
+        delayed_ms = delay_ms if delay_ms > 0 and _has_netem(switch) else 0.0
+        for number, host in enumerate(hosts):
+            port = f"port{number}"
+            ends = ("type", "veth", "peer", "name", "uplink", "netns", host)
+            _run("ip", "-n", switch, "link", "add", port, *ends)
+            _run("ip", "-n", switch, "link", "set", port, "master", "bridge", "up")
+            _run("ip", "-n", host, "address", "add", f"{addresses[number]}/16", "dev", "uplink")
+            _run("ip", "-n", host, "link", "set", "uplink", "up")
+            for namespace, device in ((switch, port), (host, "uplink")):
+                _limit(namespace, device, rate_mbit, delayed_ms)
+        yield Links(hosts, addresses, delayed_ms)
+
+
+def address(number: int) -> str:
+    """Of the host of that number, from 0 to 65,000."""
+    return f"10.77.{(number + 1) // 256}.{(number + 1) % 256}"
+
+
+def require_means() -> None:
+    """Raises NotPossible where the user or a program is missing; changes nothing."""
+    if os.geteuid() != 0:
+        raise NotPossible("network namespaces need root")
+    if missing := [name for name in _PROGRAMS if shutil.which(name) is None]:
+        raise NotPossible(f"not installed: {', '.join(missing)} (iproute2, util-linux)")
+
+
+def _limit(namespace: str, device: str, rate_mbit: float, delay_ms: float) -> None:
+    rate = f"{rate_mbit:g}mbit"
+    if delay_ms:
+        discipline = ("netem", "delay", f"{delay_ms:g}ms", "rate", rate, "limit", _QUEUE_PACKETS)
+    else:
+        discipline = ("tbf", "rate", rate, "burst", _BURST, "latency", _QUEUE)
+    _run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *discipline)
+
+
+def _has_netem(namespace: str) -> bool:
+    """Tried where it harms nobody."""
+    try:
+        _run("tc", "-n", namespace, "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms")
+        _run("tc", "-n", namespace, "qdisc", "del", "dev", "lo", "root")
+    except NotPossible:
+        return False
+    return True
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=_COMMAND_TIMEOUT_S, check=False
+    )
+    if done.returncode:
+        raise NotPossible(f"{' '.join(command)}: {done.stderr.strip()}")

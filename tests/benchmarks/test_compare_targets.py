@@ -1,0 +1,71 @@
+"""What is wanted beside what was measured, on figures made up by hand."""
+
+from typing import Any
+
+import targets
+from job import parse_job
+
+LIMITS = {
+    "copy with CRC32C into a mapped ramdisk file, 1 thread": 5.0,
+    "copy with CRC32C into a mapped ramdisk file, 2 threads": 10.0,
+    "loopback TCP, 1 stream": 2.0,
+    "loopback TCP, 2 streams": 4.0,
+}
+LARGE = parse_job("2x1x1024", 3)
+SMALL = parse_job("2x1x125/2000", 3)
+
+
+def _summary(**medians: float) -> dict[str, Any]:
+    keys = ["stall", "published", "restore_lost_slice", "restore_nothing_lost"]
+    keys += ["first_over_later", "storage_save", "storage_restore"]
+    return {key: {"median": medians.get(key)} for key in keys}
+
+
+def _by_title(found: list[targets.Target]) -> dict[str, targets.Target]:
+    return {target.title: target for target in found}
+
+
+def test_times_are_compared_with_orbax_and_rates_with_the_best_limit() -> None:
+    gib_at_6_gb_per_s = 2**31 / 6e9
+    summaries = {
+        "ours": _summary(
+            stall=0.004, published=gib_at_6_gb_per_s, restore_lost_slice=2**30 / 2e9,
+            first_over_later=2.5, storage_save=3.0, storage_restore=2.0,
+        ),
+        "orbax-emergency": _summary(stall=0.1, published=1.0, restore_lost_slice=60.0),
+        "orbax": _summary(storage_save=3.0, storage_restore=1.9),
+    }  # fmt: skip
+    found = _by_title(targets.targets([(LARGE, summaries)], LIMITS))
+    reached = {title: target.is_reached for title, target in found.items()}
+    assert reached == {
+        "stall of the training thread, ms": True,
+        "stall, orbax-emergency over ours": True,
+        "published, orbax-emergency over ours": False,
+        "published, share of the copy with CRC": True,  # both slices of two store: 2 GiB
+        "restore lost slice, orbax-emergency over ours": True,
+        "restore lost slice, orbax-p2p over ours": None,
+        "lost slice restored, share of the loopback": False,
+        "restore nothing lost, orbax-emergency over ours": None,
+        "first save over later ones": False,
+        "storage save, orbax over ours": True,
+        "storage restore, orbax over ours": False,
+    }
+    assert found["stall, orbax-emergency over ours"].measured == "25x"
+    assert found["published, share of the copy with CRC"].measured == "0.6"
+
+
+def test_small_leaves_have_targets_of_their_own() -> None:
+    summaries = {
+        "ours": _summary(stall=0.01, published=0.1),
+        "orbax-emergency": _summary(stall=0.11, published=0.9),
+    }
+    found = targets.targets([(SMALL, summaries)], LIMITS)
+    assert {t.job for t in found} == {"2x1x125/2000"}
+    assert [t.is_reached for t in found] == [True, False, None, None]
+    assert "not measured" in targets.table(found)
+
+
+def test_without_ours_nothing_is_reached_or_missed() -> None:
+    found = targets.targets([(LARGE, {"orbax": _summary(storage_save=1.0)})], LIMITS)
+    assert found
+    assert {target.is_reached for target in found} == {None}

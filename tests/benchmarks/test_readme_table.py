@@ -1,0 +1,82 @@
+"""The table of the README: made from what was measured, and nothing else is touched."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import readme_table
+from readme_table import BEGIN, END
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def _summary(**medians: float) -> dict[str, Any]:
+    keys = [
+        *("stall", "published", "restore_nothing_lost", "restore_lost_slice"),
+        *("restore_lost_halves", "storage_save", "storage_restore"),
+    ]
+    return {"summary": {key: {"median": medians.get(key)} for key in keys}}
+
+
+DOCUMENT = {
+    "date": "2001-02-03",
+    "machine": {"cores": 2, "cpu": "a CPU", "memory": "24 GiB"},
+    "limits_gb_per_s": [{"memcpy": 8.0}, {"memcpy": 10.0}, {"memcpy": 9.0}],
+    "jobs": [
+        {
+            "job": {"slices": 2, "hosts_per_slice": 1, "state_bytes": 2**30, "leaves": 16},
+            "contenders": {
+                "ours": _summary(stall=0.002, published=0.2, storage_save=4.0),
+                "orbax-emergency": _summary(stall=0.1, published=3.0),
+                "orbax": _summary(storage_save=2.0),
+            },
+        }
+    ],
+}
+
+
+def test_medians_are_shown_with_how_many_times_ours_they_are() -> None:
+    lines = [line for line in readme_table.section(DOCUMENT).splitlines() if "| " in line]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert cells[0] == ["job", "", "ours", "orbax-emergency", "orbax"]
+    stall, published, stored = cells[2:]
+    assert stall == [
+        *("2x1x1024/16", "stall of the training thread"),
+        *("2 ms", "100 ms (50x)", "-"),
+    ]
+    assert published[2:] == ["200 ms", "3 s (15x)", "-"]
+    assert stored[1:] == ["save to storage", "4 s", "-", "2 s (0.5x)"]
+
+
+def test_the_limits_are_medians_over_the_rounds() -> None:
+    assert "memcpy 9." in readme_table.section(DOCUMENT)
+
+
+def test_only_what_is_between_the_marks_changes(tmp_path: Path) -> None:
+    readme, found = tmp_path / "README.md", tmp_path / "compare.json"
+    readme.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    found.write_text(json.dumps(DOCUMENT))
+    for _ in range(2):
+        assert readme_table.main(["--json", str(found), "--readme", str(readme)]) == 0
+        text = readme.read_text()
+        assert text.startswith(f"before\n{BEGIN}\n2 cores, a CPU")
+        assert text.endswith(f"{END}\nafter\n")
+        assert "old" not in text
+
+
+def test_without_marks_or_figures_nothing_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    readme, found = tmp_path / "README.md", tmp_path / "compare.json"
+    readme.write_text("nothing to replace\n")
+    for text in ("{}", "no JSON", json.dumps(DOCUMENT)):
+        found.write_text(text)
+        with pytest.raises(SystemExit):
+            readme_table.main(["--json", str(found), "--readme", str(readme)])
+        assert "cannot write the table" in capsys.readouterr().err
+        assert readme.read_text() == "nothing to replace\n"
+
+
+def test_the_readme_has_the_marks() -> None:
+    assert readme_table.with_table(README.read_text(), "x").count("measured: ") == 2
