@@ -40,11 +40,11 @@ def stored_bytes(stored: dict[int, tuple[ShardId, ...]]) -> list[int]:
     return [sum(volume(shard.box) for shard in shards) for shards in stored.values()]
 
 
-def check_even(loads: list[int], largest: int) -> None:
+def check_even(loads: list[int], largest: int, shards: float = 1) -> None:
     """No host is further from the mean than 2% or one shard."""
     mean = sum(loads) / len(loads)
     most = max(max(loads) - mean, mean - min(loads))
-    assert most <= max(largest, 0.02 * mean), loads
+    assert most <= max(shards * largest, 0.02 * mean), loads
 
 
 @st.composite
@@ -103,7 +103,9 @@ def test_each_process_alone_works_out_what_all_together_do(
 )
 def test_bytes_per_host_are_even(slices: int, hosts: int, copies: int, sizes: list[int]) -> None:
     stored = place_all(Striped(copies, 0), grid(slices, hosts), regular(slices, hosts, sizes))
-    check_even(stored_bytes(stored), max(sizes))
+    # With fewer shards than slices, blocks that share slices and one that does not cannot always
+    # be balanced one shard after the other: 9 slices, 4 copies, sizes 6, 6, 9.
+    check_even(stored_bytes(stored), max(sizes), 1 if len(sizes) >= slices else 1.25)
     part = min(copies, slices) * sum(sizes) / slices
     assert abs(sum(stored_bytes(stored)) / len(stored) - part) < 1e-6 * part
 
