@@ -6,6 +6,7 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 INSTALLED = $(VENV)/installed
 EXTRAS ?= demo,test,check
 TF_VENV ?= .venv-tf
+TEST_WORKERS ?= 2
 # A newer compiler may warn of what none warned of before: an error for us, not for strangers.
 WERROR ?= OFF
 NATIVE_SOURCES = CMakeLists.txt $(wildcard native/engine/* native/glue/*)
@@ -37,8 +38,9 @@ $(INSTALLED): pyproject.toml $(NATIVE_SOURCES)
 demo: $(INSTALLED)
 	$(BIN)/eckpt demo $(DEMO_FLAGS)
 
+# Half of the time tests wait for processes, deadlines and disks. Files share nothing.
 test: $(INSTALLED) native-test
-	$(BIN)/python -m pytest $(TEST_FLAGS)
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile $(TEST_FLAGS)
 
 # TensorFlow is large, and with it etils.epath reaches gs:// by another client.
 test-tf:

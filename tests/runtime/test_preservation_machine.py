@@ -143,4 +143,4 @@ class PreservationMachine(RuleBasedStateMachine):
 
 
 TestPreservation = PreservationMachine.TestCase
-TestPreservation.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+TestPreservation.settings = settings(max_examples=15, stateful_step_count=20, deadline=None)
