@@ -27,6 +27,8 @@ from emergency_ckpt.core.plan_types import RestorePlan, selected
 from emergency_ckpt.errors import DeadlineExceeded
 from emergency_ckpt.runtime.coordination import JaxCoordinator, namespace, share
 from emergency_ckpt.runtime.events import EventSink
+from emergency_ckpt.runtime.going_on import go_on_together
+from emergency_ckpt.runtime.preemption import PreemptionWatch
 from emergency_ckpt.runtime.restore_dialogue import RestoreDialogue
 from emergency_ckpt.runtime.restore_leader import RestoreLeader, Wanted
 from emergency_ckpt.runtime.restore_types import Answer, Status
@@ -233,7 +235,7 @@ def _restore(shape: Shape, digests: list[str], lost: str, peers: _Peers) -> dict
 
 
 def _finish(service: Service, dialogues: list[RestoreDialogue]) -> None:
-    """The others learn their plans; all say how it went, and learn the verdict."""
+    """The others learn their plans; all say how it went, learn the verdict, and go on together."""
     for dialogue in dialogues[1:]:
         dialogue.learn_plan(0)
         try:
@@ -241,10 +243,17 @@ def _finish(service: Service, dialogues: list[RestoreDialogue]) -> None:
         except DeadlineExceeded:
             continue  # the verdict is not there yet
     dialogues[0].agree(0, Status())
-    for process, dialogue in enumerate(dialogues):
-        if process:
-            share(service.coordinator(process, len(dialogues)), "restore/0/0/verdict", None, 1)
-        dialogue.wait_for_all()
+    count, watch = len(dialogues), PreemptionWatch(None, grace_s=1)
+    for process in range(1, count):
+        coordinator = service.coordinator(process, count)
+        share(coordinator, "restore/0/0/verdict", None, 1)
+        try:
+            go_on_together(coordinator, "restore/0/ready", lambda: None, watch, 1)
+        except DeadlineExceeded:
+            continue  # the decision is not there yet
+    go_on_together(service.coordinator(0, count), "restore/0/ready", lambda: None, watch, 1)
+    for process in range(1, count):
+        share(service.coordinator(process, count), "restore/0/ready.agreed", None, 1)
 
 
 def _busiest_to_mean(plan: RestorePlan, leader: _TimedLeader) -> float | None:

@@ -48,7 +48,7 @@ class Assembly:
 
 
 def assemble(base: Base) -> Assembly:
-    """Open the persistent tier and put everything together. Collective; blocks for storage."""
+    """Open the persistent tier and put everything together. At the leader it waits for storage."""
     persistent = _open_persistent(base)
     local_saves = _local_saves(base)
     preservation = None if persistent is None else _preservation(base, persistent)
@@ -91,16 +91,13 @@ def _open_persistent(base: Base) -> PersistentTier | None:
         timeout_s=config.persistent_timeout_s,
         buffer_bytes=config.storage_buffer_bytes,
     )
-    timeout_s = config.start_timeout_s
     if base.process[0] == 0:
         try:
-            tier.create(time.monotonic() + timeout_s / 4)
+            tier.create(time.monotonic() + config.start_timeout_s / 4)
         except PersistentTierError as error:
             # Storage may be down just when the RAM is needed: saves try again.
             base.events.emit("persistent.unreachable", reason=str(error))
             base.failures.record(error)
-    # Together, or the others' time for a restore would run while this one waits for storage.
-    base.member.coordinator.barrier("persistent_opened", timeout_s)
     return tier
 
 

@@ -12,8 +12,9 @@ import jax
 from emergency_ckpt.assembly import Base, assemble
 from emergency_ckpt.config import Config
 from emergency_ckpt.core.save_agreement import TierName
-from emergency_ckpt.errors import CheckpointError
+from emergency_ckpt.errors import CheckpointError, RestoreFailed
 from emergency_ckpt.runtime.events import EventSink
+from emergency_ckpt.runtime.going_on import go_on_together
 from emergency_ckpt.runtime.membership import Membership
 from emergency_ckpt.runtime.preemption import PreemptionWatch, find_notices
 from emergency_ckpt.runtime.restore_bringing import Wish
@@ -52,12 +53,13 @@ class EmergencyCheckpointer:
         slice_index = slices.slice_of[self._process[0]]
         self._member = member = Membership(config, config.run_id, self._process, slice_index)
         notices = find_notices() if config.heeds_preemption else None
-        self._watch = PreemptionWatch(
-            member.coordinator, notices, grace_s=config.preemption_grace_s
-        )
+        self._watch = watch = PreemptionWatch(notices, grace_s=config.preemption_grace_s)
         try:
-            self._watch.agree_numbers("notices", config.start_timeout_s)
-            parts = assemble(Base(config, self._process, member, self._watch, events, failures))
+            parts = assemble(Base(config, self._process, member, watch, events, failures))
+            # Also so that nobody's time for a restore runs while the leader waits for storage.
+            go_on_together(
+                member.coordinator, "opened", lambda: None, watch, config.start_timeout_s
+            )
         except BaseException:
             self._watch.close()
             member.leave()
@@ -223,10 +225,16 @@ class EmergencyCheckpointer:
         try:
             with self._persistent_steps_held():
                 found = restore.run()
-            self._saver.reserve_together(
-                recipe, f"restore/{number}/reserved", in_background=found is not None
+            # All are here after this, so nobody trains while a peer could count on a leftover.
+            errors = go_on_together(
+                self._member.coordinator,
+                f"restore/{number}/ready",
+                lambda: self._saver.use_recipe(recipe, in_background=found is not None),
+                self._watch,
+                self._config.restore_timeout_s,
             )
-            self._watch.agree_numbers(f"restore/{number}/notices", self._config.restore_timeout_s)
+            if errors:
+                raise RestoreFailed("reserve", "ramdisk", errors)
             restored = found
         except BaseException:
             restore.undo()

@@ -226,17 +226,36 @@ def share(coordinator: Coordinator, name: str, value: bytes | None, timeout_s: f
     return coordinator.get(name, timeout_s)
 
 
+def exchange(
+    coordinator: Coordinator,
+    name: str,
+    value: bytes,
+    decide: Callable[[Mapping[int, bytes]], bytes],
+    timeout_s: float,
+) -> bytes:
+    """Every process gives ``value``; all return what the leader decides on them. Collective."""
+    found = gather(coordinator, name, value, timeout_s)
+    decision = decide(found) if coordinator.process_index == 0 else None
+    return share(coordinator, f"{name}.agreed", decision, timeout_s)
+
+
 def agree(coordinator: Coordinator, name: str, error: str, timeout_s: float) -> str:
     """The errors of all processes in one line, the same everywhere; empty when there are none.
 
     Collective. ``error`` is this process's own, empty when all is well.
     """
-    found = gather(coordinator, name, error[:_ERROR_LIMIT_CHARS].encode(), timeout_s)
-    joined = None
-    if coordinator.process_index == 0:
-        errors = [(p, data.decode()) for p, data in sorted(found.items()) if data]
-        joined = "; ".join(f"process {p}: {text}" for p, text in errors[:4]).encode()
-    return share(coordinator, f"{name}.agreed", joined, timeout_s).decode()
+    own = error[:_ERROR_LIMIT_CHARS].encode()
+
+    def join(found: Mapping[int, bytes]) -> bytes:
+        return joined_errors({p: data.decode() for p, data in found.items()}).encode()
+
+    return exchange(coordinator, name, own, join, timeout_s).decode()
+
+
+def joined_errors(errors: Mapping[int, str]) -> str:
+    """What failed, by process, in one line of bounded length; empty texts are no errors."""
+    failed = [(p, text[:_ERROR_LIMIT_CHARS]) for p, text in sorted(errors.items()) if text]
+    return "; ".join(f"process {p}: {text}" for p, text in failed[:4])
 
 
 def do_together(

@@ -5,7 +5,7 @@ that all processes make. It knows calls by numbers and answers yes once, at the 
 highest that any process had called with. So the numbers must rise by one with each step and be
 alike everywhere: steps will not do, as they jump at a restore, and a notice that came meanwhile
 would wait for a step that never comes. The numbers here go on from the highest that any process
-has used, agreed at each start and restore.
+has used, agreed at each start and restore (``going_on``).
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from typing import Any, Protocol
 import jax
 from absl import logging
 from jax.experimental import multihost_utils
-
-from emergency_ckpt.runtime.coordination import Coordinator, gather, share
 
 PREEMPTED_EXIT_CODE = 128 + signal.SIGTERM
 """Exit status after ``exit_on_preemption``: a supervisor takes it for a death and starts again."""
@@ -98,11 +96,8 @@ class PreemptionWatch:
     JAX's manager makes out the sync point.
     """
 
-    def __init__(
-        self, coordinator: Coordinator, notices: Notices | None, *, grace_s: float
-    ) -> None:
+    def __init__(self, notices: Notices | None, *, grace_s: float) -> None:
         """``grace_s``: from the sync point to the end of the process. None: no notice is heeded."""
-        self._coordinator = coordinator
         self._notices = notices
         self._grace_s = grace_s
         self._number = 0
@@ -110,14 +105,14 @@ class PreemptionWatch:
         self._sync_step: int | None = None
         self._deadline_s = 0.0
 
-    def agree_numbers(self, name: str, timeout_s: float) -> None:
-        """Go on from the highest number that any process has used. Collective."""
-        if self._notices is None:
-            return
-        mine = str(self._notices.last_number).encode()
-        found = gather(self._coordinator, name, mine, timeout_s)
-        highest = str(max(map(int, found.values()))).encode() if found else None
-        self._number = int(share(self._coordinator, f"{name}.highest", highest, timeout_s))
+    @property
+    def last_number(self) -> int:
+        """The highest number that this process has used."""
+        return 0 if self._notices is None else self._notices.last_number
+
+    def go_on_from(self, number: int) -> None:
+        """The highest that any process has used: the same call on all."""
+        self._number = number
         self._asked_at = None
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -23,7 +23,6 @@ from emergency_ckpt.runtime.restore_bringing import (
     Wish,
 )
 from emergency_ckpt.runtime.restore_types import PlanFailed, no_plan_error
-from emergency_ckpt.tiers.host_state import HostStateDocument
 
 _CHECK_INTERVAL_S = 0.1
 _GRACE_S = 5.0
@@ -149,7 +148,7 @@ class Prefetch:
         if reason:
             raise RestoreFailed("prefetch", "the state", f"it was given up: {reason}")
 
-    def put_back(self, documents: Sequence[HostStateDocument]) -> None:
+    def put_back(self, brought: Brought) -> None:
         """Host states are applied by ``restore`` alone."""
 
     def undo(self) -> None:

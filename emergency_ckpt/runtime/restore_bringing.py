@@ -10,7 +10,6 @@ import dataclasses
 import time
 import traceback
 from collections import deque
-from collections.abc import Sequence
 from typing import Protocol
 
 from emergency_ckpt.core.keeping import Keeping
@@ -123,7 +122,7 @@ class Attempt(Protocol):
         """Called between the parts of an attempt; what it raises ends the restore on all."""
         ...
 
-    def put_back(self, documents: Sequence[HostStateDocument]) -> None:
+    def put_back(self, brought: Brought) -> None:
         """The state is here: apply what else there is. An error ends the restore on all."""
         ...
 
@@ -247,7 +246,7 @@ class Bringing:
                 brought = prefetched.take()
             else:
                 brought = self._from_local(answer, attempt)
-            attempt.put_back(brought.documents)
+            attempt.put_back(brought)
             return brought, Status()
         except Exception as error:  # noqa: BLE001 - becomes the collective error of all processes
             # Its frames hold what was placed already, and so memory that the next attempt needs.

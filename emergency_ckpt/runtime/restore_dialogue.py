@@ -170,10 +170,6 @@ class RestoreDialogue:
         data = share(self._coordinator, f"{name}/verdict", verdict, self._left_s())
         return msgspec.json.decode(data, type=Verdict)
 
-    def wait_for_all(self) -> None:
-        """Return when all are here: nobody trains while a peer could still count on a leftover."""
-        self._coordinator.barrier(f"{self._name}/forgotten", self._left_s())
-
     def failure(self, answer: PlanFailed) -> CheckpointError:
         """Why there is no plan: at the leader as it was raised."""
         return self._leader_error or RestoreFailed("restore", "the job", answer.error)

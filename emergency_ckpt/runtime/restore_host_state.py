@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from absl import logging
 
 from emergency_ckpt.core.inventory import Quarantined
 from emergency_ckpt.core.plan_types import HostStateFetch, ProcessPlan
-from emergency_ckpt.errors import CheckpointError, CorruptData, HostStateError, NotHeld
+from emergency_ckpt.errors import (
+    CheckpointError,
+    CorruptData,
+    HostStateError,
+    NotHeld,
+    TransferError,
+)
+from emergency_ckpt.runtime.events import EventSink
+from emergency_ckpt.runtime.peers import Peers
 from emergency_ckpt.runtime.shard_collection import CopiesFailed
 from emergency_ckpt.tiers import host_state as host_states
 from emergency_ckpt.tiers.local import LocalTier
@@ -73,6 +82,45 @@ def _document_bytes(
     if data is None:
         raise NotHeld("read", f"host state of process {wanted.owner}", "not here any more")
     return data
+
+
+class HostStatePush:
+    """Gives this process's buddies its document of a step, in a thread of its own.
+
+    So a buddy that lost its RAM keeps a copy again, as after a save, and nobody waits for it who
+    has something else to do.
+    """
+
+    def __init__(
+        self, tier: LocalTier, peers: Peers, events: EventSink, buddies: Sequence[int]
+    ) -> None:
+        self._tier = tier
+        self._peers = peers
+        self._events = events
+        self._buddies = buddies
+        self._pushed: list[Future[None]] = []
+
+    def start(self, save: SaveId, process: tuple[int, int]) -> None:
+        """Begin with a step of which this process has its document; else nothing."""
+        data = self._tier.host_state_bytes(save, *process)
+        if data is None or not self._buddies:
+            return
+        pool = ThreadPoolExecutor(1, "eckpt-push")
+        self._pushed.append(pool.submit(self._push, save, data))
+        pool.shutdown(wait=False)
+
+    def wait(self) -> None:
+        """Return when all that was started has ended."""
+        while self._pushed:
+            self._pushed.pop().result()
+
+    def _push(self, save: SaveId, data: bytes) -> None:
+        for buddy in self._buddies:
+            try:
+                self._peers.push_host_state(buddy, save, data)
+            except TransferError as error:
+                # The restore itself is whole; until the next save there is one copy less.
+                self._events.emit("restore.push_failed", buddy=buddy, reason=str(error))
 
 
 def put_back(

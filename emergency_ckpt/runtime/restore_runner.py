@@ -8,13 +8,11 @@ from collections.abc import Sequence
 
 from emergency_ckpt.core.plan_types import NoPlan
 from emergency_ckpt.core.prefetch_use import PrefetchWord
-from emergency_ckpt.errors import TransferError
 from emergency_ckpt.runtime.prefetch import Prefetch
 from emergency_ckpt.runtime.restore_bringing import Bringing, Brought, RestoreParts, Wish
-from emergency_ckpt.runtime.restore_host_state import put_back
+from emergency_ckpt.runtime.restore_host_state import HostStatePush, put_back
 from emergency_ckpt.runtime.restore_types import PlanFailed, RestoreReport, no_plan_error
 from emergency_ckpt.tiers import host_state as host_states
-from emergency_ckpt.tiers.host_state import HostStateDocument
 from emergency_ckpt.tiers.state_tree import PyTree
 from emergency_ckpt.types import SaveId
 
@@ -37,8 +35,9 @@ class Restored:
 class _HostState:
     """The caller's non-tensor state, as one ``Attempt``: what moved can be moved back."""
 
-    def __init__(self, parts: RestoreParts, value: object) -> None:
+    def __init__(self, parts: RestoreParts, value: object, buddies: Sequence[int]) -> None:
         self._parts = parts
+        self._push = HostStatePush(parts.tier, parts.peers, parts.events, buddies)
         self._value = value
         self._before = host_states.capture(value)
         self._moved = False
@@ -47,13 +46,21 @@ class _HostState:
     def check(self) -> None:
         """Nothing ends a restore from outside."""
 
-    def put_back(self, documents: Sequence[HostStateDocument]) -> None:
+    def put_back(self, brought: Brought) -> None:
+        parts = self._parts
+        # The step is whole, whatever becomes of this attempt: a copy of it does no harm.
+        self._push.start(brought.save, parts.process)
         if self._value is None:
             return
         self._moved = True
-        self.restored = put_back(self._value, documents, self._parts.remap, self._parts.process)
+        self.restored = put_back(self._value, brought.documents, parts.remap, parts.process)
+
+    def finish(self) -> None:
+        """The attempt was the last one: wait for what still goes on beside it."""
+        self._push.wait()
 
     def undo(self) -> None:
+        self._push.wait()
         if self._moved:
             host_states.apply(self._value, self._before)
             self._moved = False
@@ -79,18 +86,18 @@ class Restore:
         self._parts = parts
         self._wish = wish
         self._keep_newer = keep_newer
-        self._buddies = buddies
         self._prefetch = prefetch
         self._started_s = time.monotonic()
         if prefetch is not None:
             prefetch.wait()
         self._bringing = Bringing(parts, wish, f"restore/{number}")
-        self._host_state = _HostState(parts, host_state)
+        self._host_state = _HostState(parts, host_state, buddies)
 
     def run(self) -> Restored | None:
         """Bring back the newest whole step; None when there never was one.
 
-        Raises the same kind of error on every process, and then leaves the host state as it was.
+        A peer may be a moment behind: nobody may train before all are through this. Raises the
+        same kind of error on every process, and then leaves the host state as it was.
         """
         try:
             return self._run()
@@ -122,19 +129,7 @@ class Restore:
         if not self._keep_newer:
             self._parts.tier.invalidate_newer(kept)
         self._parts.tier.note_complete(kept)
-        self._push_host_state(kept)
-        self._bringing.dialogue.wait_for_all()
-
-    def _push_host_state(self, save: SaveId) -> None:
-        """A buddy that lost its RAM keeps a copy again, as after a save."""
-        parts, (me, count) = self._parts, self._parts.process
-        data = parts.tier.host_state_bytes(save, me, count)
-        for buddy in self._buddies if data is not None else ():
-            try:
-                parts.peers.push_host_state(buddy, save, data or b"")
-            except TransferError as error:
-                # The restore itself is whole; until the next save there is one copy less.
-                parts.events.emit("restore.push_failed", buddy=buddy, reason=str(error))
+        self._host_state.finish()
 
     def _finished(self, brought: Brought) -> RestoreReport:
         tally, prefetch = brought.tally, self._prefetch
@@ -174,5 +169,4 @@ class Restore:
             raise no_plan_error(answer, f"run {self._parts.run_id!r}")
         # Leftovers of saves that never became whole must not mix with what comes.
         self._parts.tier.invalidate_newer(SaveId(-1, "", self._parts.run_id))
-        self._bringing.dialogue.wait_for_all()
         self._parts.events.emit("restore.nothing")

@@ -14,9 +14,9 @@ import jax
 from absl import logging
 
 from emergency_ckpt.core.save_agreement import TierName
-from emergency_ckpt.errors import CheckpointError, DeadlineExceeded, RestoreFailed, SaveFailed
+from emergency_ckpt.errors import CheckpointError, DeadlineExceeded, SaveFailed
 from emergency_ckpt.runtime import save_recipe
-from emergency_ckpt.runtime.coordination import Coordinator, do_together
+from emergency_ckpt.runtime.coordination import Coordinator
 from emergency_ckpt.runtime.due_saves import DueSaves
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.local_saves import LocalSave, LocalSaves
@@ -380,14 +380,3 @@ class Saver:
         else:
             tier.reserve(size_bytes)
             tier.prefault_in_background()
-
-    def reserve_together(self, recipe: SaveRecipe, name: str, *, in_background: bool) -> None:
-        """``use_recipe`` on all processes; a ramdisk that is too small stops all. Collective."""
-        errors = do_together(
-            self._parts.coordinator,
-            name,
-            lambda: self.use_recipe(recipe, in_background=in_background),
-            self._parts.settings.restore_timeout_s,
-        )
-        if errors:
-            raise RestoreFailed("reserve", "ramdisk", errors)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import re
 import threading
@@ -135,11 +136,12 @@ def claim_directory(local_dir: Path, run_id: str, process_index: int) -> Claim:
             existing = process_directories(run_dir)
             preferred = [run_dir / label] if run_dir / label in existing else []
             others = [path for path in existing if path.name != label]
-            fresh = [run_dir / label, *(run_dir / f"{label}.{n}" for n in range(1, 1000))]
-            new = next(path for path in fresh if not os.path.lexists(path))
+            names = itertools.chain([label], (f"{label}.{n}" for n in itertools.count(1)))
+            fresh = (run_dir / name for name in names)
             for path in preferred + others:
                 if claim := try_claim(path):
                     return claim
+            new = next(path for path in fresh if not os.path.lexists(path))
             if claim := _claim_new(new):
                 return claim
     except OSError as error:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from emergency_ckpt.runtime.coordination import LocalCoordinator
+from emergency_ckpt.errors import CheckpointError, RamdiskFull
+from emergency_ckpt.runtime.going_on import go_on_together
 from emergency_ckpt.runtime.preemption import PreemptionWatch, SignalNotices
 from emergency_ckpt.testing.memory_coordination import MemoryService
 
@@ -40,23 +42,47 @@ class Notices:
 
 
 def watches(count: int) -> tuple[SyncManager, list[PreemptionWatch]]:
-    manager, service = SyncManager(), MemoryService(count)
-    return manager, [
-        PreemptionWatch(service.member(p), Notices(manager), grace_s=5.0) for p in range(count)
-    ]
+    manager = SyncManager()
+    return manager, [PreemptionWatch(Notices(manager), grace_s=5.0) for _ in range(count)]
 
 
-def agree(found: list[PreemptionWatch], name: str) -> None:
-    threads = [threading.Thread(target=w.agree_numbers, args=(name, 10.0)) for w in found]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+def agree(
+    found: list[PreemptionWatch], work: Callable[[int], object] = lambda _: None
+) -> list[object]:
+    """``go_on_together`` on all; what each returned or raised."""
+    service = MemoryService(len(found))
+
+    def go_on(process: int) -> object:
+        member, watch = service.member(process), found[process]
+        try:
+            return go_on_together(member, "ready", lambda: work(process), watch, 10.0)
+        except CheckpointError as error:
+            return error
+
+    with ThreadPoolExecutor(len(found)) as pool:
+        return list(pool.map(go_on, range(len(found))))
+
+
+def test_what_fails_on_one_is_known_to_all_and_the_numbers_are_agreed_all_the_same() -> None:
+    manager, found = watches(3)
+    found[2].reached(1)
+    found[2].reached(2)
+
+    def work(process: int) -> None:
+        if process == 1:
+            raise RamdiskFull("reserve", "slots", "no room")
+
+    outcomes = agree(found, work)
+    assert isinstance(outcomes[1], RamdiskFull)
+    assert outcomes[0] == outcomes[2] == f"process 1: {outcomes[1]}"
+    for watch in found:
+        watch.reached(50)
+    assert manager.highest == 3, "all went on from the highest number, 2"
 
 
 def test_all_act_at_one_step() -> None:
     manager, found = watches(3)
-    agree(found, "start")
+    assert agree(found) == [""] * 3
     for watch in found:
         assert [watch.reached(step) for step in (101, 102)] == [False, False]
     assert not found[0].reached(103)
@@ -71,7 +97,7 @@ def test_all_act_at_one_step() -> None:
 
 def test_asking_again_about_a_step_changes_nothing() -> None:
     manager, (watch,) = watches(1)
-    watch.agree_numbers("start", 1.0)
+    agree([watch])
     assert [watch.reached(7) for _ in range(5)] == [False] * 5
     assert manager.highest == 1
 
@@ -80,18 +106,18 @@ def test_asking_again_about_a_step_changes_nothing() -> None:
 def test_a_notice_during_a_restore_is_seen_at_the_first_step_after_it(steps_before: int) -> None:
     """The processes had got differently far, and go on from a step far from there."""
     manager, found = watches(2)
-    agree(found, "start")
+    agree(found)
     for process, watch in enumerate(found):
         for step in range(1, steps_before + process):
             watch.reached(step)
     manager.notice()
-    agree(found, "restore")
+    agree(found)
     assert [watch.reached(41) for watch in found] == [True, True]
 
 
 def test_without_a_source_no_notice_is_heeded() -> None:
-    watch = PreemptionWatch(LocalCoordinator(), None, grace_s=1.0)
-    watch.agree_numbers("start", 1.0)
+    watch = PreemptionWatch(None, grace_s=1.0)
+    agree([watch])
     assert not watch.reached(1)
 
 
