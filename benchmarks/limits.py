@@ -1,5 +1,6 @@
 """What the machine itself can do, measured in the same run: no checkpointer can be faster."""
 
+import contextlib
 import mmap
 import os
 import socket
@@ -17,11 +18,14 @@ from emergency_ckpt import _native
 STREAMS = (1, 2, 4)
 _REPEATS = 3
 _SOCKET_PIECE_BYTES = 4 * 2**20
+_KEPT_PIECE_BYTES = 256 * 2**10  # stays in the cache until it is written
 _NETWORK_TIMEOUT_S = 60.0
 
 
 COPY_WITH_CRC = "copy with CRC32C into a mapped ramdisk file"
 LOOPBACK = "loopback TCP"
+FIRST_CRC = "CRC32C of a ramdisk file mapped anew"
+INTO_NEW_FILE = "TCP into a new ramdisk file"
 
 
 def best(rates: Mapping[str, float], name: str) -> float:
@@ -32,8 +36,8 @@ def best(rates: Mapping[str, float], name: str) -> float:
 def measure(ramdisk: Path, size_bytes: int) -> dict[str, float]:
     """GB/s (1e9 bytes) by name: median of a few repeats, after one that warms up.
 
-    All memory is touched before it is timed. Takes up to three times ``size_bytes`` of it.
-    OSError when the ramdisk is full or the loopback is not there.
+    All memory is touched before it is timed, but for what is called new. Takes up to three times
+    ``size_bytes`` of it. OSError when the ramdisk is full or the loopback is not there.
     """
     threads = len(os.sched_getaffinity(0))
     source = np.random.default_rng(0).integers(0, 256, size_bytes, np.uint8)
@@ -43,6 +47,12 @@ def measure(ramdisk: Path, size_bytes: int) -> dict[str, float]:
         **{
             f"{LOOPBACK}, {count} stream{'s' * (count > 1)}": _rate(
                 size_bytes, lambda count=count: _send_over_loopback(source, count)
+            )
+            for count in STREAMS
+        },
+        **{
+            f"{INTO_NEW_FILE}, {count} stream{'s' * (count > 1)}": _rate(
+                size_bytes, lambda count=count: _send_over_loopback(source, count, ramdisk)
             )
             for count in STREAMS
         },
@@ -92,7 +102,18 @@ def _mapped_copies(source: np.ndarray, ramdisk: Path, threads: int) -> dict[str,
                 lambda count=count: _native.crc32c_ranges(mapping, [(0, source.nbytes)], count),
             )
         mapping.close()
+        for count in sorted({1, threads}):
+            rates[f"{FIRST_CRC}, {_threads(count)}"] = _rate(
+                source.nbytes,
+                lambda count=count: _first_crc(file.fileno(), source.nbytes, count),
+            )
     return rates
+
+
+def _first_crc(fd: int, size_bytes: int, threads: int) -> None:
+    mapping = _native.Mapping(fd, size_bytes, writable=False)
+    _native.crc32c_ranges(mapping, [(0, size_bytes)], threads)
+    mapping.close()
 
 
 def _plain_copies(source: np.ndarray, fd: int, threads: int) -> dict[str, float]:
@@ -107,18 +128,25 @@ def _plain_copies(source: np.ndarray, fd: int, threads: int) -> dict[str, float]
     }
 
 
-def _send_over_loopback(source: np.ndarray, streams: int) -> None:
+def _send_over_loopback(source: np.ndarray, streams: int, new_in: Path | None = None) -> None:
+    """With ``new_in``, a directory, what is received is kept in a new file there."""
     parts = np.array_split(source, streams)
     with (
+        contextlib.ExitStack() as stack,
         socket.create_server(("127.0.0.1", 0)) as server,
         ThreadPoolExecutor(2 * streams) as pool,
     ):
+        keep = None
+        if new_in is not None:
+            keep = stack.enter_context(tempfile.TemporaryFile(dir=new_in, prefix="eckpt-bench-"))
         server.settimeout(_NETWORK_TIMEOUT_S)
-        ends = []
+        ends, offset = [], 0
         for part in parts:
             sender = socket.create_connection(server.getsockname(), _NETWORK_TIMEOUT_S)
             receiver, _ = server.accept()
-            ends.append(pool.submit(_receive, receiver, part.nbytes))
+            kept = None if keep is None else (keep.fileno(), offset)
+            ends.append(pool.submit(_receive, receiver, part.nbytes, kept))
+            offset += part.nbytes
             ends.append(pool.submit(_send, sender, part))
         for end in ends:
             end.result()
@@ -130,10 +158,14 @@ def _send(connection: socket.socket, data: np.ndarray) -> None:
         connection.sendall(data.data)
 
 
-def _receive(connection: socket.socket, size_bytes: int) -> None:
-    # A receiver that keeps what it reads would need as much memory, already touched: here
-    # the pieces overwrite each other, so this is an upper limit.
-    piece = memoryview(bytearray(_SOCKET_PIECE_BYTES))
+def _receive(
+    connection: socket.socket, size_bytes: int, kept: tuple[int, int] | None = None
+) -> None:
+    """``kept``: descriptor and offset of what is received; else the pieces overwrite each other.
+
+    Then it is an upper limit: a receiver that keeps what it reads needs as much memory.
+    """
+    piece = memoryview(bytearray(_SOCKET_PIECE_BYTES if kept is None else _KEPT_PIECE_BYTES))
     left = size_bytes
     with connection:
         connection.settimeout(_NETWORK_TIMEOUT_S)
@@ -141,6 +173,10 @@ def _receive(connection: socket.socket, size_bytes: int) -> None:
             received = connection.recv_into(piece[: min(left, len(piece))])
             if received == 0:
                 raise ConnectionError(f"loopback stream ended with {left} bytes to come")
+            if kept is not None:
+                fd, end = kept[0], kept[1] + size_bytes
+                written = os.pwrite(fd, piece[:received], end - left)
+                assert written == received, "a ramdisk writes all or fails"
             left -= received
 
 

@@ -60,7 +60,17 @@ def _of_large_leaves(
         job, "lost slice restored, share of the loopback", shape.state_bytes,
         _median(summaries, OURS, "restore_lost_slice"), limit_rates, limits.LOOPBACK,
     )  # fmt: skip
+    yield _share_of_limit(
+        job, "the same, share of TCP into a new ramdisk file", shape.state_bytes,
+        _median(summaries, OURS, "restore_lost_slice"), limit_rates, limits.INTO_NEW_FILE,
+    )  # fmt: skip
     yield _faster(job, summaries, "restore_nothing_lost", EMERGENCY, 40)
+    # Every slice's copy is mapped and checked, by processes that share the machine.
+    yield _share_of_limit(
+        job, "nothing lost, share of the CRC of a file mapped anew",
+        shape.slices * shape.state_bytes,
+        _median(summaries, OURS, "restore_nothing_lost"), limit_rates, limits.FIRST_CRC,
+    )  # fmt: skip
     first = _median(summaries, OURS, "first_over_later")
     yield _at_most(job, "first save over later ones", first, 2.0)
     for key in ("storage_save", "storage_restore"):

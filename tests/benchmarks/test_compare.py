@@ -91,7 +91,7 @@ def test_every_limit_is_reported(outcome: tuple[str, Path, list[str]]) -> None:
     assert {f"loopback TCP, {count}" for count in ("1 stream", "2 streams", "4 streams")} <= set(
         limits
     )
-    for kind in ("non-temporal copy", "copy with CRC32C", "CRC32C of", "memcpy"):
+    for kind in ("non-temporal copy", "copy with CRC32C", "CRC32C of", "memcpy", "TCP into"):
         assert any(name.startswith(kind) for name in limits)
     for name, rate in limits.items():
         assert name in text
