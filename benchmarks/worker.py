@@ -1,6 +1,7 @@
 """One process of the job: ``python worker.py ORDERS.json``. Started by ``lives.py``."""
 
 import json
+import os
 import resource
 import socket
 import sys
@@ -125,6 +126,8 @@ def _save_to_storage(
     session.start_fresh()
     saves = []
     for _ in range(STORAGE_SAVES):
+        # What others have left to be written to the disk must not slow this save down.
+        os.sync()
         state, step = _train(state, step)
         saves.append(_timed_save(session, step, state))
     result = {"saves": saves, "step": step, "digests": model.digests(state)}
