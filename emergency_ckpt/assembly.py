@@ -139,6 +139,7 @@ def _preservation(base: Base, persistent: PersistentTier) -> Preservation:
         policy=config.preservation_policy,
         keep_last_n=config.keep_last_n,
         keep_every_n_steps=config.keep_every_n_steps,
+        niceness=config.save_niceness,
     )
 
 

@@ -130,6 +130,7 @@ class EmergencyCheckpointer(BaseCheckpointer):
         extra_holders: tuple[str, ...] = Settings.extra_holders
         copy_threads: int | None = Settings.copy_threads
         copy_batch_bytes: int = Settings.copy_batch_bytes
+        save_niceness: int = Settings.save_niceness
         transfer_streams: int = Settings.transfer_streams
         start_timeout_s: float = Settings.start_timeout_s
         restore_timeout_s: float = Settings.restore_timeout_s
@@ -287,6 +288,7 @@ _SAME = (
     "extra_holders",
     "copy_threads",
     "copy_batch_bytes",
+    "save_niceness",
     "transfer_streams",
     "start_timeout_s",
     "restore_timeout_s",

@@ -120,6 +120,8 @@ class Config:
         device has it, and on CPU none, for views need none. May differ.
       copy_threads: threads that copy and check; None: 2, or 1 on a one-core machine. May differ.
       copy_batch_bytes: bytes per native copy call. May differ.
+      save_niceness: 0 to 19, how much later than training the kernel runs the threads that save
+        where cores are short (as nice(1)). With 0 they compete as equals. May differ.
       transfer_streams: connections per source when shards are fetched. May differ.
       start_timeout_s, restore_timeout_s: deadline of the start and of a restore, all of it. May
         differ.
@@ -169,6 +171,7 @@ class Config:
     staging_memory: StagingMemory = "auto"
     copy_threads: int | None = None
     copy_batch_bytes: int = 1024 * MEBIBYTE
+    save_niceness: int = 10
     transfer_streams: int = 2
     start_timeout_s: float = 120.0
     restore_timeout_s: float = 600.0

@@ -15,6 +15,7 @@ from emergency_ckpt.runtime.save_policies import (
     preservation_policy_problems,
     save_policy_problems,
 )
+from emergency_ckpt.runtime.worker import LOWEST_PRIORITY
 from emergency_ckpt.transfer.wire import MAX_HOST_STATE_BYTES
 
 if TYPE_CHECKING:
@@ -77,6 +78,11 @@ def _value_problems(config: Config) -> list[str]:
     problems += _not_below(config, 1, ("host_state_limit_bytes", "copy_batch_bytes"))
     problems += _not_below(config, 1, ("storage_buffer_bytes", "local_keep_last_n"))
     problems += _not_below(config, 1, ("transfer_streams",))
+    if _not_below(config, 0, ("save_niceness",)) or config.save_niceness > LOWEST_PRIORITY:
+        problems.append(
+            f"save_niceness must be a whole number from 0 to {LOWEST_PRIORITY},"
+            f" not {config.save_niceness!r}"
+        )
     problems += snapshot_problems(config.snapshots)
     limit: Any = getattr(config, "host_state_limit_bytes")  # noqa: B009 - of any type still
     if isinstance(limit, int) and limit > MAX_HOST_STATE_BYTES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from functools import partial
 from typing import Any
@@ -113,6 +114,21 @@ def test_saves_happen_at_their_intervals_once(world: World) -> None:
     yes = [e.fields["step"] for e in world.events if e.name == "save.started"]
     assert started == [True, False, True, False, False, True, False, False, False, False, True]
     assert sorted(yes) == [0, 0, 2, 4, 4, 6]
+
+
+@pytest.mark.parametrize("niceness", [0, 4])
+def test_training_goes_before_saving(world: World, niceness: int) -> None:
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    found: dict[str, int] = {}
+
+    def note(event: Event) -> None:
+        found[event.name] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    with world.open_both(on_event=note, save_niceness=niceness) as checkpointer:
+        save_all(checkpointer, world, 1, 2)
+    lower = min(before + niceness, 19)
+    assert found["save.started"] == before
+    assert found["save.copied"] == found["persistent.tensors_written"] == lower
 
 
 def test_force_saves_in_every_tier_that_is_on(world: World) -> None:

@@ -30,6 +30,7 @@ class Preservation:
         policy: PreservationPolicy | None,
         keep_last_n: int | None,
         keep_every_n_steps: int | None,
+        niceness: int = 0,
     ) -> None:
         self._shelf = shelf
         self._events = events
@@ -38,7 +39,9 @@ class Preservation:
         self._keep = keep_last_n, keep_every_n_steps
         self._removing = threading.Lock()
         self._is_on = policy is not None or keep_last_n is not None
-        self._worker = BackgroundWorker("eckpt-preservation", failures) if self._is_on else None
+        self._worker: BackgroundWorker | None = None
+        if self._is_on:
+            self._worker = BackgroundWorker("eckpt-preservation", failures, niceness)
 
     def after_save(self) -> None:
         """A step was published by this process: look at what may go. Does not wait for it.

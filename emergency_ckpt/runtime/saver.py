@@ -53,6 +53,8 @@ class Settings(save_recipe.Settings, Protocol):
     @property
     def async_save(self) -> bool: ...
     @property
+    def save_niceness(self) -> int: ...
+    @property
     def save_on_preemption(self) -> bool: ...
     @property
     def exit_on_preemption(self) -> bool: ...
@@ -101,7 +103,8 @@ class Saver:
         """``plans``: of the tiers that are on, the local one first."""
         self._parts = parts
         self._schedules: dict[TierName, TierSchedule] = {
-            name: TierSchedule(name, plan, parts.failures) for name, plan in plans.items()
+            name: TierSchedule(name, plan, parts.failures, parts.settings.save_niceness)
+            for name, plan in plans.items()
         }
         self._recipe: SaveRecipe | None = None
         self._incarnation = incarnation

@@ -25,11 +25,11 @@ class TierSchedule:
     What the agreement's thread uses is said in ``save_agreement.AgreedTier``.
     """
 
-    def __init__(self, name: TierName, plan: SavePlan, failures: Failures) -> None:
+    def __init__(self, name: TierName, plan: SavePlan, failures: Failures, niceness: int) -> None:
         self.name: TierName = name
         self.plan = plan
         self._failures = failures
-        self.worker = BackgroundWorker(f"eckpt-{name}-saves", failures)
+        self.worker = BackgroundWorker(f"eckpt-{name}-saves", failures, niceness)
         self._lock = threading.Lock()
         self._last: int | None = None
         self._agreed_step: int | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import traceback
 from collections.abc import Callable
@@ -11,6 +12,9 @@ from typing import Protocol
 from absl import logging
 
 from emergency_ckpt.errors import CheckpointError, SaveFailed
+
+LOWEST_PRIORITY = 19
+"""The highest niceness on Linux."""
 
 
 class Closeable(Protocol):
@@ -56,10 +60,15 @@ class BackgroundWorker:
     """Runs one piece of work at a time. ``submit`` and ``wait_idle`` belong to one thread.
 
     Work that raises is recorded in ``failures`` and does not end the thread.
+
+    Args:
+      niceness: how much later than the thread that makes this one the kernel runs it, and the
+        threads that it makes, where more want to run than there are cores.
     """
 
-    def __init__(self, name: str, failures: Failures) -> None:
+    def __init__(self, name: str, failures: Failures, niceness: int = 0) -> None:
         self._failures = failures
+        self._niceness = niceness
         self._changed = threading.Condition()
         self._work: Callable[[], None] | None = None
         self._stopping = False
@@ -88,6 +97,10 @@ class BackgroundWorker:
         return not self._thread.is_alive()
 
     def _loop(self) -> None:
+        # Linux keeps a priority for each thread, and its id stands for a process's here.
+        me = threading.get_native_id()
+        lower = os.getpriority(os.PRIO_PROCESS, me) + self._niceness
+        os.setpriority(os.PRIO_PROCESS, me, min(lower, LOWEST_PRIORITY))
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._work is not None or self._stopping)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 
@@ -119,6 +120,38 @@ def test_failures_do_not_keep_the_snapshot(failures: Failures) -> None:
     assert gone.is_set()
     with pytest.raises(SaveFailed, match="no room for Snapshot"):
         failures.raise_pending()
+
+
+def _niceness() -> int:
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+
+def test_work_and_the_threads_it_makes_run_at_a_lower_priority_than_the_training_thread(
+    failures: Failures,
+) -> None:
+    before, found = _niceness(), list[int]()
+    worker = BackgroundWorker("nice", failures, niceness=3)
+
+    def work() -> None:
+        found.append(_niceness())
+        thread = threading.Thread(target=lambda: found.append(_niceness()))
+        thread.start()
+        thread.join()
+
+    worker.submit(work)
+    assert worker.wait_idle(LONG_S)
+    assert worker.stop(LONG_S)
+    assert found == [min(before + 3, 19)] * 2
+    assert _niceness() == before
+
+
+def test_the_priority_has_a_floor(failures: Failures) -> None:
+    found = list[int]()
+    worker = BackgroundWorker("nice", failures, niceness=500)
+    worker.submit(lambda: found.append(_niceness()))
+    assert worker.stop(LONG_S)
+    assert found == [19]
+    failures.raise_pending()
 
 
 def test_stop_lets_the_work_end_and_takes_no_more(failures: Failures) -> None:
