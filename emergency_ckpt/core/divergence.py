@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, compress
+from operator import attrgetter
 
 import msgspec
 
 from emergency_ckpt.core.inventory import Inventory
-from emergency_ckpt.types import Box, Contents, SaveId, ShardId
+from emergency_ckpt.types import Box, Contents, SaveId, ShardEntry, ShardId
+
+_BOX: Callable[[ShardEntry], Box] = attrgetter("box")
 
 
 class Divergence(msgspec.Struct, frozen=True, order=True):
@@ -62,17 +67,34 @@ def _suspicious(every: Sequence[Contents]) -> set[Box]:
     found: set[Box] = set()
     by_path: dict[str, dict[Box, int]] = {}
     by_leaves: dict[int, list[dict[Box, int]]] = {}  # nearly all share one object
-    for contents in every if len(every) > 1 else ():
+    for contents, entries in _compared(every):
         seen = by_leaves.get(id(contents.leaves))
         if seen is None:
             seen = [by_path.setdefault(leaf.path, {}) for leaf in contents.leaves]
             by_leaves[id(contents.leaves)] = seen
-        for entry in contents.shards:
+        for entry in entries:
             if 0 <= entry.leaf < len(seen):
                 crc = entry.crc32c
                 if seen[entry.leaf].setdefault(entry.box, crc) != crc:
                     found.add(entry.box)
     return found
+
+
+def _compared(every: Sequence[Contents]) -> Iterator[tuple[Contents, Iterator[ShardEntry]]]:
+    """Of each that has any: the shards whose boxes others have too.
+
+    In most jobs those are the leaves that are replicated inside a slice: what hosts hold between
+    them is in one ``Contents`` each. Equal boxes of one are one object, as a rule, which saves
+    comparing them by value.
+    """
+    boxes_of = [{id(box): box for box in map(_BOX, contents.shards)} for contents in every]
+    count = Counter(chain.from_iterable(set(boxes.values()) for boxes in boxes_of))
+    common = {box for box, times in count.items() if times > 1}
+    for contents, boxes in zip(every, boxes_of, strict=True):
+        wanted = {number for number, box in boxes.items() if box in common}
+        if wanted:
+            chosen = map(wanted.__contains__, map(id, map(_BOX, contents.shards)))
+            yield contents, compress(contents.shards, chosen)
 
 
 def divergence_in(inventory: Inventory, save: SaveId) -> list[Divergence]:

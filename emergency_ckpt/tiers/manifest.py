@@ -162,7 +162,21 @@ def decode_contents(encoded: bytes, expected_digest: str | None = None) -> Conte
     check_save(parts.save)
     leaves = _decode_leaves(bytes(parts.leaves))
     _check_shards(leaves, parts.shards)
+    _share_boxes(parts.shards)
     return Contents(save=parts.save, leaves=leaves, shards=parts.shards)
+
+
+def _share_boxes(shards: Sequence[ShardEntry]) -> None:
+    """Equal boxes become one object: leaves of one shape have equal ones, and there are few shapes.
+
+    More than half of a decoded manifest is boxes, and the leader of a large job holds thousands.
+    """
+    seen: dict[Box, Box] = {}
+    for entry in shards:
+        first = seen.setdefault(entry.box, entry.box)
+        if first is not entry.box:
+            # Nobody else has the entry yet, and it stays equal to what it was.
+            msgspec.structs.force_setattr(entry, "box", first)
 
 
 @lru_cache(maxsize=4)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
 from planner_world import Layout, World, contents_of
 
 from emergency_ckpt.core.divergence import divergence_in, find_divergence
-from emergency_ckpt.types import Contents, SaveId, ShardId
+from emergency_ckpt.types import Contents, LeafSpec, SaveId, ShardEntry, ShardId
 
 LAYOUT = Layout(2, 1)
 SAVE = SaveId(7, "a", "run")
@@ -52,3 +54,33 @@ def test_divergence_in_an_inventory() -> None:
     world.machines[1].tensors[0] = msgspec.structs.replace(held, digest="bad")
     (found,) = divergence_in(world.inventory(), save)
     assert found.copies == ((0, ("process/0",)), (5, ("process/1",)))
+
+
+def _by_definition(save: SaveId, held: dict[str, tuple[Contents, ...]]) -> dict[ShardId, set[int]]:
+    found: dict[ShardId, set[int]] = {}
+    for every in held.values():
+        for one in every:
+            for index, entry in enumerate(one.shards if one.save == save else ()):
+                found.setdefault(one.shard_id(index), set()).add(entry.crc32c)
+    return {shard: crcs for shard, crcs in found.items() if len(crcs) > 1}
+
+
+@given(st.data())
+def test_what_diverges_is_what_the_definition_says(data: st.DataObject) -> None:
+    leaves = tuple(LeafSpec(path, "uint8", (4,)) for path in "abc")
+    boxes = [((0, 4),), ((0, 2),), ((2, 4),)]
+    held: dict[str, tuple[Contents, ...]] = {}
+    for holder in "xyz":
+        chosen = data.draw(
+            st.lists(st.tuples(st.integers(0, 2), st.sampled_from(boxes)), unique=True, max_size=6)
+        )
+        shards = tuple(
+            # Of equal boxes some are one object and some are not.
+            ShardEntry(leaf, box if data.draw(st.booleans()) else (tuple(box[0]),), 0, 4, crc)
+            for leaf, box in sorted(chosen)
+            for crc in (data.draw(st.integers(1, 2)),)
+        )
+        held[holder] = (Contents(SAVE, leaves, shards),)
+    found = find_divergence(SAVE, held)
+    expected = _by_definition(SAVE, held)
+    assert {each.shard: {crc for crc, _ in each.copies} for each in found} == expected

@@ -270,3 +270,12 @@ def test_random_edits_of_well_sealed_manifests_never_raise_anything_else(seed: i
     except CorruptData:
         return
     check_contents(manifest.contents)
+
+
+@given(contents_values())
+@settings(max_examples=50)
+def test_equal_boxes_of_decoded_contents_are_one_object(contents: Contents) -> None:
+    decoded = decode_contents(encode_contents(contents))
+    assert decoded == contents
+    boxes = [entry.box for entry in decoded.shards]
+    assert len(set(map(id, boxes))) == len(set(boxes))
