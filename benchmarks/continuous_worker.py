@@ -10,6 +10,7 @@ import os
 import sys
 import time
 import traceback
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def main(orders: Orders) -> None:
     abstract = model.abstract_state(orders.shape, mesh)
     watch = Watch()
     kind = PlainOrbax if orders.variant == ORBAX_CONTINUOUS else Ours
-    with kind(orders, environment, mesh, abstract, watch) as checkpointer:
+    with closing(kind(orders, environment, mesh, abstract, watch)) as checkpointer:
         ended_s = _train(orders, checkpointer, watch, abstract, mesh)
         checkpointer.wait()
         restored_step = None

@@ -16,17 +16,18 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import arguments
 import jax
 import machine
 import numpy as np
-import orbax.checkpoint as ocp
 import state as model
+from contenders import Session
+from contenders.orbax_plain import PlainSession
+from contenders.ours import OurSession
 from cuda_copy import CudaMissing, PinnedCopy
 
-from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.core.snapshot_plan import SnapshotSettings, StagingMemory
 from emergency_ckpt.tiers.snapshot import SnapshotRecipe
 from emergency_ckpt.tiers.state_tree import BoxTable, describe
@@ -36,7 +37,6 @@ WAIT, DEVICE_COPY, ORBAX = "ours, wait", "ours, device_copy", "orbax, async"
 PLAIN, DEVICE_PUT, OWN_WAY = "cudaMemcpy, pinned", "jax.device_put, pinned", "jax, pageable"
 STAGED, AT_ONCE = "snapshot, staged", "snapshot, all at once"
 _READ_BYTES = 1 << 30
-_NEVER = 10**9  # steps
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -176,66 +176,15 @@ def _rotated(ways: Mapping[str, Any], by: int) -> Iterator[tuple[str, Any]]:
 # Stall.
 
 
-class _Session(Protocol):
-    def save(self, step: int, state: PyTree) -> None: ...
-    def wait(self) -> None: ...
-    def restore(self, abstract: PyTree) -> PyTree: ...
-    def close(self) -> None: ...
-
-
-class _Ours:
-    def __init__(self, ramdisk: Path, abstract: PyTree, settings: Mapping[str, Any]) -> None:
-        self._checkpointer = (
-            EmergencyCheckpointer.default_config()
-            .set(
-                local_dir=str(ramdisk),
-                run_id="device-to-host",
-                save_every_n_steps=0,
-                local_save_every_n_steps=1,
-                **settings,
-            )
-            .instantiate()
-        )
-        self._checkpointer.__enter__()
-        self._checkpointer.restore(state=abstract)  # tells it what to reserve
-
-    def save(self, step: int, state: PyTree) -> None:
-        if not self._checkpointer.save(step=step, state=state):
-            raise RuntimeError(f"the checkpointer declined to save step {step}")
-
-    def wait(self) -> None:
-        self._checkpointer.wait_until_finished()
-        self._checkpointer.check_for_errors()
-
-    def restore(self, abstract: PyTree) -> PyTree:
-        return self._checkpointer.restore(state=abstract)[1]
-
-    def close(self) -> None:
-        self._checkpointer.__exit__(None, None, None)
-
-
-class _Orbax:
-    """Orbax's own asynchronous saves: its emergency manager needs a second slice."""
-
-    def __init__(self, ramdisk: Path) -> None:
-        self._manager = ocp.CheckpointManager(
-            ramdisk, options=ocp.CheckpointManagerOptions(max_to_keep=1)
-        )
-
-    def save(self, step: int, state: PyTree) -> None:
-        if not self._manager.save(step, args=ocp.args.StandardSave(state)):
-            raise RuntimeError(f"Orbax declined to save step {step}")
-
-    def wait(self) -> None:
-        self._manager.wait_until_finished()
-        self._manager.check_for_errors()
-
-    def restore(self, abstract: PyTree) -> PyTree:
-        step = self._manager.latest_step()
-        return self._manager.restore(step, args=ocp.args.StandardRestore(abstract))
-
-    def close(self) -> None:
-        self._manager.close()
+def _ours(ramdisk: Path, abstract: PyTree, **settings: Any) -> Session:
+    return OurSession(
+        abstract,
+        local_dir=str(ramdisk),
+        run_id="device-to-host",
+        save_every_n_steps=0,
+        local_save_every_n_steps=1,
+        **settings,
+    )
 
 
 def _stalls(
@@ -256,15 +205,17 @@ def _stalls(
     for place in places.values():
         place.mkdir()
     with contextlib.ExitStack() as stack:
-        sessions: dict[str, _Session] = {
-            WAIT: _Ours(places[WAIT], abstract, {"snapshot_mode": "wait"} | staging),
-            DEVICE_COPY: _Ours(
-                places[DEVICE_COPY], abstract, {"snapshot_mode": "device_copy"} | staging | copying
+        sessions: dict[str, Session] = {
+            WAIT: _ours(places[WAIT], abstract, snapshot_mode="wait", **staging),
+            DEVICE_COPY: _ours(
+                places[DEVICE_COPY], abstract, snapshot_mode="device_copy", **staging, **copying
             ),
-            ORBAX: _Orbax(places[ORBAX]),
+            # Its emergency manager needs a second slice.
+            ORBAX: PlainSession(places[ORBAX], abstract, max_to_keep=1),
         }
         for session in sessions.values():
             stack.callback(session.close)
+            session.start_fresh()
         seconds: dict[str, dict[str, list[float]]] = {
             name: {"save": [], "step after it": [], "until whole": []} for name in sessions
         }
@@ -276,12 +227,12 @@ def _stalls(
                 for row, value in times.items() if number else ():
                     seconds[name][row].append(value)
         for name, session in sessions.items():
-            if model.digests(session.restore(abstract)) != saved[name]:
+            if model.digests(session.restore(1 + options.rounds)) != saved[name]:
                 raise RuntimeError(f"{name}: what was restored is not what was saved")
     return seconds
 
 
-def _one_save(session: _Session, step: int, state: PyTree) -> tuple[dict[str, float], PyTree]:
+def _one_save(session: Session, step: int, state: PyTree) -> tuple[dict[str, float], PyTree]:
     state_ready_s = time.perf_counter()
     session.save(step, state)
     saved_s = time.perf_counter()

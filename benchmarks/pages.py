@@ -14,12 +14,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import limits
 import machine
 import numpy as np
 from arguments import positive
 from report import markdown, number
-
-from emergency_ckpt import _native
 
 _PIECE_BYTES = 256 * 2**10
 _GIB = 2**30
@@ -64,7 +63,7 @@ def measure(ramdisk: Path, size_bytes: int) -> dict[str, float]:
         os.ftruncate(fd, size_bytes)
         timed("write into a new file", lambda: _write(fd, source))
         timed("write into it again", lambda: _write(fd, source))
-        timed("CRC32C, mapped just now", lambda: _crc(fd, size_bytes))
+        timed("CRC32C, mapped just now", lambda: limits.first_crc(fd, size_bytes, 1))
     with tempfile.TemporaryFile(dir=ramdisk, prefix="eckpt-bench-") as file:
         fd = file.fileno()
         # The length first: a file system may take large pages only within it.
@@ -81,12 +80,6 @@ def _write(fd: int, source: np.ndarray) -> None:
         piece = source[start : start + _PIECE_BYTES]
         written = os.pwrite(fd, piece.data, start)
         assert written == len(piece), "a ramdisk writes all or fails"
-
-
-def _crc(fd: int, size_bytes: int) -> None:
-    mapping = _native.Mapping(fd, size_bytes, writable=False)
-    _native.crc32c_ranges(mapping, [(0, size_bytes)], 1)
-    mapping.close()
 
 
 if __name__ == "__main__":

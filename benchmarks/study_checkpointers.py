@@ -2,8 +2,7 @@
 
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
@@ -80,16 +79,8 @@ class Ours:
         """The newest step and its state; None where there is none."""
         return self._checkpointer.restore(state=self._abstract)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        self._checkpointer.__exit__(kind, error, at)
+    def close(self) -> None:
+        self._checkpointer.stop()
 
 
 class PlainOrbax:
@@ -146,14 +137,5 @@ class PlainOrbax:
         args = ocp.args.StandardRestore(self._abstract)
         return step, self._manager.restore(step, args=args)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        del kind, error, at
+    def close(self) -> None:
         self._manager.close()

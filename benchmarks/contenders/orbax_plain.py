@@ -1,5 +1,7 @@
 """Plain Orbax: asynchronous saves to storage, each process reads its own shards. No RAM tier."""
 
+from pathlib import Path
+
 import orbax.checkpoint as ocp
 
 from contenders import CannotRestore, PyTree, Site
@@ -9,12 +11,16 @@ def prepare() -> None:
     """Nothing: it needs no set-up of its own."""
 
 
-class _Session:
-    def __init__(self, site: Site) -> None:
-        self._abstract_state = site.abstract_state
+class PlainSession:
+    """Orbax's own manager in ``directory``; keeps every step, or ``max_to_keep``."""
+
+    def __init__(
+        self, directory: Path, abstract_state: PyTree, max_to_keep: int | None = None
+    ) -> None:
+        self._abstract_state = abstract_state
         self._manager = ocp.CheckpointManager(
-            site.persistent_dir,
-            options=ocp.CheckpointManagerOptions(save_interval_steps=1),
+            directory,
+            options=ocp.CheckpointManagerOptions(save_interval_steps=1, max_to_keep=max_to_keep),
         )
 
     def start_fresh(self) -> None:
@@ -38,5 +44,5 @@ class _Session:
         self._manager.close()
 
 
-def open_session(site: Site) -> _Session:
-    return _Session(site)
+def open_session(site: Site) -> PlainSession:
+    return PlainSession(site.persistent_dir, site.abstract_state)

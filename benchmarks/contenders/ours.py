@@ -1,5 +1,7 @@
 """This project's checkpointer: local copies placed by its default policy, lost shards fetched."""
 
+from typing import Any
+
 from contenders import RAM, CannotRestore, PyTree, Site
 from emergency_ckpt import EmergencyCheckpointer, Event
 
@@ -11,21 +13,12 @@ def prepare() -> None:
     """Nothing: the checkpointer needs no set-up of its own."""
 
 
-class _Session:
-    def __init__(self, site: Site) -> None:
-        self._abstract_state = site.abstract_state
-        config = EmergencyCheckpointer.default_config().set(
-            dir=str(site.persistent_dir),
-            local_dir=str(site.local_dir),
-            # Two tiers of one process must not meet under one name.
-            run_id=f"benchmark-{site.tier}",
-            local_save_every_n_steps=1 if site.tier == RAM else _OFF,
-            save_every_n_steps=_OFF if site.tier == RAM else 1,
-            bind_host=site.bind_host,
-            mesh=site.mesh,
-            replica_axis=site.replica_axis,
-            on_event=self._note,
-        )
+class OurSession:
+    """Our checkpointer with these settings, one tier of it on."""
+
+    def __init__(self, abstract_state: PyTree, **settings: Any) -> None:
+        self._abstract_state = abstract_state
+        config = EmergencyCheckpointer.default_config().set(on_event=self._note, **settings)
         self._complete_step: int | None = None
         self._saved_step: int | None = None
         self._checkpointer = config.instantiate()
@@ -62,5 +55,16 @@ class _Session:
         self._checkpointer.__exit__(None, None, None)
 
 
-def open_session(site: Site) -> _Session:
-    return _Session(site)
+def open_session(site: Site) -> OurSession:
+    return OurSession(
+        site.abstract_state,
+        dir=str(site.persistent_dir),
+        local_dir=str(site.local_dir),
+        # Two tiers of one process must not meet under one name.
+        run_id=f"benchmark-{site.tier}",
+        local_save_every_n_steps=1 if site.tier == RAM else _OFF,
+        save_every_n_steps=_OFF if site.tier == RAM else 1,
+        bind_host=site.bind_host,
+        mesh=site.mesh,
+        replica_axis=site.replica_axis,
+    )

@@ -130,17 +130,23 @@ def test_the_state_may_be_donated_once_the_snapshot_is_captured(settings: Snapsh
     assert not copies.used_bytes
 
 
-@each_mode
-def test_the_state_may_be_donated_before_the_reader_begins_when_all_was_started(
-    settings: SnapshotSettings,
-) -> None:
-    """Nobody waits for the reader, as with a save whose word is still to come."""
+def started_and_donated(settings: SnapshotSettings) -> tuple[Snapshot, tuple[Any, ...]]:
+    """A snapshot of which all was started, and whose state the next step has overwritten."""
     state = new_state()
     recipe, wanted = recipe_for(state, settings)
     snapshot = recipe.take(jax.tree_util.tree_leaves(state))
     snapshot.start(everything=True)
     assert snapshot.wait_captured(LONG_S)
     jax.block_until_ready(donating_step(state))
+    return snapshot, wanted
+
+
+@each_mode
+def test_the_state_may_be_donated_before_the_reader_begins_when_all_was_started(
+    settings: SnapshotSettings,
+) -> None:
+    """Nobody waits for the reader, as with a save whose word is still to come."""
+    snapshot, wanted = started_and_donated(settings)
     views = Reader(snapshot).result()
     for shard, view in zip(wanted, views, strict=True):
         assert shard.leaf == "keys" or (view == 0).all()
@@ -148,12 +154,7 @@ def test_the_state_may_be_donated_before_the_reader_begins_when_all_was_started(
 
 @each_mode
 def test_all_at_once(settings: SnapshotSettings) -> None:
-    state = new_state()
-    recipe, wanted = recipe_for(state, settings)
-    snapshot = recipe.take(jax.tree_util.tree_leaves(state))
-    snapshot.start(everything=True)
-    assert snapshot.wait_captured(LONG_S)
-    jax.block_until_ready(donating_step(state))
+    snapshot, wanted = started_and_donated(settings)
     found = snapshot.collect()
     assert [each.view.shape for each in found] == [
         tuple(stop - start for start, stop in shard.box) for shard in wanted
