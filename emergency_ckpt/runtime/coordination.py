@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import jax
 from absl import logging
@@ -20,7 +20,10 @@ from jax._src import distributed  # the one use of a private module: it has no p
 
 from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineExceeded
 
-_ERROR_LIMIT_CHARS = 1000
+ERROR_LIMIT_CHARS = 2000
+"""Of an error that one process tells the others."""
+
+Told = TypeVar("Told")
 
 
 class Coordinator(Protocol):
@@ -244,7 +247,7 @@ def agree(coordinator: Coordinator, name: str, error: str, timeout_s: float) -> 
 
     Collective. ``error`` is this process's own, empty when all is well.
     """
-    own = error[:_ERROR_LIMIT_CHARS].encode()
+    own = error[:ERROR_LIMIT_CHARS].encode()
 
     def join(found: Mapping[int, bytes]) -> bytes:
         return joined_errors({p: data.decode() for p, data in found.items()}).encode()
@@ -254,27 +257,25 @@ def agree(coordinator: Coordinator, name: str, error: str, timeout_s: float) -> 
 
 def joined_errors(errors: Mapping[int, str]) -> str:
     """What failed, by process, in one line of bounded length; empty texts are no errors."""
-    failed = [(p, text[:_ERROR_LIMIT_CHARS]) for p, text in sorted(errors.items()) if text]
+    failed = [(p, text[:ERROR_LIMIT_CHARS]) for p, text in sorted(errors.items()) if text]
     return "; ".join(f"process {p}: {text}" for p, text in failed[:4])
 
 
-def do_together(
-    coordinator: Coordinator, name: str, work: Callable[[], object], timeout_s: float
-) -> str:
-    """Do ``work`` on every process. Collective.
+def do_and_tell(work: Callable[[], object], tell: Callable[[str], Told]) -> Told:
+    """Do ``work``, ``tell`` the others how it went, and return what that gives.
 
-    Raises this process's own CheckpointError; returns the errors of the others, empty when it
-    went well everywhere.
+    ``tell`` gets the text of ``work``'s CheckpointError, empty when all is well; that error is
+    raised after it.
     """
     failure: CheckpointError | None = None
     try:
         work()
     except CheckpointError as error:
         failure = error
-    errors = agree(coordinator, name, str(failure or ""), timeout_s)
+    told = tell(str(failure or "")[:ERROR_LIMIT_CHARS])
     if failure is not None:
         raise failure
-    return errors
+    return told
 
 
 def forget(coordinator: Coordinator, prefix: str) -> None:

@@ -10,8 +10,12 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from emergency_ckpt.errors import CheckpointError
-from emergency_ckpt.runtime.coordination import Coordinator, exchange, joined_errors
+from emergency_ckpt.runtime.coordination import (
+    Coordinator,
+    do_and_tell,
+    exchange,
+    joined_errors,
+)
 from emergency_ckpt.runtime.preemption import PreemptionWatch
 
 
@@ -34,18 +38,15 @@ def go_on_together(
     Raises this process's own CheckpointError; returns the errors of the others, empty when it went
     well everywhere.
     """
-    failure: CheckpointError | None = None
-    try:
-        work()
-    except CheckpointError as error:
-        failure = error
-    own = _Ready(str(failure or "")[:2000], watch.last_number)
-    data = exchange(coordinator, name, msgspec.json.encode(own), _together, timeout_s)
-    together = msgspec.json.decode(data, type=_Ready)
-    watch.go_on_from(together.number)
-    if failure is not None:
-        raise failure
-    return together.error
+
+    def tell(error: str) -> str:
+        own = msgspec.json.encode(_Ready(error, watch.last_number))
+        data = exchange(coordinator, name, own, _together, timeout_s)
+        together = msgspec.json.decode(data, type=_Ready)
+        watch.go_on_from(together.number)
+        return together.error
+
+    return do_and_tell(work, tell)
 
 
 def _together(found: Mapping[int, bytes]) -> bytes:

@@ -13,6 +13,7 @@ import msgspec
 
 from emergency_ckpt.errors import CheckpointError, ConfigError, RestoreFailed
 from emergency_ckpt.runtime.coordination import (
+    ERROR_LIMIT_CHARS,
     Coordinator,
     agree,
     deadline_left_s,
@@ -131,7 +132,7 @@ def agree_start(
         coordinator.put(f"address/{coordinator.process_index}", address.encode())
     except (CheckpointError, OSError) as error:
         failure = error
-    hello = _Hello(agreement, address, "" if failure is None else str(failure)[:2000])
+    hello = _Hello(agreement, address, "" if failure is None else str(failure)[:ERROR_LIMIT_CHARS])
     hellos = gather(coordinator, "hello", msgspec.json.encode(hello), deadline_left_s(deadline_s))
     verdict = None
     if coordinator.process_index == 0:

@@ -16,7 +16,7 @@ from emergency_ckpt.core.keeping import Keeping
 from emergency_ckpt.core.plan_types import NoPlan, ProcessPlan, Rejection, RestorePlan
 from emergency_ckpt.core.prefetch_use import PrefetchWord
 from emergency_ckpt.errors import CorruptData, PersistentTierError, RestoreFailed
-from emergency_ckpt.runtime.coordination import Coordinator
+from emergency_ckpt.runtime.coordination import ERROR_LIMIT_CHARS, Coordinator
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.holdings import ProcessHoldings, holder_name
 from emergency_ckpt.runtime.peers import Peers
@@ -334,10 +334,10 @@ def _status_of(error: Exception, answer: RestorePlan | LoadPlan | UsePrefetched)
         isinstance(error, CorruptData) and is_load
     ):
         step = () if isinstance(answer, UsePrefetched) else (persistent_unusable(answer.step),)
-        return Status(str(error)[:2000], step)
+        return Status(str(error)[:ERROR_LIMIT_CHARS], step)
     if isinstance(error, CorruptData):
-        return Status(str(error)[:2000])
-    return Status(f"{type(error).__name__}: {error}"[:2000])
+        return Status(str(error)[:ERROR_LIMIT_CHARS])
+    return Status(f"{type(error).__name__}: {error}"[:ERROR_LIMIT_CHARS])
 
 
 def _target(answer: RestorePlan | LoadPlan | UsePrefetched) -> str:

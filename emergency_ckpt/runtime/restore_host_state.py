@@ -15,7 +15,6 @@ from emergency_ckpt.errors import (
     CorruptData,
     HostStateError,
     NotHeld,
-    TransferError,
 )
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.peers import Peers
@@ -118,7 +117,7 @@ class HostStatePush:
         for buddy in self._buddies:
             try:
                 self._peers.push_host_state(buddy, save, data)
-            except TransferError as error:
+            except CheckpointError as error:
                 # The restore itself is whole; until the next save there is one copy less.
                 self._events.emit("restore.push_failed", buddy=buddy, reason=str(error))
 

@@ -79,6 +79,7 @@ class RestoreLeader:
         self._inventory = Inventory((), {})
         self._wants_host_state = False
         self._steps: tuple[PersistentStep, ...] | None = None
+        self._ready: RestorePlan | None = None
         self._persistent_error: CheckpointError | None = None
         self._loading: LoadPlan | None = None
         self._loaded: LoadPlan | None = None
@@ -101,27 +102,34 @@ class RestoreLeader:
         self._inventory = Inventory(
             tuple(holders), self._manifests(holders), quarantined=self._inventory.quarantined
         )
+        ready: RestorePlan | None = None
         if self._steps is None:
-            self._steps = self._persistent_steps()
+            ready, self._steps = self._persistent_steps()
         loaded = -1 if self._loaded is None else self._loaded.step
         steps = tuple(item for item in self._steps if item.step != loaded)
         self._inventory = msgspec.structs.replace(self._inventory, persistent=steps)
+        # Of one step, RAM goes first: only a newer one in storage asks for a plan with both.
+        newer = ready is not None and any(item.step > ready.step for item in steps)
+        self._ready = None if newer else ready
 
-    def _persistent_steps(self) -> tuple[PersistentStep, ...]:
+    def _persistent_steps(self) -> tuple[RestorePlan | None, tuple[PersistentStep, ...]]:
+        """The plan for RAM alone, when that was needed and there is one, and storage's steps."""
         if self._persistent is None:
-            return ()
+            return None, ()
         left_s = self._wanted.deadline_s - time.monotonic()
+        answer = self._plan_from_inventory()
+        in_ram = answer if isinstance(answer, RestorePlan) else None
         # RAM must not wait long for storage that is down; without RAM there is nothing else.
-        in_ram = isinstance(self._plan_from_inventory(), RestorePlan)
-        limit_s = min(LISTING_TIMEOUT_S, left_s / 8) if in_ram else left_s / 2
+        limit_s = left_s / 2 if in_ram is None else min(LISTING_TIMEOUT_S, left_s / 8)
         try:
             deadline_s = time.monotonic() + limit_s
-            return tuple(self._persistent.steps(deadline_s, wanted=self._wanted.requested_step))
+            steps = self._persistent.steps(deadline_s, wanted=self._wanted.requested_step)
         except (PersistentTierError, CorruptData) as error:
             # RAM may well be enough. When it is not, this error is the answer: see plan().
             self._persistent_error = error
             self._events.emit("restore.persistent_unreachable", reason=str(error))
-            return ()
+            return in_ram, ()
+        return in_ram, tuple(steps)
 
     def _ask_extra_holders(self) -> list[HolderInventory]:
         found: list[HolderInventory] = []
@@ -165,7 +173,8 @@ class RestoreLeader:
     def plan(self) -> Answer:
         """The plan for what is known to be usable now."""
         while True:
-            answer = self._plan_from_inventory()
+            ready, self._ready = self._ready, None
+            answer = ready or self._plan_from_inventory()
             if not isinstance(answer, RestorePlan):
                 return self._without_plan(answer)
             if answer.save is not None:

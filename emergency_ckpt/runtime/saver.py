@@ -200,8 +200,9 @@ class Saver:
             work = in_turn(first, work)
         if number is not None:
             work = self._when_confirmed(name, request.step, number, work)
-        # Training does not wait for others, for whom the reader may have to wait.
-        snapshot.start(everything=first is not None or number is not None)
+        # Training waits neither for others, for whom the reader may have to wait, nor for storage.
+        waits = name == "persistent" or first is not None or number is not None
+        snapshot.start(everything=waits)
         self._parts.events.emit("save.started", step=request.step, tier=name)
         schedule.start(closing(snapshot, work))
         if not snapshot.wait_captured(settings.save_timeout_s):
@@ -242,7 +243,6 @@ class Saver:
         me = self._parts.process[0]
         writes = me in recipe.writers
         snapshot = recipe.all_held.take(flat) if writes else Snapshot.of_views([])
-        snapshot.start(everything=True)  # storage takes long, and Orbax wants all at once
         held = recipe.held if writes else ()
         work = self._persistent_work(
             PersistentSave(

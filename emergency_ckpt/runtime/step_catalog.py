@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from emergency_ckpt.errors import RestoreFailed, StepNotFound
-from emergency_ckpt.runtime.coordination import agree, do_together
+from emergency_ckpt.runtime.coordination import agree, do_and_tell
 from emergency_ckpt.runtime.local_saves import LocalSaves
 from emergency_ckpt.runtime.preservation import Preservation
 from emergency_ckpt.runtime.restore_bringing import RestoreParts
@@ -139,8 +139,9 @@ class StepCatalog:
         self.removals += 1
         held = self.preservation.held() if self.preservation else contextlib.nullcontext()
         with held:
-            errors = do_together(
-                parts.coordinator, f"remove/{number}", lambda: self._remove(step), parts.timeout_s
+            errors = do_and_tell(
+                lambda: self._remove(step),
+                lambda error: agree(parts.coordinator, f"remove/{number}", error, parts.timeout_s),
             )
         if errors:
             raise RestoreFailed("remove", f"step {step}", errors)

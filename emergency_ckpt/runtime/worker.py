@@ -97,10 +97,7 @@ class BackgroundWorker:
         return not self._thread.is_alive()
 
     def _loop(self) -> None:
-        # Linux keeps a priority for each thread, and its id stands for a process's here.
-        me = threading.get_native_id()
-        lower = os.getpriority(os.PRIO_PROCESS, me) + self._niceness
-        os.setpriority(os.PRIO_PROCESS, me, min(lower, LOWEST_PRIORITY))
+        self._lower_priority()
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._work is not None or self._stopping)
@@ -121,6 +118,17 @@ class BackgroundWorker:
                 with self._changed:
                     self._work = None
                     self._changed.notify_all()
+
+    def _lower_priority(self) -> None:
+        if not self._niceness:
+            return
+        try:
+            # Linux keeps a priority for each thread, and its id stands for a process's here.
+            me = threading.get_native_id()
+            lower = os.getpriority(os.PRIO_PROCESS, me) + self._niceness
+            os.setpriority(os.PRIO_PROCESS, me, min(lower, LOWEST_PRIORITY))
+        except OSError as error:  # a sandbox may forbid it; a thread without work would be worse
+            logging.warning("%s keeps the priority of training: %s", self._thread.name, error)
 
 
 def in_turn(*parts: Callable[[], object]) -> Callable[[], None]:

@@ -154,6 +154,21 @@ def test_the_priority_has_a_floor(failures: Failures) -> None:
     failures.raise_pending()
 
 
+def test_work_is_done_also_where_its_priority_cannot_be_lowered(
+    failures: Failures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(*_: object) -> None:
+        raise PermissionError("not in this sandbox")
+
+    monkeypatch.setattr(os, "setpriority", forbidden)
+    done = threading.Event()
+    worker = BackgroundWorker("nice", failures, niceness=3)
+    worker.submit(done.set)
+    assert worker.stop(LONG_S)
+    assert done.is_set()
+    failures.raise_pending()
+
+
 def test_stop_lets_the_work_end_and_takes_no_more(failures: Failures) -> None:
     worker = BackgroundWorker("stopping", failures)
     started, release, ended = threading.Event(), threading.Event(), threading.Event()

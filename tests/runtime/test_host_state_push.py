@@ -1,0 +1,54 @@
+"""After a restore each process gives its buddies a copy again; what fails there is reported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from emergency_ckpt.errors import CoordinationError
+from emergency_ckpt.runtime.coordination import LocalCoordinator
+from emergency_ckpt.runtime.events import Event, EventSink
+from emergency_ckpt.runtime.peers import Peers
+from emergency_ckpt.runtime.restore_host_state import HostStatePush
+from emergency_ckpt.tiers.host_state import capture, encode
+from emergency_ckpt.tiers.local import LocalTier
+from emergency_ckpt.transfer.client import TransferClient
+from emergency_ckpt.types import SaveId, Writer
+
+SAVE = SaveId(7, "0" * 32, "run")
+
+
+class WithoutService(LocalCoordinator):
+    """Knows what it was told, and fails for the rest as the service does while it is away."""
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        if key not in self._values:
+            raise CoordinationError("get", key, "UNAVAILABLE: the service is away")
+        return super().get(key, timeout_s)
+
+
+def test_buddies_that_cannot_be_reached_are_reported_each_and_end_nothing(ramdisk: Path) -> None:
+    events: list[Event] = []
+    coordinator = WithoutService()
+    coordinator.put("address/1", b"127.0.0.1:1")  # nobody listens there; of 2 nothing is known
+    tier = LocalTier.open(
+        ramdisk,
+        SAVE.run_id,
+        Writer(process_index=0, process_count=3, slice_index=0, hostname="host-0"),
+        host_state_limit_bytes=4096,
+        copy_threads=1,
+    )
+    client = TransferClient(run_id=SAVE.run_id, secret=b"s" * 32)
+    try:
+        document = encode(SAVE, 0, 3, capture({"epoch": 3}))
+        tier.publish_host_state(SAVE, 0, 3, document)
+        sink = EventSink(events.append, process_index=0)
+        push = HostStatePush(tier, Peers(coordinator, client), sink, [2, 1])
+        push.start(SAVE, (0, 3))
+        push.wait()
+    finally:
+        client.close()
+        tier.close()
+    assert [(event.name, event.fields["buddy"]) for event in events] == [
+        ("restore.push_failed", 2),
+        ("restore.push_failed", 1),
+    ]
