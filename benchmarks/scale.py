@@ -36,7 +36,8 @@ TARGETS = {
 }
 """At the largest size: at most so much."""
 
-GROWTH = ("place_s", "inventories_s", "plan_s", "save_bytes", "restore_bytes")
+TIMES = ("place_s", "inventories_s", "plan_s", "hand_out_s", "divergence_s")
+GROWTH = ("place_s", "inventories_s", "plan_s", "divergence_s", "save_bytes", "restore_bytes")
 MAX_EXPONENT = 1.15
 """N log N from 1,000 to 10,000 processes looks like N to the power of 1.125."""
 
@@ -95,6 +96,7 @@ def table(rows: Iterable[Row]) -> str:
         "inventories s",
         "plan s",
         "hand out s",
+        "divergence s",
         "leader MiB",
         "save B/process",
         "save MB",
@@ -108,7 +110,7 @@ def table(rows: Iterable[Row]) -> str:
             f"{row['slices']} x {row['hosts']}",
             row["placement"],
             row["lost"],
-            *(f"{row[name]:.3g}" for name in ("place_s", "inventories_s", "plan_s", "hand_out_s")),
+            *(f"{row[name]:.3g}" for name in TIMES),
             f"{row['leader_bytes'] / 2**20:.0f}",
             f"{row['save_bytes_per_process']}",
             f"{row['save_bytes'] / 1e6:.3g}",

@@ -114,7 +114,7 @@ class _Peers:
 class _TimedLeader(RestoreLeader):
     """Times what it does, in CPU seconds of its process: one core, whatever else runs."""
 
-    taken_s = planned_s = 0.0
+    taken_s = planned_s = searched_s = 0.0
 
     def take_reports(self, reports: Any) -> None:
         self.taken_s, _ = _cpu_s(lambda: super(_TimedLeader, self).take_reports(reports))
@@ -123,6 +123,14 @@ class _TimedLeader(RestoreLeader):
         self.planned_s, answer = _cpu_s(super().plan)
         self.answer, self.manifests = answer, self._inventory.manifests
         return answer
+
+    def handed_out(self) -> None:
+        self.searched_s, _ = _cpu_s(self._search_to_the_end)
+
+    def _search_to_the_end(self) -> None:
+        super().handed_out()
+        assert self._search is not None, "a plan for RAM"
+        self._search.result()
 
 
 def _cpu_s(work: Callable[[], Any]) -> tuple[float, Any]:
@@ -225,7 +233,8 @@ def _restore(shape: Shape, digests: list[str], lost: str, peers: _Peers) -> dict
     return {
         "inventories_s": leader.taken_s,
         "plan_s": leader.planned_s,
-        "hand_out_s": hand_out_s - leader.planned_s,
+        "divergence_s": leader.searched_s,
+        "hand_out_s": hand_out_s - leader.planned_s - leader.searched_s,
         "leader_bytes": max(0, peak_bytes - before_bytes),
         "manifest_bytes": peers.read_bytes,
         "restore_bytes_per_process": max(per_process),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -171,12 +171,13 @@ class _Balance:
 
     def __init__(self, tensors: SaveTensors) -> None:
         self._tensors = tensors
-        self._bytes: dict[str, int] = {}
+        self._bytes: defaultdict[str, int] = defaultdict(int)
+        """That each holder has to send so far."""
 
     def fetch(self, process: int, classes: Sequence[ShardClass]) -> tuple[FetchGroup, ...]:
         """Fetch groups for what the process does not have."""
         groups: dict[tuple[str, tuple[str, ...]], tuple[int, ...] | None] = {}
-        drawn: Counter[str] = Counter()  # bytes from each manifest
+        drawn: defaultdict[str, int] = defaultdict(int)  # bytes from each manifest
         parts = max(1, MAX_SOURCES // len(classes))
         for each in classes:
             for number, selection, sources in self._split(process, each, parts, drawn):
@@ -190,54 +191,63 @@ class _Balance:
         )
 
     def _split(
-        self, process: int, each: ShardClass, parts: int, drawn: Counter[str]
+        self, process: int, each: ShardClass, parts: int, drawn: defaultdict[str, int]
     ) -> Iterator[tuple[int, tuple[int, ...] | None, tuple[str, ...]]]:
         """Column, shards and sources for each part of a class."""
+        choices = self._choices(process, each, parts, drawn)
+        for part, (number, sources) in enumerate(choices):
+            digest = each.columns[number].digest
+            shard_count = len(self._tensors.contents[digest].shards)
+            found = each.parts(number, len(choices), shard_count)
+            if part == len(found):
+                return
+            size_bytes, selection = found[part]
+            self._bytes[sources[0]] += size_bytes
+            drawn[digest] += size_bytes
+            yield number, selection, sources
+
+    def _choices(
+        self, process: int, each: ShardClass, parts: int, drawn: Mapping[str, int]
+    ) -> list[tuple[int, tuple[str, ...]]]:
+        """Column and sources of up to ``parts`` parts."""
         columns = self._columns(process, each, drawn)
+        if len(columns) == 1:
+            window = self._window(process, each.columns[columns[0]].holders)
+            places = range(min(parts, len(window)))
+            return [(columns[0], window[place:] + window[:place]) for place in places]
         windows = {
             number: self._window(process, each.columns[number].holders) for number in columns
         }
-        if len(columns) == 1:
-            choices = [(columns[0], place) for place in range(len(windows[columns[0]]))][:parts]
-        elif parts == 1:
-            choices = [(min(columns, key=lambda number: self._load(windows[number][0])), 0)]
-        else:
-            loads = [
-                (self._load(name), place, number)
-                for number, window in windows.items()
-                for place, name in enumerate(window)
-            ]
-            choices = [(number, place) for _, place, number in sorted(loads)][:parts]
-        for part, (number, place) in enumerate(choices):
-            column, window = each.columns[number], windows[number]
-            shard_count = len(self._tensors.contents[column.digest].shards)
-            found = each.parts(number, len(choices), shard_count)
-            if part < len(found):
-                size_bytes, selection = found[part]
-                self._bytes[window[place]] = self._load(window[place]) + size_bytes
-                drawn[column.digest] += size_bytes
-                yield number, selection, window[place:] + window[:place]
+        if parts == 1:
+            number = min(columns, key=lambda number: self._bytes[windows[number][0]])
+            return [(number, windows[number])]
+        loads = [
+            (self._bytes[name], place, number)
+            for number, window in windows.items()
+            for place, name in enumerate(window)
+        ]
+        return [
+            (number, windows[number][place:] + windows[number][:place])
+            for _, place, number in sorted(loads)[:parts]
+        ]
 
-    def _columns(self, process: int, each: ShardClass, drawn: Counter[str]) -> Sequence[int]:
+    def _columns(self, process: int, each: ShardClass, drawn: Mapping[str, int]) -> Sequence[int]:
         """Which of the manifests that have the class are looked at, by their numbers."""
         count = len(each.columns)
         if count == 1:
             return (0,)
         for number, column in enumerate(each.columns):
             # Not worth a source of its own: it comes along with more of the same manifest.
-            if 2 * each.size_bytes <= drawn[column.digest]:
+            if 2 * each.size_bytes <= drawn.get(column.digest, 0):
                 return (number,)
         return _cycle(range(count), process, MAX_SOURCES)
-
-    def _load(self, holder: str) -> int:
-        return self._bytes.get(holder, 0)
 
     def _window(self, process: int, holders: tuple[str, ...]) -> tuple[str, ...]:
         """The holders to choose from for one process and manifest, least loaded first."""
         if len(holders) == 1:
             return holders
         nearest = _cycle(holders, process, MAX_WINDOW)
-        return tuple(sorted(nearest, key=self._load)[:MAX_SOURCES])
+        return tuple(sorted(nearest, key=self._bytes.__getitem__)[:MAX_SOURCES])
 
     def _joined(
         self, digest: str, a: tuple[int, ...] | None, b: tuple[int, ...] | None

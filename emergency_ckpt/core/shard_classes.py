@@ -59,35 +59,34 @@ class ShardClass:
         found = self._parts.get(key)
         if found is None:
             indices = self.columns[column].indices
-            whole = len(indices) == shard_count
             found = self._parts[key] = [
-                (
-                    sum(self.nbytes[place] for place in places),
-                    None
-                    if whole and len(places) == shard_count
-                    else tuple(sorted(indices[place] for place in places)),
-                )
-                for places in _even(self.nbytes, count)
+                (size_bytes, None if len(places) == shard_count else _chosen(indices, places))
+                for size_bytes, places in _even(self.nbytes, count)
             ]
-            found.sort(key=lambda part: -part[0])
         return found
 
 
+def _chosen(indices: tuple[int, ...], places: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sorted(map(indices.__getitem__, places)))
+
+
 @lru_cache(maxsize=256)
-def _even(nbytes: tuple[int, ...], count: int) -> tuple[tuple[int, ...], ...]:
+def _even(nbytes: tuple[int, ...], count: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """Deal the places out, the largest first, each to the part with the fewest bytes.
 
-    Remembered: the manifests of a large job differ in their boxes, seldom in their sizes.
+    Returns (bytes, places) of each part, the largest part first. Remembered: the manifests of a
+    large job differ in their boxes, seldom in their sizes.
     """
     if count == 1:
-        return (tuple(range(len(nbytes))),)
+        return ((sum(nbytes), tuple(range(len(nbytes)))),)
     parts: list[list[int]] = [[] for _ in range(count)]
     loads = [0] * count
     for place in sorted(range(len(nbytes)), key=nbytes.__getitem__, reverse=True):
         least = loads.index(min(loads))
         parts[least].append(place)
         loads[least] += nbytes[place]
-    return tuple(tuple(part) for part in parts if part)
+    filled = [(load, tuple(part)) for load, part in zip(loads, parts, strict=True) if part]
+    return tuple(sorted(filled, key=lambda part: -part[0]))
 
 
 @dataclass
@@ -127,10 +126,10 @@ def _is_exactly(tensors: SaveTensors, digest: str, target: TargetSet) -> bool:
 def _in_classes(tensors: SaveTensors, columns: tuple[Column, ...]) -> list[ShardClass]:
     """One class, or two when some shards are empty: those need not be fetched."""
     entries = tensors.contents[columns[0].digest].shards
-    shards = [entries[index] for index in columns[0].indices]
+    shards = tuple(map(entries.__getitem__, columns[0].indices))
     nbytes = tuple(map(_NBYTES, shards))
     # Only where there are no bytes may there be no elements.
-    empty = [] if all(nbytes) else [is_empty(shard.box) for shard in shards]
+    empty = [is_empty(shard.box) for shard in shards] if 0 in nbytes else []
     if not any(empty):
         return [ShardClass(columns, nbytes, sum(nbytes), False)]
     found: list[ShardClass] = []

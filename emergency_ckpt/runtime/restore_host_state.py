@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 from absl import logging
@@ -19,6 +19,7 @@ from emergency_ckpt.errors import (
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.peers import Peers
 from emergency_ckpt.runtime.shard_collection import CopiesFailed
+from emergency_ckpt.runtime.worker import beside
 from emergency_ckpt.tiers import host_state as host_states
 from emergency_ckpt.tiers.local import LocalTier
 from emergency_ckpt.transfer.client import TransferClient
@@ -104,9 +105,7 @@ class HostStatePush:
         data = self._tier.host_state_bytes(save, *process)
         if data is None or not self._buddies:
             return
-        pool = ThreadPoolExecutor(1, "eckpt-push")
-        self._pushed.append(pool.submit(self._push, save, data))
-        pool.shutdown(wait=False)
+        self._pushed.append(beside("eckpt-push", lambda: self._push(save, data)))
 
     def wait(self) -> None:
         """Return when all that was started has ended."""

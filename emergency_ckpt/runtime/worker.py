@@ -7,6 +7,7 @@ import os
 import threading
 import traceback
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 from absl import logging
@@ -129,6 +130,14 @@ class BackgroundWorker:
             os.setpriority(os.PRIO_PROCESS, me, min(lower, LOWEST_PRIORITY))
         except OSError as error:  # a sandbox may forbid it; a thread without work would be worse
             logging.warning("%s keeps the priority of training: %s", self._thread.name, error)
+
+
+def beside(name: str, work: Callable[[], None]) -> Future[None]:
+    """Do ``work`` once, in a thread of its own; ``result`` waits for it and raises what it did."""
+    pool = ThreadPoolExecutor(1, name)
+    started = pool.submit(work)
+    pool.shutdown(wait=False)
+    return started
 
 
 def in_turn(*parts: Callable[[], object]) -> Callable[[], None]:
