@@ -84,20 +84,18 @@ def lost_hosts(scenario: str, shape: Shape) -> tuple[int, ...] | None:
         return tuple(range(LOST_SLICE * hosts, (LOST_SLICE + 1) * hosts))
     if scenario == HALVES_LOST:
         return tuple(s * hosts + s % hosts for s in range(shape.slices)) if hosts > 1 else None
-    # Nothing is taken away: the processes look at other, empty directories.
-    return ()
+    return tuple(range(shape.process_count))
 
 
 @dataclasses.dataclass(frozen=True)
 class Orders:
-    """What all processes of a round are told, as a JSON file. The first life of the job saves, each
-    later one restores; what a process is called it learns from the launcher.
+    """What all processes are told of one tier's part in a round, as a JSON file. The first life of
+    the job saves, each later one restores; what a process is called it learns from the launcher.
     """
 
     contender: str
     shape: Shape
-    tiers: tuple[str, ...]
-    """Tiers that are saved to in the first life."""
+    tier: str
     restores: tuple[str, ...]
     """What each later life finds lost, one of SCENARIOS."""
     bind_host: str | None
@@ -106,7 +104,7 @@ class Orders:
     results_dir: str
     """Gets a JSON file from each process of each life."""
     expected_path: str
-    """By tier, the step and digests that a restore must find; exists from the second life on."""
+    """The step and digests that a restore must find; exists from the second life on."""
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(dataclasses.asdict(self), indent=1))
@@ -114,8 +112,8 @@ class Orders:
     @classmethod
     def read(cls, path: Path) -> "Orders":
         fields: dict[str, Any] = json.loads(path.read_text())
-        lists = {name: tuple(fields[name]) for name in ("tiers", "restores")}
-        return cls(**(fields | lists | {"shape": Shape(**fields["shape"])}))
+        made = {"restores": tuple(fields["restores"]), "shape": Shape(**fields["shape"])}
+        return cls(**(fields | made))
 
     def result_path(self, life: int, process_index: int) -> Path:
         return Path(self.results_dir) / f"life_{life}_process_{process_index:05}.json"

@@ -60,19 +60,38 @@ def run_round(
 ) -> dict[str, Any]:
     """Measurements of one contender in fresh processes and on fresh directories.
 
-    Scenarios that the contender has no tier for, or the job no such loss, are left out. Blocks for
-    up to ``timeout_s`` a life. Raises RoundFailed. Leaves no file and no process.
+    Each tier has lives of its own, storage's first: a RAM tier's ramdisks would take memory away
+    from the page cache. Scenarios that the contender has no tier for, or the job no such loss, are
+    left out. Blocks for up to ``timeout_s`` a life. Raises RoundFailed. Leaves no file and no
+    process.
     """
     tiers = contenders.tiers(contender) if contender in contenders.MODULES else (contenders.RAM,)
     wanted = tuple(scenarios_of(tiers, shape, scenarios))
-    if FROM_STORAGE not in wanted:
-        tiers = tuple(tier for tier in tiers if tier != contenders.STORAGE)
+    parts = {
+        tier: _run_tier(contender, tier, shape, place, [s for s in wanted if tier_of(s) == tier])
+        for tier in (contenders.STORAGE, contenders.RAM)
+        if tier in tiers and (tier == contenders.RAM or FROM_STORAGE in wanted)
+    }
+    return {
+        "state_bytes": shape.state_bytes,
+        "save": [
+            dict(zip(parts, results, strict=True))
+            for results in zip(*(part["save"] for part in parts.values()), strict=True)
+        ],
+        "restores": {k: v for part in parts.values() for k, v in part["restores"].items()},
+        "storage_bytes": sum(part["storage_bytes"] for part in parts.values()),
+    }
+
+
+def _run_tier(
+    contender: str, tier: str, shape: Shape, place: Place, scenarios: Sequence[str]
+) -> dict[str, Any]:
     with _directory(place.ramdisks) as root, _directory(place.storage) as storage:
         orders = Orders(
             contender=contender,
             shape=shape,
-            tiers=tiers,
-            restores=wanted,
+            tier=tier,
+            restores=tuple(scenarios),
             bind_host=place.bind_host,
             persistent_dir=str(storage),
             results_dir=str(root / "results"),
@@ -95,11 +114,15 @@ def run_round(
         return _run_lives(spec, orders, place.timeout_s)
 
 
+def tier_of(scenario: str) -> str:
+    """Where what is left after the loss is restored from."""
+    return contenders.STORAGE if scenario == FROM_STORAGE else contenders.RAM
+
+
 def scenarios_of(tiers: Sequence[str], shape: Shape, scenarios: Sequence[str]) -> Iterator[str]:
     """Those of ``scenarios`` that such tiers and such a job can have."""
     for scenario in scenarios:
-        tier = contenders.STORAGE if scenario == FROM_STORAGE else contenders.RAM
-        if tier in tiers and lost_hosts(scenario, shape) is not None:
+        if tier_of(scenario) in tiers and lost_hosts(scenario, shape) is not None:
             yield scenario
 
 
@@ -110,15 +133,15 @@ def _directory(parent: Path) -> Iterator[Path]:
 
 
 def _run_lives(spec: JobSpec, orders: Orders, timeout_s: float) -> dict[str, Any]:
-    who = orders.contender
+    who = f"{orders.contender}, {orders.tier}"
     saved = run_life(spec, _SAVE, orders.results(_SAVE), f"{who}, saving", timeout_s)
     hosts = [spec.ramdisk(host) for host in spec.first_topology.host_of_process]
-    for result, host in zip(saved, hosts, strict=True):
-        if contenders.RAM in result:
-            result[contenders.RAM]["ramdisk_bytes"] = allocated_bytes(host / contenders.RAM)
-    stored = allocated_bytes(Path(orders.persistent_dir) / contenders.STORAGE)
-    expected = {tier: _merge_digests([result[tier] for result in saved]) for tier in orders.tiers}
+    expected = _merge_digests(saved)
     Path(orders.expected_path).write_text(json.dumps(expected))
+    for result, host in zip(saved, hosts, strict=True):
+        result["ramdisk_bytes"] = allocated_bytes(host)
+        del result["digests"]  # of thousands of shards would be most of the document
+    stored = allocated_bytes(Path(orders.persistent_dir))
     restores: dict[str, Any] = {}
     for life, scenario in enumerate(orders.restores, start=1):
         lost = lost_hosts(scenario, orders.shape)
@@ -126,14 +149,8 @@ def _run_lives(spec: JobSpec, orders: Orders, timeout_s: float) -> dict[str, Any
         with _without([hosts[index] for index in lost], spec.local_root.parent / "lost"):
             name = f"{who}, restoring ({scenario} lost)"
             results = run_life(spec, life, orders.results(life), name, timeout_s)
-        tier = contenders.STORAGE if scenario == FROM_STORAGE else contenders.RAM
-        restores[scenario] = _outcome(orders, set(expected[tier]["digests"]), results)
-    return {
-        "state_bytes": orders.shape.state_bytes,
-        "save": [_without_digests(result) for result in saved],
-        "restores": restores,
-        "storage_bytes": stored,
-    }
+        restores[scenario] = _outcome(orders, set(expected["digests"]), results)
+    return {"save": saved, "restores": restores, "storage_bytes": stored}
 
 
 @contextlib.contextmanager
@@ -174,14 +191,6 @@ def run_life(
 
 def _failure(spec: JobSpec, life: int, who: str, process: int, problem: str) -> RoundFailed:
     return RoundFailed(f"{who}: {problem}\n{log_tail(spec.log_path(life, process))}")
-
-
-def _without_digests(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Digests of thousands of shards would be most of the document."""
-    return {
-        name: {k: v for k, v in part.items() if k != "digests"} if isinstance(part, dict) else part
-        for name, part in result.items()
-    }
 
 
 def _merge_digests(results: list[dict[str, Any]]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import jax
 import state as model
 import traffic
 from jax.experimental import multihost_utils
-from job import FROM_STORAGE, Orders
+from job import Orders
 from ramdisk import PeakWatch
 
 from emergency_ckpt.launch.environment import JobEnvironment
@@ -36,7 +36,7 @@ def main(orders: Orders) -> None:
     if life == 0:
         result = _save_life(contender, environment, orders)
     else:
-        result = _restore_life(contender, environment, orders, orders.restores[life - 1])
+        result = _restore_life(contender, environment, orders)
     result["peak_rss_bytes"] = _peak_rss_bytes()
     orders.result_path(life, environment.process_index).write_text(json.dumps(result))
     multihost_utils.sync_global_devices("end of life")
@@ -48,20 +48,15 @@ def _peak_rss_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _site(environment: JobEnvironment, orders: Orders, tier: str, ramdisk: str) -> contenders.Site:
-    """Each tier has directories of its own: the newest step must not be the other one's."""
+def _site(environment: JobEnvironment, orders: Orders) -> contenders.Site:
     mesh = model.make_mesh(orders.shape)
-    local_dir = environment.local_dir / ramdisk
-    local_dir.mkdir(exist_ok=True)
-    persistent_dir = Path(orders.persistent_dir) / tier
-    persistent_dir.mkdir(exist_ok=True)
     return contenders.Site(
         mesh=mesh,
         replica_axis=model.REPLICA_AXIS,
         abstract_state=model.abstract_state(orders.shape, mesh),
-        tier=tier,
-        local_dir=local_dir,
-        persistent_dir=persistent_dir,
+        tier=orders.tier,
+        local_dir=environment.local_dir,
+        persistent_dir=Path(orders.persistent_dir),
         bind_host=orders.bind_host or socket.gethostbyname(socket.gethostname()),
     )
 
@@ -69,17 +64,13 @@ def _site(environment: JobEnvironment, orders: Orders, tier: str, ramdisk: str) 
 def _save_life(
     contender: contenders.Contender, environment: JobEnvironment, orders: Orders
 ) -> dict[str, Any]:
-    """Saves to each tier, RAM first, with the state of a training that goes on."""
-    state, step = None, 0
-    result = {}
-    for tier in orders.tiers:
-        site = _site(environment, orders, tier, tier)
-        if state is None:
-            state = model.first_state(site.abstract_state)
-        saves = _save_to_ram if tier == contenders.RAM else _save_to_storage
-        result[tier], state, step = saves(contender.open_session(site), site, orders, state, step)
-        result[tier]["peak_rss_bytes"] = _peak_rss_bytes()
-    return result
+    """Saves with the state of a training that goes on."""
+    site = _site(environment, orders)
+    state = model.first_state(site.abstract_state)
+    session = contender.open_session(site)
+    if orders.tier == contenders.RAM:
+        return _save_to_ram(session, site, orders, state)
+    return _save_to_storage(session, state)
 
 
 def _save_to_ram(
@@ -87,25 +78,24 @@ def _save_to_ram(
     site: contenders.Site,
     orders: Orders,
     state: PyTree,
-    step: int,
-) -> tuple[dict[str, Any], PyTree, int]:
+) -> dict[str, Any]:
     """One save to warm up, the timed ones, and one whose state is donated while it is on its way.
 
     The timed saves have the cores for themselves, as they have on an accelerator's host. The last
     one shares them with a training step, and is the one that the next lives must find intact.
     """
     session.start_fresh()
-    saves = []
+    saves, step = [], 0
     for _ in range(1 + orders.shape.timed_saves):
         state, step = _train(state, step)
         saves.append(_timed_save(session, step, state))
     state, step = _train(state, step)
     expected = model.digests(state)
     with PeakWatch(site.local_dir) as peak:
-        donated, state = _donating_save(session, step, state)
+        donated = _donating_save(session, step, state)
     multihost_utils.sync_global_devices("all saved")
     session.close()
-    result = {
+    return {
         "warm_up": saves[0],
         "saves": saves[1:],
         "donated": donated,
@@ -113,18 +103,11 @@ def _save_to_ram(
         "digests": expected,
         "peak_ramdisk_bytes": peak.size_bytes,
     }
-    return result, state, step + 1
 
 
-def _save_to_storage(
-    session: contenders.Session,
-    site: contenders.Site,
-    orders: Orders,
-    state: PyTree,
-    step: int,
-) -> tuple[dict[str, Any], PyTree, int]:
+def _save_to_storage(session: contenders.Session, state: PyTree) -> dict[str, Any]:
     session.start_fresh()
-    saves = []
+    saves, step = [], 0
     for _ in range(STORAGE_SAVES):
         # What others have left to be written to the disk must not slow this save down.
         os.sync()
@@ -132,7 +115,7 @@ def _save_to_storage(
         saves.append(_timed_save(session, step, state))
     result = {"saves": saves, "step": step, "digests": model.digests(state)}
     session.close()
-    return result, state, step
+    return result
 
 
 def _train(state: PyTree, step: int) -> tuple[PyTree, int]:
@@ -166,26 +149,21 @@ def _timed_save(session: contenders.Session, step: int, state: PyTree) -> dict[s
     }
 
 
-def _donating_save(
-    session: contenders.Session, step: int, state: PyTree
-) -> tuple[dict[str, float], PyTree]:
+def _donating_save(session: contenders.Session, step: int, state: PyTree) -> dict[str, float]:
     start = time.monotonic()
     session.save(step, state)
     returned = time.monotonic()
-    state = jax.block_until_ready(model.train_step(state))
+    jax.block_until_ready(model.train_step(state))
     session.wait()
-    return {"start_s": start, "returned_s": returned, "published_s": time.monotonic()}, state
+    return {"start_s": start, "returned_s": returned, "published_s": time.monotonic()}
 
 
 def _restore_life(
-    contender: contenders.Contender, environment: JobEnvironment, orders: Orders, scenario: str
+    contender: contenders.Contender, environment: JobEnvironment, orders: Orders
 ) -> dict[str, Any]:
     """From building the checkpointer to values on devices, timed; then the check of each shard."""
-    if scenario == FROM_STORAGE:
-        site = _site(environment, orders, contenders.STORAGE, "empty")
-    else:
-        site = _site(environment, orders, contenders.RAM, contenders.RAM)
-    expected = json.loads(Path(orders.expected_path).read_text())[site.tier]
+    site = _site(environment, orders)
+    expected = json.loads(Path(orders.expected_path).read_text())
     read_all = model.read_all.lower(site.abstract_state).compile()
     # Also sets up JAX's own collectives, which are part of its start and not of a restore.
     multihost_utils.sync_global_devices("before restore")

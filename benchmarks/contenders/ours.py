@@ -60,8 +60,7 @@ def open_session(site: Site) -> OurSession:
         site.abstract_state,
         dir=str(site.persistent_dir),
         local_dir=str(site.local_dir),
-        # Two tiers of one process must not meet under one name.
-        run_id=f"benchmark-{site.tier}",
+        run_id="benchmark",
         local_save_every_n_steps=1 if site.tier == RAM else _OFF,
         save_every_n_steps=_OFF if site.tier == RAM else 1,
         bind_host=site.bind_host,
