@@ -64,6 +64,8 @@ def open_session(site: Site) -> OurSession:
         local_save_every_n_steps=1 if site.tier == RAM else _OFF,
         save_every_n_steps=_OFF if site.tier == RAM else 1,
         bind_host=site.bind_host,
+        # As plain Orbax does by default: each slice writes its part of the one copy.
+        persistent_writers="striped",
         mesh=site.mesh,
         replica_axis=site.replica_axis,
     )
