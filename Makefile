@@ -21,7 +21,7 @@ help:
 	@echo "make soak    the slow ones: more faults, more notices"
 	@echo "make soak-kill   SIGKILL at every point of a persistent save (about half an hour)"
 	@echo "make check   format, lint, types, import layers"
-	@echo "make bench   side by side with Orbax, ten minutes; BENCH_FLAGS=--quick one (needs an idle machine)"
+	@echo "make bench   side by side with Orbax, 15 minutes; BENCH_FLAGS=--quick one (needs an idle machine)"
 	@echo "make bench-continuous bench-goodput   continuous saving measured; large jobs simulated"
 	@echo "make bench-dcn   a lost slice among 2, 4, 8 over slow links; needs root (about ten minutes)"
 	@echo "make bench-scale   planner and coordination of up to 10,000 processes"
@@ -38,9 +38,10 @@ $(INSTALLED): pyproject.toml $(NATIVE_SOURCES)
 demo: $(INSTALLED)
 	$(BIN)/eckpt demo $(DEMO_FLAGS)
 
-# Half of the time tests wait for processes, deadlines and disks. Files share nothing.
+# Half of the time tests wait for processes, deadlines and disks. Files share nothing. In the order of their
+# names: files with few tests have the longest ones, and last they would leave a worker idle.
 test: $(INSTALLED) native-test
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile $(TEST_FLAGS)
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(TEST_FLAGS)
 
 # TensorFlow is large, and with it etils.epath reaches gs:// by another client.
 test-tf:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import time
 from collections import deque
 from collections.abc import Mapping
 from typing import Literal
@@ -17,7 +18,7 @@ import msgspec
 
 from emergency_ckpt.core.save_decision import decide_vote
 from emergency_ckpt.errors import CoordinationError, DeadlineExceeded
-from emergency_ckpt.runtime.coordination import Coordinator, forget
+from emergency_ckpt.runtime.coordination import Coordinator, deadline_left_s, forget
 from emergency_ckpt.types import SaveId
 
 _KEPT_VOTES = 8
@@ -71,7 +72,7 @@ class Vote:
         name = _name(save)
         coordinator = self._coordinator
         ballot = msgspec.structs.replace(ballot, refused=ballot.refused[:_REASON_LIMIT_CHARS])
-        problem = ""
+        problem, wait_s, began_s = "", self._timeout_s, time.monotonic()
         if coordinator.process_index == 0:
             self._forget_old(name)
         try:
@@ -80,8 +81,10 @@ class Vote:
             coordinator.barrier(f"{name}/all", self._timeout_s)
         except (CoordinationError, DeadlineExceeded) as error:
             problem = str(error)
+            # The leader waits its whole time for a ballot that was not cast, and decides then.
+            wait_s = deadline_left_s(began_s + 2 * self._timeout_s)
         if coordinator.process_index != 0:
-            return self._learn(name, self._timeout_s, problem)
+            return self._learn(name, wait_s, problem)
         try:
             return self._decide(name)
         except (CoordinationError, DeadlineExceeded) as error:
