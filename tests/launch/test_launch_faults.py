@@ -42,6 +42,10 @@ TWO_BY_TWO = Topology.first(2, 2)
             "step=1 kill=process:0 signal=STOP resume-after-s=1.5",
             Fault(1, Target("process", (0,)), signal="STOP", resume_after_s=1.5),
         ),
+        (
+            "step=1 kill=process:0 signal=STOP resume-after-s=1000000.000000",
+            Fault(1, Target("process", (0,)), signal="STOP", resume_after_s=1_000_000.0),
+        ),
     ],
 )
 def test_parses(text: str, fault: Fault) -> None:
