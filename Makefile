@@ -38,10 +38,9 @@ $(INSTALLED): pyproject.toml $(NATIVE_SOURCES)
 demo: $(INSTALLED)
 	$(BIN)/eckpt demo $(DEMO_FLAGS)
 
-# Half of the time tests wait for processes, deadlines and disks. Files share nothing. In the order of their
-# names: files with few tests have the longest ones, and last they would leave a worker idle.
+# Half of the time tests wait for processes, deadlines and disks. Files share nothing.
 test: $(INSTALLED) native-test
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(TEST_FLAGS)
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile $(TEST_FLAGS)
 
 # TensorFlow is large, and with it etils.epath reaches gs:// by another client.
 test-tf:
