@@ -78,7 +78,7 @@ def run_round(
             dict(zip(parts, results, strict=True))
             for results in zip(*(part["save"] for part in parts.values()), strict=True)
         ],
-        "restores": {k: v for part in parts.values() for k, v in part["restores"].items()},
+        "restores": {s: parts[tier_of(s)]["restores"][s] for s in wanted},
         "storage_bytes": sum(part["storage_bytes"] for part in parts.values()),
     }
 

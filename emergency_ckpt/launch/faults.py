@@ -37,7 +37,7 @@ MAX_NUMBER = 10**15
 """Bound of every number in a fault."""
 
 _NUMBER = re.compile(r"[0-9]{1,15}")
-_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,6})?")
+_SECONDS = re.compile(r"[0-9]{1,7}(\.[0-9]{1,6})?")
 
 
 @dataclass(frozen=True)

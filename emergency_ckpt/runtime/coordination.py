@@ -22,6 +22,7 @@ from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineEx
 
 ERROR_LIMIT_CHARS = 2000
 """Of an error that one process tells the others."""
+_JOINED_LIMIT_CHARS = 1000
 
 Told = TypeVar("Told")
 
@@ -247,7 +248,7 @@ def agree(coordinator: Coordinator, name: str, error: str, timeout_s: float) -> 
 
     Collective. ``error`` is this process's own, empty when all is well.
     """
-    own = error[:ERROR_LIMIT_CHARS].encode()
+    own = error[:_JOINED_LIMIT_CHARS].encode()
 
     def join(found: Mapping[int, bytes]) -> bytes:
         return joined_errors({p: data.decode() for p, data in found.items()}).encode()
@@ -257,7 +258,7 @@ def agree(coordinator: Coordinator, name: str, error: str, timeout_s: float) -> 
 
 def joined_errors(errors: Mapping[int, str]) -> str:
     """What failed, by process, in one line of bounded length; empty texts are no errors."""
-    failed = [(p, text[:ERROR_LIMIT_CHARS]) for p, text in sorted(errors.items()) if text]
+    failed = [(p, text[:_JOINED_LIMIT_CHARS]) for p, text in sorted(errors.items()) if text]
     return "; ".join(f"process {p}: {text}" for p, text in failed[:4])
 
 

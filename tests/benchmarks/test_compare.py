@@ -106,7 +106,7 @@ def test_every_restored_byte_was_verified_and_each_tier_was_written_alone(
     for name, contender in job["contenders"].items():
         (round_,) = contender["rounds"]
         assert list(round_["restores"]) == (
-            ["storage"] if name == "orbax" else ["storage", "slice"]
+            ["storage"] if name == "orbax" else ["slice", "storage"]
         )
         for restore in round_["restores"].values():
             assert restore["verified_shards"] == LEAVES

@@ -15,10 +15,10 @@ def test_the_exponent_of_a_power_is_found() -> None:
 def test_small_jobs_are_measured_and_bytes_per_process_stay_within_their_limits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert scale.main(["--sizes", "20", "--leaves", "12", "--out", str(tmp_path)]) == 0
+    assert scale.main(["--sizes", "10", "20", "--leaves", "12", "--out", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     rows = json.loads((tmp_path / "scale.json").read_text())["rows"]
-    assert len(rows) == 2 * 3
+    assert len(rows) == 2 * 2 * 3
     for row in rows:
         assert 100 < row["save_bytes_per_process"] <= 256
         assert 500 < row["restore_bytes_per_process"] <= 65_536
@@ -26,4 +26,4 @@ def test_small_jobs_are_measured_and_bytes_per_process_stay_within_their_limits(
         fetches = row["lost"] != "nothing" or row["placement"] == "striped(2)"
         assert (row["busiest_to_mean"] is not None) == fetches
     assert "met: a process's bytes through the service per save" in out
-    assert "| 2 x 10 " in out
+    assert "| 2 x 5 " in out
