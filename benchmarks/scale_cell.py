@@ -124,11 +124,11 @@ class _TimedLeader(RestoreLeader):
         self.answer, self.manifests = answer, self._inventory.manifests
         return answer
 
-    def handed_out(self) -> None:
-        self.searched_s, _ = _cpu_s(self._search_to_the_end)
+    def handed_out(self, answer: Answer) -> None:
+        self.searched_s, _ = _cpu_s(lambda: self._search_to_the_end(answer))
 
-    def _search_to_the_end(self) -> None:
-        super().handed_out()
+    def _search_to_the_end(self, answer: Answer) -> None:
+        super().handed_out(answer)
         assert self._search is not None, "a plan for RAM"
         self._search.result()
 

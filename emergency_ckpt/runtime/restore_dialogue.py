@@ -155,7 +155,7 @@ class RestoreDialogue:
             answer = PlanFailed(str(error)[:4000])
         for process in range(coordinator.process_count):
             coordinator.put(f"{name}/{process}", msgspec.json.encode(_share(answer, process)))
-        self._leader.handed_out()
+        self._leader.handed_out(answer)
         return _share(answer, me)
 
     def agree(self, attempt: int, status: Status) -> Verdict:

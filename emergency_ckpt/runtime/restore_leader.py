@@ -83,7 +83,6 @@ class RestoreLeader:
         self._wants_host_state = False
         self._steps: tuple[PersistentStep, ...] | None = None
         self._ready: RestorePlan | None = None
-        self._chosen: SaveId | None = None
         self._search: Future[None] | None = None
         self._persistent_error: CheckpointError | None = None
         self._loading: LoadPlan | None = None
@@ -183,7 +182,6 @@ class RestoreLeader:
             if not isinstance(answer, RestorePlan):
                 return self._without_plan(answer)
             if answer.save is not None:
-                self._chosen = answer.save
                 return answer
             assert self._persistent is not None, "else there is no persistent step to choose"
             try:
@@ -194,17 +192,16 @@ class RestoreLeader:
             self._loading = planned if isinstance(planned, LoadPlan) else None
             return planned
 
-    def handed_out(self) -> None:
+    def handed_out(self, answer: Answer) -> None:
         """Every process has its part of the plan: look for divergence while they work.
 
         It changes no plan, and in a large job it takes as long as half of one.
         """
-        chosen, self._chosen = self._chosen, None
-        if chosen is not None:
-            inventory = self._inventory
-            self._search = beside("eckpt-divergence", lambda: self.search(inventory, chosen))
+        if isinstance(answer, RestorePlan) and answer.save is not None:
+            inventory, save = self._inventory, answer.save
+            self._search = beside("eckpt-divergence", lambda: self._find(inventory, save))
 
-    def search(self, inventory: Inventory, save: SaveId) -> None:
+    def _find(self, inventory: Inventory, save: SaveId) -> None:
         """One event for each shard of ``save`` of which two holders have different bytes."""
         for found in divergence_in(inventory, save):
             self._events.emit("divergence", step=save.step, text=found.describe())
@@ -224,25 +221,21 @@ class RestoreLeader:
         return WholeSteps(local, tuple(sorted(stored)))
 
     def _is_whole_in_ram(self, step: int) -> bool:
-        plan = plan_restore(
-            msgspec.structs.replace(self._inventory, persistent=()),
-            self._wanted.targets,
-            self._wanted.leaves,
-            requested_step=step,
-            host_state_remap=self._wanted.remap,
-            needs_host_state=self._wants_host_state,
-        )
+        plan = self._plan(msgspec.structs.replace(self._inventory, persistent=()), step)
         # What only does not fit the job as it is now is there nevertheless: a restore says so.
         unfit = ("state_mismatch", "host_state_count")
         return isinstance(plan, RestorePlan) or plan.kind in unfit
 
     def _plan_from_inventory(self) -> RestorePlan | NoPlan:
+        return self._plan(self._inventory, self._wanted.requested_step)
+
+    def _plan(self, inventory: Inventory, requested_step: int | None) -> RestorePlan | NoPlan:
         with _no_garbage_collection():
             return plan_restore(
-                self._inventory,
+                inventory,
                 self._wanted.targets,
                 self._wanted.leaves,
-                requested_step=self._wanted.requested_step,
+                requested_step=requested_step,
                 host_state_remap=self._wanted.remap,
                 needs_host_state=self._wants_host_state,
             )
