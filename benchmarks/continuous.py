@@ -89,6 +89,10 @@ def _parser() -> argparse.ArgumentParser:
         help="part of each step during which the host's cores are idle",
     )  # fmt: skip
     parser.add_argument(
+        "--training-cores", type=positive,
+        help="leave all cores but these to what saves (default: all are shared)",
+    )  # fmt: skip
+    parser.add_argument(
         "--mtbf-h", type=_hours, default=[1.0, 3.0, 12.0, 24.0],
         help="mean times between failures of the job, with commas",
     )  # fmt: skip
@@ -148,6 +152,7 @@ def run_variant(variant: str, shape: Shape, options: argparse.Namespace) -> repo
             device_s=options.device_ms / 1e3,
             persistent_dir=str(Path(storage).resolve()),
             results_dir=str(root / "results"),
+            training_cores=options.training_cores or 0,
         )
         Path(orders.results_dir).mkdir()
         orders.write(root / "orders.json")
@@ -185,7 +190,8 @@ def _text(
     lines = [
         f"{shape.slices} slices of {shape.hosts_per_slice} hosts,"
         f" {shape.state_bytes / 2**20:g} MiB of state, {options.rounds} rounds of"
-        f" {options.steps} steps, fixed saves every {options.every} steps;"
+        f" {options.steps} steps, fixed saves every {options.every} steps,"
+        f" cores for training: {options.training_cores or 'all'};"
         f" {about['cores']} cores, {about['cpu']}, {about['memory']}",
         "",
         report.study_table(summaries),
@@ -213,7 +219,9 @@ def _document(
         "date": options.date,
         "machine": about,
         "job": dataclasses.asdict(shape) | {"state_bytes": shape.state_bytes},
-        "settings": {name: getattr(options, name) for name in (*settings, "chips")},
+        "settings": {
+            name: getattr(options, name) for name in (*settings, "training_cores", "chips")
+        },
         "summary": {name: dataclasses.asdict(value) for name, value in summaries.items()},
         "expected": [
             dataclasses.asdict(value) | {"loss": value.loss._asdict()} for value in expected

@@ -29,13 +29,20 @@ PyTree = Any
 
 def main(orders: Orders) -> None:
     environment = JobEnvironment.from_environ()
+    every_core = os.sched_getaffinity(0)
+    training_cores = set(sorted(every_core)[: orders.training_cores or None])
+    # A thread may run where the one that started it may: this one, and XLA's from here on.
+    os.sched_setaffinity(0, training_cores)
     initialize_job(environment)
     mesh = model.make_mesh(orders.shape)
     abstract = model.abstract_state(orders.shape, mesh)
     watch = Watch()
     kind = PlainOrbax if orders.variant == ORBAX_CONTINUOUS else Ours
+    os.sched_setaffinity(0, every_core)
     with closing(kind(orders, environment, mesh, abstract, watch)) as checkpointer:
+        os.sched_setaffinity(0, training_cores)
         ended_s = _train(orders, checkpointer, watch, abstract, mesh)
+        os.sched_setaffinity(0, every_core)
         checkpointer.wait()
         restored_step = None
         if orders.variant != OFF:
@@ -68,9 +75,10 @@ def _train(
         state = _train_step(state)
         jax.block_until_ready(state)
         meet()
-        time.sleep(orders.device_s)
         watch.called_s[step] = time.monotonic()
         checkpointer.save(step, state)
+        # As after dispatching a step to an accelerator, which works on it meanwhile.
+        time.sleep(orders.device_s)
         if step >= orders.warm_up_steps:
             ended_s.append(time.monotonic())
     return ended_s

@@ -19,7 +19,8 @@ def _study(out: Path, variants: tuple[str, ...], hosts: int) -> tuple[str, dict[
             *(sys.executable, str(CONTINUOUS), "--hosts-per-slice", str(hosts), "--mib", "4"),
             *("--rounds", "1", "--steps", str(STEPS), "--every", str(EVERY)),
             *("--warm-up-steps", "10", "--mtbf-h", "1,24", "--leaves", "4", "--timeout-s", "120"),
-            *("--variants", ",".join(variants), "--out", str(out), "--date", "2001-02-03"),
+            *("--training-cores", "1", "--variants", ",".join(variants)),
+            *("--out", str(out), "--date", "2001-02-03"),
         ],
         capture_output=True,
         text=True,
@@ -56,6 +57,7 @@ def test_both_ways_to_save_are_compared_with_none(
     assert all(e["loss"]["steps"] > 0 for e in document["expected"])
     assert all(variant in text for variant in summary)
     assert document["date"] == "2001-02-03"
+    assert document["settings"]["training_cores"] == 1
 
 
 @pytest.mark.slow
