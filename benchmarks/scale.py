@@ -12,6 +12,7 @@ import argparse
 import datetime
 import json
 import math
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from arguments import positive
 from report import markdown
 
 Row = Mapping[str, Any]
@@ -37,6 +39,7 @@ TARGETS = {
 """At the largest size: at most so much."""
 
 TIMES = ("place_s", "inventories_s", "plan_s", "hand_out_s", "divergence_s")
+MEASURED = (*TIMES, "leader_bytes")
 GROWTH = ("place_s", "inventories_s", "plan_s", "divergence_s", "save_bytes", "restore_bytes")
 MAX_EXPONENT = 1.15
 """N log N from 1,000 to 10,000 processes looks like N to the power of 1.125."""
@@ -46,19 +49,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="processes")
     parser.add_argument("--leaves", type=int, default=300)
+    parser.add_argument("--rounds", type=positive, default=3, help="figures are their medians")
     parser.add_argument("--out", type=Path, default=Path("bench_out"))
     options = parser.parse_args(argv)
     rows = [
         row
         for slices, placement in SHAPES
         for size in options.sizes
-        for row in measure(slices, max(1, size // slices), options.leaves, placement)
+        for row in measure(
+            slices, max(1, size // slices), options.leaves, placement, options.rounds
+        )
     ]
     options.out.mkdir(parents=True, exist_ok=True)
     exponents = growth(rows)
     document = {
         "schema_version": 1,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "rounds": options.rounds,
         "rows": rows,
         "growth": exponents,
     }
@@ -69,16 +76,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measure(slices: int, hosts: int, leaves: int, placement: str) -> list[Row]:
-    """One row for each loss, the leader in a fresh process each time."""
+def measure(slices: int, hosts: int, leaves: int, placement: str, rounds: int) -> list[Row]:
+    """One row for each loss: medians over the rounds, each time the leader in a fresh process."""
     cell = {"slices": slices, "hosts": hosts, "leaves": leaves, "placement": placement}
     found: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="eckpt-scale-") as directory:
         _run("build", directory, cell | {"lost": "nothing"})
         for lost in LOSSES:
-            found.append(json.loads(_run("lead", directory, cell | {"lost": lost})))
+            order = cell | {"lost": lost}
+            found.append(
+                medians([json.loads(_run("lead", directory, order)) for _ in range(rounds)])
+            )
             print(f"{slices * hosts} processes, {placement}, {lost} lost: done", file=sys.stderr)
     return found
+
+
+def medians(rounds: Sequence[Row]) -> Row:
+    """One row of several that differ in what is measured only, not in what is counted."""
+    middle = {key: statistics.median(row[key] for row in rounds) for key in MEASURED}
+    counted = [{k: v for k, v in row.items() if k not in MEASURED} for row in rounds]
+    if any(other != counted[0] for other in counted):
+        raise ValueError(f"rounds of one cell count differently: {counted}")
+    return counted[0] | middle
 
 
 def _run(stage: str, directory: str, cell: Mapping[str, Any]) -> str:

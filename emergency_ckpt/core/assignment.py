@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from emergency_ckpt.core.boxes import describe
 from emergency_ckpt.core.plan_types import FetchGroup, LocalRead, TargetSet
 from emergency_ckpt.core.save_tensors import OwnKey, SaveTensors
-from emergency_ckpt.core.shard_classes import Needs, ShardClass, classify
+from emergency_ckpt.core.shard_classes import Needs, Part, ShardClass, classify
 from emergency_ckpt.types import Box
 
 MAX_SOURCES = 8
@@ -180,11 +180,10 @@ class _Balance:
         drawn: defaultdict[str, int] = defaultdict(int)  # bytes from each manifest
         parts = max(1, MAX_SOURCES // len(classes))
         for each in classes:
-            for number, selection, sources in self._split(process, each, parts, drawn):
-                digest = each.columns[number].digest
-                key = digest, sources
-                both = key in groups
-                groups[key] = self._joined(digest, groups[key], selection) if both else selection
+            for digest, selection, sources in self._split(process, each, parts, drawn):
+                before = groups.setdefault((digest, sources), selection)
+                if before is not selection:
+                    groups[digest, sources] = self._joined(digest, before, selection)
         return tuple(
             FetchGroup(digest, selection, sources)
             for (digest, sources), selection in sorted(groups.items(), key=_by_key)
@@ -192,43 +191,53 @@ class _Balance:
 
     def _split(
         self, process: int, each: ShardClass, parts: int, drawn: defaultdict[str, int]
-    ) -> Iterator[tuple[int, tuple[int, ...] | None, tuple[str, ...]]]:
-        """Column, shards and sources for each part of a class."""
-        choices = self._choices(process, each, parts, drawn)
-        for part, (number, sources) in enumerate(choices):
-            digest = each.columns[number].digest
-            shard_count = len(self._tensors.contents[digest].shards)
-            found = each.parts(number, len(choices), shard_count)
-            if part == len(found):
-                return
-            size_bytes, selection = found[part]
-            self._bytes[sources[0]] += size_bytes
-            drawn[digest] += size_bytes
-            yield number, selection, sources
-
-    def _choices(
-        self, process: int, each: ShardClass, parts: int, drawn: Mapping[str, int]
-    ) -> list[tuple[int, tuple[str, ...]]]:
-        """Column and sources of up to ``parts`` parts."""
+    ) -> list[tuple[str, tuple[int, ...] | None, tuple[str, ...]]]:
+        """Manifest, shards and sources for each part of a class."""
         columns = self._columns(process, each, drawn)
         if len(columns) == 1:
-            window = self._window(process, each.columns[columns[0]].holders)
-            places = range(min(parts, len(window)))
-            return [(columns[0], window[place:] + window[:place]) for place in places]
-        windows = {
-            number: self._window(process, each.columns[number].holders) for number in columns
-        }
+            choices = self._of_one(process, each, parts, columns[0])
+        else:
+            choices = self._of_several(process, each, parts, columns)
+        found: list[tuple[str, tuple[int, ...] | None, tuple[str, ...]]] = []
+        for digest, (size_bytes, selection), sources in choices:
+            self._bytes[sources[0]] += size_bytes
+            drawn[digest] += size_bytes
+            found.append((digest, selection, sources))
+        return found
+
+    def _of_one(
+        self, process: int, each: ShardClass, parts: int, number: int
+    ) -> list[tuple[str, Part, tuple[str, ...]]]:
+        """Up to ``parts`` parts of one manifest, and sources for each."""
+        column = each.columns[number]
+        window = self._window(process, column.holders)
+        return [
+            (column.digest, part, window[place:] + window[:place])
+            for place, part in enumerate(each.parts(number, min(parts, len(window))))
+        ]
+
+    def _of_several(
+        self, process: int, each: ShardClass, parts: int, numbers: Iterable[int]
+    ) -> list[tuple[str, Part, tuple[str, ...]]]:
+        """Up to ``parts`` parts, each of the manifest, and the sources, with the least load."""
+        windows = {n: self._window(process, each.columns[n].holders) for n in numbers}
         if parts == 1:
-            number = min(columns, key=lambda number: self._bytes[windows[number][0]])
-            return [(number, windows[number])]
+            number = min(windows, key=lambda n: self._bytes[windows[n][0]])
+            return [(each.columns[number].digest, each.parts(number, 1)[0], windows[number])]
         loads = [
             (self._bytes[name], place, number)
             for number, window in windows.items()
             for place, name in enumerate(window)
         ]
+        choices = sorted(loads)[:parts]
+        found = len(each.parts(0, len(choices)))
         return [
-            (number, windows[number][place:] + windows[number][:place])
-            for _, place, number in sorted(loads)[:parts]
+            (
+                each.columns[number].digest,
+                each.parts(number, len(choices))[part],
+                windows[number][place:] + windows[number][:place],
+            )
+            for part, (_, place, number) in enumerate(choices[:found])
         ]
 
     def _columns(self, process: int, each: ShardClass, drawn: Mapping[str, int]) -> Sequence[int]:
@@ -264,4 +273,6 @@ def _by_key(item: tuple[tuple[str, tuple[str, ...]], object]) -> tuple[str, tupl
 def _cycle(items: Sequence[_T], start: int, at_most: int) -> list[_T]:
     """Up to ``at_most`` items in cyclic order from ``start``, without walking the others."""
     size = len(items)
-    return [items[(start + offset) % size] for offset in range(min(size, at_most))]
+    start %= size
+    after = min(size, start + at_most)
+    return [*items[start:after], *items[: min(start, at_most - (after - start))]]

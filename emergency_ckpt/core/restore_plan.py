@@ -292,14 +292,9 @@ def _plan(
 
 def _named(tensors: TensorPart, host_states: Iterable[HostStateFetch]) -> list[str]:
     """Every holder that the parts of one process name, each once."""
-    named: dict[str, None] = {}
-    for read in tensors.local:
-        named.update(dict.fromkeys(read.alternates))
-    for group in tensors.fetch:
-        named.update(dict.fromkeys(group.sources))
-    for state in host_states:
-        named.update(dict.fromkeys(state.sources))
-    return sorted(named)
+    alternates = (read.alternates for read in tensors.local)
+    sources = (group.sources for group in tensors.fetch)
+    return sorted(set[str]().union(*alternates, *sources, *(s.sources for s in host_states)))
 
 
 def _nothing_left(

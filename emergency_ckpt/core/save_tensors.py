@@ -59,7 +59,7 @@ class SaveTensors:
             self._ids[digest] = ids
         return ids
 
-    def paths(self, digest: str) -> list[str | None]:
+    def paths(self, digest: str) -> tuple[str | None, ...]:
         """Path of the leaf of each shard of the manifest; None where there is no such leaf."""
         contents = self.contents[digest]
         known = self._paths.get(id(contents.leaves))
@@ -67,7 +67,7 @@ class SaveTensors:
             # The leaves are kept along with their paths, so that no other object gets their id.
             paths = dict(enumerate(leaf.path for leaf in contents.leaves))
             known = self._paths[id(contents.leaves)] = (contents.leaves, paths)
-        return list(map(known[1].get, map(_LEAF, contents.shards)))
+        return tuple(map(known[1].get, map(_LEAF, contents.shards)))
 
     def is_spoiled(self, digest: str) -> bool:
         """Whether some shard of the manifest is quarantined at some holder."""

@@ -7,10 +7,13 @@ shards are looked at one by one only here, once for all processes that need the 
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import count
 from operator import attrgetter
+from typing import NamedTuple
 
 from emergency_ckpt.core.boxes import is_empty
 from emergency_ckpt.core.plan_types import TargetSet
@@ -20,13 +23,24 @@ from emergency_ckpt.types import Box, ShardId
 _LEAF, _BOX, _NBYTES = attrgetter("leaf"), attrgetter("box"), attrgetter("nbytes")
 
 
-@dataclass(frozen=True)
-class Column:
-    """A manifest that has every shard of a class, and the holders that have them all intact."""
+_REMEMBERED = 64
+"""Answers that hold for many kinds of processes."""
+
+Part = tuple[int, tuple[int, ...] | None]
+"""Bytes, and which shards of a manifest; None: all of them."""
+
+
+class Column(NamedTuple):
+    """A manifest that has every shard of a class, and the holders that have them all intact.
+
+    Attributes:
+      indices: of the class's shards, among the ``shard_count`` of the manifest.
+    """
 
     digest: str
     holders: tuple[str, ...]
     indices: tuple[int, ...]
+    shard_count: int
 
 
 @dataclass
@@ -43,24 +57,21 @@ class ShardClass:
     nbytes: tuple[int, ...]
     size_bytes: int
     is_empty: bool
-    _parts: dict[tuple[int, int], list[tuple[int, tuple[int, ...] | None]]] = field(
-        default_factory=dict[tuple[int, int], list[tuple[int, tuple[int, ...] | None]]]
+    _parts: dict[tuple[int, int], list[Part]] = field(
+        default_factory=dict[tuple[int, int], list[Part]]
     )
 
-    def parts(
-        self, column: int, count: int, shard_count: int
-    ) -> list[tuple[int, tuple[int, ...] | None]]:
-        """The class in up to ``count`` even parts: (bytes, shards of the column's manifest).
+    def parts(self, column: int, count: int) -> list[Part]:
+        """The class in up to ``count`` even parts, of the column's manifest.
 
-        The largest part first; the same for every column. None: all shards of the manifest, of
-        which there are ``shard_count``.
+        The largest part first; the same for every column.
         """
         key = column, count
         found = self._parts.get(key)
         if found is None:
-            indices = self.columns[column].indices
+            indices, all_of_it = self.columns[column].indices, self.columns[column].shard_count
             found = self._parts[key] = [
-                (size_bytes, None if len(places) == shard_count else _chosen(indices, places))
+                (size_bytes, None if len(places) == all_of_it else _chosen(indices, places))
                 for size_bytes, places in _even(self.nbytes, count)
             ]
         return found
@@ -70,7 +81,7 @@ def _chosen(indices: tuple[int, ...], places: tuple[int, ...]) -> tuple[int, ...
     return tuple(sorted(map(indices.__getitem__, places)))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=_REMEMBERED)
 def _even(nbytes: tuple[int, ...], count: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """Deal the places out, the largest first, each to the part with the fewest bytes.
 
@@ -108,7 +119,9 @@ def classify(tensors: SaveTensors, target: TargetSet, hints: Iterable[str]) -> N
     exact = [d for d in hinted if not tensors.is_spoiled(d) and _is_exactly(tensors, d, target)]
     if exact and len(exact) == len(hinted):
         indices = tuple(range(len(tensors.contents[exact[0]].shards)))
-        columns = tuple(Column(d, tensors.holders_of(d, 0), indices) for d in sorted(exact))
+        columns = tuple(
+            Column(d, tensors.holders_of(d, 0), indices, len(indices)) for d in sorted(exact)
+        )
         return Needs(_in_classes(tensors, columns), [])
     return _Sorting(tensors, target, hinted).needs()
 
@@ -120,7 +133,7 @@ def _is_exactly(tensors: SaveTensors, digest: str, target: TargetSet) -> bool:
         return False
     if list(map(_BOX, shards)) != list(map(_BOX, target)):
         return False
-    return tensors.paths(digest) == list(map(_LEAF, target))
+    return tensors.paths(digest) == tuple(map(_LEAF, target))
 
 
 def _in_classes(tensors: SaveTensors, columns: tuple[Column, ...]) -> list[ShardClass]:
@@ -137,7 +150,9 @@ def _in_classes(tensors: SaveTensors, columns: tuple[Column, ...]) -> list[Shard
         places = [place for place, is_so in enumerate(empty) if is_so == wanted]
         if places:
             chosen = tuple(
-                Column(c.digest, c.holders, tuple(c.indices[place] for place in places))
+                Column(
+                    c.digest, c.holders, tuple(map(c.indices.__getitem__, places)), c.shard_count
+                )
                 for c in columns
             )
             sizes = tuple(nbytes[place] for place in places)
@@ -163,19 +178,21 @@ class _Sorting:
     def __init__(self, tensors: SaveTensors, target: TargetSet, hints: Iterable[str]) -> None:
         self._tensors = tensors
         self._target = target
-        keys = _keys(map(_LEAF, target), target)
-        self._number_of: dict[tuple[str | None, Box], int] = dict(
-            zip(keys, range(len(target)), strict=True)
-        )
+        self._paths = tuple(map(_LEAF, target))
+        self._boxes = list(map(_BOX, target))
         self._held: dict[tuple[str, int], _Held] = {}
         for digest in sorted(hints):
             self._look_in(digest)
 
+    @cached_property
+    def _number_of(self) -> dict[tuple[str | None, Box], int]:
+        return dict(zip(zip(self._paths, self._boxes, strict=True), count()))
+
     def needs(self) -> Needs:
-        number_of, missing = self._number_of, list[ShardId]()
+        missing = list[ShardId]()
         found = set[int]().union(*(held.index_of for held in self._held.values()))
         pieces: dict[ShardId, None] = {}
-        for number, shard in enumerate(self._target if len(found) < len(number_of) else ()):
+        for number, shard in enumerate(self._target if len(found) < len(self._target) else ()):
             if number in found or self._look_anywhere(shard, number):
                 continue
             parts = self._tensors.pieces(shard)
@@ -185,15 +202,13 @@ class _Sorting:
                 pieces.update(dict.fromkeys(parts))
         for shard in pieces:
             # Those that are targets too have been found.
-            if (shard.leaf, shard.box) not in number_of:
-                number = number_of[shard.leaf, shard.box] = len(number_of)
+            if (shard.leaf, shard.box) not in self._number_of:
+                number = self._number_of[shard.leaf, shard.box] = len(self._number_of)
                 self._look_anywhere(shard, number)
         return Needs(self._classes(), missing)
 
     def _look_in(self, digest: str) -> None:
-        shards = self._tensors.contents[digest].shards
-        numbers = map(self._number_of.get, _keys(self._tensors.paths(digest), shards))
-        index_of = {number: index for index, number in enumerate(numbers) if number is not None}
+        index_of = self._index_of(digest)
         if not index_of:
             return
         if not self._tensors.is_spoiled(digest):
@@ -202,6 +217,17 @@ class _Sorting:
             return
         for number, index in index_of.items():
             self._note(digest, index, number)
+
+    def _index_of(self, digest: str) -> dict[int, int]:
+        """Index in the manifest of each shard that it has of the target set, by number."""
+        paths = self._tensors.paths(digest)
+        boxes = list(map(_BOX, self._tensors.contents[digest].shards))
+        # Guessed from the leaves, and then compared: all boxes need not be hashed.
+        likely = _in_order(self._paths, paths)
+        if likely and boxes == list(map(self._boxes.__getitem__, likely)):
+            return dict(zip(likely, count()))
+        numbers = map(self._number_of.get, zip(paths, boxes, strict=True))
+        return {number: index for index, number in enumerate(numbers) if number is not None}
 
     def _look_anywhere(self, shard: ShardId, number: int) -> bool:
         copies = self._tensors.copies(shard)
@@ -216,28 +242,21 @@ class _Sorting:
             held.index_of[number] = index
 
     def _classes(self) -> list[ShardClass]:
-        """Numbers that are in the same ``_Held`` throughout make a class."""
         every = sorted(self._held.values(), key=lambda held: (held.digest, held.holders))
-        groups: list[tuple[set[int], list[_Held]]] = []
-        for held in every:
-            rest, divided = set(held.index_of), list[tuple[set[int], list[_Held]]]()
-            for numbers, sides in groups:
-                both = numbers & rest
-                if both:
-                    rest -= both
-                    divided.append((both, [*sides, held]))
-                    numbers = numbers - both  # noqa: PLW2901  what is left of it
-                if numbers:
-                    divided.append((numbers, sides))
-            if rest:
-                divided.append((rest, [held]))
-            groups = divided
+        groups = _groups(
+            tuple((*held.index_of,) for held in every),
+            tuple((*held.index_of.values(),) for held in every),
+        )
         classes: list[ShardClass] = []
-        for numbers, sides in groups:
-            order = sorted(numbers)
+        for group in groups:
             columns = tuple(
-                Column(held.digest, held.holders, tuple(map(held.index_of.__getitem__, order)))
-                for held in sides
+                Column(
+                    every[side].digest,
+                    every[side].holders,
+                    indices,
+                    len(self._tensors.contents[every[side].digest].shards),
+                )
+                for side, indices in group
             )
             classes += _in_classes(self._tensors, columns)
         # Those of few manifests first: what many have (a leaf replicated inside a slice) then
@@ -246,7 +265,45 @@ class _Sorting:
         return classes
 
 
-def _keys(
-    paths: Iterable[str | None], shards: Iterable[object]
-) -> Iterable[tuple[str | None, Box]]:
-    return zip(paths, map(_BOX, shards), strict=True)
+@lru_cache(maxsize=_REMEMBERED)
+def _groups(
+    numbers: tuple[tuple[int, ...], ...], indices: tuple[tuple[int, ...], ...]
+) -> tuple[tuple[tuple[int, tuple[int, ...]], ...], ...]:
+    """Shards that the same sides have: for each such group, sides and indices there.
+
+    Side i has shard ``numbers[i][j]`` at ``indices[i][j]``. Remembered, as ``_in_order`` is.
+    """
+    groups: list[tuple[set[int], list[int]]] = []
+    for side, held in enumerate(numbers):
+        rest, divided = set(held), list[tuple[set[int], list[int]]]()
+        for shards, sides in groups:
+            both = shards & rest
+            if both:
+                rest -= both
+                divided.append((both, [*sides, side]))
+                shards = shards - both  # noqa: PLW2901  what is left of it
+            if shards:
+                divided.append((shards, sides))
+        if rest:
+            divided.append((rest, [side]))
+        groups = divided
+    index_of = [dict(zip(*pair, strict=True)) for pair in zip(numbers, indices, strict=True)]
+    return tuple(
+        tuple((side, tuple(map(index_of[side].__getitem__, sorted(shards)))) for side in sides)
+        for shards, sides in groups
+    )
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _in_order(wanted: tuple[str, ...], held: tuple[str | None, ...]) -> tuple[int, ...]:
+    """For each held leaf its place in ``wanted``, in both the n-th of that leaf.
+
+    Empty when one has no such place. Remembered, for the manifests of a large job differ in their
+    boxes, seldom in their leaves.
+    """
+    places: dict[str | None, deque[int]] = defaultdict(deque)
+    for place, leaf in enumerate(wanted):
+        places[leaf].append(place)
+    if any(len(places[leaf]) < often for leaf, often in Counter(held).items()):
+        return ()
+    return tuple(places[leaf].popleft() for leaf in held)

@@ -12,10 +12,19 @@ def test_the_exponent_of_a_power_is_found() -> None:
     assert scale.exponent(points) == pytest.approx(1.5)
 
 
+def test_a_cell_is_the_median_of_its_rounds_and_what_is_counted_must_agree() -> None:
+    rounds = [dict.fromkeys(scale.MEASURED, value) | {"save_bytes": 7} for value in (3.0, 1.0, 2.0)]
+    assert scale.medians(rounds) == dict.fromkeys(scale.MEASURED, 2.0) | {"save_bytes": 7}
+    rounds[1]["save_bytes"] = 8
+    with pytest.raises(ValueError, match="count differently"):
+        scale.medians(rounds)
+
+
 def test_small_jobs_are_measured_and_bytes_per_process_stay_within_their_limits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert scale.main(["--sizes", "10", "20", "--leaves", "12", "--out", str(tmp_path)]) == 0
+    flags = ["--sizes", "10", "20", "--leaves", "12", "--rounds", "1"]
+    assert scale.main([*flags, "--out", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     rows = json.loads((tmp_path / "scale.json").read_text())["rows"]
     assert len(rows) == 2 * 2 * 3
