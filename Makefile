@@ -40,7 +40,7 @@ demo: $(INSTALLED)
 
 # Half of the time tests wait for processes, deadlines and disks. Files share nothing.
 test: $(INSTALLED) native-test
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile $(TEST_FLAGS)
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(TEST_FLAGS)
 
 # TensorFlow is large, and with it etils.epath reaches gs:// by another client.
 test-tf:

@@ -23,6 +23,13 @@ settings.load_profile("untimed")
 
 from checkpointer_support import World  # noqa: E402 - imports what JAX's configuration must precede
 
+_LONG = {"multiprocess", "demo", "launch", "benchmarks", "testing"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whole jobs first: a worker that gets one of those last would be alone for minutes."""
+    items.sort(key=lambda item: item.path.parent.name not in _LONG)
+
 
 @pytest.fixture
 def world() -> Iterator[World]:
