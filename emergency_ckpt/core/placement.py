@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import assert_never
@@ -131,8 +131,9 @@ def place_all(
     """``place`` of every process. For studies of whole jobs; a job does not need it."""
     processes = range(topology.process_count)
     if isinstance(policy, AllButPrimary):
-        return {process: place(policy, topology, process, held) for process in processes}
-    stored = _striping(policy, topology, held).stored_by_all()
+        stored = _all_but_primary_by_all(topology, held)
+    else:
+        stored = _striping(policy, topology, held).stored_by_all()
     return {process: tuple(sorted(stored.get(process, ()))) for process in processes}
 
 
@@ -148,15 +149,37 @@ def _striping(policy: Striped, topology: Topology, held: Sequence[HeldLeaves]) -
 def _all_but_primary(
     topology: Topology, process: int, held: Iterable[HeldLeaves]
 ) -> Iterator[ShardId]:
-    """On the primary slice a shard is stored only where fewer than two other slices hold it."""
-    own = topology.slice_of[process]
     for leaves in held:
         for box, holders in leaves.holders.items():
-            if process not in holders:
-                continue
-            others = {topology.slice_of[holder] for holder in holders} - {own}
-            if own != Topology.primary_slice or len(others) < 2:
+            if process in holders and _stores(topology, process, _slices(topology, holders)):
                 yield from (ShardId(path, box) for path in leaves.item_bytes)
+
+
+def _all_but_primary_by_all(
+    topology: Topology, held: Iterable[HeldLeaves]
+) -> dict[int, list[ShardId]]:
+    stored: dict[int, list[ShardId]] = {}
+    for leaves in held:
+        for box, holders in leaves.holders.items():
+            shards = [ShardId(path, box) for path in leaves.item_bytes]
+            slices = _slices(topology, holders)
+            for process in holders:
+                if _stores(topology, process, slices):
+                    stored.setdefault(process, []).extend(shards)
+    return stored
+
+
+def _slices(topology: Topology, processes: Iterable[int]) -> set[int]:
+    return {topology.slice_of[process] for process in processes}
+
+
+def _stores(topology: Topology, process: int, slices: Collection[int]) -> bool:
+    """Whether ``all_but_primary`` has a holder store a shard that these slices hold.
+
+    On the primary slice only where fewer than two other slices hold it.
+    """
+    own = topology.slice_of[process]
+    return own != Topology.primary_slice or len(slices) < 3
 
 
 def buddies(process: int, topology: Topology, copies: int | None = None) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from emergency_ckpt.core.placement import (
     buddies,
     parse_policy,
     place,
+    place_all,
     wards,
 )
 from emergency_ckpt.core.striping import HeldLeaves
@@ -38,6 +39,18 @@ def stores(topology: Topology, process: int, held_by: set[int]) -> bool:
     """``held_by``: one process of each of these slices."""
     holders = tuple(topology.members[index][0] for index in sorted(held_by))
     return place(AllButPrimary(), topology, process, held_alike({SHARD: holders})) == (SHARD,)
+
+
+@given(st.data(), TOPOLOGIES, st.sampled_from([AllButPrimary(), Striped(1), Striped(2, 0)]))
+def test_place_all_is_place_of_every_process(
+    data: st.DataObject, topology: Topology, policy: AllButPrimary | Striped
+) -> None:
+    processes = range(topology.process_count)
+    some = st.sets(st.sampled_from(processes), min_size=1).map(lambda found: tuple(sorted(found)))
+    held = held_alike({SHARD: data.draw(some), OTHER: data.draw(some)})
+    assert place_all(policy, topology, held) == {
+        process: place(policy, topology, process, held) for process in processes
+    }
 
 
 @pytest.mark.parametrize(
