@@ -83,13 +83,18 @@ def decide_vote(
     if not wanted:
         return VoteResult("incomplete", "no process was expected to publish")
     if not against and not absent:
-        return VoteResult("complete", f"all {len(wanted)} processes published")
+        return VoteResult("complete", all_published(len(wanted)))
     parts: list[str] = []
     if against:
         parts.append(f"{_named(against)} refused")
     if absent:
         parts.append(f"{_named(absent)} did not publish")
     return VoteResult("incomplete", "; ".join(parts))
+
+
+def all_published(count: int) -> str:
+    """Why a save of ``count`` processes is complete."""
+    return f"all {count} processes published"
 
 
 def _named(processes: frozenset[int]) -> str:

@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from emergency_ckpt.core.save_decision import decide_vote
+from emergency_ckpt.core.save_decision import all_published, decide_vote
 from emergency_ckpt.errors import CoordinationError, DeadlineExceeded
 from emergency_ckpt.runtime.coordination import Coordinator, deadline_left_s, forget
 from emergency_ckpt.types import SaveId
@@ -133,8 +133,7 @@ class Vote:
         decision = msgspec.json.decode(data, type=_Decision)
         if not decision.complete:
             return Outcome("incomplete", decision.reason)
-        everyone = range(self._coordinator.process_count)
-        return Outcome("complete", decide_vote(everyone, everyone, ()).reason)
+        return Outcome("complete", all_published(self._coordinator.process_count))
 
 
 def _name(save: SaveId) -> str:
