@@ -38,7 +38,7 @@ from emergency_ckpt.tiers.persistent_marker import (
 )
 from emergency_ckpt.tiers.state_tree import StateTree
 from emergency_ckpt.tiers.storage_directory import StorageDirectory
-from emergency_ckpt.tiers.stored_arrays import BoxReader, StoredLeaf, describe_item
+from emergency_ckpt.tiers.stored_arrays import BoxReader, StoredLeaf, describe_item, open_by_name
 from emergency_ckpt.tiers.transfers import HostShard
 from emergency_ckpt.types import LeafSpec, SaveId, ShardId
 
@@ -192,7 +192,14 @@ class PersistentTier:
         item = (
             self._item(step, deadline_s) if marker is None else self._directory / f"{step}/{_ITEM}"
         )
-        leaves = self._storage.do("describe", f"/{step}", lambda: describe_item(item), deadline_s)
+
+        def describe() -> dict[str, StoredLeaf]:
+            # Of zero-size arrays Orbax stores nothing.
+            stored = [x.path for x in marker.leaves if 0 not in x.global_shape] if marker else []
+            found = open_by_name(item, stored) if stored else None
+            return describe_item(item) if found is None else found
+
+        leaves = self._storage.do("describe", f"/{step}", describe, deadline_s)
         crcs: dict[ShardId, int] = {}
         if marker is not None:
             path = self._host_state_dir(step) / CHECKSUMS_NAME

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -65,6 +65,33 @@ def describe_item(item: epath.Path) -> dict[str, StoredLeaf]:
     return leaves
 
 
+def open_by_name(item: epath.Path, paths: Iterable[str]) -> dict[str, StoredLeaf] | None:
+    """The arrays of these leaves, as TensorStore finds them; None when one is not under its name.
+
+    What ``describe_item`` says of an item that was written here, in a tenth of the time: Orbax asks
+    for all that could be known of each array. Not collective. Raises what TensorStore raises.
+    """
+    ocdbt, context = ocp.type_handlers.is_ocdbt_checkpoint(item), _context()
+    opening: dict[str, tuple[str, Any]] = {}
+    for path in paths:
+        name = path.replace("/", ".")
+        spec = _spec(str(item), name, driver="zarr", ocdbt=ocdbt)
+        opening[path] = name, tensorstore.open(spec, open=True, context=context)
+    leaves: dict[str, StoredLeaf] = {}
+    for path, (name, future) in opening.items():
+        try:
+            store = future.result()
+        except ValueError as error:
+            if str(error).startswith("NOT_FOUND"):
+                return None
+            raise
+        shape, dtype = tuple(store.shape), store.dtype.numpy_dtype
+        chunks = tuple(store.chunk_layout.read_chunk.shape or shape)  # of scalars it has none
+        array = StoredArray(name, shape, chunks, dtype.itemsize, "zarr", ocdbt)
+        leaves[path] = StoredLeaf(LeafSpec(path, dtype.name, shape), array)
+    return leaves
+
+
 class BoxReader:
     """Reads boxes of one item. Used by one thread.
 
@@ -89,15 +116,7 @@ class BoxReader:
         self._complete = complete
         self._buffer_bytes = buffer_bytes
         self._deadline_s = deadline_s
-        self._context = tensorstore.Context(
-            {
-                # Chunks are read once: keeping them would only cost memory. Nodes of the
-                # database are needed again and again.
-                "cache_pool": {"total_bytes_limit": 0},
-                "cache_pool#ocdbt": {"total_bytes_limit": _OCDBT_CACHE_BYTES},
-                "gcs_request_concurrency": {"limit": _CONCURRENT_REQUESTS},
-            }
-        )
+        self._context = _context()
 
     def read(self, shards: Sequence[ShardId]) -> Iterator[tuple[ShardId, npt.NDArray[Any]]]:
         """The boxes in the given order, C-contiguous. Raises what TensorStore raises."""
@@ -137,24 +156,39 @@ class BoxReader:
         return stores
 
     def _spec(self, array: StoredArray) -> dict[str, Any]:
-        base = f"{self._item}/"
-        if "://" not in base:
-            base = f"file://{base}"
-        kvstore: Any = f"{base}{array.name}/"
-        if array.ocdbt:
-            kvstore = {
-                "driver": "ocdbt",
-                "base": base,
-                "cache_pool": "cache_pool#ocdbt",
-                "path": f"{array.name}/",
-            }
-        spec: dict[str, Any] = {"driver": array.driver, "kvstore": kvstore}
-        if self._complete:
-            spec["fill_missing_data_reads"] = False
-        return spec
+        spec = _spec(self._item, array.name, driver=array.driver, ocdbt=array.ocdbt)
+        return spec | {"fill_missing_data_reads": False} if self._complete else spec
 
     def _result(self, future: Any) -> Any:
         try:
             return future.result(timeout=max(0.001, self._deadline_s - time.monotonic()))
         except TimeoutError as error:
             raise DeadlineExceeded("read", self._item, "storage did not deliver in time") from error
+
+
+def _context() -> tensorstore.Context:
+    return tensorstore.Context(
+        {
+            # Chunks are read once: keeping them would only cost memory. Nodes of the
+            # database are needed again and again.
+            "cache_pool": {"total_bytes_limit": 0},
+            "cache_pool#ocdbt": {"total_bytes_limit": _OCDBT_CACHE_BYTES},
+            "gcs_request_concurrency": {"limit": _CONCURRENT_REQUESTS},
+        }
+    )
+
+
+def _spec(item: str, name: str, *, driver: str, ocdbt: bool) -> dict[str, Any]:
+    """How TensorStore is told of an array of an item."""
+    base = f"{item.rstrip('/')}/"
+    if "://" not in base:
+        base = f"file://{base}"
+    kvstore: Any = f"{base}{name}/"
+    if ocdbt:
+        kvstore = {
+            "driver": "ocdbt",
+            "base": base,
+            "cache_pool": "cache_pool#ocdbt",
+            "path": f"{name}/",
+        }
+    return {"driver": driver, "kvstore": kvstore}
