@@ -13,6 +13,11 @@ _STORED_AS_INT8 = frozenset({"int2", "int4"})
 _STORED_AS_UINT8 = frozenset({"uint2", "uint4"})
 
 
+def stored_name(path: str) -> str:
+    """The array that Orbax keeps a leaf in, where no key of the leaf's path has a slash itself."""
+    return path.replace("/", ".")
+
+
 def match_leaves(
     expected: Mapping[str, LeafSpec],
     stored: Mapping[str, tuple[LeafSpec, StoredArray]],
@@ -30,7 +35,7 @@ def match_leaves(
     described: list[LeafSpec] = []
     used: set[str] = set()
     for path, leaf in expected.items():
-        spec, array = stored.get(path) or by_name.get(path.replace("/", "."), (None, None))
+        spec, array = stored.get(path) or by_name.get(stored_name(path), (None, None))
         if spec is None or array is None:
             if volume(whole(leaf.global_shape)) == 0:
                 described.append(leaf)

@@ -20,6 +20,7 @@ from etils import epath
 
 from emergency_ckpt.core.boxes import shape_of
 from emergency_ckpt.core.storage_read import StoredArray
+from emergency_ckpt.core.stored_leaves import stored_name
 from emergency_ckpt.errors import CorruptData, DeadlineExceeded
 from emergency_ckpt.types import LeafSpec, ShardId
 
@@ -66,15 +67,17 @@ def describe_item(item: epath.Path) -> dict[str, StoredLeaf]:
 
 
 def open_by_name(item: epath.Path, paths: Iterable[str]) -> dict[str, StoredLeaf] | None:
-    """The arrays of these leaves, as TensorStore finds them; None when one is not under its name.
+    """The arrays of all leaves of an item, as TensorStore finds them; None when names do not tell.
 
     What ``describe_item`` says of an item that was written here, in a tenth of the time: Orbax asks
     for all that could be known of each array. Not collective. Raises what TensorStore raises.
     """
+    names = {path: stored_name(path) for path in paths}
+    if len(set(names.values())) < len(names):
+        return None  # ``{"a/b": ..., "a.b": ...}``: one of them is not under this name
     ocdbt, context = ocp.type_handlers.is_ocdbt_checkpoint(item), _context()
     opening: dict[str, tuple[str, Any]] = {}
-    for path in paths:
-        name = path.replace("/", ".")
+    for path, name in names.items():
         spec = _spec(str(item), name, driver="zarr", ocdbt=ocdbt)
         opening[path] = name, tensorstore.open(spec, open=True, context=context)
     leaves: dict[str, StoredLeaf] = {}
@@ -87,7 +90,14 @@ def open_by_name(item: epath.Path, paths: Iterable[str]) -> dict[str, StoredLeaf
             raise
         shape, dtype = tuple(store.shape), store.dtype.numpy_dtype
         chunks = tuple(store.chunk_layout.read_chunk.shape or shape)  # of scalars it has none
-        array = StoredArray(name, shape, chunks, dtype.itemsize, "zarr", ocdbt)
+        array = StoredArray(
+            name=name,
+            shape=shape,
+            chunk_shape=chunks,
+            item_bytes=dtype.itemsize,
+            driver="zarr",
+            ocdbt=ocdbt,
+        )
         leaves[path] = StoredLeaf(LeafSpec(path, dtype.name, shape), array)
     return leaves
 

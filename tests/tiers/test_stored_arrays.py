@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
@@ -17,9 +18,9 @@ STATE = {
 }
 
 
-def _saved(directory: Path) -> epath.Path:
+def _saved(directory: Path, state: Any = STATE) -> epath.Path:
     with ocp.CheckpointManager(directory) as manager:
-        manager.save(1, args=ocp.args.StandardSave(STATE))
+        manager.save(1, args=ocp.args.StandardSave(state))
         manager.wait_until_finished()
     return epath.Path(directory) / "1" / "default"
 
@@ -33,3 +34,8 @@ def test_arrays_opened_by_name_are_as_orbax_describes_them(tmp_path: Path) -> No
 
 def test_an_array_that_is_not_under_its_name_leaves_the_answer_to_orbax(tmp_path: Path) -> None:
     assert open_by_name(_saved(tmp_path), ["layers/0/w", "layers/2/w"]) is None
+
+
+def test_leaves_that_would_have_one_name_leave_the_answer_to_orbax(tmp_path: Path) -> None:
+    item = _saved(tmp_path, {"a.b": jnp.zeros(4), "c": jnp.ones(4)})
+    assert open_by_name(item, ["a/b", "a.b"]) is None
