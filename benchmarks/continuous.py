@@ -152,7 +152,7 @@ def run_variant(variant: str, shape: Shape, options: argparse.Namespace) -> repo
             device_s=options.device_ms / 1e3,
             persistent_dir=str(Path(storage).resolve()),
             results_dir=str(root / "results"),
-            training_cores=options.training_cores or 0,
+            training_cores=options.training_cores,
         )
         Path(orders.results_dir).mkdir()
         orders.write(root / "orders.json")
@@ -213,15 +213,16 @@ def _document(
     summaries: Mapping[str, report.Summary],
     expected: Sequence[report.Expectation],
 ) -> dict[str, Any]:
-    settings = ("rounds", "steps", "warm_up_steps", "every", "minimum_interval_s", "device_ms")
+    settings = (
+        *("rounds", "steps", "warm_up_steps", "every", "minimum_interval_s"),
+        *("device_ms", "training_cores", "chips"),
+    )
     return {
         "schema_version": 1,
         "date": options.date,
         "machine": about,
         "job": dataclasses.asdict(shape) | {"state_bytes": shape.state_bytes},
-        "settings": {
-            name: getattr(options, name) for name in (*settings, "training_cores", "chips")
-        },
+        "settings": {name: getattr(options, name) for name in settings},
         "summary": {name: dataclasses.asdict(value) for name, value in summaries.items()},
         "expected": [
             dataclasses.asdict(value) | {"loss": value.loss._asdict()} for value in expected

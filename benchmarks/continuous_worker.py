@@ -30,7 +30,7 @@ PyTree = Any
 def main(orders: Orders) -> None:
     environment = JobEnvironment.from_environ()
     every_core = os.sched_getaffinity(0)
-    training_cores = set(sorted(every_core)[: orders.training_cores or None])
+    training_cores = set(sorted(every_core)[: orders.training_cores])
     # A thread may run where the one that started it may: this one, and XLA's from here on.
     os.sched_setaffinity(0, training_cores)
     initialize_job(environment)

@@ -31,8 +31,8 @@ class Orders:
     """For so long of each step the host's cores are idle, as beside an accelerator at work."""
     persistent_dir: str
     results_dir: str
-    training_cores: int = 0
-    """Training and XLA's threads have only the first so many cores; 0: all that there are."""
+    training_cores: int | None = None
+    """Training and XLA's threads have only the first so many cores; None: all that there are."""
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(dataclasses.asdict(self), indent=1))
