@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
+import time
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import quote, urlsplit
+
 import pytest
 from gcs_real_clients import ClientFailure
 
@@ -22,6 +27,22 @@ def statuses(gcs, name, operation="*"):
 
 def rule(kind, name, **fields):
     return FaultRule(kind=kind, target=f"{BUCKET}/{name}", **fields)
+
+
+def plain_upload(url, name, data):
+    """One upload by hand, which no client repeats or gives up; returns the status."""
+    connection = http.client.HTTPConnection(urlsplit(url).netloc)
+    try:
+        connection.request(
+            "POST",
+            f"/upload/storage/v1/b/{BUCKET}/o?uploadType=media&name={quote(name, safe='')}",
+            data,
+        )
+        reply = connection.getresponse()
+        reply.read()
+        return reply.status
+    finally:
+        connection.close()
 
 
 @pytest.mark.parametrize("code", [429, 503])
@@ -85,6 +106,22 @@ def test_trickle_slows_both_directions_and_loses_nothing(client, gcs, name):
     client.write(bucket=BUCKET, name=name, data=DATA)
     assert client.read(bucket=BUCKET, name=name) == DATA
     assert {fault for _, fault in statuses(gcs, name)} == {"trickle"}
+
+
+def test_a_trickle_ends_when_its_rule_is_taken_back(gcs, name):
+    """At this speed the upload would take three days."""
+    gcs.put_object(BUCKET, name, DATA)
+    gcs.add_fault(rule("trickle", name, bytes_per_s=1))
+    with ThreadPoolExecutor(1) as pool:
+        upload = pool.submit(plain_upload, gcs.url, name, DATA[::-1])
+        while not any(state.hit for state in gcs.fault_states()):
+            time.sleep(0.01)
+        assert not upload.done()
+        assert gcs.object_bytes(BUCKET, name) == DATA
+        gcs.clear_faults()
+        assert upload.result() == 200
+    assert gcs.object_bytes(BUCKET, name) == DATA[::-1]
+    assert statuses(gcs, name) == [(200, "trickle")]
 
 
 def test_lost_reply_of_a_write_is_written_again(client, gcs, name):

@@ -4,7 +4,8 @@ The fault model. A rule picks requests by method, path, operation and target, le
 ``skip`` of them pass, and then hits ``count`` of them. Before the request is applied: ``status``,
 ``reset`` without ``after_bytes``, and the wait of ``delay``. After it was applied, so that the
 client does not learn of it: ``lose_reply``, ``reset`` with ``after_bytes``, ``truncate``,
-``trickle``. A trickling request is also read slowly. Pure: the server acts on what is decided here.
+``trickle``. A trickling request is also read slowly, until it ends or the rule is taken back.
+Pure: the server acts on what is decided here.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class FaultRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
       retry_after_s: ``Retry-After`` header of ``status``.
       after_bytes: body bytes that get through before ``reset`` or ``truncate``. A reply that has
         no more than that is left whole.
-      bytes_per_s: speed of ``trickle``, for the request's body and the reply's.
+      bytes_per_s: speed of ``trickle``, for the request's body and the reply's. A request that is
+        under way when the rule is removed goes on at full speed.
     """
 
     kind: FaultKind
@@ -111,6 +113,10 @@ class FaultPlan:
 
     def states(self) -> list[FaultState]:
         return list(self._states.values())
+
+    def in_force(self, rule: FaultRule) -> bool:
+        """Whether ``rule``, as ``pick`` returned it, has not been removed since."""
+        return any(state.rule is rule for state in self._states.values())
 
     def pick(self, method: str, path: str, operation: str, target: str) -> FaultRule | None:
         """The rule that hits this request, the first in order; counts it.

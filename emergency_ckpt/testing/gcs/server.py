@@ -183,15 +183,22 @@ class GcsServer:
         step = _SLICE_BYTES
         if rule is not None and rule.kind == "trickle":
             step = _trickle_bytes(rule)
-            await asyncio.sleep(len(head) / rule.bytes_per_s)
+            await self._trickle(rule, len(head))
         body = bytearray(head)
         while data := await self._read_some(exchange, step):
             body += data
             if len(body) > limit:
                 raise GcsError(413, "uploadTooLarge", f"A body has {limit} bytes at most.")
             if rule is not None and rule.kind == "trickle":
-                await asyncio.sleep(len(data) / rule.bytes_per_s)
+                await self._trickle(rule, len(data))
         return bytes(body)
+
+    async def _trickle(self, rule: FaultRule, count: int) -> None:
+        """The time that ``count`` bytes take under ``rule``, cut short when it is removed."""
+        left_s = count / rule.bytes_per_s
+        while left_s > 0 and self._faults.in_force(rule):
+            await asyncio.sleep(min(left_s, _TRICKLE_STEP_S))
+            left_s -= _TRICKLE_STEP_S
 
     async def _read_some(self, exchange: _Exchange, count: int) -> bytes:
         async with asyncio.timeout(self._io_timeout_s):
@@ -222,7 +229,7 @@ class GcsServer:
                 await response.write(piece)
             exchange.bytes_out += len(piece)
             if rule is not None and rule.kind == "trickle":
-                await asyncio.sleep(len(piece) / rule.bytes_per_s)
+                await self._trickle(rule, len(piece))
         if end < len(view):
             await self._cut(http, response, hard=rule is not None and rule.kind == "reset")
         return response
