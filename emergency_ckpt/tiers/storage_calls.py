@@ -32,15 +32,32 @@ _FINAL_CODES = re.compile(
     r"|DATA_LOSS|OUT_OF_RANGE|UNIMPLEMENTED)\b"
 )
 _FINAL_STATUS = frozenset({400, 401, 403, 404, 405, 410, 412, 416})
+_FINAL_ERRORS = (
+    FileExistsError,
+    FileNotFoundError,
+    IsADirectoryError,
+    NotADirectoryError,
+    PermissionError,
+    # Mistakes of a program. A KeyError or ValueError may be a client's word for a damaged answer.
+    AssertionError,
+    AttributeError,
+    ImportError,
+    NameError,
+    NotImplementedError,
+    RecursionError,
+    TypeError,
+)
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether the same call may succeed later: overload, resets, silence; not refusal, absence."""
+    """Whether the same call may succeed later: overload, resets, silence.
+
+    Not refusal, absence, or a mistake of this program or a client's, which repetition would hide
+    until the deadline.
+    """
     if isinstance(error, CheckpointError):
         return error.retryable
-    if isinstance(error, FileNotFoundError | FileExistsError | PermissionError):
-        return False
-    if isinstance(error, NotADirectoryError | IsADirectoryError):
+    if isinstance(error, _FINAL_ERRORS):
         return False
     status = _status_of(error)
     if status is not None:

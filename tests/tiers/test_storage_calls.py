@@ -1,0 +1,88 @@
+"""Which calls to storage are repeated, and until when."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from emergency_ckpt.errors import DeadlineExceeded
+from emergency_ckpt.tiers.storage_calls import call, call_again, is_passing
+
+
+class HttpError(Exception):
+    """As gcsfs and google-cloud-storage raise it."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"status {code}")
+        self.code = code
+
+
+PASSING = [
+    HttpError(429),
+    HttpError(503),
+    ConnectionResetError("reset by peer"),
+    TimeoutError("read timed out"),
+    ValueError("UNAVAILABLE: try again"),
+    KeyError("items"),
+]
+FINAL = [
+    HttpError(403),
+    HttpError(404),
+    FileNotFoundError("gone"),
+    OSError("Forbidden: bucket/name"),
+    ValueError("NOT_FOUND: no such object"),
+    ValueError("Error opening driver: PERMISSION_DENIED: no"),
+    TypeError("unsupported operand"),
+    AttributeError("no attribute"),
+    NameError("name is not defined"),
+    AssertionError("cannot be"),
+]
+
+
+@pytest.mark.parametrize("error", PASSING, ids=repr)
+def test_a_passing_error_is_tried_again(error: Exception) -> None:
+    assert is_passing(error)
+    answers: list[object] = [error, error, "stored"]
+    assert call_again("bucket", lambda: answer(answers), deadline_s=in_seconds(60)) == "stored"
+    assert answers == []
+
+
+@pytest.mark.parametrize("error", FINAL, ids=repr)
+def test_any_other_is_raised_at_once(error: Exception) -> None:
+    assert not is_passing(error)
+    answers: list[object] = [error, "never asked for"]
+    with pytest.raises(type(error)) as raised:
+        call_again("bucket", lambda: answer(answers), deadline_s=in_seconds(60))
+    assert raised.value is error
+    assert answers == ["never asked for"]
+
+
+def test_at_the_deadline_the_last_error_is_raised() -> None:
+    asked: list[int] = []
+
+    def refuse() -> None:
+        asked.append(len(asked))
+        raise ConnectionResetError(f"time {len(asked)}")
+
+    with pytest.raises(ConnectionResetError) as raised:
+        call_again("bucket", refuse, deadline_s=in_seconds(1))
+    assert str(raised.value) == f"time {len(asked)}"
+    assert len(asked) > 1
+
+
+def test_a_silent_call_ends_at_the_deadline() -> None:
+    with pytest.raises(DeadlineExceeded, match="bucket"):
+        call("bucket", lambda: time.sleep(60), deadline_s=in_seconds(0.05))
+
+
+def answer(answers: list[object]) -> object:
+    """The next of them, raised if it is an error."""
+    given = answers.pop(0)
+    if isinstance(given, Exception):
+        raise given
+    return given
+
+
+def in_seconds(seconds: float) -> float:
+    return time.monotonic() + seconds
