@@ -187,6 +187,7 @@ class PersistentTier:
 
     def describe(self, step: int, deadline_s: float | None = None) -> StoredStep:
         """What is stored under ``step``: metadata only."""
+        deadline_s = self._storage.deadline_s(deadline_s)
         is_ours = self._marked_steps(deadline_s).get(step, False)
         marker = self.marker(step, deadline_s) if is_ours else None
         item = (
@@ -196,7 +197,7 @@ class PersistentTier:
         def describe() -> dict[str, StoredLeaf]:
             # Of zero-size arrays Orbax stores nothing.
             stored = [x.path for x in marker.leaves if 0 not in x.global_shape] if marker else []
-            found = open_by_name(item, stored) if stored else None
+            found = open_by_name(item, stored, deadline_s) if stored else None
             return describe_item(item) if found is None else found
 
         leaves = self._storage.do("describe", f"/{step}", describe, deadline_s)

@@ -103,6 +103,10 @@ class StorageDirectory:
             if path.exists():  # one file was gone, as after a lost reply: the rest is still there
                 raise ConnectionError(f"not all of {below} could be removed: {error}") from error
 
+    def deadline_s(self, given: float | None) -> float:
+        """``given``, of ``time.monotonic``; else ``timeout_s`` from now."""
+        return time.monotonic() + self._timeout_s if given is None else given
+
     def do(
         self,
         operation: str,
@@ -113,7 +117,7 @@ class StorageDirectory:
         repeat: bool = True,
     ) -> _T:
         """The result of ``work``, which is called again where that may help, if ``repeat``."""
-        deadline_s = time.monotonic() + self._timeout_s if deadline_s is None else deadline_s
+        deadline_s = self.deadline_s(deadline_s)
         target = f"{self.path}{below}"
         try:
             return (call_again if repeat else call)(target, work, deadline_s=deadline_s)

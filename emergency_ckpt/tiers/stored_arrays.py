@@ -66,32 +66,37 @@ def describe_item(item: epath.Path) -> dict[str, StoredLeaf]:
     return leaves
 
 
-def open_by_name(item: epath.Path, paths: Iterable[str]) -> dict[str, StoredLeaf] | None:
+def open_by_name(
+    item: epath.Path, paths: Iterable[str], deadline_s: float
+) -> dict[str, StoredLeaf] | None:
     """The arrays of all leaves of an item, as TensorStore finds them; None when names do not tell.
 
     What ``describe_item`` says of an item that was written here, in a tenth of the time: Orbax asks
-    for all that could be known of each array. Not collective. Raises what TensorStore raises.
+    for all that could be known of each array. Not collective. Raises what TensorStore raises, and
+    DeadlineExceeded at ``deadline_s`` of ``time.monotonic``.
     """
     names = {path: stored_name(path) for path in paths}
     if len(set(names.values())) < len(names):
         return None  # ``{"a/b": ..., "a.b": ...}``: one of them is not under this name
     ocdbt, context = ocp.type_handlers.is_ocdbt_checkpoint(item), _context()
-    opening: dict[str, tuple[str, Any]] = {}
-    for path, name in names.items():
-        spec = _spec(str(item), name, driver="zarr", ocdbt=ocdbt)
-        opening[path] = name, tensorstore.open(spec, open=True, context=context)
+    opening = {
+        path: tensorstore.open(
+            _spec(str(item), name, driver="zarr", ocdbt=ocdbt), open=True, context=context
+        )
+        for path, name in names.items()
+    }
+    try:
+        stores = _results(opening, str(item), deadline_s)
+    except ValueError as error:
+        if str(error).startswith("NOT_FOUND"):
+            return None
+        raise
     leaves: dict[str, StoredLeaf] = {}
-    for path, (name, future) in opening.items():
-        try:
-            store = future.result()
-        except ValueError as error:
-            if str(error).startswith("NOT_FOUND"):
-                return None
-            raise
+    for path, store in stores.items():
         shape, dtype = tuple(store.shape), store.dtype.numpy_dtype
         chunks = tuple(store.chunk_layout.read_chunk.shape or shape)  # of scalars it has none
         array = StoredArray(
-            name=name,
+            name=names[path],
             shape=shape,
             chunk_shape=chunks,
             item_bytes=dtype.itemsize,
@@ -133,26 +138,31 @@ class BoxReader:
         stores = self._open({shard.leaf for shard in shards})
         under_way: deque[tuple[ShardId, int, Any]] = deque()
         waiting_bytes = 0
-        for shard in shards:
-            nbytes = int(np.prod(shape_of(shard.box))) * self._arrays[shard.leaf].item_bytes
-            while under_way and waiting_bytes + nbytes > self._buffer_bytes:
-                done, done_bytes, future = under_way.popleft()
-                yield done, self._result(future)
-                waiting_bytes -= done_bytes
-            index = tuple(slice(start, stop) for start, stop in shard.box)
-            under_way.append((shard, nbytes, stores[shard.leaf][index].read(order="C")))
-            waiting_bytes += nbytes
-        for done, _, future in under_way:
-            yield done, self._result(future)
+        try:
+            for shard in shards:
+                nbytes = int(np.prod(shape_of(shard.box))) * self._arrays[shard.leaf].item_bytes
+                while under_way and waiting_bytes + nbytes > self._buffer_bytes:
+                    done, done_bytes, future = under_way[0]
+                    yield done, _result(future, self._item, self._deadline_s)
+                    under_way.popleft()
+                    waiting_bytes -= done_bytes
+                index = tuple(slice(start, stop) for start, stop in shard.box)
+                under_way.append((shard, nbytes, stores[shard.leaf][index].read(order="C")))
+                waiting_bytes += nbytes
+            while under_way:
+                done, _, future = under_way[0]
+                yield done, _result(future, self._item, self._deadline_s)
+                under_way.popleft()
+        finally:
+            _cancel(future for _, _, future in under_way)
 
     def _open(self, leaves: set[str]) -> dict[str, Any]:
         opening = {
             leaf: tensorstore.open(self._spec(self._arrays[leaf]), open=True, context=self._context)
             for leaf in sorted(leaves)
         }
-        stores: dict[str, Any] = {}
-        for leaf, future in opening.items():
-            store = stores[leaf] = self._result(future)
+        stores = _results(opening, self._item, self._deadline_s)
+        for leaf, store in stores.items():
             array = self._arrays[leaf]
             actual = (tuple(store.shape), store.dtype.numpy_dtype.itemsize)
             if actual != (array.shape, array.item_bytes):
@@ -169,11 +179,28 @@ class BoxReader:
         spec = _spec(self._item, array.name, driver=array.driver, ocdbt=array.ocdbt)
         return spec | {"fill_missing_data_reads": False} if self._complete else spec
 
-    def _result(self, future: Any) -> Any:
-        try:
-            return future.result(timeout=max(0.001, self._deadline_s - time.monotonic()))
-        except TimeoutError as error:
-            raise DeadlineExceeded("read", self._item, "storage did not deliver in time") from error
+
+def _results(futures: Mapping[str, Any], item: str, deadline_s: float) -> dict[str, Any]:
+    """Of all of them; when one fails or is late, nobody waits for the others any more."""
+    try:
+        return {key: _result(future, item, deadline_s) for key, future in futures.items()}
+    except BaseException:
+        _cancel(futures.values())
+        raise
+
+
+def _result(future: Any, item: str, deadline_s: float) -> Any:
+    """Never waited for without an end: a daemon thread that sits in TensorStore while the
+    interpreter ends aborts the process as soon as storage answers."""
+    try:
+        return future.result(timeout=max(0.001, deadline_s - time.monotonic()))
+    except TimeoutError as error:
+        raise DeadlineExceeded("read", item, "storage did not deliver in time") from error
+
+
+def _cancel(futures: Iterable[Any]) -> None:
+    for future in futures:
+        future.cancel()
 
 
 def _context() -> tensorstore.Context:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 import time
 from typing import Any
 
@@ -14,6 +15,7 @@ from emergency_ckpt.testing.gcs import FaultRule, GcsControl
 
 SAVE_TIMEOUT_S = 12.0
 RESTORE_TIMEOUT_S = 24.0
+NOTICED_WITHIN_S = 5.0
 
 # What happens to step 10 on its way to storage; the targets are relative to the run's directory.
 SAVE_FAULTS: dict[str, tuple[FaultRule, ...]] = {
@@ -147,8 +149,17 @@ def restore_from(
         world.meet()
         result = {"error": type(error).__name__, "text": str(error)}
     result["seconds"] = time.monotonic() - began_s
+    result["at_storage"] = still_at_storage()
     lose_ram(world, name)
     return result
+
+
+def still_at_storage() -> list[str]:
+    """Calls to storage that were given up, and have not noticed."""
+    given_up = [t for t in threading.enumerate() if t.name.startswith("eckpt-storage")]
+    for thread in given_up:
+        thread.join(NOTICED_WITHIN_S)
+    return [thread.name for thread in given_up if thread.is_alive()]
 
 
 def lose_ram(world: World, name: str) -> None:

@@ -82,6 +82,8 @@ def test_a_restore_under_a_fault(results: Callable[[str], list[Any]], fault: str
             continue
         assert (seen["step"], seen["wrong"]) == (5 if fault in OLDER_STEP else 10, [])
         assert seen["right"]
+        # A thread that sits in TensorStore would abort the process at its end.
+        assert seen["at_storage"] == []
 
 
 def test_a_step_that_lacks_an_object_is_passed_over(results: Callable[[str], list[Any]]) -> None:
