@@ -1,9 +1,8 @@
-"""How a state is given to Orbax when only the processes of one slice write it."""
+"""What of Orbax writes a state when not all processes of the job do."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,66 +13,6 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint._src.metadata import array_metadata_store
 from orbax.checkpoint._src.metadata.array_metadata import SerializedArrayMetadata
 from orbax.checkpoint.future import Future
-
-from emergency_ckpt.tiers.state_tree import (
-    Device,
-    LeafKind,
-    PyTree,
-    StateTree,
-    boxes_by_device,
-)
-from emergency_ckpt.tiers.transfers import HostShard
-from emergency_ckpt.types import ShardId
-
-
-def as_arrays(
-    tree: StateTree, shards: Mapping[ShardId, HostShard], writers: Sequence[int]
-) -> PyTree:
-    """The state as arrays made from host memory, of which the writers hold the first replica.
-
-    What is in an array there already is taken as it is. On CPU other memory is shared; elsewhere
-    it is copied to pinned host memory: device memory is not touched.
-    """
-    values: dict[str, object] = {}
-    for leaf in tree.leaves:
-        path = leaf.spec.path
-        if 0 in leaf.spec.global_shape:
-            values[path] = None
-        elif leaf.sharding is None:
-            view = next(each.view for shard, each in shards.items() if shard.leaf == path)
-            values[path] = view.item() if leaf.kind is LeafKind.SCALAR else view
-        else:
-            sharding = _storage_sharding(leaf.sharding, writers)
-            boxes = {
-                device: box
-                for device, box in boxes_by_device(replace(leaf, sharding=sharding)).items()
-                if device.process_index == jax.process_index()
-            }
-            mine = {device: shards[ShardId(path, box)] for device, box in boxes.items()}
-            kind = _memory_kind(sharding, mine.values())
-            array = jax.make_array_from_single_device_arrays(
-                leaf.spec.global_shape,
-                sharding.with_memory_kind(kind),
-                [_placed(shard, device, kind) for device, shard in mine.items()],
-            )
-            if leaf.kind is LeafKind.KEYS:
-                array = jax.random.wrap_key_data(array, impl=leaf.spec.key_impl)
-            values[path] = array
-    return tree.unflatten(values)
-
-
-def _memory_kind(sharding: jax.sharding.Sharding, shards: Iterable[HostShard]) -> str:
-    for shard in shards:
-        if shard.array is not None and shard.array.sharding.memory_kind is not None:
-            return shard.array.sharding.memory_kind
-    device = next(iter(sharding.device_set))
-    return device.default_memory().kind if device.platform == "cpu" else "pinned_host"
-
-
-def _placed(shard: HostShard, device: Device, kind: str) -> jax.Array:
-    if shard.array is not None and shard.array.sharding.device_set == {device}:
-        return shard.array
-    return jax.device_put(shard.view, jax.sharding.SingleDeviceSharding(device, memory_kind=kind))
 
 
 class _WritersOnly(array_metadata_store.Validator):
@@ -126,38 +65,3 @@ def writing_handler(
         type_handler_registry=registry,
         array_metadata_validator=_WritersOnly(),
     )
-
-
-def _storage_sharding(
-    sharding: jax.sharding.Sharding, writers: Sequence[int]
-) -> jax.sharding.Sharding:
-    """A sharding that Orbax takes, whose first replica lies on the writers.
-
-    Orbax refuses arrays that one process of several holds alone. So what a single writer stores
-    stays on the whole mesh, with the primary slice moved to its front; and what each process holds
-    for itself counts as replicated over the processes.
-    """
-    count = jax.process_count()
-    if count == 1:
-        return sharding
-    alone = len(writers) == 1
-    if len({device.process_index for device in sharding.device_set}) == 1:
-        first = {device.process_index: device for device in reversed(jax.devices())}
-        order = [*writers, *(p for p in range(count) if alone and p not in writers)]
-        mesh = jax.sharding.Mesh(np.array([first[process] for process in order]), ("process",))
-        return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    if not isinstance(sharding, jax.sharding.NamedSharding):
-        return sharding
-    mesh = sharding.mesh
-    assert isinstance(mesh, jax.sharding.Mesh)
-    devices = mesh.devices
-    for axis in range(devices.ndim):
-        rows = [
-            index
-            for index in range(devices.shape[axis])
-            if all(d.process_index in writers for d in np.take(devices, [index], axis).flat)
-        ]
-        if rows and len(rows) < devices.shape[axis]:
-            others = [index for index in range(devices.shape[axis]) if index not in rows]
-            devices = np.take(devices, [*rows, *others] if alone else rows, axis)
-    return jax.sharding.NamedSharding(jax.sharding.Mesh(devices, mesh.axis_names), sharding.spec)

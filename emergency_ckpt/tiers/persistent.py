@@ -26,7 +26,7 @@ from emergency_ckpt.core.inventory import PersistentStep
 from emergency_ckpt.core.storage_read import StoredArray
 from emergency_ckpt.errors import CorruptData, InvalidState, PersistentTierError
 from emergency_ckpt.tiers.host_state import document_name
-from emergency_ckpt.tiers.orbax_writing import ArrayWriter, as_arrays, writing_handler
+from emergency_ckpt.tiers.orbax_writing import ArrayWriter, writing_handler
 from emergency_ckpt.tiers.persistent_marker import (
     CHECKSUMS_NAME,
     MARKER_NAME,
@@ -37,6 +37,7 @@ from emergency_ckpt.tiers.persistent_marker import (
     encode_checksums,
 )
 from emergency_ckpt.tiers.state_tree import StateTree
+from emergency_ckpt.tiers.storage_arrays import as_arrays
 from emergency_ckpt.tiers.storage_directory import StorageDirectory
 from emergency_ckpt.tiers.stored_arrays import BoxReader, StoredLeaf, describe_item, open_by_name
 from emergency_ckpt.tiers.transfers import HostShard

@@ -1,0 +1,102 @@
+"""How replicated boxes are divided among the processes that write them."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from emergency_ckpt.tiers.state_tree import describe
+from emergency_ckpt.tiers.storage_arrays import as_arrays, spread
+from emergency_ckpt.tiers.transfers import HostShard
+from emergency_ckpt.types import ShardId
+
+MESH = Mesh(np.array(jax.devices()).reshape(2, 2, 2), ("slice", "fsdp", "tensor"))
+
+DIVIDED = {
+    # shape, sharding, what each device stores
+    "over slices": ((8, 6), P("fsdp", "tensor"), (2, 3)),
+    "along the second axis": ((6, 4), P("fsdp", "tensor"), (3, 1)),
+    "over slices and tensor": ((16, 3), P("fsdp"), (2, 3)),
+    "over all": ((16,), P(), (2,)),
+    "two mesh axes on one": ((16, 2), P(("fsdp", "tensor")), (2, 2)),
+    "an axis that no spec names": ((3, 16), P(None), (3, 2)),
+}
+WHOLE = {
+    "nothing is replicated": ((8, 4, 2), P("slice", "fsdp", "tensor")),
+    "no axis divides": ((6, 3), P("fsdp")),
+    "a scalar": ((), P()),
+}
+
+
+def stored_by(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> np.ndarray:
+    """How many devices store each element."""
+    counts = np.zeros(shape, int)
+    for index in sharding.devices_indices_map(shape).values():
+        counts[index] += 1
+    return counts
+
+
+@pytest.mark.parametrize("case", DIVIDED)
+def test_each_element_is_stored_once_and_all_store_alike(case: str) -> None:
+    shape, spec, part = DIVIDED[case]
+    divided = spread(NamedSharding(MESH, spec), shape)
+    assert divided.shard_shape(shape) == part
+    assert (stored_by(divided, shape) == 1).all()
+
+
+@pytest.mark.parametrize("case", DIVIDED)
+def test_each_device_stores_part_of_what_it_holds(case: str) -> None:
+    shape, spec, _ = DIVIDED[case]
+    held = NamedSharding(MESH, spec)
+    parts = spread(held, shape).devices_indices_map(shape)
+    for device, index in held.devices_indices_map(shape).items():
+        whole = np.zeros(shape, bool)
+        whole[index] = True
+        assert whole[parts[device]].all()
+
+
+@pytest.mark.parametrize("case", WHOLE)
+def test_what_cannot_be_divided_stays_as_it_is(case: str) -> None:
+    shape, spec = WHOLE[case]
+    held = NamedSharding(MESH, spec)
+    assert spread(held, shape) is held
+
+
+def test_a_sharding_without_names_stays_as_it_is() -> None:
+    alone = jax.sharding.SingleDeviceSharding(jax.devices()[3])
+    assert spread(alone, (8,)) is alone
+
+
+@pytest.mark.parametrize("writers", [(0,), (0, 1)])
+def test_the_arrays_have_every_value(writers: tuple[int, ...]) -> None:
+    """One process holds all devices here; of two writers it is the one that stores all parts."""
+    values = {
+        name: np.random.default_rng(len(name)).standard_normal(shape).astype(np.float32)
+        for name, (shape, *_) in {**DIVIDED, **WHOLE}.items()
+    }
+    specs = {name: each[1] for name, each in {**DIVIDED, **WHOLE}.items()}
+    state = {
+        name: jax.device_put(value, NamedSharding(MESH, specs[name]))
+        for name, value in values.items()
+    }
+    tree = describe(state, "save")
+    shards = {
+        ShardId(name, box_of(shard.index, array.shape)): HostShard(np.asarray(shard.data), None)
+        for name, array in state.items()
+        for shard in array.addressable_shards
+    }
+    arrays = as_arrays(tree, shards, writers)
+    for name, value in values.items():
+        np.testing.assert_array_equal(np.asarray(arrays[name]), value)
+        divided = len(writers) > 1 and name in DIVIDED
+        assert (stored_by(arrays[name].sharding, value.shape) == 1).all() == (
+            divided or name == "nothing is replicated"
+        )
+
+
+def box_of(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    ranges = (part.indices(size) for part, size in zip(index, shape, strict=True))
+    return tuple((start, stop) for start, stop, _ in ranges)
