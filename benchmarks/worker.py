@@ -21,7 +21,6 @@ from emergency_ckpt.launch.environment import JobEnvironment
 from emergency_ckpt.runtime.job import initialize_job
 
 PyTree = Any
-STEPS_BETWEEN_SAVES = 3
 STORAGE_SAVES = 2
 """The first one finds nothing warm; both are in the results."""
 
@@ -119,12 +118,10 @@ def _save_to_storage(session: contenders.Session, state: PyTree) -> dict[str, An
 
 
 def _train(state: PyTree, step: int) -> tuple[PyTree, int]:
-    for _ in range(STEPS_BETWEEN_SAVES):
-        state = model.train_step(state)
-    jax.block_until_ready(state)
+    state = jax.block_until_ready(model.train_step(state))
     # The slowest process's last step must not count as the others' stall.
     multihost_utils.sync_global_devices(f"step {step}")
-    return state, step + STEPS_BETWEEN_SAVES
+    return state, step + 1
 
 
 def _timed_save(session: contenders.Session, step: int, state: PyTree) -> dict[str, Any]:
@@ -164,7 +161,7 @@ def _restore_life(
     """From building the checkpointer to values on devices, timed; then the check of each shard."""
     site = _site(environment, orders)
     expected = json.loads(Path(orders.expected_path).read_text())
-    read_all = model.read_all.lower(site.abstract_state).compile()
+    read_all = model.reader(site.abstract_state)
     # Also sets up JAX's own collectives, which are part of its start and not of a restore.
     multihost_utils.sync_global_devices("before restore")
     before = traffic.counters()
