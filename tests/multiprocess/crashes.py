@@ -18,6 +18,8 @@ from emergency_ckpt.launch.job import ProcessExit
 from emergency_ckpt.launch.process_set import POLL_S, ProcessSet
 
 KILL_VARIABLE = "ECKPT_TEST_KILL"
+RESTORE_RETURNED = "restore.returned"
+"""No event: the training loop has the state back."""
 
 
 @dataclasses.dataclass(frozen=True)

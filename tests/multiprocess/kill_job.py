@@ -15,7 +15,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from crashes import Kill
+from crashes import RESTORE_RETURNED, Kill
 from world import Iterator, World, differences, mesh_of, run_program, specs_on, state_at
 
 from emergency_ckpt import CheckpointerConfig, EmergencyCheckpointer
@@ -166,6 +166,8 @@ def crash_in_restore(world: World, kill: Kill) -> None:
     config = world.config(kill.name, run_id=RUN_ID, mesh=mesh, on_event=listener)
     with config.instantiate() as ckpt:
         ckpt.restore(state=specs_on(mesh), host_state=Iterator(-1))
+        if (kill.point, kill.victim) == (RESTORE_RETURNED, world.process):
+            os.kill(os.getpid(), signal.SIGKILL)
         world.meet()
 
 

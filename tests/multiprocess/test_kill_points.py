@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crashes import Kill, copy_without, crash
+from crashes import RESTORE_RETURNED, Kill, copy_without, crash
 from support import job_root, run_life, spec_of
 
 # The cases of this file crash in one fixture and are restored by one life.
@@ -43,7 +43,7 @@ AFTER_SAVE = {
     ("save.pushed", "behind"): (OLD, OLD, OLD),
 }
 IN_PREFETCH = (("restore.fetched", 0), ("prefetch.finished", 1))
-IN_RESTORE = ("restore.planned", "restore.fetched", "restore.finished")
+IN_RESTORE = ("restore.planned", "restore.fetched", "restore.finished", RESTORE_RETURNED)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,9 +66,12 @@ def save_case(point: str, survivor: Any, victim: int) -> Case:
 
 
 def restore_case(point: str, victim: int) -> Case:
-    """Host 1 lost its RAM and fetches; once the restore is through, host 0 may lose its own."""
+    """Host 1 lost its RAM and fetches; once ``restore`` has returned, host 0 may lose its own.
+
+    Not sooner: a process finishes its part while another's host state is still on its way here.
+    """
     name = f"{point}-{victim}"
-    kept = point == "restore.finished"
+    kept = point == RESTORE_RETURNED
     kill = Kill(name, "crash_in_restore", point, victim, "free" if kept else "ahead")
     last = f"{name}+source_lost"
     return Case(kill, {name: OLD, last: OLD} if kept else {name: OLD}, {last: 0} if kept else {})
