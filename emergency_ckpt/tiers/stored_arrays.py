@@ -142,17 +142,15 @@ class BoxReader:
             for shard in shards:
                 nbytes = int(np.prod(shape_of(shard.box))) * self._arrays[shard.leaf].item_bytes
                 while under_way and waiting_bytes + nbytes > self._buffer_bytes:
-                    done, done_bytes, future = under_way[0]
+                    done, done_bytes, future = under_way.popleft()
                     yield done, _result(future, self._item, self._deadline_s)
-                    under_way.popleft()
                     waiting_bytes -= done_bytes
                 index = tuple(slice(start, stop) for start, stop in shard.box)
                 under_way.append((shard, nbytes, stores[shard.leaf][index].read(order="C")))
                 waiting_bytes += nbytes
             while under_way:
-                done, _, future = under_way[0]
+                done, _, future = under_way.popleft()
                 yield done, _result(future, self._item, self._deadline_s)
-                under_way.popleft()
         finally:
             _cancel(future for _, _, future in under_way)
 
@@ -195,6 +193,7 @@ def _result(future: Any, item: str, deadline_s: float) -> Any:
     try:
         return future.result(timeout=max(0.001, deadline_s - time.monotonic()))
     except TimeoutError as error:
+        future.cancel()
         raise DeadlineExceeded("read", item, "storage did not deliver in time") from error
 
 

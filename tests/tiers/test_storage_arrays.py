@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from emergency_ckpt.tiers.state_tree import describe
+from emergency_ckpt.tiers.state_tree import boxes_by_device, describe
 from emergency_ckpt.tiers.storage_arrays import as_arrays, spread
 from emergency_ckpt.tiers.transfers import HostShard
 from emergency_ckpt.types import ShardId
@@ -29,6 +29,7 @@ WHOLE = {
     "no axis divides": ((6, 3), P("fsdp")),
     "a scalar": ((), P()),
 }
+SHARDINGS = {name: (shape, spec) for name, (shape, spec, *_) in {**DIVIDED, **WHOLE}.items()}
 
 
 def stored_by(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> np.ndarray:
@@ -75,19 +76,19 @@ def test_the_arrays_have_every_value(writers: tuple[int, ...]) -> None:
     """One process holds all devices here; of two writers it is the one that stores all parts."""
     values = {
         name: np.random.default_rng(len(name)).standard_normal(shape).astype(np.float32)
-        for name, (shape, *_) in {**DIVIDED, **WHOLE}.items()
+        for name, (shape, _) in SHARDINGS.items()
     }
-    specs = {name: each[1] for name, each in {**DIVIDED, **WHOLE}.items()}
     state = {
-        name: jax.device_put(value, NamedSharding(MESH, specs[name]))
+        name: jax.device_put(value, NamedSharding(MESH, SHARDINGS[name][1]))
         for name, value in values.items()
     }
     tree = describe(state, "save")
-    shards = {
-        ShardId(name, box_of(shard.index, array.shape)): HostShard(np.asarray(shard.data), None)
-        for name, array in state.items()
-        for shard in array.addressable_shards
-    }
+    shards: dict[ShardId, HostShard] = {}
+    for leaf in tree.leaves:
+        name, boxes = leaf.spec.path, boxes_by_device(leaf)
+        for shard in state[name].addressable_shards:
+            view = np.asarray(shard.data)
+            shards[ShardId(name, boxes[shard.device])] = HostShard(view, None)
     arrays = as_arrays(tree, shards, writers)
     for name, value in values.items():
         np.testing.assert_array_equal(np.asarray(arrays[name]), value)
@@ -95,8 +96,3 @@ def test_the_arrays_have_every_value(writers: tuple[int, ...]) -> None:
         assert (stored_by(arrays[name].sharding, value.shape) == 1).all() == (
             divided or name == "nothing is replicated"
         )
-
-
-def box_of(index: tuple[slice, ...], shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    ranges = (part.indices(size) for part, size in zip(index, shape, strict=True))
-    return tuple((start, stop) for start, stop, _ in ranges)
