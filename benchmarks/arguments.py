@@ -1,6 +1,7 @@
 """Types for flags: each says what is wrong with what was given."""
 
 import argparse
+import math
 from collections.abc import Callable, Collection
 
 
@@ -15,8 +16,8 @@ def positives(text: str) -> list[int]:
 
 
 def above_0(text: str) -> float:
-    if not (value := float(text)) > 0:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    if not 0 < (value := float(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0 and finite")
     return value
 
 

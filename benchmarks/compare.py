@@ -52,6 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.set_defaults(**_QUICK)
         options = parser.parse_args(arguments)
     try:
+        options.out.mkdir(parents=True, exist_ok=True)
         shapes = [parse_job(job, options.saves) for job in options.jobs]
         one_bytes = max(shape.slices * shape.state_bytes for shape in shapes)
         machine.require_room(
@@ -67,7 +68,6 @@ def main(arguments: list[str] | None = None) -> int:
     rates = report.limit_medians(measured.limits_gb_per_s)
     found = targets.targets(jobs, rates)
     print(_text(about, measured, jobs, found))
-    options.out.mkdir(parents=True, exist_ok=True)
     document = _document(options, about, measured, jobs, found)
     (options.out / "compare.json").write_text(json.dumps(document, indent=1) + "\n")
     compare_plot.draw(jobs, options.out / "compare.png")

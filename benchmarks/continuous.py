@@ -38,6 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     try:
+        options.out.mkdir(parents=True, exist_ok=True)
         shape = plan_shape(options.slices, options.hosts_per_slice, options.mib, options.leaves, 1)
         one_bytes = shape.slices * shape.state_bytes
         in_all = _COPIES_ON_RAMDISK + _COPIES_IN_PROCESS
@@ -59,7 +60,6 @@ def main(arguments: list[str] | None = None) -> int:
     summaries = report.summarize(rounds)
     expected = report.expectations(summaries, options.mtbf_h, options.chips)
     print(_text(options, shape, about, summaries, expected))
-    options.out.mkdir(parents=True, exist_ok=True)
     document = _document(options, shape, about, rounds, summaries, expected)
     (options.out / "continuous.json").write_text(json.dumps(document, indent=1) + "\n")
     _plot(summaries, expected, options.out / "continuous.png")

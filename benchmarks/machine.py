@@ -40,7 +40,7 @@ def require_room(ramdisk: Path, ramdisk_bytes: int, memory_bytes: int) -> None:
         if free_bytes < wanted_bytes:
             raise ValueError(
                 f"{what} has {free_bytes >> 20} MiB left, the benchmark may take"
-                f" {wanted_bytes >> 20} MiB: choose a smaller --mib or fewer --slices"
+                f" {wanted_bytes >> 20} MiB: choose a smaller state"
             )
 
 

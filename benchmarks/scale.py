@@ -45,13 +45,27 @@ MAX_EXPONENT = 1.15
 """N log N from 1,000 to 10,000 processes looks like N to the power of 1.125."""
 
 
+_MOST_PROCESSES = 1_000_000
+
+
+def processes(text: str) -> int:
+    """More than this the model has no addresses for, nor a machine the memory."""
+    if (value := positive(text)) > _MOST_PROCESSES:
+        raise argparse.ArgumentTypeError(f"{value} is more than {_MOST_PROCESSES}")
+    return value
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="processes")
-    parser.add_argument("--leaves", type=int, default=300)
+    parser.add_argument("--sizes", type=processes, nargs="+", default=SIZES, help="processes")
+    parser.add_argument("--leaves", type=positive, default=300)
     parser.add_argument("--rounds", type=positive, default=3, help="figures are their medians")
     parser.add_argument("--out", type=Path, default=Path("bench_out"))
     options = parser.parse_args(argv)
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(str(error))
     rows = [
         row
         for slices, placement in SHAPES
@@ -60,7 +74,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             slices, max(1, size // slices), options.leaves, placement, options.rounds
         )
     ]
-    options.out.mkdir(parents=True, exist_ok=True)
     exponents = growth(rows)
     document = {
         "schema_version": 1,

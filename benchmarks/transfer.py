@@ -21,6 +21,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from arguments import positive, positives
+
 from emergency_ckpt.testing.memory_holdings import MemoryHoldings, anonymous_mapping
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.holdings import ShardTarget
@@ -147,14 +149,13 @@ def measure_fetch(nbytes: int, streams: list[int], repeat: int) -> None:
 def main() -> None:
     """Run both and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--mib", type=int, default=1024)
-    parser.add_argument("--streams", default="1,2,4")
-    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--mib", type=positive, default=1024)
+    parser.add_argument("--streams", type=positives, default=[1, 2, 4])
+    parser.add_argument("--repeat", type=positive, default=5)
     args = parser.parse_args()
-    streams = [int(count) for count in args.streams.split(",")]
-    for count in streams:
+    for count in args.streams:
         measure_plain(args.mib << 20, count, args.repeat)
-    measure_fetch(args.mib << 20, streams, args.repeat)
+    measure_fetch(args.mib << 20, args.streams, args.repeat)
 
 
 if __name__ == "__main__":

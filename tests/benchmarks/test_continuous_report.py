@@ -136,7 +136,7 @@ def test_each_variant_has_the_tiers_that_it_names(
         (["--mtbf-h", "1,0"], "above 0"),
         (["--device-ms", "nan"], "no finite number"),
         (["--slices", "1"], "at least 2"),
-        (["--mib", str(2**30)], "choose a smaller --mib"),
+        (["--mib", str(2**30)], "choose a smaller state"),
     ],
 )
 def test_what_cannot_be_studied_is_refused_before_it_starts(
