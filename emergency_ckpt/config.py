@@ -47,8 +47,8 @@ class Config:
     """All settings of an ``EmergencyCheckpointer``. Must be equal on all processes but where said.
 
     Attributes:
-      dir: directory of the persistent tier, anything that etils.epath can reach. None: local tier
-        only.
+      dir: directory of the persistent tier, an absolute path or a URL that etils.epath can reach.
+        None: local tier only.
       local_dir: directory on this host's ramdisk (tmpfs). May differ between hosts.
       run_id: name of the run; what lies in ``local_dir`` under another name is never restored.
         None: derived from ``dir``.
@@ -98,7 +98,9 @@ class Config:
         as it is; else such a step is an error where ``restore`` is given a host state.
       storage_buffer_bytes: how much of a process's arrays may be on its way to or from the
         persistent directory at once; a larger array goes alone. May differ.
-      bind_host: address on which this process serves its shards to peers. May differ.
+      bind_host: address on which this process serves its shards to peers. None: that by which
+        this host reaches the job's coordinator, which is 127.0.0.1 in a job on one machine. May
+        differ.
       bind_port: port for it; 0 takes a free one. May differ.
       secret_file: file with the run's secret; else the environment's ECKPT_SECRET; else the leader
         makes one up and shares it through the coordination service. The path may differ.
@@ -161,7 +163,7 @@ class Config:
     host_state_remap: HostStateRemap | None = None
     allow_missing_host_state: bool = False
     storage_buffer_bytes: int = 2048 * MEBIBYTE
-    bind_host: str = "127.0.0.1"
+    bind_host: str | None = None
     bind_port: int = 0
     secret_file: str | None = None
     extra_holders: tuple[str, ...] = ()

@@ -6,7 +6,10 @@ import dataclasses
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
+
+import jax
+from etils import epath
 
 from emergency_ckpt.core.persistence import PersistentWriters
 from emergency_ckpt.core.placement import AllButPrimary, Striped
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 
 _LONGEST_TIMEOUT_S = 1e7
 _MOST_LOCAL_STEPS = 64
+_MOST_THREADS = 256  # of one native call
 _RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 
 
@@ -40,10 +44,54 @@ def _text_problems(config: Config) -> list[tuple[str, str]]:
     problems: list[tuple[str, str]] = []
     for name in ("dir", "local_dir", "run_id", "bind_host", "secret_file"):
         value = getattr(config, name)
-        optional = name in ("dir", "run_id", "secret_file")
-        if not isinstance(value, str) and not (optional and value is None):
+        if value is None and name != "local_dir":
+            continue
+        if not isinstance(value, str):
             problems.append((name, f"{name} must be a text, not {value!r}"))
+        elif not value and name in ("bind_host", "secret_file"):
+            problems.append((name, f"{name} is empty"))
+        elif not value.isprintable():
+            problems.append((name, f"{name} {value!r} has characters that no name has"))
     return problems
+
+
+def _dir_problems(directory: str) -> list[str]:
+    if not directory:
+        return ["dir is empty"]
+    if "://" not in directory:
+        absolute = Path(directory).is_absolute()
+        return [] if absolute else [f"dir {directory!r} is not an absolute path"]
+    try:
+        epath.Path(directory)
+    except (KeyError, ValueError) as error:
+        return [f"dir {directory!r} cannot be reached by etils.epath: {error}"]
+    return []
+
+
+def _callable_problems(config: Config) -> list[str]:
+    return [
+        f"{name} must be a function, not {value!r}"
+        for name in ("on_event", "host_state_remap")
+        if (value := getattr(config, name)) is not None and not callable(value)
+    ]
+
+
+def _holder_problems(config: Config) -> list[str]:
+    holders: Any = config.extra_holders
+    if not isinstance(holders, tuple | list):
+        return [f"extra_holders must be a tuple of addresses, not {holders!r}"]
+    return [
+        f"extra_holders: {holder!r} is no address such as '10.0.0.7:7411'"
+        for holder in cast("Sequence[object]", holders)
+        if not _is_address(holder)
+    ]
+
+
+def _is_address(holder: object) -> bool:
+    if not isinstance(holder, str):
+        return False
+    host, _, port = holder.rpartition(":")
+    return bool(host) and port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536
 
 
 def _choice_problems(config: Config) -> list[str]:
@@ -68,8 +116,8 @@ def _value_problems(config: Config) -> list[str]:
         problems.append(f"local_dir {config.local_dir!r} is not an absolute path")
     if config.dir is None and config.run_id is None:
         problems.append("neither dir nor run_id is set: nothing names the run")
-    if config.dir is not None and not config.dir:
-        problems.append("dir is empty")
+    if config.dir is not None:
+        problems += _dir_problems(config.dir)
     if config.run_id is not None and not _RUN_ID.fullmatch(config.run_id):
         problems.append(f"run_id {config.run_id!r} may only have letters, digits, '.', '_' and '-'")
     if config.dir is None and config.save_every_n_steps not in (0, 1000):
@@ -94,12 +142,15 @@ def _value_problems(config: Config) -> list[str]:
     for name, least in {**optional, "host_state_buddies": 0}.items():
         if getattr(config, name) is not None:
             problems += _not_below(config, least, (name,))
+    threads: Any = config.copy_threads
+    if isinstance(threads, int) and threads > _MOST_THREADS:
+        problems.append(f"copy_threads must be at most {_MOST_THREADS}, not {threads}")
     problems += _policy_problems(config)
     problems += _choice_problems(config)
     problems += _timeout_problems(config)
     if _not_below(config, 0, ("bind_port",)) or config.bind_port > 65535:
         problems.append(f"bind_port {config.bind_port!r} is no port")
-    problems += _mesh_problems(config)
+    problems += _mesh_problems(config) + _callable_problems(config) + _holder_problems(config)
     return problems
 
 
@@ -128,7 +179,8 @@ def _policy_problems(config: Config) -> list[str]:
         problems.append(f"local_keep_last_n must be at most {_MOST_LOCAL_STEPS}, not {kept}")
     if config.preservation_policy is not None and config.keep_last_n is not None:
         problems.append("preservation_policy and keep_last_n are both set")
-    for name in ("async_save", "save_on_preemption", "exit_on_preemption"):
+    flags = ("async_save", "save_on_preemption", "exit_on_preemption", "allow_missing_host_state")
+    for name in flags:
         if not isinstance(getattr(config, name), bool):
             problems.append(f"{name} must be True or False, not {getattr(config, name)!r}")
     return problems
@@ -150,10 +202,15 @@ def _timeout_problems(config: Config) -> list[str]:
 
 
 def _mesh_problems(config: Config) -> list[str]:
-    if config.mesh is None:
+    mesh: Any = config.mesh
+    axis: Any = config.replica_axis
+    if isinstance(axis, bool) or not isinstance(axis, str | int):
+        return [f"replica_axis must be the name or the number of an axis, not {axis!r}"]
+    if mesh is None:
         return []
-    axes = config.mesh.axis_names
-    axis = config.replica_axis
+    if not isinstance(mesh, jax.sharding.Mesh):
+        return [f"mesh must be a jax.sharding.Mesh, not {mesh!r}"]
+    axes = mesh.axis_names
     if isinstance(axis, str) and axis not in axes:
         return [f"replica_axis {axis!r} is not one of the mesh's axes {axes}"]
     if isinstance(axis, int) and not 0 <= axis < len(axes):

@@ -169,7 +169,7 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
         ({"run_id": ".hidden"}, "run_id '.hidden' may only have"),
         ({"run_id": "x" * 129}, "may only have"),
         ({"run_id": 5}, "run_id must be a text, not 5"),
-        ({"bind_host": None}, "bind_host must be a text"),
+        ({"bind_host": 7}, "bind_host must be a text"),
         ({"bind_port": -1}, "bind_port -1 is no port"),
         ({"bind_port": 65536}, "bind_port 65536 is no port"),
         ({"bind_port": "80"}, "bind_port '80' is no port"),
@@ -223,6 +223,25 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
         ({"replica_axis": "data"}, "replica_axis 'data' is not one of the mesh's axes"),
         ({"replica_axis": 2}, "replica_axis 2 is out of range"),
         ({"replica_axis": -1}, "replica_axis -1 is out of range"),
+        ({"replica_axis": 1.5}, "replica_axis must be the name or the number"),
+        ({"replica_axis": True}, "replica_axis must be the name or the number"),
+        ({"mesh": "slice"}, "mesh must be a jax.sharding.Mesh"),
+        ({"dir": "ckpts/run7", "run_id": "r"}, "'ckpts/run7' is not an absolute path"),
+        ({"dir": "foo://bar"}, "'foo://bar' cannot be reached by etils.epath"),
+        ({"local_dir": "/dev/shm/a\0b"}, "has characters that no name has"),
+        ({"secret_file": "/x/\udcff"}, "has characters that no name has"),
+        ({"secret_file": ""}, "secret_file is empty"),
+        ({"bind_host": ""}, "bind_host is empty"),
+        ({"copy_threads": 257}, "copy_threads must be at most 256"),
+        ({"allow_missing_host_state": "no"}, "allow_missing_host_state must be True or False"),
+        ({"on_event": [1]}, "on_event must be a function"),
+        ({"host_state_remap": "x"}, "host_state_remap must be a function"),
+        ({"extra_holders": "10.0.0.7:80"}, "extra_holders must be a tuple of addresses"),
+        ({"extra_holders": None}, "extra_holders must be a tuple of addresses"),
+        ({"extra_holders": ("10.0.0.7",)}, "'10.0.0.7' is no address"),
+        ({"extra_holders": (":80",)}, "':80' is no address"),
+        ({"extra_holders": ("h:99999",)}, "'h:99999' is no address"),
+        ({"extra_holders": (7,)}, "7 is no address"),
     ],
 )
 def test_each_fault_is_named(settings: dict[str, Any], problem: str) -> None:
@@ -246,6 +265,12 @@ def test_all_faults_are_reported_at_once() -> None:
     assert len(problems) == len(settings)
     for name in settings:
         assert sum(problem.split()[0] == name for problem in problems) == 1, name
+
+
+@pytest.mark.parametrize("copies", [0, -1, 1.5, math.nan, True, "2", None])
+def test_a_placement_has_a_whole_number_of_copies(copies: Any) -> None:
+    with pytest.raises(ConfigError, match="is no placement"):
+        Striped(copies)
 
 
 def test_an_unknown_setting_changes_nothing() -> None:

@@ -13,7 +13,7 @@ from orbax.checkpoint.experimental.emergency import checkpoint_manager as orbaxs
 
 from emergency_ckpt import orbax as ours
 from emergency_ckpt.config import Config
-from emergency_ckpt.orbax.options import settings_of, steps_kept
+from emergency_ckpt.orbax.options import settings_of, steps_kept, with_further
 
 OPTIONS = [
     "LocalCheckpointOptions",
@@ -143,3 +143,28 @@ def test_no_local_tier() -> None:
 )
 def test_how_many_steps_a_policy_keeps(policy: Any, steps: int | None) -> None:
     assert steps_kept(policy) == steps
+
+
+def test_an_interval_among_further_settings_is_not_hidden_by_the_options() -> None:
+    usual = settings_of(ours.CheckpointManagerOptions(), one_slice=False)
+    places = {"dir": "/persistent/run", "local_dir": "/dev/shm/ckpt"}
+
+    def config(**further: Any) -> Config:
+        return Config(**places).set(**with_further(usual, further)).validated()
+
+    without = config().save_plans()
+    for further in ({"save_every_n_seconds": 600.0}, {"save_every_n_steps": 7}):
+        plans = config(**further).save_plans()
+        alone = Config(**places, **{"save_every_n_steps": 0, **further}).save_plans()
+        assert plans["persistent"] == alone["persistent"] != without["persistent"]
+        assert plans["local"] == without["local"]
+        assert config(**further).heeds_preemption
+    plans = config(local_save_every_n_seconds=5.0).save_plans()
+    assert plans["persistent"] == without["persistent"]
+    assert plans["local"] != without["local"]
+
+
+def test_a_policy_among_further_settings_is_kept_beside_an_interval() -> None:
+    policy = ocm.FixedIntervalPolicy(3)
+    found = with_further({}, {"save_policy": policy, "save_every_n_steps": 7})
+    assert found == {"save_policy": policy, "save_every_n_steps": 7}

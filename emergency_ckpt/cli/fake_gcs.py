@@ -6,6 +6,8 @@ import argparse
 import shlex
 from typing import TYPE_CHECKING
 
+from emergency_ckpt.cli.arguments import mebibytes, port
+
 if TYPE_CHECKING:
     SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage]
 
@@ -22,15 +24,15 @@ def add_parser(subparsers: SubParsers) -> None:
         ),
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
-    parser.add_argument("--port", type=int, default=0, help="port, 0 for a free one (%(default)s)")
+    parser.add_argument("--port", type=port, default=0, help="port, 0 for a free one (%(default)s)")
     parser.add_argument(
         "--bucket", action="append", default=[], metavar="NAME", help="make this bucket; repeatable"
     )
     parser.add_argument(
-        "--object-mib", type=int, default=4096, help="largest object, MiB (%(default)s)"
+        "--object-mib", type=mebibytes, default=4096, help="largest object, MiB (%(default)s)"
     )
     parser.add_argument(
-        "--total-mib", type=int, default=16384, help="most bytes held, MiB (%(default)s)"
+        "--total-mib", type=mebibytes, default=16384, help="most bytes held, MiB (%(default)s)"
     )
     parser.set_defaults(run=run)
 

@@ -82,7 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(name, _missing_package(name, error))
     except ConfigError as error:
         return _fail(name, str(error))
-    except CheckpointError as error:
+    except (CheckpointError, OSError) as error:
+        # Also a directory that cannot be made, a port that is taken.
         _fail(name, str(error))
         return 1
 

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from emergency_ckpt.cli.arguments import port
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.tiers.readonly import ReadOnlyRamdisk
 from emergency_ckpt.transfer import auth
@@ -40,7 +41,7 @@ def add_parser(subparsers: SubParsers) -> None:
     parser.add_argument(
         "--bind", default="127.0.0.1", help="the one address to listen on (%(default)s)"
     )
-    parser.add_argument("--port", type=int, default=0, help="port, 0 for a free one (%(default)s)")
+    parser.add_argument("--port", type=port, default=0, help="port, 0 for a free one (%(default)s)")
     parser.set_defaults(run=run)
 
 

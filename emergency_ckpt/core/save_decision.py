@@ -1,9 +1,15 @@
-"""Whether to save at a step, and whether a save counts for the whole job."""
+"""Whether to save at a step, what a save may be given, and whether it counts for the whole job."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+import json
+import operator
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, Literal, NamedTuple
+
+from emergency_ckpt.errors import InvalidState
+
+MAX_STEP = (1 << 63) - 1
 
 
 class SaveDecision(NamedTuple):
@@ -102,3 +108,38 @@ def _named(processes: frozenset[int]) -> str:
     names = ", ".join(map(str, order[:_NAMED_AT_MOST]))
     more = f" and {len(order) - _NAMED_AT_MOST} more" if len(order) > _NAMED_AT_MOST else ""
     return f"process{'es' if len(order) > 1 else ''} {names}{more}"
+
+
+def step_number(operation: str, step: object) -> int:
+    """``step`` as an int: whole numbers of numpy and JAX too, which blocks for the latter.
+
+    Raises:
+      InvalidState: it is no whole number from 0 to ``MAX_STEP``.
+    """
+    if type(step) is int and 0 <= step <= MAX_STEP:
+        return step
+    number = None
+    if not isinstance(step, bool):
+        try:
+            number = operator.index(step)  # pyright: ignore[reportArgumentType]
+        except TypeError:
+            number = None
+    if number is None or not 0 <= number <= MAX_STEP:
+        raise InvalidState(
+            operation,
+            f"step {str(step)[:100]!r}",
+            "this is not the number of a step",
+            expected=f"a whole number from 0 to {MAX_STEP}",
+            actual=type(step).__name__,
+        )
+    return number
+
+
+def check_metrics(metrics: Mapping[str, Any]) -> None:
+    """``InvalidState`` unless ``metrics`` are JSON values by name."""
+    try:
+        json.dumps(dict(metrics))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidState(
+            "save", "metrics", f"they are not JSON values: {error}", hint="give plain numbers"
+        ) from error

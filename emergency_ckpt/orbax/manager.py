@@ -19,9 +19,8 @@ from emergency_ckpt.checkpointer import EmergencyCheckpointer
 from emergency_ckpt.config import Config, run_id_of
 from emergency_ckpt.errors import CheckpointError, StepNotFound
 from emergency_ckpt.orbax import items
-from emergency_ckpt.orbax.options import CheckpointManagerOptions, settings_of
+from emergency_ckpt.orbax.options import CheckpointManagerOptions, settings_of, with_further
 from emergency_ckpt.orbax.step_metadata import best_of, step_metadata
-from emergency_ckpt.runtime.coordination import own_address
 from emergency_ckpt.runtime.step_catalog import StepDescription
 
 _open: weakref.WeakValueDictionary[str, CheckpointManager] = weakref.WeakValueDictionary()
@@ -102,7 +101,6 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
             "dir": str(self._directory),
             "local_dir": str(local),
             "mesh": self._global_mesh,
-            "bind_host": own_address(),
             **settings_of(self._options, one_slice=self._one_slice),
         }
         if self._one_slice:
@@ -111,8 +109,8 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
             settings["on_event"] = lambda event: logger.log_entry(  # pyright: ignore[reportUnknownLambdaType]
                 {"event": event.name, **event.fields}
             )
-        settings.update(getattr(self._options, "settings", {}))
-        return Config().set(**settings)
+        further = getattr(self._options, "settings", {})
+        return Config().set(**with_further(settings, further))
 
     def _survey(self) -> list[int]:
         """All whole steps; from then on none up to the newest is due. Collective."""

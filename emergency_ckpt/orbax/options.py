@@ -94,7 +94,8 @@ class CheckpointManagerOptions:
       single_host_load_and_broadcast: no effect: each byte is read from storage once anyway.
       best_fn, best_mode: what ``best_step`` goes by: a number made of ``metrics``, and whether
         the largest (``"max"``) or the smallest (``"min"``) is best.
-      settings: further settings of ``emergency_ckpt.config.Config``, by name; they win.
+      settings: further settings of ``emergency_ckpt.config.Config``, by name; they win. An
+        interval among them takes the place of what that tier's options say of when to save.
     """
 
     local: LocalCheckpointOptions = dataclasses.field(default_factory=LocalCheckpointOptions)
@@ -163,6 +164,23 @@ def settings_of(options: CheckpointManagerOptions, *, one_slice: bool) -> dict[s
         1, getattr(local, "preserve_at_most", None) or steps_kept(policy) or 4
     )
     return settings
+
+
+def with_further(settings: Mapping[str, Any], further: Mapping[str, Any]) -> dict[str, Any]:
+    """``settings`` and the user's ``further`` ones, which win.
+
+    An interval of theirs takes the place of the tier's policy, which would hide it.
+    """
+    found = {**settings, **further}
+    for tier in ("local_", ""):
+        steps, seconds = f"{tier}save_every_n_steps", f"{tier}save_every_n_seconds"
+        if f"{tier}save_policy" in further or not {steps, seconds} & set(further):
+            continue
+        found[f"{tier}save_policy"] = None
+        found[steps] = further.get(steps, 0)
+        # As the policy would have.
+        found["save_on_preemption"] = further.get("save_on_preemption", True)
+    return found
 
 
 def save_policy_of(tier: LocalCheckpointOptions | PersistentCheckpointOptions) -> AskedEverywhere:

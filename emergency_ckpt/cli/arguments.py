@@ -1,0 +1,25 @@
+"""Types of command-line arguments."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def port(text: str) -> int:
+    """A port, or 0 for a free one."""
+    return _between(text, 0, 65535)
+
+
+def mebibytes(text: str) -> int:
+    """A size of at least 1 MiB that a machine may have."""
+    return _between(text, 1, 1 << 30)
+
+
+def _between(text: str, least: int, most: int) -> int:
+    try:
+        value = int(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from error
+    if not least <= value <= most:
+        raise argparse.ArgumentTypeError(f"{text} is not between {least} and {most}")
+    return value

@@ -1,0 +1,41 @@
+"""Arguments that would be taken for others are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from emergency_ckpt.cli.main import USAGE_EXIT_CODE, main
+
+
+@pytest.mark.parametrize("port", ["-1", "65536", "99999", "80.5", "http"])
+@pytest.mark.parametrize(
+    "command", [("serve", "--local-dir", "/dev/shm", "--run-id", "r"), ("fake-gcs",)]
+)
+def test_a_port_that_is_none(
+    command: tuple[str, ...], port: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--port", port])
+    assert ended.value.code == USAGE_EXIT_CODE
+    assert "argument --port" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "9999999999999", "nan"])
+def test_a_size_that_is_none(size: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["fake-gcs", "--total-mib", size])
+    assert ended.value.code == USAGE_EXIT_CODE
+    assert "argument --total-mib" in capsys.readouterr().err
+
+
+def test_a_directory_that_cannot_be_made_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    place = str(tmp_path / "file" / "below")
+    assert main(["launch", "--local-root", place, "--", "true"]) == 1
+    error = capsys.readouterr().err
+    assert "eckpt launch: " in error
+    assert place in error
