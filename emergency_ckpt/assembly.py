@@ -68,6 +68,7 @@ def assemble(base: Base) -> Assembly:
             watch=base.watch,
             events=base.events,
             failures=base.failures,
+            inbox=member.holdings.inbox,
             before_save=prefetches.before_save,
         ),
         config.save_plans(),

@@ -26,7 +26,6 @@ from emergency_ckpt import checkpointer as core
 from emergency_ckpt.config import Config as Settings
 from emergency_ckpt.config import run_id_of
 from emergency_ckpt.errors import DeadlineExceeded, MissingDependency
-from emergency_ckpt.runtime.coordination import own_address
 from emergency_ckpt.runtime.events import Event
 from emergency_ckpt.runtime.restore_types import RestoreReport
 from emergency_ckpt.runtime.save_policies import AskedEverywhere, SavePolicy
@@ -230,10 +229,7 @@ class EmergencyCheckpointer(BaseCheckpointer):
             logging.error("stopped after an exception: %s", error)
 
     def _start(self, state: PyTree) -> core.EmergencyCheckpointer:
-        host = self._settings.bind_host or own_address()
-        self._running = core.EmergencyCheckpointer(
-            self._settings, mesh=_mesh_of(state), bind_host=host
-        )
+        self._running = core.EmergencyCheckpointer(self._settings, mesh=_mesh_of(state))
         return self._running
 
     def _on_event(self, event: Event) -> None:
@@ -309,7 +305,7 @@ def _settings_of(cfg: Any, local: _Asked, persistent: _Asked) -> Settings:
         keep_every_n_steps=cfg.keep_every_n_steps or None,
         save_timeout_s=float(cfg.non_tensor_async_timeout_secs),
         persistent_timeout_s=float(cfg.async_timeout_secs),
-        bind_host=cfg.bind_host or "",
+        bind_host=cfg.bind_host,
     )
     return settings.set(**{name: getattr(cfg, name) for name in _SAME})
 

@@ -12,6 +12,7 @@ import jax
 from emergency_ckpt.assembly import Base, assemble
 from emergency_ckpt.config import Config
 from emergency_ckpt.core.save_agreement import TierName
+from emergency_ckpt.core.save_decision import step_number
 from emergency_ckpt.errors import CheckpointError, RestoreFailed
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.going_on import go_on_together
@@ -107,13 +108,15 @@ class EmergencyCheckpointer:
           metrics: JSON values, kept with a persistent step for preservation policies (``BestN``).
 
         Raises:
-          InvalidState: a leaf that cannot be saved. HostStateError: likewise.
+          InvalidState: a leaf that cannot be saved, a step that is no whole number from 0 on,
+            metrics that are not JSON values. HostStateError: as for a leaf.
           RamdiskFull: at the first save, when ``restore`` was not called before.
           SystemExit: with ``exit_on_preemption``, at the sync point.
           CheckpointError: after ``stop``.
           Errors of the background part are logged, counted, and raised by ``check_for_errors``.
         """
         self._check_running("save")
+        step = step_number("save", step)
         return self._saver.save(step, state, host_state, force=force, metrics=metrics)
 
     @property
@@ -127,7 +130,7 @@ class EmergencyCheckpointer:
         Raises what a policy raises; CheckpointError after ``stop``.
         """
         self._check_running("ask about")
-        return self._saver.should_save(step)
+        return self._saver.should_save(step_number("ask about", step))
 
     def _check_running(self, operation: str) -> None:
         if self._stopped:
@@ -224,18 +227,18 @@ class EmergencyCheckpointer:
         restored = None
         try:
             with self._persistent_steps_held():
-                found = restore.run()
+                restore.run()
             # All are here after this, so nobody trains while a peer could count on a leftover.
             errors = go_on_together(
                 self._member.coordinator,
                 f"restore/{number}/ready",
-                lambda: self._saver.use_recipe(recipe, in_background=found is not None),
+                lambda: self._settle(restore, recipe),
                 self._watch,
                 self._config.restore_timeout_s,
             )
             if errors:
-                raise RestoreFailed("reserve", "ramdisk", errors)
-            restored = found
+                raise RestoreFailed("settle", "what RAM holds", errors)
+            restored = restore.settled
         except BaseException:
             restore.undo()
             raise
@@ -248,6 +251,10 @@ class EmergencyCheckpointer:
         self.last_restore = restored.report
         return restored.report.step, restored.state
 
+    def _settle(self, restore: Restore, recipe: SaveRecipe) -> None:
+        restore.settle()
+        self._saver.use_recipe(recipe, in_background=restore.settled is not None)
+
     def latest_step(self) -> int | None:
         """The newest step that this process knows to be whole in some tier; None if there is none.
 
@@ -258,7 +265,7 @@ class EmergencyCheckpointer:
         return steps[-1] if steps else None
 
     def all_steps(self) -> list[int]:
-        """Steps known to be whole, oldest first. As ``latest_step``."""
+        """Steps known to be whole, oldest first: in RAM the newest one. As ``latest_step``."""
         return self._steps.known()
 
     @property

@@ -78,14 +78,16 @@ class Striped:
         a part of it: to fetch it would take longer than to keep it.
 
     Raises:
-      ConfigError: fewer than one copy, or negative bytes.
+      ConfigError: fewer than one copy, negative bytes, or what is no whole number.
     """
 
     copies: int
     everywhere_below_bytes: int = 64 * 1024
 
     def __post_init__(self) -> None:
-        if self.copies < 1 or self.everywhere_below_bytes < 0:
+        numbers: tuple[object, ...] = (self.copies, self.everywhere_below_bytes)
+        whole = all(type(number) is int for number in numbers)
+        if not whole or self.copies < 1 or self.everywhere_below_bytes < 0:
             raise ConfigError([f"{self} is no placement: at least one copy, no negative size"])
 
 

@@ -27,6 +27,10 @@ _PIECES_PER_PROCESS = (None, 4, 16, 64)
 """Sizes that are tried: boxes as they are, then pieces of so many to a process's share."""
 
 
+_MOST_TILES = 1024
+"""So many boxes that were not saved are made up at least, if need be."""
+
+
 class StoredArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How storage holds one leaf.
 
@@ -64,26 +68,29 @@ def assign_reads(
 
     The boxes of all processes together hold every element of every target, and no chunk is in
     two of them. A box goes to a process that needs it where the balance allows: no process reads
-    more than its share by over ``TOLERANCE``, or, where chunks are too coarse for that, by over
-    one chunk. Boxes are those that were saved, so that their CRCs can be checked, else the
-    targets' own, where these are whole chunks; they are split only for the balance. Targets without
-    elements need no read. Deterministic.
+    more than its share by over ``TOLERANCE``, or, where that is too coarse, by over one chunk or
+    saved box. Boxes are those that were saved, and these are never split: who reads one has it
+    whole, and checks its CRC before anybody else can get it. Else they are the targets' own, where
+    these are whole chunks, and split only for the balance. Targets without elements need no read.
+    Deterministic.
 
     Args:
       targets: what each process of the job needs. Share the tuple between equals.
       arrays: how each leaf is stored. Leaves that are not named here are not read.
-      saved: the boxes of each leaf that its CRCs are known of.
+      saved: the boxes of each leaf that its CRCs are known of; some may be missing.
     """
     needs = _needs(targets, arrays)
+    known = {leaf: frozenset(saved.get(leaf, ())) for leaf in needs}
     for leaf, boxes in needs.items():
-        if leaf in saved and _are_whole_chunks(saved[leaf], arrays[leaf]):
-            needs[leaf] = _needing(sorted(saved[leaf]), boxes)
+        tiles = _tiles(known[leaf], arrays[leaf])
+        if tiles:
+            needs[leaf] = _needing(tiles, boxes)
     total_bytes = 0
     assigned: dict[int, list[ShardId]] = {}
     for pieces in _PIECES_PER_PROCESS:
         share_bytes = total_bytes / len(targets)
         limit_bytes = None if pieces is None else max(1, int(share_bytes / pieces))
-        units = _units(needs, arrays, limit_bytes)
+        units = _units(needs, arrays, known, limit_bytes)
         total_bytes = sum(unit.size_bytes for unit in units)
         assigned, most_bytes = _deal(units, sorted(targets))
         if most_bytes <= (1 + TOLERANCE) * total_bytes / len(targets):
@@ -116,16 +123,20 @@ def _needs(
 def _units(
     needs: Mapping[str, Mapping[Box, tuple[int, ...]]],
     arrays: Mapping[str, StoredArray],
+    known: Mapping[str, Collection[Box]],
     limit_bytes: int | None,
 ) -> list[_Unit]:
-    """Boxes of whole chunks, no larger than the limit where chunks allow, largest first."""
+    """Boxes of whole chunks, no larger than the limit where chunks allow, largest first.
+
+    Those that are ``known`` stay whole.
+    """
     units: list[_Unit] = []
     for leaf in sorted(needs):
         array, boxes = arrays[leaf], needs[leaf]
         if not _are_whole_chunks(boxes, array):
             boxes = _blocks(boxes, array, limit_bytes)
         for box, members in boxes.items():
-            for piece in _split(box, array, limit_bytes):
+            for piece in [box] if box in known[leaf] else _split(box, array, limit_bytes):
                 units.append(_Unit(_size_bytes(piece, array), ShardId(leaf, piece), members))
     units.sort(key=lambda unit: (-unit.size_bytes, unit.shard))
     return units
@@ -145,6 +156,25 @@ def _are_whole_chunks(boxes: Iterable[Box], array: StoredArray) -> bool:
         if any(first[1] > second[0] for first, second in pairwise(spans)):
             return False
     return True
+
+
+def _tiles(saved: Collection[Box], array: StoredArray) -> list[Box]:
+    """The saved boxes, and what the same cuts make of the rest of the array; sorted.
+
+    Nothing when the saved boxes are not whole chunks, or too few to tell where the cuts were.
+    """
+    if not saved or not _are_whole_chunks(saved, array):
+        return []
+    cuts: list[list[tuple[int, int]]] = []
+    for axis, size in enumerate(array.shape):
+        spans = sorted({box[axis] for box in saved})
+        ends = [0, *(stop for _, stop in spans)]
+        starts = [*(start for start, _ in spans), size]
+        gaps = [(end, start) for end, start in zip(ends, starts, strict=True) if end < start]
+        cuts.append(sorted([*spans, *gaps]))
+    if prod(map(len, cuts)) > _MOST_TILES + 2 * len(saved):
+        return []
+    return list(product(*cuts))
 
 
 def _blocks(

@@ -265,14 +265,18 @@ def joined_errors(errors: Mapping[int, str]) -> str:
 def do_and_tell(work: Callable[[], object], tell: Callable[[str], Told]) -> Told:
     """Do ``work``, ``tell`` the others how it went, and return what that gives.
 
-    ``tell`` gets the text of ``work``'s CheckpointError, empty when all is well; that error is
-    raised after it.
+    ``tell`` gets the text of ``work``'s error, empty when all is well; that error is raised after
+    it, as a CheckpointError.
     """
     failure: CheckpointError | None = None
     try:
         work()
     except CheckpointError as error:
         failure = error
+    except Exception as error:  # noqa: BLE001 - else it is raised here alone, and others wait
+        text = f"unexpected {type(error).__name__}: {error}"
+        failure = CheckpointError("do", "what all wait for", text)
+        failure.__cause__ = error
     told = tell(str(failure or "")[:ERROR_LIMIT_CHARS])
     if failure is not None:
         raise failure

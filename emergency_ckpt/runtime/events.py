@@ -26,9 +26,7 @@ class Event:
 
 Listener = Callable[[Event], None]
 
-_WARNINGS = frozenset(
-    {"save.failed", "save.incomplete", "persistent.failed", "restore.quarantined", "divergence"}
-)
+_WARNINGS = frozenset({"save.incomplete", "persistent.failed", "restore.quarantined", "divergence"})
 
 
 class EventSink:

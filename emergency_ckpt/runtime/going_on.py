@@ -35,8 +35,8 @@ def go_on_together(
 ) -> str:
     """Do ``work`` and return when all have; ``watch`` goes on from the same number. Collective.
 
-    Raises this process's own CheckpointError; returns the errors of the others, empty when it went
-    well everywhere.
+    Raises this process's own error, as a CheckpointError; returns the errors of the others, empty
+    when it went well everywhere.
     """
 
     def tell(error: str) -> str:

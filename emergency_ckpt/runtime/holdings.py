@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Generator
 from contextlib import AbstractContextManager
 
 from emergency_ckpt._native import Mapping
@@ -27,20 +28,42 @@ class HostStateInbox:
     """Host states that peers pushed, for the writers of the persistent tier. Bounded.
 
     The local tier forgets host states of older saves; a persistent save may still need them.
+    Nothing tells a push for it from one for a local save: a persistent save says what to keep.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._by_save: OrderedDict[SaveId, dict[int, bytes]] = OrderedDict()
+        self._kept: set[SaveId] = set()
 
     def put(self, save: SaveId, owner: int, data: bytes) -> None:
-        """Keep a pushed document; the oldest save goes when there are too many."""
+        """Keep a pushed document; of what is not ``kept`` the oldest goes when there is much."""
         with self._changed:
             self._by_save.setdefault(save, {})[owner] = data
             self._by_save.move_to_end(save)
-            while len(self._by_save) > _INBOX_SAVES:
-                self._by_save.popitem(last=False)
+            self._trim()
             self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def kept(self, save: SaveId) -> Generator[None]:
+        """What is pushed for ``save`` stays, however many other saves come, until this is left.
+
+        For the time of one persistent save, of which there is one at a time. What came before
+        counts too, if it is still here.
+        """
+        with self._changed:
+            self._kept.add(save)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._kept.discard(save)
+                self._trim()
+
+    def _trim(self) -> None:
+        others = [save for save in self._by_save if save not in self._kept]
+        for save in others[: max(0, len(others) - _INBOX_SAVES)]:
+            del self._by_save[save]
 
     def wait_for(
         self,

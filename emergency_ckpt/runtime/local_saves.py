@@ -99,6 +99,8 @@ class LocalSaves:
         except Exception as error:  # noqa: BLE001 - recorded, voted, raised by check_for_errors
             refusal = error
             ballot = Ballot(refused=f"{type(error).__name__}: {error}")
+            # Nobody reads it any more: training must not wait for it until the others have voted.
+            job.snapshot.close()
         outcome = self._vote.cast(job.save, ballot)
         self._settle(job.save, outcome, refusal, time.monotonic() - started_s)
         if outcome.ballots:

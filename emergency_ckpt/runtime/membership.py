@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 from typing import Protocol
 
-from emergency_ckpt.runtime.coordination import connect
+from emergency_ckpt.runtime.coordination import connect, own_address
 from emergency_ckpt.runtime.holdings import ProcessHoldings
 from emergency_ckpt.runtime.peers import Peers, agree_secret, agree_start
 from emergency_ckpt.tiers.local import LocalTier
@@ -23,7 +23,7 @@ class Settings(Protocol):
     @property
     def secret_file(self) -> str | None: ...
     @property
-    def bind_host(self) -> str: ...
+    def bind_host(self) -> str | None: ...
     @property
     def bind_port(self) -> int: ...
     @property
@@ -110,7 +110,7 @@ class Membership:
             self.holdings,
             run_id=self._run_id,
             secret=secret,
-            bind_host=settings.bind_host,
+            bind_host=settings.bind_host or own_address(),
             port=settings.bind_port,
             io_timeout_s=settings.transfer_timeout_s,
         )

@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import queue
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -40,6 +41,7 @@ from emergency_ckpt.runtime.persistent_save_keys import (
 )
 from emergency_ckpt.runtime.worker import Failures
 from emergency_ckpt.tiers import host_state as host_states
+from emergency_ckpt.tiers.orbax_writing import MEETINGS
 from emergency_ckpt.tiers.persistent import PersistentTier
 from emergency_ckpt.tiers.removal import StepShelf
 from emergency_ckpt.tiers.state_tree import StateTree
@@ -89,6 +91,42 @@ class _Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     error: str = ""
     written: _Written = _Written()
+
+
+class _Meetings:
+    """Where the writers of one save wait for each other. Thread-safe.
+
+    One that has failed tells those who still wait for it: they must not run into their deadline.
+    """
+
+    def __init__(self, keys: PersistentSaveKeys, save: SaveId, members: Sequence[int]) -> None:
+        self._keys = keys
+        self._save = save
+        self._has_others = len(members) > 1
+        self._ahead: deque[str] = deque(MEETINGS)
+
+    def meet(self, name: str, others: Sequence[int], deadline_s: float) -> None:
+        """As ``orbax_writing.Meet``; PersistentTierError when one of the ``others`` has failed."""
+        step = f"step {self._save.step}"
+        try:
+            self._ahead.remove(name)
+        except ValueError:
+            raise PersistentTierError("save", step, "this process has given it up") from None
+        if self._has_others:
+            self._keys.put(self._save, name, b"")
+        for writer in others:
+            reason = self._keys.get(self._save, name, writer, deadline_left_s(deadline_s))
+            if reason:
+                problem = f"process {writer} failed: {reason.decode()}"
+                raise PersistentTierError("save", step, problem)
+
+    def leave(self, reason: str) -> None:
+        """Tell all who still come that this process has failed, and come to no more meetings."""
+        with contextlib.suppress(IndexError):
+            while True:
+                name = self._ahead.popleft()
+                if self._has_others:
+                    self._keys.put(self._save, name, reason.encode())
 
 
 class PersistentSaves:
@@ -247,7 +285,12 @@ class PersistentSaves:
     def _write_tensors(
         self, job: PersistentSave, shards: Mapping[ShardId, HostShard], members: tuple[int, ...]
     ) -> None:
-        self._tier.write_tensors(job.save, job.tree, shards, members)
+        meetings = _Meetings(self._keys, job.save, members)
+        try:
+            self._tier.write_tensors(job.save, job.tree, shards, members, meetings.meet)
+        except Exception as error:
+            meetings.leave(_text_of(error)[:500])
+            raise
         self._events.emit("persistent.tensors_written", step=job.save.step)
 
     def _write_documents(

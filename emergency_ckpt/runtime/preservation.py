@@ -6,6 +6,8 @@ import contextlib
 import threading
 from collections.abc import Generator
 
+from absl import logging
+
 from emergency_ckpt.core.retention import choose_removals
 from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.runtime.events import EventSink
@@ -37,7 +39,9 @@ class Preservation:
         self._failures = failures
         self._policy = policy
         self._keep = keep_last_n, keep_every_n_steps
-        self._removing = threading.Lock()
+        self._changed = threading.Condition()
+        self._holders = 0
+        self._is_removing = False
         self._is_on = policy is not None or keep_last_n is not None
         self._worker: BackgroundWorker | None = None
         if self._is_on:
@@ -53,9 +57,22 @@ class Preservation:
 
     @contextlib.contextmanager
     def held(self) -> Generator[None]:
-        """Nothing is removed inside: a restore may be reading any step. Waits for a removal."""
-        with self._removing:
+        """Nothing is removed inside: a restore may be reading any step.
+
+        A removal under way ends with the step that it is at, which is waited for, but no longer
+        than for storage. Where that does not answer, that step, an old one, may still go inside:
+        a restore must not hang on it, nor fail on one process alone.
+        """
+        with self._changed:
+            self._holders += 1
+            if not self._changed.wait_for(lambda: not self._is_removing, self._shelf.timeout_s):
+                logging.warning("an old persistent step is still being removed; going on")
+        try:
             yield
+        finally:
+            with self._changed:
+                self._holders -= 1
+                self._changed.notify_all()
 
     def wait_idle(self, timeout_s: float) -> bool:
         """True once nothing is being removed; False when that takes longer."""
@@ -67,21 +84,31 @@ class Preservation:
             self._worker.stop(timeout_s)
 
     def _run(self) -> None:
-        with self._removing:
-            try:
-                records = self._shelf.records()
-                last_n, every_n = self._keep
-                wanted = wanted_steps(
-                    records, self._policy, keep_last_n=last_n, keep_every_n_steps=every_n
-                )
-                removals = choose_removals([record.step for record in records], wanted)
-                for step in removals.steps:
-                    self._events.emit("persistent.removing", step=step)
-                    self._shelf.remove(step)
-                    self._events.emit("persistent.removed", step=step)
-            except Exception as error:  # noqa: BLE001 - storage or the user's policy; saves go on
-                failure = SaveFailed(
-                    "remove", "old steps of the persistent tier", f"{type(error).__name__}: {error}"
-                )
-                failure.__cause__ = error
-                self._failures.record(failure)
+        with self._changed:
+            self._changed.wait_for(lambda: self._holders == 0)
+            self._is_removing = True
+        try:
+            self._remove_unwanted()
+        except Exception as error:  # noqa: BLE001 - storage or the user's policy; saves go on
+            failure = SaveFailed(
+                "remove", "old steps of the persistent tier", f"{type(error).__name__}: {error}"
+            )
+            failure.__cause__ = error
+            self._failures.record(failure)
+        finally:
+            with self._changed:
+                self._is_removing = False
+                self._changed.notify_all()
+
+    def _remove_unwanted(self) -> None:
+        records = self._shelf.records()
+        last_n, every_n = self._keep
+        wanted = wanted_steps(records, self._policy, keep_last_n=last_n, keep_every_n_steps=every_n)
+        removals = choose_removals([record.step for record in records], wanted)
+        for step in removals.steps:
+            with self._changed:
+                if self._holders:
+                    return  # the next save looks again
+            self._events.emit("persistent.removing", step=step)
+            self._shelf.remove(step)
+            self._events.emit("persistent.removed", step=step)

@@ -24,7 +24,6 @@ from emergency_ckpt.runtime.restore_dialogue import RestoreDialogue
 from emergency_ckpt.runtime.restore_host_state import HostStateRemap, fetch_documents
 from emergency_ckpt.runtime.restore_leader import RestoreLeader, Wanted, persistent_unusable
 from emergency_ckpt.runtime.restore_types import (
-    LoadPart,
     LoadPlan,
     PlanFailed,
     Status,
@@ -33,7 +32,7 @@ from emergency_ckpt.runtime.restore_types import (
 )
 from emergency_ckpt.runtime.shard_collection import ShardCollection
 from emergency_ckpt.runtime.shard_fetch import CopiesFailed
-from emergency_ckpt.runtime.storage_load import NotAsSaved, StorageLoad, checked
+from emergency_ckpt.runtime.storage_load import StorageLoad
 from emergency_ckpt.tiers.host_state import HostStateDocument
 from emergency_ckpt.tiers.local import LocalTier
 from emergency_ckpt.tiers.materialize import materialize
@@ -301,12 +300,10 @@ class Bringing:
             keeping=self._wish.keeping,
             deadline_s=self._deadline_s,
         )
-        bytes_of, tier = shards.bytes_of, "local"
-        if self._loaded is not None and self._loaded.save == save:
-            tier = "persistent"
-            bytes_of = checked(bytes_of, self._loaded.parts.get(me, LoadPart()))
+        loaded = self._loaded is not None and self._loaded.save == save
+        tier = "persistent" if loaded else "local"
         with shards.collecting(part) as arrivals:
-            state = materialize(self._wish.tree, self._wish.like, bytes_of, arrivals)
+            state = materialize(self._wish.tree, self._wish.like, shards.bytes_of, arrivals)
         tally = shards.tally
         parts.events.emit(
             "restore.fetched",
@@ -330,9 +327,7 @@ def _status_of(error: Exception, answer: RestorePlan | LoadPlan | UsePrefetched)
     if isinstance(error, CopiesFailed):
         return Status(str(error), error.unusable)
     is_load = isinstance(answer, LoadPlan)
-    if isinstance(error, PersistentTierError | NotAsSaved) or (
-        isinstance(error, CorruptData) and is_load
-    ):
+    if isinstance(error, PersistentTierError) or (isinstance(error, CorruptData) and is_load):
         step = () if isinstance(answer, UsePrefetched) else (persistent_unusable(answer.step),)
         return Status(str(error)[:ERROR_LIMIT_CHARS], step)
     if isinstance(error, CorruptData):

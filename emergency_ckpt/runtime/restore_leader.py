@@ -296,8 +296,6 @@ class RestoreLeader:
             self._loaded = loading
             return Verdict(loaded=True)
         found = {q for status in statuses.values() for q in status.unusable}
-        if self._loaded is not None and persistent_unusable(self._loaded.step) in found:
-            found |= self._loaded_copies(self._loaded)
         new = found - self._inventory.quarantined
         self._attempts += 1
         text = "; ".join(f"process {p}: {s.error}" for p, s in list(failed.items())[:4])
@@ -310,15 +308,6 @@ class RestoreLeader:
         )
         self._events.emit("restore.replanned", attempt=self._attempts, reason=text[:500])
         return Verdict()
-
-    def _loaded_copies(self, plan: LoadPlan) -> set[Quarantined]:
-        """Every copy in RAM of a step whose bytes from storage turned out to be wrong."""
-        return {
-            Quarantined(holder.holder, held.digest)
-            for holder in self._inventory.holders
-            for held in holder.tensors
-            if held.save == plan.save
-        }
 
 
 @contextlib.contextmanager

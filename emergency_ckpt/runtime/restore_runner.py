@@ -6,10 +6,19 @@ import dataclasses
 import time
 from collections.abc import Sequence
 
+from absl import logging
+
 from emergency_ckpt.core.plan_types import NoPlan
 from emergency_ckpt.core.prefetch_use import PrefetchWord
+from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.runtime.prefetch import Prefetch
-from emergency_ckpt.runtime.restore_bringing import Bringing, Brought, RestoreParts, Wish
+from emergency_ckpt.runtime.restore_bringing import (
+    AllBrought,
+    Bringing,
+    Brought,
+    RestoreParts,
+    Wish,
+)
 from emergency_ckpt.runtime.restore_host_state import HostStatePush, put_back
 from emergency_ckpt.runtime.restore_types import PlanFailed, RestoreReport, no_plan_error
 from emergency_ckpt.tiers import host_state as host_states
@@ -67,7 +76,9 @@ class _HostState:
 
 
 class Restore:
-    """One restore; ``run`` is collective and is called once. ``number`` is the same everywhere.
+    """One restore: ``run``, which is collective, then ``settle``; each once, on all processes.
+
+    ``number`` is the same everywhere.
 
     ``prefetch``: what this process has prefetched for it, or for another one; None: nothing.
     """
@@ -92,15 +103,16 @@ class Restore:
             prefetch.wait()
         self._bringing = Bringing(parts, wish, f"restore/{number}")
         self._host_state = _HostState(parts, host_state, buddies)
+        self._found: AllBrought | None = None
+        self.settled: Restored | None = None
 
-    def run(self) -> Restored | None:
-        """Bring back the newest whole step; None when there never was one.
+    def run(self) -> None:
+        """Bring back the newest whole step, if there ever was one.
 
-        A peer may be a moment behind: nobody may train before all are through this. Raises the
-        same kind of error on every process, and then leaves the host state as it was.
+        Raises the same kind of error on every process, and then leaves the host state as it was.
         """
         try:
-            return self._run()
+            self._run()
         except BaseException:
             self.undo()
             raise
@@ -112,24 +124,51 @@ class Restore:
         """Put the host state back to where it was before ``run``."""
         self._host_state.undo()
 
-    def _run(self) -> Restored | None:
+    def settle(self) -> None:
+        """Forget what is newer than what ``run`` brought; then that is ``settled``.
+
+        Of this process alone, as are its errors: all must hear of them, and nobody may train before
+        all are through this.
+        """
+        tier = self._parts.tier
+        if self._found is None:
+            # Leftovers of saves that never became whole must not mix with what comes.
+            tier.invalidate_newer(SaveId(-1, "", self._parts.run_id))
+            self._parts.events.emit("restore.nothing")
+            return
+        brought = self._found.brought
+        # No leftover of another life may ever look newer than what training goes on from.
+        if not self._keep_newer:
+            tier.invalidate_newer(brought.save)
+        self._note_complete(brought.save)
+        self._host_state.finish()
+        report = self._finished(brought)
+        self.settled = Restored(brought.state, report, brought.save, self._found.incarnation)
+
+    def _note_complete(self, save: SaveId) -> None:
+        """Put it on record. A failure is told and ends nothing, as after a save.
+
+        The step is whole without the record, which only tells a loss of everything from a fresh
+        start. A ramdisk that others have filled must not keep all from what RAM still holds.
+        """
+        try:
+            self._parts.tier.note_complete(save)
+        except (CheckpointError, OSError) as error:
+            logging.warning("step %d is not on record as complete: %s", save.step, error)
+            self._parts.events.emit(
+                "restore.note", text=f"step {save.step} is not on record as complete: {error}"
+            )
+
+    def _run(self) -> None:
         self._parts.events.emit("restore.started", requested_step=self._wish.requested_step)
         prefetch = self._prefetch
         word = PrefetchWord() if prefetch is None else prefetch.word_on(self._wish)
         ready = prefetch if word.kind == "ready" else None
         outcome = self._bringing.run(self._host_state, word, ready)
         if isinstance(outcome, NoPlan | PlanFailed):
-            return self._without_plan(outcome)
-        brought = outcome.brought
-        self._forget_newer(brought.save)
-        return Restored(brought.state, self._finished(brought), brought.save, outcome.incarnation)
-
-    def _forget_newer(self, kept: SaveId) -> None:
-        """No leftover of another life may ever look newer than what training goes on from."""
-        if not self._keep_newer:
-            self._parts.tier.invalidate_newer(kept)
-        self._parts.tier.note_complete(kept)
-        self._host_state.finish()
+            self._without_plan(outcome)
+        else:
+            self._found = outcome
 
     def _finished(self, brought: Brought) -> RestoreReport:
         tally, prefetch = brought.tally, self._prefetch
@@ -167,6 +206,3 @@ class Restore:
             self._parts.events.emit("restore.note", text=note)
         if answer.kind != "nothing":
             raise no_plan_error(answer, f"run {self._parts.run_id!r}")
-        # Leftovers of saves that never became whole must not mix with what comes.
-        self._parts.tier.invalidate_newer(SaveId(-1, "", self._parts.run_id))
-        self._parts.events.emit("restore.nothing")

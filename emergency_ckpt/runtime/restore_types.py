@@ -81,13 +81,11 @@ class LoadPart(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
 
     Attributes:
       arrays: how the leaves of ``reads`` are stored.
-      whole: CRC32C of boxes that this process needs and several processes read in parts.
     """
 
     reads: tuple[StorageRead, ...] = ()
     arrays: dict[str, StoredArray] = {}
     documents: tuple[DocumentRead, ...] = ()
-    whole: tuple[StorageRead, ...] = ()
 
 
 class LoadPlan(msgspec.Struct, frozen=True, tag="load", forbid_unknown_fields=True):

@@ -5,6 +5,7 @@ Everything here runs in the training thread, but for the short functions that it
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Mapping
@@ -14,11 +15,13 @@ import jax
 from absl import logging
 
 from emergency_ckpt.core.save_agreement import TierName
+from emergency_ckpt.core.save_decision import check_metrics
 from emergency_ckpt.errors import CheckpointError, DeadlineExceeded, SaveFailed
 from emergency_ckpt.runtime import save_recipe
 from emergency_ckpt.runtime.coordination import Coordinator
 from emergency_ckpt.runtime.due_saves import DueSaves
 from emergency_ckpt.runtime.events import EventSink
+from emergency_ckpt.runtime.holdings import HostStateInbox
 from emergency_ckpt.runtime.local_saves import LocalSave, LocalSaves
 from emergency_ckpt.runtime.persistent_saves import PersistentSave, PersistentSaves
 from emergency_ckpt.runtime.preemption import PREEMPTED_EXIT_CODE, PreemptionWatch
@@ -65,6 +68,7 @@ class SaverParts:
     """What the saver works with. ``persistent`` and ``preservation``: None without that tier.
 
     Attributes:
+      inbox: what others push for the persistent saves of this process.
       before_save: called when a save of a step starts; gives what its background part does first,
         if anything.
     """
@@ -80,6 +84,7 @@ class SaverParts:
     watch: PreemptionWatch
     events: EventSink
     failures: Failures
+    inbox: HostStateInbox
     before_save: Callable[[int], Callable[[], object] | None]
 
 
@@ -158,6 +163,8 @@ class Saver:
         if self._goes_on_from is not None:
             self._parts.tier.invalidate_newer(self._goes_on_from)
             self._goes_on_from = None
+        if metrics is not None:
+            check_metrics(metrics)
         request = _Request(step, state, host_state, metrics, time.monotonic())
         if preempted:
             return self._save_preempted(request)
@@ -204,7 +211,12 @@ class Saver:
         waits = name == "persistent" or first is not None or number is not None
         snapshot.start(everything=waits)
         self._parts.events.emit("save.started", step=request.step, tier=name)
-        schedule.start(closing(snapshot, work))
+        with contextlib.ExitStack() as kept:
+            if name == "persistent":
+                save = SaveId(request.step, self._incarnation, self._parts.run_id)
+                # Until it is over: local saves go on, and with them what is pushed for those.
+                kept.enter_context(self._parts.inbox.kept(save))
+            schedule.start(closing(kept.pop_all(), closing(snapshot, work)))
         if not snapshot.wait_captured(settings.save_timeout_s):
             snapshot.close()  # fails the save; training goes on
         schedule.note_started(request.step, time.monotonic() - request.begun_s)

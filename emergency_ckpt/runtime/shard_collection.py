@@ -17,6 +17,7 @@ from emergency_ckpt.core.plan_types import FetchGroup, ProcessPlan, selected
 from emergency_ckpt.errors import (
     RamdiskFull,
     RestoreFailed,
+    SlotBusy,
 )
 from emergency_ckpt.runtime.arrivals import Arrivals
 from emergency_ckpt.runtime.events import EventSink
@@ -84,7 +85,13 @@ class ShardCollection:
                 yield from self._arrivals
                 collected.result()
 
-            yield arrivals()
+            try:
+                yield arrivals()
+            except Exception as error:
+                # What is used of a slot that was given up fails too: say what it was given up for.
+                if (cause := collected.exception()) is not None:
+                    raise cause from error
+                raise
             collected.result()
 
     def _collect(self, plan: ProcessPlan) -> None:
@@ -255,7 +262,7 @@ class ShardCollection:
         """A slot that holds nothing this restore may still need, as long as the RAM suffices."""
         try:
             return self._tier.begin_write(self._save, size_bytes, allow_extra=True, sparse=True)
-        except RamdiskFull:
+        except (RamdiskFull, SlotBusy):
             # Older steps go first: they are second choice, and peers have copies.
             self._tier.protect([self._save])
             return self._tier.begin_write(self._save, size_bytes, allow_extra=True)

@@ -9,18 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from emergency_ckpt._native import crc32c
-from emergency_ckpt.core.boxes import volume
 from emergency_ckpt.core.plan_types import RestorePlan, TargetSet
 from emergency_ckpt.core.storage_read import StoredArray, assign_reads
-from emergency_ckpt.errors import CorruptData, RamdiskFull
+from emergency_ckpt.errors import CorruptData, RamdiskFull, SlotBusy
 from emergency_ckpt.runtime.restore_types import DocumentRead, LoadPart, LoadPlan, StorageRead
 from emergency_ckpt.tiers import host_state as host_states
 from emergency_ckpt.tiers.local import LocalTier, SlotWriter
 from emergency_ckpt.tiers.manifest import build_contents, lay_out, shard_nbytes
-from emergency_ckpt.tiers.materialize import BytesOf
 from emergency_ckpt.tiers.persistent import PersistentTier, StoredStep
 from emergency_ckpt.types import Box, LeafSpec, SaveId, ShardId
 
@@ -45,10 +41,8 @@ def plan_load(
     for shard in stored.crcs:
         saved.setdefault(shard.leaf, []).append(shard.box)
     reads = assign_reads(targets, arrays, saved)
-    read_whole = {shard for shards in reads.values() for shard in shards}
     parts: dict[int, LoadPart] = {}
     for process, shards in reads.items():
-        in_parts = [s for s in targets[process] if s in stored.crcs and s not in read_whole]
         parts[process] = LoadPart(
             reads=tuple(StorageRead(shard, stored.crcs.get(shard)) for shard in shards),
             arrays={leaf: arrays[leaf] for leaf in sorted({shard.leaf for shard in shards})},
@@ -58,7 +52,6 @@ def plan_load(
             )
             if wants_host_state
             else (),
-            whole=tuple(StorageRead(s, stored.crcs[s]) for s in in_parts if volume(s.box)),
         )
     return LoadPlan(
         step=plan.step,
@@ -136,7 +129,7 @@ class StorageLoad:
         self._tier.protect(held.save for held in self._tier.held()[0])
         try:
             return self._tier.begin_write(self._plan.save, size_bytes, allow_extra=True)
-        except RamdiskFull:
+        except (RamdiskFull, SlotBusy):
             self._tier.protect([self._plan.save])
             return self._tier.begin_write(self._plan.save, size_bytes, allow_extra=True)
 
@@ -170,28 +163,3 @@ def _check_crc(plan: LoadPlan, shard: ShardId, expected: int | None, actual: int
             expected=f"{expected:08x}",
             actual=f"{actual:08x}",
         )
-
-
-class NotAsSaved(CorruptData):
-    """A box that came from storage in parts does not have the CRC of capture time."""
-
-
-def checked(bytes_of: BytesOf, part: LoadPart) -> BytesOf:
-    """Check boxes that several processes read in parts: each part alone has no CRC to compare."""
-    expected = {each.shard: each.crc32c for each in part.whole}
-
-    def check(shard: ShardId) -> npt.NDArray[np.uint8]:
-        data = bytes_of(shard)
-        wanted = expected.get(shard)
-        actual = wanted if wanted is None else crc32c(data.data)
-        if actual != wanted:
-            raise NotAsSaved(
-                "restore",
-                f"{shard.leaf}{shard.box}",
-                "its CRC32C is not that of capture time",
-                expected=f"{wanted:08x}",
-                actual=f"{actual:08x}",
-            )
-        return data
-
-    return check

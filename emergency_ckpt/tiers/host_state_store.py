@@ -18,7 +18,9 @@ from emergency_ckpt.tiers.claims import HOST_STATE_DIRECTORY
 from emergency_ckpt.tiers.host_state import HostStateDocument, decode, document_name
 from emergency_ckpt.types import SaveId
 
-MAX_SAVES = 8
+MAX_SAVES = 72
+"""More than ``local_keep_last_n`` can ask for: host states stay as long as their tensors."""
+
 MAX_DOCUMENTS = 4096
 MAX_TOTAL_DOCUMENTS_AT_LIMIT = 16
 """All documents together are at most this many times the bound of one."""

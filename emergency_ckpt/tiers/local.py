@@ -61,6 +61,7 @@ class LocalTier(HeldCopies):
         self._saving = threading.Lock()
         self._closing = threading.Event()
         self._prefaulter: threading.Thread | None = None
+        self._to_prefault: list[int | None] = []  # asked for, and not begun
 
     @classmethod
     def open(
@@ -203,15 +204,15 @@ class LocalTier(HeldCopies):
         """Touch the pages of all slots in a thread of its own, so that saves find them mapped.
 
         With ``reserve_bytes`` it does ``reserve`` first, for which ``check_reservable`` has found
-        room: saves wait for it. Changes no byte. A failure is logged; the next save meets it.
+        room: saves wait for it. What is asked for while that thread is at work, it does next.
+        Changes no byte. A failure is logged; the next save meets it.
         """
-        if self._prefaulter is not None and self._prefaulter.is_alive():
-            return
-        # Not a daemon: one that is inside native code when the interpreter ends aborts it.
-        self._prefaulter = threading.Thread(
-            target=self._prefault, args=(reserve_bytes,), name="eckpt-prefault"
-        )
-        self._prefaulter.start()
+        with self._lock:
+            self._to_prefault.append(reserve_bytes)
+            if self._prefaulter is None or not self._prefaulter.is_alive():
+                # Not a daemon: one that is inside native code when the interpreter ends aborts it.
+                self._prefaulter = threading.Thread(None, self._prefault_all, "eckpt-prefault")
+                self._prefaulter.start()
 
     def begin_write(
         self, save: SaveId, nbytes: int, *, allow_extra: bool = False, sparse: bool = False
@@ -328,8 +329,8 @@ class LocalTier(HeldCopies):
         if self._closing.is_set():
             return
         self._closing.set()
-        if self._prefaulter is not None:
-            self._prefaulter.join(_CLOSE_TIMEOUT_S)
+        if (prefaulter := self._prefaulter) is not None:
+            prefaulter.join(_CLOSE_TIMEOUT_S)
         with self._lock:
             for place in self._directories():
                 place.close()
@@ -372,6 +373,15 @@ class LocalTier(HeldCopies):
         with self._lock:
             self._own.slots.append(slot)
         return slot
+
+    def _prefault_all(self) -> None:
+        while True:
+            with self._lock:
+                if not self._to_prefault:
+                    self._prefaulter = None
+                    return
+                asked, self._to_prefault = self._to_prefault, []
+            self._prefault(max((size for size in asked if size is not None), default=None))
 
     def _prefault(self, reserve_bytes: int | None) -> None:
         try:

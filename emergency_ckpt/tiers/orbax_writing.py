@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
 
 # What Orbax's default array handler keeps PRNG implementations in has no public name.
 from orbax.checkpoint._src.metadata import array_metadata_store
 from orbax.checkpoint._src.metadata.array_metadata import SerializedArrayMetadata
 from orbax.checkpoint.future import Future
+
+from emergency_ckpt.errors import PersistentTierError
+from emergency_ckpt.tiers.transfers import HostShard
+from emergency_ckpt.types import ShardId
+
+BEGUN = "tensors_begun"
+WRITTEN = "tensors_written"
+MEETINGS = (BEGUN, WRITTEN)
+"""The folders are there, which the first writer makes; all is written, which it then commits."""
+
+Meet = Callable[[str, Sequence[int], float], None]
+"""Tell the other writers that this one has come so far, and wait for some of them.
+
+Called with one of ``MEETINGS``, those to wait for, and a deadline of ``time.monotonic``. Raises at
+the deadline, or when one of them has failed.
+"""
+
+
+def meet_nobody(name: str, others: Sequence[int], deadline_s: float) -> None:
+    """The ``Meet`` of a single writer."""
+    del name, others, deadline_s
 
 
 class _WritersOnly(array_metadata_store.Validator):
@@ -37,21 +61,118 @@ class ArrayWriter(ocp.type_handlers.ArrayHandler):
             use_replica_parallel=len(writers) > 1,
             array_metadata_store=array_metadata_store.Store(),
         )
+        self._lock = threading.Lock()
         self._begun: list[Future] = []
+        self._is_cancelled = False
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits for this save any more."""
+        return self._is_cancelled
+
+    def check(self) -> None:
+        """PersistentTierError once the save is cancelled: storage may answer long after that."""
+        if self._is_cancelled:
+            raise PersistentTierError("save", "a step", "the save was given up")
 
     async def serialize(self, *args: Any, **kwargs: Any) -> Sequence[Future]:
         """As Orbax's."""
+        self.check()
         futures = await super().serialize(*args, **kwargs)
-        self._begun += futures
+        with self._lock:
+            self._begun += futures
+        if self._is_cancelled:  # while these were begun
+            self._cancel_begun()
+            self.check()
         return futures
 
     def cancel(self) -> None:
         """Nobody waits for what is being written any more. From any thread; does not block."""
-        for future in self._begun:
+        self._is_cancelled = True
+        self._cancel_begun()
+
+    def _cancel_begun(self) -> None:
+        with self._lock:
+            begun = list(self._begun)
+        for future in begun:
             future.cancel()
 
 
-def writing_handler(
+def bytes_at_once(buffer_bytes: int, shards: Mapping[ShardId, HostShard]) -> int:
+    """How much of ``shards`` may be on its way to storage; no less than the largest of them.
+
+    Orbax refuses an array that is larger than what may be on its way.
+    """
+    leaves: dict[str, int] = {}
+    for shard, each in shards.items():
+        leaves[shard.leaf] = leaves.get(shard.leaf, 0) + each.view.nbytes
+    return max(buffer_bytes, min(sum(leaves.values()), 2 * max(leaves.values(), default=0)))
+
+
+def write_step(
+    directory: epath.Path,
+    step: int,
+    state: Any,
+    writers: Sequence[int],
+    arrays: ArrayWriter,
+    *,
+    at_once_bytes: int,
+    meet: Callable[[str, Sequence[int]], None],
+) -> None:
+    """Write ``state`` as Orbax's step. Collective over ``writers``, by ``meet`` alone; blocks.
+
+    To Orbax each of them is the only one. Its own barriers have a deadline of minutes that cannot
+    be set, and a thread that still sits in one aborts the process at its end.
+    """
+    first, others = writers[0], writers[1:]
+    is_first = jax.process_index() == first
+    processes = ocp.options.MultiprocessingOptions(
+        primary_host=first, active_processes={jax.process_index()}
+    )
+    options = ocp.CheckpointManagerOptions(
+        create=False,
+        cleanup_tmp_directories=False,
+        enable_async_checkpointing=False,
+        multiprocessing_options=processes,
+        temporary_path_class=_committed_if(arrays.check, directory / str(step)),
+    )
+    handler = _writing_handler(processes, arrays, at_once_bytes=at_once_bytes)
+    begin, finalize = handler.async_save, handler.finalize
+
+    # Set on the object: the name of a class of our own would be written into the step.
+    @functools.wraps(begin)
+    async def meet_and_begin(*args: Any, **kwargs: Any) -> Any:
+        meet(BEGUN, () if is_first else (first,))
+        return await begin(*args, **kwargs)
+
+    @functools.wraps(finalize)
+    def meet_and_finalize(directory: epath.Path) -> None:
+        meet(WRITTEN, others)  # only the first writer comes here
+        arrays.check()
+        finalize(directory)
+
+    handler.async_save = meet_and_begin
+    handler.finalize = meet_and_finalize
+    with ocp.CheckpointManager(directory, options=options, item_handlers=handler) as manager:
+        manager.save(step, args=ocp.args.PyTreeSave(state), force=True)
+        manager.wait_until_finished()
+    if not is_first:
+        meet(WRITTEN, ())
+
+
+def _committed_if(check: Callable[[], None], step: epath.Path) -> type[Any]:
+    """Orbax's own way to commit ``step``, which first asks ``check``."""
+    default: type[Any] = ocp.path.atomicity_defaults.get_default_temporary_path_class(step)
+
+    class Checked(default):
+        async def finalize(self) -> None:
+            check()
+            await super().finalize()
+
+    return Checked
+
+
+def _writing_handler(
     together: ocp.options.MultiprocessingOptions, arrays: ArrayWriter, *, at_once_bytes: int
 ) -> ocp.PyTreeCheckpointHandler:
     """Orbax's own handler; ``at_once_bytes``: how much may be on its way to storage at once."""

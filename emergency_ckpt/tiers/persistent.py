@@ -16,6 +16,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+import jax
 import numpy.typing as npt
 import orbax.checkpoint as ocp
 import tensorstore
@@ -26,9 +27,16 @@ from emergency_ckpt.core.inventory import PersistentStep
 from emergency_ckpt.core.storage_read import StoredArray
 from emergency_ckpt.errors import CorruptData, InvalidState, PersistentTierError
 from emergency_ckpt.tiers.host_state import document_name
-from emergency_ckpt.tiers.orbax_writing import ArrayWriter, writing_handler
+from emergency_ckpt.tiers.orbax_writing import (
+    ArrayWriter,
+    Meet,
+    bytes_at_once,
+    meet_nobody,
+    write_step,
+)
 from emergency_ckpt.tiers.persistent_marker import (
     CHECKSUMS_NAME,
+    HOST_STATE,
     MARKER_NAME,
     StepMarker,
     build_marker,
@@ -50,7 +58,6 @@ STEPS_LOOKED_AT = 16
 
 _ITEM = "default"
 _ITEMS = (_ITEM, "state", "")
-_HOST_STATE = "host_state"
 _HIDDEN = ".orbax-checkpoint-tmp-removed"
 _COMMIT_MARKER = "commit_success.txt"
 """By these, in object stores, Orbax knows a finished step and a finished item."""
@@ -84,6 +91,9 @@ class PersistentTier:
 
     Args:
       buffer_bytes: how much of a process's arrays may be on its way to or from storage at once.
+
+    Attributes:
+      storage: calls below its directory, with the same deadlines and errors.
     """
 
     def __init__(
@@ -93,8 +103,8 @@ class PersistentTier:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         buffer_bytes: int = DEFAULT_BUFFER_BYTES,
     ) -> None:
-        self._storage = StorageDirectory(directory, timeout_s)
-        self._directory = self._storage.path
+        self.storage = StorageDirectory(directory, timeout_s)
+        self._directory = self.storage.path
         self._buffer_bytes = buffer_bytes
 
     @property
@@ -104,7 +114,7 @@ class PersistentTier:
 
     def create(self, deadline_s: float | None = None) -> None:
         """Make the directory; of a bucket, only make sure that it is there."""
-        self._storage.create(deadline_s)
+        self.storage.create(deadline_s)
 
     # Which steps there are
 
@@ -139,16 +149,16 @@ class PersistentTier:
         return sorted(
             step
             for step in marked
-            if self._storage.do("list", f"/{step}", lambda step=step: has_marker(step), deadline_s)
+            if self.storage.do("list", f"/{step}", lambda step=step: has_marker(step), deadline_s)
         )
 
     def _marked_steps(self, deadline_s: float | None) -> dict[int, bool]:
         """Steps that have an Orbax directory; whether there is one of ours beside it."""
-        steps = self._storage.numbers_in(deadline_s=deadline_s)
+        steps = self.storage.numbers_in(deadline_s=deadline_s)
         if not steps:
-            self._storage.check_bucket(deadline_s)
+            self.storage.check_bucket(deadline_s)
             return {}
-        ours = self._storage.numbers_in(_HOST_STATE, deadline_s)
+        ours = self.storage.numbers_in(HOST_STATE, deadline_s)
         return {step: step in ours for step in steps}
 
     def _is_finalized(self, step: int, deadline_s: float | None) -> bool:
@@ -158,7 +168,7 @@ class PersistentTier:
             return bool(ocp.utils.is_checkpoint_finalized(path))
 
         try:
-            return self._storage.do("look at", f"/{step}", finalized, deadline_s)
+            return self.storage.do("look at", f"/{step}", finalized, deadline_s)
         except PersistentTierError as error:
             if isinstance(error.__cause__, ValueError):  # not a directory of Orbax
                 return False
@@ -180,15 +190,15 @@ class PersistentTier:
     def marker(self, step: int, deadline_s: float | None = None) -> StepMarker:
         """The marker of ``step``; PersistentTierError without one."""
         path = self._host_state_dir(step) / MARKER_NAME
-        below = f"/{_HOST_STATE}/{step}/{MARKER_NAME}"
-        data = self._storage.do("read", below, path.read_bytes, deadline_s)
+        below = f"/{HOST_STATE}/{step}/{MARKER_NAME}"
+        data = self.storage.do("read", below, path.read_bytes, deadline_s)
         return decode_marker(data, step, str(path))
 
     # Restore
 
     def describe(self, step: int, deadline_s: float | None = None) -> StoredStep:
         """What is stored under ``step``: metadata only."""
-        deadline_s = self._storage.deadline_s(deadline_s)
+        deadline_s = self.storage.deadline_s(deadline_s)
         is_ours = self._marked_steps(deadline_s).get(step, False)
         marker = self.marker(step, deadline_s) if is_ours else None
         item = (
@@ -201,12 +211,12 @@ class PersistentTier:
             found = open_by_name(item, stored, deadline_s) if stored else None
             return describe_item(item) if found is None else found
 
-        leaves = self._storage.do("describe", f"/{step}", describe, deadline_s)
+        leaves = self.storage.do("describe", f"/{step}", describe, deadline_s)
         crcs: dict[ShardId, int] = {}
         if marker is not None:
             path = self._host_state_dir(step) / CHECKSUMS_NAME
-            below = f"/{_HOST_STATE}/{step}/{CHECKSUMS_NAME}"
-            data = self._storage.do("read", below, path.read_bytes, deadline_s)
+            below = f"/{HOST_STATE}/{step}/{CHECKSUMS_NAME}"
+            data = self.storage.do("read", below, path.read_bytes, deadline_s)
             crcs = decode_checksums(data, marker, str(path))
         return StoredStep(str(item), marker, leaves, crcs)
 
@@ -220,7 +230,7 @@ class PersistentTier:
                     return item
             raise FileNotFoundError("no item of arrays in it (looked for 'default' and 'state')")
 
-        return self._storage.do("describe", f"/{step}", find, deadline_s)
+        return self.storage.do("describe", f"/{step}", find, deadline_s)
 
     def read_boxes(
         self,
@@ -244,7 +254,7 @@ class PersistentTier:
         except CorruptData:
             raise
         except Exception as error:  # TensorStore raises ValueError for all that lies below it
-            raise self._storage.error("read", item.removeprefix(self.directory), error) from error
+            raise self.storage.error("read", item.removeprefix(self.directory), error) from error
 
     def read_document(
         self, step: int, owner: int, count: int, digest: str, deadline_s: float | None = None
@@ -252,9 +262,8 @@ class PersistentTier:
         """One process's host-state document, checked against the ``digest`` of the marker."""
         name = document_name(owner, count)
         path = self._host_state_dir(step) / name
-        data = self._storage.do(
-            "read", f"/{_HOST_STATE}/{step}/{name}", path.read_bytes, deadline_s
-        )
+        below = f"/{HOST_STATE}/{step}/{name}"
+        data = self.storage.do("read", below, path.read_bytes, deadline_s)
         actual = hashlib.sha256(data).hexdigest()
         if actual != digest:
             raise CorruptData(
@@ -270,39 +279,36 @@ class PersistentTier:
         tree: StateTree,
         shards: Mapping[ShardId, HostShard],
         writers: Sequence[int],
+        meet: Meet = meet_nobody,
     ) -> None:
         """Write the state of ``shards`` as Orbax's step. Collective over ``writers``; blocks.
 
         A whole step of the same number that an earlier life left is replaced: the run went back
-        behind it.
+        behind it. ``meet``: where the writers wait for each other.
         """
+        deadline_s = self.storage.deadline_s(None)
         state = as_arrays(tree, shards, writers)
-        processes = ocp.options.MultiprocessingOptions(
-            primary_host=writers[0],
-            active_processes=set(writers),
-            barrier_sync_key_prefix=f"eckpt-{save.incarnation}-{save.step}",
-        )
-        options = ocp.CheckpointManagerOptions(
-            create=False,
-            cleanup_tmp_directories=False,
-            enable_async_checkpointing=False,
-            multiprocessing_options=processes,
-        )
-        # Orbax refuses an array that is larger than what may be on its way.
-        largest = sum(each.view.nbytes for each in shards.values())
-        at_once_bytes = max(self._buffer_bytes, min(largest, 2 * _largest_leaf(shards)))
         arrays = ArrayWriter(writers)
-        handler = writing_handler(processes, arrays, at_once_bytes=at_once_bytes)
 
         def write() -> None:
-            with ocp.CheckpointManager(
-                self._directory, options=options, item_handlers=handler
-            ) as manager:
-                manager.save(save.step, args=ocp.args.PyTreeSave(state), force=True)
-                manager.wait_until_finished()
+            try:
+                write_step(
+                    self._directory,
+                    save.step,
+                    state,
+                    writers,
+                    arrays,
+                    at_once_bytes=bytes_at_once(self._buffer_bytes, shards),
+                    meet=lambda name, others: meet(name, others, deadline_s),
+                )
+            finally:
+                # Late, for nobody. With host states beside it, ``remove_leftovers`` sees it.
+                is_late = arrays.is_cancelled and jax.process_index() == writers[0]
+                if is_late and save.step not in self.storage.numbers_in(HOST_STATE):
+                    self._remove_arrays(save.step)
 
         try:
-            self._storage.do("save", f"/{save.step}", write, repeat=False)
+            self.storage.do("save", f"/{save.step}", write, deadline_s, repeat=False)
         except PersistentTierError:
             # What was given up must not write into a step that is tried again.
             arrays.cancel()
@@ -318,25 +324,25 @@ class PersistentTier:
 
         def clear() -> None:
             (self._host_state_dir(step) / MARKER_NAME).unlink(missing_ok=True)
-            if self._storage.is_object_store:
-                for marker in (_COMMIT_MARKER, f"{_ITEM}/{_COMMIT_MARKER}"):
-                    (self._directory / str(step) / marker).unlink(missing_ok=True)
-                self._storage.clear_folder(str(step))
-            else:
-                self._remove_hidden(step)
-            self._storage.clear_folder(f"{_HOST_STATE}/{step}")
+            self._remove_arrays(step)
+            self.storage.clear_folder(f"{HOST_STATE}/{step}")
 
-        self._storage.do("remove", f"/{step}", clear)
+        self.storage.do("remove", f"/{step}", clear)
 
-    def _remove_hidden(self, step: int) -> None:
-        """Remove a folder of Orbax under a name that it takes for one that was never finished."""
+    def _remove_arrays(self, step: int) -> None:
+        """Make Orbax overlook the step, then remove its folders, also those of unfinished saves."""
+        if self.storage.is_object_store:
+            for marker in (_COMMIT_MARKER, f"{_ITEM}/{_COMMIT_MARKER}"):
+                (self._directory / str(step) / marker).unlink(missing_ok=True)
+            self.storage.clear_folder(str(step))
+            return
         for path in self._directory.glob(f"{step}.orbax-checkpoint-tmp*"):
-            self._storage.clear_folder(path.name)
+            self.storage.clear_folder(path.name)
         whole = self._directory / str(step)
         if whole.exists():
             hidden = f"{step}{_HIDDEN}"
             whole.rename(self._directory / hidden)
-            self._storage.clear_folder(hidden)
+            self.storage.clear_folder(hidden)
 
     def remove_leftovers(self) -> list[int]:
         """Remove what saves that did not end have left; returns their steps.
@@ -344,16 +350,16 @@ class PersistentTier:
         Nobody may be saving to the directory. Steps of plain Orbax are never touched.
         """
         removed: list[int] = []
-        for step in sorted(self._storage.numbers_in(_HOST_STATE)):
+        for step in sorted(self.storage.numbers_in(HOST_STATE)):
             path = self._host_state_dir(step) / MARKER_NAME
-            if not self._storage.do("look at", f"/{step}", path.exists):
+            if not self.storage.do("look at", f"/{step}", path.exists):
                 self.remove(step)
                 removed.append(step)
         return removed
 
     def write_document(self, step: int, owner: int, count: int, data: bytes) -> None:
         """Write one process's document. It counts only once the marker is there."""
-        self._storage.put(f"{_HOST_STATE}/{step}/{document_name(owner, count)}", data)
+        self.storage.put(f"{HOST_STATE}/{step}/{document_name(owner, count)}", data)
 
     def publish(
         self,
@@ -367,23 +373,16 @@ class PersistentTier:
         From then on the step counts.
         """
         checksums = encode_checksums(leaves, crcs)
-        self._storage.put(f"{_HOST_STATE}/{save.step}/{CHECKSUMS_NAME}", checksums)
-        self._storage.put(
-            f"{_HOST_STATE}/{save.step}/{MARKER_NAME}",
+        self.storage.put(f"{HOST_STATE}/{save.step}/{CHECKSUMS_NAME}", checksums)
+        self.storage.put(
+            f"{HOST_STATE}/{save.step}/{MARKER_NAME}",
             build_marker(save, documents, leaves, checksums),
         )
 
     # Common to all
 
     def _host_state_dir(self, step: int) -> epath.Path:
-        return self._directory / _HOST_STATE / str(step)
-
-
-def _largest_leaf(shards: Mapping[ShardId, HostShard]) -> int:
-    sizes: dict[str, int] = {}
-    for shard, each in shards.items():
-        sizes[shard.leaf] = sizes.get(shard.leaf, 0) + each.view.nbytes
-    return max(sizes.values(), default=0)
+        return self._directory / HOST_STATE / str(step)
 
 
 def check_storable(tree: StateTree) -> None:

@@ -11,6 +11,7 @@ import msgspec
 from emergency_ckpt.errors import CorruptData
 from emergency_ckpt.types import Box, LeafSpec, SaveId, ShardId
 
+HOST_STATE = "host_state"
 MARKER_NAME = "marker.json"
 CHECKSUMS_NAME = "checksums.json"
 VERSION = 1

@@ -11,14 +11,17 @@ from etils import epath
 from emergency_ckpt.core.retention import StepRecord
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.tiers.persistent import PersistentTier
-from emergency_ckpt.tiers.persistent_marker import MARKER_NAME
+from emergency_ckpt.tiers.persistent_marker import HOST_STATE, MARKER_NAME
 
 _METRICS = "metrics.json"
 _METRICS_LIMIT_BYTES = 1 << 20
 
 
 class StepShelf:
-    """The whole steps of one directory. Blocks for storage; for one process at a time."""
+    """The whole steps of one directory. For one process at a time.
+
+    Blocks for storage, until the tier's deadlines.
+    """
 
     def __init__(self, tier: PersistentTier) -> None:
         self._tier = tier
@@ -29,27 +32,29 @@ class StepShelf:
         data = json.dumps(dict(metrics)).encode()
         if len(data) > _METRICS_LIMIT_BYTES:
             raise self._error("write metrics of", step, f"{len(data)} bytes are too many")
-        path = self._beside(step) / _METRICS
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
-        except OSError as error:
-            raise self._error("write metrics of", step, str(error)) from error
+        self._tier.storage.put(f"{HOST_STATE}/{step}/{_METRICS}", data)
 
     def records(self) -> list[StepRecord]:
         """The steps that count, oldest first. Those that plain Orbax wrote are not ours to judge.
 
         PersistentTierError when the directory cannot be read.
         """
-        return [self.record(step) for step in self._tier.whole_steps()]
+        deadline_s = self._tier.storage.deadline_s(None)
+        return [self.record(step, deadline_s) for step in self._tier.whole_steps(deadline_s)]
 
-    def record(self, step: int) -> StepRecord:
+    def record(self, step: int, deadline_s: float | None = None) -> StepRecord:
         """What there is to know of one of them. PersistentTierError, also when it is gone."""
-        try:
+
+        def look() -> StepRecord:
             written_s = (self._beside(step) / MARKER_NAME).stat().mtime
             return StepRecord(step, float(written_s), self._metrics(step))
-        except OSError as error:
-            raise self._error("look at", step, str(error)) from error
+
+        return self._tier.storage.do("look at", f"/{step}", look, deadline_s)
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a call waits for storage that does not answer."""
+        return self._tier.storage.timeout_s
 
     def remove(self, step: int) -> None:
         """Remove ``step``. After a crash at any moment it is whole, or counts nowhere."""
@@ -67,7 +72,7 @@ class StepShelf:
         return cast("Mapping[str, Any]", value) if isinstance(value, dict) else None
 
     def _beside(self, step: int) -> epath.Path:
-        return self._directory / "host_state" / str(step)
+        return self._directory / HOST_STATE / str(step)
 
     def _error(self, operation: str, step: int, problem: str) -> PersistentTierError:
         return PersistentTierError(operation, f"step {step} in {self._directory}", problem)

@@ -24,12 +24,13 @@ class StorageDirectory:
     Attributes:
       path: the directory.
       is_object_store: files appear when their upload ends, and nothing can be renamed.
+      timeout_s: how long a call waits that has no deadline of its own.
     """
 
     def __init__(self, directory: str, timeout_s: float) -> None:
         self.path = epath.Path(directory)
         self.is_object_store = "://" in directory
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
 
     def create(self, deadline_s: float | None = None) -> None:
         """Make the directory; of a bucket, only make sure that it is there."""
@@ -105,7 +106,7 @@ class StorageDirectory:
 
     def deadline_s(self, given: float | None) -> float:
         """``given``, of ``time.monotonic``; else ``timeout_s`` from now."""
-        return time.monotonic() + self._timeout_s if given is None else given
+        return time.monotonic() + self.timeout_s if given is None else given
 
     def do(
         self,

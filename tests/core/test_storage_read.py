@@ -89,6 +89,29 @@ def test_one_big_leaf_is_split_along_its_chunks() -> None:
     assert max(loads.values()) <= 13 * 10 * 16 * 4
 
 
+def test_a_box_whose_crc_is_known_has_one_reader_also_where_it_is_many_chunks() -> None:
+    array = StoredArray("w", (1000, 16), (10, 16), 4)
+    saved = grid((1000, 16), (2, 1))
+    for parts in ((1, 1), (2, 1), (8, 1)):  # the same mesh, and others
+        targets = {
+            process: (ShardId("w", box),) for process, box in enumerate(grid((1000, 16), parts))
+        }
+        reads = assign_reads(targets, {"w": array}, {"w": saved})
+        assert sorted(s.box for shards in reads.values() for s in shards) == saved
+
+
+@pytest.mark.parametrize("missing", [(0,), (3,), (1, 2), (0, 1), (0, 1, 2)])
+def test_boxes_whose_crc_is_not_known_are_read_too(missing: tuple[int, ...]) -> None:
+    array = StoredArray("w", (20, 6), (10, 3), 4)
+    boxes = grid((20, 6), (2, 2))
+    saved = [box for number, box in enumerate(boxes) if number not in missing]
+    targets = {process: (ShardId("w", box),) for process, box in enumerate(boxes)}
+    reads = assign_reads(targets, {"w": array}, {"w": saved})
+    read = [shard.box for shards in reads.values() for shard in shards]
+    assert set(saved) <= set(read)
+    assert covers(((0, 20), (0, 6)), read)
+
+
 def test_one_chunk_has_one_reader() -> None:
     array = StoredArray("w", (1000, 16), (1000, 16), 4)
     targets = dict.fromkeys(range(8), (ShardId("w", ((0, 1000), (0, 16))),))
@@ -133,10 +156,15 @@ def stored_states(draw: st.DrawFn) -> tuple[dict, dict]:
     return {p: tuple(shards) for p, shards in wanted.items()}, arrays
 
 
-@given(stored_states())
-def test_the_rules_hold_for_any_state(state: tuple[dict, dict]) -> None:
+@given(stored_states(), st.data())
+def test_the_rules_hold_for_any_state(state: tuple[dict, dict], data: st.DataObject) -> None:
     targets, arrays = state
-    reads = assign_reads(targets, arrays)
+    saved: dict[str, list[Box]] = {}
+    for name, array in arrays.items():
+        parts = tuple(data.draw(st.sampled_from([1, 2, 3])) for _ in array.shape)
+        boxes = [box for box in grid(array.shape, parts) if volume(box)]
+        saved[name] = data.draw(st.lists(st.sampled_from(boxes), unique=True)) if boxes else []
+    reads = assign_reads(targets, arrays, saved)
     seen: set[tuple[str, Box]] = set()
     held: dict[str, list[Box]] = {}
     for shards in reads.values():

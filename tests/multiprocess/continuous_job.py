@@ -143,6 +143,7 @@ def _run(world: World, name: str, saves: int, **settings: Any) -> dict[str, Any]
         "complete": _steps(world, "save.complete"),
         "incomplete": _steps(world, "save.incomplete"),
         "dropped": _steps(world, "save.dropped"),
+        "stored": _steps(world, "persistent.complete"),
         "calls": sorted(calls.seen),
         "longest_save_s": longest_save_s,
     }

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from restore_job import lose, newest_manifest, process_dir, train
+from restoring import lose, newest_manifest, process_dir, train
 from world import Iterator, World, differences, mesh_of, run_program, specs_on, state_at
 
 from emergency_ckpt import EmergencyCheckpointer

@@ -12,6 +12,7 @@ from world import Iterator, World, differences, mesh_of, run_program, specs_on, 
 
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.testing.gcs import FaultRule, GcsControl
+from emergency_ckpt.tiers.orbax_writing import ArrayWriter
 
 SAVE_TIMEOUT_S = 12.0
 RESTORE_TIMEOUT_S = 24.0
@@ -127,8 +128,12 @@ def save_through(world: World, name: str, rules: tuple[FaultRule, ...], **more: 
             except CheckpointError as error:
                 outcomes[step] = str(error)
         arm(world, ())
-    failed = [event["step"] for event in world.named("persistent.failed")]
-    return {"outcomes": list(outcomes.values()), "failed": failed, "longest_s": longest_s}
+    return {
+        "outcomes": list(outcomes.values()),
+        "failed": [event["step"] for event in world.named("persistent.failed")],
+        "longest_s": longest_s,
+        "at_storage": still_at_storage(),
+    }
 
 
 def restore_from(
@@ -231,9 +236,42 @@ def no_bucket(world: World) -> Any:
     return {**saved, "then": restore_from(world, "nobucket", dir="gs://nobucket/run")}
 
 
+def one_writer_fails(world: World) -> Any:
+    """The write of one process breaks off, of process 1 and of 0; what it comes to on both."""
+    name, mesh, iterator = "breaks", mesh_of(world.slices), Iterator(world.process)
+    serialize = ArrayWriter.serialize
+    results: dict[str, Any] = {}
+    directory = str(world.root / "broken_writes")
+    with config(world, name, dir=directory, persistent_timeout_s=20.0).instantiate() as ckpt:
+        for step, broken in ((5, None), (10, 1), (15, None), (20, 0)):
+
+            async def break_off(*args: Any, broken: int | None = broken, **kwargs: Any) -> Any:
+                if broken == world.process:
+                    raise ValueError("broken off")
+                return await serialize(*args, **kwargs)
+
+            ArrayWriter.serialize = break_off
+            ckpt.save(step=step, state=state_at(step, mesh), host_state=iterator.at(step))
+            ckpt.wait_until_finished()
+            results[f"{step}"] = ""
+            try:
+                ckpt.check_for_errors()
+            except CheckpointError as error:
+                results[f"{step}"] = str(error)
+            world.meet()
+    return {**results, "at_storage": still_at_storage()}
+
+
 PROGRAMS = {
     program.__name__: program
-    for program in (usual_saves, more_saves, usual_restores, more_restores, no_bucket)
+    for program in (
+        usual_saves,
+        more_saves,
+        usual_restores,
+        more_restores,
+        no_bucket,
+        one_writer_fails,
+    )
 }
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from restore_job import lose, newest_manifest, process_dir, restore, train
+from restoring import lose, newest_manifest, process_dir, restore, train
 from world import Iterator, World, differences, mesh_of, run_program, specs_on, state_at
 
 from emergency_ckpt.core.placement import Striped

@@ -67,6 +67,8 @@ def test_a_save_under_a_fault(results: Callable[[str], list[Any]], fault: str) -
             assert "step 10 to the persistent tier" in during
             assert "the next persistent save tries again" in during
             assert seen["failed"] == [10]
+        # A thread that waits in Orbax for the other writer would abort the process at its end.
+        assert seen["at_storage"] == []
         if during == "":  # then it must be good
             assert (seen["step_10"]["step"], seen["step_10"]["wrong"]) == (10, [])
 
@@ -97,3 +99,15 @@ def test_without_the_bucket_everything_says_so(patch: pytest.MonkeyPatch) -> Non
     for seen in run("no_bucket", patch):
         assert all("bucket" in outcome for outcome in seen["outcomes"])
         assert "bucket" in seen["then"]["text"]
+
+
+def test_a_writer_that_breaks_off_leaves_no_other_waiting(patch: pytest.MonkeyPatch) -> None:
+    first, second = run("one_writer_fails", patch)
+    for seen in (first, second):
+        assert seen["5"] == seen["15"] == ""
+        assert seen["at_storage"] == []
+    assert "broken off" in second["10"]
+    assert "process 1 failed" in first["10"]
+    assert "broken off" in first["20"]
+    # Orbax has it wait for a folder that the first writer makes, until the deadline cancels that.
+    assert second["20"]

@@ -23,6 +23,7 @@ from emergency_ckpt.runtime.persistent_saves import PersistentSave, PersistentSa
 from emergency_ckpt.runtime.worker import Failures
 from emergency_ckpt.testing.memory_coordination import MemoryService
 from emergency_ckpt.tiers import host_state
+from emergency_ckpt.tiers.orbax_writing import Meet, meet_nobody
 from emergency_ckpt.tiers.persistent import PersistentTier
 from emergency_ckpt.tiers.state_tree import StateTree, describe
 from emergency_ckpt.transfer.client import TransferClient
@@ -43,6 +44,7 @@ class NoTensors(PersistentTier):
         tree: StateTree,
         views: Mapping[ShardId, npt.NDArray[Any]],
         writers: Sequence[int],
+        meet: Meet = meet_nobody,
     ) -> None:
         (Path(self.directory) / str(save.step)).mkdir(exist_ok=True)
 

@@ -128,6 +128,59 @@ def test_nothing_is_removed_while_a_restore_reads(tmp_path: Path) -> None:
     preservation.stop(LONG_S)
 
 
+class StalledShelf(StepShelf):
+    """Storage answers ``remove`` when the event is set, and says when it was asked."""
+
+    def __init__(self, tier: PersistentTier) -> None:
+        super().__init__(tier)
+        self.asked = threading.Event()
+        self.answers = threading.Event()
+
+    def remove(self, step: int) -> None:
+        self.asked.set()
+        self.answers.wait(LONG_S)
+        super().remove(step)
+
+
+def test_a_restore_does_not_wait_for_ever_for_a_removal(tmp_path: Path) -> None:
+    fill(str(tmp_path / "run"), STEPS)
+    shelf = StalledShelf(PersistentTier(str(tmp_path / "run"), timeout_s=2.0))
+    preservation = Preservation(
+        shelf,
+        EventSink(None, process_index=0),
+        Failures(),
+        policy=None,
+        keep_last_n=1,
+        keep_every_n_steps=None,
+    )
+    preservation.after_save()
+    assert shelf.asked.wait(LONG_S)
+    held = threading.Event()
+    go_on = threading.Event()
+
+    def restore() -> None:
+        with preservation.held():
+            held.set()
+            go_on.wait(LONG_S)
+
+    reader = threading.Thread(target=restore, daemon=True)
+    reader.start()
+    try:
+        assert held.wait(LONG_S / 2)
+        shelf.answers.set()
+        assert preservation.wait_idle(LONG_S)
+        # The step that it was at is gone, and no other while the restore reads.
+        assert PersistentTier(str(tmp_path / "run")).whole_steps() == [20, 30, 40]
+    finally:
+        shelf.answers.set()
+        go_on.set()
+    reader.join(LONG_S)
+    preservation.after_save()
+    assert preservation.wait_idle(LONG_S)
+    assert PersistentTier(str(tmp_path / "run")).whole_steps() == [40]
+    preservation.stop(LONG_S)
+
+
 class Raises:
     def should_preserve(self, checkpoints: Any, *, context: Any) -> list[bool]:
         raise RuntimeError(f"in {threading.current_thread().name}")

@@ -25,6 +25,7 @@ from tiers_support import (
 )
 
 from emergency_ckpt.errors import CorruptData, HostStateError, LocalTierError, RamdiskFull
+from emergency_ckpt.tiers.host_state_store import MAX_SAVES
 from emergency_ckpt.tiers.local import LocalTier
 from emergency_ckpt.tiers.manifest import build_contents, lay_out
 
@@ -285,22 +286,23 @@ def test_buddies_cannot_fill_the_ramdisk(tier: LocalTier) -> None:
     """Too many saves, or too many bytes: the oldest go, the complete one stays."""
     tier.note_complete(save_id(1))
     tier.publish_host_state(save_id(1), 0, 4, document(1))
-    for step in range(2, 60):
+    newest = 52 + MAX_SAVES
+    for step in range(2, newest):
         tier.publish_host_state(save_id(step), 1, 4, document(step, 1))
     steps = [held.save.step for held in tier.held()[1]]
-    assert steps == [1, *range(53, 60)]
+    assert steps == [1, *range(53, newest)]
     with pytest.raises(RamdiskFull, match="newer ones"):
         tier.publish_host_state(save_id(2), 1, 4, document(2, 1))
 
     big = b"x" * (HOST_STATE_LIMIT_BYTES // 2)
-    for step in range(60, 120):
+    for step in range(newest, newest + 60):
         tier.publish_host_state(save_id(step), step % 4, 4, document(step, step % 4, value=big))
     for owner in range(4):
-        tier.publish_host_state(save_id(200), owner, 4, document(200, owner, value=big))
+        tier.publish_host_state(save_id(500), owner, 4, document(500, owner, value=big))
     total = sum(path.stat().st_size for path in (tier.path / "host_state").rglob("*.json"))
     assert total <= 16 * HOST_STATE_LIMIT_BYTES
     assert tier.held()[1][0].save.step == 1
-    assert len(list((tier.path / "host_state").iterdir())) <= 8
+    assert len(list((tier.path / "host_state").iterdir())) <= MAX_SAVES
 
 
 def test_the_modes_of_new_files_do_not_depend_on_the_umask(ramdisk: Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from emergency_ckpt.tiers import host_state
 from emergency_ckpt.tiers.local import LocalTier, SlotWriter
 from emergency_ckpt.tiers.manifest import build_contents, lay_out
+from emergency_ckpt.tiers.slot_choice import SLOTS_AT_REST
 from emergency_ckpt.types import Contents, LeafSpec, SaveId, ShardId, Writer
 
 RUN_ID = "run-7"
@@ -35,13 +36,16 @@ W_SHARD = 3
 assert LAYOUT.shards[W_SHARD].shard == SHARDS[0][0]
 
 
-def open_tier(ramdisk: Path, *, run_id: str = RUN_ID, process_index: int = 0) -> LocalTier:
+def open_tier(
+    ramdisk: Path, *, run_id: str = RUN_ID, process_index: int = 0, slots: int = SLOTS_AT_REST
+) -> LocalTier:
     return LocalTier.open(
         ramdisk,
         run_id,
         Writer(process_index=process_index, process_count=4, slice_index=0, hostname="host-0"),
         host_state_limit_bytes=HOST_STATE_LIMIT_BYTES,
         copy_threads=2,
+        slots=slots,
     )
 
 
@@ -92,6 +96,10 @@ def assert_whole(tier: LocalTier, digest: str, step: int) -> None:
     assert tier.verify(digest, everything) == []
     found = [tier.lend(digest, shard).tobytes() for shard in everything]
     assert found == shard_bytes(step)
+
+
+def slot_files(tier: LocalTier) -> set[str]:
+    return {name for name in files_of(tier) if name.endswith(".bin")}
 
 
 def files_of(tier: LocalTier) -> set[str]:

@@ -1,0 +1,62 @@
+"""What peers push for a persistent save stays while local saves go on, and the rest is bounded."""
+
+from __future__ import annotations
+
+import pytest
+
+from emergency_ckpt.errors import DeadlineExceeded
+from emergency_ckpt.runtime.holdings import HostStateInbox
+from emergency_ckpt.types import SaveId
+
+SOON_S = 0.01
+MANY = range(1000, 1100)
+
+
+def save_id(step: int) -> SaveId:
+    return SaveId(step=step, incarnation="life", run_id="run")
+
+
+def push(inbox: HostStateInbox, *steps: int) -> None:
+    for step in steps:
+        inbox.put(save_id(step), 1, b"of step %d" % step)
+
+
+def held(inbox: HostStateInbox, *steps: int) -> list[int]:
+    found: list[int] = []
+    for step in steps:
+        try:
+            assert inbox.wait_for(save_id(step), [1], SOON_S) == {1: b"of step %d" % step}
+        except DeadlineExceeded:
+            continue
+        found.append(step)
+    return found
+
+
+@pytest.mark.parametrize("pushed_first", [True, False])
+def test_a_kept_save_outlives_any_number_of_others(*, pushed_first: bool) -> None:
+    inbox = HostStateInbox()
+    if pushed_first:
+        push(inbox, 100)
+    with inbox.kept(save_id(100)):
+        if not pushed_first:
+            push(inbox, 101, 100)
+        push(inbox, *MANY)
+        assert held(inbox, 100) == [100]
+        assert held(inbox, *MANY) == [*MANY][-4:], "it takes the room of no other one"
+
+
+def test_afterwards_it_is_one_like_the_others() -> None:
+    inbox = HostStateInbox()
+    with inbox.kept(save_id(100)):
+        push(inbox, 100, *MANY)
+    assert len(held(inbox, 100, *MANY)) == 4
+    push(inbox, 1, 2, 3, 4)
+    assert held(inbox, 100) == []
+
+
+def test_a_save_that_fails_keeps_nothing_either() -> None:
+    inbox = HostStateInbox()
+    with pytest.raises(ZeroDivisionError), inbox.kept(save_id(100)):
+        raise ZeroDivisionError
+    push(inbox, 100, *MANY)
+    assert held(inbox, 100) == []

@@ -1,0 +1,106 @@
+"""P7 where a local save is refused or fails: training waits for no vote of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from emergency_ckpt.core.snapshot_plan import SnapshotSettings
+from emergency_ckpt.errors import RamdiskFull, SaveFailed, SlotBusy
+from emergency_ckpt.runtime.coordination import LocalCoordinator
+from emergency_ckpt.runtime.events import EventSink
+from emergency_ckpt.runtime.local_saves import LocalSave, LocalSaves
+from emergency_ckpt.runtime.peers import Peers
+from emergency_ckpt.runtime.vote import Ballot, Outcome, Vote
+from emergency_ckpt.runtime.worker import Failures
+from emergency_ckpt.tiers import host_state
+from emergency_ckpt.tiers.local import LocalTier
+from emergency_ckpt.tiers.manifest import lay_out, shard_nbytes
+from emergency_ckpt.tiers.slot_writer import SlotWriter
+from emergency_ckpt.tiers.snapshot import SnapshotRecipe
+from emergency_ckpt.tiers.state_tree import describe
+from emergency_ckpt.tiers.transfers import Snapshot
+from emergency_ckpt.transfer.client import TransferClient
+from emergency_ckpt.types import SaveId, ShardId, Writer
+
+SHARD_BYTES = 16384
+MODES = {
+    "wait": SnapshotSettings("wait"),
+    "small staging": SnapshotSettings("wait", 0, SHARD_BYTES, "pageable"),
+}
+
+
+class LateVote(Vote):
+    """Others vote late: notes whether training went on before they have."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        super().__init__(LocalCoordinator(), 1.0)
+        self._snapshot = snapshot
+        self.training_went_on: list[bool] = []
+
+    def cast(self, save: SaveId, ballot: Ballot) -> Outcome:
+        assert ballot.refused
+        self.training_went_on.append(self._snapshot.wait_captured(0))
+        return Outcome("incomplete", ballot.refused, {0: ballot})
+
+
+def refuse_slot(*_: Any, **__: Any) -> Any:
+    raise SlotBusy("begin write of", "step 1", "both slots are lent")
+
+
+def refuse_copy(*_: Any, **__: Any) -> Any:
+    raise RamdiskFull("copy to", "slot", "no space left")
+
+
+@pytest.mark.parametrize("settings", MODES.values(), ids=MODES)
+@pytest.mark.parametrize(
+    ("where", "name", "refuse"),
+    [(LocalTier, "begin_write", refuse_slot), (SlotWriter, "copy", refuse_copy)],
+    ids=["before a byte is read", "in the first batch"],
+)
+def test_training_goes_on_before_the_vote_ends(
+    ramdisk: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: SnapshotSettings,
+    where: type,
+    name: str,
+    refuse: Callable[..., Any],
+) -> None:
+    state = {f"w{i}": jax.numpy.full(SHARD_BYTES // 4, i, np.float32) for i in range(4)}
+    tree = describe(state, "save")
+    leaves = tuple(leaf.spec for leaf in tree.leaves)
+    shards = [ShardId(leaf.path, tuple((0, n) for n in leaf.global_shape)) for leaf in leaves]
+    layout = lay_out(leaves, [(s, shard_nbytes(tree.specs[s.leaf], s.box)) for s in shards])
+    recipe = SnapshotRecipe(tree, [placed.shard for placed in layout.shards], settings)
+    snapshot = recipe.take(jax.tree.leaves(state))
+    snapshot.start()
+    assert not snapshot.wait_captured(0), "else it shows nothing"
+    tier = LocalTier.open(
+        ramdisk, "run", Writer(0, 1, 0, "host-0"), host_state_limit_bytes=4096, copy_threads=1
+    )
+    failures, vote = Failures(), LateVote(snapshot)
+    client = TransferClient(run_id="run", secret=b"s" * 32)
+    saves = LocalSaves(
+        tier,
+        vote,
+        Peers(LocalCoordinator(), client),
+        EventSink(None, process_index=0),
+        failures,
+        process=(0, 1),
+        host_state_limit_bytes=4096,
+        copy_batch_bytes=SHARD_BYTES,
+    )
+    monkeypatch.setattr(where, name, refuse)
+    save = SaveId(1, "life", "run")
+    saves.run(LocalSave(save, leaves, layout, snapshot, host_state.capture(0), ()))
+    assert vote.training_went_on == [True]
+    with pytest.raises(SaveFailed, match=r"both slots are lent|no space left"):
+        failures.raise_pending()
+    snapshot.close()
+    client.close()
+    tier.close()

@@ -1,0 +1,178 @@
+"""Slots that are lent, read, verified or quarantined while saves go on."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from tiers_support import (
+    LAYOUT,
+    W_SHARD,
+    assert_whole,
+    complete_save,
+    held_steps,
+    open_tier,
+    save_id,
+    shard_bytes,
+    slot_files,
+    write_save,
+)
+
+from emergency_ckpt.errors import (
+    NotHeld,
+    SlotBusy,
+)
+from emergency_ckpt.tiers.local import LocalTier
+
+
+def test_a_lent_slot_is_not_written_and_a_third_takes_its_place(tier: LocalTier) -> None:
+    tier.reserve(LAYOUT.size_bytes)
+    lent_digest = complete_save(tier, 1)
+    view = tier.lend(lent_digest, W_SHARD)
+    part = view.reshape(-1)[16:]  # made from it: lent as long as this lives
+    del view
+    complete_save(tier, 2)
+    for step in range(3, 7):
+        complete_save(tier, step)
+    assert len(slot_files(tier)) == 3
+    assert 1 in held_steps(tier)
+    assert part.tobytes() == shard_bytes(1)[W_SHARD][16:]
+    del part
+    gc.collect()
+    complete_save(tier, 7)
+    assert len(slot_files(tier)) == 2
+    assert held_steps(tier) == [6, 7]
+
+
+def test_jax_arrays_on_lent_memory_keep_their_values_and_give_it_back(tier: LocalTier) -> None:
+    digest = complete_save(tier, 1)
+    array = jax.device_put(tier.lend(digest, W_SHARD).view(np.float32).reshape(32, 32))
+    expected = shard_bytes(1)[W_SHARD]
+    for step in range(2, 6):
+        complete_save(tier, step)
+    assert np.asarray(array).tobytes() == expected
+    doubled = jax.jit(lambda x: x.view(np.int32) ^ 1, donate_argnums=0)(array)
+    doubled.block_until_ready()
+    del array
+    # The runtime lets go of its buffers in threads of its own.
+    deadline_s = time.monotonic() + 60
+    step = 5
+    while len(slot_files(tier)) > 2:
+        assert time.monotonic() < deadline_s
+        step += 1
+        complete_save(tier, step)
+        time.sleep(0.01)
+    assert max(held_steps(tier)) == step
+
+
+def test_lent_memory_is_safe_after_close_too(ramdisk: Path) -> None:
+    tier = open_tier(ramdisk)
+    digest = complete_save(tier, 1)
+    view = tier.lend(digest, W_SHARD)
+    tier.close()
+    again = open_tier(ramdisk)
+    assert again.path == tier.path
+    assert held_steps(again) == [1]
+    again.protect([])
+    for step in range(2, 6):
+        complete_save(again, step)
+    assert view.tobytes() == shard_bytes(1)[W_SHARD]
+    again.close()
+
+
+def test_views_may_die_in_any_collection_of_any_thread(tier: LocalTier) -> None:
+    """Views in reference cycles end in whatever thread collects, with whatever lock it holds."""
+    tier.reserve(LAYOUT.size_bytes)
+    digest = complete_save(tier, 1)
+    done = threading.Event()
+
+    def lend() -> None:
+        while not done.is_set():
+            cycle: list[object] = [tier.lend(digest, W_SHARD)]
+            cycle.append(cycle)
+
+    threshold = gc.get_threshold()
+    gc.set_threshold(5)
+    threads = [threading.Thread(target=lend, daemon=True) for _ in range(3)]
+    try:
+        for thread in threads:
+            thread.start()
+        for step in range(2, 100):
+            write_save(tier, step)  # step 1 stays the complete one
+            tier.held()
+        done.set()
+        for thread in threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in threads)
+    finally:
+        done.set()
+        gc.set_threshold(*threshold)
+    gc.collect()
+    complete_save(tier, 100)
+    complete_save(tier, 101)
+    assert len(slot_files(tier)) == 2
+
+
+def test_a_slot_that_a_peer_reads_is_not_reused(tier: LocalTier) -> None:
+    first = write_save(tier, 1)
+    second = write_save(tier, 2)
+    tier.protect([save_id(2)])
+    with tier.mapping_for(first) as (mapping, contents):
+        with pytest.raises(SlotBusy, match="being written or read"):
+            tier.begin_write(save_id(3), LAYOUT.size_bytes)
+        entry = contents.shards[W_SHARD]
+        assert mapping.view(entry.offset, entry.nbytes, None).tobytes() == shard_bytes(1)[W_SHARD]
+    write_save(tier, 3)
+    with pytest.raises(NotHeld), tier.mapping_for(first):
+        pass
+    assert tier.contents(first) is None
+    assert tier.contents_bytes(first) is None
+    assert_whole(tier, second, 2)
+
+
+def test_verify_names_the_shards_that_changed(ramdisk: Path, tier: LocalTier) -> None:
+    digest = write_save(tier, 1)
+    contents = tier.contents(digest)
+    assert contents is not None
+    with open(tier.path / "slot_0.bin", "r+b") as file:
+        file.seek(contents.shards[5].offset + 7)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 0x10]))
+    bad = tier.verify(digest, range(6))
+    assert [shard for shard, _ in bad] == [5]
+    assert bad[0][1] != contents.shards[5].crc32c
+    tier.quarantine(digest, 5, "CRC32C differs")
+    assert tier.quarantined_shards(digest) == {5}
+    with pytest.raises(NotHeld, match="quarantined"):
+        tier.lend(digest, 5)
+    assert tier.lend(digest, W_SHARD).tobytes() == shard_bytes(1)[W_SHARD]
+    assert held_steps(tier) == [1]
+    tier.quarantine(digest, None, "no more")
+    assert held_steps(tier) == []
+    assert len(list((tier.path / "quarantine").iterdir())) == 2
+    with pytest.raises(NotHeld, match="no such shard"):
+        tier.verify(write_save(tier, 2), [6])
+
+
+def test_quarantine_records_are_bounded(tier: LocalTier) -> None:
+    for number in range(150):
+        tier.quarantine(f"{number:064x}", None, "x" * 5000)
+    records = list((tier.path / "quarantine").iterdir())
+    assert len(records) == 64
+    assert max(path.stat().st_size for path in records) < 2000
+
+
+def test_a_mended_copy_of_one_digest_is_the_one_that_is_lent(tier: LocalTier) -> None:
+    digest = write_save(tier, 1)
+    tier.quarantine(digest, 0, "damaged")
+    assert write_save(tier, 1) == digest
+    assert tier.quarantined_shards(digest) == frozenset()
+    assert tier.verify(digest, [0]) == []
+    tier.lend(digest, 0)
