@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _LONGEST_TIMEOUT_S = 1e7
 _MOST_LOCAL_STEPS = 64
+_LONGEST_PATH_CHARS = 4096  # PATH_MAX of Linux
+_LONGEST_CHARS = {"bind_host": 253}  # RFC 1035
 _MOST_THREADS = 256  # of one native call
 _RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 
@@ -52,6 +54,8 @@ def _text_problems(config: Config) -> list[tuple[str, str]]:
             problems.append((name, f"{name} is empty"))
         elif not value.isprintable():
             problems.append((name, f"{name} {value!r} has characters that no name has"))
+        elif len(value) > (longest := _LONGEST_CHARS.get(name, _LONGEST_PATH_CHARS)):
+            problems.append((name, f"{name} {value[:20]!r}... is longer than {longest} characters"))
     return problems
 
 

@@ -232,6 +232,8 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
         ({"secret_file": "/x/\udcff"}, "has characters that no name has"),
         ({"secret_file": ""}, "secret_file is empty"),
         ({"bind_host": ""}, "bind_host is empty"),
+        ({"bind_host": "h" * 254}, "is longer than 253 characters"),
+        ({"local_dir": "/" + "d" * 4096}, "is longer than 4096 characters"),
         ({"copy_threads": 257}, "copy_threads must be at most 256"),
         ({"allow_missing_host_state": "no"}, "allow_missing_host_state must be True or False"),
         ({"on_event": [1]}, "on_event must be a function"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+_LONGEST_S = 1e7
+
 
 def port(text: str) -> int:
     """A port, or 0 for a free one."""
@@ -13,6 +15,22 @@ def port(text: str) -> int:
 def mebibytes(text: str) -> int:
     """A size of at least 1 MiB that a machine may have."""
     return _between(text, 1, 1 << 30)
+
+
+def seconds(text: str) -> float:
+    """A time above 0 and below four months."""
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from error
+    if not 0 < value < _LONGEST_S:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0 and below {_LONGEST_S:.0f}")
+    return value
+
+
+def seed(text: str) -> int:
+    """What starts random numbers, in 32 bits."""
+    return _between(text, 0, 2**32 - 1)
 
 
 def _between(text: str, least: int, most: int) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from emergency_ckpt.cli.arguments import seed
 from emergency_ckpt.demo.run import DemoOptions, run_demo
 from emergency_ckpt.demo.scenarios import ALL, SCENARIOS, Job
 from emergency_ckpt.errors import ConfigError
@@ -31,7 +32,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--scenario", choices=[*SCENARIOS, ALL], default="slice-loss")
     parser.add_argument("--out", type=Path, default=Path("demo_out"), help="results go here")
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=seed, default=0)
     parser.add_argument("--slices", type=int, default=2)
     parser.add_argument("--hosts-per-slice", type=int, default=2)
     parser.add_argument("--local-every", type=int, default=5, help="steps between RAM saves")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import secrets
 import signal
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from emergency_ckpt.cli.arguments import seconds
 from emergency_ckpt.launch.faults import parse_fault
 from emergency_ckpt.launch.job import JobEvent, JobResult, JobSpec
 from emergency_ckpt.launch.supervisor import Supervisor
@@ -63,10 +65,10 @@ def add_parser(subparsers: Subparsers) -> None:
         help="give up after so many deaths in a row without progress (default: 3)",
     )
     parser.add_argument(
-        "--hang-timeout-s", type=float, help="restart when no step was reported for so long"
+        "--hang-timeout-s", type=seconds, help="restart when no step was reported for so long"
     )
     parser.add_argument("--grace-s", type=float, default=1.0, help="from SIGTERM to SIGKILL")
-    parser.add_argument("--timeout-s", type=float, help="end the job after this time")
+    parser.add_argument("--timeout-s", type=seconds, help="end the job after this time")
     parser.add_argument("--fault", action="append", default=[], metavar="WORDS")
     parser.add_argument("--quiet", action="store_true", help="do not show what the processes print")
 
@@ -98,22 +100,26 @@ def job_spec(args: argparse.Namespace) -> JobSpec:
     keep_ram = "never" if local_root is None else "after-failure"
     if local_root is None:
         local_root = Path("/dev/shm") / f"eckpt-{secrets.token_hex(4)}"  # noqa: S108 - random name
-    if log_dir is None:
-        log_dir = Path(tempfile.mkdtemp(prefix="eckpt-logs-"))
-    return JobSpec(
-        command=tuple(args.program),
-        slices=args.slices,
-        hosts_per_slice=args.hosts_per_slice,
-        devices_per_host=args.devices_per_host,
-        local_root=local_root.absolute(),
-        log_dir=log_dir.absolute(),
-        max_restarts=args.max_restarts,
-        breaker_deaths=args.breaker_deaths,
-        hang_timeout_s=args.hang_timeout_s,
-        grace_s=args.grace_s,
-        keep_ram="always" if args.keep_ram else keep_ram,
-        echo=None if args.quiet else _echo,
-    )
+    with contextlib.ExitStack() as undone_on_error:
+        if log_dir is None:
+            log_dir = Path(tempfile.mkdtemp(prefix="eckpt-logs-"))
+            undone_on_error.callback(log_dir.rmdir)
+        spec = JobSpec(
+            command=tuple(args.program),
+            slices=args.slices,
+            hosts_per_slice=args.hosts_per_slice,
+            devices_per_host=args.devices_per_host,
+            local_root=local_root.absolute(),
+            log_dir=log_dir.absolute(),
+            max_restarts=args.max_restarts,
+            breaker_deaths=args.breaker_deaths,
+            hang_timeout_s=args.hang_timeout_s,
+            grace_s=args.grace_s,
+            keep_ram="always" if args.keep_ram else keep_ram,
+            echo=None if args.quiet else _echo,
+        )
+        undone_on_error.pop_all()
+    return spec
 
 
 def _report(result: JobResult, spec: JobSpec) -> None:

@@ -74,7 +74,9 @@ def add_parser(subparsers: SubParsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compute and print. 0."""
     if not 0 < args.survival <= 1:
-        raise ConfigError([f"--survival must be above 0 and at most 1, not {args.survival}"])
+        raise ConfigError(
+            [f"--survival must be above 0 and at most 1, not {args.survival}"], target="the plan"
+        )
     job = JobShape(
         slices=args.slices,
         hosts_per_slice=args.hosts,
@@ -102,7 +104,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _bytes(name: str, gib: float) -> int:
     if not 0 < gib < _MOST_GIB:
-        raise ConfigError([f"{name} must be above 0 and below {_MOST_GIB}, not {gib}"])
+        raise ConfigError(
+            [f"{name} must be above 0 and below {_MOST_GIB}, not {gib}"], target="the plan"
+        )
     return round(gib * _GIB)
 
 

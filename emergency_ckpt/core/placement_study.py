@@ -18,6 +18,10 @@ SLOTS = 2
 """Slots of a process at rest: two saves, of which one is whole while the other is written."""
 
 MAX_SLICES = 256
+MAX_LOST_HOSTS = 64
+"""More is not what a RAM tier is for, and the exact counts grow with the square of it."""
+
+_SLOWEST_BYTES_PER_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -55,12 +59,12 @@ class JobShape:
         if min(sizes) <= 0:
             problems.append("state and ramdisk must have some bytes")
         rates = (self.transfer_bytes_per_s, self.copy_bytes_per_s, self.network_bytes_per_s)
-        if not all(0 < rate < float("inf") for rate in rates):
-            problems.append(f"rates must be positive, not {rates}")
-        if self.most_lost_hosts < 1:
-            problems.append(f"lost hosts must be at least 1, not {self.most_lost_hosts}")
+        if not all(_SLOWEST_BYTES_PER_S <= rate < float("inf") for rate in rates):
+            problems.append(f"rates must be at least one byte a second, not {rates}")
+        if not 1 <= self.most_lost_hosts <= MAX_LOST_HOSTS:
+            problems.append(f"lost hosts must be 1 to {MAX_LOST_HOSTS}, not {self.most_lost_hosts}")
         if problems:
-            raise ConfigError(problems)
+            raise ConfigError(problems, target="the plan")
 
     @property
     def host_bytes(self) -> float:

@@ -85,7 +85,8 @@ def _check(slices: int, hosts_per_slice: int, lost_hosts: int) -> None:
     hosts = slices * hosts_per_slice
     if slices < 1 or hosts_per_slice < 1 or not 0 <= lost_hosts <= hosts:
         raise ConfigError(
-            [f"{lost_hosts} hosts cannot be lost of {slices} slices of {hosts_per_slice}"]
+            [f"{lost_hosts} hosts cannot be lost of {slices} slices of {hosts_per_slice}"],
+            target="the plan",
         )
 
 

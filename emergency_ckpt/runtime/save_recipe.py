@@ -22,9 +22,9 @@ from emergency_ckpt.errors import InvalidState
 from emergency_ckpt.runtime.topology import topology_of
 from emergency_ckpt.tiers.device_copies import DeviceCopies
 from emergency_ckpt.tiers.manifest import Layout, lay_out, shard_nbytes
-from emergency_ckpt.tiers.persistent import check_storable
 from emergency_ckpt.tiers.snapshot import SnapshotRecipe
 from emergency_ckpt.tiers.state_tree import BoxTable, StateTree
+from emergency_ckpt.tiers.storage_arrays import check_storable
 from emergency_ckpt.types import LeafSpec, ShardId
 
 

@@ -34,7 +34,7 @@ from emergency_ckpt.runtime.worker import Failures, closing, in_turn
 from emergency_ckpt.tiers import host_state as host_states
 from emergency_ckpt.tiers.device_copies import DeviceCopies
 from emergency_ckpt.tiers.local import LocalTier
-from emergency_ckpt.tiers.state_tree import PyTree, TreeDef, describe
+from emergency_ckpt.tiers.state_tree import PyTree, TreeDef, check_values, describe
 from emergency_ckpt.tiers.transfers import Snapshot
 from emergency_ckpt.types import SaveId
 
@@ -239,6 +239,7 @@ class Saver:
         """Take what is to be saved; also returns what is left to be done in the background."""
         flat, treedef = jax.tree_util.tree_flatten(request.state)
         recipe = self._recipe_for(request.state, flat, treedef)
+        check_values(recipe.tree, flat, "save")
         save = SaveId(request.step, self._incarnation, self._parts.run_id)
         payload = host_states.capture(request.host_state)
         if name == "local":

@@ -19,13 +19,12 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import numpy.typing as npt
 import orbax.checkpoint as ocp
-import tensorstore
 from absl import logging
 from etils import epath
 
 from emergency_ckpt.core.inventory import PersistentStep
 from emergency_ckpt.core.storage_read import StoredArray
-from emergency_ckpt.errors import CorruptData, InvalidState, PersistentTierError
+from emergency_ckpt.errors import CorruptData, PersistentTierError
 from emergency_ckpt.tiers.host_state import document_name
 from emergency_ckpt.tiers.orbax_writing import (
     ArrayWriter,
@@ -383,17 +382,3 @@ class PersistentTier:
 
     def _host_state_dir(self, step: int) -> epath.Path:
         return self._directory / HOST_STATE / str(step)
-
-
-def check_storable(tree: StateTree) -> None:
-    """InvalidState for a leaf whose dtype the storage format of Orbax does not have."""
-    for leaf in tree.leaves:
-        try:
-            tensorstore.dtype(leaf.spec.dtype)
-        except ValueError as error:
-            raise InvalidState(
-                "save",
-                f"leaf {leaf.spec.path!r}",
-                f"the persistent tier cannot store dtype {leaf.spec.dtype}",
-                hint="store it as another dtype, or use the local tier only",
-            ) from error

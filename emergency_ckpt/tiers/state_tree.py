@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -96,6 +96,28 @@ def describe(state: PyTree, operation: str) -> StateTree:
                 operation, f"leaf {path!r}", f"dtype {leaf.spec.dtype} has no bytes to store"
             )
     return StateTree(tuple(leaves[path] for path in sorted(leaves)), treedef)
+
+
+def check_values(tree: StateTree, flat: Sequence[Any], operation: str) -> None:
+    """InvalidState for a leaf of a state like ``tree`` that has no values here (any more)."""
+    for leaf in tree.leaves:
+        if leaf.sharding is None:
+            continue
+        value = flat[leaf.position]
+        if not isinstance(value, jax.Array):
+            raise InvalidState(
+                operation,
+                f"leaf {leaf.spec.path!r}",
+                f"a {type(value).__name__} has no values",
+                hint="give the arrays themselves",
+            )
+        if value.is_deleted():
+            raise InvalidState(
+                operation,
+                f"leaf {leaf.spec.path!r}",
+                "its array is deleted: it was donated to a step already",
+                hint="give the state that the step returned",
+            )
 
 
 def _is_unicode(text: str) -> bool:

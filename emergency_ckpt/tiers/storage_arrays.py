@@ -14,7 +14,9 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+import tensorstore
 
+from emergency_ckpt.errors import InvalidState
 from emergency_ckpt.tiers.state_tree import (
     Device,
     Leaf,
@@ -205,3 +207,21 @@ def _storage_sharding(
             others = [index for index in range(devices.shape[axis]) if index not in rows]
             devices = np.take(devices, [*rows, *others] if alone else rows, axis)
     return jax.sharding.NamedSharding(jax.sharding.Mesh(devices, mesh.axis_names), sharding.spec)
+
+
+def check_storable(tree: StateTree) -> None:
+    """InvalidState for an empty state, or a leaf whose dtype the format of Orbax does not have."""
+    if not tree.leaves and not tree.unflatten({}):
+        raise InvalidState(
+            "save", "the state", "it is empty: the persistent tier has no such steps"
+        )
+    for leaf in tree.leaves:
+        try:
+            tensorstore.dtype(leaf.spec.dtype)
+        except ValueError as error:
+            raise InvalidState(
+                "save",
+                f"leaf {leaf.spec.path!r}",
+                f"the persistent tier cannot store dtype {leaf.spec.dtype}",
+                hint="store it as another dtype, or use the local tier only",
+            ) from error

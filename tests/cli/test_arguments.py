@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,32 @@ def test_a_size_that_is_none(size: str, capsys: pytest.CaptureFixture[str]) -> N
         main(["fake-gcs", "--total-mib", size])
     assert ended.value.code == USAGE_EXIT_CODE
     assert "argument --total-mib" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "value"),
+    [
+        *[("launch", "--timeout-s", value) for value in ("nan", "inf", "0", "-1", "soon")],
+        ("launch", "--hang-timeout-s", "nan"),
+        *[("demo", "--seed", value) for value in ("-1", "4294967296", "1e3")],
+    ],
+)
+def test_a_number_that_is_none(
+    command: str, name: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, f"{name}={value}"])
+    assert ended.value.code == USAGE_EXIT_CODE
+    assert f"argument {name}" in capsys.readouterr().err
+
+
+def test_a_job_that_is_refused_leaves_no_directory_for_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert main(["launch", "--slices", "0", "--", "true"]) == USAGE_EXIT_CODE
+    assert "slices must be at least 1" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_directory_that_cannot_be_made_is_said(

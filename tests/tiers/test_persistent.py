@@ -25,9 +25,10 @@ from emergency_ckpt.errors import CorruptData, InvalidState, PersistentTierError
 from emergency_ckpt.tiers import host_state
 from emergency_ckpt.tiers.host_state import document_name
 from emergency_ckpt.tiers.materialize import materialize
-from emergency_ckpt.tiers.persistent import PersistentTier, check_storable
+from emergency_ckpt.tiers.persistent import PersistentTier
 from emergency_ckpt.tiers.snapshot import SnapshotRecipe
 from emergency_ckpt.tiers.state_tree import BoxTable, describe
+from emergency_ckpt.tiers.storage_arrays import check_storable
 from emergency_ckpt.types import SaveId, ShardId
 
 STORABLE = (
