@@ -14,7 +14,7 @@ from etils import epath
 from emergency_ckpt.core.persistence import PersistentWriters
 from emergency_ckpt.core.placement import AllButPrimary, Striped
 from emergency_ckpt.core.snapshot_plan import snapshot_problems
-from emergency_ckpt.runtime.save_policies import (
+from emergency_ckpt.runtime.policy_checks import (
     preservation_policy_problems,
     save_policy_problems,
 )

@@ -49,7 +49,8 @@ def prepare() -> dict[str, Any]:
 
 
 def clean_up() -> dict[str, Any]:
-    removed = PersistentTier(RUN).remove_leftovers()
+    removed, left = PersistentTier(RUN).remove_leftovers()
+    assert left == []
     return {"removed": removed, **look()}
 
 

@@ -206,7 +206,10 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
         ({"save_every_n_seconds": 0}, "save_every_n_seconds must be a positive number"),
         ({"local_save_every_n_seconds": -1}, "local_save_every_n_seconds must be a positive"),
         ({"save_policy": 5}, "save_policy: 5 has no should_save"),
-        ({"local_save_policy": ocm.FixedIntervalPolicy(0)}, "the interval of Fixed"),
+        (
+            {"local_save_policy": ocm.FixedIntervalPolicy(0)},
+            "interval of FixedIntervalPolicy must be",
+        ),
         ({"preservation_policy": "all"}, "preservation_policy: 'all' has no should_preserve"),
         ({"local_preservation_policy": 1}, "has no should_preserve"),
         ({"keep_every_n_steps": 5}, "keep_every_n_steps is set, but keep_last_n is not"),

@@ -274,11 +274,11 @@ class PersistentSaves:
         if not self._may_have_leftovers:
             return
         try:
-            removed = self._tier.remove_leftovers()
+            removed, left = self._tier.remove_leftovers()
         except PersistentTierError as error:
             self._events.emit("persistent.cleanup_failed", reason=str(error)[:500])
             return
-        self._may_have_leftovers = False
+        self._may_have_leftovers = bool(left)
         for step in removed:
             self._events.emit("persistent.removed", step=step)
 

@@ -129,7 +129,7 @@ def plan_saves(
         return SavePlan(rules=StepRules(intervals=(every_n_steps,)), timing=timing)
     rules, timing_rules, unknown = StepRules(), list[TimingRule](), list[AskedPolicy]()
     on_preemption = False
-    for part in _parts(policy):
+    for part in parts_of(policy):
         # By exact type: a subclass may decide otherwise.
         kind = type(part)
         if kind is ocm.FixedIntervalPolicy:
@@ -157,24 +157,6 @@ def plan_saves(
         everywhere=tuple(unknown) if everywhere else (),
         on_preemption=on_preemption,
     )
-
-
-def save_policy_problems(name: str, policy: object | None) -> list[str]:
-    """What is wrong with a save policy; empty when nothing is."""
-    problems: list[str] = []
-    for part in _parts(policy) if policy is not None else []:
-        if not isinstance(part, AdaptiveInterval) and not _has_method(part, "should_save"):
-            problems.append(f"{name}: {part!r} has no should_save")
-        elif type(part) is ocm.FixedIntervalPolicy and part.interval < 1:
-            problems.append(f"{name}: the interval of {part!r} is below 1")
-    return problems
-
-
-def preservation_policy_problems(name: str, policy: object | None) -> list[str]:
-    """What is wrong with a preservation policy; empty when nothing is."""
-    if policy is None or _has_method(policy, "should_preserve"):
-        return []
-    return [f"{name}: {policy!r} has no should_preserve"]
 
 
 def wanted_steps(
@@ -205,16 +187,13 @@ def policy_identity(policy: object) -> object:
     return kind if type(policy).__repr__ is object.__repr__ else (kind, repr(policy))
 
 
-def _parts(policy: object) -> list[object]:
+def parts_of(policy: object) -> list[object]:
+    """The policies of which ``policy`` is made: any of them may ask for a save."""
     if isinstance(policy, AskedEverywhere):
-        return _parts(policy.policy)
-    if type(policy) is ocm.AnySavePolicy:
-        return [part for child in policy.policies for part in _parts(child)]
+        return parts_of(policy.policy)
+    if type(policy) is ocm.AnySavePolicy and isinstance(policy.policies, list | tuple):
+        return [part for child in policy.policies for part in parts_of(child)]
     return [policy]
-
-
-def _has_method(value: object, name: str) -> bool:
-    return callable(getattr(value, name, None))
 
 
 def _moment(time_s: float) -> datetime.datetime:

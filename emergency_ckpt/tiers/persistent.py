@@ -307,7 +307,9 @@ class PersistentTier:
                     self._remove_arrays(save.step)
 
         try:
-            self.storage.do("save", f"/{save.step}", write, deadline_s, repeat=False)
+            self.storage.do(
+                "save", f"/{save.step}", write, deadline_s, repeat=False, changes=save.step
+            )
         except PersistentTierError:
             # What was given up must not write into a step that is tried again.
             arrays.cancel()
@@ -326,7 +328,7 @@ class PersistentTier:
             self._remove_arrays(step)
             self.storage.clear_folder(f"{HOST_STATE}/{step}")
 
-        self.storage.do("remove", f"/{step}", clear)
+        self.storage.do("remove", f"/{step}", clear, changes=step)
 
     def _remove_arrays(self, step: int) -> None:
         """Make Orbax overlook the step, then remove its folders, also those of unfinished saves."""
@@ -343,22 +345,27 @@ class PersistentTier:
             whole.rename(self._directory / hidden)
             self.storage.clear_folder(hidden)
 
-    def remove_leftovers(self) -> list[int]:
-        """Remove what saves that did not end have left; returns their steps.
+    def remove_leftovers(self) -> tuple[list[int], list[int]]:
+        """Remove what saves that did not end have left.
 
+        Returns their steps, and those left alone because a call that was given up is still there.
         Nobody may be saving to the directory. Steps of plain Orbax are never touched.
         """
         removed: list[int] = []
+        left: list[int] = []
         for step in sorted(self.storage.numbers_in(HOST_STATE)):
+            if self.storage.is_changing(step):
+                left.append(step)
+                continue
             path = self._host_state_dir(step) / MARKER_NAME
             if not self.storage.do("look at", f"/{step}", path.exists):
                 self.remove(step)
                 removed.append(step)
-        return removed
+        return removed, left
 
     def write_document(self, step: int, owner: int, count: int, data: bytes) -> None:
         """Write one process's document. It counts only once the marker is there."""
-        self.storage.put(f"{HOST_STATE}/{step}/{document_name(owner, count)}", data)
+        self.storage.put(f"{HOST_STATE}/{step}/{document_name(owner, count)}", data, step=step)
 
     def publish(
         self,
@@ -372,10 +379,11 @@ class PersistentTier:
         From then on the step counts.
         """
         checksums = encode_checksums(leaves, crcs)
-        self.storage.put(f"{HOST_STATE}/{save.step}/{CHECKSUMS_NAME}", checksums)
+        self.storage.put(f"{HOST_STATE}/{save.step}/{CHECKSUMS_NAME}", checksums, step=save.step)
         self.storage.put(
             f"{HOST_STATE}/{save.step}/{MARKER_NAME}",
             build_marker(save, documents, leaves, checksums),
+            step=save.step,
         )
 
     # Common to all

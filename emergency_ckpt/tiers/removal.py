@@ -32,7 +32,7 @@ class StepShelf:
         data = json.dumps(dict(metrics)).encode()
         if len(data) > _METRICS_LIMIT_BYTES:
             raise self._error("write metrics of", step, f"{len(data)} bytes are too many")
-        self._tier.storage.put(f"{HOST_STATE}/{step}/{_METRICS}", data)
+        self._tier.storage.put(f"{HOST_STATE}/{step}/{_METRICS}", data, step=step)
 
     def records(self) -> list[StepRecord]:
         """The steps that count, oldest first. Those that plain Orbax wrote are not ours to judge.

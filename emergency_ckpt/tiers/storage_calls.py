@@ -89,8 +89,16 @@ def _status_of(error: BaseException) -> int | None:
         return None
 
 
+class GivenUp(DeadlineExceeded):
+    """The deadline came first. ``thread``: where the call goes on, unless it is over by now."""
+
+    def __init__(self, target: str, thread: threading.Thread) -> None:
+        super().__init__("use storage at", target, "no answer in time")
+        self.thread = thread
+
+
 def call(target: str, work: Callable[[], _T], *, deadline_s: float) -> _T:
-    """The result of ``work``; DeadlineExceeded at ``deadline_s`` of ``time.monotonic``.
+    """The result of ``work``; GivenUp at ``deadline_s`` of ``time.monotonic``.
 
     What was begun then goes on in its thread, which nobody waits for, nor the interpreter's end.
     """
@@ -106,10 +114,11 @@ def call(target: str, work: Callable[[], _T], *, deadline_s: float) -> _T:
             done.set()
 
     name = f"eckpt-storage-{next(_numbers)}"
-    threading.Thread(target=run, name=name, daemon=True).start()
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
     if not done.wait(max(0.001, deadline_s - time.monotonic())):
         _let_go_of_workers()
-        raise DeadlineExceeded("use storage at", target, "no answer in time")
+        raise GivenUp(target, thread)
     good, value = outcome[0]
     if good:
         return value  # pyright: ignore[reportReturnType]

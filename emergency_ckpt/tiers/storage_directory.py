@@ -10,7 +10,8 @@ import fsspec
 from etils import epath
 
 from emergency_ckpt.errors import CheckpointError, CorruptData, InvalidState, PersistentTierError
-from emergency_ckpt.tiers.storage_calls import call, call_again, is_passing, is_refusal
+from emergency_ckpt.tiers.late_changes import LATE_CHANGES
+from emergency_ckpt.tiers.storage_calls import GivenUp, call, call_again, is_passing, is_refusal
 
 _T = TypeVar("_T")
 
@@ -74,8 +75,8 @@ class StorageDirectory:
             options = {"finalize_on_close": True} if scheme in ("gs", "gcs") else {}
             fsspec.filesystem(scheme, **options).invalidate_cache()
 
-    def put(self, below: str, data: bytes) -> None:
-        """Write a file, all of it or nothing."""
+    def put(self, below: str, data: bytes, *, step: int) -> None:
+        """Write a file of ``step``, all of it or nothing."""
         path = self.path / below
 
         def put() -> None:
@@ -88,7 +89,7 @@ class StorageDirectory:
             temporary.write_bytes(data)
             temporary.rename(path)
 
-        self.do("write", f"/{below}", put)
+        self.do("write", f"/{below}", put, changes=step)
 
     def clear_folder(self, below: str) -> None:
         """Remove a folder and all in it, if it is there. For use inside of ``do``."""
@@ -116,16 +117,30 @@ class StorageDirectory:
         deadline_s: float | None = None,
         *,
         repeat: bool = True,
+        changes: int | None = None,
     ) -> _T:
-        """The result of ``work``, which is called again where that may help, if ``repeat``."""
+        """The result of ``work``, which is called again where that may help, if ``repeat``.
+
+        ``changes``: the step that it changes. Waits first for what was given up there.
+        """
         deadline_s = self.deadline_s(deadline_s)
         target = f"{self.path}{below}"
+        if changes is not None and not LATE_CHANGES.wait(str(self.path), changes, deadline_s):
+            raise self.error(operation, below, _still_changing())
         try:
             return (call_again if repeat else call)(target, work, deadline_s=deadline_s)
+        except GivenUp as error:
+            if changes is not None:
+                LATE_CHANGES.note(str(self.path), changes, error.thread)
+            raise self.error(operation, below, error) from error
         except (CorruptData, PersistentTierError, InvalidState):
             raise
         except Exception as error:  # Orbax and the clients raise whatever lies below them
             raise self.error(operation, below, error) from error
+
+    def is_changing(self, step: int) -> bool:
+        """Whether a call that was given up may still change ``step``. Does not wait."""
+        return LATE_CHANGES.under_way(str(self.path), step)
 
     def error(self, operation: str, below: str, error: Exception) -> PersistentTierError:
         """What a user is told of ``error``."""
@@ -140,6 +155,10 @@ class StorageDirectory:
         failure = PersistentTierError(operation, f"{self.path}{below}", problem, hint=hint)
         failure.retryable = is_passing(error)
         return failure
+
+
+def _still_changing() -> TimeoutError:
+    return TimeoutError("an earlier call that changes this step was given up, and has not ended")
 
 
 def _put_object(path: epath.Path, data: bytes) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import threading
 import time
+import traceback
+from types import FrameType
 from typing import Any
 
 from world import Iterator, World, differences, mesh_of, run_program, specs_on, state_at
@@ -160,11 +163,26 @@ def restore_from(
 
 
 def still_at_storage() -> list[str]:
-    """Calls to storage that were given up, and have not noticed."""
+    """Where calls to storage are that were given up and have not noticed.
+
+    But for those that wait in fsspec, which repeats for half a minute what storage refuses: it
+    waits in Python, which ends with the interpreter (``test_exit_after_giving_up``).
+    """
     given_up = [t for t in threading.enumerate() if t.name.startswith("eckpt-storage")]
     for thread in given_up:
         thread.join(NOTICED_WITHIN_S)
-    return [thread.name for thread in given_up if thread.is_alive()]
+    frames = sys._current_frames()
+    return [
+        "".join(traceback.format_stack(frames[thread.ident])[-8:])
+        for thread in given_up
+        if thread.is_alive() and thread.ident in frames and not in_fsspec(frames[thread.ident])
+    ]
+
+
+def in_fsspec(frame: FrameType) -> bool:
+    while frame.f_globals["__name__"] == "threading" and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_globals["__name__"].startswith("fsspec.")
 
 
 def lose_ram(world: World, name: str) -> None:

@@ -95,7 +95,7 @@ def test_a_removal_that_was_cut_short_shows_nothing_and_is_finished_later(
     assert tier.whole_steps() == [10, 30, 40]
     assert orbax_steps(run) == ([10, 30, 40] if hidden else STEPS)  # whole to Orbax until then
     assert 20 not in [found.step for found in tier.steps()]
-    assert tier.remove_leftovers() == [20]
+    assert tier.remove_leftovers() == ([20], [])
     assert orbax_steps(run) == [10, 30, 40]
     assert not [path for path in run.rglob("*") if path.name.split(".")[0] == "20"]
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from orbax.checkpoint import checkpoint_managers as ocm
 
 from emergency_ckpt.core.retention import StepRecord
 from emergency_ckpt.core.save_decision import StepRules, decide_by_step
 from emergency_ckpt.core.save_timing import AdaptiveInterval, Continuous, EverySeconds, TierStatus
+from emergency_ckpt.runtime.policy_checks import (
+    preservation_policy_problems,
+    save_policy_problems,
+)
 from emergency_ckpt.runtime.save_policies import (
     plan_saves,
     policy_identity,
-    preservation_policy_problems,
-    save_policy_problems,
     wanted_steps,
 )
 
@@ -158,6 +162,76 @@ def test_what_is_no_policy_is_named() -> None:
     policy = ocm.AnySavePolicy([3, ocm.FixedIntervalPolicy(0)])  # type: ignore[list-item]
     problems = save_policy_problems("save_policy", policy)
     assert "save_policy: 3 has no should_save" in problems[0]
-    assert "below 1" in problems[1]
+    assert "interval of FixedIntervalPolicy must be a whole number" in problems[1]
     assert preservation_policy_problems("p", Own()) != []
     assert preservation_policy_problems("p", ocm.LatestN(1)) == []
+
+
+NO_SAVES: list[Any] = [
+    ocm.AnySavePolicy(3),  # type: ignore[arg-type]
+    *[ocm.FixedIntervalPolicy(value) for value in (0, -1, 1.5, True, "x", None)],  # type: ignore[arg-type]
+    *[ocm.SpecificStepsPolicy(value) for value in ("12", 12, None, b"x")],  # type: ignore[arg-type]
+    *[
+        ocm.ContinuousCheckpointingPolicy(minimum_interval_secs=value)
+        for value in (-1, float("nan"), "1", True)
+    ],  # type: ignore[arg-type]
+]
+NOTHING_KEPT: list[Any] = [
+    *[ocm.LatestN(value) for value in (-1, 1.5, "x", True)],  # type: ignore[arg-type]
+    *[ocm.BestN(get_metric_fn=len, n=value) for value in (-1, "x")],  # type: ignore[arg-type]
+    ocm.BestN(get_metric_fn="loss", n=1),  # type: ignore[arg-type]
+    *[ocm.EveryNSeconds(value) for value in (-1, float("nan"), float("inf"), "x")],  # type: ignore[arg-type]
+    *[ocm.EveryNSteps(value) for value in (0, -1, 2.5)],  # type: ignore[arg-type]
+    ocm.EveryNSteps(2, max_to_keep=-1),
+    *[ocm.EveryNStepsClosest(value) for value in (0, "x")],  # type: ignore[arg-type]
+    ocm.LatestDuration(60),  # type: ignore[arg-type]
+    ocm.AnyPreservationPolicy(3),  # type: ignore[arg-type]
+    ocm.AnyPreservationPolicy([ocm.LatestN(1), ocm.LatestN(-1)]),
+]
+
+
+@pytest.mark.parametrize("policy", NO_SAVES, ids=repr)
+def test_a_save_policy_with_a_value_that_it_cannot_have(policy: Any) -> None:
+    (problem,) = save_policy_problems("save_policy", ocm.AnySavePolicy([policy]))
+    assert problem.startswith("save_policy: ")
+    assert " must be " in problem
+
+
+@pytest.mark.parametrize("policy", NOTHING_KEPT, ids=repr)
+def test_a_preservation_policy_with_a_value_that_it_cannot_have(policy: Any) -> None:
+    (problem,) = preservation_policy_problems("preservation_policy", policy)
+    assert problem.startswith("preservation_policy: ")
+    assert " must be " in problem
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        ocm.SpecificStepsPolicy([]),
+        ocm.SpecificStepsPolicy(range(0, 100, 7)),
+        ocm.SpecificStepsPolicy(np.arange(5)),  # type: ignore[arg-type]
+        ocm.ContinuousCheckpointingPolicy(),
+        ocm.ContinuousCheckpointingPolicy(minimum_interval_secs=2),
+        AdaptiveInterval(mean_time_between_failures_s=5.0, max_overhead=0.2),
+    ],
+    ids=repr,
+)
+def test_save_policies_that_will_do(policy: Any) -> None:
+    assert save_policy_problems("save_policy", policy) == []
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        ocm.LatestN(),
+        ocm.LatestN(0),
+        ocm.BestN(get_metric_fn=len),
+        ocm.CustomSteps([3, 4]),
+        ocm.EveryNSeconds(60),
+        ocm.LatestDuration(datetime.timedelta(hours=1)),
+        ocm.AnyPreservationPolicy([ocm.LatestN(2), ocm.EveryNSteps(100, max_to_keep=3)]),
+    ],
+    ids=repr,
+)
+def test_preservation_policies_that_will_do(policy: Any) -> None:
+    assert preservation_policy_problems("preservation_policy", policy) == []

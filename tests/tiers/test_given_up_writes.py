@@ -33,13 +33,15 @@ def write_tensors(tier: PersistentTier, step: int) -> None:
     tier.write_tensors(save, tree, dict(zip(shards, on_host, strict=True)), (0,))
 
 
-def stall(monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]) -> threading.Event:
-    """Calls of these ``names`` for the temporary folder of step 4 wait for the event."""
+def stall(
+    monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], place: str = "/4.orbax"
+) -> threading.Event:
+    """Calls of these ``names`` for paths with ``place``, step 4's, wait for the event."""
     answers = threading.Event()
 
     def slow(call: Callable[..., Any]) -> Callable[..., Any]:
         def wait_and_call(self: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
-            if "/4.orbax" in str(path):
+            if place in str(path):
                 answers.wait(LONG_S)
             return call(self, path, *args, **kwargs)
 
@@ -61,10 +63,56 @@ def test_a_write_that_was_given_up_does_not_come_through_later(
     answers = stall(monkeypatch, names)
     with pytest.raises(PersistentTierError, match="no answer in time"):
         write_tensors(PersistentTier(tier.directory, timeout_s=TIMEOUT_S), 4)
-    (given_up,) = (t for t in threading.enumerate() if t.name.startswith("eckpt-storage"))
+    (given_up,) = given_up_calls()
     answers.set()
     given_up.join(LONG_S)
     assert not given_up.is_alive()
     assert os.listdir(tier.directory) == ["2"]
     write_tensors(tier, 4)
     assert sorted(os.listdir(tier.directory)) == ["2", "4"]
+
+
+def given_up_calls() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name.startswith("eckpt-storage")]
+
+
+def test_a_step_is_not_saved_again_while_a_removal_of_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would take the arrays of the new save away."""
+    tier = PersistentTier(str(tmp_path / "run"))
+    hasty = PersistentTier(tier.directory, timeout_s=0.5)
+    tier.create()
+    write_tensors(tier, 4)
+    answers = stall(monkeypatch, ("rename", "replace"), "/run/4")
+    with pytest.raises(PersistentTierError, match="no answer in time"):
+        hasty.remove(4)
+    (given_up,) = given_up_calls()
+    with pytest.raises(PersistentTierError, match="given up, and has not ended"):
+        write_tensors(hasty, 4)
+    with pytest.raises(PersistentTierError, match="given up, and has not ended"):
+        hasty.write_document(4, 0, 1, b"{}")
+    write_tensors(tier, 2)  # another step does not mind
+    answers.set()
+    write_tensors(tier, 4)  # waits for it
+    assert not given_up.is_alive()
+    assert sorted(os.listdir(tier.directory)) == ["2", "4"]
+
+
+def test_leftovers_wait_for_a_marker_that_may_still_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would make a step count whose arrays were removed meanwhile."""
+    tier = PersistentTier(str(tmp_path / "run"))
+    tier.create()
+    tier.write_document(4, 0, 1, b"{}")
+    save = SaveId(step=4, incarnation="life", run_id="run")
+    answers = stall(monkeypatch, ("rename", "replace"), "/host_state/4/marker")
+    with pytest.raises(PersistentTierError, match="no answer in time"):
+        PersistentTier(tier.directory, timeout_s=0.5).publish(save, {0: ("0" * 64, True)}, [], {})
+    (given_up,) = given_up_calls()
+    assert tier.remove_leftovers() == ([], [4])
+    answers.set()
+    given_up.join(LONG_S)
+    tier.remove(4)
+    assert os.listdir(Path(tier.directory) / "host_state") == []

@@ -244,7 +244,7 @@ def test_a_step_that_lost_its_host_states_has_tensors_only(
     shutil.rmtree(directory / "host_state" / "4")
     assert tier.steps() == [PersistentStep(2, 1, True), PersistentStep(4, 0, False)]
     assert tier.whole_steps() == [2]
-    assert tier.remove_leftovers() == []
+    assert tier.remove_leftovers() == ([], [])
     assert tier.describe(4).marker is None
     assert read(tier, 4, {"x": np.zeros(4, int)})["x"].tolist() == [0, 1, 2, 3]
 
