@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from emergency_ckpt.launch.faults import Fault
@@ -46,18 +46,19 @@ class FaultInjector:
         """Faults that have not fired."""
         return tuple(self._left)
 
-    def begin_life(self, processes: ProcessSet) -> None:
-        """Prepare for new processes."""
+    def begin_life(self, topology: Topology) -> Mapping[int, int]:
+        """Prepare for new processes; the steps at which some wait, from their start on."""
         self.struck = False
         self._wake_times_s.clear()
-        self._hold_next(processes)
+        return self._holds(topology)
 
     def poll(self, processes: ProcessSet) -> None:
         """Fire what is due. Never blocks."""
         self._wake(processes)
         while self._left and not self.struck and _due(self._left[0], processes):
             self._fire(self._left.popleft(), processes)
-            self._hold_next(processes)
+            for process, step in self._holds(processes.topology).items():
+                processes.hold_at((process,), step)
 
     def end_life(self, topology: Topology) -> RestartEffects:
         """What changes now that all processes of the life have ended."""
@@ -85,10 +86,11 @@ class FaultInjector:
         self.struck = fault.deadly
         self._emit("fault.fired", fault=str(fault), step=step, processes=targets, hosts=hosts)
 
-    def _hold_next(self, processes: ProcessSet) -> None:
-        if self._left and self._left[0].exact and not self.struck:
-            fault = self._left[0]
-            processes.hold_at(fault.target.processes(processes.topology), fault.step)
+    def _holds(self, topology: Topology) -> dict[int, int]:
+        if not self._left or not self._left[0].exact or self.struck:
+            return {}
+        fault = self._left[0]
+        return dict.fromkeys(fault.target.processes(topology), fault.step)
 
     def _wake(self, processes: ProcessSet) -> None:
         now_s = time.monotonic()

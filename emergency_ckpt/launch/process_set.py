@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -61,12 +61,14 @@ class ProcessSet:
         topology: Topology | None = None,
         *,
         restart_count: int = 0,
+        holds: Mapping[int, int] | None = None,
         on_event: EventSink | None = None,
     ) -> None:
         """Start all processes; returns once they run, before they have joined each other.
 
         Makes the directories it needs, also the hosts' ramdisks where they are missing. Logs of
-        an earlier job with the same ``log_dir`` and ``restart_count`` are overwritten.
+        an earlier job with the same ``log_dir`` and ``restart_count`` are overwritten. ``holds``:
+        as ``hold_at``, a step by process, from its start on: none of them gets past it.
 
         Raises:
           OSError: a directory, port or process could not be made; nothing is left running.
@@ -75,6 +77,7 @@ class ProcessSet:
         self.topology = topology or spec.first_topology
         self.restart_count = restart_count
         self.started_s = time.monotonic()
+        self._holds = holds or {}
         self._on_event = on_event
         self._processes: list[_HostProcess] = []
         self._janitor = subprocess.Popen(
@@ -234,6 +237,8 @@ class ProcessSet:
         environment.events_path.write_bytes(b"")
         log_path = self.spec.log_path(self.restart_count, index)
         progress = ProgressFile(environment.progress_path, create=True)
+        if index in self._holds:
+            progress.hold_at(self._holds[index])
         variables = {
             **_MALLOC_ENVIRON,
             **os.environ,

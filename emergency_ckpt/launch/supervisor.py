@@ -99,9 +99,12 @@ class Supervisor:
         """Run lives until there is no other one; why."""
         topology = self.spec.first_topology
         while True:
-            restart_count = len(self._lives)
             with ProcessSet(
-                self.spec, topology, restart_count=restart_count, on_event=self._record
+                self.spec,
+                topology,
+                restart_count=len(self._lives),
+                holds=self._injector.begin_life(topology),
+                on_event=self._record,
             ) as processes:
                 self._emit("life.started", host_of_process=topology.host_of_process)
                 life = self._run_life(processes, deadline_s)
@@ -122,7 +125,6 @@ class Supervisor:
             self._emit("job.restarting", reason=reason)
 
     def _run_life(self, processes: ProcessSet, deadline_s: float | None) -> LifeResult:
-        self._injector.begin_life(processes)
         ending, first_death = self._watch(processes, deadline_s)
         exits = processes.end(grace_s=self.spec.grace_s)
         return LifeResult(

@@ -24,7 +24,7 @@ from emergency_ckpt.core.save_agreement import (
     Word,
 )
 from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineExceeded, SaveFailed
-from emergency_ckpt.runtime.coordination import Coordinator
+from emergency_ckpt.runtime.coordination import Coordinator, forget
 from emergency_ckpt.runtime.worker import Failures
 
 _SLICE_S = 0.5
@@ -201,7 +201,7 @@ class SaveAgreement:
         old = number - _KEPT_PROPOSALS
         if old >= 0:
             for kind in ("proposal", "answer", "word"):
-                self._coordinator.delete(self._key(kind, old))
+                forget(self._coordinator, self._key(kind, old))
 
     # The followers.
 

@@ -66,6 +66,7 @@ class TransferServer:
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._sessions: dict[Session, threading.Thread] = {}
+        self._leaving: list[threading.Thread] = []  # done, and perhaps not quite gone
 
     def start(self) -> None:
         """Begin to serve. Does not block. Call once. ConfigError when the port was just taken."""
@@ -95,7 +96,7 @@ class TransferServer:
         with self._lock:
             for session in self._sessions:
                 session.stop()
-            threads += self._sessions.values()
+            threads += [*self._sessions.values(), *self._leaving]
         for thread in threads:
             thread.join(max(deadline_s - time.monotonic(), 0))
         self._listener.close()
@@ -144,6 +145,7 @@ class TransferServer:
             daemon=True,
         )
         self._sessions[session] = thread
+        self._leaving = [each for each in self._leaving if each.is_alive()]
         try:
             thread.start()
         except RuntimeError as error:  # no more threads for this process: as good as busy
@@ -167,7 +169,7 @@ class TransferServer:
             session.run()
         finally:
             with self._lock:
-                self._sessions.pop(session, None)
+                self._leaving.append(self._sessions.pop(session))
 
 
 def _bind(host: str, port: int, allow_all_interfaces: bool) -> tuple[socket.socket, str]:

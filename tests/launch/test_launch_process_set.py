@@ -52,6 +52,16 @@ def test_waiting_for_a_step_that_never_comes(make_spec: MakeSpec) -> None:
         processes.wait_for_step(4, timeout_s=0.5)
 
 
+def test_a_hold_is_there_before_the_process_is(make_spec: MakeSpec) -> None:
+    with ProcessSet(make_spec("train(6)"), holds={1: 3}) as processes:
+        wait_until(lambda: processes.poll() != () or processes.exits != (), "process 0 has ended")
+        wait_until(lambda: processes.steps[1] == 3, "process 1 is where it is held")
+        assert (processes.steps[0], processes.running) == (6, (1,))
+        processes.hold_at([1], -1)
+        assert [each.returncode for each in processes.wait(TIMEOUT_S)] == [0, 0]
+        assert processes.steps == (6, 6)
+
+
 def test_process_0_ends_last(make_spec: MakeSpec, tmp_path: Path) -> None:
     spec = make_spec(
         f"""
