@@ -22,7 +22,11 @@ from emergency_ckpt.runtime.restore_bringing import (
     RestoreParts,
     Wish,
 )
-from emergency_ckpt.runtime.restore_types import PlanFailed, no_plan_error
+from emergency_ckpt.runtime.restore_types import (
+    AttemptGivenUp,
+    PlanFailed,
+    no_plan_error,
+)
 
 _CHECK_INTERVAL_S = 0.1
 _GRACE_S = 5.0
@@ -121,8 +125,10 @@ class Prefetch:
         self._parts.events.emit("prefetch.nothing")
 
     def _fail(self, error: Exception) -> None:
+        if isinstance(error, AttemptGivenUp):
+            self.give_up(error.problem)  # here nobody has asked for that yet
         if self.is_given_up:
-            self._parts.events.emit("prefetch.given_up", reason=self._given_up)
+            self._parts.events.emit("prefetch.given_up", reason=self._given_up[:500])
             return
         if not isinstance(error, CheckpointError):
             unexpected = f"unexpected {type(error).__name__}: {error}"
@@ -142,11 +148,11 @@ class Prefetch:
     # As the attempt of its ``Bringing``.
 
     def check(self) -> None:
-        """RestoreFailed when it was given up meanwhile: the others shall not wait for this one."""
+        """AttemptGivenUp when it was meanwhile: the others shall not wait for this one."""
         with self._lock:
             reason = self._given_up
         if reason:
-            raise RestoreFailed("prefetch", "the state", f"it was given up: {reason}")
+            raise AttemptGivenUp("prefetch", "the state", f"it was given up: {reason}")
 
     def put_back(self, brought: Brought) -> None:
         """Host states are applied by ``restore`` alone."""

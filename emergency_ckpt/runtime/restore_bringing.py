@@ -24,6 +24,7 @@ from emergency_ckpt.runtime.restore_dialogue import RestoreDialogue
 from emergency_ckpt.runtime.restore_host_state import HostStateRemap, fetch_documents
 from emergency_ckpt.runtime.restore_leader import RestoreLeader, Wanted, persistent_unusable
 from emergency_ckpt.runtime.restore_types import (
+    AttemptGivenUp,
     LoadPlan,
     PlanFailed,
     Status,
@@ -177,7 +178,7 @@ class Bringing:
     ) -> AllBrought | NoPlan | PlanFailed:
         """Bring the state, or say why there is no plan. Blocks until the deadline at most.
 
-        RestoreFailed on all when it fails on one.
+        RestoreFailed on all when it fails on one, AttemptGivenUp when it was only given up there.
 
         Args:
           word: what this process says of its prefetch.
@@ -199,7 +200,8 @@ class Bringing:
             attempt.undo()
             if verdict.error:
                 hint = "no process has restored anything"
-                raise RestoreFailed("restore", _target(answer), verdict.error, hint=hint)
+                kind = AttemptGivenUp if verdict.given_up else RestoreFailed
+                raise kind("restore", _target(answer), verdict.error, hint=hint)
             if verdict.loaded:
                 assert isinstance(answer, LoadPlan)
                 self._loaded = answer
@@ -332,7 +334,8 @@ def _status_of(error: Exception, answer: RestorePlan | LoadPlan | UsePrefetched)
         return Status(str(error)[:ERROR_LIMIT_CHARS], step)
     if isinstance(error, CorruptData):
         return Status(str(error)[:ERROR_LIMIT_CHARS])
-    return Status(f"{type(error).__name__}: {error}"[:ERROR_LIMIT_CHARS])
+    text = f"{type(error).__name__}: {error}"[:ERROR_LIMIT_CHARS]
+    return Status(text, given_up=isinstance(error, AttemptGivenUp))
 
 
 def _target(answer: RestorePlan | LoadPlan | UsePrefetched) -> str:

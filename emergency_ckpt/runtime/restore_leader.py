@@ -302,7 +302,9 @@ class RestoreLeader:
         hopeless = any(not status.unusable for status in failed.values())
         self._last_failure = text
         if hopeless or not new or self._attempts >= MAX_ATTEMPTS:
-            return Verdict(error=text)
+            fatal = [status for status in failed.values() if not status.unusable]
+            given_up = bool(fatal) and all(status.given_up for status in fatal)
+            return Verdict(error=text, given_up=given_up)
         self._inventory = msgspec.structs.replace(
             self._inventory, quarantined=self._inventory.quarantined | new
         )

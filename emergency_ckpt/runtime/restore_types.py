@@ -13,6 +13,7 @@ from emergency_ckpt.core.storage_read import StoredArray
 from emergency_ckpt.errors import (
     CheckpointError,
     HostStateError,
+    RestoreFailed,
     StateMismatch,
     StepNotFound,
     Unrecoverable,
@@ -33,26 +34,34 @@ class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefetch: PrefetchWord = PrefetchWord()
 
 
+class AttemptGivenUp(RestoreFailed):
+    """A process does not want any more what all were about to restore. Nothing is wrong."""
+
+
 class Status(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """How one process's part of a plan went.
 
     ``unusable`` names copies that failed; with them the leader plans anew. An ``error`` with
-    nothing unusable ends the restore on all processes.
+    nothing unusable ends the restore on all processes. ``given_up``: that error is an
+    ``AttemptGivenUp``.
     """
 
     error: str = ""
     unusable: tuple[Quarantined, ...] = ()
+    given_up: bool = False
 
 
 class Verdict(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What the leader makes of all statuses: done, once more, or the end.
 
-    ``loaded``: the step lies in RAM now; once more, to restore it from there.
+    ``loaded``: the step lies in RAM now; once more, to restore it from there. ``given_up``: the
+    end, for no other reason than that some process does not want it any more.
     """
 
     done: bool = False
     loaded: bool = False
     error: str = ""
+    given_up: bool = False
     incarnation: str = ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -151,11 +152,21 @@ def one_restores_another_step(world: World) -> Any:
 
 
 def save_comes_first(world: World) -> Any:
-    train(world, "first", range(1, 11))
+    return _save_comes_first(world, "first")
+
+
+def save_comes_first_late_on_one(world: World) -> Any:
+    """One process learns from the others alone that the prefetch is not wanted any more."""
+    return _save_comes_first(world, "late", pause_s=1.0 if world.process == 3 else 0.0)
+
+
+def _save_comes_first(world: World, name: str, pause_s: float = 0.0) -> Any:
+    train(world, name, range(1, 11))
     world.events.clear()
     mesh = mesh_of(world.slices)
-    with world.config("first", mesh=mesh).instantiate() as ckpt:
+    with world.config(name, mesh=mesh).instantiate() as ckpt:
         ckpt.prefetch(specs_on(mesh))
+        time.sleep(pause_s)
         iterator = Iterator(world.process).at(15)
         ckpt.save(step=15, state=state_at(15, mesh), host_state=iterator)
         ckpt.wait_until_finished()
@@ -201,6 +212,7 @@ PROGRAMS = {
         one_asks_for_another_state,
         one_restores_another_step,
         save_comes_first,
+        save_comes_first_late_on_one,
         host_state_refused,
     )
 }

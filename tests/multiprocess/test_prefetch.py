@@ -62,8 +62,9 @@ def test_all_use_it_or_none(results: list[dict[str, Any]]) -> None:
     assert [s["moved"] for s in seen] == [[ALL, 0]] * 4
 
 
-def test_a_save_before_the_restore(results: list[dict[str, Any]]) -> None:
-    seen = of(results, "save_comes_first")
+@pytest.mark.parametrize("program", ["save_comes_first", "save_comes_first_late_on_one"])
+def test_a_save_before_the_restore(results: list[dict[str, Any]], program: str) -> None:
+    seen = of(results, program)
     check_whole(seen, 15, overlapped=False)
     assert "step 15 was saved before the restore" in seen[0]["unused"][0]
 
