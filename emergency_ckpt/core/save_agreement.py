@@ -14,6 +14,7 @@ Pure: no clock, no thread, no network. The clock is the leader's alone, so clock
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
@@ -25,6 +26,8 @@ FIRST_LEAD_S = 0.05
 LONGEST_LEAD_S = 60.0
 _LEAD_OVER_ROUND_TRIP = 2.0
 _LEAD_DECAY = 0.97
+_RECENT = 3
+_FAR_TOO_LONG = 4.0
 
 
 class Proposal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -140,6 +143,7 @@ class Leader:
         self._process_count = process_count
         self._timeout_s = timeout_s
         self._lead_s = FIRST_LEAD_S
+        self._recent_s: deque[float] = deque(maxlen=_RECENT)  # how long proposals took
         self._steps_ahead = 0.0
         self._next_number = 0
         self._open: Proposal | None = None
@@ -206,12 +210,16 @@ class Leader:
 
     def _grow_lead(self, now_s: float) -> None:
         taken_s = now_s - self._proposed_s
+        self._recent_s.append(taken_s)
         self._lead_s = min(LONGEST_LEAD_S, max(2 * self._lead_s, 2 * taken_s))
 
     def _shrink_lead(self, now_s: float) -> None:
-        taken_s = now_s - self._proposed_s
-        floor_s = _LEAD_OVER_ROUND_TRIP * taken_s
-        self._lead_s = min(LONGEST_LEAD_S, max(_LEAD_DECAY * self._lead_s, floor_s))
+        self._recent_s.append(now_s - self._proposed_s)
+        floor_s = _LEAD_OVER_ROUND_TRIP * self._recent_s[-1]
+        usual_s = max(FIRST_LEAD_S, _LEAD_OVER_ROUND_TRIP * max(self._recent_s))
+        # A save takes a lead at least: slowly, one pause of a process would cost minutes.
+        decay = 0.5 if self._lead_s > _FAR_TOO_LONG * usual_s else _LEAD_DECAY
+        self._lead_s = min(LONGEST_LEAD_S, max(decay * self._lead_s, floor_s))
 
 
 class StepClock:

@@ -11,6 +11,7 @@ import heapq
 import itertools
 import random
 from collections.abc import Callable
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -272,3 +273,30 @@ def test_the_clock_starts_afresh_when_steps_go_back() -> None:
     assert clock.progress == Progress(3, 1.0, 0.5)
     clock.arrive(2, 5.0)
     assert clock.progress is None
+
+
+@pytest.mark.parametrize("answer", ["accepted", "late"])
+@pytest.mark.parametrize("pause_s", [1.0, 10.0])
+def test_one_pause_does_not_cost_much_more_than_its_length(
+    answer: Literal["accepted", "late"], pause_s: float
+) -> None:
+    """A save takes a lead at least: the lead must come down soon after one slow answer."""
+    leader = Leader(2, TIMEOUT_S)
+    now_s = 0.0
+
+    def agree(taken_s: float, kind: Literal["accepted", "late"]) -> None:
+        nonlocal now_s
+        leader.propose("local", 5, now_s)
+        now_s += taken_s
+        assert leader.judge({0: Answer("accepted", 4), 1: Answer(kind, 4)}, 4, now_s) is not None
+
+    for _ in range(20):
+        agree(0.002, "accepted")
+    usual_s = leader.lead_s
+    agree(pause_s, answer)
+    assert leader.lead_s == 2 * pause_s
+    lost_s = 0.0
+    while leader.lead_s > 4 * usual_s:
+        lost_s += leader.lead_s
+        agree(0.002, "accepted")
+    assert lost_s <= 12 * pause_s
