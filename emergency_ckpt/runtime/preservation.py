@@ -15,6 +15,9 @@ from emergency_ckpt.runtime.save_policies import PreservationPolicy, wanted_step
 from emergency_ckpt.runtime.worker import BackgroundWorker, Failures
 from emergency_ckpt.tiers.removal import StepShelf
 
+_LAST_STATEMENTS_S = 10.0
+"""More than a worker needs from the end of its work until it is idle."""
+
 
 class Preservation:
     """Keeps what the policy, or the simple fields, ask for, and always the last whole step.
@@ -42,6 +45,8 @@ class Preservation:
         self._changed = threading.Condition()
         self._holders = 0
         self._is_removing = False
+        self._is_wanted = False
+        self._is_looking = False
         self._is_on = policy is not None or keep_last_n is not None
         self._worker: BackgroundWorker | None = None
         if self._is_on:
@@ -50,10 +55,17 @@ class Preservation:
     def after_save(self) -> None:
         """A step was published by this process: look at what may go. Does not wait for it.
 
-        While an earlier removal is under way nothing new begins; the next save looks again.
+        An earlier look that is under way is followed by another one.
         """
-        if self._worker is not None and self._worker.wait_idle(0):
-            self._worker.submit(self._run)
+        if self._worker is None:
+            return
+        with self._changed:
+            self._is_wanted = True
+            if self._is_looking:
+                return
+            self._is_looking = True
+        self._worker.wait_idle(_LAST_STATEMENTS_S)
+        self._worker.submit(self._run)
 
     @contextlib.contextmanager
     def held(self) -> Generator[None]:
@@ -84,9 +96,21 @@ class Preservation:
             self._worker.stop(timeout_s)
 
     def _run(self) -> None:
+        while self._begin():
+            self._look()
+
+    def _begin(self) -> bool:
+        """Whether there is to be a look; waits for restores."""
         with self._changed:
+            if not self._is_wanted:
+                self._is_looking = False
+                return False
             self._changed.wait_for(lambda: self._holders == 0)
+            self._is_wanted = False
             self._is_removing = True
+            return True
+
+    def _look(self) -> None:
         try:
             self._remove_unwanted()
         except Exception as error:  # noqa: BLE001 - storage or the user's policy; saves go on

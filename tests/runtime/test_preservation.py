@@ -181,6 +181,29 @@ def test_a_restore_does_not_wait_for_ever_for_a_removal(tmp_path: Path) -> None:
     preservation.stop(LONG_S)
 
 
+def test_a_save_while_others_are_removed_is_looked_at_too(tmp_path: Path) -> None:
+    """The last save of a run may be such a one: no other comes to look again."""
+    directory = str(tmp_path / "run")
+    fill(directory, STEPS[:3])
+    shelf = StalledShelf(PersistentTier(directory))
+    preservation = Preservation(
+        shelf,
+        EventSink(None, process_index=0),
+        Failures(),
+        policy=None,
+        keep_last_n=2,
+        keep_every_n_steps=None,
+    )
+    preservation.after_save()
+    assert shelf.asked.wait(LONG_S)
+    fill(directory, STEPS[3:])
+    preservation.after_save()
+    shelf.answers.set()
+    assert preservation.wait_idle(LONG_S)
+    assert PersistentTier(directory).whole_steps() == [30, 40]
+    preservation.stop(LONG_S)
+
+
 class Raises:
     def should_preserve(self, checkpoints: Any, *, context: Any) -> list[bool]:
         raise RuntimeError(f"in {threading.current_thread().name}")
