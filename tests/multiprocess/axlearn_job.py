@@ -37,6 +37,7 @@ def checkpointer(name: str, **settings: Any) -> Any:
         async_timeout_secs=60,
         non_tensor_async_timeout_secs=60,
         restore_timeout_s=120.0,
+        storage_wait_timeout_s=60.0,
     )
     return cfg.set(**settings)
 

@@ -33,6 +33,7 @@ from emergency_ckpt.runtime.preemption import PREEMPTED_EXIT_CODE
 CLOCK_SKEW_S = 137.0
 SLOW_PROCESS = 2
 LONGEST_S = 60.0
+_SHORT_S = 0.05
 
 
 class Training:
@@ -224,7 +225,8 @@ class Hooks:
                 self.hooks.remove(hook)
                 if "signal" in hook:
                     os.kill(os.getpid(), signal.Signals[f"SIG{hook['signal']}"])
-                time.sleep(hook.get("sleep_s", 0.0))
+                for _ in range(round(hook.get("sleep_s", 0.0) / _SHORT_S)):
+                    time.sleep(_SHORT_S)  # of a pause of the machine only one of these is lost
 
 
 def train_until(world: World, env: JobEnvironment, last: int, settings: dict[str, Any]) -> None:

@@ -169,15 +169,17 @@ def restore(world: World, **more: Any) -> dict[str, Any]:
 
 
 def slow_bucket(world: World) -> Any:
-    """A bucket that takes 5 KB a second and request, beside local saves at every fifth step."""
+    """A bucket that takes 1 KB a second and request, beside local saves at every fifth step."""
     mesh = mesh_of(world.slices)
     iterator = Iterator(world.process)
-    chosen = settings(world, save_every_n_steps=10, local_save_every_n_steps=5)
+    chosen = settings(
+        world, save_every_n_steps=10, local_save_every_n_steps=5, storage_wait_timeout_s=5
+    )
     control = GcsControl(os.environ["STORAGE_EMULATOR_HOST"])
     with world.config("run", **chosen).instantiate() as ckpt:
         ckpt.restore(state=specs(mesh), host_state=iterator)
         if world.process == 0:
-            control.add_fault(FaultRule(kind="trickle", bytes_per_s=5_000, method="POST"))
+            control.add_fault(FaultRule(kind="trickle", bytes_per_s=1_000, method="POST"))
         world.meet()
         for step in range(1, 31):
             now = state(step, mesh)

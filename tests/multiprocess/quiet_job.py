@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 import threading
 from collections import Counter
@@ -36,11 +37,12 @@ class Calls:
 
     def here(self) -> dict[str, int]:
         me = threading.get_ident()
-        return {name: count for (thread, name), count in self.made.items() if thread == me}
+        made = list(self.made.items())  # other threads go on
+        return {name: count for (thread, name), count in made if thread == me}
 
     def elsewhere(self) -> int:
         me = threading.get_ident()
-        return sum(count for (thread, _), count in self.made.items() if thread != me)
+        return sum(count for (thread, _), count in list(self.made.items()) if thread != me)
 
 
 class CountingClient:
@@ -62,11 +64,13 @@ class Watch:
         self.modules: set[str] = set()
 
     def __enter__(self) -> Watch:
+        gc.disable()  # JAX has a callback of its own in each collection
         sys.setprofile(self._see)
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.setprofile(None)
+        gc.enable()
 
     def _see(self, frame: FrameType, event: str, argument: Any) -> None:
         if event == "call" and frame.f_code is not Watch.__exit__.__code__:

@@ -17,8 +17,8 @@ from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.testing.gcs import FaultRule, GcsControl
 from emergency_ckpt.tiers.orbax_writing import ArrayWriter
 
-SAVE_TIMEOUT_S = 12.0
-RESTORE_TIMEOUT_S = 24.0
+SAVE_TIMEOUT_S = 20.0
+RESTORE_TIMEOUT_S = 40.0
 NOTICED_WITHIN_S = 5.0
 
 # What happens to step 10 on its way to storage; the targets are relative to the run's directory.

@@ -17,7 +17,7 @@ from emergency_ckpt.launch.process_set import ProcessSet
 from emergency_ckpt.launch.topology import Topology
 
 HERE = Path(__file__).parent
-LIFE_TIMEOUT_S = 240.0
+LIFE_TIMEOUT_S = 600.0
 
 
 @contextlib.contextmanager

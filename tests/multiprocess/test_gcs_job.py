@@ -17,6 +17,8 @@ from support import HERE, job_root, run_life, spec_of
 
 from emergency_ckpt.testing.gcs import FakeGcs
 
+pytestmark = pytest.mark.timeout(900)
+
 METADATA_BYTES = 160_000  # directories, markers, checksums, documents, nodes of the database
 
 

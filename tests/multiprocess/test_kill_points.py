@@ -18,7 +18,7 @@ from crashes import RESTORE_RETURNED, Kill, copy_without, crash
 from support import job_root, run_life, spec_of
 
 # The cases of this file crash in one fixture and are restored by one life.
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 
 OLD, NEW = 10, 15
 

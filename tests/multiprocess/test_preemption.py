@@ -97,6 +97,7 @@ def test_all_save_one_step_in_both_tiers_and_resume_there(exits_by_itself: bool)
             dir=str(root / "persistent"),
             local_save_every_n_steps=LAST,
             exit_on_preemption=exits_by_itself,
+            preemption_grace_s=120.0,
         )
         (at,) = lives.steps(0, "preemption.reached")[0]
         assert 33 < at < LAST
@@ -145,7 +146,8 @@ def test_a_notice_while_restoring_is_acted_upon_at_the_first_step() -> None:
         hooks = [
             {"life": 1, "process": 2, "event": "restore.planned", "signal": "TERM", "sleep_s": 2.5}
         ]
-        lives = run(root, 60, "step=45 kill=all exact", hooks=hooks)
+        # Each save is over when ``save`` returns: nothing else holds this training back.
+        lives = run(root, 60, "step=45 kill=all exact", hooks=hooks, async_save=False)
         lives.check_resumed(1, 40)
         (at,) = set(lives.values(1, "left_at"))
         assert at in (41, 42)
@@ -155,7 +157,7 @@ def test_a_notice_while_restoring_is_acted_upon_at_the_first_step() -> None:
 def test_a_kill_before_the_end_costs_no_whole_step() -> None:
     with job_root() as root:
         hooks = [
-            {"life": 0, "process": 1, "event": "save.started", "step": 40, "signal": "TERM"},
+            {"life": 0, "process": 1, "event": "save.complete", "step": 40, "signal": "TERM"},
             {"life": 0, "process": 3, "event": "preemption.reached", "signal": "KILL"},
         ]
         lives = run(root, LAST, hooks=hooks, pace_s=PACE_S)
@@ -169,7 +171,7 @@ def test_when_time_is_short_ram_comes_first_and_the_rest_is_named() -> None:
     with job_root() as root:
         hooks = [
             {"life": 0, "process": 1, "event": "save.started", "step": 40, "signal": "TERM"},
-            {"life": 0, "process": 0, "event": "persistent.started", "sleep_s": 6.0},
+            {"life": 0, "process": 0, "event": "persistent.started", "sleep_s": 20.0},
         ]
         lives = run(
             root,
@@ -177,7 +179,7 @@ def test_when_time_is_short_ram_comes_first_and_the_rest_is_named() -> None:
             hooks=hooks,
             pace_s=PACE_S,
             dir=str(root / "persistent"),
-            preemption_grace_s=2.5,
+            preemption_grace_s=8.0,
             exit_on_preemption=True,
         )
         (at,) = lives.steps(0, "preemption.reached")[0]

@@ -12,6 +12,8 @@ from support import job_root, run_life, spec_of
 
 from emergency_ckpt.testing.gcs import FakeGcs
 
+pytestmark = pytest.mark.timeout(900)
+
 PASSING_SAVES = {
     "overloaded",
     "unavailable",

@@ -172,6 +172,7 @@ class World:
             save_every_n_steps=0,
             restore_timeout_s=60,
             save_timeout_s=30,
+            storage_wait_timeout_s=60,
             on_event=lambda event: self.events.append((event.name, dict(event.fields))),
         )
         return config.set(**settings)
