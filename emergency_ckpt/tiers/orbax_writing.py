@@ -49,6 +49,20 @@ class _WritersOnly(array_metadata_store.Validator):
             super().validate_all_array_metadatas(array_metadatas)
 
 
+class _MetadataStore(array_metadata_store.Store):
+    """Each writer makes the folder itself.
+
+    In Orbax the others look for it, four times a second, however the first one fares.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(primary_host=None)
+
+    def set_primary_host(self, primary_host: int | None) -> None:
+        """Orbax's handler sets its own; all stay."""
+        del primary_host
+
+
 class ArrayWriter(ocp.type_handlers.ArrayHandler):
     """Orbax's own, whose writes can be cancelled. For one save.
 
@@ -59,7 +73,7 @@ class ArrayWriter(ocp.type_handlers.ArrayHandler):
         super().__init__(
             primary_host=writers[0],
             use_replica_parallel=len(writers) > 1,
-            array_metadata_store=array_metadata_store.Store(),
+            array_metadata_store=_MetadataStore(),
         )
         self._lock = threading.Lock()
         self._begun: list[Future] = []

@@ -111,5 +111,7 @@ def test_a_writer_that_breaks_off_leaves_no_other_waiting(patch: pytest.MonkeyPa
     assert "broken off" in second["10"]
     assert "process 1 failed" in first["10"]
     assert "broken off" in first["20"]
+    assert "process 0 failed" in second["20"]
+    assert "broken off" in first["20"]
     # Orbax has it wait for a folder that the first writer makes, until the deadline cancels that.
     assert second["20"]
