@@ -75,6 +75,9 @@ class SnapshotRecipe:
         self._copies = copies or DeviceCopies(settings.device_copy_bytes)
         self._takes = _takes(tree, wanted, settings)
         self._used = sorted({take.leaf.position for take in self._takes})
+        self._keys = {leaf.position for leaf in tree.leaves if leaf.kind is LeafKind.KEYS}
+        # Compared as objects: the name of a dtype is put together anew each time it is asked for.
+        self._dtypes = [(leaf, dtype_named(leaf.spec.dtype)) for leaf in tree.leaves]
         on_devices = [i for i, take in enumerate(self._takes) if take.device is not None]
         pieces = [self._takes[i].piece for i in on_devices]
         self._plan = plan_device_copies(
@@ -98,7 +101,7 @@ class SnapshotRecipe:
         """True when a flattened state has the structure this recipe was built for."""
         if treedef != self._tree.treedef:
             return False
-        return all(_is_like(leaf, flat[leaf.position]) for leaf in self._tree.leaves)
+        return all(_is_like(leaf, dtype, flat[leaf.position]) for leaf, dtype in self._dtypes)
 
     def take(self, flat: Sequence[Any]) -> Snapshot:
         """The snapshot of the wanted shards, as ``wait`` and ``device_copy`` have it; no waiting.
@@ -106,7 +109,12 @@ class SnapshotRecipe:
         Once its ``wait_captured`` is true the state may be donated. On CPU the views share the
         arrays' buffers, which then live on.
         """
-        stored = {position: _stored(flat[position]) for position in self._used}
+        stored = {
+            position: jax.random.key_data(flat[position])
+            if position in self._keys
+            else flat[position]
+            for position in self._used
+        }
         copied = self._copy_on_devices(stored) if self._plan.leaves else {}
         waits = self._settings.mode != "auto"
         views: list[View] = []
@@ -166,12 +174,6 @@ def _nothing() -> None:
     pass
 
 
-def _stored(value: Any) -> Any:
-    if isinstance(value, jax.Array) and is_key_type(value.dtype):
-        return jax.random.key_data(value)
-    return value
-
-
 def _data(take: _Take, stored: Mapping[int, Any]) -> jax.Array:
     value = stored[take.leaf.position]
     if take.addressable > 0 and value.is_fully_replicated:
@@ -180,28 +182,26 @@ def _data(take: _Take, stored: Mapping[int, Any]) -> jax.Array:
     return value.addressable_data(take.addressable)
 
 
-def _is_like(leaf: Leaf, value: Any) -> bool:
+def _is_like(leaf: Leaf, dtype: np.dtype[Any], value: Any) -> bool:
     if leaf.kind is LeafKind.SCALAR:
         # A Python number may become one of another type from step to step.
         is_number = isinstance(value, bool | int | float)
-        return is_number and np.asarray(value).dtype.name == leaf.spec.dtype
+        return is_number and np.asarray(value).dtype == dtype
     if leaf.kind is LeafKind.NUMPY:
         is_host = isinstance(value, np.ndarray | np.generic)
-        return is_host and _has_spec(leaf, value)
+        # Values of another byte order have the same name, and are stored alike.
+        is_named = is_host and value.dtype.name == leaf.spec.dtype
+        return is_named and value.shape == leaf.spec.global_shape
     sharding = getattr(value, "sharding", None)
     if sharding is not leaf.sharding and sharding != leaf.sharding:
         return False
     if leaf.kind is LeafKind.ARRAY:
-        return _has_spec(leaf, value)
+        return value.shape == leaf.spec.global_shape and value.dtype == dtype
     return (
         is_key_type(value.dtype)
         and value.shape == leaf.spec.global_shape[:-1]  # key data have one dimension more
         and str(jax.random.key_impl(value)) == leaf.spec.key_impl
     )
-
-
-def _has_spec(leaf: Leaf, value: Any) -> bool:
-    return value.shape == leaf.spec.global_shape and value.dtype.name == leaf.spec.dtype
 
 
 def _takes(tree: StateTree, wanted: Sequence[ShardId], settings: SnapshotSettings) -> list[_Take]:
