@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from launch_support import MakeSpec, wait_until, wait_until_gone
+from launch_support import MakeSpec, state, wait_until, wait_until_gone
 
 from emergency_ckpt.errors import ConfigError, DeadlineExceeded, JobFailed, LocalTierError
 from emergency_ckpt.launch.faults import parse_fault
@@ -147,10 +147,23 @@ def test_several_faults_fire_in_order_once_each(make_spec: MakeSpec) -> None:
 
 
 def test_a_stopped_process_goes_on_after_its_time(make_spec: MakeSpec) -> None:
-    spec = make_spec("train(40)")
-    result = run(spec, "step=5 kill=process:1 signal=STOP resume-after-s=0.3").check()
-    assert result.restarts == 0
+    pids: list[int] = []
+
+    def on_event(event: JobEvent) -> None:
+        if event.name == "process.started":
+            pids.append(int(str(event.fields["pid"])))
+        if event.name == "fault.fired":  # nothing wakes the process before this returns
+            wait_until(lambda: state(pids[1]) == "T", "process 1 is stopped")
+
+    # Exact: else all may have ended before the supervisor sees that step.
+    fault = parse_fault("step=5 kill=process:1 signal=STOP resume-after-s=0.3 exact")
+    supervisor = Supervisor(make_spec("train(40)"), faults=[fault], on_event=on_event)
+    result = supervisor.run(TIMEOUT_S).check()
+    assert (result.restarts, result.faults_left) == (0, ())
     assert not result.lives[0].injected
+    assert [exit_.step for exit_ in result.lives[0].exits] == [40, 40]
+    [fired] = [event for event in result.events if event.name == "fault.fired"]
+    assert fired.fields["processes"] == (1,)
 
 
 def test_a_fault_that_never_came_is_reported(make_spec: MakeSpec) -> None:
