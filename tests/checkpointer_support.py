@@ -38,6 +38,7 @@ class World:
             "save_every_n_steps": 0,
             "mesh": self.mesh,
             "save_timeout_s": LONG_S,
+            "storage_wait_timeout_s": LONG_S,  # a slow disk must not cost a save
             "on_event": self.events.append,
         }
         return EmergencyCheckpointer(**{**defaults, **settings})

@@ -11,7 +11,7 @@ from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.testing.gcs import FaultRule, GcsControl
 
-WAIT_S = 60.0
+WAIT_S = 120.0
 
 
 def main(target: str, local_dir: str) -> int:
@@ -22,7 +22,8 @@ def main(target: str, local_dir: str) -> int:
         local_dir=local_dir,
         local_save_every_n_steps=0,
         save_every_n_steps=1,
-        persistent_timeout_s=10.0,
+        persistent_timeout_s=20.0,  # also for what storage answers
+        save_niceness=0,
     ) as ckpt:
         ckpt.restore(state=state)
         rule = control.add_fault(

@@ -17,7 +17,9 @@ from emergency_ckpt.testing.gcs import FakeGcs, FaultRule
 
 PROGRAM = Path(__file__).with_name("removal_program.py")
 STEPS, LEFT = [10, 20, 30], [10, 30]
-WAIT_S = 120.0
+WAIT_S = 500.0
+
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture

@@ -11,8 +11,7 @@ from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineEx
 class MemoryService:
     """The service; ``member(i)`` is the coordinator of process ``i``. Thread-safe.
 
-    Keeps the contract of ``runtime.coordination.Coordinator``. Faults are scripted with ``fail``;
-    ``faults`` has those that have not come yet.
+    Keeps the contract of ``runtime.coordination.Coordinator``. Faults are scripted with ``fail``.
     """
 
     def __init__(self, process_count: int) -> None:
@@ -21,7 +20,7 @@ class MemoryService:
         self.values: dict[str, bytes] = {}
         self.arrived: dict[str, set[int]] = {}
         self.broken: set[str] = set()
-        self.faults: list[tuple[int, str, str, CheckpointError]] = []
+        self._faults: list[tuple[int, str, str, CheckpointError]] = []
 
     def member(self, process_index: int) -> MemoryCoordinator:
         """The coordinator of one process."""
@@ -33,13 +32,13 @@ class MemoryService:
         Only one whose key contains ``part`` counts; it raises ``error`` and does nothing else.
         """
         with self.changed:
-            self.faults.append((process_index, operation, part, error))
+            self._faults.append((process_index, operation, part, error))
 
     def check(self, process_index: int, operation: str, key: str) -> None:
         """Raise the first scripted fault that fits, and forget it. ``changed`` is held."""
-        for fault in self.faults:
+        for fault in self._faults:
             if fault[:2] == (process_index, operation) and fault[2] in key:
-                self.faults.remove(fault)
+                self._faults.remove(fault)
                 raise fault[3]
 
 

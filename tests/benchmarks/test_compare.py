@@ -145,7 +145,7 @@ def test_a_failing_process_ends_the_round_with_its_log(tmp_path: Path) -> None:
     with pytest.raises(
         RoundFailed, match=r"(?s)process \d on host \d ended with exit status 1.*KeyError: 'nobody'"
     ):
-        run_round("nobody", shape, Place(tmp_path, tmp_path, timeout_s=60), ["slice"])
+        run_round("nobody", shape, Place(tmp_path, tmp_path, timeout_s=240), ["slice"])
     assert list(tmp_path.iterdir()) == []
 
 

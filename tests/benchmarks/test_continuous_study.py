@@ -10,7 +10,9 @@ import pytest
 import study
 
 CONTINUOUS = Path(__file__).parents[2] / "benchmarks" / "continuous.py"
-STEPS, EVERY = 60, 20
+STEPS, EVERY = 200, 20
+
+pytestmark = pytest.mark.timeout(600)
 
 
 def _study(out: Path, variants: tuple[str, ...], hosts: int) -> tuple[str, dict[str, Any]]:
@@ -18,13 +20,13 @@ def _study(out: Path, variants: tuple[str, ...], hosts: int) -> tuple[str, dict[
         [
             *(sys.executable, str(CONTINUOUS), "--hosts-per-slice", str(hosts), "--mib", "4"),
             *("--rounds", "1", "--steps", str(STEPS), "--every", str(EVERY)),
-            *("--warm-up-steps", "10", "--mtbf-h", "1,24", "--leaves", "4", "--timeout-s", "120"),
+            *("--warm-up-steps", "10", "--mtbf-h", "1,24", "--leaves", "4", "--timeout-s", "240"),
             *("--training-cores", "1", "--variants", ",".join(variants)),
             *("--out", str(out), "--date", "2001-02-03"),
         ],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=580,
         check=False,
     )
     assert run.returncode == 0, run.stderr

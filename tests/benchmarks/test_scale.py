@@ -20,6 +20,7 @@ def test_a_cell_is_the_median_of_its_rounds_and_what_is_counted_must_agree() -> 
         scale.medians(rounds)
 
 
+@pytest.mark.timeout(600)
 def test_small_jobs_are_measured_and_bytes_per_process_stay_within_their_limits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,13 +21,17 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.01)
 
 
+def state(pid: int) -> str:
+    """A process's state as the kernel has it: T for stopped, Z for a zombie, X for gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
+
+
 def alive(pid: int) -> bool:
     """Whether a process runs: zombies do not."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"
+    return state(pid) not in "ZX"
 
 
 def wait_until_gone(pids: Iterable[int]) -> None:

@@ -122,7 +122,8 @@ def test_launch_recovers_from_a_fault(
     make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
-    code, root, second_log = launch(make_spec, "train(30)", "--fault", "step=10 kill=slice:1")
+    program = "train(30)\nif env.restart_count == 0: time.sleep(600)"
+    code, root, second_log = launch(make_spec, program, "--fault", "step=10 kill=slice:1")
     assert code == 0
     assert second_log.exists()
     assert not root.exists()

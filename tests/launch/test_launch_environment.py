@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from launch_support import wait_until
 
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.launch.environment import JobEnvironment
@@ -106,6 +107,7 @@ def test_a_hold_stops_the_process_at_its_step(tmp_path: Path) -> None:
 
     worker = threading.Thread(target=work, daemon=True)
     worker.start()
+    wait_until(lambda: supervisor_side.step == 5, "the process is at its step")
     assert not past.wait(0.2)
     assert supervisor_side.step == 5
     supervisor_side.hold_at(NO_STEP)

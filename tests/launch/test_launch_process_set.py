@@ -86,7 +86,8 @@ def test_process_0_ends_last(make_spec: MakeSpec, tmp_path: Path) -> None:
 
 
 def test_stopped_processes_are_ended_too(make_spec: MakeSpec) -> None:
-    with ProcessSet(make_spec("train(1); time.sleep(600)")) as processes:
+    # A stopped process gets the signal when it runs again; until then it must not be killed.
+    with ProcessSet(make_spec("train(1); time.sleep(600)", grace_s=30.0)) as processes:
         wait_until(lambda: min(processes.steps) == 1, "all run")
         processes.signal([0, 1], signal.SIGSTOP)
     assert [exit_.returncode for exit_ in processes.exits] == [-signal.SIGTERM] * 2

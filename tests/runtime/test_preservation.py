@@ -144,7 +144,7 @@ class StalledShelf(StepShelf):
 
 def test_a_restore_does_not_wait_for_ever_for_a_removal(tmp_path: Path) -> None:
     fill(str(tmp_path / "run"), STEPS)
-    shelf = StalledShelf(PersistentTier(str(tmp_path / "run"), timeout_s=2.0))
+    shelf = StalledShelf(PersistentTier(str(tmp_path / "run"), timeout_s=10.0))
     preservation = Preservation(
         shelf,
         EventSink(None, process_index=0),

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from emergency_ckpt.core import save_agreement
 from emergency_ckpt.core.save_agreement import Due, Progress
 from emergency_ckpt.errors import CoordinationError
 from emergency_ckpt.runtime.save_agreement import Choice, SaveAgreement
@@ -15,6 +16,12 @@ from emergency_ckpt.testing.memory_coordination import MemoryService
 
 COUNT = 3
 LONG_S = 30.0
+
+
+@pytest.fixture(autouse=True)
+def a_long_lead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that a busy machine forgets for a tenth of a second is not too late yet."""
+    monkeypatch.setattr(save_agreement, "FIRST_LEAD_S", 0.2)
 
 
 class Tier:
@@ -69,7 +76,10 @@ def train(service: MemoryService, saves: int) -> tuple[list[dict[int, bool | Non
     ]
     for agreement in agreements:
         agreement.stop()
-    assert not [t for t in threading.enumerate() if t.name == "eckpt-save-agreement"]
+    deadline_s = time.monotonic() + LONG_S  # `stop` itself waits for two seconds at most
+    while [t for t in threading.enumerate() if t.name == "eckpt-save-agreement"]:
+        assert time.monotonic() < deadline_s, "a thread goes on after `stop`"
+        time.sleep(0.01)
     return words, [each.count for each in failures]
 
 
@@ -77,31 +87,30 @@ def test_all_save_the_same_steps() -> None:
     words, failures = train(MemoryService(COUNT), 12)
     assert failures == [0] * COUNT
     saved = [{step for step, word in mine.items() if word} for mine in words]
-    assert len(saved[0]) >= 11
+    assert len(saved[0]) >= 6  # an answer that comes too late costs a save, and doubles the lead
     assert saved == [saved[0]] * COUNT
 
 
 @pytest.mark.parametrize(
-    ("process", "operation", "part"),
+    ("process", "operation", "part", "saves"),
     [
-        (0, "put", "/proposal/2"),
-        (0, "list", "/answer/2"),
-        (1, "put", "/answer/2"),
-        (1, "get", "/proposal/2"),
-        (2, "get", "/word/2"),
-        (0, "delete", "/proposal"),
+        (0, "put", "/proposal/2", 8),
+        (0, "list", "/answer/2", 8),
+        (1, "put", "/answer/2", 8),
+        (1, "get", "/proposal/2", 8),
+        (2, "get", "/word/2", 8),
+        (0, "delete", "/proposal", 20),  # the first is kept until there are sixteen after it
     ],
 )
 def test_a_fault_of_the_service_costs_one_save_at_most(
-    process: int, operation: str, part: str
+    process: int, operation: str, part: str, saves: int
 ) -> None:
     service = MemoryService(COUNT)
     service.fail(process, operation, part, CoordinationError(operation, part, "unreachable"))
-    # What was said of a proposal is deleted sixteen proposals later.
-    words, failures = train(service, 20 if operation == "delete" else 8)
-    assert service.faults == []
+    words, failures = train(service, saves)
+    service.check(process, operation, part)  # raises the fault when it never came
     assert sum(failures) == (0 if operation == "delete" else 1)
     saved = [{step for step, word in mine.items() if word is not False} for mine in words]
     differing = set.union(*saved) - set.intersection(*saved)
     assert len(differing) <= 1
-    assert len(set.intersection(*saved)) >= 6
+    assert len(set.intersection(*saved)) >= saves - 2

@@ -13,7 +13,7 @@ from emergency_ckpt.testing.memory_coordination import MemoryService
 from emergency_ckpt.types import SaveId
 
 LONG_S = 60.0
-SOON_S = 0.2
+SOON_S = 1.0
 COUNT = 3
 
 

@@ -186,4 +186,6 @@ def test_stop_lets_the_work_end_and_takes_no_more(failures: Failures) -> None:
     release.set()
     assert worker.stop(LONG_S)
     assert ended.is_set()
+    with pytest.raises(RuntimeError, match="stopp"):  # nor when nothing is under way
+        worker.submit(lambda: None)
     assert worker.stop(LONG_S)

@@ -19,11 +19,11 @@ def holdings() -> MemoryHoldings:
 
 @pytest.fixture
 def server(holdings: MemoryHoldings) -> Iterator[TransferServer]:
-    with TransferServer(holdings, run_id=RUN_ID, secret=SECRET, io_timeout_s=10) as server:
+    with TransferServer(holdings, run_id=RUN_ID, secret=SECRET, io_timeout_s=60) as server:
         yield server
 
 
 @pytest.fixture
 def client() -> Iterator[TransferClient]:
-    with TransferClient(run_id=RUN_ID, secret=SECRET, connect_timeout_s=10, io_timeout_s=10) as c:
+    with TransferClient(run_id=RUN_ID, secret=SECRET, connect_timeout_s=60, io_timeout_s=60) as c:
         yield c
