@@ -22,6 +22,8 @@ class LateChanges:
     def note(self, directory: str, step: int, call: threading.Thread) -> None:
         """``call`` was given up; it changes ``step`` as long as it is alive."""
         with self._lock:
+            for key in list(self._calls):
+                self._keep_alive(key)
             self._calls.setdefault((directory, step), []).append(call)
 
     def wait(self, directory: str, step: int, deadline_s: float) -> bool:
@@ -36,12 +38,14 @@ class LateChanges:
 
     def _alive(self, directory: str, step: int) -> list[threading.Thread]:
         with self._lock:
-            alive = [call for call in self._calls.get((directory, step), ()) if call.is_alive()]
-            if alive:
-                self._calls[directory, step] = alive
-            else:
-                self._calls.pop((directory, step), None)
-            return list(alive)
+            return self._keep_alive((directory, step))
+
+    def _keep_alive(self, key: tuple[str, int]) -> list[threading.Thread]:
+        """Forget the calls that have ended; those that have not. ``_lock`` is held."""
+        alive = [call for call in self._calls.pop(key, ()) if call.is_alive()]
+        if alive:
+            self._calls[key] = alive
+        return list(alive)
 
 
 LATE_CHANGES = LateChanges()

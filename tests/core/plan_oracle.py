@@ -127,7 +127,10 @@ class Oracle:
             s
             for h in self.holders.values()
             for s in h.host_states
-            if s.save == save and not self.quarantined(h.holder, s.digest)
+            if s.save == save
+            and not self.quarantined(h.holder, s.digest)
+            # Of nobody in a job of so many: no such document is ever read.
+            and 0 <= s.owner < s.count
         ]
 
     def host_states(self, save: SaveId) -> str:

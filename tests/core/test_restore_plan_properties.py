@@ -99,7 +99,10 @@ def targets() -> st.SearchStrategy[dict[int, tuple[ShardId, ...]]]:
     odd = st.builds(ShardId, st.sampled_from(["a", "b", "z"]), st.sampled_from(BOXES))
     shard = st.integers(0, 19).flatmap(lambda n: odd if n == 0 else st.sampled_from(fitting))
     return st.dictionaries(
-        st.integers(0, 2), st.lists(shard, max_size=4).map(tuple), min_size=1, max_size=3
+        st.integers(0, 2),
+        st.lists(shard, max_size=4, unique=True).map(tuple),  # as ``TargetSet`` says
+        min_size=1,
+        max_size=3,
     ).map(lambda chosen: dict(enumerate(chosen.values())))
 
 
