@@ -125,8 +125,11 @@ def test_leaves_replicated_inside_a_slice_are_stored_once_there_and_spread_evenl
         for leaves in regular(slices, 2 * hosts, cut)
     ]
     stored = place_all(Striped(copies, 0), grid(slices, 2 * hosts), held)
-    # The two kinds are dealt one after the other, each even within one shard of its own.
-    check_even(stored_bytes(stored), max(whole, default=0) + max(cut, default=0))
+    # The two kinds are dealt one after the other, each even within one shard of its own; or, as
+    # above, a little more where there are fewer shards than places: 4 slices, 3 copies, 3 shards.
+    many = all(len(sizes) >= 2 * slices for sizes in (whole, cut) if sizes)
+    largest = max(whole, default=0) + max(cut, default=0)
+    check_even(stored_bytes(stored), largest, 1 if many else 1.25)
 
 
 @given(st.integers(1, 12), st.integers(1, 14))
