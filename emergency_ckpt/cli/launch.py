@@ -86,6 +86,11 @@ def run(args: argparse.Namespace) -> int:
     _say(f"ramdisks in {spec.local_root}, logs in {spec.log_dir}")
     try:
         result = supervisor.run(args.timeout_s)
+    except OSError:
+        if args.log_dir is None:
+            with contextlib.suppress(OSError):  # not empty: something was logged
+                spec.log_dir.rmdir()
+        raise
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

@@ -58,11 +58,13 @@ def test_a_job_that_is_refused_leaves_no_directory_for_logs(
 
 
 def test_a_directory_that_cannot_be_made_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / "file").write_text("")
     place = str(tmp_path / "file" / "below")
     assert main(["launch", "--local-root", place, "--", "true"]) == 1
     error = capsys.readouterr().err
     assert "eckpt launch: " in error
     assert place in error
+    assert [path.name for path in tmp_path.iterdir()] == ["file"], "no directory for logs"
