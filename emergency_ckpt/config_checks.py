@@ -15,6 +15,7 @@ from emergency_ckpt.core.persistence import PersistentWriters
 from emergency_ckpt.core.placement import AllButPrimary, Striped
 from emergency_ckpt.core.snapshot_plan import snapshot_problems
 from emergency_ckpt.runtime.policy_checks import (
+    is_whole,
     preservation_policy_problems,
     save_policy_problems,
 )
@@ -162,7 +163,7 @@ def _not_below(config: Config, least: int, names: Sequence[str]) -> list[str]:
     problems: list[str] = []
     for name in names:
         value = getattr(config, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if not is_whole(value, least):
             problems.append(f"{name} must be a whole number of at least {least}, not {value!r}")
     return problems
 

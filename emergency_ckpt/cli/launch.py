@@ -8,12 +8,13 @@ import secrets
 import signal
 import sys
 import tempfile
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from emergency_ckpt.cli.arguments import seconds
-from emergency_ckpt.launch.faults import parse_fault
+from emergency_ckpt.launch.faults import Fault, parse_fault
 from emergency_ckpt.launch.job import JobEvent, JobResult, JobSpec
 from emergency_ckpt.launch.supervisor import Supervisor
 
@@ -76,7 +77,11 @@ def add_parser(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the job; its exit code. SIGINT, SIGTERM and SIGHUP end it cleanly."""
     faults = [parse_fault(text) for text in args.fault]
-    spec = job_spec(args)
+    with _log_dir(args.log_dir) as log_dir:
+        return _run(args, job_spec(args, log_dir), faults)
+
+
+def _run(args: argparse.Namespace, spec: JobSpec, faults: Sequence[Fault]) -> int:
     supervisor = Supervisor(spec, faults=faults, on_event=_show)
 
     def stop(signum: int, frame: FrameType | None) -> None:
@@ -86,11 +91,6 @@ def run(args: argparse.Namespace) -> int:
     _say(f"ramdisks in {spec.local_root}, logs in {spec.log_dir}")
     try:
         result = supervisor.run(args.timeout_s)
-    except OSError:
-        if args.log_dir is None:
-            with contextlib.suppress(OSError):  # not empty: something was logged
-                spec.log_dir.rmdir()
-        raise
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
@@ -98,33 +98,40 @@ def run(args: argparse.Namespace) -> int:
     return result.exit_code
 
 
-def job_spec(args: argparse.Namespace) -> JobSpec:
+@contextlib.contextmanager
+def _log_dir(chosen: Path | None) -> Generator[Path]:
+    """``chosen``, or a new directory, which goes again when nothing was logged in it."""
+    if chosen is not None:
+        yield chosen
+        return
+    made = Path(tempfile.mkdtemp(prefix="eckpt-logs-"))
+    try:
+        yield made
+    finally:
+        with contextlib.suppress(OSError):  # not empty
+            made.rmdir()
+
+
+def job_spec(args: argparse.Namespace, log_dir: Path) -> JobSpec:
     """The job that the command line describes."""
     local_root: Path | None = args.local_root
-    log_dir: Path | None = args.log_dir
     keep_ram = "never" if local_root is None else "after-failure"
     if local_root is None:
         local_root = Path("/dev/shm") / f"eckpt-{secrets.token_hex(4)}"  # noqa: S108 - random name
-    with contextlib.ExitStack() as undone_on_error:
-        if log_dir is None:
-            log_dir = Path(tempfile.mkdtemp(prefix="eckpt-logs-"))
-            undone_on_error.callback(log_dir.rmdir)
-        spec = JobSpec(
-            command=tuple(args.program),
-            slices=args.slices,
-            hosts_per_slice=args.hosts_per_slice,
-            devices_per_host=args.devices_per_host,
-            local_root=local_root.absolute(),
-            log_dir=log_dir.absolute(),
-            max_restarts=args.max_restarts,
-            breaker_deaths=args.breaker_deaths,
-            hang_timeout_s=args.hang_timeout_s,
-            grace_s=args.grace_s,
-            keep_ram="always" if args.keep_ram else keep_ram,
-            echo=None if args.quiet else _echo,
-        )
-        undone_on_error.pop_all()
-    return spec
+    return JobSpec(
+        command=tuple(args.program),
+        slices=args.slices,
+        hosts_per_slice=args.hosts_per_slice,
+        devices_per_host=args.devices_per_host,
+        local_root=local_root.absolute(),
+        log_dir=log_dir.absolute(),
+        max_restarts=args.max_restarts,
+        breaker_deaths=args.breaker_deaths,
+        hang_timeout_s=args.hang_timeout_s,
+        grace_s=args.grace_s,
+        keep_ram="always" if args.keep_ram else keep_ram,
+        echo=None if args.quiet else _echo,
+    )
 
 
 def _report(result: JobResult, spec: JobSpec) -> None:

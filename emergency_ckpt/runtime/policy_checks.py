@@ -59,7 +59,8 @@ def _is_sequence(value: object) -> bool:
     return isinstance(value, list | tuple)
 
 
-def _is_whole(value: object, least: int) -> bool:
+def is_whole(value: object, least: int) -> bool:
+    """Whether ``value`` is a whole number of Python, at least ``least``."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
@@ -88,8 +89,8 @@ def _optional(check: _Check) -> _Check:
     return check_given
 
 
-_INTERVAL = (partial(_is_whole, least=1), "a whole number of at least 1")
-_COUNT = (_optional(partial(_is_whole, least=0)), "None or a whole number from 0 on")
+_INTERVAL = (partial(is_whole, least=1), "a whole number of at least 1")
+_COUNT = (_optional(partial(is_whole, least=0)), "None or a whole number from 0 on")
 _SECONDS = (_is_time, "a number of seconds")
 _FIELDS: dict[type, tuple[tuple[str, _Check, str], ...]] = {
     ocm.AnySavePolicy: (("policies", _is_sequence, "a list of policies"),),

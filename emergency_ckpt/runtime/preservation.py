@@ -15,9 +15,6 @@ from emergency_ckpt.runtime.save_policies import PreservationPolicy, wanted_step
 from emergency_ckpt.runtime.worker import BackgroundWorker, Failures
 from emergency_ckpt.tiers.removal import StepShelf
 
-_LAST_STATEMENTS_S = 10.0
-"""More than a worker needs from the end of its work until it is idle."""
-
 
 class Preservation:
     """Keeps what the policy, or the simple fields, ask for, and always the last whole step.
@@ -45,8 +42,6 @@ class Preservation:
         self._changed = threading.Condition()
         self._holders = 0
         self._is_removing = False
-        self._is_wanted = False
-        self._is_looking = False
         self._is_on = policy is not None or keep_last_n is not None
         self._worker: BackgroundWorker | None = None
         if self._is_on:
@@ -57,15 +52,8 @@ class Preservation:
 
         An earlier look that is under way is followed by another one.
         """
-        if self._worker is None:
-            return
-        with self._changed:
-            self._is_wanted = True
-            if self._is_looking:
-                return
-            self._is_looking = True
-        self._worker.wait_idle(_LAST_STATEMENTS_S)
-        self._worker.submit(self._run)
+        if self._worker is not None:
+            self._worker.submit_next(self._run)
 
     @contextlib.contextmanager
     def held(self) -> Generator[None]:
@@ -96,21 +84,9 @@ class Preservation:
             self._worker.stop(timeout_s)
 
     def _run(self) -> None:
-        while self._begin():
-            self._look()
-
-    def _begin(self) -> bool:
-        """Whether there is to be a look; waits for restores."""
         with self._changed:
-            if not self._is_wanted:
-                self._is_looking = False
-                return False
             self._changed.wait_for(lambda: self._holders == 0)
-            self._is_wanted = False
             self._is_removing = True
-            return True
-
-    def _look(self) -> None:
         try:
             self._remove_unwanted()
         except Exception as error:  # noqa: BLE001 - storage or the user's policy; saves go on

@@ -181,6 +181,7 @@ class Saver:
         limit_s: float | None = None,
     ) -> bool:
         schedule, settings = self._schedules[name], self._parts.settings
+        save = SaveId(request.step, self._incarnation, self._parts.run_id)
         schedule.note_due(request.step)
         if limit_s is None:
             limit_s = settings.save_timeout_s
@@ -189,7 +190,6 @@ class Saver:
                 limit_s = settings.storage_wait_timeout_s
         if not schedule.worker.wait_idle(limit_s):
             if name == "persistent" and self._parts.persistent is not None:
-                save = SaveId(request.step, self._incarnation, self._parts.run_id)
                 self._parts.persistent.note_skipped(save)
             self._parts.failures.record(
                 SaveFailed(
@@ -201,7 +201,7 @@ class Saver:
             )
             self._parts.events.emit("save.skipped", step=request.step, tier=name)
             return False
-        snapshot, work = self._snapshot(name, request)
+        snapshot, work = self._snapshot(name, save, request)
         first = self._parts.before_save(request.step)
         if first is not None:
             work = in_turn(first, work)
@@ -213,7 +213,6 @@ class Saver:
         self._parts.events.emit("save.started", step=request.step, tier=name)
         with contextlib.ExitStack() as kept:
             if name == "persistent":
-                save = SaveId(request.step, self._incarnation, self._parts.run_id)
                 # Until it is over: local saves go on, and with them what is pushed for those.
                 kept.enter_context(self._parts.inbox.kept(save))
             schedule.start(closing(kept.pop_all(), closing(snapshot, work)))
@@ -235,12 +234,11 @@ class Saver:
 
         return wait_and_work
 
-    def _snapshot(self, name: TierName, request: _Request) -> tuple[Snapshot, _Work]:
+    def _snapshot(self, name: TierName, save: SaveId, request: _Request) -> tuple[Snapshot, _Work]:
         """Take what is to be saved; also returns what is left to be done in the background."""
         flat, treedef = jax.tree_util.tree_flatten(request.state)
         recipe = self._recipe_for(request.state, flat, treedef)
         check_values(recipe.tree, flat, "save")
-        save = SaveId(request.step, self._incarnation, self._parts.run_id)
         payload = host_states.capture(request.host_state)
         if name == "local":
             local, snapshot = self._parts.local, recipe.local.take(flat)

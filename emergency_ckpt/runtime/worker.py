@@ -72,6 +72,7 @@ class BackgroundWorker:
         self._niceness = niceness
         self._changed = threading.Condition()
         self._work: Callable[[], None] | None = None
+        self._next: Callable[[], None] | None = None
         self._stopping = False
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
         self._thread.start()
@@ -82,6 +83,20 @@ class BackgroundWorker:
             if self._work is not None or self._stopping:
                 raise RuntimeError(f"{self._thread.name} is busy or stopped")
             self._work = work
+            self._changed.notify_all()
+
+    def submit_next(self, work: Callable[[], None]) -> None:
+        """Start ``work``, or do it after what is under way: once, however often it is asked for.
+
+        RuntimeError when the thread was stopped.
+        """
+        with self._changed:
+            if self._stopping:
+                raise RuntimeError(f"{self._thread.name} is stopped")
+            if self._work is None:
+                self._work = work
+            else:
+                self._next = work
             self._changed.notify_all()
 
     def wait_idle(self, timeout_s: float) -> bool:
@@ -117,7 +132,7 @@ class BackgroundWorker:
                 # Drop the last reference to the snapshot before telling anyone: its buffers go.
                 del work
                 with self._changed:
-                    self._work = None
+                    self._work, self._next = self._next, None
                     self._changed.notify_all()
 
     def _lower_priority(self) -> None:

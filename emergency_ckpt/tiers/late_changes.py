@@ -11,6 +11,8 @@ from __future__ import annotations
 import threading
 import time
 
+from emergency_ckpt.errors import DeadlineExceeded
+
 
 class LateChanges:
     """Of all directories that this process uses, by path and step. For any thread."""
@@ -26,11 +28,16 @@ class LateChanges:
                 self._keep_alive(key)
             self._calls.setdefault((directory, step), []).append(call)
 
-    def wait(self, directory: str, step: int, deadline_s: float) -> bool:
-        """Whether all calls on ``step`` have ended by ``deadline_s`` of ``time.monotonic``."""
+    def wait(self, directory: str, step: int, deadline_s: float) -> None:
+        """Return when all calls on ``step`` have ended.
+
+        DeadlineExceeded when they have not by ``deadline_s`` of ``time.monotonic``.
+        """
         for call in self._alive(directory, step):
             call.join(max(0.0, deadline_s - time.monotonic()))
-        return not self._alive(directory, step)
+        if self.under_way(directory, step):
+            problem = "an earlier call that changes this step was given up, and has not ended"
+            raise DeadlineExceeded("use storage at", f"{directory}/{step}", problem)
 
     def under_way(self, directory: str, step: int) -> bool:
         """Whether any call on ``step`` goes on. Does not wait."""

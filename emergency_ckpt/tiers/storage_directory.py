@@ -125,17 +125,15 @@ class StorageDirectory:
         """
         deadline_s = self.deadline_s(deadline_s)
         target = f"{self.path}{below}"
-        if changes is not None and not LATE_CHANGES.wait(str(self.path), changes, deadline_s):
-            raise self.error(operation, below, _still_changing())
         try:
-            return (call_again if repeat else call)(target, work, deadline_s=deadline_s)
-        except GivenUp as error:
             if changes is not None:
-                LATE_CHANGES.note(str(self.path), changes, error.thread)
-            raise self.error(operation, below, error) from error
+                LATE_CHANGES.wait(str(self.path), changes, deadline_s)
+            return (call_again if repeat else call)(target, work, deadline_s=deadline_s)
         except (CorruptData, PersistentTierError, InvalidState):
             raise
         except Exception as error:  # Orbax and the clients raise whatever lies below them
+            if changes is not None and isinstance(error, GivenUp):
+                LATE_CHANGES.note(str(self.path), changes, error.thread)
             raise self.error(operation, below, error) from error
 
     def is_changing(self, step: int) -> bool:
@@ -155,10 +153,6 @@ class StorageDirectory:
         failure = PersistentTierError(operation, f"{self.path}{below}", problem, hint=hint)
         failure.retryable = is_passing(error)
         return failure
-
-
-def _still_changing() -> TimeoutError:
-    return TimeoutError("an earlier call that changes this step was given up, and has not ended")
 
 
 def _put_object(path: epath.Path, data: bytes) -> None:

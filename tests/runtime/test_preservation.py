@@ -43,6 +43,17 @@ def preserved(
     return tier.whole_steps(), failures, events
 
 
+def keeping_last(steps: int, shelf: StepShelf) -> Preservation:
+    return Preservation(
+        shelf,
+        EventSink(None, process_index=0),
+        Failures(),
+        policy=None,
+        keep_last_n=steps,
+        keep_every_n_steps=None,
+    )
+
+
 def orbax_steps(directory: Path) -> list[int]:
     return sorted(ocp.utils.checkpoint_steps(directory))
 
@@ -111,14 +122,7 @@ def test_steps_of_plain_orbax_are_not_touched(tmp_path: Path) -> None:
 
 def test_nothing_is_removed_while_a_restore_reads(tmp_path: Path) -> None:
     tier = fill(str(tmp_path / "run"), STEPS)
-    preservation = Preservation(
-        StepShelf(tier),
-        EventSink(None, process_index=0),
-        Failures(),
-        policy=None,
-        keep_last_n=1,
-        keep_every_n_steps=None,
-    )
+    preservation = keeping_last(1, StepShelf(tier))
     with preservation.held():
         preservation.after_save()
         assert not preservation.wait_idle(0.2)
@@ -145,14 +149,7 @@ class StalledShelf(StepShelf):
 def test_a_restore_does_not_wait_for_ever_for_a_removal(tmp_path: Path) -> None:
     fill(str(tmp_path / "run"), STEPS)
     shelf = StalledShelf(PersistentTier(str(tmp_path / "run"), timeout_s=10.0))
-    preservation = Preservation(
-        shelf,
-        EventSink(None, process_index=0),
-        Failures(),
-        policy=None,
-        keep_last_n=1,
-        keep_every_n_steps=None,
-    )
+    preservation = keeping_last(1, shelf)
     preservation.after_save()
     assert shelf.asked.wait(LONG_S)
     held = threading.Event()
@@ -186,14 +183,7 @@ def test_a_save_while_others_are_removed_is_looked_at_too(tmp_path: Path) -> Non
     directory = str(tmp_path / "run")
     fill(directory, STEPS[:3])
     shelf = StalledShelf(PersistentTier(directory))
-    preservation = Preservation(
-        shelf,
-        EventSink(None, process_index=0),
-        Failures(),
-        policy=None,
-        keep_last_n=2,
-        keep_every_n_steps=None,
-    )
+    preservation = keeping_last(2, shelf)
     preservation.after_save()
     assert shelf.asked.wait(LONG_S)
     fill(directory, STEPS[3:])

@@ -68,6 +68,29 @@ def test_there_is_room_for_one_piece_of_work(worker: BackgroundWorker) -> None:
     assert worker.wait_idle(LONG_S)
 
 
+def test_what_is_asked_for_meanwhile_is_done_once_after_it() -> None:
+    seen: list[str] = []
+    begun, release = threading.Event(), threading.Event()
+    worker = BackgroundWorker("eckpt-test-next", Failures())
+
+    def first() -> None:
+        begun.set()
+        release.wait(LONG_S)
+        seen.append("first")
+
+    worker.submit_next(first)
+    assert begun.wait(LONG_S)
+    for _ in range(3):
+        worker.submit_next(lambda: seen.append("next"))
+    assert not worker.wait_idle(0)
+    release.set()
+    assert worker.wait_idle(LONG_S)
+    assert seen == ["first", "next"]
+    worker.stop(LONG_S)
+    with pytest.raises(RuntimeError, match="stopped"):
+        worker.submit_next(first)
+
+
 def test_work_that_raises_is_recorded_and_the_next_work_runs(
     worker: BackgroundWorker, failures: Failures
 ) -> None:
