@@ -94,22 +94,42 @@ def subtract(box: Box, hole: Box) -> list[Box]:
     return rest
 
 
+class Portion(NamedTuple):
+    """A part of a target, and the box whose elements are used for it."""
+
+    source: Box
+    part: Box
+
+
+def divide(target: Box, boxes: Iterable[Box]) -> tuple[list[Portion], list[Box]]:
+    """Divide ``target`` over ``boxes``, which may overlap: each element comes from one of them.
+
+    A box is used for what the boxes before it do not have; one that adds nothing is not used.
+
+    Returns (portions, parts of ``target`` that no box holds). The parts of all portions and those
+    that are held nowhere are disjoint and make up ``target``. An empty ``target`` has none.
+    """
+    left = [target] if volume(target) else []
+    portions: list[Portion] = []
+    for box in boxes:
+        if not left:
+            break
+        parts = [part for part in (intersect(piece, box) for piece in left) if part is not None]
+        if parts:
+            portions += [Portion(box, part) for part in parts]
+            left = [rest for piece in left for rest in subtract(piece, box)]
+    return portions, left
+
+
 def cover(target: Box, boxes: Iterable[Box]) -> tuple[list[Box], list[Box]]:
     """Choose, in the given order, the boxes that add something to the cover of ``target``.
 
     Returns (chosen boxes, parts of ``target`` that none of them holds). An empty second list
-    means that ``target`` is covered exactly. An empty ``target`` is covered by nothing at all.
+    means that the chosen boxes hold all of ``target``; they may overlap, see ``divide``. An empty
+    ``target`` is covered by nothing at all.
     """
-    left = [target] if volume(target) else []
-    chosen: list[Box] = []
-    for box in boxes:
-        if not left:
-            break
-        if all(intersect(part, box) is None for part in left):
-            continue
-        chosen.append(box)
-        left = [piece for part in left for piece in subtract(part, box)]
-    return chosen, left
+    portions, left = divide(target, boxes)
+    return list(dict.fromkeys(portion.source for portion in portions)), left
 
 
 def covers(target: Box, boxes: Iterable[Box]) -> bool:
@@ -128,6 +148,11 @@ class BoxIndex:
         self._boxes = sorted({box for box in boxes if volume(box)})
         self._known = frozenset(self._boxes)
         self._axes = _grid_axes(self._boxes)
+
+    @property
+    def is_disjoint(self) -> bool:
+        """True when the boxes form a grid, so that no two of them share an element."""
+        return self._axes is not None
 
     def touching(self, target: Box) -> list[Box]:
         """The boxes that share an element with ``target``, sorted."""

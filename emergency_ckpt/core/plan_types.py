@@ -86,8 +86,9 @@ class ProcessPlan(
     """What one process does.
 
     The shards of ``local`` and ``fetch`` together hold every element of the process's targets: a
-    target that has a shard of its own box is that shard, any other is put together from the parts
-    that overlap it. A target without elements needs no shard.
+    target that has a shard of its own box is that shard, any other is put together from shards
+    that overlap it (and perhaps each other: each element is taken from one, see
+    ``boxes.divide``). A target without elements needs no shard.
 
     Attributes:
       host_states: the process's own one; those of all former processes when a remap is due;

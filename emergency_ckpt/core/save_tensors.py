@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 
-from emergency_ckpt.core.boxes import BoxIndex, cover, is_empty
+from emergency_ckpt.core.boxes import BoxIndex, cover, intersect, is_empty, volume
 from emergency_ckpt.types import Box, Contents, ShardId
 
 MAX_ALTERNATES = 2
@@ -126,7 +126,11 @@ class SaveTensors:
         return self._copies.get(shard, ())
 
     def pieces(self, target: ShardId) -> list[ShardId] | None:
-        """Shards of other boxes that together hold the target; None when a part is missing."""
+        """Shards of other boxes that together hold the target; None when a part is missing.
+
+        A save that was brought into RAM from storage more than once, on other meshes, has shards
+        that overlap. Those with the most of the target are chosen first, so that few come twice.
+        """
         if is_empty(target.box):
             return []
         if self._copies is None:
@@ -135,7 +139,10 @@ class SaveTensors:
         if index is None:
             index = BoxIndex(self._boxes_by_leaf.get(target.leaf, ()))
             self._boxes[target.leaf] = index
-        chosen, uncovered = cover(target.box, index.touching(target.box))
+        touching = index.touching(target.box)
+        if not index.is_disjoint:
+            touching.sort(key=lambda box: (-_common_volume(box, target.box), box))
+        chosen, uncovered = cover(target.box, touching)
         return None if uncovered else [ShardId(target.leaf, box) for box in chosen]
 
     def _index(self) -> dict[ShardId, list[Copy]]:
@@ -147,3 +154,8 @@ class SaveTensors:
         for shard in copies:
             self._boxes_by_leaf.setdefault(shard.leaf, []).append(shard.box)
         return copies
+
+
+def _common_volume(a: Box, b: Box) -> int:
+    common = intersect(a, b)
+    return 0 if common is None else volume(common)

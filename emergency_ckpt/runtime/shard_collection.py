@@ -6,11 +6,13 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
 
-from emergency_ckpt.core.boxes import overlap, shape_of, volume
+from emergency_ckpt.core.boxes import describe, divide, relative, shape_of, volume
 from emergency_ckpt.core.inventory import Quarantined
 from emergency_ckpt.core.keeping import Keeping
 from emergency_ckpt.core.plan_types import FetchGroup, ProcessPlan, selected
@@ -302,19 +304,21 @@ class ShardCollection:
         if volume(wanted.box) == 0:
             return np.empty(0, np.uint8)
         dtype = dtype_named(self._leaves[wanted.leaf].dtype)
-        target = np.empty(shape_of(wanted.box), dtype)
-        left = volume(wanted.box)
-        for box, lender in held.items():
-            common = overlap(box, wanted.box)
-            if common is None or left == 0:
-                continue
-            source = lender().view(dtype).reshape(shape_of(box))
-            target[_index(common.target)] = source[_index(common.source)]
-            left -= volume(common.target)
-        if left != 0:
+        # Boxes of one save may overlap: see ``boxes.divide``.
+        portions, missing = divide(wanted.box, tuple(held))
+        if missing:
             raise RestoreFailed(
-                "restore", f"{wanted.leaf}{wanted.box}", f"{left} elements are held nowhere"
+                "restore",
+                f"{wanted.leaf}{describe(wanted.box)}",
+                f"{', '.join(map(describe, missing[:4]))} is held nowhere"
+                f" ({sum(map(volume, missing))} elements)",
             )
+        target = np.empty(shape_of(wanted.box), dtype)
+        for source, parts in groupby(portions, key=attrgetter("source")):
+            array = held[source]().view(dtype).reshape(shape_of(source))
+            for portion in parts:
+                into, out_of = relative(portion.part, wanted.box), relative(portion.part, source)
+                target[_index(into)] = array[_index(out_of)]
         return target.reshape(-1).view(np.uint8)
 
 

@@ -12,6 +12,7 @@ from emergency_ckpt.core.boxes import (
     cover,
     covers,
     describe,
+    divide,
     intersect,
     is_empty,
     overlap,
@@ -75,6 +76,20 @@ def test_subtract_leaves_disjoint_rest(pair: tuple[Box, Box]) -> None:
     parts = [elements(part) for part in subtract(box, hole)]
     assert sum(map(len, parts)) == len(elements(box) - elements(hole))
     assert set().union(*parts) == elements(box) - elements(hole)
+
+
+@given(MANY)
+def test_divide_takes_each_element_from_one_box(case: tuple[Box, list[Box]]) -> None:
+    target, boxes = case
+    portions, left = divide(target, boxes)
+    parts = [*(portion.part for portion in portions), *left]
+    assert sum(map(volume, parts)) == volume(target)
+    assert set().union(*map(elements, parts)) == elements(target)
+    for portion in portions:
+        assert elements(portion.part) <= elements(portion.source)
+        assert portion.source in boxes
+    held = set().union(*map(elements, boxes))
+    assert set().union(*map(elements, left)) == elements(target) - held
 
 
 @given(MANY)

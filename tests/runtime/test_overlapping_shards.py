@@ -1,0 +1,188 @@
+"""A save whose shards overlap, because it was brought into RAM on more than one mesh.
+
+From the inventories of real tiers through the plan to the bytes, with a peer over TCP.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+from emergency_ckpt.core.boxes import shape_of
+from emergency_ckpt.core.inventory import Inventory
+from emergency_ckpt.core.plan_types import ProcessPlan, RestorePlan
+from emergency_ckpt.core.restore_plan import plan_restore
+from emergency_ckpt.errors import RestoreFailed
+from emergency_ckpt.runtime.events import EventSink
+from emergency_ckpt.runtime.holdings import ProcessHoldings, holder_name
+from emergency_ckpt.runtime.shard_collection import ShardCollection
+from emergency_ckpt.tiers.local import LocalTier
+from emergency_ckpt.tiers.manifest import build_contents, lay_out
+from emergency_ckpt.transfer.client import TransferClient
+from emergency_ckpt.transfer.server import TransferServer
+from emergency_ckpt.types import Box, Contents, LeafSpec, SaveId, ShardId, Writer
+
+SECRET = b"s" * 40
+SAVE = SaveId(8, "000000000000-orbax", "run")
+SHAPE = (6, 4)
+LEAF = LeafSpec("w", "int32", SHAPE)
+VALUES = np.arange(1, 25, dtype=np.int32).reshape(SHAPE)
+SPANS = [[(a, b) for a in range(size) for b in range(a + 1, size + 1)] for size in SHAPE]
+BOXES: list[Box] = list(product(*SPANS))
+
+
+def grid(rows: int, columns: int) -> list[Box]:
+    """The boxes of a mesh that cuts the leaf so many times along each axis."""
+    cuts = [
+        [(start, start + size // parts) for start in range(0, size, size // parts)]
+        for size, parts in zip(SHAPE, (rows, columns), strict=True)
+    ]
+    return list(product(*cuts))
+
+
+GRIDS = [grid(*parts) for parts in product((1, 2, 3, 6), (1, 2, 4))]
+
+
+@dataclass
+class Host:
+    """One process: its RAM, and the server that gives it to peers."""
+
+    tier: LocalTier
+    holdings: ProcessHoldings
+    server: TransferServer
+
+    def publish(self, boxes: Sequence[Box]) -> None:
+        self.tier.protect([SAVE])  # publishing a part does not cost another part
+        layout = lay_out((LEAF,), [(ShardId("w", box), 4 * VALUES[_at(box)].size) for box in boxes])
+        with self.tier.begin_write(SAVE, layout.size_bytes, allow_extra=True) as writer:
+            copies = [
+                (np.ascontiguousarray(VALUES[_at(placed.shard.box)]), placed.offset)
+                for placed in layout.shards
+            ]
+            crcs = writer.copy([(array.reshape(-1).view(np.uint8), at) for array, at in copies])
+            writer.stage(build_contents(SAVE, (LEAF,), layout, crcs))
+            writer.publish()
+
+
+def _at(box: Box) -> tuple[slice, ...]:
+    return tuple(slice(*span) for span in box)
+
+
+@contextmanager
+def hosts(count: int) -> Iterator[list[Host]]:
+    root = Path(tempfile.mkdtemp(prefix="eckpt-test-", dir="/dev/shm"))
+    found: list[Host] = []
+    try:
+        for index in range(count):
+            writer = Writer(process_index=index, process_count=count, slice_index=0, hostname="h")
+            tier = LocalTier.open(
+                root / str(index), "run", writer, host_state_limit_bytes=1 << 20, copy_threads=1
+            )
+            holdings = ProcessHoldings(tier, index)
+            server = TransferServer(holdings, run_id="run", secret=SECRET)
+            found.append(Host(tier, holdings, server))
+            server.start()
+            holdings.address = server.address
+        yield found
+    finally:
+        for host in found:
+            host.server.stop()
+            host.tier.close()
+        shutil.rmtree(root)
+
+
+def restored(found: list[Host], targets: Sequence[Box]) -> dict[Box, np.ndarray] | None:
+    """What process 0 has of each target; None without a plan."""
+    inventories = tuple(host.holdings.inventory() for host in found)
+    manifests: dict[str, Contents] = {}
+    for host in found:
+        for held in host.tier.held()[0]:
+            contents = host.tier.contents(held.digest)
+            assert contents is not None
+            manifests[held.digest] = contents
+    wanted = tuple(ShardId("w", box) for box in targets)
+    plan = plan_restore(
+        Inventory(inventories, manifests), {0: wanted}, {"w": LEAF}, needs_host_state=False
+    )
+    if not isinstance(plan, RestorePlan):
+        return None
+    return collected(found[0], plan.processes[0], wanted)
+
+
+def collected(host: Host, plan: ProcessPlan, wanted: Sequence[ShardId]) -> dict[Box, np.ndarray]:
+    with TransferClient(run_id="run", secret=SECRET) as client:
+        shards = ShardCollection(
+            host.tier,
+            client,
+            EventSink(None, process_index=0),
+            save=SAVE,
+            me=holder_name(0),
+            keeping=None,
+            deadline_s=time.monotonic() + 60,
+        )
+        with shards.collecting(plan) as arrivals:
+            for _ in arrivals:
+                pass
+        return {
+            shard.box: shards.bytes_of(shard).view(np.int32).reshape(shape_of(shard.box)).copy()
+            for shard in wanted
+        }
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_restore_of_overlapping_shards_is_exact(data: st.DataObject) -> None:
+    """Whatever lies where: the bytes of each target are those of the leaf, or there is no plan."""
+    random = st.lists(st.sampled_from(BOXES), max_size=6, unique=True)
+    of_a_mesh = st.sampled_from(GRIDS).flatmap(
+        lambda boxes: st.lists(st.sampled_from(boxes), max_size=len(boxes), unique=True)
+    )
+    slot = random | of_a_mesh | st.sampled_from(GRIDS)
+    targets = data.draw(st.sampled_from(GRIDS))
+    with hosts(2) as found:
+        held: set[Box] = set()
+        for host in found:
+            for boxes in data.draw(st.lists(slot, min_size=1, max_size=3)):
+                host.publish(boxes)
+                held |= set(boxes)
+        got = restored(found, targets)
+        is_whole = np.zeros(SHAPE, bool)
+        for box in held:
+            is_whole[_at(box)] = True
+        event(f"whole: {is_whole.all()}")
+        assert (got is not None) == bool(is_whole.all())
+        for box, array in (got or {}).items():
+            np.testing.assert_array_equal(array, VALUES[_at(box)])
+
+
+def test_bytes_of_what_boxes_do_not_cover_is_refused() -> None:
+    """As many elements as the target has, but some of them twice."""
+    with hosts(1) as (host,):
+        host.publish([((0, 6), (0, 3)), ((2, 4), (0, 3))])
+        (held,) = host.tier.held()[0]
+        plan = plan_restore(
+            Inventory((host.holdings.inventory(),), {held.digest: _contents(host, held.digest)}),
+            {0: (ShardId("w", ((0, 6), (0, 3))), ShardId("w", ((2, 4), (0, 3))))},
+            {"w": LEAF},
+            needs_host_state=False,
+        )
+        assert isinstance(plan, RestorePlan)
+        with pytest.raises(RestoreFailed, match=r"\[0:6, 3:4\] is held nowhere \(6 elements\)"):
+            collected(host, plan.processes[0], [ShardId("w", ((0, 6), (0, 4)))])
+
+
+def _contents(host: Host, digest: str) -> Contents:
+    contents = host.tier.contents(digest)
+    assert contents is not None
+    return contents
