@@ -5,14 +5,14 @@ from __future__ import annotations
 import atexit
 import contextlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
 from emergency_ckpt.assembly import Base, assemble
 from emergency_ckpt.config import Config
 from emergency_ckpt.core.save_agreement import TierName
-from emergency_ckpt.core.save_decision import step_number
+from emergency_ckpt.core.save_decision import step_number, wanted_step
 from emergency_ckpt.errors import CheckpointError, RestoreFailed
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.going_on import go_on_together
@@ -105,7 +105,8 @@ class EmergencyCheckpointer:
           host_state: anything with ``get_state``/``set_state``, or dicts, lists, numbers, strings
             and bytes, or a nesting of these; this process's own.
           force: save in every tier that is on, whatever the policy.
-          metrics: JSON values, kept with a persistent step for preservation policies (``BestN``).
+          metrics: JSON values, numbers of numpy and JAX too, kept with a persistent step for
+            preservation policies (``BestN``).
 
         Raises:
           InvalidState: a leaf that cannot be saved, a step that is no whole number from 0 on,
@@ -148,7 +149,11 @@ class EmergencyCheckpointer:
         return self._saver.reached_preemption(step)
 
     def prefetch(
-        self, abstract_state: PyTree, *, step: int | None = None, wants_host_state: bool = True
+        self,
+        abstract_state: PyTree,
+        *,
+        step: int | Literal["latest"] | None = None,
+        wants_host_state: bool = True,
     ) -> None:
         """Begin a restore in the background; ``restore`` then finds the bytes on the devices.
 
@@ -169,7 +174,8 @@ class EmergencyCheckpointer:
           for its ``restore`` already.
         """
         self._check_running("prefetch")
-        wish, _ = self._wish(abstract_state, step, wants_host_state=wants_host_state)
+        number = wanted_step("prefetch", step)
+        wish, _ = self._wish(abstract_state, number, wants_host_state=wants_host_state)
         self._prefetches.start(wish, self._saver.is_idle, self._persistent_steps_held)
 
     def _wish(
@@ -184,7 +190,7 @@ class EmergencyCheckpointer:
 
     def restore(
         self,
-        step: int | None = None,
+        step: int | Literal["latest"] | None = None,
         *,
         state: PyTree,
         host_state: object = None,
@@ -193,7 +199,7 @@ class EmergencyCheckpointer:
         """Bring back the newest whole step, or just ``step``. Collective; blocks.
 
         Args:
-          step: restore this step or fail; None takes the newest that is whole.
+          step: restore this step or fail; None and "latest" take the newest that is whole.
           state: the state to restore into: arrays, or specs with shape, dtype and sharding. It is
             not changed; host values (numpy, numbers) give the types of what is returned.
           host_state: as given to ``save``; objects with ``set_state`` are repositioned in place,
@@ -205,14 +211,16 @@ class EmergencyCheckpointer:
           (step, restored state), bit for bit as saved; (None, ``state``) when there is nothing.
 
         Raises the same kind of error on all processes, having changed nothing:
+          InvalidState: ``step`` is no step, or ``state`` no state.
           StateMismatch: leaves, shapes or dtypes differ. StepNotFound: no such whole step.
           HostStateError: saved by another number of processes. Unrecoverable: more is lost than
           the copies allow. RestoreFailed, DeadlineExceeded: a process failed or did not come.
           RamdiskFull: no room for the saves to come; what was newer in RAM is forgotten then.
         """
         self._check_running("restore")
+        wanted = wanted_step("restore", step)
         self.wait_until_finished()
-        wish, recipe = self._wish(state, step, wants_host_state=host_state is not None)
+        wish, recipe = self._wish(state, wanted, wants_host_state=host_state is not None)
         number, self._restores = self._restores, self._restores + 1
         restore = Restore(
             self._restore_parts,

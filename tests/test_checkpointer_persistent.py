@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from checkpointer_support import World, same, save_all
 
@@ -127,12 +129,23 @@ def test_unreadable_storage_is_an_error_only_where_it_is_needed(world: World) ->
         assert host == {"at": 0}
 
 
-def test_a_dtype_that_the_persistent_tier_cannot_store_is_refused_at_once(world: World) -> None:
-    state = {"x": jnp.zeros(4, "uint4")}
+def test_metrics_of_numpy_and_jax_are_kept_as_numbers(world: World) -> None:
+    metrics = {"loss": np.float32(0.5), "top": jnp.int32(3), "each": np.array([1, 2])}
     with world.open_both() as checkpointer:
-        with pytest.raises(InvalidState, match="cannot store dtype uint4"):
-            checkpointer.restore(state=state)
-        with pytest.raises(InvalidState, match="cannot store dtype uint4"):
-            checkpointer.save(step=1, state=state)
-    with world.open() as local_only:
-        assert local_only.save(step=1, state=state)
+        assert checkpointer.save(step=2, state=world.state(2), metrics=metrics)
+        checkpointer.wait_until_finished()
+        checkpointer.check_for_errors()
+        found = checkpointer.steps.describe(2).metrics
+    assert found == {"loss": 0.5, "top": 3, "each": [1, 2]}
+
+
+def test_restore_latest_is_the_newest_and_a_name_is_refused(world: World) -> None:
+    with world.open_both() as checkpointer:
+        save_all(checkpointer, world, 2, 3)
+        checkpointer.prefetch(world.state(0), step="latest", wants_host_state=False)
+        assert checkpointer.restore("latest", state=world.state(0))[0] == 3
+        wrong: Any = "newest"
+        with pytest.raises(InvalidState, match="not the number of a step"):
+            checkpointer.restore(wrong, state=world.state(0))
+        with pytest.raises(InvalidState, match="not the number of a step"):
+            checkpointer.prefetch(world.state(0), step=wrong)

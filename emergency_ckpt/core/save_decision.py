@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Container, Iterable, Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, cast
 
 from emergency_ckpt.errors import InvalidState
 
 MAX_STEP = (1 << 63) - 1
+_MAX_METRICS_DEPTH = 64
 
 
 class SaveDecision(NamedTuple):
@@ -110,7 +111,7 @@ def _named(processes: frozenset[int]) -> str:
     return f"process{'es' if len(order) > 1 else ''} {names}{more}"
 
 
-def step_number(operation: str, step: object) -> int:
+def step_number(operation: str, step: object, *, hint: str = "") -> int:
     """``step`` as an int: whole numbers of numpy and JAX too, which blocks for the latter.
 
     Raises:
@@ -131,15 +132,45 @@ def step_number(operation: str, step: object) -> int:
             "this is not the number of a step",
             expected=f"a whole number from 0 to {MAX_STEP}",
             actual=type(step).__name__,
+            hint=hint,
         )
     return number
 
 
-def check_metrics(metrics: Mapping[str, Any]) -> None:
-    """``InvalidState`` unless ``metrics`` are JSON values by name."""
+def wanted_step(operation: str, step: object) -> int | None:
+    """The step to bring back; None for the newest, which ``"latest"`` means too.
+
+    Raises:
+      InvalidState: it is neither that nor a whole number from 0 to ``MAX_STEP``.
+    """
+    if step is None or (isinstance(step, str) and step == "latest"):
+        return None
+    hint = "None or 'latest' means the newest step; give the state by its name, state=..."
+    return step_number(operation, step, hint=hint)
+
+
+def plain_metrics(metrics: Any) -> Any:
+    """``metrics`` as JSON values: numbers and lists for the scalars and arrays of numpy and JAX.
+
+    Blocks for what is on devices. ``InvalidState`` for anything that is no JSON value.
+    """
     try:
-        json.dumps(dict(metrics))
-    except (TypeError, ValueError, RecursionError) as error:
+        plain = _plain(metrics, _MAX_METRICS_DEPTH)
+        json.dumps(plain)
+    except (TypeError, ValueError, RuntimeError, RecursionError) as error:
         raise InvalidState(
             "save", "metrics", f"they are not JSON values: {error}", hint="give plain numbers"
         ) from error
+    return plain
+
+
+def _plain(value: Any, depth: int) -> Any:
+    if depth == 0:
+        raise ValueError("they are nested too deeply")
+    if isinstance(value, Mapping):
+        items = cast("Mapping[Any, Any]", value).items()
+        return {key: _plain(item, depth - 1) for key, item in items}
+    if isinstance(value, list | tuple):
+        return [_plain(item, depth - 1) for item in cast("Sequence[Any]", value)]
+    # Arrays and scalars of numpy and JAX; this package's core knows neither.
+    return value.tolist() if hasattr(value, "dtype") and hasattr(value, "tolist") else value

@@ -9,8 +9,13 @@ from emergency_ckpt.core.leaf_comparison import compare_leaves
 from emergency_ckpt.core.storage_read import StoredArray
 from emergency_ckpt.types import LeafSpec
 
-_STORED_AS_INT8 = frozenset({"int2", "int4"})
-_STORED_AS_UINT8 = frozenset({"uint2", "uint4"})
+STORED_AS_UINT8 = frozenset(
+    {"int1", "uint1", "uint2", "uint4", "float6_e2m3fn", "float6_e3m2fn", "float8_e4m3"}
+)
+"""Dtypes that the storage format does not have: their bytes are stored, one for each element."""
+
+_ORBAX_HAS_AS_INT8 = frozenset({"int2", "int4"})
+_ORBAX_HAS_AS_UINT8 = frozenset({"uint2", "uint4"})
 
 
 def stored_name(path: str) -> str:
@@ -27,7 +32,7 @@ def match_leaves(
 
     Args:
       stored: what the storage format says of each array. It knows neither zero-size arrays nor
-        key implementations, and has four-bit integers as eight-bit ones.
+        key implementations, and has integers of less than a byte as eight-bit ones.
       recorded: all leaves as they were saved; None when nobody recorded them.
     """
     by_name = {array.name: (spec, array) for spec, array in stored.values()}
@@ -42,7 +47,8 @@ def match_leaves(
             continue
         used.add(array.name)
         found[path] = array
-        dtype = leaf.dtype if _holds(spec.dtype, leaf.dtype) else spec.dtype
+        holds = _holds(spec.dtype, leaf.dtype, is_recorded=recorded is not None)
+        dtype = leaf.dtype if holds else spec.dtype
         described.append(LeafSpec(path, dtype, spec.global_shape, leaf.key_impl))
     described += [spec for spec, array in stored.values() if array.name not in used]
     mismatches = compare_leaves(expected, described)
@@ -52,10 +58,14 @@ def match_leaves(
     return found, mismatches
 
 
-def _holds(stored: str, expected: str) -> bool:
-    """Whether the bytes of one are those of the other."""
+def _holds(stored: str, expected: str, *, is_recorded: bool) -> bool:
+    """Whether the bytes of one are those of the other.
+
+    ``is_recorded``: the record says what the bytes are. Without it only values can be compared.
+    """
     return (
         stored == expected
-        or (stored == "int8" and expected in _STORED_AS_INT8)
-        or (stored == "uint8" and expected in _STORED_AS_UINT8)
+        or (stored == "int8" and expected in _ORBAX_HAS_AS_INT8)
+        or (stored == "uint8" and expected in _ORBAX_HAS_AS_UINT8)
+        or (stored == "uint8" and is_recorded and expected in STORED_AS_UINT8)
     )

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
 
+from emergency_ckpt.core.save_decision import plain_metrics
 from emergency_ckpt.errors import HostStateError
 
 STATE, DATASET, RESERVED = "state", "dataset", "process_metadata"
@@ -77,15 +77,6 @@ def metadata_in(host_state: Any) -> dict[str, Any]:
 def metrics_in(host_state: Any) -> Any:
     """The metrics of a step; None when there are none."""
     return _found_in(host_state, _METRICS)
-
-
-def plain_metrics(metrics: Any) -> Any:
-    """``metrics`` with Python numbers for arrays and numpy scalars."""
-    return jax.tree.map(_plain, metrics)
-
-
-def _plain(value: Any) -> Any:
-    return np.asarray(value).item() if hasattr(value, "dtype") else value
 
 
 def _found_in(host_state: Any, name: str) -> Any:

@@ -366,4 +366,4 @@ def _as_one_slice(mesh: jax.sharding.Mesh) -> jax.sharding.Mesh:
 
 
 def _for_policies(metrics: Any) -> Mapping[str, Any] | None:
-    return items.plain_metrics(metrics) if isinstance(metrics, Mapping) else None
+    return metrics if isinstance(metrics, Mapping) else None

@@ -278,6 +278,8 @@ def _difference(prefetched: Wish, asked: Wish) -> str:
     return ""
 
 
-def _host_types(wish: Wish) -> list[type[Any]]:
+def _host_types(wish: Wish) -> list[tuple[type[Any], object]]:
+    """Type and dtype of each host value: the dtype also tells the byte order."""
     flat = jax.tree_util.tree_leaves(wish.like)
-    return [type(flat[leaf.position]) for leaf in wish.tree.leaves if leaf.sharding is None]
+    values = (flat[leaf.position] for leaf in wish.tree.leaves if leaf.sharding is None)
+    return [(type(value), getattr(value, "dtype", None)) for value in values]

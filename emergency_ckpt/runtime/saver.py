@@ -15,7 +15,7 @@ import jax
 from absl import logging
 
 from emergency_ckpt.core.save_agreement import TierName
-from emergency_ckpt.core.save_decision import check_metrics
+from emergency_ckpt.core.save_decision import plain_metrics
 from emergency_ckpt.errors import CheckpointError, DeadlineExceeded, SaveFailed
 from emergency_ckpt.runtime import save_recipe
 from emergency_ckpt.runtime.coordination import Coordinator
@@ -163,9 +163,8 @@ class Saver:
         if self._goes_on_from is not None:
             self._parts.tier.invalidate_newer(self._goes_on_from)
             self._goes_on_from = None
-        if metrics is not None:
-            check_metrics(metrics)
-        request = _Request(step, state, host_state, metrics, time.monotonic())
+        plain = None if metrics is None else plain_metrics(metrics)
+        request = _Request(step, state, host_state, plain, time.monotonic())
         if preempted:
             return self._save_preempted(request)
         started = [name for name, number in due.items() if self._start(name, request, number)]

@@ -182,6 +182,9 @@ def _encode_dict(value: dict[Any, Any], path: str, depth: int) -> Payload:
 def _encode_array(value: np.ndarray[Any, Any] | np.generic, path: str) -> Payload:
     if value.dtype.newbyteorder("<").str not in _ARRAY_DTYPES:
         raise HostStateError("capture", path, f"cannot store a numpy {value.dtype}", hint=_HINT)
+    if isinstance(value, np.ndarray) and type(value) not in (np.ndarray, np.memmap):
+        problem = f"a {type(value).__name__} would come back as a plain array"
+        raise HostStateError("capture", path, problem, hint="give numpy.asarray of it")
     array = np.ascontiguousarray(value)
     return {
         "scalar": isinstance(value, np.generic),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -139,4 +139,6 @@ def _host_value(leaf: Leaf, like: object, bytes_of: BytesOf) -> object:
     if leaf.kind is LeafKind.SCALAR:
         kind: Any = type(like)
         return kind(value.item())
+    # Stored little-endian; the target says in which byte order the caller works.
+    value = value.astype(cast("npt.NDArray[Any]", like).dtype, copy=False)
     return value[()] if isinstance(like, np.generic) else value

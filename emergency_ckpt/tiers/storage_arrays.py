@@ -16,6 +16,7 @@ import jax
 import numpy as np
 import tensorstore
 
+from emergency_ckpt.core.stored_leaves import STORED_AS_UINT8
 from emergency_ckpt.errors import InvalidState
 from emergency_ckpt.tiers.state_tree import (
     Device,
@@ -38,6 +39,7 @@ def as_arrays(
     it is copied to pinned host memory: device memory is not touched.
     """
     values: dict[str, object] = {}
+    shards = _in_dtypes_of_storage(tree, shards)
     views = {shard.leaf: each.view for shard, each in shards.items()}
     # Leaves of one sharding and shape are stored alike; working it out costs more than an array.
     places: dict[tuple[object, ...], _Place] = {}
@@ -57,6 +59,19 @@ def as_arrays(
             arrays.append(_Parts(leaf, place, _cut(leaf, place, shards)))
     values.update(_put_together(arrays))
     return tree.unflatten(values)
+
+
+def _in_dtypes_of_storage(
+    tree: StateTree, shards: Mapping[ShardId, HostShard]
+) -> Mapping[ShardId, HostShard]:
+    """``shards`` with the bytes of those whose dtype the storage format does not have."""
+    carried = {leaf.spec.path for leaf in tree.leaves if leaf.spec.dtype in STORED_AS_UINT8}
+    if not carried:
+        return shards
+    return {
+        shard: HostShard(each.view.view(np.uint8), None) if shard.leaf in carried else each
+        for shard, each in shards.items()
+    }
 
 
 class _Place(NamedTuple):
@@ -216,6 +231,8 @@ def check_storable(tree: StateTree) -> None:
             "save", "the state", "it is empty: the persistent tier has no such steps"
         )
     for leaf in tree.leaves:
+        if leaf.spec.dtype in STORED_AS_UINT8:
+            continue
         try:
             tensorstore.dtype(leaf.spec.dtype)
         except ValueError as error:

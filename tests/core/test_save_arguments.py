@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from emergency_ckpt.core.save_decision import MAX_STEP, check_metrics, step_number
+from emergency_ckpt.core.save_decision import MAX_STEP, plain_metrics, step_number, wanted_step
 from emergency_ckpt.errors import InvalidState
 
 
@@ -29,8 +30,32 @@ def test_nothing_else_is(step: Any) -> None:
         step_number("save", step)
 
 
-def test_metrics_are_json_values() -> None:
-    check_metrics({"loss": 1.5, "more": {"a": [1, None, "x"]}})
-    for bad in ({"loss": np.float32(1)}, {"loss": jnp.float32(1)}, {"x": {1, 2}}, {(1, 2): 3}):
+@pytest.mark.parametrize("step", [None, "latest"])
+def test_wanted_step_latest_means_the_newest(step: Any) -> None:
+    assert wanted_step("restore", step) is None
+
+
+@pytest.mark.parametrize("step", [-1, "newest", "7", {"w": np.zeros(3)}, 7.5], ids=str)
+def test_wanted_step_refuses_what_is_no_step(step: Any) -> None:
+    with pytest.raises(InvalidState, match="None or 'latest'"):
+        wanted_step("restore", step)
+
+
+def test_metrics_become_json_values() -> None:
+    plain = {"loss": 1.5, "more": {"a": [1, None, "x"]}}
+    assert plain_metrics(plain) == plain
+    mine = {"loss": np.float32(1.5), "more": {"a": (jnp.int32(1), None, "x")}}
+    assert json.dumps(plain_metrics(mine)) == json.dumps(plain)
+    assert plain_metrics({"each": np.array([1, 2]), "yes": np.bool_(1)}) == {
+        "each": [1, 2],
+        "yes": True,
+    }
+    assert plain_metrics(jnp.bfloat16(1.5)) == 1.5
+
+
+def test_metrics_that_are_no_json_values_are_refused() -> None:
+    endless: dict[str, Any] = {}
+    endless["again"] = endless
+    for bad in ({"x": {1, 2}}, {(1, 2): 3}, {"x": 1j}, {"x": np.array([b"1"])}, endless):
         with pytest.raises(InvalidState, match="not JSON values"):
-            check_metrics(bad)
+            plain_metrics(bad)

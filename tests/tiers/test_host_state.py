@@ -242,6 +242,7 @@ NOT_STORABLE = {
     "object array": np.array([object()]),
     "text array": np.array(["a"]),
     "numpy text": np.str_("a"),
+    "masked array": np.ma.masked_array([1, 2], mask=[True, False]),
     "long double": np.longdouble(1),
     "failing iterator": Failing(),
     "enum-like": type("Number", (int,), {})(1),

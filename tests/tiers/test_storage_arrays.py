@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
+import msgspec
 import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from emergency_ckpt.tiers.state_tree import boxes_by_device, describe
-from emergency_ckpt.tiers.storage_arrays import as_arrays, spread
+from emergency_ckpt.errors import InvalidState
+from emergency_ckpt.tiers.state_tree import StateTree, boxes_by_device, describe
+from emergency_ckpt.tiers.storage_arrays import as_arrays, check_storable, spread
 from emergency_ckpt.tiers.transfers import HostShard
 from emergency_ckpt.types import ShardId
 
@@ -96,3 +100,13 @@ def test_the_arrays_have_every_value(writers: tuple[int, ...]) -> None:
         assert (stored_by(arrays[name].sharding, value.shape) == 1).all() == (
             divided or name == "nothing is replicated"
         )
+
+
+def test_a_dtype_that_orbax_cannot_store_is_refused_before_training() -> None:
+    tree = describe({"bad": np.zeros(2), "good": np.zeros(2)}, "save")
+    bad = msgspec.structs.replace(tree.leaves[0].spec, dtype="a new one")
+    leaves = (dataclasses.replace(tree.leaves[0], spec=bad), *tree.leaves[1:])
+    with pytest.raises(
+        InvalidState, match="'bad': the persistent tier cannot store dtype a new one"
+    ):
+        check_storable(StateTree(leaves, tree.treedef))
