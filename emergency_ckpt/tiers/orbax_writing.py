@@ -12,6 +12,9 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
+# The options of a public handler; Orbax's manager alone gives them otherwise.
+from orbax.checkpoint._src.handlers.composite_checkpoint_handler import CompositeOptions
+
 # What Orbax's default array handler keeps PRNG implementations in has no public name.
 from orbax.checkpoint._src.metadata import array_metadata_store
 from orbax.checkpoint._src.metadata.array_metadata import SerializedArrayMetadata
@@ -20,6 +23,9 @@ from orbax.checkpoint.future import Future
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.tiers.transfers import HostShard
 from emergency_ckpt.types import ShardId
+
+ITEM = "default"
+"""The item of a step that has the arrays, as Orbax's manager calls it."""
 
 BEGUN = "tensors_begun"
 WRITTEN = "tensors_written"
@@ -143,13 +149,6 @@ def write_step(
     processes = ocp.options.MultiprocessingOptions(
         primary_host=first, active_processes={jax.process_index()}
     )
-    options = ocp.CheckpointManagerOptions(
-        create=False,
-        cleanup_tmp_directories=False,
-        enable_async_checkpointing=False,
-        multiprocessing_options=processes,
-        temporary_path_class=_committed_if(arrays.check, directory / str(step)),
-    )
     handler = _writing_handler(processes, arrays, at_once_bytes=at_once_bytes)
     begin, finalize = handler.async_save, handler.finalize
 
@@ -167,9 +166,20 @@ def write_step(
 
     handler.async_save = meet_and_begin
     handler.finalize = meet_and_finalize
-    with ocp.CheckpointManager(directory, options=options, item_handlers=handler) as manager:
-        manager.save(step, args=ocp.args.PyTreeSave(state), force=True)
-        manager.wait_until_finished()
+    committed = _committed_if(arrays.check, directory / str(step))
+    items = ocp.CompositeCheckpointHandler(
+        composite_options=CompositeOptions(
+            multiprocessing_options=processes, temporary_path_class=committed
+        ),
+        **{ITEM: handler},
+    )
+    # What Orbax's manager saves a step with. The manager itself lists the directory first, and
+    # fails on a step that is being removed meanwhile.
+    with ocp.Checkpointer(
+        items, multiprocessing_options=processes, temporary_path_class=committed
+    ) as checkpointer:
+        args = ocp.args.Composite(**{ITEM: ocp.args.PyTreeSave(state)})
+        checkpointer.save(directory / str(step), args=args)
     if not is_first:
         meet(WRITTEN, ())
 

@@ -27,6 +27,7 @@ from emergency_ckpt.core.storage_read import StoredArray
 from emergency_ckpt.errors import CorruptData, PersistentTierError
 from emergency_ckpt.tiers.host_state import document_name
 from emergency_ckpt.tiers.orbax_writing import (
+    ITEM,
     ArrayWriter,
     Meet,
     bytes_at_once,
@@ -55,8 +56,7 @@ DEFAULT_BUFFER_BYTES = 2 << 30
 STEPS_LOOKED_AT = 16
 """So many of the newest steps are offered to a restore."""
 
-_ITEM = "default"
-_ITEMS = (_ITEM, "state", "")
+_ITEMS = (ITEM, "state", "")
 _HIDDEN = ".orbax-checkpoint-tmp-removed"
 _COMMIT_MARKER = "commit_success.txt"
 """By these, in object stores, Orbax knows a finished step and a finished item."""
@@ -201,7 +201,7 @@ class PersistentTier:
         is_ours = self._marked_steps(deadline_s).get(step, False)
         marker = self.marker(step, deadline_s) if is_ours else None
         item = (
-            self._item(step, deadline_s) if marker is None else self._directory / f"{step}/{_ITEM}"
+            self._item(step, deadline_s) if marker is None else self._directory / f"{step}/{ITEM}"
         )
 
         def describe() -> dict[str, StoredLeaf]:
@@ -333,7 +333,7 @@ class PersistentTier:
     def _remove_arrays(self, step: int) -> None:
         """Make Orbax overlook the step, then remove its folders, also those of unfinished saves."""
         if self.storage.is_object_store:
-            for marker in (_COMMIT_MARKER, f"{_ITEM}/{_COMMIT_MARKER}"):
+            for marker in (_COMMIT_MARKER, f"{ITEM}/{_COMMIT_MARKER}"):
                 (self._directory / str(step) / marker).unlink(missing_ok=True)
             self.storage.clear_folder(str(step))
             return

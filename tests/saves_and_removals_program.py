@@ -1,0 +1,45 @@
+"""Saves without a pause while old steps are removed; ``test_saves_beside_removals.py`` judges."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+
+import numpy as np
+
+from emergency_ckpt import EmergencyCheckpointer
+from emergency_ckpt.runtime.events import Event
+
+KEPT = 3
+LONG_S = 120.0
+
+
+def save_and_remove(directory: str, local_dir: str, saves: int) -> dict[str, object]:
+    """What became of ``saves`` saves to ``directory``, of which the last three are kept."""
+    events: list[Event] = []
+    with EmergencyCheckpointer(
+        dir=directory,
+        local_dir=local_dir,
+        local_save_every_n_steps=0,
+        save_every_n_steps=1,
+        keep_last_n=KEPT,
+        storage_wait_timeout_s=LONG_S,
+        on_event=events.append,
+    ) as ckpt:
+        for step in range(1, saves + 1):
+            ckpt.save(step=step, state={"w": np.full(4, step), "b": np.zeros(2)})
+        ckpt.wait_until_finished()
+        failed = [event.fields for event in events if event.name == "persistent.failed"]
+        removed = sum(event.name == "persistent.removed" for event in events)
+        return {
+            "failed": failed[:3],
+            "failures": ckpt.failed_saves,
+            "removed": removed,
+            "steps": ckpt.all_steps(),
+        }
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as ram:
+        print(json.dumps(save_and_remove(sys.argv[1], ram, int(sys.argv[2]))))
