@@ -13,7 +13,8 @@ from emergency_ckpt.assembly import Base, assemble
 from emergency_ckpt.config import Config
 from emergency_ckpt.core.save_agreement import TierName
 from emergency_ckpt.core.save_decision import step_number, wanted_step
-from emergency_ckpt.errors import CheckpointError, RestoreFailed
+from emergency_ckpt.errors import CheckpointError, ConfigError, RestoreFailed
+from emergency_ckpt.runtime.coordination import connect_start
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.going_on import go_on_together
 from emergency_ckpt.runtime.membership import Membership
@@ -22,6 +23,7 @@ from emergency_ckpt.runtime.restore_bringing import Wish
 from emergency_ckpt.runtime.restore_runner import Restore
 from emergency_ckpt.runtime.restore_types import RestoreReport, WholeSteps
 from emergency_ckpt.runtime.save_recipe import SaveRecipe, build_recipe
+from emergency_ckpt.runtime.start_agreement import agree_settings, tell_problem
 from emergency_ckpt.runtime.step_catalog import StepCatalog
 from emergency_ckpt.runtime.topology import topology_of
 from emergency_ckpt.runtime.worker import Failures
@@ -46,7 +48,8 @@ class EmergencyCheckpointer:
     """
 
     def __init__(self, config: Config | None = None, **settings: Any) -> None:
-        self._config = config = (config or Config()).set(**settings).validated()
+        self._config, _ = _agreed_config(config or Config(), settings)
+        config = self._config
         assert config.run_id is not None
         self._process = (jax.process_index(), jax.process_count())
         events, failures = EventSink(config.on_event, process_index=self._process[0]), Failures()
@@ -338,6 +341,20 @@ class EmergencyCheckpointer:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def _agreed_config(config: Config, settings: Mapping[str, Any]) -> tuple[Config, str]:
+    """Return the whole config, equal on all processes where it must be, and the start's name.
+
+    Collective; ConfigError on all.
+    """
+    coordinator = connect_start()
+    try:
+        config = config.set(**settings).validated()
+    except ConfigError as error:
+        tell_problem(coordinator, error)
+        raise
+    return config, agree_settings(coordinator, config.shared_settings(), config.start_timeout_s)
 
 
 class CheckpointerConfig(Config):

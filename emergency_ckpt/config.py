@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from emergency_ckpt.config_agreement import shared_settings
 from emergency_ckpt.config_checks import config_problems
 from emergency_ckpt.core.persistence import PersistentWriters
 from emergency_ckpt.core.placement import (
@@ -33,7 +34,6 @@ from emergency_ckpt.runtime.save_policies import (
     SavePlan,
     SavePolicy,
     plan_saves,
-    policy_identity,
 )
 
 MEBIBYTE = 1 << 20
@@ -45,6 +45,8 @@ HostStateRemap = Callable[[Sequence[Any], int, int], Any]
 @dataclasses.dataclass(kw_only=True)
 class Config:
     """All settings of an ``EmergencyCheckpointer``. Must be equal on all processes but where said.
+
+    The start compares them; ``config_agreement.MAY_DIFFER`` lists the exceptions.
 
     Attributes:
       dir: directory of the persistent tier, an absolute path or a URL that etils.epath can reach.
@@ -249,34 +251,9 @@ class Config:
         asked_for = any(plan.on_preemption for plan in self.save_plans().values())
         return self.save_on_preemption or asked_for
 
-    def agreement(self) -> str:
-        """Digest of what all processes of a job must have set alike."""
-        shared = (
-            self.dir,
-            self.run_id,
-            _mesh_identity(self.mesh),
-            str(self.replica_axis),
-            self.local_save_every_n_steps,
-            self.save_every_n_steps,
-            self.local_save_every_n_seconds,
-            self.save_every_n_seconds,
-            policy_identity(self.local_save_policy),
-            policy_identity(self.save_policy),
-            self.local_keep_last_n,
-            self.keep_last_n,
-            self.keep_every_n_steps,
-            policy_identity(self.preservation_policy),
-            policy_identity(self.local_preservation_policy),
-            (self.save_on_preemption, self.exit_on_preemption),
-            self.persistent_writers,
-            repr(self.placement),
-            self.host_state_buddies,
-            self.host_state_limit_bytes,
-            self.host_state_remap is None,
-            self.allow_missing_host_state,
-            tuple(self.extra_holders),
-        )
-        return hashlib.sha256(repr(shared).encode()).hexdigest()
+    def shared_settings(self) -> dict[str, str]:
+        """Return what all processes of a job must have set alike, as texts by name."""
+        return shared_settings({f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
 
 
 def run_id_of(directory: str) -> str:
@@ -298,9 +275,3 @@ def _as_policy(placement: Any) -> Any:
     with contextlib.suppress(ConfigError):
         return parse_policy(placement) if isinstance(placement, str) else placement
     return placement
-
-
-def _mesh_identity(mesh: jax.sharding.Mesh | None) -> object:
-    if mesh is None:
-        return None
-    return mesh.axis_names, mesh.devices.shape, [device.id for device in mesh.devices.flat]

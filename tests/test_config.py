@@ -114,14 +114,14 @@ def test_every_field_is_classified() -> None:
 def test_agreement_covers(name: str) -> None:
     base = valid(**NEEDS.get(name, {})).validated()
     changed = valid(**{**NEEDS.get(name, {}), name: _value(MUST_AGREE[name])}).validated()
-    assert changed.agreement() != base.agreement()
+    assert changed.shared_settings() != base.shared_settings()
 
 
 @pytest.mark.parametrize("name", MAY_DIFFER)
 def test_agreement_ignores(name: str) -> None:
     base = valid(**NEEDS.get(name, {})).validated()
     changed = valid(**{**NEEDS.get(name, {}), name: _value(MAY_DIFFER[name])}).validated()
-    assert changed.agreement() == base.agreement()
+    assert changed.shared_settings() == base.shared_settings()
 
 
 def test_the_docstring_says_which_fields_may_differ() -> None:
@@ -307,7 +307,7 @@ def test_validation_is_a_copy_with_everything_filled_in() -> None:
 def test_a_placement_may_be_given_as_its_text() -> None:
     assert valid(placement="striped(3)").validated().placement == Striped(3)
     same = valid(placement=Striped(3)).validated()
-    assert valid(placement="striped(3)").validated().agreement() == same.agreement()
+    assert valid(placement="striped(3)").validated().shared_settings() == same.shared_settings()
 
 
 def test_path_objects_are_paths() -> None:

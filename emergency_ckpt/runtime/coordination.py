@@ -175,6 +175,14 @@ def connect(run_id: str) -> Coordinator:
     )
 
 
+def connect_start() -> Coordinator:
+    """The coordinator for the beginning of a start, before the processes know that they agree.
+
+    As ``connect``, in a namespace that hangs on no setting.
+    """
+    return connect("")  # no run has this name
+
+
 def own_address() -> str:
     """The address by which this host reaches the job's coordinator, and so peers reach it.
 

@@ -38,7 +38,6 @@ class Settings(Protocol):
     def transfer_timeout_s(self) -> float: ...
     @property
     def start_timeout_s(self) -> float: ...
-    def agreement(self) -> str: ...
 
 
 class Membership:
@@ -48,8 +47,8 @@ class Membership:
       incarnation: the id of this life, as the leader made it.
 
     Raises:
-      ConfigError, LocalTierError: on the process that is at fault. RestoreFailed: on the others,
-      and where the configurations differ. DeadlineExceeded: a process did not come.
+      ConfigError, LocalTierError: on the process that is at fault. RestoreFailed: on the others.
+      DeadlineExceeded: a process did not come.
     """
 
     def __init__(
@@ -78,7 +77,6 @@ class Membership:
         try:
             self.incarnation = agree_start(
                 self.coordinator,
-                settings.agreement(),
                 lambda: self._start_serving(secret),
                 settings.start_timeout_s,
             )

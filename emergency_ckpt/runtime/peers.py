@@ -33,7 +33,6 @@ _ADDRESS_TIMEOUT_S = 30.0
 
 
 class _Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    agreement: str
     address: str
     error: str
 
@@ -115,14 +114,10 @@ def _configured_secret(secret_file: str | None) -> bytes | None:
     return secret_from_environment(os.environ)
 
 
-def agree_start(
-    coordinator: Coordinator, agreement: str, start: Callable[[], str], timeout_s: float
-) -> str:
-    """Run ``start`` (which returns this process's address) on all; returns the incarnation.
+def agree_start(coordinator: Coordinator, start: Callable[[], str], timeout_s: float) -> str:
+    """Run ``start`` (which returns this process's address) on all; return the incarnation.
 
-    ``agreement`` is a digest of what all processes must have configured alike.
-
-    Collective: when it fails on one process, or the configurations differ, every process raises.
+    Collective: when it fails on one process, every process raises.
     """
     deadline_s = time.monotonic() + timeout_s
     failure: Exception | None = None
@@ -132,7 +127,7 @@ def agree_start(
         coordinator.put(f"address/{coordinator.process_index}", address.encode())
     except (CheckpointError, OSError) as error:
         failure = error
-    hello = _Hello(agreement, address, "" if failure is None else str(failure)[:ERROR_LIMIT_CHARS])
+    hello = _Hello(address, "" if failure is None else str(failure)[:ERROR_LIMIT_CHARS])
     hellos = gather(coordinator, "hello", msgspec.json.encode(hello), deadline_left_s(deadline_s))
     verdict = None
     if coordinator.process_index == 0:
@@ -154,12 +149,4 @@ def new_incarnation() -> str:
 
 def _objection(hellos: dict[int, _Hello]) -> str:
     failed = {p: hello.error for p, hello in sorted(hellos.items()) if hello.error}
-    if failed:
-        return "; ".join(f"process {p}: {error}" for p, error in list(failed.items())[:4])
-    agreements: dict[str, list[int]] = {}
-    for process, hello in sorted(hellos.items()):
-        agreements.setdefault(hello.agreement, []).append(process)
-    if len(agreements) > 1:
-        groups = " / ".join(str(group[:8]) for group in agreements.values())
-        return f"the configurations of the processes differ: {groups}"
-    return ""
+    return "; ".join(f"process {p}: {error}" for p, error in list(failed.items())[:4])

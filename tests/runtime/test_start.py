@@ -42,13 +42,11 @@ def everywhere(count: int, work: Callable[[int], Any]) -> list[Any]:
         return list(pool.map(one, range(count)))
 
 
-def start(count: int, starts: dict[int, Callable[[], str]], **agreements: str) -> list[Any]:
+def start(count: int, starts: dict[int, Callable[[], str]]) -> list[Any]:
     service = MemoryService(count)
     return everywhere(
         count,
-        lambda p: agree_start(
-            service.member(p), agreements.get(f"p{p}", "same"), starts.get(p, lambda: "a:1"), LONG_S
-        ),
+        lambda p: agree_start(service.member(p), starts.get(p, lambda: "a:1"), LONG_S),
     )
 
 
@@ -75,16 +73,10 @@ def test_a_process_that_cannot_start_stops_all() -> None:
         assert "process 2: no such ramdisk" in str(other)
 
 
-def test_configurations_that_differ_stop_all() -> None:
-    for error in start(3, {}, p1="other"):
-        assert isinstance(error, RestoreFailed)
-        assert "the configurations of the processes differ: [0, 2] / [1]" in str(error)
-
-
 def test_a_process_that_does_not_come_is_named() -> None:
     service = MemoryService(2)
     with pytest.raises(DeadlineExceeded, match="missing: process 1"):
-        agree_start(service.member(0), "same", lambda: "a:1", SOON_S)
+        agree_start(service.member(0), lambda: "a:1", SOON_S)
 
 
 def test_a_secret_is_made_up_and_shared(monkeypatch: pytest.MonkeyPatch) -> None:

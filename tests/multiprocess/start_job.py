@@ -1,0 +1,42 @@
+"""Starts of a job that cannot go well: each process tells how it ended, and how long it took."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from world import World, run_program
+
+DEADLINE_S = 40.0
+"""Long enough to show that nobody waits for it."""
+
+
+def attempt(world: World, name: str, **settings: Any) -> dict[str, str]:
+    settings = {"start_timeout_s": DEADLINE_S, **settings}
+    try:
+        with world.config(name, **settings).instantiate():
+            return {"error": "", "text": ""}
+    except Exception as error:  # noqa: BLE001 - the outcome
+        return {"error": type(error).__name__, "text": str(error)}
+
+
+def another_dir(world: World) -> Any:
+    """The name of the run hangs on the directory."""
+    directory = str(world.root / f"persistent_{world.process}")
+    return attempt(world, "another_dir", run_id=None, dir=directory)
+
+
+def another_interval(world: World) -> Any:
+    return attempt(world, "another_interval", local_save_every_n_steps=5 + world.process)
+
+
+def invalid_at_one(world: World) -> Any:
+    settings = {"local_save_every_n_steps": -1} if world.process == 1 else {}
+    return attempt(world, "invalid_at_one", **settings)
+
+
+PROGRAMS = {
+    program.__name__: program for program in (another_dir, another_interval, invalid_at_one)
+}
+
+if __name__ == "__main__":
+    run_program(PROGRAMS)

@@ -1,0 +1,40 @@
+"""Real jobs whose start must fail: on every process, with the cause, before the deadline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support import job_root, of, run_life, spec_of
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def seen() -> Iterator[list[dict[str, Any]]]:
+    with job_root() as root:
+        yield run_life(spec_of(root, "start_job.py", slices=2, hosts=1), root)
+
+
+def test_start_with_another_dir_names_both_values(seen: list[dict[str, Any]]) -> None:
+    for outcome in of(seen, "another_dir"):
+        assert outcome["error"] == "ConfigError", outcome
+        assert "dir differs between the processes" in outcome["text"]
+        assert "persistent_0' at process 0" in outcome["text"]
+        assert "persistent_1' at process 1" in outcome["text"]
+
+
+def test_start_with_another_interval_names_both_values(seen: list[dict[str, Any]]) -> None:
+    for outcome in of(seen, "another_interval"):
+        assert outcome["error"] == "ConfigError", outcome
+        line = (
+            "local_save_every_n_steps differs between the processes: 5 at process 0; 6 at process 1"
+        )
+        assert line in outcome["text"]
+
+
+def test_start_with_an_invalid_setting_fails_on_all(seen: list[dict[str, Any]]) -> None:
+    for outcome in of(seen, "invalid_at_one"):
+        assert outcome["error"] == "ConfigError", outcome
+        assert "local_save_every_n_steps must be a whole number" in outcome["text"]

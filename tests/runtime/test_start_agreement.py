@@ -1,0 +1,89 @@
+"""The first round of a start, over threads: equal settings, or an error on all at once."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from emergency_ckpt.errors import ConfigError, DeadlineExceeded
+from emergency_ckpt.runtime.start_agreement import agree_settings, tell_problem
+from emergency_ckpt.testing.memory_coordination import MemoryService
+
+LONG_S = 60.0
+SOON_S = 0.2
+
+
+def everywhere(count: int, work: Any) -> list[Any]:
+    def one(process: int) -> Any:
+        try:
+            return work(process)
+        except Exception as error:  # noqa: BLE001 - judged by the test
+            return error
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(one, range(count)))
+
+
+def test_start_with_equal_settings_has_one_name() -> None:
+    services = MemoryService(3), MemoryService(3)
+    names = [
+        everywhere(3, lambda p, s=service: agree_settings(s.member(p), {"dir": "'/a'"}, LONG_S))
+        for service in services
+    ]
+    assert len(set(names[0])) == len(set(names[1])) == 1
+    assert names[0][0] != names[1][0]
+
+
+def test_start_with_differing_settings_fails_on_all() -> None:
+    service = MemoryService(3)
+    tables = [{"dir": "'/a'", "run_id": "'r'"}, {"dir": "'/b'", "run_id": "'r'"}]
+
+    def work(process: int) -> str:
+        return agree_settings(service.member(process), tables[process % 2], LONG_S)
+
+    for error in everywhere(3, work):
+        assert isinstance(error, ConfigError)
+        line = "dir differs between the processes: '/a' at processes 0, 2; '/b' at process 1"
+        assert error.problems == (line,)
+
+
+@pytest.mark.parametrize("invalid", [0, 2])
+def test_start_with_an_invalid_config_waits_for_nobody(invalid: int) -> None:
+    """Process 1 never comes: the others hear of the invalid setting nevertheless."""
+    service = MemoryService(4)
+
+    def work(process: int) -> str:
+        member = service.member(process)
+        if process == 1:
+            return "absent"
+        if process == invalid:
+            tell_problem(member, ConfigError(["local_dir is not set"]))
+            return "told"
+        return agree_settings(member, {"dir": "'/a'"}, LONG_S)
+
+    found = everywhere(4, work)
+    assert (found[1], found[invalid]) == ("absent", "told")
+    for process in {0, 2, 3} - {invalid}:
+        assert isinstance(found[process], ConfigError)
+        assert f"process {invalid}: " in str(found[process])
+        assert "local_dir is not set" in str(found[process])
+
+
+@pytest.mark.parametrize("absent", [0, 1, 2])
+def test_start_without_a_process_names_it_everywhere(
+    absent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("emergency_ckpt.runtime.start_agreement._TOLD_LATE_S", SOON_S)
+    service = MemoryService(3)
+
+    def work(process: int) -> str:
+        if process == absent:
+            return "absent"
+        return agree_settings(service.member(process), {}, SOON_S)
+
+    found = everywhere(3, work)
+    for process in {0, 1, 2} - {absent}:
+        assert isinstance(found[process], DeadlineExceeded)
+        assert found[process].missing == (f"process {absent}",)
