@@ -104,7 +104,7 @@ class EmergencyCheckpointer:
         complete everywhere, the one before it survives any crash.
 
         Args:
-          state: pytree of arrays (jax, numpy, PRNG keys) and Python numbers.
+          state: pytree of arrays (jax, numpy, PRNG keys) and Python numbers, complex ones too.
           host_state: anything with ``get_state``/``set_state``, or dicts, lists, numbers, strings
             and bytes, or a nesting of these; this process's own.
           force: save in every tier that is on, whatever the policy.
@@ -204,7 +204,9 @@ class EmergencyCheckpointer:
         Args:
           step: restore this step or fail; None and "latest" take the newest that is whole.
           state: the state to restore into: arrays, or specs with shape, dtype and sharding. It is
-            not changed; host values (numpy, numbers) give the types of what is returned.
+            not changed; host values (numpy, numbers) give the types of what is returned. A Python
+            bool, int, float or complex takes any stored scalar of its kind: a step that was 0 at
+            first is an int32 array after the first compiled step.
           host_state: as given to ``save``; objects with ``set_state`` are repositioned in place,
             dicts and lists updated in place. ``last_restore.host_state`` has the restored value.
           keep_newer: newer steps in RAM are forgotten at the next save, not yet; until then they

@@ -6,11 +6,31 @@ from collections.abc import Iterable, Mapping
 
 from emergency_ckpt.types import LeafSpec
 
+_INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (1, 2, 4, 8, 16, 32, 64))
+_FLOATS = frozenset(
+    {
+        *("float16", "bfloat16", "float32", "float64", "float4_e2m1fn"),
+        *("float6_e2m3fn", "float6_e3m2fn", "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz"),
+        *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+    }
+)
+PYTHON_NUMBERS = {
+    "Python bool": frozenset({"bool"}),
+    "Python int": _INTEGERS,
+    "Python float": _FLOATS,
+    "Python complex": frozenset({"complex64", "complex128"}),
+}
+"""What stands for the dtype of an expected Python number, and the stored dtypes that it takes.
+
+Those of its own kind: each of their values is a Python number too, so none is changed.
+"""
+
 
 def compare_leaves(expected: Mapping[str, LeafSpec], found: Iterable[LeafSpec]) -> tuple[str, ...]:
     """One line for each leaf that differs, with both values, sorted by path; empty when equal.
 
     How a leaf is cut into boxes is no part of it: any box layout can be restored to any other.
+    Nor is how wide a scalar is stored where a Python number is expected: see ``PYTHON_NUMBERS``.
     """
     stored: dict[str, LeafSpec] = {}
     doubled: set[str] = set()
@@ -33,8 +53,8 @@ def compare_leaves(expected: Mapping[str, LeafSpec], found: Iterable[LeafSpec]) 
 def _differences(expected: LeafSpec, stored: LeafSpec) -> list[str]:
     """At most one line; it names each property that differs."""
     sides: list[tuple[str, str]] = []
-    if expected.dtype != stored.dtype:
-        sides.append((f"dtype {expected.dtype}", f"dtype {stored.dtype}"))
+    if stored.dtype not in PYTHON_NUMBERS.get(expected.dtype, (expected.dtype,)):
+        sides.append((_dtype(expected), f"dtype {stored.dtype}"))
     if expected.global_shape != stored.global_shape:
         sides.append((f"shape {expected.global_shape}", f"shape {stored.global_shape}"))
     if expected.key_impl != stored.key_impl:
@@ -43,6 +63,10 @@ def _differences(expected: LeafSpec, stored: LeafSpec) -> list[str]:
         return []
     want, have = (", ".join(side) for side in zip(*sides, strict=True))
     return [f"{expected.path}: expected {want}, checkpoint has {have}"]
+
+
+def _dtype(leaf: LeafSpec) -> str:
+    return f"a {leaf.dtype}" if leaf.dtype in PYTHON_NUMBERS else f"dtype {leaf.dtype}"
 
 
 def _spec(leaf: LeafSpec) -> str:

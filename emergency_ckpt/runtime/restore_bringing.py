@@ -220,7 +220,7 @@ class Bringing:
         parts, wish = self._parts, self._wish
         wanted = Wanted(
             targets=BoxTable(wish.tree, parts.process[1]).targets(),
-            leaves=wish.tree.specs,
+            leaves=wish.tree.wanted,
             requested_step=wish.requested_step,
             run_id=parts.run_id,
             remap=parts.remap is not None,
@@ -305,7 +305,9 @@ class Bringing:
         loaded = self._loaded is not None and self._loaded.save == save
         tier = "persistent" if loaded else "local"
         with shards.collecting(part) as arrivals:
-            state = materialize(self._wish.tree, self._wish.like, shards.bytes_of, arrivals)
+            state = materialize(
+                self._wish.tree, self._wish.like, shards.bytes_of, arrivals, shards.dtype_of
+            )
         tally = shards.tally
         parts.events.emit(
             "restore.fetched",

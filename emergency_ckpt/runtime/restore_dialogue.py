@@ -82,7 +82,7 @@ class RestoreDialogue:
         prefetch: PrefetchWord = _NO_PREFETCH,
     ) -> None:
         """Tell the leader what this process holds and wants, and whether it is there already."""
-        specs = [leaf.spec for leaf in tree.leaves]
+        specs = list(tree.wanted.values())
         report = Report(
             inventory=inventory,
             state_digest=hashlib.sha256(msgspec.json.encode(specs)).hexdigest(),

@@ -271,6 +271,7 @@ class RestoreLeader:
             stored,
             arrays,
             self._wanted.targets,
+            self._wanted.leaves,
             self._wanted.run_id,
             wants_host_state=self._wants_host_state,
         )

@@ -104,6 +104,7 @@ class LoadPlan(msgspec.Struct, frozen=True, tag="load", forbid_unknown_fields=Tr
       save: identity under which it is published in RAM.
       item: directory with its arrays.
       complete: storage holds every chunk, also those of zeros.
+      numbers: the stored dtypes of leaves that are Python numbers in the wanted state.
       document_count: number of processes that the host states are of; 0: none are brought.
     """
 
@@ -112,6 +113,7 @@ class LoadPlan(msgspec.Struct, frozen=True, tag="load", forbid_unknown_fields=Tr
     item: str
     complete: bool
     parts: dict[int, LoadPart]
+    numbers: dict[str, str] = {}
     document_count: int = 0
     rejected: tuple[Rejection, ...] = ()
 

@@ -296,6 +296,10 @@ class ShardCollection:
                     self._fetcher.tally.local += entry.nbytes
         return crcs
 
+    def dtype_of(self, path: str) -> str:
+        """The dtype in which a leaf was saved; known at the end of the arrivals."""
+        return self._leaves[path].dtype
+
     def bytes_of(self, wanted: ShardId) -> npt.NDArray[np.uint8]:
         """Bytes of a wanted shard: lent from the slot, or put together when boxes differ."""
         held = self._located.get(wanted.leaf, {})

@@ -100,7 +100,7 @@ class StepCatalog:
         deadline_s = time.monotonic() + parts.timeout_s
         wanted = Wanted(
             targets=BoxTable(tree, parts.coordinator.process_count).targets(),
-            leaves=tree.specs,
+            leaves=tree.wanted,
             requested_step=None,
             run_id=parts.run_id,
             remap=parts.remap is not None,

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import numpy as np
 
+from emergency_ckpt.core.leaf_comparison import PYTHON_NUMBERS
 from emergency_ckpt.core.plan_types import RestorePlan, TargetSet
 from emergency_ckpt.core.storage_read import StoredArray, assign_reads
 from emergency_ckpt.errors import CorruptData, RamdiskFull, SlotBusy
@@ -29,6 +31,7 @@ def plan_load(
     stored: StoredStep,
     arrays: Mapping[str, StoredArray],
     targets: Mapping[int, TargetSet],
+    leaves: Mapping[str, LeafSpec],
     run_id: str,
     *,
     wants_host_state: bool,
@@ -59,9 +62,21 @@ def plan_load(
         item=stored.item,
         complete=marker is not None,
         parts=parts,
+        numbers=_stored_numbers(stored, arrays, leaves),
         document_count=len(digests) if wants_host_state else 0,
         rejected=plan.rejected,
     )
+
+
+def _stored_numbers(
+    stored: StoredStep, arrays: Mapping[str, StoredArray], wanted: Mapping[str, LeafSpec]
+) -> dict[str, str]:
+    """By path, the dtypes of the wanted Python numbers; ``match_leaves`` found them right."""
+    dtypes = {leaf.array.name: leaf.spec.dtype for leaf in stored.leaves.values()}
+    found = {path: dtypes[array.name] for path, array in arrays.items()}
+    if stored.marker is not None:
+        found |= {leaf.path: leaf.dtype for leaf in stored.marker.leaves}
+    return {p: dtype for p, dtype in found.items() if wanted[p].dtype in PYTHON_NUMBERS}
 
 
 class StorageLoad:
@@ -83,7 +98,10 @@ class StorageLoad:
         self._plan = plan
         self._part = plan.parts.get(me, LoadPart())
         self._me = me
-        self._leaves = leaves
+        self._leaves = [
+            msgspec.structs.replace(leaf, dtype=plan.numbers.get(leaf.path, leaf.dtype))
+            for leaf in leaves
+        ]
         self._host_state_limit_bytes = host_state_limit_bytes
         self._deadline_s = deadline_s
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import jax
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -29,6 +31,7 @@ def materialize(
     like: PyTree,
     bytes_of: BytesOf,
     arrivals: Iterable[Sequence[ShardId]] = (),
+    stored_dtype: Callable[[str], str] | None = None,
 ) -> PyTree:
     """The state that ``tree`` describes, each shard's bytes taken from ``bytes_of``.
 
@@ -40,6 +43,8 @@ def materialize(
         64-byte aligned memory becomes the array's own buffer.
       arrivals: shards that ``bytes_of`` has, as they come: their transfer begins at once. All
         others it must have when these are over; they are transferred together then.
+      stored_dtype: the dtype in which a Python number of this path is stored, asked when the
+        arrivals are over; None: that of ``tree``.
     """
     flat = jax.tree_util.tree_leaves(like)
     placing = _Placing(tree, bytes_of)
@@ -48,7 +53,11 @@ def materialize(
     values: dict[str, object] = {}
     for leaf in tree.leaves:
         if leaf.sharding is None:
-            values[leaf.spec.path] = _host_value(leaf, flat[leaf.position], bytes_of)
+            stored = leaf
+            if leaf.number and stored_dtype is not None:
+                dtype = stored_dtype(leaf.spec.path)
+                stored = replace(leaf, spec=msgspec.structs.replace(leaf.spec, dtype=dtype))
+            values[leaf.spec.path] = _host_value(stored, flat[leaf.position], bytes_of)
     values.update(placing.finish())
     return tree.unflatten(values)
 

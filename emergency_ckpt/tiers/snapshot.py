@@ -29,6 +29,7 @@ from emergency_ckpt.tiers.state_tree import (
     TreeDef,
     boxes_by_device,
     is_key_type,
+    is_python_number,
 )
 from emergency_ckpt.tiers.transfers import Snapshot, Transfer, View
 from emergency_ckpt.types import ShardId
@@ -185,8 +186,7 @@ def _data(take: _Take, stored: Mapping[int, Any]) -> jax.Array:
 def _is_like(leaf: Leaf, dtype: np.dtype[Any], value: Any) -> bool:
     if leaf.kind is LeafKind.SCALAR:
         # A Python number may become one of another type from step to step.
-        is_number = isinstance(value, bool | int | float)
-        return is_number and np.asarray(value).dtype == dtype
+        return is_python_number(value) and np.asarray(value).dtype == dtype
     if leaf.kind is LeafKind.NUMPY:
         is_host = isinstance(value, np.ndarray | np.generic)
         # Values of another byte order have the same name, and are stored alike.

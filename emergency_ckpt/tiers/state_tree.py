@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import msgspec
 import numpy as np
 
 from emergency_ckpt.core.boxes import whole
+from emergency_ckpt.core.leaf_comparison import PYTHON_NUMBERS
 from emergency_ckpt.core.striping import HeldLeaves
 from emergency_ckpt.errors import InvalidState
 from emergency_ckpt.tiers.manifest import DTYPE_ITEM_BYTES, MAX_PATH_CHARS
@@ -20,6 +22,12 @@ PyTree = Any
 Device = Any
 TreeDef = Any
 
+_NUMBERS: dict[type, str] = {
+    kind: f"Python {kind.__name__}" for kind in (bool, int, float, complex)
+}
+"""In this order: a bool is an int too."""
+assert set(_NUMBERS.values()) == set(PYTHON_NUMBERS)
+
 
 class LeafKind(enum.Enum):
     """What the user's leaf is, and so what a restore must give back."""
@@ -27,7 +35,7 @@ class LeafKind(enum.Enum):
     ARRAY = "array"
     KEYS = "keys"  # a PRNG key array
     NUMPY = "numpy"
-    SCALAR = "scalar"  # a Python bool, int or float
+    SCALAR = "scalar"  # a Python bool, int, float or complex
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -37,6 +45,7 @@ class Leaf:
     Attributes:
       spec: what is stored.
       kind: what it is to the user.
+      number: of a Python number, which: a key of ``PYTHON_NUMBERS``; else empty.
       sharding: placement of the stored array (key data for PRNG keys); None for host values.
       position: index in the pytree's flattening order.
     """
@@ -45,6 +54,7 @@ class Leaf:
     kind: LeafKind
     sharding: jax.sharding.Sharding | None
     position: int
+    number: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +68,14 @@ class StateTree:
     def specs(self) -> dict[str, LeafSpec]:
         """The leaf specs by path."""
         return {leaf.spec.path: leaf.spec for leaf in self.leaves}
+
+    @property
+    def wanted(self) -> dict[str, LeafSpec]:
+        """As ``specs``, of a state to restore into: for Python numbers ``PYTHON_NUMBERS``."""
+        return {
+            leaf.spec.path: msgspec.structs.replace(leaf.spec, dtype=leaf.number or leaf.spec.dtype)
+            for leaf in self.leaves
+        }
 
     def unflatten(self, values: Mapping[str, object]) -> PyTree:
         """The pytree with ``values`` by path."""
@@ -120,6 +138,11 @@ def check_values(tree: StateTree, flat: Sequence[Any], operation: str) -> None:
             )
 
 
+def is_python_number(value: object) -> bool:
+    """Whether ``value`` is one, and no scalar of numpy, some of which are Python floats too."""
+    return isinstance(value, tuple(_NUMBERS)) and not isinstance(value, np.generic)
+
+
 def _is_unicode(text: str) -> bool:
     try:
         text.encode()
@@ -129,9 +152,10 @@ def _is_unicode(text: str) -> bool:
 
 
 def _describe_leaf(value: Any, path: str, position: int, operation: str) -> Leaf:
-    if isinstance(value, bool | int | float):
-        dtype = np.asarray(value).dtype
-        return Leaf(LeafSpec(path, dtype.name, ()), LeafKind.SCALAR, None, position)
+    if is_python_number(value):
+        spec = LeafSpec(path, np.asarray(value).dtype.name, ())
+        kind = next(kind for kind in _NUMBERS if isinstance(value, kind))
+        return Leaf(spec, LeafKind.SCALAR, None, position, _NUMBERS[kind])
     if isinstance(value, np.ndarray | np.generic):
         _check_is_plain(value, path, operation)
         spec = LeafSpec(path, value.dtype.name, tuple(value.shape))
@@ -141,7 +165,9 @@ def _describe_leaf(value: Any, path: str, position: int, operation: str) -> Leaf
             operation,
             f"leaf {path!r}",
             f"type {type(value).__name__} cannot be checkpointed",
-            hint="put iterators and other Python state into host_state",
+            hint="save its arrays only, as eqx.filter(model, eqx.is_array) gives them"
+            if callable(value)
+            else "put iterators and other Python state into host_state",
         )
     shape = tuple(int(dim) for dim in value.shape)
     sharding = _sharding_of(value, path, operation)

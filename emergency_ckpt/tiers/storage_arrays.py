@@ -50,7 +50,9 @@ def as_arrays(
             values[path] = None
         elif leaf.sharding is None:
             view = views[path]
-            values[path] = view.item() if leaf.kind is LeafKind.SCALAR else view
+            # Orbax knows no Python complex.
+            is_number = leaf.kind is LeafKind.SCALAR and view.dtype.kind != "c"
+            values[path] = view.item() if is_number else view
         else:
             key = (leaf.sharding, shape, leaf.kind)
             place = places.get(key)

@@ -123,7 +123,6 @@ class Colour(enum.Enum):
         (b"bytes", "type bytes cannot be checkpointed"),
         (object(), "type object cannot be checkpointed"),
         (Colour.RED, "type Colour cannot be checkpointed"),
-        (1j, "type complex cannot be checkpointed"),
         (1 << 70, "dtype object"),
         (np.array([{}]), "dtype object"),
         (np.array(["ab"]), "dtype str"),
