@@ -134,7 +134,8 @@ class Config:
       persistent_timeout_s: how long one stage of a persistent save may take. May differ.
       storage_wait_timeout_s: how long ``save`` may wait for the persistent save before it, of which
         it then skips one. May differ.
-      transfer_timeout_s: longest silence of a peer. May differ.
+      transfer_timeout_s: longest silence of a peer; then a restore asks other holders, and the same
+        one again until ``restore_timeout_s``. May differ.
       on_event: called with each ``runtime.events.Event``, in the thread that emits it. May differ.
     """
 

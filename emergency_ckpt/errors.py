@@ -165,12 +165,37 @@ class RestoreFailed(CheckpointError):
     """A restore failed on some process, and so, together, on all."""
 
 
+class SourceUnreachable(RestoreFailed):
+    """What a restore needs could not be reached in time; nothing says that it is gone.
+
+    Raised instead of restoring an older step, which would throw training away.
+    """
+
+    retryable = True
+
+
+class HolderUnreachable(SourceUnreachable):
+    """Holders of a copy in RAM did not answer until the deadline."""
+
+
 class StepNotFound(RestoreFailed, ValueError):
     """The requested step is whole in no tier."""
 
 
 class PersistentTierError(CheckpointError):
-    """The persistent directory could not be read or written."""
+    """The persistent directory could not be read or written.
+
+    Attributes:
+      unreachable: storage did not answer, or refused to: nothing says that a step is not there.
+    """
+
+    unreachable = False
+
+
+class StorageUnreachable(SourceUnreachable, PersistentTierError):
+    """Storage did not answer until the deadline; what it holds counts as whole."""
+
+    unreachable = True
 
 
 class Unrecoverable(CheckpointError):

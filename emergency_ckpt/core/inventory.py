@@ -66,7 +66,7 @@ class PersistentStep(msgspec.Struct, frozen=True, order=True, forbid_unknown_fie
 class Quarantined(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):
     """A copy that failed verification: shard ``shard`` of manifest ``digest`` at ``holder``.
 
-    ``shard`` None means the whole holder's manifest (for instance, it cannot be reached);
+    ``shard`` None means the whole holder's manifest (for instance, it is not held any more);
     ``digest`` ``"persistent/<step>"`` with holder ``"persistent"`` takes out a persistent step.
     """
 

@@ -15,21 +15,23 @@ from typing import Protocol
 from emergency_ckpt.core.keeping import Keeping
 from emergency_ckpt.core.plan_types import NoPlan, ProcessPlan, Rejection, RestorePlan
 from emergency_ckpt.core.prefetch_use import PrefetchWord
-from emergency_ckpt.errors import CorruptData, PersistentTierError, RestoreFailed
+from emergency_ckpt.errors import CorruptData, PersistentTierError
 from emergency_ckpt.runtime.coordination import ERROR_LIMIT_CHARS, Coordinator
 from emergency_ckpt.runtime.events import EventSink
+from emergency_ckpt.runtime.holder_calls import HolderCalls
 from emergency_ckpt.runtime.holdings import ProcessHoldings, holder_name
 from emergency_ckpt.runtime.peers import Peers
 from emergency_ckpt.runtime.restore_dialogue import RestoreDialogue
 from emergency_ckpt.runtime.restore_host_state import HostStateRemap, fetch_documents
 from emergency_ckpt.runtime.restore_leader import RestoreLeader, Wanted, persistent_unusable
 from emergency_ckpt.runtime.restore_types import (
-    AttemptGivenUp,
     LoadPlan,
     PlanFailed,
     Status,
     Tally,
     UsePrefetched,
+    failure_kind,
+    failure_of,
 )
 from emergency_ckpt.runtime.shard_collection import ShardCollection
 from emergency_ckpt.runtime.shard_fetch import CopiesFailed
@@ -41,6 +43,9 @@ from emergency_ckpt.tiers.persistent import PersistentTier
 from emergency_ckpt.tiers.state_tree import BoxTable, PyTree, StateTree
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.types import SaveId
+
+_MARGIN_S = 10.0
+"""So long before the deadline of a restore its calls to holders end."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,6 +167,9 @@ class Bringing:
             parts.events,
             deadline_s=self._deadline_s,
         )
+        # Ends first, so that all hear of who could not be reached, and not only of a deadline.
+        margin_s = min(_MARGIN_S, parts.timeout_s / 10)
+        self._calls = HolderCalls(parts.events, self._deadline_s - margin_s)
         self._loaded: LoadPlan | None = None
         self._loaded_bytes = 0
 
@@ -184,6 +192,7 @@ class Bringing:
           word: what this process says of its prefetch.
           prefetched: where the word is that it is ready.
         """
+        self._calls.check = attempt.check
         self._report(word)
         number = 0
         while True:
@@ -199,9 +208,7 @@ class Bringing:
             del brought
             attempt.undo()
             if verdict.error:
-                hint = "no process has restored anything"
-                kind = AttemptGivenUp if verdict.given_up else RestoreFailed
-                raise kind("restore", _target(answer), verdict.error, hint=hint)
+                raise failure_of(verdict.kind, _target(answer), verdict.error)
             if verdict.loaded:
                 assert isinstance(answer, LoadPlan)
                 self._loaded = answer
@@ -228,7 +235,9 @@ class Bringing:
             extra_holders=parts.extra_holders,
             deadline_s=self._deadline_s,
         )
-        return RestoreLeader(parts.tier, parts.client, parts.persistent, parts.events, wanted)
+        return RestoreLeader(
+            parts.tier, parts.client, parts.persistent, parts.events, wanted, self._calls
+        )
 
     def _attempt(
         self,
@@ -300,7 +309,7 @@ class Bringing:
             save=save,
             me=holder_name(me),
             keeping=self._wish.keeping,
-            deadline_s=self._deadline_s,
+            calls=self._calls,
         )
         loaded = self._loaded is not None and self._loaded.save == save
         tier = "persistent" if loaded else "local"
@@ -317,7 +326,13 @@ class Bringing:
         )
         attempt.check()
         documents = fetch_documents(
-            parts.tier, parts.client, part, save, plan.host_state_count or 0, holder_name(me)
+            parts.tier,
+            parts.client,
+            self._calls,
+            part,
+            save,
+            plan.host_state_count or 0,
+            holder_name(me),
         )
         if tier == "persistent":
             # What was just read for oneself is no find in one's own RAM.
@@ -337,7 +352,7 @@ def _status_of(error: Exception, answer: RestorePlan | LoadPlan | UsePrefetched)
     if isinstance(error, CorruptData):
         return Status(str(error)[:ERROR_LIMIT_CHARS])
     text = f"{type(error).__name__}: {error}"[:ERROR_LIMIT_CHARS]
-    return Status(text, given_up=isinstance(error, AttemptGivenUp))
+    return Status(text, kind=failure_kind(error))
 
 
 def _target(answer: RestorePlan | LoadPlan | UsePrefetched) -> str:

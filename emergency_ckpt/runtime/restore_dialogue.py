@@ -31,6 +31,8 @@ from emergency_ckpt.runtime.restore_types import (
     UsePrefetched,
     Verdict,
     WholeSteps,
+    failure_kind,
+    failure_of,
 )
 from emergency_ckpt.tiers.state_tree import StateTree
 
@@ -152,7 +154,7 @@ class RestoreDialogue:
             answer: Answer = UsePrefetched() if self._uses_prefetched else self._leader.plan()
         except CheckpointError as error:
             self._leader_error = error
-            answer = PlanFailed(str(error)[:4000])
+            answer = PlanFailed(str(error)[:4000], failure_kind(error))
         for process in range(coordinator.process_count):
             coordinator.put(f"{name}/{process}", msgspec.json.encode(_share(answer, process)))
         self._leader.handed_out(answer)
@@ -172,8 +174,12 @@ class RestoreDialogue:
         return msgspec.json.decode(data, type=Verdict)
 
     def failure(self, answer: PlanFailed) -> CheckpointError:
-        """Why there is no plan: at the leader as it was raised."""
-        return self._leader_error or RestoreFailed("restore", "the job", answer.error)
+        """Why there is no plan: at the leader as it was raised, where that is a fault."""
+        if self._leader_error is not None and answer.kind in ("failed", "given_up"):
+            return self._leader_error
+        failure = failure_of(answer.kind, "the job", answer.error)
+        failure.__cause__ = self._leader_error
+        return failure
 
 
 def _share(answer: Answer, process: int) -> Answer:

@@ -17,6 +17,7 @@ from emergency_ckpt.errors import (
     NotHeld,
 )
 from emergency_ckpt.runtime.events import EventSink
+from emergency_ckpt.runtime.holder_calls import HolderCalls
 from emergency_ckpt.runtime.peers import Peers
 from emergency_ckpt.runtime.shard_collection import CopiesFailed
 from emergency_ckpt.runtime.worker import beside
@@ -31,6 +32,7 @@ HostStateRemap = Callable[[Sequence[Any], int, int], Any]
 def fetch_documents(
     tier: LocalTier,
     client: TransferClient,
+    calls: HolderCalls,
     plan: ProcessPlan,
     save: SaveId,
     count: int,
@@ -39,30 +41,39 @@ def fetch_documents(
     """The documents that the plan gives this process, from its own RAM or from peers.
 
     A fetched document is published here too, so that it has as many holders as before the loss.
-    CopiesFailed when no source gives one.
+    CopiesFailed when no source has one, HolderUnreachable.
     """
     found: list[host_states.HostStateDocument] = []
     for wanted in plan.host_states:
-        own_first = sorted(wanted.sources, key=lambda source: source != me)
         failed: list[Quarantined] = []
-        for source in own_first:
-            try:
-                data = _document_bytes(tier, client, plan, save, wanted, count, source, me)
-                document = host_states.decode(data)
-                if document.digest != wanted.digest or document.save != save:
-                    raise CorruptData(
-                        "read", f"host state of process {wanted.owner}", "another one"
-                    )
-            except CheckpointError as error:
-                logging.warning("host state of process %d at %s: %s", wanted.owner, source, error)
-                failed.append(Quarantined(source, wanted.digest))
-                continue
-            if source != me:
-                tier.publish_host_state(save, wanted.owner, count, data)
-            found.append(document)
-            break
-        else:
+
+        def ask(
+            source: str, wanted: HostStateFetch = wanted
+        ) -> tuple[str, bytes, host_states.HostStateDocument]:
+            data = _document_bytes(tier, client, plan, save, wanted, count, source, me)
+            document = host_states.decode(data)
+            if document.digest != wanted.digest or document.save != save:
+                raise CorruptData("read", f"host state of process {wanted.owner}", "another one")
+            return source, data, document
+
+        def note(
+            source: str,
+            error: CheckpointError,
+            wanted: HostStateFetch = wanted,
+            failed: list[Quarantined] = failed,
+        ) -> None:
+            logging.warning("host state of process %d at %s: %s", wanted.owner, source, error)
+            failed.append(Quarantined(source, wanted.digest))
+
+        own_first = sorted(wanted.sources, key=lambda source: source != me)
+        target = f"host state of process {wanted.owner} at step {save.step}"
+        answer = calls.first(target, own_first, ask, note)
+        if answer is None:
             raise CopiesFailed(save.step, failed)
+        source, data, document = answer
+        if source != me:
+            tier.publish_host_state(save, wanted.owner, count, data)
+        found.append(document)
     return found
 
 

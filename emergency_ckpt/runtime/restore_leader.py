@@ -23,9 +23,12 @@ from emergency_ckpt.errors import (
     RestoreFailed,
 )
 from emergency_ckpt.runtime.events import EventSink
-from emergency_ckpt.runtime.peers import fetch_contents, new_incarnation
+from emergency_ckpt.runtime.holder_calls import HolderCalls
+from emergency_ckpt.runtime.manifest_reads import ManifestReads, passed_over_unread
+from emergency_ckpt.runtime.peers import new_incarnation
 from emergency_ckpt.runtime.restore_types import (
     Answer,
+    FailureKind,
     LoadPlan,
     Report,
     Status,
@@ -37,10 +40,11 @@ from emergency_ckpt.runtime.worker import beside
 from emergency_ckpt.tiers.local import LocalTier
 from emergency_ckpt.tiers.persistent import PersistentTier
 from emergency_ckpt.transfer.client import TransferClient
-from emergency_ckpt.types import Contents, LeafSpec, SaveId
+from emergency_ckpt.types import LeafSpec, SaveId
 
 MAX_ATTEMPTS = 16
-_MANIFESTS_AT_ONCE = 16
+EXTRA_HOLDER_TIMEOUT_S = 10.0
+"""Longest wait for a configured holder that does not answer: it may be gone for good."""
 LISTING_TIMEOUT_S = 30.0
 """Longest wait for the list of persistent steps when RAM alone holds a whole step."""
 
@@ -73,9 +77,10 @@ class RestoreLeader:
         persistent: PersistentTier | None,
         events: EventSink,
         wanted: Wanted,
+        calls: HolderCalls,
     ) -> None:
-        self._tier = tier
         self._client = client
+        self._manifests = ManifestReads(tier, client, calls, events)
         self._persistent = persistent
         self._events = events
         self._wanted = wanted
@@ -104,7 +109,7 @@ class RestoreLeader:
         holders = [report.inventory for _, report in sorted(reports.items())]
         holders += self._ask_extra_holders()
         self._inventory = Inventory(
-            tuple(holders), self._manifests(holders), quarantined=self._inventory.quarantined
+            tuple(holders), self._manifests.read(holders), quarantined=self._inventory.quarantined
         )
         ready: RestorePlan | None = None
         if self._steps is None:
@@ -136,49 +141,33 @@ class RestoreLeader:
         return in_ram, tuple(steps)
 
     def _ask_extra_holders(self) -> list[HolderInventory]:
-        found: list[HolderInventory] = []
-        for address in self._wanted.extra_holders:
-            try:
-                found.append(self._client.inventory(address))
-            except CheckpointError as error:
-                self._events.emit("restore.holder_unreachable", address=address, reason=str(error))
-        return found
-
-    def _manifests(self, holders: Sequence[HolderInventory]) -> dict[str, Contents]:
-        """Contents by digest, each read once: replicas have equal digests."""
-        addresses: dict[str, list[str]] = {}
-        for holder in holders:
-            for held in holder.tensors:
-                addresses.setdefault(held.digest, []).append(holder.address)
-        found: dict[str, Contents] = {}
+        """Inventories of the configured holders outside of the job that answer."""
+        addresses = self._wanted.extra_holders
         if not addresses:
-            return found
-        # Each from another peer: one after the other, a large job would wait for every one.
-        with ThreadPoolExecutor(_MANIFESTS_AT_ONCE, "eckpt-manifests") as pool:
-            for digest, contents in zip(
-                addresses, pool.map(self._manifest, addresses.items()), strict=True
-            ):
-                if contents is not None:
-                    found[digest] = contents
-        return found
+            return []
+        with ThreadPoolExecutor(len(addresses), "eckpt-holders") as pool:
+            answers = list(pool.map(self._ask_extra_holder, addresses))
+        return [answer for answer in answers if answer is not None]
 
-    def _manifest(self, wanted: tuple[str, Sequence[str]]) -> Contents | None:
-        """Contents by digest from one of these addresses; None, with events, when none gives it."""
-        digest, addresses = wanted
-        contents = self._tier.contents(digest)
-        for address in addresses if contents is None else ():
-            try:
-                return fetch_contents(self._client, address, digest)
-            except CheckpointError as error:
-                # Absent for the planner, which says so; another holder may still give it.
-                self._events.emit("restore.holder_unreachable", address=address, reason=str(error))
-        return contents
+    def _ask_extra_holder(self, address: str) -> HolderInventory | None:
+        """None, with events, when it does not answer: its host may be gone for good."""
+        left_s = self._wanted.deadline_s - time.monotonic()
+        deadline_s = time.monotonic() + min(EXTRA_HOLDER_TIMEOUT_S, left_s / 8)
+        try:
+            return HolderCalls(self._events, deadline_s).first(
+                f"inventory of {address}", [address], self._client.inventory, lambda _, error: None
+            )
+        except CheckpointError as error:
+            self._events.emit("restore.holder_unreachable", address=address, reason=str(error))
+            return None
 
     def plan(self) -> Answer:
         """The plan for what is known to be usable now."""
         while True:
             ready, self._ready = self._ready, None
             answer = ready or self._plan_from_inventory()
+            if self._read_more(answer):
+                continue
             if not isinstance(answer, RestorePlan):
                 return self._without_plan(answer)
             if answer.save is not None:
@@ -191,6 +180,18 @@ class RestoreLeader:
                 continue
             self._loading = planned if isinstance(planned, LoadPlan) else None
             return planned
+
+    def _read_more(self, answer: RestorePlan | NoPlan) -> bool:
+        """Whether manifests were read that could not be before, of saves newer than ``answer``.
+
+        HolderUnreachable when they still cannot be read at the deadline.
+        """
+        unread = self._manifests.unread.items()
+        digests = passed_over_unread(answer, unread, self._wanted.requested_step)
+        if digests:
+            manifests = self._manifests.read_again(digests)
+            self._inventory = msgspec.structs.replace(self._inventory, manifests=manifests)
+        return bool(digests)
 
     def handed_out(self, answer: Answer) -> None:
         """Every process has its part of the plan: look for divergence while they work.
@@ -207,7 +208,10 @@ class RestoreLeader:
             self._events.emit("divergence", step=save.step, text=found.describe())
 
     def whole_steps(self) -> WholeSteps:
-        """What could be restored, instead of a plan. PersistentTierError as in ``plan``."""
+        """What could be restored, instead of a plan. Errors as of ``plan``."""
+        if self._manifests.unread:
+            manifests = self._manifests.read_again(list(self._manifests.unread))
+            self._inventory = msgspec.structs.replace(self._inventory, manifests=manifests)
         held = {each.save.step for h in self._inventory.holders for each in h.tensors}
         local = tuple(step for step in sorted(held) if self._is_whole_in_ram(step))
         if self._persistent is None:
@@ -304,8 +308,8 @@ class RestoreLeader:
         self._last_failure = text
         if hopeless or not new or self._attempts >= MAX_ATTEMPTS:
             fatal = [status for status in failed.values() if not status.unusable]
-            given_up = bool(fatal) and all(status.given_up for status in fatal)
-            return Verdict(error=text, given_up=given_up)
+            kinds: set[FailureKind] = {status.kind for status in fatal}
+            return Verdict(error=text, kind=kinds.pop() if len(kinds) == 1 else "failed")
         self._inventory = msgspec.structs.replace(
             self._inventory, quarantined=self._inventory.quarantined | new
         )

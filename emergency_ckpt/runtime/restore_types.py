@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 import msgspec
 
@@ -12,10 +13,13 @@ from emergency_ckpt.core.prefetch_use import PrefetchWord
 from emergency_ckpt.core.storage_read import StoredArray
 from emergency_ckpt.errors import (
     CheckpointError,
+    HolderUnreachable,
     HostStateError,
+    PersistentTierError,
     RestoreFailed,
     StateMismatch,
     StepNotFound,
+    StorageUnreachable,
     Unrecoverable,
 )
 from emergency_ckpt.types import SaveId, ShardId
@@ -38,30 +42,34 @@ class AttemptGivenUp(RestoreFailed):
     """A process does not want any more what all were about to restore. Nothing is wrong."""
 
 
+FailureKind = Literal["failed", "given_up", "holder", "storage"]
+"""What ends a restore: a fault; a process does not want it any more; a holder of copies in RAM, or
+storage, could not be reached."""
+
+
 class Status(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """How one process's part of a plan went.
 
     ``unusable`` names copies that failed; with them the leader plans anew. An ``error`` with
-    nothing unusable ends the restore on all processes. ``given_up``: that error is an
-    ``AttemptGivenUp``.
+    nothing unusable ends the restore on all processes.
     """
 
     error: str = ""
     unusable: tuple[Quarantined, ...] = ()
-    given_up: bool = False
+    kind: FailureKind = "failed"
 
 
 class Verdict(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """What the leader makes of all statuses: done, once more, or the end.
 
-    ``loaded``: the step lies in RAM now; once more, to restore it from there. ``given_up``: the
-    end, for no other reason than that some process does not want it any more.
+    ``loaded``: the step lies in RAM now; once more, to restore it from there. ``kind``: of the
+    ``error``, where all processes that ended it agree on one, else ``failed``.
     """
 
     done: bool = False
     loaded: bool = False
     error: str = ""
-    given_up: bool = False
+    kind: FailureKind = "failed"
     incarnation: str = ""
 
 
@@ -69,6 +77,41 @@ class PlanFailed(msgspec.Struct, frozen=True, tag="failed", forbid_unknown_field
     """The leader could not plan at all; nobody restores."""
 
     error: str
+    kind: FailureKind = "failed"
+
+
+def failure_kind(error: Exception) -> FailureKind:
+    """Return what ``error`` means for all processes of the restore."""
+    match error:
+        case AttemptGivenUp():
+            return "given_up"
+        case HolderUnreachable():
+            return "holder"
+        case PersistentTierError(unreachable=True, retryable=True):
+            return "storage"
+        case _:
+            return "failed"
+
+
+def failure_of(kind: FailureKind, target: str, problem: str) -> RestoreFailed:
+    """Return the error that every process raises."""
+    match kind:
+        case "given_up":
+            hint = "no process has restored anything"
+            return AttemptGivenUp("restore", target, problem, hint=hint)
+        case "holder":
+            return HolderUnreachable("restore", target, problem, hint=_UNREACHABLE_HINT)
+        case "storage":
+            return StorageUnreachable("restore", target, problem, hint=_UNREACHABLE_HINT)
+        case "failed":
+            hint = "no process has restored anything"
+            return RestoreFailed("restore", target, problem, hint=hint)
+
+
+_UNREACHABLE_HINT = (
+    "no process has restored anything; restore again: what cannot be reached is not lost."
+    " An older step is taken only when it is asked for by its number"
+)
 
 
 class StorageRead(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -23,6 +23,7 @@ from emergency_ckpt.errors import (
 )
 from emergency_ckpt.runtime.arrivals import Arrivals
 from emergency_ckpt.runtime.events import EventSink
+from emergency_ckpt.runtime.holder_calls import HolderCalls
 from emergency_ckpt.runtime.restore_types import Tally
 from emergency_ckpt.runtime.shard_fetch import CopiesFailed, Fetching, ShardFetcher
 from emergency_ckpt.tiers.dtypes import dtype_named
@@ -38,6 +39,9 @@ _Own = list[tuple[str, list[int]]]
 
 _Lender = Callable[[], npt.NDArray[np.uint8]]
 
+
+_GRACE_S = 5.0
+"""Added to the deadline of the calls to holders: their error says more."""
 
 _VERIFY_BYTES = 256 << 20
 """Own shards that are checked at once: so large that it costs nothing to check them in parts."""
@@ -55,17 +59,17 @@ class ShardCollection:
         save: SaveId,
         me: str,
         keeping: Keeping | None,
-        deadline_s: float,
+        calls: HolderCalls,
     ) -> None:
         """``keeping``: what stays in this process's RAM; None: all that it needs."""
         self._tier = tier
-        self._fetcher = ShardFetcher(client, events, save=save, deadline_s=deadline_s)
+        self._fetcher = ShardFetcher(client, events, calls, save=save)
         self._save = save
         self._me = me
         self._keeping = keeping
         self._located: dict[str, dict[Box, _Lender]] = {}
         self._leaves: dict[str, LeafSpec] = {}
-        self._arrivals = Arrivals(deadline_s)
+        self._arrivals = Arrivals(calls.deadline_s + _GRACE_S)
 
     @property
     def tally(self) -> Tally:
@@ -78,7 +82,8 @@ class ShardCollection:
 
         Gives the shards whose boxes are as in the save, as they become usable: then ``bytes_of``
         has them. All else it has at the end of these. Blocks at the exit until nothing is written
-        any more. CopiesFailed when sources ran out, from what it gives or at the exit.
+        any more. From what it gives or at the exit CopiesFailed when sources ran out, and
+        HolderUnreachable.
         """
         with ThreadPoolExecutor(1, "eckpt-collect") as pool:
             collected = pool.submit(self._collect, plan)

@@ -11,14 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from emergency_ckpt.core.inventory import Quarantined
 from emergency_ckpt.core.plan_types import FetchGroup, selected
 from emergency_ckpt.errors import (
-    CheckpointError,
-    NotHeld,
     RamdiskFull,
     RestoreFailed,
     TransferError,
 )
 from emergency_ckpt.runtime.coordination import deadline_left_s
 from emergency_ckpt.runtime.events import EventSink
+from emergency_ckpt.runtime.holder_calls import HolderCalls
 from emergency_ckpt.runtime.peers import fetch_contents
 from emergency_ckpt.runtime.restore_types import Tally
 from emergency_ckpt.transfer.client import TransferClient
@@ -56,12 +55,12 @@ class ShardFetcher:
     """
 
     def __init__(
-        self, client: TransferClient, events: EventSink, *, save: SaveId, deadline_s: float
+        self, client: TransferClient, events: EventSink, calls: HolderCalls, *, save: SaveId
     ) -> None:
         self._client = client
         self._events = events
         self._save = save
-        self._deadline_s = deadline_s
+        self._calls = calls
         self.unusable: list[Quarantined] = []
         self.tally = Tally()
         self._lock = threading.Lock()
@@ -79,13 +78,21 @@ class ShardFetcher:
         )
 
     def contents_from(self, group: FetchGroup, addresses: Mapping[str, str]) -> Contents:
-        """The manifest of the group, from the first source that gives it; else CopiesFailed."""
-        for source in group.sources:
-            try:
-                return fetch_contents(self._client, addresses[source], group.digest)
-            except CheckpointError as error:
-                self.distrust(Quarantined(source, group.digest), None, str(error))
-        raise CopiesFailed(self._save.step, self.unusable)
+        """The manifest of the group, from the first source that gives it.
+
+        CopiesFailed when none has it, HolderUnreachable.
+        """
+        found = self._calls.first(
+            f"manifest {group.digest[:12]} of step {self._save.step}",
+            group.sources,
+            lambda source: fetch_contents(self._client, addresses[source], group.digest),
+            lambda source, error: self.distrust(
+                Quarantined(source, group.digest), None, str(error)
+            ),
+        )
+        if found is None:
+            raise CopiesFailed(self._save.step, self.unusable)
+        return found
 
     def fetch_all(
         self,
@@ -97,7 +104,8 @@ class ShardFetcher:
     ) -> dict[ShardId, int]:
         """Fetch every group into ``places`` of ``into``; the CRC32C of each shard.
 
-        CopiesFailed when a shard has no source left.
+        CopiesFailed when a shard has no source left; HolderUnreachable when one that may have it
+        did not answer until the deadline.
 
         Args:
           arrived: told of each shard as soon as it is there and checked, from several threads.
@@ -124,8 +132,10 @@ class ShardFetcher:
     ) -> dict[ShardId, int]:
         """Fetch from the first source; what does not come or is damaged, from the alternates."""
         contents, addresses = fetching.contents[group.digest], fetching.addresses
-        left = list(selected(group.shards, contents))
+        wanted = list(selected(group.shards, contents))
         crcs: dict[ShardId, int] = {}
+        if not wanted:
+            return crcs
 
         def accept(shard: int, crc: int) -> None:
             """Check what came against the CRC of capture time. What is damaged comes again."""
@@ -137,32 +147,41 @@ class ShardFetcher:
             crcs[name] = crc
             arrived(name)
 
-        for source in group.sources:
-            if not left:
-                break
+        def ask(source: str) -> dict[ShardId, int] | None:
+            """Everything, once nothing is left; None when the rest is damaged there."""
+            left = [shard for shard in wanted if contents.shard_id(shard) not in crcs]
             try:
                 received = self._client.fetch_shards(
                     addresses[source],
                     group.digest,
                     _targets(left, contents, places),
                     into,
-                    deadline_left_s(self._deadline_s),
-                    lambda position, crc, left=left: accept(left[position], crc),
+                    deadline_left_s(self._calls.deadline_s),
+                    lambda position, crc: accept(left[position], crc),
                 )
-            except (TransferError, NotHeld) as error:
+            except TransferError as error:
                 _raise_if_full(error, self._save.step)
-                self.distrust(Quarantined(source, group.digest), contents, str(error))
-            else:
-                for shard, crc in zip(left, received, strict=True):
-                    accept(shard, crc)
-                    if contents.shard_id(shard) not in crcs:
-                        detail = _damage(crc, contents.shards[shard].crc32c)
-                        copy = Quarantined(source, group.digest, shard)
-                        self.distrust(copy, contents, detail)
-            left = [shard for shard in left if contents.shard_id(shard) not in crcs]
-        if left:
+                raise
+            damaged = False
+            for shard, crc in zip(left, received, strict=True):
+                accept(shard, crc)
+                if contents.shard_id(shard) not in crcs:
+                    damaged = True
+                    detail = _damage(crc, contents.shards[shard].crc32c)
+                    self.distrust(Quarantined(source, group.digest, shard), contents, detail)
+            return None if damaged else crcs
+
+        found = self._calls.first(
+            f"shards of step {self._save.step}",
+            group.sources,
+            ask,
+            lambda source, error: self.distrust(
+                Quarantined(source, group.digest), contents, str(error)
+            ),
+        )
+        if found is None:
             raise CopiesFailed(self._save.step, self.unusable)
-        return crcs
+        return found
 
 
 def _targets(

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from emergency_ckpt.errors import RestoreFailed, StepNotFound
 from emergency_ckpt.runtime.coordination import agree, do_and_tell
+from emergency_ckpt.runtime.holder_calls import HolderCalls
 from emergency_ckpt.runtime.local_saves import LocalSaves
 from emergency_ckpt.runtime.preservation import Preservation
 from emergency_ckpt.runtime.restore_bringing import RestoreParts
@@ -92,6 +93,7 @@ class StepCatalog:
 
         Raises:
           PersistentTierError: storage cannot be reached, and RAM has no whole step.
+          HolderUnreachable: what some process holds cannot be read.
           RestoreFailed, DeadlineExceeded: a process failed or did not come.
         """
         parts, number = self.parts, self.surveys
@@ -108,11 +110,15 @@ class StepCatalog:
             extra_holders=parts.extra_holders,
             deadline_s=deadline_s,
         )
+        # Ends before the others stop waiting for its outcome.
+        calls = HolderCalls(parts.events, deadline_s - parts.timeout_s / 10)
         dialogue = RestoreDialogue(
             parts.coordinator,
             f"survey/{number}",
             self.names,
-            lambda: RestoreLeader(parts.tier, parts.client, parts.persistent, parts.events, wanted),
+            lambda: RestoreLeader(
+                parts.tier, parts.client, parts.persistent, parts.events, wanted, calls
+            ),
             parts.events,
             deadline_s=deadline_s,
         )

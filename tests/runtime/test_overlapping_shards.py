@@ -25,6 +25,7 @@ from emergency_ckpt.core.plan_types import ProcessPlan, RestorePlan
 from emergency_ckpt.core.restore_plan import plan_restore
 from emergency_ckpt.errors import RestoreFailed
 from emergency_ckpt.runtime.events import EventSink
+from emergency_ckpt.runtime.holder_calls import HolderCalls
 from emergency_ckpt.runtime.holdings import ProcessHoldings, holder_name
 from emergency_ckpt.runtime.shard_collection import ShardCollection
 from emergency_ckpt.tiers.local import LocalTier
@@ -122,14 +123,15 @@ def restored(found: list[Host], targets: Sequence[Box]) -> dict[Box, np.ndarray]
 
 def collected(host: Host, plan: ProcessPlan, wanted: Sequence[ShardId]) -> dict[Box, np.ndarray]:
     with TransferClient(run_id="run", secret=SECRET) as client:
+        sink = EventSink(None, process_index=0)
         shards = ShardCollection(
             host.tier,
             client,
-            EventSink(None, process_index=0),
+            sink,
             save=SAVE,
             me=holder_name(0),
             keeping=None,
-            deadline_s=time.monotonic() + 60,
+            calls=HolderCalls(sink, time.monotonic() + 60),
         )
         with shards.collecting(plan) as arrivals:
             for _ in arrivals:

@@ -9,6 +9,7 @@ import pytest
 
 from emergency_ckpt.core.plan_types import FetchGroup, ProcessPlan
 from emergency_ckpt.runtime.events import EventSink
+from emergency_ckpt.runtime.holder_calls import HolderCalls
 from emergency_ckpt.runtime.shard_collection import ShardCollection
 from emergency_ckpt.runtime.shard_fetch import CopiesFailed
 from emergency_ckpt.testing.memory_holdings import MemoryHoldings
@@ -39,14 +40,15 @@ def test_a_copy_that_failed_is_named_also_by_who_was_using_what_had_come(tmp_pat
     server.start()
     try:
         with TransferClient(run_id="run", secret=SECRET) as client:
+            sink = EventSink(None, process_index=0)
             shards = ShardCollection(
                 tier,
                 client,
-                EventSink(None, process_index=0),
+                sink,
                 save=SAVE,
                 me="process/0",
                 keeping=None,
-                deadline_s=time.monotonic() + 30,
+                calls=HolderCalls(sink, time.monotonic() + 30),
             )
             group = FetchGroup(digest, None, ("server",))
             plan = ProcessPlan(fetch=(group,), addresses={"server": server.address})

@@ -1,0 +1,124 @@
+"""Only an answer says something about a copy; all else is asked again, elsewhere first."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import pytest
+
+from emergency_ckpt.errors import (
+    AuthenticationFailed,
+    CheckpointError,
+    CorruptData,
+    HolderUnreachable,
+    NotHeld,
+    RamdiskFull,
+    TransferError,
+)
+from emergency_ckpt.runtime.events import Event, EventSink
+from emergency_ckpt.runtime.holder_calls import HolderCalls
+
+RESET = TransferError("fetch", "10.0.0.1:7000", "the connection failed")
+SECRET = AuthenticationFailed("fetch", "10.0.0.2:7000", "another secret")
+ABSENT = NotHeld("fetch", "10.0.0.3:7000", "not held here")
+DAMAGED = CorruptData("fetch", "10.0.0.4:7000", "digest differs")
+
+
+class Holders:
+    """Each answers with its next scripted outcome; the last one again and again."""
+
+    def __init__(self, **outcomes: list[CheckpointError | int | None]) -> None:
+        self.left = outcomes
+        self.asked: list[str] = []
+        self.failed: list[str] = []
+        self.events: list[Event] = []
+
+    def ask(self, holder: str) -> int | None:
+        self.asked.append(holder)
+        outcomes = self.left[holder]
+        outcome = outcomes.pop(0) if len(outcomes) > 1 else outcomes[0]
+        if isinstance(outcome, CheckpointError):
+            raise outcome
+        return outcome
+
+    def first(self, *, deadline_s: float = math.inf, once: bool = False) -> int | None:
+        calls = HolderCalls(EventSink(self.events.append, process_index=0), deadline_s)
+        return calls.first("step 10", list(self.left), self.ask, self.fail, once=once)
+
+    def fail(self, holder: str, _: CheckpointError) -> None:
+        self.failed.append(holder)
+
+
+def test_another_holder_is_asked_before_the_same_again() -> None:
+    holders = Holders(a=[RESET], b=[7])
+    assert holders.first() == 7
+    assert (holders.asked, holders.failed) == (["a", "b"], [])
+    assert [event.fields["holder"] for event in holders.events] == ["a"]
+
+
+def test_a_reset_holder_is_asked_again() -> None:
+    holders = Holders(a=[RESET, RESET, 7])
+    assert holders.first() == 7
+    assert (holders.asked, holders.failed) == (["a"] * 3, [])
+    assert len(holders.events) == 1, "told once, not at each attempt"
+
+
+@pytest.mark.parametrize("answer", [ABSENT, DAMAGED])
+def test_an_answer_about_the_copy_is_final(answer: CheckpointError) -> None:
+    holders = Holders(a=[answer, 7])
+    assert holders.first() is None
+    assert (holders.asked, holders.failed) == (["a"], ["a"])
+
+
+def test_an_answer_after_a_reset_is_final() -> None:
+    holders = Holders(a=[RESET, ABSENT])
+    assert holders.first() is None
+    assert holders.failed == ["a"]
+
+
+def test_a_holder_that_has_no_more_is_not_asked_again() -> None:
+    holders = Holders(a=[None], b=[RESET, None])
+    assert holders.first() is None
+    assert holders.asked == ["a", "b", "b"]
+
+
+def test_a_silent_holder_is_named_at_the_deadline() -> None:
+    holders = Holders(a=[DAMAGED], b=[RESET])
+    with pytest.raises(HolderUnreachable, match=r"b: fetch 10.0.0.1:7000.*failed") as failed:
+        holders.first(deadline_s=time.monotonic() + 0.5)
+    assert failed.value.retryable
+    assert holders.failed == ["a"]
+    assert holders.asked.count("b") > 1
+
+
+def test_a_holder_with_another_secret_is_asked_once() -> None:
+    holders = Holders(a=[SECRET])
+    with pytest.raises(HolderUnreachable, match="another secret"):
+        holders.first()
+    assert (holders.asked, holders.failed) == (["a"], [])
+
+
+def test_a_fault_of_this_host_is_raised_as_it_is() -> None:
+    holders = Holders(a=[RamdiskFull("fetch", "step 10", "no room")], b=[7])
+    with pytest.raises(RamdiskFull):
+        holders.first()
+
+
+def test_once_asks_each_holder_once() -> None:
+    holders = Holders(a=[RESET, 7], b=[RESET, 7])
+    with pytest.raises(HolderUnreachable):
+        holders.first(once=True)
+    assert holders.asked == ["a", "b"]
+
+
+def test_a_call_that_is_not_wanted_any_more_ends() -> None:
+    holders = Holders(a=[RESET])
+    calls = HolderCalls(EventSink(None, process_index=0), math.inf)
+
+    def check() -> None:
+        raise ValueError("not wanted")
+
+    calls.check = check
+    with pytest.raises(ValueError, match="not wanted"):
+        calls.first("step 10", ["a"], holders.ask, lambda *_: None)
