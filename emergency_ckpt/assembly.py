@@ -15,7 +15,8 @@ from emergency_ckpt.runtime.preemption import PreemptionWatch
 from emergency_ckpt.runtime.prefetch import Prefetches
 from emergency_ckpt.runtime.preservation import Preservation
 from emergency_ckpt.runtime.restore_bringing import RestoreParts
-from emergency_ckpt.runtime.saver import Saver, SaverParts
+from emergency_ckpt.runtime.saver import Saver
+from emergency_ckpt.runtime.saver_parts import SaverParts
 from emergency_ckpt.runtime.step_catalog import StepCatalog
 from emergency_ckpt.runtime.vote import Vote
 from emergency_ckpt.runtime.worker import Failures

@@ -56,12 +56,12 @@ class DueSaves:
     def take(self, step: int, *, force: bool, preempted: bool) -> dict[TierName, int | None]:
         """The tiers in which a save is due; with the proposal whose word is still to come.
 
-        ``force``: in all tiers that have not saved ``step`` yet.
+        ``force``: in all tiers that have not gone on behind ``step``.
         """
         self.look(step, preempted=preempted)
         due, self._looked_at = self._found, None
         for name, schedule in self._schedules.items():
-            if force and schedule.is_behind(step):
+            if force and (schedule.is_behind(step) or step == schedule.last):
                 due.setdefault(name, None)
         return {name: due[name] for name in self._schedules if name in due}
 

@@ -93,6 +93,11 @@ class LocalSaves:
         if self._in_doubt:
             job.snapshot.start(everything=True)  # training does not wait for the others' word
         self._resolve_doubts()
+        if self._complete is not None and self._complete.step == job.save.step:
+            # The save before was this very step, and the others know already that it is whole.
+            self._events.emit("save.kept", step=job.save.step)
+            job.snapshot.close()
+            return
         ballot, refusal = Ballot(), None
         try:
             ballot = self._publish(job)

@@ -11,6 +11,7 @@ from emergency_ckpt.types import SaveId
 _KEPT_REFUSALS = 2
 FIRST_STAGE = "host_states"
 REFUSED = "refused"
+OUTCOME = "outcome"
 
 
 class PersistentSaveKeys:

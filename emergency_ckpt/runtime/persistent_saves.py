@@ -12,8 +12,7 @@ import dataclasses
 import hashlib
 import queue
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -27,6 +26,7 @@ from emergency_ckpt.core.placement import Topology
 from emergency_ckpt.errors import (
     CheckpointError,
     CoordinationError,
+    CorruptData,
     PersistentTierError,
     SaveFailed,
 )
@@ -39,9 +39,18 @@ from emergency_ckpt.runtime.persistent_save_keys import (
     REFUSED,
     PersistentSaveKeys,
 )
+from emergency_ckpt.runtime.persistent_save_outcomes import Outcomes
+from emergency_ckpt.runtime.persistent_save_reports import (
+    Crc,
+    Document,
+    Report,
+    Written,
+    agreed_crcs,
+)
+from emergency_ckpt.runtime.storage_load import PLAIN_INCARNATION
 from emergency_ckpt.runtime.worker import Failures
+from emergency_ckpt.runtime.writer_meetings import WriterMeetings
 from emergency_ckpt.tiers import host_state as host_states
-from emergency_ckpt.tiers.orbax_writing import MEETINGS
 from emergency_ckpt.tiers.persistent import PersistentTier
 from emergency_ckpt.tiers.removal import StepShelf
 from emergency_ckpt.tiers.state_tree import StateTree
@@ -58,6 +67,7 @@ class PersistentSave:
 
     ``load``: blocks until this process's shards are on the host; none where it does not write.
     ``metrics``: JSON values for the preservation policy; those of the first writer are kept.
+    ``keeps``: a save of this step that is not written again where storage has it whole.
     """
 
     save: SaveId
@@ -67,66 +77,7 @@ class PersistentSave:
     topology: Topology
     writers: tuple[int, ...]
     metrics: Mapping[str, Any] | None = None
-
-
-class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    digest: str
-    empty: bool
-
-
-class _Crc(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    shard: ShardId
-    crc32c: int
-
-
-class _Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one writer has put beside the tensors, and the CRCs of its part of these."""
-
-    documents: dict[int, _Document] = {}
-    crcs: tuple[_Crc, ...] = ()
-
-
-class _Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one writer tells the others about one stage."""
-
-    error: str = ""
-    written: _Written = _Written()
-
-
-class _Meetings:
-    """Where the writers of one save wait for each other. Thread-safe.
-
-    One that has failed tells those who still wait for it: they must not run into their deadline.
-    """
-
-    def __init__(self, keys: PersistentSaveKeys, save: SaveId, members: Sequence[int]) -> None:
-        self._keys = keys
-        self._save = save
-        self._has_others = len(members) > 1
-        self._ahead: deque[str] = deque(MEETINGS)
-
-    def meet(self, name: str, others: Sequence[int], deadline_s: float) -> None:
-        """As ``orbax_writing.Meet``; PersistentTierError when one of the ``others`` has failed."""
-        step = f"step {self._save.step}"
-        try:
-            self._ahead.remove(name)
-        except ValueError:
-            raise PersistentTierError("save", step, "this process has given it up") from None
-        if self._has_others:
-            self._keys.put(self._save, name, b"")
-        for writer in others:
-            reason = self._keys.get(self._save, name, writer, deadline_left_s(deadline_s))
-            if reason:
-                problem = f"process {writer} failed: {reason.decode()}"
-                raise PersistentTierError("save", step, problem)
-
-    def leave(self, reason: str) -> None:
-        """Tell all who still come that this process has failed, and come to no more meetings."""
-        with contextlib.suppress(IndexError):
-            while True:
-                name = self._ahead.popleft()
-                if self._has_others:
-                    self._keys.put(self._save, name, reason.encode())
+    keeps: SaveId | None = None
 
 
 class PersistentSaves:
@@ -147,6 +98,8 @@ class PersistentSaves:
         self._tier = tier
         self._coordinator = coordinator
         self._keys = PersistentSaveKeys(coordinator)
+        self._outcomes = Outcomes(self._keys, timeout_s)
+        self._complete: SaveId | None = None
         self._peers = peers
         self._inbox = inbox
         self._events = events
@@ -155,6 +108,19 @@ class PersistentSaves:
         self._timeout_s = timeout_s
         self._may_have_leftovers = True
         self._skipped: queue.SimpleQueue[SaveId] = queue.SimpleQueue()
+
+    @property
+    def last_complete(self) -> SaveId | None:
+        """The newest save that is known to be whole in storage, of this life of the job."""
+        return self._complete
+
+    def restart(self) -> None:
+        """After a restore: what was saved before it may be behind it."""
+        self._complete = None
+
+    def end_waits(self) -> None:
+        """Do not wait for outcomes that only others decide, now or later: this process ends."""
+        self._outcomes.end_waits()
 
     def note_skipped(self, save: SaveId) -> None:
         """This process does not take part in ``save``: the one before is still under way.
@@ -165,21 +131,27 @@ class PersistentSaves:
         self._skipped.put(save)
 
     def run(self, job: PersistentSave) -> bool:
-        """Save and publish; whether that went well. Never raises: what fails is recorded."""
+        """Save and publish; whether the step is whole. Never raises: what fails is recorded."""
+        complete = False
         try:
-            return self._run(job)
+            complete = self._run(job)
         finally:
-            self._tell_skipped()
+            self._tell_skipped(job.save.step if complete else None)
+        return complete
 
-    def _tell_skipped(self) -> None:
-        report = msgspec.json.encode(_Report(_SKIPPED))
+    def _tell_skipped(self, complete_step: int | None) -> None:
+        """A second save of ``complete_step`` was skipped for good: the others keep it too."""
+        report = msgspec.json.encode(Report(_SKIPPED))
         with contextlib.suppress(queue.Empty):
             while True:
                 save = self._skipped.get_nowait()
+                if save.step == complete_step:
+                    continue
                 try:
                     # For the other writers, if this process is one; else for its scribe.
                     self._keys.put(save, FIRST_STAGE, report)
                     self._keys.put(save, REFUSED, _SKIPPED.encode())
+                    self._outcomes.decide(save, _SKIPPED)
                 except CoordinationError as error:
                     # Who waits for it runs into its deadline, and says so.
                     logging.warning("step %d was skipped: %s", save.step, error)
@@ -189,7 +161,7 @@ class PersistentSaves:
         started_s = time.monotonic()
         self._events.emit("persistent.started", step=step)
         try:
-            self._save(job)
+            kept = self._save(job)
         except Exception as error:  # noqa: BLE001 - recorded, raised by check_for_errors
             self._may_have_leftovers = True
             self._events.emit("persistent.failed", step=step, reason=_text_of(error)[:500])
@@ -202,33 +174,80 @@ class PersistentSaves:
             failure.__cause__ = error
             self._failures.record(failure)
             return False
-        self._events.emit("persistent.complete", step=step, seconds=time.monotonic() - started_s)
+        self._complete = job.save
+        if kept:
+            self._events.emit("persistent.kept", step=step)
+        else:
+            seconds = time.monotonic() - started_s
+            self._events.emit("persistent.complete", step=step, seconds=seconds)
         return True
 
-    def _save(self, job: PersistentSave) -> None:
-        members = job.writers
-        to = scribe(self._coordinator.process_index, job.topology, members)
-        if to != self._coordinator.process_index:
+    def _save(self, job: PersistentSave) -> bool:
+        """Return when the step is whole; whether it was so before."""
+        members, me = job.writers, self._coordinator.process_index
+        to = scribe(me, job.topology, members)
+        if to != me:
             self._send_host_state(job, to)
-            return
-        if self._coordinator.process_index == members[0]:
-            self._keys.forget_old(members)
+            return self._outcomes.learn(job.save, members[0])
+        if me != members[0]:
+            self._write(job)
+            return self._outcomes.learn(job.save, members[0])
+        self._keys.forget_old(members)
+        try:
+            kept = self._write(job)
+        except Exception as error:
+            self._outcomes.decide(job.save, _text_of(error)[:500])
+            raise
+        self._outcomes.decide(job.save, "", kept=kept)
+        return kept
+
+    def _write(self, job: PersistentSave) -> bool:
+        """This writer's part; the first one publishes. Whether the step is kept as it is."""
+        members = job.writers
+        is_first = self._coordinator.process_index == members[0]
         shards: dict[ShardId, HostShard] = {}
+        kept = False
 
         def first() -> dict[int, bytes]:
+            nonlocal kept
+            kept = is_first and self._is_kept(job)
+            if kept:
+                return {}
             shards.update(job.load())
             return self._collect(job)
 
-        documents = self._stage(job.save, FIRST_STAGE, first, members)
+        documents = self._stage(
+            job.save, FIRST_STAGE, first, members, told=lambda _: Report(kept=kept)
+        )
+        if not is_first:
+            kept = self._report(job.save, FIRST_STAGE, members[0], self._timeout_s).kept
+        if kept:
+            return True
         written = self._stage(
             job.save,
             "documents",
             lambda: self._write_documents(job, documents, shards),
             members,
-            told=lambda written: written,
+            told=lambda written: Report(written=written),
         )
         self._stage(job.save, "tensors", lambda: self._write_tensors(job, shards, members), members)
-        self._stage(job.save, "marker", lambda: self._publish(job, written, members), members)
+        if is_first:
+            self._publish(job, written, members)
+        return False
+
+    def _is_kept(self, job: PersistentSave) -> bool:
+        """Whether storage has the step whole from which the run goes on."""
+        if job.keeps is None or job.keeps.step != job.save.step:
+            return False
+        try:
+            marker = self._tier.describe(job.keeps.step).marker
+        except (CorruptData, PersistentTierError) as error:
+            if error.retryable:
+                raise
+            return False  # it is not there, or not whole
+        if marker is None:
+            return job.keeps.incarnation == PLAIN_INCARNATION
+        return marker.save == job.keeps
 
     def _send_host_state(self, job: PersistentSave, to: int) -> None:
         try:
@@ -285,7 +304,7 @@ class PersistentSaves:
     def _write_tensors(
         self, job: PersistentSave, shards: Mapping[ShardId, HostShard], members: tuple[int, ...]
     ) -> None:
-        meetings = _Meetings(self._keys, job.save, members)
+        meetings = WriterMeetings(self._keys, job.save, members)
         try:
             self._tier.write_tensors(job.save, job.tree, shards, members, meetings.meet)
         except Exception as error:
@@ -298,50 +317,38 @@ class PersistentSaves:
         job: PersistentSave,
         documents: Mapping[int, bytes],
         shards: Mapping[ShardId, HostShard],
-    ) -> _Written:
+    ) -> Written:
         """Before the tensors: a step that has none is then known to be of plain Orbax."""
         save, count = job.save, self._coordinator.process_count
-        written: dict[int, _Document] = {}
+        written: dict[int, Document] = {}
         for owner, data in documents.items():
             document = host_states.decode(data)
             self._tier.write_document(save.step, owner, count, data)
             digest = hashlib.sha256(data).hexdigest()
-            written[owner] = _Document(digest, document.payload is None)
+            written[owner] = Document(digest, document.payload is None)
         self._events.emit("persistent.host_states_written", step=save.step)
-        crcs = tuple(_Crc(shard, crc32c(_flat(each.view).data)) for shard, each in shards.items())
-        return _Written(written, crcs)
+        crcs = tuple(Crc(shard, crc32c(_flat(each.view).data)) for shard, each in shards.items())
+        return Written(written, crcs)
 
-    def _publish(self, job: PersistentSave, written: _Written, members: tuple[int, ...]) -> None:
-        """The first writer sets the marker, with what all writers said they have written."""
-        if self._coordinator.process_index != members[0]:
-            return
+    def _publish(self, job: PersistentSave, written: Written, members: tuple[int, ...]) -> None:
+        """Set the marker, with what all writers said they have written: for the first writer."""
         every = [written]
         for writer in members[1:]:
             every.append(self._report(job.save, "documents", writer, self._timeout_s).written)
         documents = {owner: each for part in every for owner, each in part.documents.items()}
+        crcs, differing = agreed_crcs(every)
+        for shard in differing:
+            text = f"{shard.leaf}{shard.box} differs between the processes that write it"
+            self._events.emit("divergence", step=job.save.step, text=text)
         if job.metrics is not None:
             StepShelf(self._tier).write_metrics(job.save.step, job.metrics)
         self._tier.publish(
             job.save,
             {owner: (document.digest, document.empty) for owner, document in documents.items()},
             [leaf.spec for leaf in job.tree.leaves],
-            self._agreed_crcs(job.save, every),
+            crcs,
         )
         self._events.emit("persistent.published", step=job.save.step)
-
-    def _agreed_crcs(self, save: SaveId, every: Sequence[_Written]) -> dict[ShardId, int]:
-        """One CRC for each box. Copies that differ have none: which one Orbax took is unknown."""
-        found: dict[ShardId, int] = {}
-        differing: set[ShardId] = set()
-        for part in every:
-            for each in part.crcs:
-                if found.setdefault(each.shard, each.crc32c) != each.crc32c:
-                    differing.add(each.shard)
-        for shard in sorted(differing):
-            del found[shard]
-            text = f"{shard.leaf}{shard.box} differs between the processes that write it"
-            self._events.emit("divergence", step=save.step, text=text)
-        return found
 
     def _stage(
         self,
@@ -349,7 +356,7 @@ class PersistentSaves:
         name: str,
         work: Callable[[], T],
         members: tuple[int, ...],
-        told: Callable[[T], _Written] = lambda _: _Written(),
+        told: Callable[[T], Report] = lambda _: Report(),
     ) -> T:
         """Do ``work``, tell the other writers, and go on only when it went well for all.
 
@@ -357,9 +364,9 @@ class PersistentSaves:
         """
         try:
             result = work()
-            report = _Report(written=told(result))
+            report = told(result)
         except Exception as error:
-            self._keys.put(save, name, msgspec.json.encode(_Report(error=_text_of(error)[:500])))
+            self._keys.put(save, name, msgspec.json.encode(Report(error=_text_of(error)[:500])))
             raise
         self._keys.put(save, name, msgspec.json.encode(report))
         deadline_s = time.monotonic() + self._timeout_s
@@ -373,8 +380,8 @@ class PersistentSaves:
                 )
         return result
 
-    def _report(self, save: SaveId, name: str, writer: int, timeout_s: float) -> _Report:
-        return msgspec.json.decode(self._keys.get(save, name, writer, timeout_s), type=_Report)
+    def _report(self, save: SaveId, name: str, writer: int, timeout_s: float) -> Report:
+        return msgspec.json.decode(self._keys.get(save, name, writer, timeout_s), type=Report)
 
 
 def _text_of(error: Exception) -> str:

@@ -6,10 +6,9 @@ Everything here runs in the training thread, but for the short functions that it
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 from absl import logging
@@ -17,86 +16,24 @@ from absl import logging
 from emergency_ckpt.core.save_agreement import TierName
 from emergency_ckpt.core.save_decision import plain_metrics
 from emergency_ckpt.errors import CheckpointError, DeadlineExceeded, SaveFailed
-from emergency_ckpt.runtime import save_recipe
-from emergency_ckpt.runtime.coordination import Coordinator
 from emergency_ckpt.runtime.due_saves import DueSaves
-from emergency_ckpt.runtime.events import EventSink
-from emergency_ckpt.runtime.holdings import HostStateInbox
-from emergency_ckpt.runtime.local_saves import LocalSave, LocalSaves
-from emergency_ckpt.runtime.persistent_saves import PersistentSave, PersistentSaves
-from emergency_ckpt.runtime.preemption import PREEMPTED_EXIT_CODE, PreemptionWatch
-from emergency_ckpt.runtime.preservation import Preservation
+from emergency_ckpt.runtime.local_saves import LocalSave
+from emergency_ckpt.runtime.persistent_saves import PersistentSave
+from emergency_ckpt.runtime.preemption import PREEMPTED_EXIT_CODE
 from emergency_ckpt.runtime.restore_runner import Restored
 from emergency_ckpt.runtime.save_policies import SavePlan
 from emergency_ckpt.runtime.save_recipe import SaveRecipe, build_recipe
+from emergency_ckpt.runtime.save_request import SaveRequest
+from emergency_ckpt.runtime.saver_parts import SaverParts
 from emergency_ckpt.runtime.tier_schedule import TierSchedule
-from emergency_ckpt.runtime.worker import Failures, closing, in_turn
-from emergency_ckpt.tiers import host_state as host_states
+from emergency_ckpt.runtime.worker import closing, in_turn
 from emergency_ckpt.tiers.device_copies import DeviceCopies
-from emergency_ckpt.tiers.local import LocalTier
 from emergency_ckpt.tiers.state_tree import PyTree, TreeDef, check_values, describe
 from emergency_ckpt.tiers.transfers import Snapshot
 from emergency_ckpt.types import SaveId
 
 _STOP_TIMEOUT_S = 30.0
 _Work = Callable[[], None]
-
-
-class Settings(save_recipe.Settings, Protocol):
-    """The part of the config that decides how saves are carried out."""
-
-    @property
-    def restore_timeout_s(self) -> float: ...
-    @property
-    def save_timeout_s(self) -> float: ...
-    @property
-    def persistent_timeout_s(self) -> float: ...
-    @property
-    def storage_wait_timeout_s(self) -> float: ...
-    @property
-    def async_save(self) -> bool: ...
-    @property
-    def save_niceness(self) -> int: ...
-    @property
-    def save_on_preemption(self) -> bool: ...
-    @property
-    def exit_on_preemption(self) -> bool: ...
-
-
-@dataclasses.dataclass(frozen=True)
-class SaverParts:
-    """What the saver works with. ``persistent`` and ``preservation``: None without that tier.
-
-    Attributes:
-      inbox: what others push for the persistent saves of this process.
-      before_save: called when a save of a step starts; gives what its background part does first,
-        if anything.
-    """
-
-    settings: Settings
-    process: tuple[int, int]
-    run_id: str
-    coordinator: Coordinator
-    tier: LocalTier
-    local: LocalSaves
-    persistent: PersistentSaves | None
-    preservation: Preservation | None
-    watch: PreemptionWatch
-    events: EventSink
-    failures: Failures
-    inbox: HostStateInbox
-    before_save: Callable[[int], Callable[[], object] | None]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Request:
-    """One call of ``save``."""
-
-    step: int
-    state: PyTree
-    host_state: object
-    metrics: Mapping[str, Any] | None
-    begun_s: float
 
 
 class Saver:
@@ -113,6 +50,9 @@ class Saver:
         }
         self._recipe: SaveRecipe | None = None
         self._incarnation = incarnation
+        self._demands = 0
+        self._found: dict[TierName, int] = {}
+        self._restored: SaveId | None = None
         self._copies = DeviceCopies(parts.settings.snapshots.device_copy_bytes)
         self._left = False
         self._goes_on_from: SaveId | None = None
@@ -137,13 +77,39 @@ class Saver:
             return
         self._incarnation = restored.incarnation
         self._goes_on_from = restored.save if keep_newer else None
-        self.go_on_after(dict.fromkeys(self._schedules, restored.report.step))
+        self._restored = restored.save
+        if self._parts.persistent is not None:
+            self._parts.persistent.restart()
+        self._found = {"local": restored.report.step}
+        if restored.report.tier == "persistent":
+            self._found["persistent"] = restored.report.step
+        for schedule in self._schedules.values():
+            schedule.restart_from(restored.report.step)
 
     def go_on_after(self, newest: Mapping[TierName, int]) -> None:
         """These are the newest steps of the tiers: up to them none is due any more."""
+        self._found = dict(newest)
         for name, schedule in self._schedules.items():
             if name in newest:
                 schedule.restart_from(newest[name])
+
+    def _holds(self, name: TierName, step: int) -> bool:
+        """Whether the tier has ``step`` whole: found at a restore or survey, or saved since."""
+        parts = self._parts
+        saves = parts.local if name == "local" else parts.persistent
+        complete = None if saves is None else saves.last_complete
+        return self._found.get(name) == step or (complete is not None and complete.step == step)
+
+    def _identity(self, step: int, *, demanded: bool) -> SaveId:
+        """The identity of the next save.
+
+        A step can be demanded that was saved before, and the bytes may be others by then. They
+        must never be put together, so each demand begins a life of its own, after the one before:
+        alike on all processes, which all make the same demands.
+        """
+        self._demands += demanded
+        life = f"{self._incarnation}.{self._demands:06d}" if self._demands else self._incarnation
+        return SaveId(step, life, self._parts.run_id)
 
     def save(
         self,
@@ -164,7 +130,9 @@ class Saver:
             self._parts.tier.invalidate_newer(self._goes_on_from)
             self._goes_on_from = None
         plain = None if metrics is None else plain_metrics(metrics)
-        request = _Request(step, state, host_state, plain, time.monotonic())
+        save = self._identity(step, demanded=force or preempted)
+        request = SaveRequest(save, state, host_state, plain, time.monotonic())
+        request.must_exist = force or preempted
         if preempted:
             return self._save_preempted(request)
         started = [name for name, number in due.items() if self._start(name, request, number)]
@@ -172,34 +140,19 @@ class Saver:
             self.wait_until_finished()
         return bool(started)
 
-    def _start(
-        self,
-        name: TierName,
-        request: _Request,
-        number: int | None = None,
-        limit_s: float | None = None,
-    ) -> bool:
-        schedule, settings = self._schedules[name], self._parts.settings
-        save = SaveId(request.step, self._incarnation, self._parts.run_id)
-        schedule.note_due(request.step)
-        if limit_s is None:
-            limit_s = settings.save_timeout_s
-            if name == "persistent":
-                # A slow bucket must not hold up training, nor with it the others' local saves.
-                limit_s = settings.storage_wait_timeout_s
-        if not schedule.worker.wait_idle(limit_s):
-            if name == "persistent" and self._parts.persistent is not None:
-                self._parts.persistent.note_skipped(save)
-            self._parts.failures.record(
-                SaveFailed(
-                    "save",
-                    f"step {request.step} to the {name} tier",
-                    f"the save before it has not ended within {limit_s:.3g} s",
-                    hint="save less often, or look at why the tier is slow",
-                )
-            )
-            self._parts.events.emit("save.skipped", step=request.step, tier=name)
+    def _start(self, name: TierName, request: SaveRequest, number: int | None = None) -> bool:
+        """Whether a save was started: not where the step is there, or the one before goes on."""
+        schedule, save = self._schedules[name], request.save
+        if request.must_exist and self._holds(name, request.step):
             return False
+        is_again = schedule.last_started == request.step
+        schedule.note_due(request.step)
+        limit_s = self._longest_wait_s(name) if request.limit_s is None else request.limit_s
+        if not schedule.worker.wait_idle(limit_s):
+            self._note_skipped(name, save, limit_s, is_again=is_again)
+            return False
+        if request.must_exist and self._holds(name, request.step):
+            return False  # it was the save that has just ended
         snapshot, work = self._snapshot(name, save, request)
         first = self._parts.before_save(request.step)
         if first is not None:
@@ -215,10 +168,33 @@ class Saver:
                 # Until it is over: local saves go on, and with them what is pushed for those.
                 kept.enter_context(self._parts.inbox.kept(save))
             schedule.start(closing(kept.pop_all(), closing(snapshot, work)))
-        if not snapshot.wait_captured(settings.save_timeout_s):
+        if not snapshot.wait_captured(self._parts.settings.save_timeout_s):
             snapshot.close()  # fails the save; training goes on
         schedule.note_started(request.step, time.monotonic() - request.begun_s)
         return True
+
+    def _longest_wait_s(self, name: TierName) -> float:
+        settings = self._parts.settings
+        # A slow bucket must not hold up training, nor with it the others' local saves.
+        return settings.storage_wait_timeout_s if name == "persistent" else settings.save_timeout_s
+
+    def _note_skipped(
+        self, name: TierName, save: SaveId, limit_s: float, *, is_again: bool
+    ) -> None:
+        """``is_again``: what is under way is a save of this very step; nothing is missed yet."""
+        if name == "persistent" and self._parts.persistent is not None:
+            self._parts.persistent.note_skipped(save)
+        if is_again:
+            return
+        self._parts.failures.record(
+            SaveFailed(
+                "save",
+                f"step {save.step} to the {name} tier",
+                f"the save before it has not ended within {limit_s:.3g} s",
+                hint="save less often, or look at why the tier is slow",
+            )
+        )
+        self._parts.events.emit("save.skipped", step=save.step, tier=name)
 
     def _when_confirmed(self, name: TierName, step: int, number: int, work: _Work) -> _Work:
         """The step was reached before the leader's word: wait for it in the background."""
@@ -233,12 +209,14 @@ class Saver:
 
         return wait_and_work
 
-    def _snapshot(self, name: TierName, save: SaveId, request: _Request) -> tuple[Snapshot, _Work]:
+    def _snapshot(
+        self, name: TierName, save: SaveId, request: SaveRequest
+    ) -> tuple[Snapshot, _Work]:
         """Take what is to be saved; also returns what is left to be done in the background."""
         flat, treedef = jax.tree_util.tree_flatten(request.state)
         recipe = self._recipe_for(request.state, flat, treedef)
         check_values(recipe.tree, flat, "save")
-        payload = host_states.capture(request.host_state)
+        payload = request.capture()
         if name == "local":
             local, snapshot = self._parts.local, recipe.local.take(flat)
             job = LocalSave(
@@ -263,6 +241,7 @@ class Saver:
                 topology=recipe.topology,
                 writers=recipe.writers,
                 metrics=request.metrics,
+                keeps=self._restored,
             ),
             publishes=me == recipe.writers[0],
         )
@@ -289,7 +268,7 @@ class Saver:
         """As ``EmergencyCheckpointer.reached_preemption``."""
         return self._parts.watch.reached(step)
 
-    def _save_preempted(self, request: _Request) -> bool:
+    def _save_preempted(self, request: SaveRequest) -> bool:
         """Save in all tiers, whatever the policies say: first to RAM, which is quick."""
         parts, watch = self._parts, self._parts.watch
         parts.events.emit("preemption.reached", step=request.step, grace_s=watch.grace_left_s())
@@ -297,11 +276,12 @@ class Saver:
         for name, schedule in self._schedules.items():
             if not (parts.settings.save_on_preemption or schedule.plan.on_preemption):
                 continue
-            if self._start(name, request, limit_s=watch.grace_left_s()):
+            request.limit_s = watch.grace_left_s()
+            if self._start(name, request):
                 started = True
                 if name == "local":
                     schedule.worker.wait_idle(watch.grace_left_s())
-            else:
+            elif not self._holds(name, request.step):
                 self._say_not_written(name, request.step)
         if parts.settings.exit_on_preemption:
             self._exit(request.step)
@@ -366,6 +346,8 @@ class Saver:
     def end_threads(self, timeout_s: float) -> None:
         """End each thread, after what it is at, if that takes no longer than ``timeout_s``."""
         self._due.stop()
+        if self._parts.persistent is not None:
+            self._parts.persistent.end_waits()
         for schedule in self._schedules.values():
             schedule.worker.stop(timeout_s)
         if self._parts.preservation is not None:

@@ -32,6 +32,7 @@ class TierSchedule:
         self.worker = BackgroundWorker(f"eckpt-{name}-saves", failures, niceness)
         self._lock = threading.Lock()
         self._last: int | None = None
+        self._last_started: int | None = None
         self._agreed_step: int | None = None
         self._last_start_s = time.monotonic()
         self._stall_s = 0.0
@@ -43,6 +44,11 @@ class TierSchedule:
     def last(self) -> int | None:
         """The last step at which a save was due, or that was restored; None before the first."""
         return self._last
+
+    @property
+    def last_started(self) -> int | None:
+        """The step of the newest save that went to the background; None before the first."""
+        return self._last_started
 
     @property
     def stall_s(self) -> float:
@@ -86,6 +92,7 @@ class TierSchedule:
     def note_started(self, step: int, stall_s: float) -> None:
         """The save at ``step`` is in the background now; it cost the training thread so much."""
         with self._lock:
+            self._last_started = step
             self._stall_s = stall_s
             if self._agreed_step is not None and self._agreed_step <= step:
                 self._agreed_step = None

@@ -16,7 +16,7 @@ import pytest
 from emergency_ckpt.core.persistence import writers
 from emergency_ckpt.core.placement import Topology
 from emergency_ckpt.errors import PersistentTierError, SaveFailed, TransferError
-from emergency_ckpt.runtime.events import EventSink
+from emergency_ckpt.runtime.events import Event, EventSink
 from emergency_ckpt.runtime.holdings import HostStateInbox
 from emergency_ckpt.runtime.peers import Peers
 from emergency_ckpt.runtime.persistent_saves import PersistentSave, PersistentSaves
@@ -72,13 +72,14 @@ class Job:
         self.inboxes = [HostStateInbox() for _ in range(count)]
         self.tier = NoTensors(str(directory))
         self.failures = [Failures() for _ in range(count)]
+        self.events: list[Event] = []
         self.saves = [
             PersistentSaves(
                 self.tier,
                 self.service.member(process),
                 DirectPeers(self, process),
                 self.inboxes[process],
-                EventSink(None, process_index=process),
+                EventSink(self.events.append, process_index=process),
                 self.failures[process],
                 host_state_limit_bytes=LIMIT_BYTES,
                 timeout_s=LONG_S,
@@ -103,6 +104,14 @@ class Job:
 
         with ThreadPoolExecutor(TOPOLOGY.process_count) as pool:
             list(pool.map(one, range(TOPOLOGY.process_count)))
+
+    def completed(self) -> set[tuple[int, int]]:
+        """(process, step) of each ``persistent.complete``."""
+        return {
+            (event.fields["process"], event.fields["step"])
+            for event in self.events
+            if event.name == "persistent.complete"
+        }
 
     def whole_steps(self) -> list[int]:
         return self.tier.whole_steps()
@@ -130,10 +139,9 @@ def test_a_host_state_that_cannot_come_fails_the_save_with_its_reason_not_the_de
     job: Job, spoil: Callable[[Job], dict[int, int]], reason: str
 ) -> None:
     job.save(1, spoil(job))
-    for process in (0, 1, 3):  # process 2 has done its part
+    for process in range(TOPOLOGY.process_count):  # process 2 has done its part, and learns it
         with pytest.raises(SaveFailed, match=reason):
             job.failures[process].raise_pending()
-    assert job.failures[2].count == 0
     assert job.whole_steps() == []
     job.broken.clear()
     job.save(3)
@@ -182,3 +190,37 @@ def test_a_refusal_that_comes_late_does_not_stay(job: Job) -> None:
         )
         job.saves[3].run(late)
     assert len(job.service.values) <= before + 2
+
+
+def test_save_failed_at_one_writer_completes_nowhere(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    works = job.tier.publish
+
+    def full(*args: Any, **kwargs: Any) -> None:
+        del args, kwargs
+        raise PersistentTierError("write", "marker.json", "no space left")
+
+    monkeypatch.setattr(job.tier, "publish", full)
+    job.save(1)
+    assert job.completed() == set()
+    for process in range(TOPOLOGY.process_count):
+        assert job.saves[process].last_complete is None
+        with pytest.raises(SaveFailed, match="no space left"):
+            job.failures[process].raise_pending()
+    monkeypatch.setattr(job.tier, "publish", works)
+    job.save(3)
+    assert job.completed() == {(process, 3) for process in range(TOPOLOGY.process_count)}
+    assert {saves.last_complete for saves in job.saves} == {SaveId(3, "life", "run")}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_second_save_skipped_is_told_only_where_needed(job: Job, fails: bool) -> None:
+    """Process 1 still had the first save of the step under way when the second one came."""
+    again = SaveId(1, "life.000001", "run")
+    job.saves[1].note_skipped(again)
+    if fails:
+        job.broken.add(3)
+    job.save(1)
+    told = [key for key in job.service.values if again.incarnation in key]
+    assert bool(told) == fails

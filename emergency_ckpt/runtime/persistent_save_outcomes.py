@@ -1,0 +1,77 @@
+"""Whether a persistent save is whole: one value, set once by the first writer, for all processes.
+
+Only the first writer knows whether the marker was written. What the others have done says nothing
+of that, so they wait for its word, in the background.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import msgspec
+
+from emergency_ckpt.errors import CoordinationError, DeadlineExceeded, PersistentTierError
+from emergency_ckpt.runtime.persistent_save_keys import OUTCOME, PersistentSaveKeys
+from emergency_ckpt.types import SaveId
+
+_STAGES = 4
+"""So many stages, each with the timeout, lie between a process's own part and the outcome."""
+
+_POLL_S = 1.0
+
+
+class _Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``error``: empty when the step is whole. ``kept``: it was so before this save."""
+
+    error: str
+    kept: bool = False
+
+
+class Outcomes:
+    """Decides and learns outcomes. For the background thread, but for ``end_waits``."""
+
+    def __init__(self, keys: PersistentSaveKeys, timeout_s: float) -> None:
+        self._keys = keys
+        self._timeout_s = timeout_s
+        self._ending = threading.Event()
+
+    def decide(self, save: SaveId, error: str, *, kept: bool = False) -> None:
+        """Say how ``save`` ended: for the first writer. CoordinationError when nobody hears it.
+
+        Of a failed save that error is left to the deadline of those who wait.
+        """
+        try:
+            self._keys.put(save, OUTCOME, msgspec.json.encode(_Outcome(error, kept)))
+        except CoordinationError:
+            if not error:
+                raise
+
+    def learn(self, save: SaveId, first_writer: int) -> bool:
+        """Return when ``save`` is whole; whether it was so before. Blocks.
+
+        PersistentTierError when it failed; DeadlineExceeded when there is no word of it.
+        """
+        deadline_s = time.monotonic() + _STAGES * self._timeout_s
+        while True:
+            left_s = deadline_s - time.monotonic()
+            try:
+                data = self._keys.get(save, OUTCOME, first_writer, max(0.001, min(left_s, _POLL_S)))
+                break
+            except DeadlineExceeded as error:
+                if left_s <= _POLL_S or self._ending.is_set():
+                    raise DeadlineExceeded(
+                        "learn the outcome of",
+                        f"step {save.step} in the persistent tier",
+                        "the first writer has not said whether it is whole",
+                        missing=[f"process {first_writer}"],
+                    ) from error
+        outcome = msgspec.json.decode(data, type=_Outcome)
+        if outcome.error:
+            problem = f"process {first_writer} failed: {outcome.error}"
+            raise PersistentTierError("save", f"step {save.step}", problem)
+        return outcome.kept
+
+    def end_waits(self) -> None:
+        """Wait no longer, now or later. From any thread."""
+        self._ending.set()

@@ -1,0 +1,53 @@
+"""What the writers of a persistent save tell each other after each stage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from emergency_ckpt.types import ShardId
+
+
+class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    digest: str
+    empty: bool
+
+
+class Crc(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    shard: ShardId
+    crc32c: int
+
+
+class Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one writer has put beside the tensors, and the CRCs of its part of these."""
+
+    documents: dict[int, Document] = {}
+    crcs: tuple[Crc, ...] = ()
+
+
+class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one writer tells the others about one stage.
+
+    ``kept``: of the first writer, that storage has the step already.
+    """
+
+    error: str = ""
+    written: Written = Written()
+    kept: bool = False
+
+
+def agreed_crcs(every: Sequence[Written]) -> tuple[dict[ShardId, int], list[ShardId]]:
+    """One CRC for each box; and the boxes whose copies differ.
+
+    Those have none: which copy Orbax took is unknown.
+    """
+    found: dict[ShardId, int] = {}
+    differing: set[ShardId] = set()
+    for part in every:
+        for each in part.crcs:
+            if found.setdefault(each.shard, each.crc32c) != each.crc32c:
+                differing.add(each.shard)
+    for shard in differing:
+        del found[shard]
+    return found, sorted(differing)
