@@ -92,6 +92,7 @@ def _open_persistent(base: Base) -> PersistentTier | None:
         config.dir,
         timeout_s=config.persistent_timeout_s,
         buffer_bytes=config.storage_buffer_bytes,
+        orbax_item=config.orbax_item,
     )
     if base.process[0] == 0:
         try:

@@ -98,6 +98,9 @@ class Config:
       host_state_remap: makes a process's host state out of those of a job of another size.
       allow_missing_host_state: start from a step that plain Orbax wrote, with the non-tensor state
         as it is; else such a step is an error where ``restore`` is given a host state.
+      orbax_item: of steps that plain Orbax wrote, the item that is the state; None: the item
+        ``default``, ``state`` or ``items``, the only one that has arrays, or several together as a
+        dict of them (``{"params": ..., "opt": ...}``).
       storage_buffer_bytes: how much of a process's arrays may be on its way to or from the
         persistent directory at once; a larger array goes alone. May differ.
       bind_host: address on which this process serves its shards to peers. None: that by which
@@ -165,6 +168,7 @@ class Config:
     host_state_limit_bytes: int = 16 * MEBIBYTE
     host_state_remap: HostStateRemap | None = None
     allow_missing_host_state: bool = False
+    orbax_item: str | None = None
     storage_buffer_bytes: int = 2048 * MEBIBYTE
     bind_host: str | None = None
     bind_port: int = 0

@@ -45,14 +45,16 @@ def config_problems(config: Config) -> list[str]:
 
 def _text_problems(config: Config) -> list[tuple[str, str]]:
     problems: list[tuple[str, str]] = []
-    for name in ("dir", "local_dir", "run_id", "bind_host", "secret_file"):
+    for name in ("dir", "local_dir", "run_id", "bind_host", "secret_file", "orbax_item"):
         value = getattr(config, name)
         if value is None and name != "local_dir":
             continue
         if not isinstance(value, str):
             problems.append((name, f"{name} must be a text, not {value!r}"))
-        elif not value and name in ("bind_host", "secret_file"):
+        elif not value and name in ("bind_host", "secret_file", "orbax_item"):
             problems.append((name, f"{name} is empty"))
+        elif name == "orbax_item" and ("/" in value or value.startswith(".")):
+            problems.append((name, f"orbax_item {value!r} is not the name of an item"))
         elif not value.isprintable():
             problems.append((name, f"{name} {value!r} has characters that no name has"))
         elif len(value) > (longest := _LONGEST_CHARS.get(name, _LONGEST_PATH_CHARS)):

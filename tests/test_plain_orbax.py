@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,12 @@ import orbax.checkpoint as ocp
 import pytest
 
 from emergency_ckpt import EmergencyCheckpointer
-from emergency_ckpt.errors import HostStateError, StateMismatch
+from emergency_ckpt.errors import (
+    HostStateError,
+    PersistentTierError,
+    StateMismatch,
+    Unrecoverable,
+)
 
 MESH = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 4), ("slice", "fsdp"))
 SPLIT = jax.sharding.NamedSharding(MESH, jax.sharding.PartitionSpec("fsdp"))
@@ -111,3 +117,109 @@ def test_another_shape_is_a_mismatch_and_no_older_step(start: Any) -> None:
     wrong = {**specs(), "w": jax.ShapeDtypeStruct((16, 5), np.float32, sharding=SPLIT)}
     with start() as ckpt, pytest.raises(StateMismatch, match="w: expected"):
         ckpt.restore(state=wrong)
+
+
+def _write(directory: Path, options: dict[str, Any], args: Any, step: int = 7) -> None:
+    with ocp.CheckpointManager(
+        directory, options=ocp.CheckpointManagerOptions(**options)
+    ) as manager:
+        manager.save(step, args=args)
+        manager.wait_until_finished()
+
+
+def _open(directory: Path, **settings: Any) -> EmergencyCheckpointer:
+    return EmergencyCheckpointer(
+        dir=str(directory), local_dir=str(directory.parent / "ram"), mesh=MESH, **settings
+    )
+
+
+SAVED = state_at(7)
+TENSORS = ocp.args.PyTreeSave(SAVED)
+TWO_ITEMS = ocp.args.Composite(params=TENSORS, opt=ocp.args.StandardSave({"w": SAVED["w"]}))
+LAYOUTS = {
+    "a prefix": ({"step_prefix": "checkpoint"}, TENSORS),
+    "a fixed length": ({"step_format_fixed_length": 8}, TENSORS),
+    "both": ({"step_prefix": "my_run", "step_format_fixed_length": 8}, TENSORS),
+    "items and an iterator": (
+        {},
+        ocp.args.Composite(items=TENSORS, iter=ocp.args.JsonSave({"at": 3})),
+    ),
+    "one item of any name": (
+        {},
+        ocp.args.Composite(train_state=TENSORS, config=ocp.args.JsonSave({"lr": 1})),
+    ),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_plain_step_of_any_layout_is_a_start(tmp_path: Path, layout: str) -> None:
+    directory = tmp_path / "plain"
+    _write(directory, *LAYOUTS[layout])
+    with _open(directory) as ckpt:
+        assert ckpt.latest_step() == 7
+        step, state = ckpt.restore(state=specs())
+        assert step == 7
+        assert same_bits(state, SAVED)
+        ckpt.save(step=9, state=state_at(9), force=True)
+        ckpt.wait_until_finished()
+        ckpt.check_for_errors()
+        assert ckpt.all_steps() == [7, 9]
+    shutil.rmtree(tmp_path / "ram")
+    with _open(directory) as ckpt:
+        assert ckpt.restore(state=specs())[0] == 9
+        assert same_bits(ckpt.restore(7, state=specs())[1], SAVED)
+
+
+def test_plain_step_of_several_items_is_a_dict_of_them(tmp_path: Path) -> None:
+    _write(tmp_path / "plain", {}, TWO_ITEMS)
+    like = {"params": specs(), "opt": {"w": specs()["w"]}}
+    with _open(tmp_path / "plain") as ckpt:
+        step, state = ckpt.restore(state=like)
+    assert step == 7
+    assert same_bits(state, {"params": SAVED, "opt": {"w": SAVED["w"]}})
+
+
+def test_plain_step_of_several_items_gives_the_item_asked_for(tmp_path: Path) -> None:
+    _write(tmp_path / "plain", {}, TWO_ITEMS)
+    with _open(tmp_path / "plain", orbax_item="params") as ckpt:
+        assert same_bits(ckpt.restore(state=specs())[1], SAVED)
+    shutil.rmtree(tmp_path / "ram")
+    with (
+        _open(tmp_path / "plain", orbax_item="parms") as ckpt,
+        pytest.raises(Unrecoverable, match=r"no item 'parms' .*; it has opt, params"),
+    ):
+        ckpt.restore(state=specs())
+
+
+def test_plain_step_without_arrays_is_never_a_fresh_start(tmp_path: Path) -> None:
+    _write(tmp_path / "plain", {}, ocp.args.Composite(config=ocp.args.JsonSave({"lr": 1})))
+    with (
+        _open(tmp_path / "plain") as ckpt,
+        pytest.raises(Unrecoverable, match="no item of arrays in it; it has config"),
+    ):
+        ckpt.restore(state=specs())
+
+
+@pytest.mark.parametrize("names", [["epoch-7"], ["best_7", "last_8"]], ids=" and ".join)
+def test_plain_steps_of_unclear_names_are_never_a_fresh_start(
+    tmp_path: Path, names: list[str]
+) -> None:
+    _write(tmp_path / "other", {}, TENSORS)
+    for name in names:
+        shutil.copytree(tmp_path / "other" / "7", tmp_path / "plain" / name)
+    with (
+        _open(tmp_path / "plain") as ckpt,
+        pytest.raises(PersistentTierError, match=r"its name has no number|several kinds"),
+    ):
+        ckpt.restore(state=specs())
+
+
+def test_folders_of_others_are_no_steps(tmp_path: Path) -> None:
+    directory = tmp_path / "plain"
+    for name in ("logs_2024", "0001", "tensorboard", "7.orbax-checkpoint-tmp-12"):
+        (directory / name).mkdir(parents=True)
+    with _open(directory) as ckpt:
+        assert ckpt.restore(state=specs())[0] is None
+    _write(directory, {"step_prefix": "checkpoint"}, TENSORS)
+    with _open(directory) as ckpt:
+        assert ckpt.restore(state=specs())[0] == 7

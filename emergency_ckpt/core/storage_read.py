@@ -40,6 +40,7 @@ class StoredArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
       item_bytes: bytes of one element.
       driver: TensorStore's name of the array format.
       ocdbt: whether the arrays lie together in one OCDBT database.
+      item: the folder of its Orbax item, where the step's arrays are in several.
     """
 
     name: str
@@ -48,6 +49,12 @@ class StoredArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     item_bytes: int
     driver: str = "zarr"
     ocdbt: bool = True
+    item: str = ""
+
+    @property
+    def full_name(self) -> str:
+        """Its name among all arrays of the step, each key of a path after a dot."""
+        return f"{self.item}.{self.name}" if self.item else self.name
 
 
 @dataclass(frozen=True)

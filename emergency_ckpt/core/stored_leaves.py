@@ -35,7 +35,7 @@ def match_leaves(
         key implementations, and has integers of less than a byte as eight-bit ones.
       recorded: all leaves as they were saved; None when nobody recorded them.
     """
-    by_name = {array.name: (spec, array) for spec, array in stored.values()}
+    by_name = {array.full_name: (spec, array) for spec, array in stored.values()}
     found: dict[str, StoredArray] = {}
     described: list[LeafSpec] = []
     used: set[str] = set()
@@ -45,12 +45,12 @@ def match_leaves(
             if volume(whole(leaf.global_shape)) == 0:
                 described.append(leaf)
             continue
-        used.add(array.name)
+        used.add(array.full_name)
         found[path] = array
         holds = _holds(spec.dtype, leaf.dtype, is_recorded=recorded is not None)
         dtype = leaf.dtype if holds else spec.dtype
         described.append(LeafSpec(path, dtype, spec.global_shape, leaf.key_impl))
-    described += [spec for spec, array in stored.values() if array.name not in used]
+    described += [spec for spec, array in stored.values() if array.full_name not in used]
     mismatches = compare_leaves(expected, described)
     if recorded is not None:
         # The record is exact; the description must only not contradict it.

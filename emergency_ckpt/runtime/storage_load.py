@@ -72,8 +72,8 @@ def _stored_numbers(
     stored: StoredStep, arrays: Mapping[str, StoredArray], wanted: Mapping[str, LeafSpec]
 ) -> dict[str, str]:
     """By path, the dtypes of the wanted Python numbers; ``match_leaves`` found them right."""
-    dtypes = {leaf.array.name: leaf.spec.dtype for leaf in stored.leaves.values()}
-    found = {path: dtypes[array.name] for path, array in arrays.items()}
+    dtypes = {leaf.array.full_name: leaf.spec.dtype for leaf in stored.leaves.values()}
+    found = {path: dtypes[array.full_name] for path, array in arrays.items()}
     if stored.marker is not None:
         found |= {leaf.path: leaf.dtype for leaf in stored.marker.leaves}
     return {p: dtype for p, dtype in found.items() if wanted[p].dtype in PYTHON_NUMBERS}

@@ -44,6 +44,7 @@ from emergency_ckpt.tiers.persistent_marker import (
     decode_marker,
     encode_checksums,
 )
+from emergency_ckpt.tiers.plain_orbax import StepFolders, describe_plain
 from emergency_ckpt.tiers.state_tree import StateTree
 from emergency_ckpt.tiers.storage_arrays import as_arrays
 from emergency_ckpt.tiers.storage_directory import StorageDirectory
@@ -56,7 +57,6 @@ DEFAULT_BUFFER_BYTES = 2 << 30
 STEPS_LOOKED_AT = 16
 """So many of the newest steps are offered to a restore."""
 
-_ITEMS = (ITEM, "state", "")
 _HIDDEN = ".orbax-checkpoint-tmp-removed"
 _COMMIT_MARKER = "commit_success.txt"
 """By these, in object stores, Orbax knows a finished step and a finished item."""
@@ -89,6 +89,7 @@ class PersistentTier:
     storage was only slow or overloaded, or CorruptData.
 
     Args:
+      orbax_item: of a step of plain Orbax, the item with the arrays; None: see ``describe_plain``.
       buffer_bytes: how much of a process's arrays may be on its way to or from storage at once.
 
     Attributes:
@@ -101,10 +102,13 @@ class PersistentTier:
         *,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         buffer_bytes: int = DEFAULT_BUFFER_BYTES,
+        orbax_item: str | None = None,
     ) -> None:
         self.storage = StorageDirectory(directory, timeout_s)
         self._directory = self.storage.path
         self._buffer_bytes = buffer_bytes
+        self._folders = StepFolders(self.storage)
+        self._orbax_item = orbax_item
 
     @property
     def directory(self) -> str:
@@ -153,15 +157,15 @@ class PersistentTier:
 
     def _marked_steps(self, deadline_s: float | None) -> dict[int, bool]:
         """Steps that have an Orbax directory; whether there is one of ours beside it."""
-        steps = self.storage.numbers_in(deadline_s=deadline_s)
+        steps = self._folders.steps(deadline_s)
         if not steps:
             self.storage.check_bucket(deadline_s)
             return {}
         ours = self.storage.numbers_in(HOST_STATE, deadline_s)
-        return {step: step in ours for step in steps}
+        return {step: step in ours and self._folders.of(step) == str(step) for step in steps}
 
     def _is_finalized(self, step: int, deadline_s: float | None) -> bool:
-        path = self._directory / str(step)
+        path = self._directory / self._folders.of(step)
 
         def finalized() -> bool:
             return bool(ocp.utils.is_checkpoint_finalized(path))
@@ -200,17 +204,18 @@ class PersistentTier:
         deadline_s = self.storage.deadline_s(deadline_s)
         is_ours = self._marked_steps(deadline_s).get(step, False)
         marker = self.marker(step, deadline_s) if is_ours else None
-        item = (
-            self._item(step, deadline_s) if marker is None else self._directory / f"{step}/{ITEM}"
-        )
 
-        def describe() -> dict[str, StoredLeaf]:
+        def describe() -> tuple[epath.Path, dict[str, StoredLeaf]]:
+            folder = self._directory / self._folders.of(step)
+            if marker is None:
+                return describe_plain(folder, self._orbax_item)
+            item = folder / ITEM
             # Of zero-size arrays Orbax stores nothing.
-            stored = [x.path for x in marker.leaves if 0 not in x.global_shape] if marker else []
+            stored = [x.path for x in marker.leaves if 0 not in x.global_shape]
             found = open_by_name(item, stored, deadline_s) if stored else None
-            return describe_item(item) if found is None else found
+            return item, describe_item(item) if found is None else found
 
-        leaves = self.storage.do("describe", f"/{step}", describe, deadline_s)
+        item, leaves = self.storage.do("describe", f"/{step}", describe, deadline_s)
         crcs: dict[ShardId, int] = {}
         if marker is not None:
             path = self._host_state_dir(step) / CHECKSUMS_NAME
@@ -218,18 +223,6 @@ class PersistentTier:
             data = self.storage.do("read", below, path.read_bytes, deadline_s)
             crcs = decode_checksums(data, marker, str(path))
         return StoredStep(str(item), marker, leaves, crcs)
-
-    def _item(self, step: int, deadline_s: float | None) -> epath.Path:
-        """The directory with the arrays of a step that plain Orbax wrote."""
-
-        def find() -> epath.Path:
-            for name in _ITEMS:
-                item = self._directory / str(step) / name if name else self._directory / str(step)
-                if (item / "_METADATA").exists():
-                    return item
-            raise FileNotFoundError("no item of arrays in it (looked for 'default' and 'state')")
-
-        return self.storage.do("describe", f"/{step}", find, deadline_s)
 
     def read_boxes(
         self,

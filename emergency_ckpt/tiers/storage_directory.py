@@ -54,18 +54,21 @@ class StorageDirectory:
         if not epath.Path(f"{scheme}://{bucket}").exists():
             raise FileNotFoundError(f"bucket {bucket!r} does not exist")
 
-    def numbers_in(self, below: str = "", deadline_s: float | None = None) -> set[int]:
-        """The names in the folder ``below`` that are numbers; none when it is not there."""
+    def names_in(self, below: str = "", deadline_s: float | None = None) -> set[str]:
+        """The names in the folder ``below``; none when it is not there."""
 
-        def names() -> list[str]:
+        def names() -> set[str]:
             self._forget_listings()
             try:
-                return [path.name for path in (self.path / below).iterdir()]
+                return {path.name for path in (self.path / below).iterdir()}
             except FileNotFoundError:
-                return []
+                return set()
 
-        found = self.do("list", "", names, deadline_s)
-        return {int(name) for name in found if name.isdecimal()}
+        return self.do("list", "", names, deadline_s)
+
+    def numbers_in(self, below: str = "", deadline_s: float | None = None) -> set[int]:
+        """The names in the folder ``below`` that are numbers; none when it is not there."""
+        return {int(name) for name in self.names_in(below, deadline_s) if name.isdecimal()}
 
     def _forget_listings(self) -> None:
         """The client keeps listings, and does not learn of what others have written since."""

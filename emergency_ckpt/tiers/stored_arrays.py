@@ -174,7 +174,8 @@ class BoxReader:
         return stores
 
     def _spec(self, array: StoredArray) -> dict[str, Any]:
-        spec = _spec(self._item, array.name, driver=array.driver, ocdbt=array.ocdbt)
+        item = f"{self._item}/{array.item}" if array.item else self._item
+        spec = _spec(item, array.name, driver=array.driver, ocdbt=array.ocdbt)
         return spec | {"fill_missing_data_reads": False} if self._complete else spec
 
 

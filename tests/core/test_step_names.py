@@ -1,0 +1,38 @@
+"""Which names are those of steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from emergency_ckpt.core.step_names import folders_of, may_be_unknown_step, steps_by_kind
+
+
+@pytest.mark.parametrize(
+    ("names", "steps"),
+    [
+        (["7", "40", "host_state", "logs"], {7: "7", 40: "40"}),
+        (["0007", "0040", "12345"], {7: "0007", 40: "0040", 12345: "12345"}),
+        (["step_7", "step_0040"], {7: "step_7", 40: "step_0040"}),
+        (["a_b_7"], {7: "a_b_7"}),
+        (["7", "0007", "step_7"], {7: "7"}),
+        (["7.orbax-checkpoint-tmp-123", "step_7.orbax-checkpoint-tmp-9", "7.aside"], {}),
+        (["7a", "step7", "-7", "7.0", "\u0667", "9" * 20, "9" * 19, "_7", ""], {}),
+    ],
+)
+def test_folders_of_names_gives_each_step_one(names: list[str], steps: dict[int, str]) -> None:
+    assert folders_of(steps_by_kind(names)) == steps
+
+
+def test_steps_by_kind_tells_prefixes_apart() -> None:
+    assert set(steps_by_kind(["7", "0007", "a_7", "a_08", "b_7"])) == {
+        "",
+        "<000step>",
+        "a_<step>",
+        "b_<step>",
+    }
+
+
+def test_may_be_unknown_step_leaves_out_what_steps_left() -> None:
+    known = ["7.orbax-checkpoint-tmp-1", "a_7.orbax-checkpoint-tmp-1", "7.aside"]
+    assert not any(map(may_be_unknown_step, known))
+    assert all(map(may_be_unknown_step, ["epoch-7", "last", "a.b"]))
