@@ -201,7 +201,9 @@ class ShardCollection:
             raise CopiesFailed(self._save.step, [Quarantined(self._me, digest)])
         return contents
 
-    def _locate(self, digest: str, shards: Iterable[int]) -> None:
+    def _locate(self, digest: str, shards: Sequence[int]) -> None:
+        if not shards:  # all of it lies in the new slot, and its own may not count any more
+            return
         contents = self._own_contents(digest)
         for shard in shards:
             lender = partial(self._tier.lend, digest, shard)

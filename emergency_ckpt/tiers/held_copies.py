@@ -79,19 +79,37 @@ class HeldCopies:
                 slot.readers -= 1
 
     def verify(self, digest: str, shards: Sequence[int]) -> list[tuple[int, int]]:
-        """(shard, CRC32C found) of those whose bytes are not those of capture time.
+        """(shard, CRC32C found) of those of which no copy here has the bytes of capture time.
 
-        Several threads, GIL released. ``NotHeld``, also for a shard that is not in it.
+        Where several slots hold the digest, each is looked at on its own: a copy that is damaged
+        is not used again, a sound one is. Several threads, GIL released. ``NotHeld``, also for a
+        shard that is not in it.
         """
-        with self.mapping_for(digest) as (mapping, contents):
-            entries = [_entry(contents, digest, shard) for shard in shards]
-            ranges = [(entry.offset, entry.nbytes) for entry in entries]
-            found = _native.crc32c_ranges(mapping, ranges, self._threads)
-        return [
-            (shard, crc)
-            for shard, entry, crc in zip(shards, entries, found, strict=True)
-            if crc != entry.crc32c
-        ]
+        with self._lock:
+            _, published = self._held_slot(digest)
+            slots = [slot for slot, _ in self._found(digest)]
+            for slot in slots:
+                slot.readers += 1
+        try:
+            left = {shard: _entry(published.contents, digest, shard) for shard in shards}
+            crcs: dict[int, int] = {}
+            for slot in slots:
+                ranges = [(entry.offset, entry.nbytes) for entry in left.values()]
+                found = _native.crc32c_ranges(slot.mapping, ranges, self._threads)
+                crcs = dict(zip(left, found, strict=True))
+                left = {
+                    shard: entry for shard, entry in left.items() if crcs[shard] != entry.crc32c
+                }
+                with self._lock:
+                    if _digest_of(slot) == digest:
+                        slot.bad_shards.update(left)
+                if not left:
+                    break
+        finally:
+            with self._lock:
+                for slot in slots:
+                    slot.readers -= 1
+        return [(shard, crcs[shard]) for shard in left]
 
     def lend(self, digest: str, shard: int) -> npt.NDArray[np.uint8]:
         """Read-only bytes of a shard, without a copy, 64-byte aligned.
@@ -100,7 +118,7 @@ class HeldCopies:
         arrays on CPU), lives, also across ``close``. ``NotHeld`` if gone or quarantined.
         """
         with self._lock:
-            slot, published = self._held_slot(digest)
+            slot, published = self._held_slot(digest, shard)
             entry = _entry(published.contents, digest, shard)
             if shard in slot.bad_shards:
                 raise NotHeld("lend", f"shard {shard} of {digest[:12]}", "it is quarantined")
@@ -166,23 +184,28 @@ class HeldCopies:
     def _directories(self) -> list[ProcessDirectory]:
         return [self._own, *self._orphans]
 
-    def _find(self, digest: str) -> tuple[Slot, Published] | None:
-        """The slot under a digest with the fewest damaged shards: a mended copy comes first."""
+    def _found(self, digest: str) -> list[tuple[Slot, Published]]:
+        """The slots under a digest, those with the fewest damaged shards first."""
         found = [
             (slot, slot.published)
             for place in self._directories()
             for slot in place.published()
             if slot.published is not None and slot.published.digest == digest
         ]
-        return min(found, key=lambda pair: len(pair[0].bad_shards), default=None)
+        return sorted(found, key=lambda pair: len(pair[0].bad_shards))
 
-    def _held_slot(self, digest: str) -> tuple[Slot, Published]:
-        found = self._find(digest)
-        if found is None:
+    def _find(self, digest: str) -> tuple[Slot, Published] | None:
+        return next(iter(self._found(digest)), None)
+
+    def _held_slot(self, digest: str, shard: int | None = None) -> tuple[Slot, Published]:
+        """A slot under the digest, one with a sound copy of ``shard`` if there is one."""
+        found = self._found(digest)
+        if not found:
             raise NotHeld(
                 "read", f"manifest {digest[:12]}", f"not held in {self._own.claim.path} (any more)"
             )
-        return found
+        sound = (pair for pair in found if shard not in pair[0].bad_shards)
+        return next(sound, found[0])
 
 
 def _digest_of(slot: Slot) -> str | None:

@@ -259,7 +259,7 @@ class LocalTier(HeldCopies):
                 except OSError as error:
                     raise files.local_error("invalidate", str(self.path), error) from error
                 slot.writing = True
-            return SlotWriter(slot, save, self._writer, self._threads, self._lock, self._discard)
+            return SlotWriter(slot, save, self._writer, self._threads, self._lock, self._own)
 
     def protect(self, saves: Iterable[SaveId]) -> None:
         """From now on these saves, and no others, are never overwritten."""
@@ -359,14 +359,11 @@ class LocalTier(HeldCopies):
         states = self._slot_states()
         dropped = surplus_slots(states, self._protected, complete, self._slots_at_rest)
         for slot in [slot for slot in self._own.slots if slot.number in dropped]:
-            self._own.slots.remove(slot)
-            slot.delete()
+            self._own.discard(slot)
 
     def _discard(self, slot: Slot) -> None:
         with self._lock:
-            if slot in self._own.slots:
-                self._own.slots.remove(slot)
-                slot.delete()
+            self._own.discard(slot)
 
     def _add_slot(self, size_bytes: int, *, sparse: bool = False) -> Slot:
         slot = self._own.make_slot(size_bytes, sparse=sparse)

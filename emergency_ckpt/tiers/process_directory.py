@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 from absl import logging
@@ -14,6 +14,7 @@ from emergency_ckpt.tiers import files
 from emergency_ckpt.tiers.claims import KNOWN_COMPLETE, QUARANTINE_DIRECTORY, Claim
 from emergency_ckpt.tiers.host_state_store import HostStateStore
 from emergency_ckpt.tiers.manifest import check_save
+from emergency_ckpt.tiers.slot_choice import adds_nothing
 from emergency_ckpt.tiers.slots import (
     NUMBERS,
     Slot,
@@ -97,6 +98,27 @@ class ProcessDirectory:
         """Reserve a slot more. Not yet in ``slots``. ``RamdiskFull``, ``LocalTierError``."""
         return make_slot(self.new_slot_number(), self.claim, size_bytes, sparse=sparse)
 
+    def discard(self, slot: Slot) -> None:
+        """Remove a slot and its files, unless it is gone already."""
+        if slot in self.slots:
+            self.slots.remove(slot)
+            slot.delete()
+
+    def drop_superseded(self, by: Slot, older: Iterable[Slot] | None = None) -> None:
+        """Unpublish those of ``older`` (None: all) that are of its save and add nothing to ``by``.
+
+        Such a slot had failed verification, or its shards came here once more. Left published, it
+        would be found again, and perhaps preferred, by the next life, which knows of no damage.
+        """
+        for slot in self.slots if older is None else older:
+            old, new = slot.published, by.published
+            if slot is by or old is None or new is None or old.save != new.save:
+                continue
+            if old.digest == new.digest or adds_nothing(
+                old.contents, slot.bad_shards, new.contents
+            ):
+                slot.unpublish()
+
     def invalidate_newer(self, than: SaveId) -> None:
         """Unpublish what is after ``than``, or of its step in another incarnation.
 
@@ -179,6 +201,14 @@ class ProcessDirectory:
                 self.slots.append(slot)
             else:
                 self._removed(file_name(number))
+        # A crash may have come before the older of two was unpublished.
+        in_order = sorted(self.published(), key=self._published_ns)
+        for number, slot in enumerate(in_order):
+            self.drop_superseded(slot, in_order[:number])
+
+    def _published_ns(self, slot: Slot) -> int:
+        name = manifest_name(slot.number)
+        return os.stat(name, dir_fd=self.claim.dir_fd, follow_symlinks=False).st_mtime_ns
 
     def _removed(self, name: str) -> bool:
         try:

@@ -137,12 +137,15 @@ class ReadOnlyRamdisk:
             self._directories.clear()
 
     def _find(self, digest: str) -> _Slot | None:
+        """The slot that was published last: an older one may have failed verification."""
         self._refresh()
-        for place in self._directories.values():
-            for slot in place.slots.values():
-                if slot.published.digest == digest:
-                    return slot
-        return None
+        found = [
+            slot
+            for place in self._directories.values()
+            for slot in place.slots.values()
+            if slot.published.digest == digest
+        ]
+        return max(found, key=lambda slot: slot.version[2], default=None)
 
     def _refresh(self) -> None:
         present = process_directories(self._run_dir)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterable
 
-from emergency_ckpt.types import SaveId
+from emergency_ckpt.types import Contents, SaveId
 
 SLOTS_AT_REST = 2
 """One whole step, and one being written; more where more steps are to be kept."""
@@ -97,6 +97,18 @@ def surplus_slots(
     ]
     outdated.sort(key=_unpublished_then_oldest)
     return tuple(slot.number for slot in outdated[: max(excess, 0)])
+
+
+def adds_nothing(old: Contents, bad: Collection[int], new: Contents) -> bool:
+    """Whether ``new`` has every shard of ``old`` but those in ``bad``, with the same bytes."""
+    if old.save != new.save or old.leaves != new.leaves:
+        return False
+    held = {(entry.leaf, entry.box): entry.crc32c for entry in new.shards}
+    return all(
+        held.get((entry.leaf, entry.box)) == entry.crc32c
+        for index, entry in enumerate(old.shards)
+        if index not in bad
+    )
 
 
 def _is_free(slot: SlotState, protected: Collection[SaveId]) -> bool:

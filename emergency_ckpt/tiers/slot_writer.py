@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+from absl import logging
 from typing_extensions import Buffer
 
 from emergency_ckpt import _native
@@ -17,6 +18,7 @@ from emergency_ckpt.errors import CorruptData, LocalTierError
 from emergency_ckpt.tiers import files
 from emergency_ckpt.tiers.manifest import check_contents as check_manifest_contents
 from emergency_ckpt.tiers.manifest import contents_digest, encode_contents, end_of, wrap_contents
+from emergency_ckpt.tiers.process_directory import ProcessDirectory
 from emergency_ckpt.tiers.slots import Published, Slot, manifest_name
 from emergency_ckpt.types import Contents, SaveId, Writer
 
@@ -36,14 +38,14 @@ class SlotWriter:
         writer: Writer,
         threads: int,
         tier_lock: threading.RLock,
-        discard: Callable[[Slot], None],
+        place: ProcessDirectory,
     ) -> None:
         self._slot = slot
         self._save = save
         self._writer = writer
         self._threads = threads
         self._tier_lock = tier_lock
-        self._discard = discard
+        self._place = place
         self._staged: tuple[str, Published] | None = None
         self._open = True
 
@@ -125,7 +127,10 @@ class SlotWriter:
         return digest
 
     def publish(self) -> None:
-        """Make the save count, atomically. It survives the end of every process from here on."""
+        """Make the save count, atomically. It survives the end of every process from here on.
+
+        A slot of the same save that has nothing besides, but for damaged shards, counts no more.
+        """
         self._check_open("publish")
         if self._staged is None:
             raise self._misuse("publish", "its manifest is not staged")
@@ -139,6 +144,11 @@ class SlotWriter:
             self._slot.published = published
             self._slot.writing = False
             self._open = False
+            try:
+                self._place.drop_superseded(self._slot)
+            except OSError as error:
+                # It is published all the same; the next life drops the other.
+                logging.warning("an older slot of step %d stays: %s", self._save.step, error)
 
     def abort(self) -> None:
         """Give the slot back with nothing in it. Idempotent; nothing happens after ``publish``.
@@ -148,7 +158,8 @@ class SlotWriter:
         try:
             self._slot.reserve()
         except LocalTierError:
-            self._discard(self._slot)
+            with self._tier_lock:
+                self._place.discard(self._slot)
         with self._tier_lock:
             if not self._open:
                 return

@@ -72,6 +72,21 @@ def corrupt_shard(world: World) -> Any:
     return restore(world, "corrupt")
 
 
+def mended_and_lost(world: World) -> Any:
+    """A damaged shard is mended by a peer; then the peer goes, and the mended copy must do."""
+    train(world, "mended", range(1, 11))
+    world.meet()
+    if world.process == 1:
+        slot = newest_manifest(process_dir(world, "mended", 1)).name.split(".")[0]
+        with (process_dir(world, "mended", 1) / f"{slot}.bin").open("r+b") as file:
+            first = file.read(1)
+            file.seek(0)
+            file.write(bytes([first[0] ^ 1]))
+    first = restore(world, "mended")
+    lose(world, "mended", 2, 3)
+    return [first, restore(world, "mended")]
+
+
 def corrupt_everywhere(world: World) -> Any:
     """The same shard is damaged on both slices: the older whole step is taken."""
     train(world, "corrupt2", range(1, 11))
@@ -337,6 +352,7 @@ PROGRAMS = {
         permuted_and_lost,
         slices_swapped,
         corrupt_shard,
+        mended_and_lost,
         corrupt_everywhere,
         truncated_manifest,
         missing_manifest_everywhere,

@@ -75,6 +75,13 @@ def test_a_damaged_shard_comes_from_a_peer_and_is_named(results: list[dict[str, 
     assert moved(seen[:1] + seen[2:]) == [(ALL, 0)] * 3
 
 
+def test_mended_copy_is_used_when_the_peer_is_lost(results: list[dict[str, Any]]) -> None:
+    first, second = zip(*of(results, "mended_and_lost"), strict=True)
+    check_whole(list(first), 10)
+    check_whole(list(second), 10)
+    assert [s["quarantined"] for s in second] == [[]] * 4
+
+
 def test_a_shard_damaged_everywhere_leads_to_the_older_step(results: list[dict[str, Any]]) -> None:
     seen = of(results, "corrupt_everywhere")
     check_whole(seen, 5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -13,9 +14,12 @@ import numpy as np
 import pytest
 from tiers_support import (
     LAYOUT,
+    LEAVES,
+    SHARDS,
     W_SHARD,
     assert_whole,
     complete_save,
+    fill,
     held_steps,
     open_tier,
     save_id,
@@ -29,6 +33,7 @@ from emergency_ckpt.errors import (
     SlotBusy,
 )
 from emergency_ckpt.tiers.local import LocalTier
+from emergency_ckpt.tiers.manifest import build_contents, lay_out
 
 
 def test_a_lent_slot_is_not_written_and_a_third_takes_its_place(tier: LocalTier) -> None:
@@ -176,3 +181,87 @@ def test_a_mended_copy_of_one_digest_is_the_one_that_is_lent(tier: LocalTier) ->
     assert tier.quarantined_shards(digest) == frozenset()
     assert tier.verify(digest, [0]) == []
     tier.lend(digest, 0)
+
+
+def damage(tier: LocalTier, digest: str, slot: int, shard: int) -> None:
+    contents = tier.contents(digest)
+    assert contents is not None
+    with open(tier.path / f"slot_{slot}.bin", "r+b") as file:
+        file.seek(contents.shards[shard].offset)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 0x10]))
+
+
+def manifests(tier: LocalTier) -> set[str]:
+    return {path.name for path in tier.path.glob("slot_*.manifest.json")}
+
+
+def write_again(tier: LocalTier, step: int) -> str:
+    """Publish a save once more, beside what is there, as a restore does."""
+    tier.protect([save_id(step)])
+    with tier.begin_write(save_id(step), LAYOUT.size_bytes, allow_extra=True) as writer:
+        digest = writer.stage(fill(writer, save_id(step)))
+        writer.publish()
+    return digest
+
+
+def test_a_mended_copy_is_the_one_that_the_next_life_finds(ramdisk: Path) -> None:
+    tier = open_tier(ramdisk)
+    digest = write_save(tier, 1)
+    damage(tier, digest, 0, W_SHARD)
+    assert [shard for shard, _ in tier.verify(digest, range(6))] == [W_SHARD]
+    tier.quarantine(digest, W_SHARD, "CRC32C differs")
+    assert write_again(tier, 1) == digest
+    assert manifests(tier) == {"slot_1.manifest.json"}
+    tier.close()
+    again = open_tier(ramdisk)
+    assert_whole(again, digest, 1)
+    again.close()
+
+
+def test_a_crash_before_the_damaged_slot_is_dropped_costs_nothing(ramdisk: Path) -> None:
+    tier = open_tier(ramdisk)
+    digest = write_save(tier, 1)
+    damage(tier, digest, 0, W_SHARD)
+    manifest = tier.path / "slot_0.manifest.json"
+    shutil.copy2(manifest, ramdisk / "kept")
+    tier.verify(digest, range(6))
+    write_again(tier, 1)
+    tier.close()
+    shutil.copy2(ramdisk / "kept", manifest)  # as if it had ended between the two
+    again = open_tier(ramdisk)
+    assert_whole(again, digest, 1)
+    assert manifests(again) == {"slot_1.manifest.json"}
+    again.close()
+
+
+def test_damage_of_one_copy_leaves_another_of_its_digest(ramdisk: Path) -> None:
+    """In the process's own directory and in one that it adopted."""
+    orphan, tier = open_tier(ramdisk, process_index=1), open_tier(ramdisk)
+    digest = write_save(orphan, 1)
+    orphan.close()
+    assert write_save(tier, 1) == digest
+    tier.adopt_orphans()
+    damage(tier, digest, 0, W_SHARD)
+    assert tier.verify(digest, range(6)) == []
+    assert_whole(tier, digest, 1)
+
+
+def test_a_slot_with_more_than_the_new_one_stays(tier: LocalTier) -> None:
+    digest = write_save(tier, 1)
+    some = lay_out(LEAVES, SHARDS[:2])
+    tier.protect([save_id(1)])
+    with tier.begin_write(save_id(1), some.size_bytes, allow_extra=True) as writer:
+        data = shard_bytes(1)
+        crcs = writer.copy(
+            [(data[W_SHARD + n], placed.offset) for n, placed in enumerate(some.shards)]
+        )
+        other = writer.stage(build_contents(save_id(1), LEAVES, some, crcs))
+        writer.publish()
+    assert {held.digest for held in tier.held()[0]} == {digest, other}
+    assert_whole(tier, digest, 1)
+    # What is published last has all of both.
+    assert write_again(tier, 1) == digest
+    assert {held.digest for held in tier.held()[0]} == {digest}
+    assert_whole(tier, digest, 1)
