@@ -17,6 +17,7 @@ from emergency_ckpt.core.inventory import Quarantined
 from emergency_ckpt.core.keeping import Keeping
 from emergency_ckpt.core.plan_types import FetchGroup, ProcessPlan, selected
 from emergency_ckpt.errors import (
+    NotHeld,
     RamdiskFull,
     RestoreFailed,
     SlotBusy,
@@ -261,11 +262,25 @@ class ShardCollection:
             scratch.close()
 
     def _put(self, shard: ShardId, lender: _Lender) -> bool:
-        """The shard can be used; False when that was known already. From several threads."""
-        if self._located.setdefault(shard.leaf, {}).setdefault(shard.box, lender) is not lender:
-            return False
-        self._arrivals.put(shard)
-        return True
+        """The shard can be used; False when that was known already. From several threads.
+
+        What is found again is in the new slot: where it was before may not count any more.
+        """
+        held = self._located.setdefault(shard.leaf, {})
+        is_new = held.setdefault(shard.box, lender) is lender
+        held[shard.box] = lender
+        if is_new:
+            self._arrivals.put(shard)
+        return is_new
+
+    def _lent(self, leaf: str, box: Box) -> npt.NDArray[np.uint8]:
+        lender = self._located[leaf][box]
+        try:
+            return lender()
+        except NotHeld:
+            if self._located[leaf][box] is lender:
+                raise
+            return self._located[leaf][box]()
 
     def _begin_write(self, size_bytes: int) -> SlotWriter:
         """A slot that holds nothing this restore may still need, as long as the RAM suffices."""
@@ -311,7 +326,7 @@ class ShardCollection:
         """Bytes of a wanted shard: lent from the slot, or put together when boxes differ."""
         held = self._located.get(wanted.leaf, {})
         if wanted.box in held:
-            return held[wanted.box]()
+            return self._lent(wanted.leaf, wanted.box)
         if volume(wanted.box) == 0:
             return np.empty(0, np.uint8)
         dtype = dtype_named(self._leaves[wanted.leaf].dtype)
@@ -326,7 +341,7 @@ class ShardCollection:
             )
         target = np.empty(shape_of(wanted.box), dtype)
         for source, parts in groupby(portions, key=attrgetter("source")):
-            array = held[source]().view(dtype).reshape(shape_of(source))
+            array = self._lent(wanted.leaf, source).view(dtype).reshape(shape_of(source))
             for portion in parts:
                 into, out_of = relative(portion.part, wanted.box), relative(portion.part, source)
                 target[_index(into)] = array[_index(out_of)]
