@@ -160,6 +160,5 @@ def _restore_parts(base: Base, persistent: PersistentTier | None) -> RestorePart
         remap=config.host_state_remap,
         extra_holders=config.extra_holders,
         allow_missing_host_state=config.allow_missing_host_state,
-        host_state_limit_bytes=config.host_state_limit_bytes,
         timeout_s=config.restore_timeout_s,
     )

@@ -20,7 +20,7 @@ from emergency_ckpt.runtime.policy_checks import (
     save_policy_problems,
 )
 from emergency_ckpt.runtime.worker import LOWEST_PRIORITY
-from emergency_ckpt.transfer.wire import MAX_HOST_STATE_BYTES
+from emergency_ckpt.types import MAX_HOST_STATE_BYTES
 
 if TYPE_CHECKING:
     from emergency_ckpt.config import Config

@@ -108,5 +108,12 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     writer: Writer
 
 
+MAX_HOST_STATE_BYTES = 64 << 20
+"""Of an encoded host state, for whoever reads one: from RAM, storage or a peer.
+
+What a job saves has a limit of its own, the setting ``host_state_limit_bytes``. A later job with a
+lower one, and a server that knows no settings, must read it all the same.
+"""
+
 SHARD_ALIGNMENT_BYTES = 64
 """Offsets in a slot are multiples of this: XLA takes 64-byte aligned host memory without a copy."""

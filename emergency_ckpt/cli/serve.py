@@ -14,7 +14,6 @@ from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.tiers.readonly import ReadOnlyRamdisk
 from emergency_ckpt.transfer import auth
 from emergency_ckpt.transfer.server import TransferServer
-from emergency_ckpt.transfer.wire import MAX_HOST_STATE_BYTES
 
 if TYPE_CHECKING:
     SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage]
@@ -54,9 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    holdings = ReadOnlyRamdisk(
-        args.local_dir, args.run_id, host_state_limit_bytes=MAX_HOST_STATE_BYTES
-    )
+    holdings = ReadOnlyRamdisk(args.local_dir, args.run_id)
     try:
         server = TransferServer(
             holdings,

@@ -67,7 +67,6 @@ class RestoreParts:
     remap: HostStateRemap | None
     extra_holders: tuple[str, ...]
     allow_missing_host_state: bool
-    host_state_limit_bytes: int
     timeout_s: float
     names: deque[str] = dataclasses.field(default_factory=deque[str])
 
@@ -285,7 +284,6 @@ class Bringing:
             plan,
             me=parts.process[0],
             leaves=[leaf.spec for leaf in self._wish.tree.leaves],
-            host_state_limit_bytes=parts.host_state_limit_bytes,
             deadline_s=now_s + (self._deadline_s - now_s) / 2,
         )
         self._loaded_bytes += load.run()

@@ -90,7 +90,6 @@ class StorageLoad:
         *,
         me: int,
         leaves: Sequence[LeafSpec],
-        host_state_limit_bytes: int,
         deadline_s: float,
     ) -> None:
         self._tier = tier
@@ -102,7 +101,6 @@ class StorageLoad:
             msgspec.structs.replace(leaf, dtype=plan.numbers.get(leaf.path, leaf.dtype))
             for leaf in leaves
         ]
-        self._host_state_limit_bytes = host_state_limit_bytes
         self._deadline_s = deadline_s
 
     def run(self) -> int:
@@ -166,9 +164,7 @@ class StorageLoad:
                     )
                 payload = document.payload
             # Encoded anew: the step may have been saved under another run id.
-            data = host_states.encode(
-                save, wanted.owner, count, payload, limit_bytes=self._host_state_limit_bytes
-            )
+            data = host_states.encode(save, wanted.owner, count, payload)
             self._tier.publish_host_state(save, wanted.owner, count, data)
 
 

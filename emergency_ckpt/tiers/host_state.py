@@ -16,10 +16,9 @@ from emergency_ckpt.errors import CorruptData, HostStateError, HostStateTooLarge
 from emergency_ckpt.tiers import host_state_codec as codec
 from emergency_ckpt.tiers.host_state_codec import Payload, as_stateful
 from emergency_ckpt.tiers.manifest import check_save
-from emergency_ckpt.types import SaveId
+from emergency_ckpt.types import MAX_HOST_STATE_BYTES, SaveId
 
 SCHEMA_VERSION = 1
-DEFAULT_LIMIT_BYTES = 16 << 20
 MAX_PROCESSES = 1_000_000
 
 
@@ -84,7 +83,7 @@ def encode(
     count: int,
     payload: Payload,
     *,
-    limit_bytes: int = DEFAULT_LIMIT_BYTES,
+    limit_bytes: int = MAX_HOST_STATE_BYTES,
 ) -> bytes:
     """The document of a payload. ``HostStateTooLarge`` above the limit."""
     target = f"of process {owner} of {count} at step {save.step}"
@@ -114,14 +113,14 @@ def encode(
     return data
 
 
-def decode(data: bytes, *, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> HostStateDocument:
+def decode(data: bytes) -> HostStateDocument:
     """A document from its bytes, with its digest checked. ``CorruptData`` is the only error."""
-    if len(data) > limit_bytes:
+    if len(data) > MAX_HOST_STATE_BYTES:
         raise CorruptData(
             "decode",
             "host state",
             "too long",
-            expected=f"at most {limit_bytes} bytes",
+            expected=f"at most {MAX_HOST_STATE_BYTES} bytes",
             actual=f"{len(data)} bytes",
         )
     try:

@@ -16,7 +16,7 @@ from emergency_ckpt.errors import CheckpointError, CorruptData, HostStateError, 
 from emergency_ckpt.tiers import files
 from emergency_ckpt.tiers.claims import HOST_STATE_DIRECTORY
 from emergency_ckpt.tiers.host_state import HostStateDocument, decode, document_name
-from emergency_ckpt.types import SaveId
+from emergency_ckpt.types import MAX_HOST_STATE_BYTES, SaveId
 
 MAX_SAVES = 72
 """More than ``local_keep_last_n`` can ask for: host states stay as long as their tensors."""
@@ -44,7 +44,10 @@ class HostStateStore:
         limit_bytes: int,
         report: Callable[[str, CheckpointError], None],
     ) -> None:
-        """Scan the directory. What is not whole is removed, and told to ``report``."""
+        """Scan the directory. What is not whole is removed, and told to ``report``.
+
+        ``limit_bytes``: of a document that this job saves, by which all together are bounded.
+        """
         self._run_id = run_id
         self._limit_bytes = limit_bytes
         self._lock = threading.Lock()
@@ -64,7 +67,7 @@ class HostStateStore:
         ``CorruptData`` when it is not what it is said to be, ``HostStateError`` for another
         run's or one that differs from what is held, ``RamdiskFull`` when there is no room.
         """
-        document = decode(data, limit_bytes=self._limit_bytes)
+        document = decode(data)
         if (document.save, document.owner, document.count) != (save, owner, count):
             raise CorruptData(
                 "publish",
@@ -145,7 +148,7 @@ class HostStateStore:
         except OSError:
             return None  # taken away from outside
         try:
-            return files.read_bounded(document_name(owner, count), save_fd, self._limit_bytes)
+            return files.read_bounded(document_name(owner, count), save_fd, MAX_HOST_STATE_BYTES)
         except (FileNotFoundError, CorruptData):
             return None  # taken away, or something else put in its place
         finally:
@@ -198,7 +201,7 @@ class HostStateStore:
                 try:
                     if len(self._held) >= MAX_DOCUMENTS:
                         raise CorruptData("open", file_name, "there are too many documents")
-                    entry = read_document(name, file_name, save_fd, self._run_id, self._limit_bytes)
+                    entry = read_document(name, file_name, save_fd, self._run_id)
                 except CorruptData as error:
                     report(f"{name}/{file_name}", error)
                     with contextlib.suppress(IsADirectoryError):
@@ -212,12 +215,10 @@ class HostStateStore:
             os.rmdir(name, dir_fd=self._dir_fd)
 
 
-def read_document(
-    save_name: str, file_name: str, save_fd: int, run_id: str, limit_bytes: int
-) -> HeldHostState:
+def read_document(save_name: str, file_name: str, save_fd: int, run_id: str) -> HeldHostState:
     """What a published document is. ``CorruptData`` when it is not what its names say."""
-    data = files.read_bounded(file_name, save_fd, limit_bytes)
-    document = decode(data, limit_bytes=limit_bytes)
+    data = files.read_bounded(file_name, save_fd, MAX_HOST_STATE_BYTES)
+    document = decode(data)
     named = (save_directory(document.save), document_name(document.owner, document.count))
     if named != (save_name, file_name) or document.save.run_id != run_id:
         raise CorruptData(

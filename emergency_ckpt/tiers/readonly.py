@@ -37,7 +37,7 @@ from emergency_ckpt.tiers.host_state_store import (
 from emergency_ckpt.tiers.manifest import check_save, end_of
 from emergency_ckpt.tiers.process_directory import read_known_complete
 from emergency_ckpt.tiers.slots import NUMBERS, Published, file_name, manifest_name, read_manifest
-from emergency_ckpt.types import Contents, SaveId
+from emergency_ckpt.types import MAX_HOST_STATE_BYTES, Contents, SaveId
 
 Version = tuple[int, int, int, int]
 """Inode, change and modification time in ns, size: differs between two lives of a name."""
@@ -52,7 +52,7 @@ class ReadOnlyRamdisk:
     ``ConfigError`` for a bad run id, ``LocalTierError`` when ``local_dir`` is not a directory.
     """
 
-    def __init__(self, local_dir: Path, run_id: str, *, host_state_limit_bytes: int) -> None:
+    def __init__(self, local_dir: Path, run_id: str) -> None:
         check_run_id(run_id)
         if not local_dir.is_dir():
             raise LocalTierError(
@@ -61,7 +61,6 @@ class ReadOnlyRamdisk:
         self.address = ""
         self._run_dir = local_dir / run_id
         self._run_id = run_id
-        self._limit_bytes = host_state_limit_bytes
         self._lock = threading.Lock()
         self._directories: dict[Path, _Directory] = {}
 
@@ -78,7 +77,7 @@ class ReadOnlyRamdisk:
             host_states = {
                 (held.save, held.owner, held.count): held
                 for place in places
-                for held in place.host_states(self._limit_bytes)
+                for held in place.host_states()
             }
             known = [save for place in places if (save := place.known_complete()) is not None]
         return HolderInventory(
@@ -115,7 +114,7 @@ class ReadOnlyRamdisk:
         with self._lock:
             self._refresh()
             for place in self._directories.values():
-                data = place.host_state_bytes(save, owner, count, self._limit_bytes)
+                data = place.host_state_bytes(save, owner, count)
                 if data is not None:
                     return data
         return None
@@ -229,25 +228,25 @@ class _Directory:
             logging.warning("%s: %s", self._claim.path, error)
             return None
 
-    def host_states(self, limit_bytes: int) -> Iterator[HeldHostState]:
+    def host_states(self) -> Iterator[HeldHostState]:
         for save_name, save_fd in self._save_directories():
             names = [name for name in os.listdir(save_fd) if DOCUMENT_PATTERN.fullmatch(name)]
             for name in sorted(names)[:MAX_DOCUMENTS]:
                 try:
-                    yield read_document(save_name, name, save_fd, self._run_id, limit_bytes)
+                    yield read_document(save_name, name, save_fd, self._run_id)
                 except FileNotFoundError:
                     continue  # dropped meanwhile by a trainer that came up
                 except CorruptData as error:
                     logging.warning("%s is not served: %s", self._claim.path, error)
 
-    def host_state_bytes(
-        self, save: SaveId, owner: int, count: int, limit_bytes: int
-    ) -> bytes | None:
+    def host_state_bytes(self, save: SaveId, owner: int, count: int) -> bytes | None:
         wanted = save_directory(save)
         for save_name, save_fd in self._save_directories():
             if save_name == wanted and save.run_id == self._run_id:
                 with suppress(FileNotFoundError):
-                    return files.read_bounded(document_name(owner, count), save_fd, limit_bytes)
+                    return files.read_bounded(
+                        document_name(owner, count), save_fd, MAX_HOST_STATE_BYTES
+                    )
         return None
 
     def close(self) -> None:

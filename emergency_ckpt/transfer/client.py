@@ -14,7 +14,7 @@ from emergency_ckpt.transfer.fetch import Fetch
 from emergency_ckpt.transfer.holdings import ShardTarget, Target
 from emergency_ckpt.transfer.pool import ConnectionPool
 from emergency_ckpt.transfer.stream import Stream, constant_timeout
-from emergency_ckpt.types import Contents, SaveId
+from emergency_ckpt.types import MAX_HOST_STATE_BYTES, Contents, SaveId
 
 
 class TransferClient:
@@ -114,7 +114,7 @@ class TransferClient:
             owner=owner,
             count=count,
         )
-        return self._ask("fetch host state", address, request, wire.MAX_HOST_STATE_BYTES)
+        return self._ask("fetch host state", address, request, MAX_HOST_STATE_BYTES)
 
     def push_host_state(
         self, address: str, save: SaveId, owner: int, count: int, data: bytes
@@ -123,12 +123,12 @@ class TransferClient:
 
         HostStateTooLarge above 64 MiB; TransferError when the peer could not keep it.
         """
-        if len(data) > wire.MAX_HOST_STATE_BYTES:
+        if len(data) > MAX_HOST_STATE_BYTES:
             raise HostStateTooLarge(
                 "push host state",
                 address,
                 "too large to transfer",
-                expected=f"at most {wire.MAX_HOST_STATE_BYTES} bytes",
+                expected=f"at most {MAX_HOST_STATE_BYTES} bytes",
                 actual=len(data),
             )
         request = wire.PutHostState(

@@ -14,7 +14,7 @@ import msgspec
 
 from emergency_ckpt.core.inventory import HolderInventory
 from emergency_ckpt.errors import CorruptData, ProtocolViolation
-from emergency_ckpt.types import Box, Contents, SaveId
+from emergency_ckpt.types import MAX_HOST_STATE_BYTES, Box, Contents, SaveId
 
 PROTOCOL_VERSION = 1
 NONCE_BYTES = 32
@@ -27,7 +27,6 @@ MAX_HANDSHAKE_FRAME_BYTES = 8 * KIB  # a Failure with every character escaped
 MAX_FRAME_BYTES = 64 * KIB
 MAX_INVENTORY_BYTES = 4 * MIB
 MAX_CONTENTS_BYTES = 64 * MIB
-MAX_HOST_STATE_BYTES = 64 * MIB
 MAX_RANGES = 1024  # of one request: 50 bytes each at most, so a frame always holds them
 MAX_MESSAGE_CHARS = 1000
 MAX_SHARDS = 1 << 20

@@ -16,6 +16,7 @@ from tiers_support import save_id
 
 from emergency_ckpt.errors import CorruptData, HostStateError, HostStateTooLarge
 from emergency_ckpt.tiers import host_state
+from emergency_ckpt.types import MAX_HOST_STATE_BYTES
 
 TAGS = ["__bytes__", "__tuple__", "__float__", "__int__", "__dict__", "__array__", "__state__"]
 
@@ -270,11 +271,11 @@ def test_text_that_is_not_unicode_is_an_error() -> None:
 def test_the_bound() -> None:
     payload = host_state.capture(b"x" * 3000)
     size = len(host_state.encode(save_id(1), 0, 1, payload))
-    data = host_state.encode(save_id(1), 0, 1, payload, limit_bytes=size)
+    host_state.encode(save_id(1), 0, 1, payload, limit_bytes=size)
     with pytest.raises(HostStateTooLarge, match=f"at most {size - 1} bytes"):
         host_state.encode(save_id(1), 0, 1, payload, limit_bytes=size - 1)
     with pytest.raises(CorruptData, match="too long"):
-        host_state.decode(data, limit_bytes=size - 1)
+        host_state.decode(bytes(MAX_HOST_STATE_BYTES + 1))
 
 
 def test_nothing_is_a_state_too() -> None:

@@ -28,6 +28,7 @@ from emergency_ckpt.errors import CorruptData, HostStateError, LocalTierError, R
 from emergency_ckpt.tiers.host_state_store import MAX_SAVES
 from emergency_ckpt.tiers.local import LocalTier
 from emergency_ckpt.tiers.manifest import build_contents, lay_out
+from emergency_ckpt.types import MAX_HOST_STATE_BYTES
 
 MANIFEST, SLOT = "slot_0.manifest.json", "slot_0.bin"
 
@@ -259,7 +260,7 @@ def test_pushes_are_checked(tier: LocalTier) -> None:
     with pytest.raises(HostStateError, match="published already"):
         tier.publish_host_state(save_id(1), 2, 4, document(1, 2, value=18))
     with pytest.raises(CorruptData, match="too long"):
-        tier.publish_host_state(save_id(1), 2, 4, b" " * (HOST_STATE_LIMIT_BYTES + 1))
+        tier.publish_host_state(save_id(1), 2, 4, bytes(MAX_HOST_STATE_BYTES + 1))
     foreign = json.loads(good)
     foreign["save"]["run_id"] = "another"
     data = json.dumps(foreign, separators=(",", ":")).encode()

@@ -23,10 +23,10 @@ from transfer_support import (
 from emergency_ckpt import _native
 from emergency_ckpt.errors import HostStateTooLarge, NotHeld, TransferError
 from emergency_ckpt.testing.memory_holdings import MemoryHoldings, anonymous_mapping
-from emergency_ckpt.transfer import wire
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.holdings import ShardTarget
 from emergency_ckpt.transfer.server import TransferServer
+from emergency_ckpt.types import MAX_HOST_STATE_BYTES
 
 MIB = 1 << 20
 
@@ -147,7 +147,7 @@ def test_a_refused_host_state_is_an_error_at_the_pusher_with_the_reason(
 
 def test_a_host_state_over_the_bound_is_not_sent(client: TransferClient) -> None:
     with pytest.raises(HostStateTooLarge):
-        client.push_host_state("127.0.0.1:1", SAVE, 0, 1, bytes(wire.MAX_HOST_STATE_BYTES + 1))
+        client.push_host_state("127.0.0.1:1", SAVE, 0, 1, bytes(MAX_HOST_STATE_BYTES + 1))
 
 
 def test_a_target_outside_of_the_mapping_is_refused_before_anything_is_asked(

@@ -116,7 +116,7 @@ class ReadOnly(OfProcess):
 
     def __init__(self, ramdisk: Path) -> None:
         super().__init__(ramdisk)
-        self.reader = ReadOnlyRamdisk(ramdisk, RUN_ID, host_state_limit_bytes=LIMIT_BYTES)
+        self.reader = ReadOnlyRamdisk(ramdisk, RUN_ID)
         self.holdings = self.reader
 
     def close(self) -> None:
@@ -178,7 +178,7 @@ def test_a_reader_changes_nothing_and_follows_what_a_trainer_does(
 ) -> None:
     tier = open_tier(ramdisk)
     old = save_shards(tier, later(1), random_shards(10_000))
-    reader = ReadOnlyRamdisk(ramdisk, RUN_ID, host_state_limit_bytes=LIMIT_BYTES)
+    reader = ReadOnlyRamdisk(ramdisk, RUN_ID)
     with TransferServer(reader, run_id=RUN_ID, secret=SECRET) as server:
         fetch_all(client, server.address, old)
         with pytest.raises(TransferError, match="only reads"):
@@ -207,7 +207,7 @@ def test_what_is_not_whole_is_not_served(ramdisk: Path, client: TransferClient) 
     tier.publish_host_state(later(1), 0, 2, document(later(1), 0))
     directory = tier.path
     tier.close()
-    reader = ReadOnlyRamdisk(ramdisk, RUN_ID, host_state_limit_bytes=LIMIT_BYTES)
+    reader = ReadOnlyRamdisk(ramdisk, RUN_ID)
     (slot,) = directory.glob("slot_?.manifest.json")
     good = slot.read_bytes()
     (state,) = directory.glob("host_state/*/*.json")
@@ -229,7 +229,7 @@ def test_a_directory_that_is_served_is_not_reclaimed(ramdisk: Path) -> None:
     tier = open_tier(ramdisk)
     save_shards(tier, later(1), random_shards(10))
     tier.close()
-    reader = ReadOnlyRamdisk(ramdisk, RUN_ID, host_state_limit_bytes=LIMIT_BYTES)
+    reader = ReadOnlyRamdisk(ramdisk, RUN_ID)
     assert len(reader.inventory().tensors) == 1
     reclaim_other_runs(ramdisk, "another-run")
     assert len(reader.inventory().tensors) == 1
@@ -240,7 +240,7 @@ def test_a_directory_that_is_served_is_not_reclaimed(ramdisk: Path) -> None:
 
 def test_a_reader_needs_a_directory(ramdisk: Path) -> None:
     with pytest.raises(LocalTierError, match="not a directory"):
-        ReadOnlyRamdisk(ramdisk / "none", RUN_ID, host_state_limit_bytes=LIMIT_BYTES)
+        ReadOnlyRamdisk(ramdisk / "none", RUN_ID)
 
 
 def start_serve(ramdisk: Path, *options: str, secret: str | None) -> subprocess.Popen[str]:
