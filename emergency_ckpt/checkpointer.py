@@ -48,22 +48,24 @@ class EmergencyCheckpointer:
     """
 
     def __init__(self, config: Config | None = None, **settings: Any) -> None:
-        self._config, _ = _agreed_config(config or Config(), settings)
+        self._config, start = _agreed_config(config or Config(), settings)
         config = self._config
         assert config.run_id is not None
         self._process = (jax.process_index(), jax.process_count())
         events, failures = EventSink(config.on_event, process_index=self._process[0]), Failures()
         slices = topology_of(config.mesh, config.replica_axis, describe((), "start"))
         slice_index = slices.slice_of[self._process[0]]
-        self._member = member = Membership(config, config.run_id, self._process, slice_index)
+        self._member = member = Membership(config, config.run_id, self._process, slice_index, start)
         notices = find_notices() if config.heeds_preemption else None
         self._watch = watch = PreemptionWatch(notices, grace_s=config.preemption_grace_s)
         try:
             parts = assemble(Base(config, self._process, member, watch, events, failures))
             # Also so that nobody's time for a restore runs while the leader waits for storage.
-            go_on_together(
-                member.coordinator, "opened", lambda: None, watch, config.start_timeout_s
+            errors = go_on_together(
+                member.coordinator, "opened", member.adopt_orphans, watch, config.start_timeout_s
             )
+            if errors:
+                raise RestoreFailed("start", "the job", errors)
         except BaseException:
             self._watch.close()
             member.leave()

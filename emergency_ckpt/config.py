@@ -130,6 +130,9 @@ class Config:
       save_niceness: 0 to 19, how much later than training the kernel runs the threads that save
         where cores are short (as nice(1)). With 0 they compete as equals. May differ.
       transfer_streams: connections per source when shards are fetched. May differ.
+      ramdisk_wait_s: how long a start waits for an earlier life of the run that still holds its
+        directory on this host; then it is an error. 0: an error at once. None: most of
+        ``start_timeout_s``, which is also the longest. May differ.
       start_timeout_s, restore_timeout_s: deadline of the start and of a restore, all of it. May
         differ.
       save_timeout_s: how long ``save`` may wait for the save before it, and a save for its vote.
@@ -182,6 +185,7 @@ class Config:
     copy_batch_bytes: int = 1024 * MEBIBYTE
     save_niceness: int = 10
     transfer_streams: int = 2
+    ramdisk_wait_s: float | None = None
     start_timeout_s: float = 120.0
     restore_timeout_s: float = 600.0
     save_timeout_s: float = 120.0

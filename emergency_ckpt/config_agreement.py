@@ -22,6 +22,7 @@ MAY_DIFFER = frozenset(
         "on_event",
         "persistent_timeout_s",
         "preemption_grace_s",
+        "ramdisk_wait_s",
         "restore_timeout_s",
         "save_niceness",
         "save_timeout_s",

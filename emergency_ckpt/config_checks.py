@@ -195,7 +195,9 @@ def _policy_problems(config: Config) -> list[str]:
 
 def _timeout_problems(config: Config) -> list[str]:
     values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
-    optional = ("local_save_every_n_seconds", "save_every_n_seconds")
+    optional = ("local_save_every_n_seconds", "save_every_n_seconds", "ramdisk_wait_s")
+    if values["ramdisk_wait_s"] == 0:
+        del values["ramdisk_wait_s"]  # no waiting
     return [
         f"{name} must be a positive number of seconds, not {value!r}"
         for name, value in values.items()

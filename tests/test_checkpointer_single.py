@@ -18,6 +18,7 @@ from emergency_ckpt.errors import (
     DeadlineExceeded,
     HostStateError,
     InvalidState,
+    LocalTierError,
     RamdiskFull,
     SaveFailed,
     StateMismatch,
@@ -359,12 +360,6 @@ def test_stop_twice_and_by_context(world: World) -> None:
         assert again.latest_step() == 1
 
 
-def test_two_checkpointers_of_one_run_have_directories_of_their_own(world: World) -> None:
-    with world.open() as first, world.open() as second:
-        save_all(first, world, 1)
-        assert second.restore(state=world.state(0))[0] is None
-
-
 def test_waiting_has_a_deadline(world: World) -> None:
     release = threading.Event()
     entered = threading.Event()
@@ -398,3 +393,14 @@ def test_steps_without_a_save_do_nothing(world: World) -> None:
         for step in range(1, 10):
             assert not checkpointer.save(step=step, state=Untouchable(), host_state=Untouchable())
         assert len(world.events) == before
+
+
+def test_second_checkpointer_of_the_run_in_one_process_is_an_error(world: World) -> None:
+    """A notebook's cell that is run twice: it must not train from step 1 beside the first."""
+    with world.open() as first:
+        save_all(first, world, 1)
+        with pytest.raises(LocalTierError, match="this process has a checkpointer of that run"):
+            world.open()
+        save_all(first, world, 2)
+    with world.open() as again:
+        assert again.restore(state=world.state(0))[0] == 2

@@ -61,6 +61,7 @@ MAY_DIFFER: dict[str, Any] = {
     "copy_batch_bytes": 1 << 20,
     "save_niceness": 5,
     "transfer_streams": 5,
+    "ramdisk_wait_s": 0,
     "start_timeout_s": 1.0,
     "restore_timeout_s": 2.0,
     "save_timeout_s": 3.0,

@@ -14,6 +14,9 @@ from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
 from emergency_ckpt.types import Writer
 
+_PART_TO_WAIT = 0.7
+"""So much of the start's deadline may pass in waiting for an earlier life."""
+
 
 class Settings(Protocol):
     """The part of the config that joining needs."""
@@ -38,6 +41,8 @@ class Settings(Protocol):
     def transfer_timeout_s(self) -> float: ...
     @property
     def start_timeout_s(self) -> float: ...
+    @property
+    def ramdisk_wait_s(self) -> float | None: ...
 
 
 class Membership:
@@ -52,9 +57,16 @@ class Membership:
     """
 
     def __init__(
-        self, settings: Settings, run_id: str, process: tuple[int, int], slice_index: int
+        self,
+        settings: Settings,
+        run_id: str,
+        process: tuple[int, int],
+        slice_index: int,
+        start: str,
     ) -> None:
+        """``start``: the name of this start of the job, from ``agree_settings``."""
         me, count = process
+        self._start = start
         self._settings = settings
         self._run_id = run_id
         self._writer = Writer(
@@ -80,11 +92,24 @@ class Membership:
                 lambda: self._start_serving(secret),
                 settings.start_timeout_s,
             )
-            # All have claimed by now: what is left belongs to nobody.
-            self.tier.adopt_orphans()
         except BaseException:
             self.leave()
             raise
+
+    def adopt_orphans(self) -> None:
+        """Offer what is left in RAM of this run. For when all have come through the constructor.
+
+        All have claimed by then: what is left belongs to nobody, or to an earlier life, which is
+        waited for. LocalTierError, of this process alone.
+        """
+        self.tier.adopt_orphans(self._wait_s)
+
+    @property
+    def _wait_s(self) -> float:
+        # The others have to hear of it before they give up themselves.
+        longest_s = _PART_TO_WAIT * self._settings.start_timeout_s
+        asked_s = self._settings.ramdisk_wait_s
+        return longest_s if asked_s is None else min(asked_s, longest_s)
 
     @property
     def tier(self) -> LocalTier:
@@ -102,6 +127,8 @@ class Membership:
             host_state_limit_bytes=settings.host_state_limit_bytes,
             copy_threads=settings.copy_threads or 1,
             slots=settings.local_keep_last_n + 1,
+            start=self._start,
+            wait_s=self._wait_s,
         )
         self.holdings = ProcessHoldings(self._tier, self._writer.process_index)
         self._server = TransferServer(

@@ -1,13 +1,15 @@
 """Who may use which process directory of a ramdisk: flock, so that a dead owner lets go by itself.
 
-``owner.lock`` is held exclusively by the process that writes into a directory, or that deletes it.
-``reader.lock`` is held shared by whoever serves a directory's contents without owning it; deleting
-needs it exclusively. A lock counts only while the locked file is still the one at its path.
+``owner.lock`` is held exclusively by the process that writes into a directory, or that deletes it;
+an owner writes a record of itself into it. ``reader.lock`` is held shared by whoever serves a
+directory's contents without owning it; deleting needs it exclusively. A lock counts only while the
+locked file is still the one at its path.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import itertools
@@ -15,66 +17,93 @@ import os
 import re
 import threading
 import weakref
-from collections.abc import Sequence
 from pathlib import Path
+
+from absl import logging
 
 from emergency_ckpt.errors import ConfigError, CorruptData, LocalTierError
 from emergency_ckpt.tiers import files
+from emergency_ckpt.tiers.deletion import delete_contents
 from emergency_ckpt.tiers.manifest import NAME_PATTERN
+from emergency_ckpt.tiers.owners import OWNER_LOCK, Owner, read_owner, this_process, write_owner
 
-OWNER_LOCK = "owner.lock"
 READER_LOCK = "reader.lock"
-HOST_STATE_DIRECTORY = "host_state"
-QUARANTINE_DIRECTORY = "quarantine"
-KNOWN_COMPLETE = "known_complete.json"
 MAX_DIRECTORIES_PER_RUN = 1024
 MAX_RUNS = 1024
 _MAX_ATTEMPTS = 16  # lost races against deleters before giving up
+_LOCKED = -1
 
 _PROCESS_PATTERN = re.compile(r"process_\d{5,10}(\.\d{1,4})?")
-# Published names first: a deletion that is cut short leaves nothing that counts.
-_DELETE_ORDER = (
-    re.compile(r"slot_\d{1,2}\.manifest\.json"),
-    re.compile(r"known_complete\.json"),
-    re.compile(r"slot_\d{1,2}\.bin"),
-    re.compile(re.escape(files.TEMPORARY_PREFIX) + r".*"),
-)
-_HOST_STATE_SAVE = re.compile(r"[A-Za-z0-9._-]{1,160}")
-_HOST_STATE_FILE = re.compile(r"process_\d{5,10}_of_\d{5,10}\.json|\.tmp-.*")
-_QUARANTINE_FILE = re.compile(r"[A-Za-z0-9._-]{1,160}\.json|\.tmp-.*")
-
 _registry_lock = threading.Lock()
-_claims: weakref.WeakValueDictionary[tuple[int, int], Claim]
+
+
+class LockedDirectory:
+    """The descriptors of a locked directory, closed when nothing refers to this any more.
+
+    Attributes:
+      retired: no claim stands on it, only arrays that still read slots of the directory.
+    """
+
+    def __init__(self, lock_fd: int, dir_fd: int) -> None:
+        self.lock_fd = lock_fd
+        self.dir_fd = dir_fd
+        self.retired = False
+        self.close = weakref.finalize(self, _close_all, (lock_fd, dir_fd))
+
+
+_held: weakref.WeakValueDictionary[tuple[int, int], LockedDirectory] = weakref.WeakValueDictionary()
 
 
 class Claim:
     """The owner's lock on one process directory. Lives until ``release``, or the process's end."""
 
-    def __init__(self, path: Path, dir_fd: int, lock_fd: int, key: tuple[int, int]) -> None:
+    def __init__(self, path: Path, held: LockedDirectory) -> None:
         self.path = path
-        self.dir_fd = dir_fd
-        self.active = True
-        self._key = key
-        self._close = weakref.finalize(self, _close_all, (lock_fd, dir_fd))
+        self.dir_fd = held.dir_fd
+        self._held: LockedDirectory | None = held
+
+    @property
+    def held(self) -> LockedDirectory:
+        """What keeps the lock: for whoever must keep it longer than this claim is used."""
+        assert self._held is not None, "the claim was released"
+        return self._held
 
     def release(self) -> None:
         """Let go of the directory. Idempotent."""
+        held = self._let_go()
+        if held is None:
+            return
         with _registry_lock:
-            if self._close.alive:
-                _claims.pop(self._key, None)
-            self.active = False
-            # The number may soon mean another file: no later call may use it.
-            self.dir_fd = -1
-        self._close()
+            for key in [key for key, value in _held.items() if value is held]:
+                del _held[key]
+            held.close()
 
     def retire(self) -> None:
-        """Let go as soon as nothing refers to this claim any more.
+        """Let go as soon as nothing else refers to what is ``held``. Idempotent.
 
         Used while arrays still read slots of the directory: until they are gone the lock keeps
         other processes from writing there; this process may claim the directory again.
         """
-        with _registry_lock:
-            self.active = False
+        held = self._let_go()
+        if held is not None:
+            with _registry_lock:
+                held.retired = True
+
+    def _let_go(self) -> LockedDirectory | None:
+        held, self._held = self._held, None
+        # The number may soon mean another file: no later call may use it.
+        self.dir_fd = -1
+        return held
+
+    def sign(self, start: str) -> None:
+        """Put on record that this process owns the directory, as one of ``start``.
+
+        A failure is logged: the lock holds without it, and a full ramdisk must not stop a restore.
+        """
+        try:
+            write_owner(self.held.lock_fd, this_process(start))
+        except OSError as error:
+            logging.warning("no record of its owner in %s: %s", self.path, error)
 
     def delete(self) -> bool:
         """Delete the directory and let go; False when a reader still serves it (it then stays).
@@ -82,11 +111,11 @@ class Claim:
         Removes only names that this package gives; with anything else in it the rest stays.
         """
         reader_fd = _try_lock(READER_LOCK, self.dir_fd, fcntl.LOCK_EX, create=True)
-        if reader_fd is None:
+        if reader_fd is None or reader_fd == _LOCKED:
             self.release()
             return False
         try:
-            _delete_contents(self.dir_fd)
+            delete_contents(self.dir_fd)
             files.remove(READER_LOCK, self.dir_fd)
             files.remove(OWNER_LOCK, self.dir_fd)
             # Not empty: a new claimer made its lock file just now, the directory is its own.
@@ -95,9 +124,6 @@ class Claim:
         finally:
             os.close(reader_fd)
             self.release()
-
-
-_claims = weakref.WeakValueDictionary()
 
 
 class ReaderClaim:
@@ -117,11 +143,44 @@ def check_run_id(run_id: str) -> None:
         )
 
 
-def claim_directory(local_dir: Path, run_id: str, process_index: int) -> Claim:
+@dataclasses.dataclass(frozen=True)
+class Holder:
+    """A process that is not of this start of the job holds the lock on ``path``.
+
+    Attributes:
+      owner: its record; None when there is none to be read.
+    """
+
+    path: Path
+    owner: Owner | None
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the record is the holder's own, not that of somebody before it."""
+        return self.owner is not None and self.owner.is_running is not False
+
+    @property
+    def is_this_process(self) -> bool:
+        return self.owner is not None and self.owner.is_this_process
+
+    def describe(self) -> str:
+        """The process and its host, for people."""
+        if self.owner is None:
+            return "a process without a record"
+        text = f"process {self.owner.pid} on host {self.owner.hostname}"
+        return text if self.is_certain else f"a process that came after {text}, such as its child,"
+
+
+def claim_directory(
+    local_dir: Path, run_id: str, process_index: int, start: str = ""
+) -> Claim | Holder:
     """Claim a process directory of a run: that of this index, else any unlocked, else a new one.
 
     The index in the name is only a label: process ids may be permuted after a restart. Makes
-    what is missing (0700). ``LocalTierError`` when the ramdisk cannot be used. Does not block.
+    what is missing (0700). A directory that a process of another start holds is neither waited
+    for nor passed over: what it holds may be what this start is to restore. Passes over those
+    of processes of the same ``start``. ``LocalTierError`` when the ramdisk cannot be used. Does
+    not block.
     """
     label = f"process_{process_index:05d}"
     run_dir = local_dir / run_id
@@ -139,10 +198,10 @@ def claim_directory(local_dir: Path, run_id: str, process_index: int) -> Claim:
             names = itertools.chain([label], (f"{label}.{n}" for n in itertools.count(1)))
             fresh = (run_dir / name for name in names)
             for path in preferred + others:
-                if claim := try_claim(path):
-                    return claim
+                if (found := claim_existing(path, start)) is not None:
+                    return found
             new = next(path for path in fresh if not os.path.lexists(path))
-            if claim := _claim_new(new):
+            if claim := _claim_new(new, start):
                 return claim
     except OSError as error:
         raise files.local_error("claim", str(run_dir), error) from error
@@ -151,9 +210,21 @@ def claim_directory(local_dir: Path, run_id: str, process_index: int) -> Claim:
     )
 
 
+def claim_existing(path: Path, start: str) -> Claim | Holder | None:
+    """Claim one directory for ``start``; None when another process of it does, or it is gone."""
+    found = _registered_claim(path, create=True)
+    if isinstance(found, Claim):
+        found.sign(start)
+        return found
+    if found is None or (found.owner is not None and found.owner.start == start):
+        return None
+    return found
+
+
 def try_claim(path: Path) -> Claim | None:
     """Claim one existing directory; None when another owner lives or it has just vanished."""
-    return _registered_claim(path, create=True)
+    found = _registered_claim(path, create=True)
+    return found if isinstance(found, Claim) else None
 
 
 def read_claim(path: Path) -> ReaderClaim | None:
@@ -163,8 +234,8 @@ def read_claim(path: Path) -> ReaderClaim | None:
     except OSError:
         return None
     lock_fd = _try_lock(READER_LOCK, dir_fd, fcntl.LOCK_SH, create=False)
-    if lock_fd is None or not _same_file(os.fstat(dir_fd), path):
-        _close_all((dir_fd,) if lock_fd is None else (lock_fd, dir_fd))
+    if lock_fd is None or lock_fd == _LOCKED or not _same_file(os.fstat(dir_fd), path):
+        _close_all((dir_fd,) if lock_fd in (None, _LOCKED) else (lock_fd, dir_fd))
         return None
     return ReaderClaim(path, dir_fd, lock_fd)
 
@@ -204,7 +275,7 @@ def reclaim_other_runs(local_dir: Path, run_id: str) -> tuple[list[Path], list[s
             directories = process_directories(local_dir / name)
             for path in directories:
                 claim = _registered_claim(path, create=False)
-                if claim is not None and claim.delete():
+                if isinstance(claim, Claim) and claim.delete():
                     deleted.append(path)
                 elif claim is None:
                     # Perhaps made by a process that died before it had a lock file.
@@ -225,14 +296,15 @@ def _remove_empty(path: Path) -> None:
             raise
 
 
-def _claim_new(path: Path) -> Claim | None:
+def _claim_new(path: Path, start: str) -> Claim | None:
     with contextlib.suppress(FileExistsError, FileNotFoundError):
         path.mkdir(mode=files.DIRECTORY_MODE)
-        return _registered_claim(path, create=True)
+        found = claim_existing(path, start)
+        return found if isinstance(found, Claim) else None
     return None
 
 
-def _registered_claim(path: Path, *, create: bool) -> Claim | None:
+def _registered_claim(path: Path, *, create: bool) -> Claim | Holder | None:
     try:
         dir_fd = files.open_directory(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -240,27 +312,28 @@ def _registered_claim(path: Path, *, create: bool) -> Claim | None:
     status = os.fstat(dir_fd)
     key = (status.st_dev, status.st_ino)
     with _registry_lock:
-        retired = _claims.get(key)
-        if retired is not None and not retired.active:
+        held = _held.get(key)
+        if held is not None and held.retired:
             os.close(dir_fd)
-            retired.active = True
-            return retired
+            held.retired = False
+            return Claim(path, held)
         try:
             lock_fd = _try_lock(OWNER_LOCK, dir_fd, fcntl.LOCK_EX, create=create)
         except OSError:
             os.close(dir_fd)
             raise
-        if lock_fd is None or not _same_file(status, path):
-            _close_all((dir_fd,) if lock_fd is None else (lock_fd, dir_fd))
-            return None
-        claim = Claim(path, dir_fd, lock_fd, key)
-        _claims[key] = claim
+        if lock_fd is None or lock_fd == _LOCKED or not _same_file(status, path):
+            holder = Holder(path, read_owner(dir_fd)) if lock_fd == _LOCKED else None
+            _close_all((dir_fd,) if lock_fd in (None, _LOCKED) else (lock_fd, dir_fd))
+            return holder
+        held = _held[key] = LockedDirectory(lock_fd, dir_fd)
     if create:
         os.close(files.open_regular(READER_LOCK, dir_fd, os.O_RDWR | os.O_CREAT))
-    return claim
+    return Claim(path, held)
 
 
 def _try_lock(name: str, dir_fd: int, kind: int, *, create: bool) -> int | None:
+    """A locked descriptor; ``_LOCKED`` when somebody else has the lock; None without the file."""
     flags = os.O_RDWR | (os.O_CREAT if create else 0)
     try:
         fd = files.open_regular(name, dir_fd, flags)
@@ -271,7 +344,10 @@ def _try_lock(name: str, dir_fd: int, kind: int, *, create: bool) -> int | None:
         current = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
         if os.path.samestat(os.fstat(fd), current):
             return fd
-    except (BlockingIOError, FileNotFoundError):
+    except BlockingIOError:
+        os.close(fd)
+        return _LOCKED
+    except FileNotFoundError:
         pass
     os.close(fd)
     return None
@@ -287,32 +363,3 @@ def _same_file(status: os.stat_result, path: Path) -> bool:
 def _close_all(descriptors: tuple[int, ...]) -> None:
     for fd in descriptors:
         os.close(fd)
-
-
-def _delete_contents(dir_fd: int) -> None:
-    names = os.listdir(dir_fd)
-    for pattern in _DELETE_ORDER:
-        for name in names:
-            if pattern.fullmatch(name):
-                files.remove(name, dir_fd)
-    _delete_tree(HOST_STATE_DIRECTORY, dir_fd, (_HOST_STATE_SAVE, _HOST_STATE_FILE))
-    _delete_tree(QUARANTINE_DIRECTORY, dir_fd, (_QUARANTINE_FILE,))
-
-
-def _delete_tree(name: str, parent_fd: int, levels: Sequence[re.Pattern[str]]) -> None:
-    try:
-        dir_fd = files.open_directory(name, parent_fd=parent_fd)
-    except OSError:
-        return  # absent, or not ours: then the directory above stays too
-    try:
-        for entry in os.listdir(dir_fd):
-            if not levels[0].fullmatch(entry):
-                continue
-            if len(levels) > 1:
-                _delete_tree(entry, dir_fd, levels[1:])
-            else:
-                files.remove(entry, dir_fd)
-        with contextlib.suppress(OSError):
-            os.rmdir(name, dir_fd=parent_fd)
-    finally:
-        os.close(dir_fd)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from emergency_ckpt.core.inventory import HeldHostState
 from emergency_ckpt.errors import CheckpointError, CorruptData, HostStateError, RamdiskFull
 from emergency_ckpt.tiers import files
-from emergency_ckpt.tiers.claims import HOST_STATE_DIRECTORY
+from emergency_ckpt.tiers.deletion import HOST_STATE_DIRECTORY
 from emergency_ckpt.tiers.host_state import HostStateDocument, decode, document_name
 from emergency_ckpt.types import MAX_HOST_STATE_BYTES, SaveId
 

@@ -6,17 +6,21 @@ else may be called from any thread meanwhile. Nothing here is collective.
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 from absl import logging
 
-from emergency_ckpt import _native
+from emergency_ckpt._native import Mapping
 from emergency_ckpt.errors import LocalTierError, SlotBusy
 from emergency_ckpt.tiers import claims, files
 from emergency_ckpt.tiers.held_copies import HeldCopies
+from emergency_ckpt.tiers.old_lives import claim_or_wait
+from emergency_ckpt.tiers.prefault import Prefaulter
 from emergency_ckpt.tiers.process_directory import ProcessDirectory
 from emergency_ckpt.tiers.slot_choice import (
     SLOTS_AT_REST,
@@ -30,7 +34,6 @@ from emergency_ckpt.types import SaveId, Writer
 
 __all__ = ["LocalTier", "SlotWriter"]
 
-_PREFAULT_PIECE_BYTES = 64 << 20
 _SMALL_FILES_BYTES = 1 << 20  # room beside the slots, for manifests and host states
 _CLOSE_TIMEOUT_S = 30.0
 
@@ -47,8 +50,10 @@ class LocalTier(HeldCopies):
         host_state_limit_bytes: int,
         copy_threads: int,
         slots: int = SLOTS_AT_REST,
+        start: str = "",
     ) -> None:
         super().__init__(own, copy_threads)
+        self._start = start
         self._run_dir = run_dir
         self._writer = writer
         self._host_state_limit_bytes = host_state_limit_bytes
@@ -60,8 +65,7 @@ class LocalTier(HeldCopies):
         # Serialises what may take long, so that _lock is held for moments only.
         self._saving = threading.Lock()
         self._closing = threading.Event()
-        self._prefaulter: threading.Thread | None = None
-        self._to_prefault: list[int | None] = []  # asked for, and not begun
+        self._prefaulter = Prefaulter(str(self.path), self.reserve, self._mappings, copy_threads)
 
     @classmethod
     def open(
@@ -73,20 +77,28 @@ class LocalTier(HeldCopies):
         host_state_limit_bytes: int,
         copy_threads: int,
         slots: int = SLOTS_AT_REST,
+        start: str = "",
+        wait_s: float = 0.0,
     ) -> LocalTier:
         """Claim ``<local_dir>/<run_id>/<process directory>/`` and scan what it holds.
 
         Takes the directory named for ``writer.process_index``, else any of this run that no live
-        process owns, else makes its own. Deletes the directories of other runs that nobody owns
+        process owns, else makes its own. One that a process of another ``start`` holds is waited
+        for, ``wait_s`` seconds. Deletes the directories of other runs that nobody owns
         or serves. What is wrong with what it finds is quarantined, never raised. Until the
         first ``protect`` or ``note_complete`` every save found is protected. ``slots``: how many
         there are at rest, one more than the whole steps to keep.
 
-        ``ConfigError`` for a bad run id, ``LocalTierError`` when the ramdisk cannot be used.
-        Does not wait for anything. The claim ends with ``close`` or with the process.
+        ``ConfigError`` for a bad run id, ``LocalTierError`` when the ramdisk cannot be used, or an
+        earlier life of the run does not let go of it. The claim ends with ``close`` or with the
+        process.
         """
         claims.check_run_id(run_id)
-        claim = claims.claim_directory(local_dir, run_id, writer.process_index)
+        claim = claim_or_wait(
+            lambda: claims.claim_directory(local_dir, run_id, writer.process_index, start),
+            run_id,
+            wait_s,
+        )
         try:
             deleted, failed = claims.reclaim_other_runs(local_dir, run_id)
             own = ProcessDirectory(claim, run_id, host_state_limit_bytes)
@@ -104,6 +116,7 @@ class LocalTier(HeldCopies):
             host_state_limit_bytes=host_state_limit_bytes,
             copy_threads=copy_threads,
             slots=slots,
+            start=start,
         )
 
     @property
@@ -124,17 +137,20 @@ class LocalTier(HeldCopies):
             return False
         return True
 
-    def adopt_orphans(self) -> None:
+    def adopt_orphans(self, wait_s: float = 0.0) -> None:
         """Lock what is left unowned of this run, and offer it too; it is never written.
 
-        To be called when all processes of the job have claimed their directories.
+        To be called when all processes of the job have claimed their directories. Waits, so many
+        seconds, for processes of another start; ``LocalTierError`` when one holds on.
         """
         self._check_open("adopt orphans beside")
         for path in claims.process_directories(self._run_dir):
             if path == self._own.claim.path:
                 continue
             try:
-                claim = claims.try_claim(path)
+                claim = claim_or_wait(
+                    partial(claims.claim_existing, path, self._start), self._run_dir.name, wait_s
+                )
                 if claim is None:
                     continue
                 orphan = ProcessDirectory(claim, self._run_dir.name, self._host_state_limit_bytes)
@@ -207,12 +223,7 @@ class LocalTier(HeldCopies):
         room: saves wait for it. What is asked for while that thread is at work, it does next.
         Changes no byte. A failure is logged; the next save meets it.
         """
-        with self._lock:
-            self._to_prefault.append(reserve_bytes)
-            if self._prefaulter is None or not self._prefaulter.is_alive():
-                # Not a daemon: one that is inside native code when the interpreter ends aborts it.
-                self._prefaulter = threading.Thread(None, self._prefault_all, "eckpt-prefault")
-                self._prefaulter.start()
+        self._prefaulter.ask(reserve_bytes)
 
     def begin_write(
         self, save: SaveId, nbytes: int, *, allow_extra: bool = False, sparse: bool = False
@@ -329,8 +340,12 @@ class LocalTier(HeldCopies):
         if self._closing.is_set():
             return
         self._closing.set()
-        if (prefaulter := self._prefaulter) is not None:
-            prefaulter.join(_CLOSE_TIMEOUT_S)
+        self._prefaulter.close(_CLOSE_TIMEOUT_S)
+        with self._lock:
+            lent = any(slot.lent for place in self._directories() for slot in place.slots)
+        if lent:
+            # JAX keeps the host memory of deleted arrays until the next collection.
+            gc.collect()
         with self._lock:
             for place in self._directories():
                 place.close()
@@ -371,27 +386,6 @@ class LocalTier(HeldCopies):
             self._own.slots.append(slot)
         return slot
 
-    def _prefault_all(self) -> None:
-        while True:
-            with self._lock:
-                if not self._to_prefault:
-                    self._prefaulter = None
-                    return
-                asked, self._to_prefault = self._to_prefault, []
-            self._prefault(max((size for size in asked if size is not None), default=None))
-
-    def _prefault(self, reserve_bytes: int | None) -> None:
-        try:
-            if reserve_bytes is not None:
-                self.reserve(reserve_bytes)
-            with self._lock:
-                mappings = [slot.mapping for slot in self._own.slots]
-            for mapping in mappings:
-                for offset in range(0, mapping.size_bytes, _PREFAULT_PIECE_BYTES):
-                    if self._closing.is_set() or not threading.main_thread().is_alive():
-                        return
-                    nbytes = min(_PREFAULT_PIECE_BYTES, mapping.size_bytes - offset)
-                    _native.prefault(mapping, offset, nbytes, self._threads)
-        except (OSError, ValueError, LocalTierError) as error:
-            # ValueError: the slot was dropped meanwhile.
-            logging.warning("prefault of %s: %s; saves are slower", self.path, error)
+    def _mappings(self) -> list[Mapping]:
+        with self._lock:
+            return [slot.mapping for slot in self._own.slots]

@@ -11,7 +11,8 @@ from absl import logging
 
 from emergency_ckpt.errors import CheckpointError, CorruptData
 from emergency_ckpt.tiers import files
-from emergency_ckpt.tiers.claims import KNOWN_COMPLETE, QUARANTINE_DIRECTORY, Claim
+from emergency_ckpt.tiers.claims import Claim
+from emergency_ckpt.tiers.deletion import KNOWN_COMPLETE, QUARANTINE_DIRECTORY
 from emergency_ckpt.tiers.host_state_store import HostStateStore
 from emergency_ckpt.tiers.manifest import check_save
 from emergency_ckpt.tiers.slot_choice import adds_nothing

@@ -21,12 +21,12 @@ from emergency_ckpt.core.inventory import HeldHostState, HeldTensors, HolderInve
 from emergency_ckpt.errors import CorruptData, HostStateError, LocalTierError, NotHeld
 from emergency_ckpt.tiers import files
 from emergency_ckpt.tiers.claims import (
-    HOST_STATE_DIRECTORY,
     ReaderClaim,
     check_run_id,
     process_directories,
     read_claim,
 )
+from emergency_ckpt.tiers.deletion import HOST_STATE_DIRECTORY
 from emergency_ckpt.tiers.host_state import document_name
 from emergency_ckpt.tiers.host_state_store import (
     DOCUMENT_PATTERN,

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from emergency_ckpt._native import Mapping
 from emergency_ckpt.errors import CorruptData, LocalTierError, RamdiskFull
 from emergency_ckpt.tiers import files
-from emergency_ckpt.tiers.claims import Claim
+from emergency_ckpt.tiers.claims import Claim, LockedDirectory
 from emergency_ckpt.tiers.manifest import MAX_MANIFEST_BYTES, decode_manifest, end_of
 from emergency_ckpt.types import Contents, SaveId
 
@@ -54,7 +54,7 @@ class LentCount:
 
     def lease(self, claim: Claim) -> object:
         """An owner for one view. The caller holds the tier's lock."""
-        lease = _Lease(self, claim)
+        lease = _Lease(self, claim.held)
         weakref.finalize(lease, self._returned.append, None).atexit = False
         self._lent += 1
         return lease
@@ -70,11 +70,11 @@ class LentCount:
 class _Lease:
     """Keeps the count, and the lock on the directory, while a view is alive."""
 
-    __slots__ = ("__weakref__", "_claim", "_count")
+    __slots__ = ("__weakref__", "_count", "_held")
 
-    def __init__(self, count: LentCount, claim: Claim) -> None:
+    def __init__(self, count: LentCount, held: LockedDirectory) -> None:
         self._count = count
-        self._claim = claim
+        self._held = held
 
 
 _counts_lock = threading.Lock()

@@ -11,7 +11,7 @@ import signal
 import sys
 from pathlib import Path
 
-from tiers_support import LAYOUT, document, fill, open_tier, save_id
+from tiers_support import LAYOUT, complete_save, document, fill, open_tier, save_id
 
 from emergency_ckpt.tiers import claims
 from emergency_ckpt.tiers.local import LocalTier
@@ -70,6 +70,9 @@ def main() -> None:
     elif what == "hold":
         tier = open_tier(ramdisk, run_id=argument)
         print(tier.path.name, flush=True)
+    elif what == "old_life":
+        tier = open_tier(ramdisk, process_index=int(argument), start="an earlier start")
+        complete_save(tier, 40)
     elif what == "save":
         tier = open_tier(ramdisk)
         tier.reserve(LAYOUT.size_bytes)

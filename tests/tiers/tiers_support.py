@@ -37,7 +37,13 @@ assert LAYOUT.shards[W_SHARD].shard == SHARDS[0][0]
 
 
 def open_tier(
-    ramdisk: Path, *, run_id: str = RUN_ID, process_index: int = 0, slots: int = SLOTS_AT_REST
+    ramdisk: Path,
+    *,
+    run_id: str = RUN_ID,
+    process_index: int = 0,
+    slots: int = SLOTS_AT_REST,
+    start: str = "this start",
+    wait_s: float = 0.0,
 ) -> LocalTier:
     return LocalTier.open(
         ramdisk,
@@ -46,6 +52,8 @@ def open_tier(
         host_state_limit_bytes=HOST_STATE_LIMIT_BYTES,
         copy_threads=2,
         slots=slots,
+        start=start,
+        wait_s=wait_s,
     )
 
 

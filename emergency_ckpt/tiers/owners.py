@@ -1,0 +1,89 @@
+"""The record of a directory's owner: written into the file that it locks, read by later starts.
+
+The lock says that a process lives; the record says which one, and of which start of the job.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import msgspec
+
+from emergency_ckpt.errors import CorruptData
+from emergency_ckpt.tiers import files
+
+OWNER_LOCK = "owner.lock"
+_MAX_RECORD_BYTES = 4096
+
+
+class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One process of one start of a job.
+
+    Attributes:
+      start: the name of the start, equal on all of its processes.
+      system: names the boot of the kernel and the namespace in which ``pid`` is a number.
+      born: start of the process, in clock ticks since that boot: numbers are used again.
+    """
+
+    format: int
+    start: str
+    pid: int
+    born: int
+    system: str
+    hostname: str
+
+    @property
+    def is_this_process(self) -> bool:
+        """Whether this very process wrote it."""
+        return (self.pid, self.system) == (os.getpid(), _system()) and self.is_running is True
+
+    @property
+    def is_running(self) -> bool | None:
+        """Whether the process lives; None where its number means nothing here."""
+        if self.system != _system():
+            return None
+        return _born(self.pid) == self.born
+
+
+def this_process(start: str) -> Owner:
+    """Return the record of this process as one of ``start``."""
+    pid = os.getpid()
+    return Owner(1, start, pid, _born(pid) or 0, _system(), socket.gethostname()[:255])
+
+
+def write_owner(lock_fd: int, owner: Owner) -> None:
+    """Write the record into the locked file. OSError.
+
+    Not atomic: a reader may find the one before it, or part of one, for a moment.
+    """
+    data = msgspec.json.encode(owner)
+    os.pwrite(lock_fd, data, 0)
+    os.ftruncate(lock_fd, len(data))
+
+
+def read_owner(dir_fd: int) -> Owner | None:
+    """Return the record of who locked the directory last; None when there is none to be read."""
+    try:
+        data = files.read_bounded(OWNER_LOCK, dir_fd, _MAX_RECORD_BYTES)
+        return msgspec.json.decode(data, type=Owner)
+    except (OSError, CorruptData, msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+
+
+def _system() -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return socket.gethostname()[:255]
+
+
+def _born(pid: int) -> int | None:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # The second field is a name in parentheses, in which anything may stand.
+    return int(stat.rpartition(")")[2].split()[19])

@@ -1,0 +1,81 @@
+"""Touching the pages of slots in the background, so that saves find them mapped."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from absl import logging
+
+from emergency_ckpt import _native
+from emergency_ckpt._native import Mapping
+from emergency_ckpt.errors import LocalTierError
+
+_PIECE_BYTES = 64 << 20
+
+
+class Prefaulter:
+    """One thread at a time, made when there is something to do. Thread-safe.
+
+    Args:
+      reserve: makes sure of the slots, of so many bytes each.
+      mappings: gives the memory of all slots.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        reserve: Callable[[int], None],
+        mappings: Callable[[], Sequence[Mapping]],
+        threads: int,
+    ) -> None:
+        self._name = name
+        self._reserve = reserve
+        self._mappings = mappings
+        self._threads = threads
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._asked: list[int | None] = []  # and not begun
+
+    def ask(self, reserve_bytes: int | None) -> None:
+        """Touch all pages, after ``reserve`` of so many bytes if given. Returns at once.
+
+        What is asked for while the thread is at work, it does next. Changes no byte. A failure is
+        logged; the next save meets it.
+        """
+        with self._lock:
+            self._asked.append(reserve_bytes)
+            if self._thread is None or not self._thread.is_alive():
+                # Not a daemon: one that is inside native code when the interpreter ends aborts it.
+                self._thread = threading.Thread(None, self._run, "eckpt-prefault")
+                self._thread.start()
+
+    def close(self, timeout_s: float) -> None:
+        """End the thread; waits for it so long at most."""
+        self._closing.set()
+        if (thread := self._thread) is not None:
+            thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._asked:
+                    self._thread = None
+                    return
+                asked, self._asked = self._asked, []
+            self._prefault(max((size for size in asked if size is not None), default=None))
+
+    def _prefault(self, reserve_bytes: int | None) -> None:
+        try:
+            if reserve_bytes is not None:
+                self._reserve(reserve_bytes)
+            for mapping in self._mappings():
+                for offset in range(0, mapping.size_bytes, _PIECE_BYTES):
+                    if self._closing.is_set() or not threading.main_thread().is_alive():
+                        return
+                    nbytes = min(_PIECE_BYTES, mapping.size_bytes - offset)
+                    _native.prefault(mapping, offset, nbytes, self._threads)
+        except (OSError, ValueError, LocalTierError) as error:
+            # ValueError: the slot was dropped meanwhile.
+            logging.warning("prefault of %s: %s; saves are slower", self._name, error)
