@@ -44,7 +44,8 @@ def from_maxtext(flags: object, **settings: Any) -> CheckpointerConfig:
       enable_continuous_checkpointing: the persistent tier saves as soon as the save before is
         whole, instead of every ``checkpoint_period`` steps, and so does the local tier where
         ``local_checkpoint_period`` is above 0.
-      max_num_checkpoints_to_keep: newest steps kept in the persistent tier; None keeps all.
+      max_num_checkpoints_to_keep: newest steps kept in the persistent tier; None keeps all, and so
+        does the text that MaxText's base.yml has.
       checkpoint_period, local_checkpoint_period: steps between saves to the persistent and to the
         local tier; 0 for none.
 
@@ -133,6 +134,8 @@ def _when(period: int, continuous: bool) -> SavePolicy:
 
 def _values(flags: object) -> dict[str, Any]:
     values = {name: _flag(flags, name, default) for name, default in DEFAULTS.items()}
+    # As base.yml has it: YAML knows no None.
+    values |= {n: None for n, value in values.items() if value == "None" and DEFAULTS[n] is None}
     problems = _problems(values)
     if problems:
         raise ConfigError(problems, target="MaxText's flags")

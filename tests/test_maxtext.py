@@ -39,6 +39,12 @@ def test_periods() -> None:
     assert made.keep_last_n == 3
 
 
+def test_max_num_checkpoints_as_text_keeps_all() -> None:
+    assert config(max_num_checkpoints_to_keep="None").keep_last_n is None
+    with pytest.raises(ConfigError, match="checkpoint_period"):
+        config(checkpoint_period="None")
+
+
 def test_continuous() -> None:
     made = config(
         enable_continuous_checkpointing=True,

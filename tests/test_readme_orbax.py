@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import grain.python as grain
@@ -47,6 +48,13 @@ class Training:
     def state(self) -> dict[str, Any]:
         rows = NamedSharding(self.mesh, P("data"))
         return {"sum": jax.device_put(np.zeros(8, np.float32), rows), "flags": np.ones(3, bool)}
+
+    def arrays(self) -> dict[str, Any]:
+        """As MaxText's state: arrays alone, each with its sharding."""
+        return {
+            **self.state(),
+            "flags": jax.device_put(np.ones(3, bool), NamedSharding(self.mesh, P())),
+        }
 
     def abstract(self) -> Any:
         return jax.tree.map(ocp.utils.to_shape_dtype_struct, self.state())
@@ -102,51 +110,71 @@ def test_the_loop_for_users_of_orbax(root: Path) -> None:
     assert np.array_equal(state["sum"], wanted["sum"])
 
 
-def changed_maxtext() -> dict[str, Any]:
-    """What stands for MaxText's module, with the README's change made."""
-    source = (HERE / "maxtext_double.py").read_text()
-    lines = [line for line in block("maxtext") if not line.startswith("@@")]
-    hunks = re.findall(r"((?:^-.*\n)+)((?:^\+.*\n)+)", "\n".join(lines) + "\n", re.MULTILINE)
+MAXTEXT = HERE / "maxtext_double"
+
+
+def maxtext_sources() -> dict[str, str]:
+    """The modules that stand for MaxText's, by their paths there, with the README's change made."""
+    parts = re.split(r"^@@ (.*)$\n", "\n".join(block("maxtext")) + "\n", flags=re.MULTILINE)[1:]
+    hunks = list(zip(parts[::2], parts[1::2], strict=True))
     assert len(hunks) == 3
-    for old, new in hunks:
-        before = [line[1:].strip() for line in old.splitlines()]
-        found = re.search(
-            r"^( *)" + r"\n *".join(map(re.escape, before)) + "$", source, re.MULTILINE
-        )
-        assert found is not None, before
-        after = "\n".join(found.group(1) + line[1:].strip() for line in new.splitlines())
-        source = source.replace(found.group(0), after)
-    module: dict[str, Any] = {}
-    exec(compile(source, "maxtext_double.py", "exec"), module)
-    return module
+    sources: dict[str, str] = {}
+    for where, text in hunks:
+        match = re.fullmatch(r"((?:\n?-.*)+)\n((?:\n?\+.*)+)\n", text)
+        assert match is not None, text
+        old, new = ([line[1:].strip() for line in side.split("\n")] for side in match.groups())
+        for path in re.findall(r"src/\S+\.py", where):
+            source = sources.get(path) or (MAXTEXT / Path(path).name).read_text()
+            found = re.search(
+                r"^( *)" + r"\n *".join(map(re.escape, old)) + "$", source, re.MULTILINE
+            )
+            assert found is not None, (path, old)
+            after = "\n".join(found.group(1) + line for line in new)
+            sources[path] = source.replace(found.group(0), after)
+    return sources
 
 
-def test_the_change_in_maxtext(root: Path) -> None:
-    module, training = changed_maxtext(), Training()
-    assert module["EmergencyCheckpointManager"] is emergency.CheckpointManager
-    config = SimpleNamespace(
-        local_checkpoint_directory=str(root / "local"),
-        checkpoint_dir=str(root / "persistent"),
-        local_checkpoint_period=2,
-        checkpoint_period=5,
+@pytest.fixture
+def maxtext(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    sources = maxtext_sources()
+    assert sorted(Path(path).stem for path in sources) == sorted(
+        p.stem for p in MAXTEXT.glob("*.py")
     )
+    modules: dict[str, ModuleType] = {}
+    for path in sorted(sources, key=lambda path: "emergency" not in path):
+        module = modules[Path(path).stem] = ModuleType(Path(path).stem)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        exec(compile(sources[path], path, "exec"), module.__dict__)
+    return SimpleNamespace(**modules)
+
+
+def test_the_change_in_maxtext(root: Path, maxtext: SimpleNamespace) -> None:
+    checkpointing, training = maxtext.checkpointing, Training()
+    assert checkpointing.EmergencyCheckpointManager is emergency.CheckpointManager
     (root / "local").mkdir()
-    abstract = training.abstract()
-    manager = module["create"](config, training.mesh, abstract)
+    abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, training.arrays())
+
+    def create() -> Any:
+        return maxtext.emergency_checkpointing.create_emergency_checkpoint_manager(
+            str(root / "local"), str(root / "persistent"), training.mesh, abstract, 2, 5
+        )
+
+    manager = create()
     data = SimpleNamespace(local_iterator=training.data())
-    assert module["load"](manager, data, abstract) is None
-    state = training.state()
+    assert checkpointing.load_state_if_possible(manager, data, abstract) == (None, None)
+    state = training.arrays()
     for step in range(9):
         state = training.step(state, next(data.local_iterator))
-        module["save"](manager, step, state, data)
-    module["last_save"](manager, 8, state, data)
+        checkpointing.save_checkpoint(manager, step, state, data)
+    checkpointing.last_save(manager, 8, state, data)
     assert manager.all_steps() == [0, 5, 8]
     following = [next(data.local_iterator) for _ in range(3)]
     # The next life: another manager over the same directories, an iterator at its beginning.
-    manager = module["create"](config, training.mesh, abstract)
+    manager = create()
     again = SimpleNamespace(local_iterator=training.data())
-    restored, none = module["load"](manager, again, abstract)
+    restored, none = checkpointing.load_state_if_possible(manager, again, abstract)
     assert none is None
-    assert np.array_equal(restored["sum"], state["sum"])
+    overlay = maxtext.maxtext_utils.overlay(manager, restored)
+    assert np.array_equal(overlay["sum"], state["sum"])
     assert [next(again.local_iterator) for _ in range(3)] == following
     manager.close()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 from emergency_ckpt.core.save_decision import plain_metrics
@@ -50,6 +51,66 @@ def host_state_of(
         _CUSTOM_METADATA: None if custom_metadata is None else dict(custom_metadata),
         _METRICS: plain_metrics(metrics),
     }
+
+
+class RestoreTarget(NamedTuple):
+    """What is restored into, and what of it is given back.
+
+    Attributes:
+      state: the manager's abstract state, with what ``args`` say of its leaves.
+      paths: of the leaves that are given back, in the order of ``treedef``; None: all.
+    """
+
+    state: Any
+    paths: tuple[str, ...] | None = None
+    treedef: Any = None
+
+    def part_of(self, restored: Any) -> Any:
+        """What the caller gets of the restored state."""
+        if self.paths is None:
+            return restored
+        leaves, _ = _by_path(restored)
+        return jax.tree.unflatten(self.treedef, [leaves[path] for path in self.paths])
+
+
+def restore_target(args: object, abstract_state: Any) -> RestoreTarget:
+    """The target of ``restore``: ``abstract_state``, or part of it with ``partial_restore``.
+
+    Raises:
+      ValueError: ``args`` ask for a transformation, or for a partial restore of leaves that
+        ``abstract_state`` does not have, or has with other shapes or dtypes.
+    """
+    given = {} if args is None else _items(args, "restore")
+    state = given.get(STATE)
+    for name in ("transforms", "legacy_transform_fn"):
+        if getattr(state, name, None) is not None:
+            raise ValueError(f"{name} is not supported: transform the restored state")
+    item = getattr(state, "item", None)
+    if item is None or not getattr(state, "partial_restore", False):
+        return RestoreTarget(abstract_state)
+    wanted, treedef = _by_path(item)
+    known, whole_treedef = _by_path(abstract_state)
+    unknown = [path for path, leaf in wanted.items() if not _is_same(leaf, known.get(path))]
+    if unknown:
+        raise ValueError(
+            f"partial_restore: {len(unknown)} leaves of item are not those of abstract_state,"
+            f" such as {unknown[:4]}; build the manager with the state that is restored"
+        )
+    if len(wanted) == len(known):
+        return RestoreTarget(abstract_state)
+    leaves = [wanted.get(path, leaf) for path, leaf in known.items()]
+    return RestoreTarget(jax.tree.unflatten(whole_treedef, leaves), tuple(wanted), treedef)
+
+
+def _is_same(leaf: Any, known: Any) -> bool:
+    kinds = [(np.shape(x), getattr(x, "dtype", type(x))) for x in (leaf, known)]
+    return known is not None and kinds[0] == kinds[1]
+
+
+def _by_path(tree: Any) -> tuple[dict[str, Any], Any]:
+    flat, treedef = jax.tree_util.tree_flatten_with_path(tree)
+    keys = (jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in flat)
+    return dict(zip(keys, (leaf for _, leaf in flat), strict=True)), treedef
 
 
 def target_for(args: object) -> dict[str, Any] | None:

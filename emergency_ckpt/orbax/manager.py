@@ -50,7 +50,8 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
     - ``save(force=True)`` of a step that is there already returns False.
 
     What is the same and may surprise: ``restore`` gives back ``abstract_state``, whatever ``args``
-    say of ``state``; the local directory of a job of several slices must exist;
+    say of ``state`` but with ``partial_restore``; with one slice nothing is saved to RAM, unless
+    ``with_one_slice`` says so; the local directory of a job of several slices must exist;
     ``wait_until_finished`` raises the error of a background save; ``save`` waits for the save
     before it. ``item_handlers``, ``handler_registry`` are not used.
 
@@ -85,6 +86,11 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         if not self._one_slice and not local.exists():
             raise FileNotFoundError(f"{local} does not exist: create the local directory first")
         self._config = self._config_of(local, logger)
+        if self._one_slice and not options.local.read_only and not self._saves_locally:
+            logging.warning(
+                "the mesh has one slice: nothing is saved to RAM, as with Orbax;"
+                " LocalCheckpointOptions(with_one_slice=True) saves there too"
+            )
         self._run_id = run_id_of(str(self._directory))
         self._closed = False
         self._latest: int | None = None
@@ -111,6 +117,10 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
             )
         further = getattr(self._options, "settings", {})
         return Config().set(**with_further(settings, further))
+
+    @property
+    def _saves_locally(self) -> bool:
+        return "local" in self._config.save_plans()
 
     def _survey(self) -> list[int]:
         """All whole steps; from then on none up to the newest is due. Collective."""
@@ -261,20 +271,23 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
 
         Returns ``Composite`` with ``state``, of the structure, dtypes and shardings of
         ``abstract_state``; and with ``dataset`` where ``args`` has it: an object with ``set_state``
-        is repositioned in place, for JSON the value is returned.
+        is repositioned in place, for JSON the value is returned. With ``partial_restore`` only the
+        leaves of its ``item`` are given back, in the structure and shardings of that.
 
         Raises the same kind of error on all processes:
           FileNotFoundError: there is no such step, or none at all.
-          StateMismatch: ``abstract_state`` is not what was saved. HostStateError: no ``dataset``
-          was saved, or by another number of processes. Unrecoverable, RestoreFailed,
+          ValueError: ``args`` ask for a transformation, or for leaves that ``abstract_state`` has
+          not. StateMismatch: ``abstract_state`` is not what was saved. HostStateError: no
+          ``dataset`` was saved, or by another number of processes. Unrecoverable, RestoreFailed,
           DeadlineExceeded: as ``EmergencyCheckpointer.restore``.
         """
         self._open_again_where_lost()
         target = items.target_for(args)
+        wanted = items.restore_target(args, self._abstract_state)
         try:
             found, state = self._checkpointer.restore(
                 step,
-                state=self._abstract_state,
+                state=wanted.state,
                 host_state=target,
                 keep_newer=step is not None,
             )
@@ -283,6 +296,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         if found is None:
             raise FileNotFoundError(f"there are no steps in {self._directory} nor in RAM")
         self._latest = found if self._latest is None or step is None else max(self._latest, found)
+        state = wanted.part_of(state)
         if target is None:
             return ocp.args.Composite(state=state)
         return ocp.args.Composite(state=state, dataset=items.dataset_in(target, found))
