@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import orbax.checkpoint as ocp
 
+from emergency_ckpt.tiers.orbax_writing import OURS
 from emergency_ckpt.tiers.persistent import PersistentTier
 from emergency_ckpt.tiers.removal import StepShelf
 from emergency_ckpt.types import LeafSpec, SaveId
@@ -22,7 +23,11 @@ def fill(
     shelf = StepShelf(tier)
     with ocp.CheckpointManager(directory) as manager:
         for step in steps:
-            manager.save(step, args=ocp.args.StandardSave({"w": np.full(4, step)}))
+            manager.save(
+                step,
+                args=ocp.args.StandardSave({"w": np.full(4, step)}),
+                custom_metadata={OURS: {}},
+            )
     for step in steps:
         tier.write_document(step, 0, 1, b"{}")
         if metrics is not None:

@@ -223,3 +223,22 @@ def test_folders_of_others_are_no_steps(tmp_path: Path) -> None:
     _write(directory, {"step_prefix": "checkpoint"}, TENSORS)
     with _open(directory) as ckpt:
         assert ckpt.restore(state=specs())[0] == 7
+
+
+def test_restore_of_a_replaced_plain_step_loads_the_new_one(start: Any, directory: str) -> None:
+    """RAM holds what was loaded under this number before."""
+    with start() as ckpt:
+        _, state = ckpt.restore(state=specs())
+        assert same_bits(state, state_at(7))
+    with ocp.CheckpointManager(directory) as manager:
+        manager.delete(7)
+        manager.save(7, args=ocp.args.StandardSave(state_at(8)))
+        manager.wait_until_finished()
+    with start() as ckpt:
+        step, state = ckpt.restore(state=specs())
+        assert step == 7
+        assert same_bits(state, state_at(8))
+        assert ckpt.last_restore.tier == "persistent"
+    with start() as ckpt:  # and that one lies in RAM now
+        ckpt.restore(state=specs())
+        assert ckpt.last_restore.tier == "local"

@@ -5,6 +5,7 @@ As in ``types``, the garbage collector does not look at those of which there are
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import msgspec
@@ -53,14 +54,37 @@ class HolderInventory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, g
 
 
 class PersistentStep(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):
-    """A step of the persistent tier that carries both of its markers.
+    """A step of the persistent tier that carries both of its markers, or plain Orbax's.
 
-    ``process_count`` is the number of host states; ``has_host_state`` is False when all are empty.
+    Attributes:
+      process_count: the number of host states.
+      has_host_state: False when all are empty.
+      incarnation: of the save; of a step of plain Orbax see ``plain_incarnation``.
+      problem: why it must not be restored, although it is there; empty when it may.
     """
 
     step: int
     process_count: int
     has_host_state: bool
+    incarnation: str = ""
+    problem: str = ""
+
+
+_PLAIN = re.compile(r"[0-9a-f]{12}-orbax(-[0-9a-f]+)?")
+
+
+def plain_incarnation(committed_ms: int, digest: str) -> str:
+    """Stands for the life of a step that plain Orbax wrote: when, and which of them.
+
+    It sorts among those of our own lives by the clock. A step that is written again under the same
+    number has another one.
+    """
+    return f"{min(max(committed_ms, 0), (1 << 48) - 1):012x}-orbax-{digest}"
+
+
+def is_plain(incarnation: str) -> bool:
+    """Whether it is of plain Orbax."""
+    return _PLAIN.fullmatch(incarnation) is not None
 
 
 class Quarantined(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):

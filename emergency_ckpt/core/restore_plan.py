@@ -1,8 +1,8 @@
 """Which step to restore, and where each process gets its part of it. Pure.
 
-The newest whole step wins, over both tiers; a step in both is taken from the local tier, and of
-two whole saves of one step the one of the later incarnation. Parts of different saves are never
-put together. Each newer save that is passed over is reported with what it lacked.
+The newest whole step wins, over both tiers; of two whole saves of one step the one of the later
+incarnation, and a save that is in both tiers is taken from the local one. Parts of different saves
+are never put together. Each newer save that is passed over is reported with what it lacked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from emergency_ckpt.core.host_state_choice import (
     HostStates,
     choose_host_states,
 )
-from emergency_ckpt.core.inventory import Inventory, PersistentStep, Quarantined
+from emergency_ckpt.core.inventory import Inventory, PersistentStep, Quarantined, is_plain
 from emergency_ckpt.core.leaf_comparison import compare_leaves
 from emergency_ckpt.core.plan_types import (
     MAX_REJECTIONS,
@@ -128,10 +128,16 @@ def _newest_first(
     for part in sifted.saves:
         local.setdefault(part.save.step, []).append(part)
     for step in sorted(local.keys() | persistent.keys(), reverse=True):
-        if requested_step is None or step == requested_step:
-            yield from local.get(step, ())
-            if step in persistent:
-                yield persistent[step]
+        if requested_step is not None and step != requested_step:
+            continue
+        stored = persistent.get(step)
+        for part in local.get(step, ()):  # the latest life first
+            if stored is not None and stored.incarnation > part.save.incarnation:
+                yield stored
+                stored = None
+            yield part
+        if stored is not None:
+            yield stored
 
 
 def _rejection(candidate: SaveParts | PersistentStep, reason: str) -> Rejection:
@@ -144,6 +150,8 @@ def _judge_persistent(
     candidate: PersistentStep, inventory: Inventory, request: _Request
 ) -> RestorePlan | _Blocked | str:
     """A persistent step carries both markers; its leaves are compared by whoever reads it."""
+    if candidate.problem:
+        return candidate.problem
     digest = f"{PERSISTENT_HOLDER}/{candidate.step}"
     if Quarantined(PERSISTENT_HOLDER, digest) in inventory.quarantined:
         return "could not be read"
@@ -163,6 +171,8 @@ def _judge_local(
     part: SaveParts, sifted: Sifted, inventory: Inventory, request: _Request
 ) -> RestorePlan | _Blocked | str:
     """The plan for this save, why planning ends at it, or what it lacks."""
+    if _is_replaced(part, inventory):
+        return "plain Orbax wrote it, and another step of this number lies in storage by now"
     states: HostStates | str | None = None
     if request.needs_host_state:
         states = choose_host_states(part, len(request.targets))
@@ -183,6 +193,14 @@ def _judge_local(
     if states is not None and not states.all_empty and _count_differs(states.count, request):
         return _Blocked(_count_mismatch(part.save.step, states.count, request))
     return _plan(part, sifted, assigned, states, request)
+
+
+def _is_replaced(part: SaveParts, inventory: Inventory) -> bool:
+    """Whether it is a copy of what plain Orbax wrote, which is not what lies in storage now."""
+    return is_plain(part.save.incarnation) and any(
+        item.step == part.save.step and item.incarnation != part.save.incarnation
+        for item in inventory.persistent
+    )
 
 
 def _by_leaves(

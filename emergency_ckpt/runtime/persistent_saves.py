@@ -47,7 +47,6 @@ from emergency_ckpt.runtime.persistent_save_reports import (
     Written,
     agreed_crcs,
 )
-from emergency_ckpt.runtime.storage_load import PLAIN_INCARNATION
 from emergency_ckpt.runtime.worker import Failures
 from emergency_ckpt.runtime.writer_meetings import WriterMeetings
 from emergency_ckpt.tiers import host_state as host_states
@@ -240,14 +239,14 @@ class PersistentSaves:
         if job.keeps is None or job.keeps.step != job.save.step:
             return False
         try:
-            marker = self._tier.describe(job.keeps.step).marker
+            stored = self._tier.describe(job.keeps.step)
         except (CorruptData, PersistentTierError) as error:
             if error.retryable:
                 raise
             return False  # it is not there, or not whole
-        if marker is None:
-            return job.keeps.incarnation == PLAIN_INCARNATION
-        return marker.save == job.keeps
+        if stored.marker is None:
+            return job.keeps.incarnation == stored.incarnation
+        return stored.marker.save == job.keeps
 
     def _send_host_state(self, job: PersistentSave, to: int) -> None:
         try:
@@ -283,10 +282,17 @@ class PersistentSaves:
             self._tier.create()  # storage may have been down at the start
             # Here the other writers wait for this one: nothing is being written.
             self._remove_leftovers()
-            # The run may have gone back behind a whole step.
-            self._events.emit("persistent.removing", step=job.save.step)
-            self._tier.remove(job.save.step)
+            self._make_room(job.save)
         return {me: own, **found}
+
+    def _make_room(self, save: SaveId) -> None:
+        """The run may have gone back behind a step that is whole, or cannot be read."""
+        self._events.emit("persistent.removing", step=save.step)
+        reason = f"the step was saved anew by incarnation {save.incarnation}"
+        kept_as = self._tier.changes.make_room(save.step, reason)
+        if kept_as is not None:
+            fields = {"step": save.step, "kept_as": kept_as, "reason": reason}
+            self._events.emit("persistent.set_aside", **fields)
 
     def _remove_leftovers(self) -> None:
         """What saves of earlier lives, or a failed one, have left; it counts nowhere."""

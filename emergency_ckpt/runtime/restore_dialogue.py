@@ -20,6 +20,7 @@ from emergency_ckpt.runtime.coordination import (
     share,
 )
 from emergency_ckpt.runtime.events import EventSink
+from emergency_ckpt.runtime.messages import decode_message
 from emergency_ckpt.runtime.restore_leader import RestoreLeader
 from emergency_ckpt.runtime.restore_types import (
     Answer,
@@ -106,11 +107,14 @@ class RestoreDialogue:
         if self._leader is None:
             self._leader = self._new_leader()
         try:
-            decoded = {p: msgspec.json.decode(data, type=Report) for p, data in reports.items()}
+            decoded: dict[int, Report] = {
+                p: decode_message(data, Report, f"report of process {p}")
+                for p, data in reports.items()
+            }
             if not self._may_use_prefetched({p: r.prefetch for p, r in decoded.items()}):
                 self._leader.take_reports(decoded)
-        except CheckpointError as error:
-            self._leader_error = error
+        except Exception as error:  # noqa: BLE001 - the others wait for an answer
+            self._leader_error = _typed(error)
 
     def learn_steps(self) -> WholeSteps:
         """Which steps are whole, instead of a plan. The same error everywhere when that fails."""
@@ -120,14 +124,13 @@ class RestoreDialogue:
                 if self._leader_error is not None:
                     raise self._leader_error
                 answer = SurveyAnswer(self._leader.whole_steps())
-            except CheckpointError as error:
-                self._leader_error = error
-                answer = SurveyAnswer(error=str(error)[:4000] or type(error).__name__)
+            except Exception as error:  # noqa: BLE001 - the others wait for an answer
+                self._leader_error = typed = _typed(error)
+                answer = SurveyAnswer(error=str(typed)[:4000] or type(error).__name__)
         data = None if answer is None else msgspec.json.encode(answer)
-        found = msgspec.json.decode(
-            share(self._coordinator, f"{self._name}/steps", data, self._left_s()),
-            type=SurveyAnswer,
-        )
+        name = f"{self._name}/steps"
+        shared = share(self._coordinator, name, data, self._left_s())
+        found: SurveyAnswer = decode_message(shared, SurveyAnswer, name)
         if found.error:
             raise self._leader_error or RestoreFailed("survey", "the job", found.error)
         return found.steps
@@ -147,14 +150,14 @@ class RestoreDialogue:
         me = coordinator.process_index
         if self._leader is None:
             data = coordinator.get(f"{name}/{me}", self._left_s())
-            return msgspec.json.decode(data, type=Answer)
+            return decode_message(data, Answer, name)
         try:
             if self._leader_error is not None:
                 raise self._leader_error
             answer: Answer = UsePrefetched() if self._uses_prefetched else self._leader.plan()
-        except CheckpointError as error:
-            self._leader_error = error
-            answer = PlanFailed(str(error)[:4000], failure_kind(error))
+        except Exception as error:  # noqa: BLE001 - the others wait for an answer
+            self._leader_error = typed = _typed(error)
+            answer = PlanFailed(str(typed)[:4000], failure_kind(typed))
         for process in range(coordinator.process_count):
             coordinator.put(f"{name}/{process}", msgspec.json.encode(_share(answer, process)))
         self._leader.handed_out(answer)
@@ -168,10 +171,21 @@ class RestoreDialogue:
         )
         verdict = None
         if self._leader is not None:
-            decoded = {p: msgspec.json.decode(data, type=Status) for p, data in statuses.items()}
-            verdict = msgspec.json.encode(self._leader.judge(decoded))
+            verdict = msgspec.json.encode(self._judge(self._leader, statuses))
         data = share(self._coordinator, f"{name}/verdict", verdict, self._left_s())
-        return msgspec.json.decode(data, type=Verdict)
+        return decode_message(data, Verdict, f"{name}/verdict")
+
+    def _judge(self, leader: RestoreLeader, statuses: Mapping[int, bytes]) -> Verdict:
+        try:
+            return leader.judge(
+                {
+                    p: decode_message(d, Status, f"status of process {p}")
+                    for p, d in statuses.items()
+                }
+            )
+        except Exception as error:  # noqa: BLE001 - the others wait for a verdict
+            self._leader_error = typed = _typed(error)
+            return Verdict(error=str(typed)[:4000])
 
     def failure(self, answer: PlanFailed) -> CheckpointError:
         """Why there is no plan: at the leader as it was raised, where that is a fault."""
@@ -180,6 +194,17 @@ class RestoreDialogue:
         failure = failure_of(answer.kind, "the job", answer.error)
         failure.__cause__ = self._leader_error
         return failure
+
+
+def _typed(error: Exception) -> CheckpointError:
+    """What all processes are told of it: what is not expected ends the restore on each of them."""
+    if isinstance(error, CheckpointError):
+        return error
+    failure = RestoreFailed(
+        "restore", "the job", f"unexpected {type(error).__name__} at the leader: {error!s:.300}"
+    )
+    failure.__cause__ = error
+    return failure
 
 
 def _share(answer: Answer, process: int) -> Answer:

@@ -117,8 +117,8 @@ class RestoreLeader:
         loaded = -1 if self._loaded is None else self._loaded.step
         steps = tuple(item for item in self._steps if item.step != loaded)
         self._inventory = msgspec.structs.replace(self._inventory, persistent=steps)
-        # Of one step, RAM goes first: only a newer one in storage asks for a plan with both.
-        newer = ready is not None and any(item.step > ready.step for item in steps)
+        # Of one save, RAM goes first: only another one in storage asks for a plan with both.
+        newer = ready is not None and any(_may_precede(item, ready) for item in steps)
         self._ready = None if newer else ready
 
     def _persistent_steps(self) -> tuple[RestorePlan | None, tuple[PersistentStep, ...]]:
@@ -220,7 +220,7 @@ class RestoreLeader:
             if not local:
                 raise self._persistent_error
             return WholeSteps(local)
-        stored = {found.step for found in self._steps or ()}
+        stored = {found.step for found in self._steps or () if not found.problem}
         stored.update(self._persistent.whole_steps(self._wanted.deadline_s))
         return WholeSteps(local, tuple(sorted(stored)))
 
@@ -330,6 +330,13 @@ def _no_garbage_collection() -> Generator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+def _may_precede(stored: PersistentStep, ready: RestorePlan) -> bool:
+    """Whether a step in storage may have to be taken in place of one in RAM."""
+    if stored.step != ready.step:
+        return stored.step > ready.step
+    return ready.save is None or stored.incarnation != ready.save.incarnation
 
 
 def persistent_unusable(step: int) -> Quarantined:

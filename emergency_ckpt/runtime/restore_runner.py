@@ -204,5 +204,9 @@ class Restore:
             raise prefetch_error or self._bringing.dialogue.failure(answer)
         for note in answer.notes:
             self._parts.events.emit("restore.note", text=note)
+        for each in answer.rejected:
+            self._parts.events.emit(
+                "restore.rejected", step=each.step, tier=each.tier, reason=each.reason
+            )
         if answer.kind != "nothing":
             raise no_plan_error(answer, f"run {self._parts.run_id!r}")

@@ -75,7 +75,7 @@ class StepCatalog:
         """What this process knows to be whole, oldest first. Not collective; reads storage."""
         known = set[int]()
         if self._persistent is not None:
-            known.update(found.step for found in self._persistent.steps())
+            known.update(found.step for found in self._persistent.steps() if not found.problem)
             known.update(self._persistent.whole_steps())  # the older ones too
         complete = self.local_saves.last_complete
         if complete is None:
@@ -210,4 +210,4 @@ class StepCatalog:
 
 
 def _has(tier: PersistentTier, step: int) -> bool:
-    return any(found.step == step for found in tier.steps(wanted=step))
+    return any(found.step == step and not found.problem for found in tier.steps(wanted=step))

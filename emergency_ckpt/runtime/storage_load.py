@@ -22,9 +22,6 @@ from emergency_ckpt.tiers.manifest import build_contents, lay_out, shard_nbytes
 from emergency_ckpt.tiers.persistent import PersistentTier, StoredStep
 from emergency_ckpt.types import Box, LeafSpec, SaveId, ShardId
 
-PLAIN_INCARNATION = "000000000000-orbax"
-"""Of steps that plain Orbax wrote: older than any life of a job of ours."""
-
 
 def plan_load(
     plan: RestorePlan,
@@ -38,7 +35,6 @@ def plan_load(
 ) -> LoadPlan:
     """Who brings what of a persistent step into RAM. Deterministic."""
     marker = stored.marker
-    incarnation = PLAIN_INCARNATION if marker is None else marker.save.incarnation
     digests: Sequence[str] = ("",) * len(targets) if marker is None else marker.digests
     saved: dict[str, list[Box]] = {}
     for shard in stored.crcs:
@@ -58,7 +54,7 @@ def plan_load(
         )
     return LoadPlan(
         step=plan.step,
-        save=SaveId(plan.step, incarnation, run_id),
+        save=SaveId(plan.step, stored.incarnation, run_id),
         item=stored.item,
         complete=marker is not None,
         parts=parts,

@@ -22,10 +22,13 @@ from orbax.checkpoint.future import Future
 
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.tiers.transfers import HostShard
-from emergency_ckpt.types import ShardId
+from emergency_ckpt.types import SaveId, ShardId
 
 ITEM = "default"
 """The item of a step that has the arrays, as Orbax's manager calls it."""
+
+OURS = "emergency_ckpt"
+"""Among the custom metadata of a step: it was written here, and its marker comes last."""
 
 BEGUN = "tensors_begun"
 WRITTEN = "tensors_written"
@@ -131,7 +134,7 @@ def bytes_at_once(buffer_bytes: int, shards: Mapping[ShardId, HostShard]) -> int
 
 def write_step(
     directory: epath.Path,
-    step: int,
+    save: SaveId,
     state: Any,
     writers: Sequence[int],
     arrays: ArrayWriter,
@@ -166,20 +169,25 @@ def write_step(
 
     handler.async_save = meet_and_begin
     handler.finalize = meet_and_finalize
-    committed = _committed_if(arrays.check, directory / str(step))
-    items = ocp.CompositeCheckpointHandler(
+    committed = _committed_if(arrays.check, directory / str(save.step))
+    ours = {"run_id": save.run_id, "incarnation": save.incarnation}
+    items: dict[str, Any] = {ITEM: handler}
+    together = ocp.CompositeCheckpointHandler(
         composite_options=CompositeOptions(
             multiprocessing_options=processes, temporary_path_class=committed
         ),
-        **{ITEM: handler},
+        **items,
     )
     # What Orbax's manager saves a step with. The manager itself lists the directory first, and
     # fails on a step that is being removed meanwhile.
     with ocp.Checkpointer(
-        items, multiprocessing_options=processes, temporary_path_class=committed
+        together, multiprocessing_options=processes, temporary_path_class=committed
     ) as checkpointer:
         args = ocp.args.Composite(**{ITEM: ocp.args.PyTreeSave(state)})
-        checkpointer.save(directory / str(step), args=args)
+        # In an object store the first writer may have begun already: the others do not mind, and
+        # remove nothing.
+        target, force = directory / str(save.step), not is_first
+        checkpointer.save(target, args=args, force=force, custom_metadata={OURS: ours})
     if not is_first:
         meet(WRITTEN, ())
 

@@ -14,13 +14,31 @@ from emergency_ckpt.types import Box, LeafSpec, SaveId, ShardId
 HOST_STATE = "host_state"
 MARKER_NAME = "marker.json"
 CHECKSUMS_NAME = "checksums.json"
-VERSION = 1
+ASIDE_NAME = "rolled_back.json"
+"""Beside a step that was moved aside, or is about to be: it counts no more."""
+
+VERSION = 2
+"""Of markers. Those of version 1 are still read."""
+
+CHECKSUMS_VERSION = 1
 LIMIT_BYTES = 256 << 20
 
 _T = TypeVar("_T")
 
 
-class StepMarker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TensorsId(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which tensors they are: SHA-256 (hex) of two files of Orbax, each new with every save.
+
+    Attributes:
+      metadata: of ``_CHECKPOINT_METADATA`` of the step.
+      manifest: of ``manifest.ocdbt`` of the item.
+    """
+
+    metadata: str
+    manifest: str
+
+
+class StepMarker(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """``marker.json``: says that all of a persistent step is there, and what.
 
     Attributes:
@@ -28,14 +46,29 @@ class StepMarker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
       empty: per process, whether its host state is null.
       leaves: every leaf of the state; Orbax cannot hold zero-size arrays, so these live here only.
       checksums: SHA-256 (hex) of ``checksums.json``.
+      tensors: which tensors it belongs to; None in a marker of version 1.
     """
 
-    format: int
     save: SaveId
     digests: tuple[str, ...]
     empty: tuple[bool, ...]
     leaves: tuple[LeafSpec, ...]
     checksums: str
+    tensors: TensorsId | None = None
+
+
+class _MarkerFile1(StepMarker, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole file of version 1."""
+
+    format: int
+
+
+class _MarkerFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``digest``: SHA-256 (hex) of the bytes of ``marker`` as they lie in the file."""
+
+    format: int
+    digest: str
+    marker: msgspec.Raw
 
 
 class BoxChecksum(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -59,7 +92,9 @@ def encode_checksums(leaves: Sequence[LeafSpec], crcs: Mapping[ShardId, int]) ->
     boxes = sorted(
         ((index[shard.leaf], shard.box, crc) for shard, crc in crcs.items()),
     )
-    return msgspec.json.encode(Checksums(VERSION, tuple(BoxChecksum(*each) for each in boxes)))
+    return msgspec.json.encode(
+        Checksums(CHECKSUMS_VERSION, tuple(BoxChecksum(*each) for each in boxes))
+    )
 
 
 def decode_checksums(data: bytes, marker: StepMarker, target: str) -> dict[ShardId, int]:
@@ -69,7 +104,9 @@ def decode_checksums(data: bytes, marker: StepMarker, target: str) -> dict[Shard
         raise CorruptData(
             "read", target, "the digest differs", expected=marker.checksums, actual=actual
         )
-    decoded = _decoded(data, Checksums, target)
+    if _version(data, target) != CHECKSUMS_VERSION:
+        raise CorruptData("decode", target, "unknown version", expected=CHECKSUMS_VERSION)
+    decoded = decode_file(data, Checksums, target)
     if not all(0 <= each.leaf < len(marker.leaves) for each in decoded.boxes):
         raise CorruptData("decode", target, "it names a leaf that there is not")
     return {ShardId(marker.leaves[each.leaf].path, each.box): each.crc32c for each in decoded.boxes}
@@ -80,23 +117,40 @@ def build_marker(
     documents: Mapping[int, tuple[str, bool]],
     leaves: Iterable[LeafSpec],
     checksums: bytes,
+    tensors: TensorsId,
 ) -> bytes:
     """The marker's file: ``documents`` has (digest, empty) of every process's document."""
     order = range(len(documents))
     marker = StepMarker(
-        format=VERSION,
         save=save,
         digests=tuple(documents[i][0] for i in order),
         empty=tuple(documents[i][1] for i in order),
         leaves=tuple(leaves),
         checksums=hashlib.sha256(checksums).hexdigest(),
+        tensors=tensors,
     )
-    return msgspec.json.encode(marker)
+    encoded = msgspec.json.encode(marker)
+    digest = hashlib.sha256(encoded).hexdigest()
+    return msgspec.json.encode(_MarkerFile(VERSION, digest, msgspec.Raw(encoded)))
 
 
 def decode_marker(data: bytes, step: int, target: str) -> StepMarker:
     """The marker of ``step`` from its file. CorruptData."""
-    marker = _decoded(data, StepMarker, target)
+    match _version(data, target):
+        case 1:
+            file = decode_file(data, _MarkerFile1, target)
+            fields = {name: getattr(file, name) for name in StepMarker.__struct_fields__}
+            marker = StepMarker(**fields)
+        case 2:
+            whole = decode_file(data, _MarkerFile, target)
+            actual = hashlib.sha256(whole.marker).hexdigest()
+            if actual != whole.digest:
+                raise CorruptData(
+                    "decode", target, "the digest differs", expected=whole.digest, actual=actual
+                )
+            marker = decode_file(bytes(whole.marker), StepMarker, target)
+        case version:
+            raise CorruptData("decode", target, "unknown version", expected=VERSION, actual=version)
     if marker.save.step != step or len(marker.empty) != len(marker.digests):
         raise CorruptData("decode", target, "the marker contradicts itself")
     return marker
@@ -106,13 +160,15 @@ class _VersionOnly(msgspec.Struct, frozen=True):
     format: int
 
 
-def _decoded(data: bytes, kind: type[_T], target: str) -> _T:
+def _version(data: bytes, target: str) -> int:
+    return decode_file(data, _VersionOnly, target).format
+
+
+def decode_file(data: bytes, kind: type[_T], target: str) -> _T:
+    """A small JSON file of the persistent tier. CorruptData, whatever is wrong with it."""
     if len(data) > LIMIT_BYTES:
         raise CorruptData("decode", target, f"it is larger than {LIMIT_BYTES} bytes")
     try:
-        version = msgspec.json.decode(data, type=_VersionOnly).format
-        if version != VERSION:
-            raise CorruptData("decode", target, "unknown version", expected=VERSION, actual=version)
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise CorruptData("decode", target, f"not such a file: {error}") from error
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise CorruptData("decode", target, f"not such a file: {error!s:.300}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -15,17 +16,25 @@ from typing import Any
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
+from etils.epath import backend
 from state_samples import assert_same, mesh_of, random_bits, sharded
 
 import emergency_ckpt.tiers
 from emergency_ckpt.core.boxes import volume
-from emergency_ckpt.core.inventory import PersistentStep
+from emergency_ckpt.core.inventory import PersistentStep, is_plain
 from emergency_ckpt.errors import CorruptData, PersistentTierError
 from emergency_ckpt.tiers import host_state
 from emergency_ckpt.tiers.host_state import document_name
 from emergency_ckpt.tiers.materialize import materialize
 from emergency_ckpt.tiers.persistent import PersistentTier
+from emergency_ckpt.tiers.persistent_marker import (
+    TensorsId,
+    build_marker,
+    decode_marker,
+    encode_checksums,
+)
 from emergency_ckpt.tiers.snapshot import SnapshotRecipe
 from emergency_ckpt.tiers.state_tree import BoxTable, describe
 from emergency_ckpt.types import SaveId, ShardId
@@ -116,7 +125,7 @@ def marker_of(directory: Path, step: int) -> Path:
 
 def test_what_is_written_is_read_bit_for_bit(tier: PersistentTier) -> None:
     write(tier, 7, state_of(7), {"position": 70})
-    assert tier.steps() == [PersistentStep(7, 1, True)]
+    assert tier.steps() == [PersistentStep(7, 1, True, "life")]
     assert_same(read(tier, 7), state_of(7))
     decoded = host_state.decode(document(tier, 7))
     assert host_state.value_of(decoded.payload) == {"position": 70}
@@ -127,7 +136,7 @@ def test_the_marker_knows_every_leaf_and_whether_there_is_a_host_state(
     tier: PersistentTier,
 ) -> None:
     write(tier, 1, state_of(1))
-    assert tier.steps() == [PersistentStep(1, 1, False)]
+    assert tier.steps() == [PersistentStep(1, 1, False, "life")]
     assert tier.marker(1).leaves == tuple(
         leaf.spec for leaf in describe(state_of(1), "save").leaves
     )
@@ -198,41 +207,47 @@ def _edit(**changes: Any) -> Callable[[Path], None]:
     return edit
 
 
+def test_steps_without_marker_or_tensors_does_not_count(
+    tier: PersistentTier, directory: Path
+) -> None:
+    for step in (2, 4, 6):
+        write(tier, step, {"x": np.arange(step)})
+    marker_of(directory, 4).unlink()
+    shutil.rmtree(directory / "6")
+    assert steps(tier) == tier.whole_steps() == [2]
+    write(tier, 4, {"x": np.arange(4)}, life="next-life")
+    assert steps(tier) == [2, 4]
+    assert tier.marker(4).save.incarnation == "next-life"
+
+
 @pytest.mark.parametrize(
     "damage",
     [
-        _remove,
         _truncate,
-        _edit(format=2),
-        _edit(save={"step": 3, "incarnation": "life", "run_id": "run"}),
-        _edit(digests=[]),
+        _edit(format=3),
+        _edit(digest="0" * 64),
         _edit(surprise=1),
         lambda path: path.write_bytes(b"\xff\xfe"),
+        lambda path: path.write_bytes(b""),
         lambda path: path.write_text("[]"),
-        lambda path: shutil.rmtree(path.parents[2] / "4"),
     ],
-    ids=[
-        "missing",
-        "truncated",
-        "version",
-        "step",
-        "contradicts",
-        "unknown field",
-        "no text",
-        "no marker",
-        "no tensors",
-    ],
+    ids=["truncated", "version", "digest", "unknown field", "no text", "empty", "no marker"],
 )
-def test_a_step_without_a_sound_marker_does_not_count(
+def test_steps_with_unreadable_marker_names_the_problem(
     tier: PersistentTier, directory: Path, damage: Callable[[Path], None]
 ) -> None:
     for step in (2, 4):
         write(tier, step, {"x": np.arange(step)})
     damage(marker_of(directory, 4))
-    assert steps(tier) == [2]
-    write(tier, 4, {"x": np.arange(4)}, life="next-life")
-    assert steps(tier) == [2, 4]
-    assert tier.marker(4).save.incarnation == "next-life"
+    two, four = tier.steps()
+    assert (two.step, two.problem) == (2, "")
+    assert four.step == 4
+    assert "host_state/4/marker.json cannot be read" in four.problem
+    assert tier.whole_steps() == [2]
+    with pytest.raises(CorruptData, match="cannot be read"):
+        tier.describe(4)
+    assert tier.remove_leftovers() == ([], [])
+    assert (directory / "4").exists()
 
 
 def test_a_step_that_lost_its_host_states_has_tensors_only(
@@ -241,7 +256,10 @@ def test_a_step_that_lost_its_host_states_has_tensors_only(
     for step in (2, 4):
         write(tier, step, {"x": np.arange(step)}, {"position": step})
     shutil.rmtree(directory / "host_state" / "4")
-    assert tier.steps() == [PersistentStep(2, 1, True), PersistentStep(4, 0, False)]
+    two, four = tier.steps()
+    assert two == PersistentStep(2, 1, True, "life")
+    assert is_plain(four.incarnation)
+    assert four == PersistentStep(4, 0, False, four.incarnation)
     assert tier.whole_steps() == [2]
     assert tier.remove_leftovers() == ([], [])
     assert tier.describe(4).marker is None
@@ -252,7 +270,7 @@ def test_a_marker_that_is_not_the_steps_own_says_so(tier: PersistentTier, direct
     write(tier, 4, {"x": np.arange(4)})
     marker = marker_of(directory, 4)
     _edit(format=9)(marker)
-    with pytest.raises(CorruptData, match=r"unknown version .*expected 1, got 9"):
+    with pytest.raises(CorruptData, match=r"unknown version .*expected 2, got 9"):
         tier.marker(4)
     _truncate(marker)
     with pytest.raises(CorruptData, match="not such a file"):
@@ -349,8 +367,11 @@ def test_a_state_with_nothing_but_empty_leaves(tier: PersistentTier) -> None:
     assert_same(read(tier, 1, state), state)
 
 
+EXAMPLE_TENSORS = TensorsId(metadata="a1" * 32, manifest="b2" * 32)
+
+
 def write_example(directory: Path) -> bytes:
-    """The worked example of FORMAT.md; returns the bytes of its marker."""
+    """The worked example of FORMAT.md; returns its marker, but that its tensors are fixed ones."""
     save = SaveId(step=40, incarnation="0198f2c4a1b0-5e9d", run_id="demo")
     state = {"params": {"w": np.array([1, -0.0, np.nan, 0.5], np.float32)}, "rng": np.uint32(42)}
     tree = describe(state, "save")
@@ -364,8 +385,9 @@ def write_example(directory: Path) -> bytes:
         data = host_state.encode(save, owner, 2, host_state.capture(host))
         tier.write_document(40, owner, 2, data)
         documents[owner] = (hashlib.sha256(data).hexdigest(), host is None)
-    tier.publish(save, documents, [leaf.spec for leaf in tree.leaves], {})
-    return marker_of(directory, 40).read_bytes()
+    leaves = [leaf.spec for leaf in tree.leaves]
+    tier.publish(save, documents, leaves, {})
+    return build_marker(save, documents, leaves, encode_checksums(leaves, {}), EXAMPLE_TENSORS)
 
 
 def test_the_specification_shows_the_marker_that_is_written(directory: Path) -> None:
@@ -379,11 +401,132 @@ def test_the_specification_shows_the_marker_that_is_written(directory: Path) -> 
 
 def test_a_reader_with_nothing_but_the_specification_checks_it(directory: Path) -> None:
     """By json and hashlib only."""
-    marker = json.loads(write_example(directory))
-    assert marker["format"] == 1
+    write_example(directory)
+    text = marker_of(directory, 40).read_text("utf-8")
+    file = json.loads(text)
+    assert file["format"] == 2
+    value = text[text.index('"marker":') + len('"marker":') : -1]
+    assert hashlib.sha256(value.encode()).hexdigest() == file["digest"]
+    marker = file["marker"]
     assert marker["save"]["step"] == 40
+    for key, name in (("metadata", "_CHECKPOINT_METADATA"), ("manifest", "default/manifest.ocdbt")):
+        data = (directory / "40" / name).read_bytes()
+        assert hashlib.sha256(data).hexdigest() == marker["tensors"][key]
     for owner, digest in enumerate(marker["digests"]):
         name = f"process_{owner:05d}_of_{len(marker['digests']):05d}.json"
         data = (directory / "host_state" / "40" / name).read_bytes()
         assert hashlib.sha256(data).hexdigest() == digest
         assert (json.loads(data)["payload"] is None) == marker["empty"][owner]
+
+
+def test_decode_marker_of_version_1_is_still_read() -> None:
+    data = (Path(__file__).parents[1] / "golden" / "marker_v1.json").read_bytes()
+    marker = decode_marker(data, 40, "marker.json")
+    assert marker.save == SaveId(40, "0198f2c4a1b0-5e9d", "demo")
+    assert (marker.empty, marker.tensors) == ((False, True), None)
+
+
+def test_steps_replaced_by_plain_orbax_has_tensors_only(
+    tier: PersistentTier, directory: Path
+) -> None:
+    """Somebody deleted the tensors, not the documents; plain Orbax wrote the number again."""
+    write(tier, 4, {"x": np.arange(4)}, {"position": 1})
+    shutil.rmtree(directory / "4")
+    with ocp.CheckpointManager(directory) as manager:
+        manager.save(4, args=ocp.args.StandardSave({"x": np.arange(4) + 7}))
+    (four,) = tier.steps()
+    assert (four.process_count, four.has_host_state, four.problem) == (0, False, "")
+    assert is_plain(four.incarnation)
+    assert read(tier, 4, {"x": np.zeros(4, int)})["x"].tolist() == [7, 8, 9, 10]
+    assert tier.remove_leftovers() == ([4], [])
+    assert os.listdir(directory / "host_state") == []
+    assert [found.step for found in tier.steps()] == [4]
+
+
+def test_leftovers_of_documents_without_tensors_go(tier: PersistentTier, directory: Path) -> None:
+    for step in (2, 4):
+        write(tier, step, {"x": np.arange(step)})
+    shutil.rmtree(directory / "4")
+    assert tier.remove_leftovers() == ([4], [])
+    assert os.listdir(directory / "host_state") == ["2"]
+
+
+def test_steps_of_plain_orbax_written_again_is_another(
+    tier: PersistentTier, directory: Path
+) -> None:
+    found: list[str] = []
+    for value in (1, 2):
+        with ocp.CheckpointManager(directory) as manager:
+            manager.save(4, args=ocp.args.StandardSave({"x": np.full(4, value)}))
+            manager.wait_until_finished()
+            found.append(tier.steps()[0].incarnation)
+            manager.delete(4)
+    assert found[0] < found[1]
+
+
+def test_steps_with_damaged_orbax_metadata_names_the_problem(
+    tier: PersistentTier, directory: Path
+) -> None:
+    write(tier, 4, {"x": np.arange(4)}, {"position": 1})
+    path = directory / "4" / "_CHECKPOINT_METADATA"
+    path.write_bytes(path.read_bytes().replace(b"default", b"defauld"))
+    assert [(found.step, found.problem) for found in tier.steps()] == [
+        (4, "its file _CHECKPOINT_METADATA is damaged")
+    ]
+
+
+def test_set_aside_hides_a_step_and_keeps_its_bytes(tier: PersistentTier, directory: Path) -> None:
+    for step in (2, 4):
+        write(tier, step, {"x": np.arange(step)}, {"position": step})
+    name = tier.changes.set_aside(4, "rolled back")
+    assert name == "4.rolled-back-life"
+    assert steps(tier) == tier.whole_steps() == [2]
+    assert ocp.utils.checkpoint_steps(directory) == [2]
+    assert tier.remove_leftovers() == ([], [])
+    # By hand, as the specification says.
+    for folder in (directory, directory / "host_state"):
+        (folder / name).rename(folder / "4")
+    assert steps(tier) == [2]
+    (directory / "host_state" / "4" / "rolled_back.json").unlink()
+    assert steps(tier) == [2, 4]
+    assert read(tier, 4, {"x": np.zeros(4, int)})["x"].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("cut", [0, 1, 2])
+def test_set_aside_cut_short_is_finished_later(
+    tier: PersistentTier, directory: Path, monkeypatch: pytest.MonkeyPatch, cut: int
+) -> None:
+    write(tier, 4, {"x": np.arange(4)}, {"position": 4})
+    kind, left = type(backend.os_backend), [cut]
+    rename = kind.rename
+
+    def refuse(self: Any, path: Any, dst: Any) -> None:
+        if left[0] == 0:
+            raise PermissionError("no more")
+        left[0] -= 1
+        rename(self, path, dst)
+
+    monkeypatch.setattr(kind, "rename", refuse)
+    with pytest.raises(PersistentTierError, match="no more"):
+        tier.changes.set_aside(4, "rolled back")
+    assert steps(tier) == ([4] if cut == 0 else [])
+    monkeypatch.undo()
+    if cut == 0:
+        return  # nothing was begun
+    assert tier.remove_leftovers() == ([], [])
+    assert (directory / "4.rolled-back-life" / "default").exists()
+    assert os.listdir(directory / "host_state") == ["4.rolled-back-life"]
+
+
+def test_make_room_keeps_what_counts_and_what_cannot_be_read(
+    tier: PersistentTier, directory: Path
+) -> None:
+    for step in (2, 4, 6):
+        write(tier, step, {"x": np.arange(step)})
+    _truncate(marker_of(directory, 4))
+    marker_of(directory, 6).unlink()
+    kept = [tier.changes.make_room(step, "saved anew") for step in (2, 4, 6, 8)]
+    assert kept == ["2.rolled-back-life", "4.rolled-back-unreadable", None, None]
+    assert sorted(path.name for path in directory.iterdir()) == sorted(
+        ["2.rolled-back-life", "4.rolled-back-unreadable", "host_state"]
+    )

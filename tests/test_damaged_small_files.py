@@ -1,0 +1,147 @@
+"""One bit of a small file, or its end: named, never a fresh start, never another exception."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from checkpointer_support import World, same, save_all
+
+from emergency_ckpt.errors import CheckpointError, CorruptData, Unrecoverable
+from emergency_ckpt.tiers import host_state
+from emergency_ckpt.tiers.manifest import decode_manifest
+from emergency_ckpt.tiers.persistent import PersistentTier
+from emergency_ckpt.tiers.persistent_marker import decode_checksums, decode_marker
+from emergency_ckpt.tiers.process_directory import read_known_complete
+
+GOLDEN = Path(__file__).with_name("golden")
+
+
+def damaged(data: bytes) -> Iterator[bytes]:
+    """With each single bit turned over, and with each end cut off."""
+    for position in range(len(data)):
+        for bit in range(8):
+            yield data[:position] + bytes([data[position] ^ (1 << bit)]) + data[position + 1 :]
+        yield data[:position]
+
+
+def marker_of(world: World, step: int) -> Path:
+    return world.persistent / "host_state" / str(step) / "marker.json"
+
+
+def persist(world: World, *steps: int) -> None:
+    with world.open_both(save_every_n_steps=1, local_save_every_n_steps=0) as ckpt:
+        save_all(ckpt, world, *steps)
+
+
+def test_decode_marker_refuses_every_damaged_file(world: World) -> None:
+    persist(world, 2)
+    data = marker_of(world, 2).read_bytes()
+    marker = decode_marker(data, 2, "marker")
+    for each in damaged(data):
+        with pytest.raises(CorruptData):
+            decode_marker(each, 2, "marker")
+    checksums = marker_of(world, 2).with_name("checksums.json").read_bytes()
+    for each in damaged(checksums):
+        with pytest.raises(CorruptData):
+            decode_checksums(each, marker, "checksums")
+
+
+@pytest.mark.parametrize(
+    ("name", "decode"),
+    [
+        ("marker_v1.json", lambda data: decode_marker(data, 40, "marker")),
+        ("manifest_v1.json", decode_manifest),
+        ("process_00003_of_00008_v1.json", host_state.decode),
+    ],
+)
+def test_decoders_of_damaged_golden_files_raise_corrupt_data(
+    name: str, decode: Callable[[bytes], object]
+) -> None:
+    data = (GOLDEN / name).read_bytes()
+    decode(data)
+    refused = 0
+    for each in damaged(data):
+        try:
+            decode(each)
+        except CorruptData:
+            refused += 1
+    assert refused > len(data)
+
+
+def test_read_known_complete_of_damaged_file_raises_corrupt_data(tmp_path: Path) -> None:
+    save = {"incarnation": "0198f2c4a1b0-5e9d", "run_id": "demo", "step": 40}
+    data = json.dumps({"format": 1, "save": save}).encode()
+    fd = os.open(tmp_path, os.O_RDONLY)
+    try:
+        for each in damaged(data):
+            (tmp_path / "known_complete.json").write_bytes(each)
+            try:
+                read_known_complete(fd, "demo")
+            except CorruptData:
+                continue
+    finally:
+        os.close(fd)
+
+
+def test_describe_of_damaged_orbax_file_raises_a_typed_error(world: World) -> None:
+    """Or says what it said: not every bit of them matters."""
+    persist(world, 2)
+    tier, chance = PersistentTier(str(world.persistent), timeout_s=2.0), random.Random(0)
+    whole = tier.describe(2)
+    small = [p for p in sorted((world.persistent / "2").rglob("*")) if p.is_file()]
+    for path in small:
+        data = path.read_bytes()
+        for each in chance.sample(list(damaged(data)), 1):
+            path.write_bytes(each)
+            try:
+                assert tier.describe(2).leaves.keys() == whole.leaves.keys()
+            except CheckpointError:
+                continue
+            finally:
+                path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff", b"{"], ids=["empty", "no text", "truncated"])
+def test_restore_of_the_only_step_unreadable_is_no_fresh_start(world: World, damage: bytes) -> None:
+    persist(world, 2)
+    marker_of(world, 2).write_bytes(damage)
+    with (
+        world.open_both(keep_last_n=1) as ckpt,
+        pytest.raises(Unrecoverable, match=r"host_state/2/marker\.json cannot be read; .*remove"),
+    ):
+        ckpt.restore(state=world.state(0))
+    assert (world.persistent / "2" / "default").exists()
+    (rejected,) = [e.fields for e in world.events if e.name == "restore.rejected"]
+    assert (rejected["step"], rejected["tier"]) == (2, "persistent")
+
+
+def test_restore_of_an_older_step_names_the_unreadable_newer(world: World) -> None:
+    persist(world, 2, 4)
+    marker_of(world, 4).write_bytes(b"\xff")
+    with world.open_both(save_every_n_steps=1, local_save_every_n_steps=0, keep_last_n=1) as ckpt:
+        found, state = ckpt.restore(state=world.state(0))
+        assert found == 2
+        assert same(state, world.state(2))
+        (rejected,) = ckpt.last_restore.rejected  # pyright: ignore[reportOptionalMemberAccess]
+        assert (rejected.step, rejected.tier) == (4, "persistent")
+        assert ckpt.all_steps() == [2]
+        save_all(ckpt, world, 3, 4)
+        assert ckpt.latest_step() == 4
+    kept = world.persistent / "4.rolled-back-unreadable"
+    assert (kept / "default").exists()  # never overwritten, nor removed
+
+
+def test_restore_with_an_unreadable_marker_can_take_the_tensors(world: World) -> None:
+    """What the error tells the user to do."""
+    persist(world, 2)
+    marker_of(world, 2).write_bytes(b"\xff")
+    shutil.rmtree(world.persistent / "host_state" / "2")
+    with world.open_both() as ckpt:
+        like = {name: leaf for name, leaf in world.state(0).items() if name != "empty"}
+        assert ckpt.restore(state=like)[0] == 2
