@@ -56,7 +56,8 @@ class Config:
         None: derived from ``dir``.
       mesh: the device mesh of the training state. None: taken from the state's own shardings where
         slices matter, which needs ``slice_index`` on the devices; else everything is one slice.
-      replica_axis: name or index of the mesh axis along which slices are replicas.
+      replica_axis: name or index of the mesh axis along which slices are replicas. None: the first
+        axis along which no leaf of the state is split; without one everything is one slice.
       local_save_every_n_steps: interval of the local tier, in steps; 0 for none.
       save_every_n_steps: interval of the persistent tier, in steps; 0 for none.
       local_save_every_n_seconds: interval of the local tier on the leader's clock, agreed by all in
@@ -149,7 +150,7 @@ class Config:
     local_dir: str = ""
     run_id: str | None = None
     mesh: jax.sharding.Mesh | None = None
-    replica_axis: str | int = 0
+    replica_axis: str | int | None = 0
     local_save_every_n_steps: int = 10
     save_every_n_steps: int = 1000
     local_save_every_n_seconds: float | None = None

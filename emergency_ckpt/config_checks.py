@@ -213,7 +213,7 @@ def _timeout_problems(config: Config) -> list[str]:
 def _mesh_problems(config: Config) -> list[str]:
     mesh: Any = config.mesh
     axis: Any = config.replica_axis
-    if isinstance(axis, bool) or not isinstance(axis, str | int):
+    if isinstance(axis, bool) or not isinstance(axis, str | int | None):
         return [f"replica_axis must be the name or the number of an axis, not {axis!r}"]
     if mesh is None:
         return []

@@ -30,11 +30,14 @@ def state_of(args: object) -> Any:
         raise ValueError(f"items {unknown} cannot be kept: only {STATE!r} and {DATASET!r} can")
     if STATE not in items:
         raise ValueError(f"there is no item {STATE!r} to save")
-    state = items[STATE]
-    casts = [save for save in jax.tree.leaves(getattr(state, "save_args", None)) if _casts(save)]
-    if casts:
+    check_casts(items[STATE])
+    return _item_of(items[STATE])
+
+
+def check_casts(args: object) -> None:
+    """ValueError for arguments of a save that change the dtype of what is saved."""
+    if any(_casts(save) for save in jax.tree.leaves(getattr(args, "save_args", None))):
         raise ValueError("save_args with a dtype are not supported: cast the state instead")
-    return _item_of(state)
 
 
 def _casts(save_args: object) -> bool:
@@ -48,6 +51,13 @@ def host_state_of(
     items = _items(args, "save")
     return {
         DATASET: [_item_of(items[DATASET])] if DATASET in items else [],
+        **metadata_of(custom_metadata, metrics),
+    }
+
+
+def metadata_of(custom_metadata: Mapping[str, Any] | None, metrics: Any) -> dict[str, Any]:
+    """What is kept of these two; of None for both, what is asked for in a restore."""
+    return {
         _CUSTOM_METADATA: None if custom_metadata is None else dict(custom_metadata),
         _METRICS: plain_metrics(metrics),
     }
@@ -82,9 +92,7 @@ def restore_target(args: object, abstract_state: Any) -> RestoreTarget:
     """
     given = {} if args is None else _items(args, "restore")
     state = given.get(STATE)
-    for name in ("transforms", "legacy_transform_fn"):
-        if getattr(state, name, None) is not None:
-            raise ValueError(f"{name} is not supported: transform the restored state")
+    check_transforms(state)
     item = getattr(state, "item", None)
     if item is None or not getattr(state, "partial_restore", False):
         return RestoreTarget(abstract_state)
@@ -100,6 +108,13 @@ def restore_target(args: object, abstract_state: Any) -> RestoreTarget:
         return RestoreTarget(abstract_state)
     leaves = [wanted.get(path, leaf) for path, leaf in known.items()]
     return RestoreTarget(jax.tree.unflatten(whole_treedef, leaves), tuple(wanted), treedef)
+
+
+def check_transforms(args: object) -> None:
+    """ValueError for arguments of a restore that change what is restored."""
+    for name in ("transforms", "legacy_transform_fn"):
+        if getattr(args, name, None) is not None:
+            raise ValueError(f"{name} is not supported: transform the restored state")
 
 
 def _is_same(leaf: Any, known: Any) -> bool:
@@ -118,7 +133,7 @@ def target_for(args: object) -> dict[str, Any] | None:
     items = {} if args is None else _items(args, "restore")
     if DATASET not in items:
         return None
-    return {DATASET: [_item_of(items[DATASET])], _CUSTOM_METADATA: None, _METRICS: None}
+    return {DATASET: [_item_of(items[DATASET])], **metadata_of(None, None)}
 
 
 def dataset_in(target: Mapping[str, Any], step: int) -> Any:

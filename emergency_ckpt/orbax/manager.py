@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         self,
         local_directory: epath.PathLike,
         persistent_directory: epath.PathLike,
-        global_mesh: jax.sharding.Mesh,
+        global_mesh: jax.sharding.Mesh | None,
         abstract_state: Any,
         *,
         options: CheckpointManagerOptions | None = None,
@@ -81,7 +81,9 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         self._global_mesh = global_mesh
         self._abstract_state = abstract_state
         self._metadata = dict(metadata or {})
-        self._one_slice = _slice_count(global_mesh, options.replica_axis_index) == 1
+        self._one_slice = (
+            global_mesh is not None and _slice_count(global_mesh, options.replica_axis_index) == 1
+        )
         local = Path(os.path.abspath(os.fspath(local_directory)))
         if not self._one_slice and not local.exists():
             raise FileNotFoundError(f"{local} does not exist: create the local directory first")
@@ -109,7 +111,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
             "mesh": self._global_mesh,
             **settings_of(self._options, one_slice=self._one_slice),
         }
-        if self._one_slice:
+        if self._one_slice and self._global_mesh is not None:
             settings.update(mesh=_as_one_slice(self._global_mesh), replica_axis=0)
         if logger is not None:
             settings["on_event"] = lambda event: logger.log_entry(  # pyright: ignore[reportUnknownLambdaType]
@@ -138,13 +140,13 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
     @property
     def in_primary_slice(self) -> bool:
         """Whether this process has devices in slice 0 of the mesh."""
-        if self._one_slice:
+        if self._one_slice or self._global_mesh is None:
             return True
         first = np.take(self._global_mesh.devices, 0, axis=self._options.replica_axis_index)
         return any(device.process_index == jax.process_index() for device in first.flat)
 
     @property
-    def global_mesh(self) -> jax.sharding.Mesh:
+    def global_mesh(self) -> jax.sharding.Mesh | None:
         """As it was given."""
         return self._global_mesh
 
@@ -248,13 +250,29 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
           InvalidState, HostStateError: what cannot be saved.
           SaveFailed: without ``enable_async_checkpointing``, a save that failed.
         """
-        state = items.state_of(args)
+        return self._save_state(
+            step,
+            items.state_of(args),
+            lambda: items.host_state_of(args, custom_metadata, metrics),
+            metrics,
+            force=force,
+        )
+
+    def _save_state(
+        self,
+        step: int,
+        state: Any,
+        host_state_of: Callable[[], Any],
+        metrics: Any,
+        *,
+        force: bool,
+    ) -> bool:
         if not force and not self._checkpointer.should_save(step):
             return False
         saved = self._checkpointer.save(
             step=step,
             state=state,
-            host_state=items.host_state_of(args, custom_metadata, metrics),
+            host_state=host_state_of(),
             force=force,
             metrics=_for_policies(metrics),
         )
@@ -281,25 +299,27 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
           ``dataset`` was saved, or by another number of processes. Unrecoverable, RestoreFailed,
           DeadlineExceeded: as ``EmergencyCheckpointer.restore``.
         """
-        self._open_again_where_lost()
         target = items.target_for(args)
         wanted = items.restore_target(args, self._abstract_state)
+        found, state = self._restore_into(step, wanted.state, target)
+        state = wanted.part_of(state)
+        if target is None:
+            return ocp.args.Composite(state=state)
+        return ocp.args.Composite(state=state, dataset=items.dataset_in(target, found))
+
+    def _restore_into(self, step: int | None, state: Any, host_state: Any) -> tuple[int, Any]:
+        """(step, state); ``host_state``, where one is given, is put back in place."""
+        self._open_again_where_lost()
         try:
-            found, state = self._checkpointer.restore(
-                step,
-                state=wanted.state,
-                host_state=target,
-                keep_newer=step is not None,
+            found, restored = self._checkpointer.restore(
+                step, state=state, host_state=host_state, keep_newer=step is not None
             )
         except StepNotFound as error:
             raise FileNotFoundError(str(error)) from error
         if found is None:
             raise FileNotFoundError(f"there are no steps in {self._directory} nor in RAM")
         self._latest = found if self._latest is None or step is None else max(self._latest, found)
-        state = wanted.part_of(state)
-        if target is None:
-            return ocp.args.Composite(state=state)
-        return ocp.args.Composite(state=state, dataset=items.dataset_in(target, found))
+        return found, restored
 
     # What is in a step.
 

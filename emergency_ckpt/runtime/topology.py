@@ -12,9 +12,9 @@ from emergency_ckpt.tiers.state_tree import StateTree
 
 
 def topology_of(
-    mesh: jax.sharding.Mesh | None, replica_axis: str | int, tree: StateTree
+    mesh: jax.sharding.Mesh | None, replica_axis: str | int | None, tree: StateTree
 ) -> Topology:
-    """Which process belongs to which slice. Not collective.
+    """Which process belongs to which slice. Not collective. ``replica_axis``: see ``Config``.
 
     From the coordinate on ``replica_axis`` of ``mesh``; without a mesh from the devices'
     ``slice_index`` where they differ; else from the mesh of the state's own shardings; else all is
@@ -28,8 +28,10 @@ def topology_of(
         mesh = _mesh_of(tree)
     if mesh is None:
         return Topology(process_count, (0,) * process_count)
+    if replica_axis is None:
+        replica_axis = _unsplit_axis(mesh, tree)
     axis = mesh.axis_names.index(replica_axis) if isinstance(replica_axis, str) else replica_axis
-    if axis >= mesh.devices.ndim:
+    if axis is None or axis >= mesh.devices.ndim:
         return Topology(process_count, (0,) * process_count)
     pairs = {
         (device.process_index, coordinate[axis])
@@ -44,6 +46,19 @@ def _mesh_of(tree: StateTree) -> jax.sharding.Mesh | None:
             mesh = leaf.sharding.mesh
             if isinstance(mesh, jax.sharding.Mesh):
                 return mesh
+    return None
+
+
+def _unsplit_axis(mesh: jax.sharding.Mesh, tree: StateTree) -> int | None:
+    """The first axis of ``mesh``, of several positions, along which no leaf is split."""
+    split: set[str] = set()
+    for leaf in tree.leaves:
+        if isinstance(leaf.sharding, jax.sharding.NamedSharding):
+            for part in leaf.sharding.spec:
+                split.update((part,) if isinstance(part, str) else part or ())
+    for axis, name in enumerate(mesh.axis_names):
+        if name not in split and mesh.shape[name] > 1:
+            return axis
     return None
 
 

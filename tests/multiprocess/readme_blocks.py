@@ -8,8 +8,8 @@ from pathlib import Path
 README = Path(__file__).parents[2] / "README.md"
 
 
-def readme_block(name: str) -> str:
+def readme_block(name: str, language: str = "python") -> str:
     """The lines of the one code block that is fenced as ``python <name>``."""
-    fenced = re.findall(rf"^```python {name}\n(.*?)^```$", README.read_text(), re.M | re.S)
+    fenced = re.findall(rf"^```{language} {name}\n(.*?)^```$", README.read_text(), re.M | re.S)
     assert len(fenced) == 1, f"{len(fenced)} blocks are called {name!r}"
     return fenced[0]
