@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -76,6 +77,31 @@ def small_tmpfs(path: Path, size_bytes: int) -> Iterator[None]:
         yield
     finally:
         subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+class _Lines(logging.Handler):
+    """Keeps what is logged, as text, without the level."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+@contextlib.contextmanager
+def logged() -> Iterator[list[str]]:
+    """What is logged meanwhile at INFO or above."""
+    logger, handler = logging.getLogger("absl"), _Lines()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield handler.lines
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(handler)
 
 
 def same(left: Any, right: Any) -> bool:

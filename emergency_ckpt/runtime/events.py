@@ -26,7 +26,8 @@ class Event:
 
 Listener = Callable[[Event], None]
 
-_WARNINGS = frozenset({"save.incomplete", "persistent.failed", "restore.quarantined", "divergence"})
+# Saves that fail are logged where they are recorded, as ``worker.Failures``.
+_WARNINGS = frozenset({"start.warning", "restore.quarantined", "divergence"})
 
 
 class EventSink:

@@ -22,10 +22,18 @@ _POLL_S = 1.0
 
 
 class _Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``error``: empty when the step is whole. ``kept``: it was so before this save."""
+    """``error``: empty when the step is whole. ``kept``: it was so before this save.
+
+    ``pauses``: the error is a pause after failed saves.
+    """
 
     error: str
     kept: bool = False
+    pauses: bool = False
+
+
+class SavePaused(PersistentTierError):
+    """The first writer leaves this save out, after others have failed, and so nobody saves."""
 
 
 class Outcomes:
@@ -36,13 +44,13 @@ class Outcomes:
         self._timeout_s = timeout_s
         self._ending = threading.Event()
 
-    def decide(self, save: SaveId, error: str, *, kept: bool = False) -> None:
+    def decide(self, save: SaveId, error: str, *, kept: bool = False, pauses: bool = False) -> None:
         """Say how ``save`` ended: for the first writer. CoordinationError when nobody hears it.
 
         Of a failed save that error is left to the deadline of those who wait.
         """
         try:
-            self._keys.put(save, OUTCOME, msgspec.json.encode(_Outcome(error, kept)))
+            self._keys.put(save, OUTCOME, msgspec.json.encode(_Outcome(error, kept, pauses)))
         except CoordinationError:
             if not error:
                 raise
@@ -50,7 +58,8 @@ class Outcomes:
     def learn(self, save: SaveId, first_writer: int) -> bool:
         """Return when ``save`` is whole; whether it was so before. Blocks.
 
-        PersistentTierError when it failed; DeadlineExceeded when there is no word of it.
+        PersistentTierError when it failed, SavePaused when it was left out; DeadlineExceeded when
+        there is no word of it.
         """
         deadline_s = time.monotonic() + _STAGES * self._timeout_s
         while True:
@@ -69,7 +78,8 @@ class Outcomes:
         outcome = msgspec.json.decode(data, type=_Outcome)
         if outcome.error:
             problem = f"process {first_writer} failed: {outcome.error}"
-            raise PersistentTierError("save", f"step {save.step}", problem)
+            kind = SavePaused if outcome.pauses else PersistentTierError
+            raise kind("save", f"step {save.step}", problem)
         return outcome.kept
 
     def end_waits(self) -> None:

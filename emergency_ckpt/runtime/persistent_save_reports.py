@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
+from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.types import ShardId
 
 
@@ -29,10 +33,12 @@ class Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one writer tells the others about one stage.
 
-    ``kept``: of the first writer, that storage has the step already.
+    ``kept``: of the first writer, that storage has the step already. ``pauses``: the error is a
+    pause after failed saves.
     """
 
     error: str = ""
+    pauses: bool = False
     written: Written = Written()
     kept: bool = False
 
@@ -51,3 +57,13 @@ def agreed_crcs(every: Sequence[Written]) -> tuple[dict[ShardId, int], list[Shar
     for shard in differing:
         del found[shard]
     return found, sorted(differing)
+
+
+def text_of(error: Exception) -> str:
+    """Never empty: to the others an empty text means that all went well."""
+    return str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
+
+
+def flat_bytes(view: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """The bytes of ``view``: extension types have no buffer interface of their own."""
+    return np.ascontiguousarray(view).reshape(-1).view(np.uint8)

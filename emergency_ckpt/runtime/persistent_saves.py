@@ -12,19 +12,16 @@ import dataclasses
 import hashlib
 import queue
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 from absl import logging
 
 from emergency_ckpt._native import crc32c
 from emergency_ckpt.core.persistence import owners_of, scribe
 from emergency_ckpt.core.placement import Topology
 from emergency_ckpt.errors import (
-    CheckpointError,
     CoordinationError,
     CorruptData,
     PersistentTierError,
@@ -39,13 +36,15 @@ from emergency_ckpt.runtime.persistent_save_keys import (
     REFUSED,
     PersistentSaveKeys,
 )
-from emergency_ckpt.runtime.persistent_save_outcomes import Outcomes
+from emergency_ckpt.runtime.persistent_save_outcomes import Outcomes, SavePaused
 from emergency_ckpt.runtime.persistent_save_reports import (
     Crc,
     Document,
     Report,
     Written,
     agreed_crcs,
+    flat_bytes,
+    text_of,
 )
 from emergency_ckpt.runtime.worker import Failures
 from emergency_ckpt.runtime.writer_meetings import WriterMeetings
@@ -58,6 +57,7 @@ from emergency_ckpt.types import SaveId, ShardId
 
 T = TypeVar("T")
 _SKIPPED = "skipped it: the save before was under way"
+_PAUSE = "skipped it: the tier pauses after failed saves"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,22 +138,30 @@ class PersistentSaves:
             self._tell_skipped(job.save.step if complete else None)
         return complete
 
+    def tell_pause(self, save: SaveId, writers: Sequence[int]) -> None:
+        """Tell all that the first of the ``writers``, this process, leaves ``save`` out. Blocks."""
+        self._events.emit("persistent.skipped", step=save.step, reason=_PAUSE)
+        with contextlib.suppress(CoordinationError):  # the keys go later, or never
+            self._keys.forget_old(writers)
+        self._tell(save, _PAUSE, pauses=True)
+
     def _tell_skipped(self, complete_step: int | None) -> None:
         """A second save of ``complete_step`` was skipped for good: the others keep it too."""
-        report = msgspec.json.encode(Report(_SKIPPED))
         with contextlib.suppress(queue.Empty):
             while True:
                 save = self._skipped.get_nowait()
-                if save.step == complete_step:
-                    continue
-                try:
-                    # For the other writers, if this process is one; else for its scribe.
-                    self._keys.put(save, FIRST_STAGE, report)
-                    self._keys.put(save, REFUSED, _SKIPPED.encode())
-                    self._outcomes.decide(save, _SKIPPED)
-                except CoordinationError as error:
-                    # Who waits for it runs into its deadline, and says so.
-                    logging.warning("step %d was skipped: %s", save.step, error)
+                if save.step != complete_step:
+                    self._tell(save, _SKIPPED)
+
+    def _tell(self, save: SaveId, reason: str, *, pauses: bool = False) -> None:
+        """For the other writers, if this process is one; else for its scribe."""
+        try:
+            self._keys.put(save, FIRST_STAGE, msgspec.json.encode(Report(reason, pauses=pauses)))
+            self._keys.put(save, REFUSED, reason.encode())
+            self._outcomes.decide(save, reason, pauses=pauses)
+        except CoordinationError as error:
+            # Who waits for it runs into its deadline, and says so.
+            logging.warning("step %d was skipped: %s", save.step, error)
 
     def _run(self, job: PersistentSave) -> bool:
         step = job.save.step
@@ -161,13 +169,16 @@ class PersistentSaves:
         self._events.emit("persistent.started", step=step)
         try:
             kept = self._save(job)
+        except SavePaused as error:
+            self._events.emit("persistent.skipped", step=step, reason=error.problem)
+            return False
         except Exception as error:  # noqa: BLE001 - recorded, raised by check_for_errors
             self._may_have_leftovers = True
-            self._events.emit("persistent.failed", step=step, reason=_text_of(error)[:500])
+            self._events.emit("persistent.failed", step=step, reason=text_of(error)[:500])
             failure = SaveFailed(
                 "save",
                 f"step {step} to the persistent tier",
-                _text_of(error),
+                text_of(error),
                 hint="training goes on and the next persistent save tries again",
             )
             failure.__cause__ = error
@@ -195,7 +206,7 @@ class PersistentSaves:
         try:
             kept = self._write(job)
         except Exception as error:
-            self._outcomes.decide(job.save, _text_of(error)[:500])
+            self._outcomes.decide(job.save, text_of(error)[:500])
             raise
         self._outcomes.decide(job.save, "", kept=kept)
         return kept
@@ -314,7 +325,7 @@ class PersistentSaves:
         try:
             self._tier.write_tensors(job.save, job.tree, shards, members, meetings.meet)
         except Exception as error:
-            meetings.leave(_text_of(error)[:500])
+            meetings.leave(text_of(error)[:500])
             raise
         self._events.emit("persistent.tensors_written", step=job.save.step)
 
@@ -333,7 +344,9 @@ class PersistentSaves:
             digest = hashlib.sha256(data).hexdigest()
             written[owner] = Document(digest, document.payload is None)
         self._events.emit("persistent.host_states_written", step=save.step)
-        crcs = tuple(Crc(shard, crc32c(_flat(each.view).data)) for shard, each in shards.items())
+        crcs = tuple(
+            Crc(shard, crc32c(flat_bytes(each.view).data)) for shard, each in shards.items()
+        )
         return Written(written, crcs)
 
     def _publish(self, job: PersistentSave, written: Written, members: tuple[int, ...]) -> None:
@@ -372,7 +385,8 @@ class PersistentSaves:
             result = work()
             report = told(result)
         except Exception as error:
-            self._keys.put(save, name, msgspec.json.encode(Report(error=_text_of(error)[:500])))
+            report = Report(text_of(error)[:500], pauses=isinstance(error, SavePaused))
+            self._keys.put(save, name, msgspec.json.encode(report))
             raise
         self._keys.put(save, name, msgspec.json.encode(report))
         deadline_s = time.monotonic() + self._timeout_s
@@ -381,20 +395,10 @@ class PersistentSaves:
                 continue
             theirs = self._report(save, name, writer, deadline_left_s(deadline_s))
             if theirs.error:
-                raise PersistentTierError(
-                    "save", f"step {save.step}", f"process {writer} failed: {theirs.error}"
-                )
+                kind = SavePaused if theirs.pauses else PersistentTierError
+                problem = f"process {writer} failed: {theirs.error}"
+                raise kind("save", f"step {save.step}", problem)
         return result
 
     def _report(self, save: SaveId, name: str, writer: int, timeout_s: float) -> Report:
         return msgspec.json.decode(self._keys.get(save, name, writer, timeout_s), type=Report)
-
-
-def _text_of(error: Exception) -> str:
-    """Never empty: to the others an empty text means that all went well."""
-    return str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
-
-
-def _flat(view: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    # Flat bytes: extension types have no buffer interface of their own.
-    return np.ascontiguousarray(view).reshape(-1).view(np.uint8)

@@ -148,11 +148,14 @@ class Saver:
         is_again = schedule.last_started == request.step
         schedule.note_due(request.step)
         limit_s = self._longest_wait_s(name) if request.limit_s is None else request.limit_s
-        if not schedule.worker.wait_idle(limit_s):
+        each_time = request.must_exist or name != "persistent"
+        if not schedule.wait_idle(limit_s, each_time=each_time):
             self._note_skipped(name, save, limit_s, is_again=is_again)
             return False
         if request.must_exist and self._holds(name, request.step):
             return False  # it was the save that has just ended
+        if schedule.pauses and not request.must_exist and self._tell_pause(schedule, save):
+            return False
         snapshot, work = self._snapshot(name, save, request)
         first = self._parts.before_save(request.step)
         if first is not None:
@@ -171,6 +174,14 @@ class Saver:
         if not snapshot.wait_captured(self._parts.settings.save_timeout_s):
             snapshot.close()  # fails the save; training goes on
         schedule.note_started(request.step, time.monotonic() - request.begun_s)
+        return True
+
+    def _tell_pause(self, schedule: TierSchedule, save: SaveId) -> bool:
+        """Leave ``save`` out everywhere, after those that have failed: at the first writer only."""
+        persistent, recipe = self._parts.persistent, self._recipe
+        if persistent is None or recipe is None:
+            return False
+        schedule.start(lambda: persistent.tell_pause(save, recipe.writers))
         return True
 
     def _longest_wait_s(self, name: TierName) -> float:
@@ -250,9 +261,15 @@ class Saver:
     def _persistent_work(self, job: PersistentSave, *, publishes: bool) -> _Work:
         persistent, preservation = self._parts.persistent, self._parts.preservation
         assert persistent is not None
+        schedule = self._schedules["persistent"]
 
         def work() -> None:
-            if persistent.run(job) and publishes and preservation is not None:
+            complete = persistent.run(job)
+            if not publishes:
+                return
+            # This process decides for all when to try again: the others hear of a pause.
+            schedule.note_outcome(failed=not complete)
+            if complete and preservation is not None:
                 preservation.after_save()
 
         return work

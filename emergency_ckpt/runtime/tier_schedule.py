@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from emergency_ckpt.core.save_agreement import Progress, TierName
+from emergency_ckpt.core.save_backoff import Backoff
 from emergency_ckpt.core.save_decision import decide_by_step
 from emergency_ckpt.core.save_timing import TierStatus
 from emergency_ckpt.errors import SaveFailed
@@ -39,6 +40,10 @@ class TierSchedule:
         self._slowest_stall_s = 0.0
         self._save_s = 0.0
         self._asked_up_to = -1
+        self._backoff = Backoff()
+        self._failed_in_row = 0
+        self._failed_at_s = 0.0
+        self._waited_in_vain = False
 
     @property
     def last(self) -> int | None:
@@ -107,6 +112,32 @@ class TierSchedule:
 
         self.worker.submit(timed)
 
+    def wait_idle(self, limit_s: float, *, each_time: bool) -> bool:
+        """Whether the save before has ended; waits for that at most so long.
+
+        Unless ``each_time``, only once for each save: a step must not pay for what an earlier one
+        has waited for in vain.
+        """
+        waits = each_time or not self._waited_in_vain
+        idle = self.worker.wait_idle(limit_s if waits else 0)
+        self._waited_in_vain = not idle
+        return idle
+
+    # After failures; for any thread.
+
+    def note_outcome(self, *, failed: bool) -> None:
+        """A save has ended, which lengthens the pause before the next one, or ends it."""
+        with self._lock:
+            self._failed_in_row = self._failed_in_row + 1 if failed else 0
+            self._failed_at_s = time.monotonic()
+
+    @property
+    def pauses(self) -> bool:
+        """Whether no save should start yet, after those that have failed."""
+        with self._lock:
+            since_s = time.monotonic() - self._failed_at_s
+            return not self._backoff.decide(self._failed_in_row, since_s).save
+
     # For the agreement's thread.
 
     def is_ready(self, timeout_s: float) -> bool:
@@ -118,6 +149,8 @@ class TierSchedule:
             self._agreed_step = max(step, self._agreed_step or step)
 
     def choose_step(self, progress: Progress, first_step: int, lead_s: float) -> Choice | None:
+        if self.pauses:
+            return None
         with self._lock:
             last, last_start_s, agreed = self._last, self._last_start_s, self._agreed_step
         # A save that is agreed has begun, for all who ask.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,10 +14,14 @@ from typing import Protocol
 
 from absl import logging
 
+from emergency_ckpt.core.save_backoff import Repeats
 from emergency_ckpt.errors import CheckpointError, SaveFailed
 
 LOWEST_PRIORITY = 19
 """The highest niceness on Linux."""
+
+# Steps, times, names made at random: what differs between two occurrences of one failure.
+_NUMBER = re.compile(r"[0-9a-f]*[0-9][0-9a-f]*")
 
 
 class Closeable(Protocol):
@@ -29,6 +35,7 @@ class Failures:
         self._lock = threading.Lock()
         self._pending: CheckpointError | None = None
         self._count = 0
+        self._repeats = Repeats()
 
     @property
     def count(self) -> int:
@@ -36,11 +43,12 @@ class Failures:
         return self._count
 
     def record(self, error: CheckpointError) -> None:
-        """Log ``error`` with the trace of its cause, and keep it for ``raise_pending``."""
-        # As text: a log handler that keeps records would keep the frames, and so the snapshot.
-        cause = error.__cause__
-        trace = "" if cause is None else "".join(traceback.format_exception(cause))
-        logging.error("%s\n%s", error, trace)
+        """Log ``error`` and keep it for ``raise_pending``.
+
+        The first of its kind is logged with the trace of its cause, later ones at intervals, with
+        their number.
+        """
+        self._log(error)
         part: BaseException | None = error
         while part is not None:
             part.__traceback__ = None  # its frames hold the snapshot
@@ -48,6 +56,19 @@ class Failures:
         with self._lock:
             self._count += 1
             self._pending = error
+
+    def _log(self, error: CheckpointError) -> None:
+        with self._lock:
+            mention = self._repeats.occurred(_NUMBER.sub("#", str(error)), time.monotonic())
+        if mention is None:
+            return
+        if not mention.is_new:
+            logging.error("%s (%d times since this was last said)", error, mention.times)
+            return
+        # As text: a log handler that keeps records would keep the frames, and so the snapshot.
+        cause = error.__cause__
+        trace = "" if cause is None else "\n" + "".join(traceback.format_exception(cause))
+        logging.error("%s%s", error, trace)
 
     def raise_pending(self) -> None:
         """Raise the newest error that was not raised before, if any, and forget the others."""

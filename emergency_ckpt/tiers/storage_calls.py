@@ -7,6 +7,7 @@ the deadline is there, whatever the client still does.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import re
 import sys
@@ -31,6 +32,31 @@ _FINAL_CODES = re.compile(
     r"\b(NOT_FOUND|INVALID_ARGUMENT|FAILED_PRECONDITION|PERMISSION_DENIED|UNAUTHENTICATED"
     r"|DATA_LOSS|OUT_OF_RANGE|UNIMPLEMENTED)\b"
 )
+# What a file system says that stays so until somebody does something about it.
+_FINAL_ERRNOS = frozenset(
+    {
+        errno.EACCES,
+        errno.EDQUOT,
+        errno.EEXIST,
+        errno.EFBIG,
+        errno.EISDIR,
+        errno.ELOOP,
+        errno.EMLINK,
+        errno.ENAMETOOLONG,
+        errno.ENODEV,
+        errno.ENOENT,
+        errno.ENOSPC,
+        errno.ENOSYS,
+        errno.ENOTDIR,
+        errno.ENXIO,
+        errno.EOPNOTSUPP,
+        errno.EPERM,
+        errno.EROFS,
+        errno.EXDEV,
+    }
+)
+# TensorStore's code for a full disk, RESOURCE_EXHAUSTED, is also that of an overloaded server.
+_OS_ERROR = re.compile(r"\bos_error_code='?(\d{1,9})\b")
 _FINAL_STATUS = frozenset({400, 401, 403, 404, 405, 410, 412, 416})
 _FINAL_ERRORS = (
     FileExistsError,
@@ -52,12 +78,12 @@ _FINAL_ERRORS = (
 def is_passing(error: BaseException) -> bool:
     """Whether the same call may succeed later: overload, resets, silence.
 
-    Not refusal, absence, or a mistake of this program or a client's, which repetition would hide
-    until the deadline.
+    Not refusal, absence, a full or read-only disk, or a mistake of this program or a client's,
+    which repetition would hide until the deadline.
     """
     if isinstance(error, CheckpointError):
         return error.retryable
-    if isinstance(error, _FINAL_ERRORS):
+    if isinstance(error, _FINAL_ERRORS) or _errno_of(error) in _FINAL_ERRNOS:
         return False
     status = _status_of(error)
     if status is not None:
@@ -65,6 +91,11 @@ def is_passing(error: BaseException) -> bool:
     if is_refusal(error):
         return False
     return _FINAL_CODES.search(str(error)) is None
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether storage said that it has no room left for what is to be written."""
+    return _errno_of(error) in (errno.ENOSPC, errno.EDQUOT)
 
 
 def is_refusal(error: BaseException) -> bool:
@@ -78,6 +109,14 @@ def is_refusal(error: BaseException) -> bool:
         or "PERMISSION_DENIED" in text
         or "UNAUTHENTICATED" in text
     )
+
+
+def _errno_of(error: BaseException) -> int | None:
+    """Error number of the operating system, also of TensorStore's errors, which have it as text."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno
+    found = _OS_ERROR.search(str(error))
+    return int(found[1]) if found else None
 
 
 def _status_of(error: BaseException) -> int | None:

@@ -11,7 +11,14 @@ from etils import epath
 
 from emergency_ckpt.errors import CheckpointError, CorruptData, InvalidState, PersistentTierError
 from emergency_ckpt.tiers.late_changes import LATE_CHANGES
-from emergency_ckpt.tiers.storage_calls import GivenUp, call, call_again, is_passing, is_refusal
+from emergency_ckpt.tiers.storage_calls import (
+    GivenUp,
+    call,
+    call_again,
+    is_full,
+    is_passing,
+    is_refusal,
+)
 
 _T = TypeVar("_T")
 
@@ -161,6 +168,8 @@ class StorageDirectory:
         text = str(error).split("\n", maxsplit=1)[0][:500]
         if is_refusal(error):
             hint = "give this job's credentials the right to read and write there"
+        elif is_full(error):
+            hint = "make room there; keep_last_n bounds how many steps are kept"
         elif "bucket" in text and isinstance(error, FileNotFoundError):
             hint = "create the bucket, or correct dir"
         else:

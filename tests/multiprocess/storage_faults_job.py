@@ -122,7 +122,9 @@ def save_through(world: World, name: str, rules: tuple[FaultRule, ...], **more: 
         for step in (5, 10, 15):
             arm(world, rules if step == 10 else ())
             began_s = time.monotonic()
-            ckpt.save(step=step, state=state_at(step, mesh), host_state=iterator.at(step))
+            state, host_state = state_at(step, mesh), iterator.at(step)
+            # Also in the pause after saves that have failed.
+            ckpt.save(step=step, state=state, host_state=host_state, force=True)
             longest_s = max(longest_s, time.monotonic() - began_s)
             ckpt.wait_until_finished()
             try:

@@ -113,8 +113,32 @@ class Job:
             if event.name == "persistent.complete"
         }
 
+    def pause(self, step: int) -> None:
+        """As ``save``, but the first writer leaves it out."""
+
+        def one(process: int) -> None:
+            if process == 0:
+                save = SaveId(step=step, incarnation="life", run_id="run")
+                self.saves[0].tell_pause(save, writers(TOPOLOGY))
+            else:
+                assert not self.saves[process].run(_empty_save(step))
+
+        with ThreadPoolExecutor(TOPOLOGY.process_count) as pool:
+            list(pool.map(one, range(TOPOLOGY.process_count)))
+
     def whole_steps(self) -> list[int]:
         return self.tier.whole_steps()
+
+
+def _empty_save(step: int) -> PersistentSave:
+    return PersistentSave(
+        save=SaveId(step=step, incarnation="life", run_id="run"),
+        tree=TREE,
+        load=dict,
+        host_state=host_state.capture(0),
+        topology=TOPOLOGY,
+        writers=writers(TOPOLOGY),
+    )
 
 
 @pytest.fixture
@@ -180,15 +204,7 @@ def test_a_refusal_that_comes_late_does_not_stay(job: Job) -> None:
     job.broken.add(3)
     before = len(job.service.values)
     for step in range(1, 20):
-        late = PersistentSave(
-            save=SaveId(step=step, incarnation="life", run_id="run"),
-            tree=TREE,
-            load=dict,
-            host_state=host_state.capture(0),
-            topology=TOPOLOGY,
-            writers=writers(TOPOLOGY),
-        )
-        job.saves[3].run(late)
+        job.saves[3].run(_empty_save(step))
     assert len(job.service.values) <= before + 2
 
 
@@ -224,3 +240,14 @@ def test_second_save_skipped_is_told_only_where_needed(job: Job, fails: bool) ->
     job.save(1)
     told = [key for key in job.service.values if again.incarnation in key]
     assert bool(told) == fails
+
+
+def test_tell_pause_ends_the_save_everywhere_without_a_failure(job: Job) -> None:
+    counts: list[int] = []
+    for step in range(1, 21):
+        job.pause(step)
+        counts.append(len(job.service.values))
+    assert [failures.count for failures in job.failures] == [0] * 4
+    assert max(counts) <= counts[1] + 2, "the keys of two saves, never more"
+    job.save(21)
+    assert job.whole_steps() == [21]

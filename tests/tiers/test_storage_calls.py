@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import time
 
@@ -26,6 +28,11 @@ PASSING = [
     TimeoutError("read timed out"),
     ValueError("UNAVAILABLE: try again"),
     KeyError("items"),
+    OSError(errno.EIO, "a cable was pulled"),
+    OSError(errno.ESTALE, "the file server was restarted"),
+    OSError(errno.EMFILE, "other threads have files open"),
+    ValueError("RESOURCE_EXHAUSTED: Quota exceeded, try again later"),
+    ValueError("UNAVAILABLE: Error reading local file: [os_error_code='5']"),
 ]
 FINAL = [
     HttpError(403),
@@ -38,6 +45,23 @@ FINAL = [
     AttributeError("no attribute"),
     NameError("name is not defined"),
     AssertionError("cannot be"),
+    *(
+        OSError(number, os.strerror(number))
+        for number in (
+            errno.EROFS,
+            errno.ENOSPC,
+            errno.EDQUOT,
+            errno.EACCES,
+            errno.EPERM,
+            errno.ENOTDIR,
+            errno.ENAMETOOLONG,
+            errno.ELOOP,
+            errno.EFBIG,
+        )
+    ),
+    ValueError(
+        "RESOURCE_EXHAUSTED: Error writing local file: No space left on device [os_error_code='28']"
+    ),
 ]
 
 

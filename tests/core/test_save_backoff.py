@@ -1,0 +1,45 @@
+"""The pause after failed saves, and how often a failure is mentioned."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from emergency_ckpt.core.save_backoff import Backoff, Mention, Repeats
+
+BACKOFF = Backoff(first_s=1.0, longest_s=300.0)
+
+
+@pytest.mark.parametrize(
+    ("failures", "pause_s"),
+    [(0, 0), (1, 0), (2, 1), (3, 2), (4, 4), (10, 256), (11, 300), (10_000, 300)],
+)
+def test_backoff_pause_doubles_up_to_its_bound(failures: int, pause_s: float) -> None:
+    assert BACKOFF.pause_s(failures) == pause_s
+
+
+@given(st.integers(0, 10**6), st.floats(0, 1e4))
+def test_backoff_save_starts_once_the_pause_is_over(failures: int, since_s: float) -> None:
+    decision = BACKOFF.decide(failures, since_s)
+    assert decision.save == (since_s >= BACKOFF.pause_s(failures))
+    assert decision.reason
+    assert BACKOFF.decide(failures, BACKOFF.longest_s).save
+
+
+def test_repeats_counts_between_mentions() -> None:
+    repeats = Repeats(interval_s=60.0)
+    assert repeats.occurred("full", 0.0) == Mention(is_new=True, times=1)
+    assert [repeats.occurred("full", 1.0 + n) for n in range(50)] == [None] * 50
+    assert repeats.occurred("reset", 51.0) == Mention(is_new=True, times=1)
+    assert repeats.occurred("full", 60.0) == Mention(is_new=False, times=51)
+    assert repeats.occurred("full", 61.0) is None
+    assert repeats.occurred("full", 1000.0) == Mention(is_new=False, times=2)
+
+
+def test_repeats_forgets_what_is_silent_for_longest() -> None:
+    repeats = Repeats(interval_s=60.0, most_keys=2)
+    for key in ("a", "b", "a", "c"):
+        repeats.occurred(key, 0.0)
+    assert repeats.occurred("a", 1.0) is None
+    assert repeats.occurred("b", 1.0) == Mention(is_new=True, times=1)
