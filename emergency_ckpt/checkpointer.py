@@ -11,6 +11,7 @@ import jax
 
 from emergency_ckpt.assembly import Base, assemble
 from emergency_ckpt.config import Config
+from emergency_ckpt.config_warnings import check_joined, config_warnings
 from emergency_ckpt.core.save_agreement import TierName
 from emergency_ckpt.core.save_decision import step_number, wanted_step
 from emergency_ckpt.errors import CheckpointError, ConfigError, RestoreFailed
@@ -48,6 +49,7 @@ class EmergencyCheckpointer:
     """
 
     def __init__(self, config: Config | None = None, **settings: Any) -> None:
+        check_joined(jax.process_count())
         self._config, start = _agreed_config(config or Config(), settings)
         config = self._config
         assert config.run_id is not None
@@ -55,6 +57,8 @@ class EmergencyCheckpointer:
         events, failures = EventSink(config.on_event, process_index=self._process[0]), Failures()
         slices = topology_of(config.mesh, config.replica_axis, describe((), "start"))
         slice_index = slices.slice_of[self._process[0]]
+        for text in config_warnings(config, slices, self._process[0]):
+            events.emit("start.warning", text=text)
         self._member = member = Membership(config, config.run_id, self._process, slice_index, start)
         notices = find_notices() if config.heeds_preemption else None
         self._watch = watch = PreemptionWatch(notices, grace_s=config.preemption_grace_s)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
+import functools
 import hashlib
 import os
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -195,16 +197,23 @@ class Config:
     transfer_timeout_s: float = 30.0
     on_event: Listener | None = None
 
+    if not TYPE_CHECKING:  # a type checker finds unknown names by itself, unless it sees this
+
+        def __setattr__(self, name: str, value: object) -> None:
+            """ConfigError for a name that is no setting: it would be ignored."""
+            if name not in _setting_names():
+                raise ConfigError([_unknown(name)])
+            super().__setattr__(name, value)
+
     def set(self, **settings: Any) -> Config:
         """Change settings in place; returns the config, so that calls can be chained.
 
         Raises:
           ConfigError: a name that is no setting; nothing is changed then.
         """
-        known = {field.name for field in dataclasses.fields(self)}
-        unknown = sorted(set(settings) - known)
+        unknown = sorted(set(settings) - _setting_names())
         if unknown:
-            raise ConfigError([f"{name!r} is not a setting" for name in unknown])
+            raise ConfigError([_unknown(name) for name in unknown])
         for name, value in settings.items():
             setattr(self, name, value)
         return self
@@ -264,6 +273,16 @@ class Config:
     def shared_settings(self) -> dict[str, str]:
         """Return what all processes of a job must have set alike, as texts by name."""
         return shared_settings({f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
+
+
+@functools.cache
+def _setting_names() -> frozenset[str]:
+    return frozenset(field.name for field in dataclasses.fields(Config))
+
+
+def _unknown(name: str) -> str:
+    nearest = difflib.get_close_matches(name, sorted(_setting_names()), 1)
+    return f"{name!r} is not a setting" + (f"; did you mean {nearest[0]!r}?" if nearest else "")
 
 
 def run_id_of(directory: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -75,6 +76,19 @@ def _dir_problems(directory: str) -> list[str]:
     return []
 
 
+def _nested_problems(directory: str, local_dir: str) -> list[str]:
+    """Neither tier may lie inside the other: what removes the one would take the other along."""
+    if "://" in directory or not local_dir:
+        return []
+    # Not by realpath: it would wait for a file server that is down.
+    stored, local = Path(os.path.abspath(directory)), Path(os.path.abspath(local_dir))
+    if stored.is_relative_to(local):
+        return [f"dir {directory!r} lies inside local_dir {local_dir!r}: it would be lost with RAM"]
+    if local.is_relative_to(stored):
+        return [f"local_dir {local_dir!r} lies inside dir {directory!r}: set one beside it"]
+    return []
+
+
 def _callable_problems(config: Config) -> list[str]:
     return [
         f"{name} must be a function, not {value!r}"
@@ -124,7 +138,7 @@ def _value_problems(config: Config) -> list[str]:
     if config.dir is None and config.run_id is None:
         problems.append("neither dir nor run_id is set: nothing names the run")
     if config.dir is not None:
-        problems += _dir_problems(config.dir)
+        problems += _dir_problems(config.dir) or _nested_problems(config.dir, config.local_dir)
     if config.run_id is not None and not _RUN_ID.fullmatch(config.run_id):
         problems.append(f"run_id {config.run_id!r} may only have letters, digits, '.', '_' and '-'")
     if config.dir is None and config.save_every_n_steps not in (0, 1000):

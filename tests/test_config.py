@@ -286,7 +286,10 @@ def test_an_unknown_setting_changes_nothing() -> None:
     config = Config()
     with pytest.raises(ConfigError) as caught:
         config.set(dir="/x", locl_dir="/y", evry=1)
-    assert caught.value.problems == ("'evry' is not a setting", "'locl_dir' is not a setting")
+    assert caught.value.problems == (
+        "'evry' is not a setting",
+        "'locl_dir' is not a setting; did you mean 'local_dir'?",
+    )
     assert config == Config()
 
 

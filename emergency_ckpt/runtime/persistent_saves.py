@@ -270,11 +270,8 @@ class PersistentSaves:
     def _check_refusals(self, save: SaveId, owners: Collection[int]) -> None:
         refused = self._keys.list(save, REFUSED)
         for owner in sorted(refused.keys() & set(owners)):
-            raise PersistentTierError(
-                "collect",
-                f"host states of step {save.step}",
-                f"process {owner} cannot send its own: {refused[owner].decode()}",
-            )
+            problem = f"process {owner} cannot send its own: {refused[owner].decode()}"
+            raise PersistentTierError("collect", f"host states of step {save.step}", problem)
 
     def _own_document(self, job: PersistentSave) -> bytes:
         me, count = self._coordinator.process_index, self._coordinator.process_count
@@ -302,8 +299,9 @@ class PersistentSaves:
         reason = f"the step was saved anew by incarnation {save.incarnation}"
         kept_as = self._tier.changes.make_room(save.step, reason)
         if kept_as is not None:
-            fields = {"step": save.step, "kept_as": kept_as, "reason": reason}
-            self._events.emit("persistent.set_aside", **fields)
+            self._events.emit(
+                "persistent.set_aside", step=save.step, kept_as=kept_as, reason=reason
+            )
 
     def _remove_leftovers(self) -> None:
         """What saves of earlier lives, or a failed one, have left; it counts nowhere."""

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from emergency_ckpt.core.placement import Topology
+from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.tiers.state_tree import StateTree
 
 
@@ -19,6 +20,7 @@ def topology_of(
     From the coordinate on ``replica_axis`` of ``mesh``; without a mesh from the devices'
     ``slice_index`` where they differ; else from the mesh of the state's own shardings; else all is
     one slice. Processes that have devices in several slices make these one: they fail together.
+    ConfigError when ``replica_axis`` is no axis of the mesh that was found.
     """
     process_count = jax.process_count()
     if mesh is None:
@@ -28,16 +30,25 @@ def topology_of(
         mesh = _mesh_of(tree)
     if mesh is None:
         return Topology(process_count, (0,) * process_count)
-    if replica_axis is None:
-        replica_axis = _unsplit_axis(mesh, tree)
-    axis = mesh.axis_names.index(replica_axis) if isinstance(replica_axis, str) else replica_axis
-    if axis is None or axis >= mesh.devices.ndim:
+    axis = _unsplit_axis(mesh, tree) if replica_axis is None else _axis_of(mesh, replica_axis)
+    if axis is None:
         return Topology(process_count, (0,) * process_count)
     pairs = {
         (device.process_index, coordinate[axis])
         for coordinate, device in np.ndenumerate(mesh.devices)
     }
     return _merged(pairs, process_count)
+
+
+def _axis_of(mesh: jax.sharding.Mesh, replica_axis: str | int) -> int:
+    axes = mesh.axis_names
+    if isinstance(replica_axis, str):
+        if replica_axis in axes:
+            return axes.index(replica_axis)
+    elif 0 <= replica_axis < len(axes):
+        return replica_axis
+    problem = f"replica_axis {replica_axis!r} is none of the axes {axes} of the mesh"
+    raise ConfigError([f"{problem}: that of the state's shardings, where mesh is not set"])
 
 
 def _mesh_of(tree: StateTree) -> jax.sharding.Mesh | None:
