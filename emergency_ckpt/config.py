@@ -51,8 +51,8 @@ class Config:
     The start compares them; ``config_agreement.MAY_DIFFER`` lists the exceptions.
 
     Attributes:
-      dir: directory of the persistent tier, an absolute path or a URL that etils.epath can reach.
-        None: local tier only.
+      dir: directory of the persistent tier, an absolute path or a URL that etils.epath can reach,
+        without ``\\``, ``*``, ``?`` and ``[``. None: local tier only.
       local_dir: directory on this host's ramdisk (tmpfs). May differ between hosts.
       run_id: name of the run; what lies in ``local_dir`` under another name is never restored.
         None: derived from ``dir``.

@@ -33,6 +33,10 @@ _LONGEST_CHARS = {"bind_host": 253}  # RFC 1035
 _MOST_THREADS = 256  # of one native call
 _RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 
+_UNSTORABLE = re.compile(r"[\\*?\[]|(?<=/)gs:(?=/)")
+"""TensorStore takes a backslash for a slash. Orbax looks for what it has written by a pattern that
+contains the whole path, and takes ``gs:`` in the middle of one for the start of a URL."""
+
 
 def config_problems(config: Config) -> list[str]:
     """A line for each setting that will not do; none when the config is fine."""
@@ -66,6 +70,9 @@ def _text_problems(config: Config) -> list[tuple[str, str]]:
 def _dir_problems(directory: str) -> list[str]:
     if not directory:
         return ["dir is empty"]
+    wrong = _UNSTORABLE.search(f"{directory}/")
+    if wrong is not None:
+        return [f"dir {directory!r}: Orbax cannot store arrays below a name with {wrong.group()!r}"]
     if "://" not in directory:
         absolute = Path(directory).is_absolute()
         return [] if absolute else [f"dir {directory!r} is not an absolute path"]
@@ -73,6 +80,9 @@ def _dir_problems(directory: str) -> list[str]:
         epath.Path(directory)
     except (KeyError, ValueError) as error:
         return [f"dir {directory!r} cannot be reached by etils.epath: {error}"]
+    rest = directory.partition("://")[2]
+    if "#" in rest or {".", ".."} & set(rest.split("/")):
+        return [f"dir {directory!r}: Orbax would store arrays elsewhere (a '#', '.' or '..')"]
     return []
 
 

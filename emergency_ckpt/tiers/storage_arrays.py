@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import tensorstore
 
 from emergency_ckpt.core.stored_leaves import STORED_AS_UINT8
@@ -227,11 +228,16 @@ def _storage_sharding(
 
 
 def check_storable(tree: StateTree) -> None:
-    """InvalidState for an empty state, or a leaf whose dtype the format of Orbax does not have."""
+    """InvalidState for what Orbax's format cannot hold.
+
+    An empty state; a leaf whose dtype it does not have; two leaves that it would store in one
+    place, as it joins the keys of each path with dots.
+    """
     if not tree.leaves and not tree.unflatten({}):
         raise InvalidState(
             "save", "the state", "it is empty: the persistent tier has no such steps"
         )
+    _check_names(tree)
     for leaf in tree.leaves:
         if leaf.spec.dtype in STORED_AS_UINT8:
             continue
@@ -244,3 +250,19 @@ def check_storable(tree: StateTree) -> None:
                 f"the persistent tier cannot store dtype {leaf.spec.dtype}",
                 hint="store it as another dtype, or use the local tier only",
             ) from error
+
+
+def _check_names(tree: StateTree) -> None:
+    paths = tree.unflatten({leaf.spec.path: leaf.spec.path for leaf in tree.leaves})
+    names = ocp.tree.get_param_names(paths, include_empty_nodes=False)
+    taken: dict[str, str] = {}
+    for path, name in zip(jax.tree.leaves(paths), jax.tree.leaves(names), strict=True):
+        place = name if name.endswith("/") else f"{name}/"
+        other = taken.setdefault(place, path)
+        if other != path:
+            raise InvalidState(
+                "save",
+                f"leaves {other!r} and {path!r}",
+                f"the persistent tier would store both as {name!r}, one over the other",
+                hint="rename a key, or use the local tier only",
+            )

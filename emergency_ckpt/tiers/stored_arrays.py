@@ -6,10 +6,12 @@ byte once, boxes are read as numpy arrays here. What is where, Orbax's metadata 
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import jax
 import numpy as np
@@ -217,15 +219,28 @@ def _context() -> tensorstore.Context:
 
 def _spec(item: str, name: str, *, driver: str, ocdbt: bool) -> dict[str, Any]:
     """How TensorStore is told of an array of an item."""
-    base = f"{item.rstrip('/')}/"
-    if "://" not in base:
-        base = f"file://{base}"
-    kvstore: Any = f"{base}{name}/"
-    if ocdbt:
-        kvstore = {
-            "driver": "ocdbt",
-            "base": base,
-            "cache_pool": "cache_pool#ocdbt",
-            "path": f"{name}/",
-        }
+    # As Orbax gives it: TensorStore adds the slash, where the name does not end with one.
+    if not ocdbt:
+        return {"driver": driver, "kvstore": _kvstore(item, name)}
+    kvstore = {
+        "driver": "ocdbt",
+        "base": _kvstore(item),
+        "cache_pool": "cache_pool#ocdbt",
+        "path": name,
+    }
     return {"driver": driver, "kvstore": kvstore}
+
+
+def _kvstore(item: str, name: str = "") -> dict[str, Any] | str:
+    """Where an item, or an array in it, lies for TensorStore.
+
+    By driver and path, as Orbax writes it: in a URL a ``%``, ``#``, ``?`` or ``|`` of the directory
+    would mean something.
+    """
+    scheme, found, rest = item.partition("://")
+    if not found:
+        return {"driver": "file", "path": f"{os.path.normpath(item)}/{name}"}
+    if scheme == "gs":
+        bucket, _, path = rest.partition("/")
+        return {"driver": "gcs", "bucket": bucket, "path": f"{path.rstrip('/')}/{name}".lstrip("/")}
+    return f"{scheme}://{quote(rest.rstrip('/'))}/{quote(name)}"
