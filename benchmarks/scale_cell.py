@@ -25,7 +25,8 @@ from scale_model import RUN_ID, SAVE, Shape, contents_digest, holder, manifests
 from emergency_ckpt.core.placement import parse_policy, place
 from emergency_ckpt.core.plan_types import RestorePlan, selected
 from emergency_ckpt.errors import DeadlineExceeded
-from emergency_ckpt.runtime.coordination import JaxCoordinator, namespace, share
+from emergency_ckpt.runtime.collectives import share
+from emergency_ckpt.runtime.coordination import JaxCoordinator, namespace
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.going_on import go_on_together
 from emergency_ckpt.runtime.preemption import PreemptionWatch
@@ -72,7 +73,8 @@ class _Client:
     def _count(self, *texts: str | bytes) -> None:
         self._bytes_of[self._process] += sum(map(len, texts))
 
-    def key_value_set_bytes(self, key: str, value: bytes) -> None:
+    def key_value_set_bytes(self, key: str, value: bytes, allow_overwrite: bool = False) -> None:
+        del allow_overwrite
         self._count(key, value)
         self._values[key] = value
 
@@ -90,8 +92,14 @@ class _Client:
     def key_value_delete(self, prefix: str) -> None:
         self._count(prefix)
 
-    def wait_at_barrier(self, name: str, _timeout_ms: int) -> None:
-        self._count(name)
+    def key_value_try_get_bytes(self, key: str) -> bytes:
+        raise jax.errors.JaxRuntimeError(f"NOT_FOUND: {key}")  # asked by who came too early
+
+    def key_value_increment(self, key: str, increment: int) -> int:
+        number = int(self._values.get(key, b"0")) + increment
+        self._values[key] = str(number).encode()
+        self._count(key, self._values[key])
+        return number
 
 
 class _Peers:
@@ -178,8 +186,10 @@ def _vote(shape: Shape, digests: list[str]) -> Counter[int]:
     """Bytes of one save's vote by process."""
     service, count = Service(), shape.process_count
     votes = [Vote(service.coordinator(process, count), DEADLINE_S) for process in range(count)]
-    for process in range(count - 1, -1, -1):  # the leader last: the others are in doubt till then
-        outcome = votes[process].cast(SAVE, Ballot(digests[process], "0123456789abcdef"))
+    ballots = [Ballot(digest, "0123456789abcdef") for digest in digests]
+    for process in range(1, count):  # what each waits for is then there
+        votes[process].hand_in(SAVE, ballots[process])
+    outcome = votes[0].cast(SAVE, ballots[0])
     assert outcome.kind == "complete", outcome
     for vote in votes[1:]:
         assert vote.learn(SAVE).kind == "complete"
@@ -213,7 +223,7 @@ def _restore(shape: Shape, digests: list[str], lost: str, peers: _Peers) -> dict
             deque(),
             new_leader,
             EventSink(None, process_index=process),
-            deadline_s=time.monotonic() + DEADLINE_S,
+            deadline_s=time.monotonic() + (0 if process else DEADLINE_S),
         )
         for process in range(count)
     ]
@@ -257,7 +267,7 @@ def _finish(service: Service, dialogues: list[RestoreDialogue]) -> None:
         coordinator = service.coordinator(process, count)
         share(coordinator, "restore/0/0/verdict", None, 1)
         try:
-            go_on_together(coordinator, "restore/0/ready", lambda: None, watch, 1)
+            go_on_together(coordinator, "restore/0/ready", lambda: None, watch, 0)
         except DeadlineExceeded:
             continue  # the decision is not there yet
     go_on_together(service.coordinator(0, count), "restore/0/ready", lambda: None, watch, 1)

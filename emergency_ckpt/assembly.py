@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from emergency_ckpt.config import Config
-from emergency_ckpt.errors import PersistentTierError
+from emergency_ckpt.errors import ConfigError, PersistentTierError
+from emergency_ckpt.runtime.coordination import connect_start
+from emergency_ckpt.runtime.departures import Departures
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.local_saves import LocalSaves
 from emergency_ckpt.runtime.membership import Membership
@@ -17,6 +21,7 @@ from emergency_ckpt.runtime.preservation import Preservation
 from emergency_ckpt.runtime.restore_bringing import RestoreParts
 from emergency_ckpt.runtime.saver import Saver
 from emergency_ckpt.runtime.saver_parts import SaverParts
+from emergency_ckpt.runtime.start_agreement import agree_settings, tell_problem
 from emergency_ckpt.runtime.step_catalog import StepCatalog
 from emergency_ckpt.runtime.vote import Vote
 from emergency_ckpt.runtime.worker import Failures
@@ -34,6 +39,7 @@ class Base:
     watch: PreemptionWatch
     events: EventSink
     failures: Failures
+    departures: Departures
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +52,20 @@ class Assembly:
     prefetches: Prefetches
     saver: Saver
     steps: StepCatalog
+
+
+def agreed_config(config: Config, settings: Mapping[str, Any]) -> tuple[Config, str]:
+    """Return the whole config, equal on all processes where it must be, and the start's name.
+
+    Collective; ConfigError on all.
+    """
+    coordinator = connect_start()
+    try:
+        config = config.set(**settings).validated()
+    except ConfigError as error:
+        tell_problem(coordinator, error)
+        raise
+    return config, agree_settings(coordinator, config.shared_settings(), config.start_timeout_s)
 
 
 def assemble(base: Base) -> Assembly:
@@ -108,7 +128,7 @@ def _local_saves(base: Base) -> LocalSaves:
     config, member = base.config, base.member
     return LocalSaves(
         member.tier,
-        Vote(member.coordinator, config.save_timeout_s),
+        Vote(member.coordinator, config.save_timeout_s, base.departures),
         member.peers,
         base.events,
         base.failures,
@@ -130,6 +150,7 @@ def _persistent_saves(base: Base, persistent: PersistentTier) -> PersistentSaves
         base.failures,
         host_state_limit_bytes=config.host_state_limit_bytes,
         timeout_s=config.persistent_timeout_s,
+        departures=base.departures,
     )
 
 

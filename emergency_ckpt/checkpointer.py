@@ -8,14 +8,15 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax
+from absl import logging
 
-from emergency_ckpt.assembly import Base, assemble
+from emergency_ckpt.assembly import Base, agreed_config, assemble
 from emergency_ckpt.config import Config
 from emergency_ckpt.config_warnings import check_joined, config_warnings
 from emergency_ckpt.core.save_agreement import TierName
 from emergency_ckpt.core.save_decision import step_number, wanted_step
-from emergency_ckpt.errors import CheckpointError, ConfigError, RestoreFailed
-from emergency_ckpt.runtime.coordination import connect_start
+from emergency_ckpt.errors import CheckpointError, RestoreFailed
+from emergency_ckpt.runtime.departures import Departures
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.going_on import go_on_together
 from emergency_ckpt.runtime.membership import Membership
@@ -24,7 +25,6 @@ from emergency_ckpt.runtime.restore_bringing import Wish
 from emergency_ckpt.runtime.restore_runner import Restore
 from emergency_ckpt.runtime.restore_types import RestoreReport, WholeSteps
 from emergency_ckpt.runtime.save_recipe import SaveRecipe, build_recipe
-from emergency_ckpt.runtime.start_agreement import agree_settings, tell_problem
 from emergency_ckpt.runtime.step_catalog import StepCatalog
 from emergency_ckpt.runtime.topology import topology_of
 from emergency_ckpt.runtime.worker import Failures
@@ -32,6 +32,8 @@ from emergency_ckpt.tiers.state_tree import PyTree, describe
 
 _EXIT_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 30.0
+_STOPPED = "its checkpointer was stopped"
+_ENDED = "its program ended"
 
 
 class EmergencyCheckpointer:
@@ -50,7 +52,7 @@ class EmergencyCheckpointer:
 
     def __init__(self, config: Config | None = None, **settings: Any) -> None:
         check_joined(jax.process_count())
-        self._config, start = _agreed_config(config or Config(), settings)
+        self._config, start = agreed_config(config or Config(), settings)
         config = self._config
         assert config.run_id is not None
         self._process = (jax.process_index(), jax.process_count())
@@ -62,16 +64,19 @@ class EmergencyCheckpointer:
         self._member = member = Membership(config, config.run_id, self._process, slice_index, start)
         notices = find_notices() if config.heeds_preemption else None
         self._watch = watch = PreemptionWatch(notices, grace_s=config.preemption_grace_s)
+        self._departures = Departures(member.coordinator, member.peers.address_of)
+        base = Base(config, self._process, member, watch, events, failures, self._departures)
         try:
-            parts = assemble(Base(config, self._process, member, watch, events, failures))
+            parts = assemble(base)
             # Also so that nobody's time for a restore runs while the leader waits for storage.
             errors = go_on_together(
                 member.coordinator, "opened", member.adopt_orphans, watch, config.start_timeout_s
             )
             if errors:
                 raise RestoreFailed("start", "the job", errors)
-        except BaseException:
+        except BaseException as error:
             self._watch.close()
+            self._departures.gone(_text_of(error))
             member.leave()
             raise
         self._failures = failures
@@ -329,40 +334,50 @@ class EmergencyCheckpointer:
             return
         self._stopped = True
         atexit.unregister(self._at_exit)
+        self._departures.leave(_STOPPED, self._saver.begun)
         try:
             self._prefetches.end(_STOP_TIMEOUT_S)
             self._saver.stop(timeout_s)
         finally:
-            self._watch.close()
-            self._member.leave()
+            self._let_go(_STOPPED)
+
+    def _leave_after(self, error: BaseException) -> None:
+        """Training ended by ``error``: tell the others at once, then wait only a short time."""
+        if self._stopped:
+            return
+        self._departures.leave(_text_of(error), self._saver.begun)
+        logging.error(
+            "training ended by %s; saves under way have some time to end", _text_of(error)
+        )
+        self.stop()
+
+    def _let_go(self, reason: str) -> None:
+        self._departures.gone(reason)
+        self._watch.close()
+        self._member.leave()
 
     def _at_exit(self) -> None:
         """The program ends without ``stop``: let what is under way end, if that is soon."""
         self._stopped = True
+        self._departures.leave(_ENDED, self._saver.begun)
         self._prefetches.end(_EXIT_TIMEOUT_S)
         self._saver.end_threads(_EXIT_TIMEOUT_S)
-        self._watch.close()
-        self._member.leave()
+        self._let_go(_ENDED)
 
     def __enter__(self) -> EmergencyCheckpointer:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        if error is None:
+            self.stop()
+        else:
+            self._leave_after(error)
 
 
-def _agreed_config(config: Config, settings: Mapping[str, Any]) -> tuple[Config, str]:
-    """Return the whole config, equal on all processes where it must be, and the start's name.
-
-    Collective; ConfigError on all.
-    """
-    coordinator = connect_start()
-    try:
-        config = config.set(**settings).validated()
-    except ConfigError as error:
-        tell_problem(coordinator, error)
-        raise
-    return config, agree_settings(coordinator, config.shared_settings(), config.start_timeout_s)
+def _text_of(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error)[:500]}"
 
 
 class CheckpointerConfig(Config):

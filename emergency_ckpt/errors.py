@@ -135,6 +135,10 @@ class CoordinationError(CheckpointError):
     """JAX's coordination service failed or refused."""
 
 
+class PeerLeft(CoordinationError):
+    """Another process of the job has left, and what is waited for never comes."""
+
+
 class DeadlineExceeded(CheckpointError):
     """A wait ran out of time; ``missing`` names who was waited for."""
 

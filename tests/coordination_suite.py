@@ -10,7 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from emergency_ckpt.errors import CoordinationError, DeadlineExceeded
-from emergency_ckpt.runtime.coordination import Coordinator, agree, gather, share
+from emergency_ckpt.runtime.collectives import agree, exchange, gather, share
+from emergency_ckpt.runtime.coordination import Coordinator
 
 SOON_S = 0.2
 LONG_S = 60.0
@@ -108,6 +109,37 @@ def delete_forgets_a_key_and_all_below_it(coordinator: Coordinator) -> None:
 
 
 @check
+def find_gives_what_is_set_now_and_waits_for_nobody(coordinator: Coordinator) -> None:
+    assert coordinator.find("absent") is None
+    own = f"own/{coordinator.process_index}"
+    coordinator.put(own, b"")
+    assert coordinator.find(own) == b""
+    coordinator.delete(own)
+    assert coordinator.find(own) is None
+
+
+@check
+def replace_sets_a_key_again(coordinator: Coordinator) -> None:
+    own = f"own/{coordinator.process_index}"
+    for value in (b"first", b"second"):
+        coordinator.replace(own, value)
+        assert coordinator.get(own, LONG_S) == value
+
+
+@check
+def count_gives_each_caller_a_number_of_its_own(coordinator: Coordinator) -> None:
+    for _ in range(3):
+        number = coordinator.count("counted")
+        coordinator.put(f"number/{number}", b"")
+        if number == 3 * coordinator.process_count:
+            coordinator.put("all have counted", b"")
+    coordinator.get("all have counted", LONG_S)
+    expected = {str(n + 1) for n in range(3 * coordinator.process_count)}
+    coordinator.barrier("counted", LONG_S)
+    assert set(coordinator.list("number")) == expected
+
+
+@check
 def what_was_put_before_a_barrier_is_seen_after_it(coordinator: Coordinator) -> None:
     for turn in range(3):
         coordinator.put(f"turn/{turn}/{coordinator.process_index}", b"x")
@@ -145,7 +177,7 @@ def gather_names_who_is_missing(coordinator: Coordinator) -> None:
     coordinator.barrier("ready", LONG_S)
     if coordinator.process_index != last:
         with pytest.raises(DeadlineExceeded, match=f"missing: process {last}; look") as caught:
-            gather(coordinator, "incomplete", b"", 2.0)
+            exchange(coordinator, "incomplete", b"", lambda _: b"", 2.0)
         assert caught.value.missing == (f"process {last}",)
     coordinator.barrier("over", LONG_S)
 

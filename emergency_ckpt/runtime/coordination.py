@@ -22,13 +22,17 @@ from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineEx
 
 ERROR_LIMIT_CHARS = 2000
 """Of an error that one process tells the others."""
-_JOINED_LIMIT_CHARS = 1000
+JOINED_LIMIT_CHARS = 1000
 
 Told = TypeVar("Told")
 
 
 class Coordinator(Protocol):
-    """A small shared store with barriers. Keys are set once. All methods block, with a deadline."""
+    """A small shared store. Keys are set once. All methods block, with a deadline.
+
+    A ``get`` that runs into its deadline costs the service some 15 kB until the key is set: repeat
+    ``find`` instead (``collectives.wait_for_key``).
+    """
 
     @property
     def process_index(self) -> int: ...
@@ -51,8 +55,23 @@ class Coordinator(Protocol):
         """Forget ``prefix`` and all below it."""
         ...
 
+    def find(self, key: str) -> bytes | None:
+        """Return the value of ``key``, or None when it is not set. Waits for nobody."""
+        ...
+
+    def replace(self, key: str, value: bytes) -> None:
+        """Set ``key``, whatever it was before."""
+        ...
+
+    def count(self, key: str) -> int:
+        """Add one to the number at ``key``, 0 before the first call, and return the sum."""
+        ...
+
     def barrier(self, name: str, timeout_s: float) -> None:
-        """Return when every process has called with this ``name``; names are used once."""
+        """Return when every process has called with this ``name``; names are used once.
+
+        The service keeps some 900 bytes for each name until it ends: not for saves or restores.
+        """
         ...
 
 
@@ -102,6 +121,26 @@ class JaxCoordinator:
         except jax.errors.JaxRuntimeError as error:
             raise _service_error("delete", prefix, error) from error
 
+    def find(self, key: str) -> bytes | None:
+        try:
+            return self._client.key_value_try_get_bytes(self._key(key))
+        except jax.errors.JaxRuntimeError as error:
+            if str(error).startswith("NOT_FOUND"):
+                return None
+            raise _service_error("look for", key, error) from error
+
+    def replace(self, key: str, value: bytes) -> None:
+        try:
+            self._client.key_value_set_bytes(self._key(key), value, allow_overwrite=True)
+        except jax.errors.JaxRuntimeError as error:
+            raise _service_error("replace", key, error) from error
+
+    def count(self, key: str) -> int:
+        try:
+            return self._client.key_value_increment(self._key(key), 1)
+        except jax.errors.JaxRuntimeError as error:
+            raise _service_error("count", key, error) from error
+
     def barrier(self, name: str, timeout_s: float) -> None:
         try:
             self._client.wait_at_barrier(self._key(name), _millis(timeout_s))
@@ -144,6 +183,21 @@ class LocalCoordinator:
                 del self._values[key]
             gone = {name for name in self._barriers if name.startswith(prefix + "/")}
             self._barriers -= gone
+
+    def find(self, key: str) -> bytes | None:
+        with self._changed:
+            return self._values.get(key)
+
+    def replace(self, key: str, value: bytes) -> None:
+        with self._changed:
+            self._values[key] = value
+            self._changed.notify_all()
+
+    def count(self, key: str) -> int:
+        with self._changed:
+            number = int(self._values.get(key, b"0")) + 1
+            self._values[key] = str(number).encode()
+            return number
 
     def barrier(self, name: str, timeout_s: float) -> None:
         del timeout_s  # alone, one never waits
@@ -203,70 +257,9 @@ def own_address() -> str:
         raise CoordinationError("find", "this host's address", problem) from error
 
 
-def gather(coordinator: Coordinator, name: str, value: bytes, timeout_s: float) -> dict[int, bytes]:
-    """Every process gives ``value``; the leader (process 0) gets all, the others nothing.
-
-    Collective. DeadlineExceeded names the processes that did not come.
-    """
-    coordinator.put(f"{name}/{coordinator.process_index}", value)
-    try:
-        coordinator.barrier(f"{name}.all", timeout_s)
-    except DeadlineExceeded as error:
-        present = coordinator.list(name)
-        missing = [
-            f"process {p}" for p in range(coordinator.process_count) if str(p) not in present
-        ]
-        raise DeadlineExceeded(
-            error.operation,
-            name,
-            f"not all processes came within {timeout_s:g} s",
-            missing=missing,
-            hint="look at the logs of the missing processes",
-        ) from error
-    if coordinator.process_index != 0:
-        return {}
-    return {int(key): found for key, found in coordinator.list(name).items()}
-
-
-def share(coordinator: Coordinator, name: str, value: bytes | None, timeout_s: float) -> bytes:
-    """The leader gives ``value``; every process returns it. Collective."""
-    if coordinator.process_index == 0:
-        if value is None:
-            raise CoordinationError("share", name, "the leader has nothing to share")
-        coordinator.put(name, value)
-        return value
-    return coordinator.get(name, timeout_s)
-
-
-def exchange(
-    coordinator: Coordinator,
-    name: str,
-    value: bytes,
-    decide: Callable[[Mapping[int, bytes]], bytes],
-    timeout_s: float,
-) -> bytes:
-    """Every process gives ``value``; all return what the leader decides on them. Collective."""
-    found = gather(coordinator, name, value, timeout_s)
-    decision = decide(found) if coordinator.process_index == 0 else None
-    return share(coordinator, f"{name}.agreed", decision, timeout_s)
-
-
-def agree(coordinator: Coordinator, name: str, error: str, timeout_s: float) -> str:
-    """The errors of all processes in one line, the same everywhere; empty when there are none.
-
-    Collective. ``error`` is this process's own, empty when all is well.
-    """
-    own = error[:_JOINED_LIMIT_CHARS].encode()
-
-    def join(found: Mapping[int, bytes]) -> bytes:
-        return joined_errors({p: data.decode() for p, data in found.items()}).encode()
-
-    return exchange(coordinator, name, own, join, timeout_s).decode()
-
-
 def joined_errors(errors: Mapping[int, str]) -> str:
     """What failed, by process, in one line of bounded length; empty texts are no errors."""
-    failed = [(p, text[:_JOINED_LIMIT_CHARS]) for p, text in sorted(errors.items()) if text]
+    failed = [(p, text[:JOINED_LIMIT_CHARS]) for p, text in sorted(errors.items()) if text]
     return "; ".join(f"process {p}: {text}" for p, text in failed[:4])
 
 

@@ -10,12 +10,8 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from emergency_ckpt.runtime.coordination import (
-    Coordinator,
-    do_and_tell,
-    exchange,
-    joined_errors,
-)
+from emergency_ckpt.runtime.collectives import exchange
+from emergency_ckpt.runtime.coordination import Coordinator, do_and_tell, joined_errors
 from emergency_ckpt.runtime.preemption import PreemptionWatch
 
 

@@ -70,11 +70,12 @@ class HostStateInbox:
         save: SaveId,
         owners: Collection[int],
         timeout_s: float,
-        check: Callable[[], None] = lambda: None,
+        check: Callable[[Collection[int]], None] = lambda _: None,
     ) -> dict[int, bytes]:
         """The documents of ``owners``; DeadlineExceeded names those that did not come.
 
-        ``check`` is called every second or so while they are missing; what it raises ends the wait.
+        ``check`` is called every second or so with those that are missing; what it raises ends the
+        wait, unless one of them came meanwhile: it may have left right after.
         """
         deadline_s = time.monotonic() + timeout_s
 
@@ -94,7 +95,12 @@ class HostStateInbox:
                         f"not all came within {timeout_s:g} s",
                         missing=[f"process {owner}" for owner in missing()],
                     )
-            check()
+            lacking = missing()
+            try:
+                check(lacking)
+            except Exception:
+                if missing() == lacking:
+                    raise
 
 
 class ProcessHoldings:

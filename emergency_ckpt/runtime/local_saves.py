@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
+import queue
 import time
 from collections.abc import Sequence
 
@@ -75,6 +77,7 @@ class LocalSaves:
         self._published_s: dict[SaveId, float] = {}
         self._complete: SaveId | None = None
         self._in_doubt: set[SaveId] = set()
+        self._skipped: queue.SimpleQueue[SaveId] = queue.SimpleQueue()
 
     @property
     def last_complete(self) -> SaveId | None:
@@ -87,8 +90,30 @@ class LocalSaves:
         self._in_doubt.clear()
         self._protect()
 
+    def note_skipped(self, save: SaveId) -> None:
+        """This process takes no part in ``save``: the one before is still under way.
+
+        At once, from any thread. The others are told in the background, as soon as this process
+        is done with that one: their vote must not wait for it in vain.
+        """
+        self._skipped.put(save)
+
     def run(self, job: LocalSave) -> None:
         """Save, publish and vote. Never raises: what fails is recorded, and the vote says no."""
+        try:
+            self._run(job)
+        finally:
+            self._refuse_skipped()
+
+    def _refuse_skipped(self) -> None:
+        """A second save of a step that is whole was skipped for good: the others keep it too."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                save = self._skipped.get_nowait()
+                if self._complete is None or save.step != self._complete.step:
+                    self._vote.refuse(save)
+
+    def _run(self, job: LocalSave) -> None:
         started_s = time.monotonic()
         if self._in_doubt:
             job.snapshot.start(everything=True)  # training does not wait for the others' word

@@ -12,13 +12,11 @@ from pathlib import Path
 import msgspec
 
 from emergency_ckpt.errors import CheckpointError, ConfigError, RestoreFailed
+from emergency_ckpt.runtime.collectives import agree, gather, share
 from emergency_ckpt.runtime.coordination import (
     ERROR_LIMIT_CHARS,
     Coordinator,
-    agree,
     deadline_left_s,
-    gather,
-    share,
 )
 from emergency_ckpt.tiers.manifest import decode_contents
 from emergency_ckpt.transfer.auth import (
@@ -133,7 +131,7 @@ def agree_start(coordinator: Coordinator, start: Callable[[], str], timeout_s: f
     if coordinator.process_index == 0:
         decoded = {p: msgspec.json.decode(data, type=_Hello) for p, data in hellos.items()}
         verdict = msgspec.json.encode(_Verdict(new_incarnation(), _objection(decoded)))
-    data = share(coordinator, "started", verdict, deadline_left_s(deadline_s))
+    data = share(coordinator, "started", verdict, deadline_left_s(deadline_s), "hello")
     agreed = msgspec.json.decode(data, type=_Verdict)
     if failure is not None:
         raise failure

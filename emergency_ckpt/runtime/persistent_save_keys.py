@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
+import msgspec
+
+from emergency_ckpt.runtime.collectives import wait_for_key
 from emergency_ckpt.runtime.coordination import Coordinator, forget
+from emergency_ckpt.runtime.departures import Departures, in_order
 from emergency_ckpt.types import SaveId
 
 _KEPT_REFUSALS = 2
+_AT = "persist.at"
 FIRST_STAGE = "host_states"
 REFUSED = "refused"
 OUTCOME = "outcome"
@@ -20,8 +25,9 @@ class PersistentSaveKeys:
     The first writer forgets the keys of a save when all writers are at a later one.
     """
 
-    def __init__(self, coordinator: Coordinator) -> None:
+    def __init__(self, coordinator: Coordinator, departures: Departures | None = None) -> None:
         self._coordinator = coordinator
+        self._departures = departures or Departures(coordinator)
         self._saves: deque[SaveId] = deque()
         self._refusals: deque[str] = deque()
 
@@ -37,9 +43,40 @@ class PersistentSaveKeys:
                 forget(self._coordinator, self._refusals.popleft())
         self._coordinator.put(key, value)
 
-    def get(self, save: SaveId, stage: str, process: int, timeout_s: float) -> bytes:
-        """Wait for what ``process`` says of ``stage``; DeadlineExceeded."""
-        return self._coordinator.get(f"{_prefix(save)}/{stage}/{process}", timeout_s)
+    def begin(self, save: SaveId) -> None:
+        """Tell that this process has come to ``save``: it takes part in none before it."""
+        me = self._coordinator.process_index
+        self._coordinator.replace(f"{_AT}/{me}", msgspec.json.encode(in_order(save)))
+
+    def get(
+        self,
+        save: SaveId,
+        stage: str,
+        process: int,
+        timeout_s: float,
+        look: Callable[[], str] = lambda: "",
+    ) -> bytes:
+        """Wait for what ``process`` says of ``stage``.
+
+        PeerLeft when it takes no part in ``save`` (any more), or ``look`` gives another reason.
+        DeadlineExceeded.
+        """
+        key = f"{_prefix(save)}/{stage}/{process}"
+
+        def why_not() -> str:
+            return look() or "; ".join(self.absent(save, [process]).values())
+
+        return wait_for_key(self._coordinator, key, timeout_s, why_not)
+
+    def absent(self, save: SaveId, processes: Collection[int]) -> dict[int, str]:
+        """Return which of ``processes`` take no part in ``save``, each with a sentence."""
+        passed: dict[int, str] = {}
+        for process, data in self._coordinator.list(_AT).items():
+            at = msgspec.json.decode(data, type=tuple[str, int])
+            if int(process) in processes and at > in_order(save):
+                text = f"process {process} did not save it: it has come to the save of step {at[1]}"
+                passed[int(process)] = text
+        return passed or self._departures.absent("persistent", save, processes)
 
     def list(self, save: SaveId, stage: str) -> dict[int, bytes]:
         """What has been said of ``stage`` so far, by process."""

@@ -7,18 +7,20 @@ of that, so they wait for its word, in the background.
 from __future__ import annotations
 
 import threading
-import time
 
 import msgspec
 
-from emergency_ckpt.errors import CoordinationError, DeadlineExceeded, PersistentTierError
+from emergency_ckpt.errors import (
+    CoordinationError,
+    DeadlineExceeded,
+    PeerLeft,
+    PersistentTierError,
+)
 from emergency_ckpt.runtime.persistent_save_keys import OUTCOME, PersistentSaveKeys
 from emergency_ckpt.types import SaveId
 
 _STAGES = 4
 """So many stages, each with the timeout, lie between a process's own part and the outcome."""
-
-_POLL_S = 1.0
 
 
 class _Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,20 +63,18 @@ class Outcomes:
         PersistentTierError when it failed, SavePaused when it was left out; DeadlineExceeded when
         there is no word of it.
         """
-        deadline_s = time.monotonic() + _STAGES * self._timeout_s
-        while True:
-            left_s = deadline_s - time.monotonic()
-            try:
-                data = self._keys.get(save, OUTCOME, first_writer, max(0.001, min(left_s, _POLL_S)))
-                break
-            except DeadlineExceeded as error:
-                if left_s <= _POLL_S or self._ending.is_set():
-                    raise DeadlineExceeded(
-                        "learn the outcome of",
-                        f"step {save.step} in the persistent tier",
-                        "the first writer has not said whether it is whole",
-                        missing=[f"process {first_writer}"],
-                    ) from error
+        limit_s = _STAGES * self._timeout_s
+        look = lambda: "this process ends" if self._ending.is_set() else ""  # noqa: E731
+        try:
+            data = self._keys.get(save, OUTCOME, first_writer, limit_s, look)
+        except (DeadlineExceeded, PeerLeft) as error:
+            reason = "" if isinstance(error, DeadlineExceeded) else f": {error.problem}"
+            raise DeadlineExceeded(
+                "learn the outcome of",
+                f"step {save.step} in the persistent tier",
+                f"the first writer has not said whether it is whole{reason}",
+                missing=[f"process {first_writer}"],
+            ) from error
         outcome = msgspec.json.decode(data, type=_Outcome)
         if outcome.error:
             problem = f"process {first_writer} failed: {outcome.error}"

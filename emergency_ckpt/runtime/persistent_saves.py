@@ -28,6 +28,7 @@ from emergency_ckpt.errors import (
     SaveFailed,
 )
 from emergency_ckpt.runtime.coordination import Coordinator, deadline_left_s
+from emergency_ckpt.runtime.departures import Departures
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.holdings import HostStateInbox
 from emergency_ckpt.runtime.peers import Peers
@@ -93,10 +94,11 @@ class PersistentSaves:
         *,
         host_state_limit_bytes: int,
         timeout_s: float,
+        departures: Departures | None = None,
     ) -> None:
         self._tier = tier
         self._coordinator = coordinator
-        self._keys = PersistentSaveKeys(coordinator)
+        self._keys = PersistentSaveKeys(coordinator, departures)
         self._outcomes = Outcomes(self._keys, timeout_s)
         self._complete: SaveId | None = None
         self._peers = peers
@@ -194,6 +196,7 @@ class PersistentSaves:
 
     def _save(self, job: PersistentSave) -> bool:
         """Return when the step is whole; whether it was so before."""
+        self._keys.begin(job.save)
         members, me = job.writers, self._coordinator.process_index
         to = scribe(me, job.topology, members)
         if to != me:
@@ -272,6 +275,8 @@ class PersistentSaves:
         for owner in sorted(refused.keys() & set(owners)):
             problem = f"process {owner} cannot send its own: {refused[owner].decode()}"
             raise PersistentTierError("collect", f"host states of step {save.step}", problem)
+        for reason in self._keys.absent(save, owners).values():
+            raise PersistentTierError("collect", f"host states of step {save.step}", reason)
 
     def _own_document(self, job: PersistentSave) -> bytes:
         me, count = self._coordinator.process_index, self._coordinator.process_count
@@ -284,7 +289,7 @@ class PersistentSaves:
         own = self._own_document(job)
         others = [owner for owner in owners_of(me, job.topology, job.writers) if owner != me]
         found = self._inbox.wait_for(
-            job.save, others, self._timeout_s, lambda: self._check_refusals(job.save, others)
+            job.save, others, self._timeout_s, lambda absent: self._check_refusals(job.save, absent)
         )
         if me == job.writers[0]:
             self._tier.create()  # storage may have been down at the start

@@ -12,13 +12,8 @@ from emergency_ckpt.core.inventory import HolderInventory
 from emergency_ckpt.core.plan_types import RestorePlan
 from emergency_ckpt.core.prefetch_use import PrefetchWord, decide_prefetch
 from emergency_ckpt.errors import CheckpointError, RestoreFailed
-from emergency_ckpt.runtime.coordination import (
-    Coordinator,
-    deadline_left_s,
-    forget,
-    gather,
-    share,
-)
+from emergency_ckpt.runtime.collectives import await_leader, gather, share
+from emergency_ckpt.runtime.coordination import Coordinator, deadline_left_s, forget
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.messages import decode_message
 from emergency_ckpt.runtime.restore_leader import RestoreLeader
@@ -70,6 +65,7 @@ class RestoreDialogue:
         self._leader_error: CheckpointError | None = None
         self._uses_prefetched = False
         self._reports = 0
+        self._gathered = ""  # the newest reports, on which the leader decides
         if coordinator.process_index == 0:
             names.append(name)
 
@@ -92,12 +88,9 @@ class RestoreDialogue:
             wants_host_state=wants_host_state,
             prefetch=prefetch,
         )
-        number, self._reports = self._reports, self._reports + 1
+        self._gathered, self._reports = f"{self._name}/report/{self._reports}", self._reports + 1
         reports = gather(
-            self._coordinator,
-            f"{self._name}/report/{number}",
-            msgspec.json.encode(report),
-            self._left_s(),
+            self._coordinator, self._gathered, msgspec.json.encode(report), self._left_s()
         )
         if self._coordinator.process_index != 0:
             return
@@ -129,7 +122,7 @@ class RestoreDialogue:
                 answer = SurveyAnswer(error=str(typed)[:4000] or type(error).__name__)
         data = None if answer is None else msgspec.json.encode(answer)
         name = f"{self._name}/steps"
-        shared = share(self._coordinator, name, data, self._left_s())
+        shared = share(self._coordinator, name, data, self._left_s(), self._gathered)
         found: SurveyAnswer = decode_message(shared, SurveyAnswer, name)
         if found.error:
             raise self._leader_error or RestoreFailed("survey", "the job", found.error)
@@ -149,7 +142,7 @@ class RestoreDialogue:
         name, coordinator = f"{self._name}/{attempt}/plan", self._coordinator
         me = coordinator.process_index
         if self._leader is None:
-            data = coordinator.get(f"{name}/{me}", self._left_s())
+            data = await_leader(coordinator, f"{name}/{me}", self._left_s(), self._gathered)
             return decode_message(data, Answer, name)
         try:
             if self._leader_error is not None:
@@ -172,8 +165,9 @@ class RestoreDialogue:
         verdict = None
         if self._leader is not None:
             verdict = msgspec.json.encode(self._judge(self._leader, statuses))
-        data = share(self._coordinator, f"{name}/verdict", verdict, self._left_s())
-        return decode_message(data, Verdict, f"{name}/verdict")
+        told = f"{name}/verdict"
+        data = share(self._coordinator, told, verdict, self._left_s(), f"{name}/status")
+        return decode_message(data, Verdict, told)
 
     def _judge(self, leader: RestoreLeader, statuses: Mapping[int, bytes]) -> Verdict:
         try:

@@ -16,6 +16,7 @@ from absl import logging
 from emergency_ckpt.core.save_agreement import TierName
 from emergency_ckpt.core.save_decision import plain_metrics
 from emergency_ckpt.errors import CheckpointError, DeadlineExceeded, SaveFailed
+from emergency_ckpt.runtime.collectives import exchange
 from emergency_ckpt.runtime.due_saves import DueSaves
 from emergency_ckpt.runtime.local_saves import LocalSave
 from emergency_ckpt.runtime.persistent_saves import PersistentSave
@@ -55,6 +56,7 @@ class Saver:
         self._restored: SaveId | None = None
         self._copies = DeviceCopies(parts.settings.snapshots.device_copy_bytes)
         self._left = False
+        self._begun: dict[TierName, SaveId] = {}
         self._goes_on_from: SaveId | None = None
         self._due = DueSaves(
             self._schedules,
@@ -171,6 +173,7 @@ class Saver:
                 # Until it is over: local saves go on, and with them what is pushed for those.
                 kept.enter_context(self._parts.inbox.kept(save))
             schedule.start(closing(kept.pop_all(), closing(snapshot, work)))
+        self._begun[name] = save
         if not snapshot.wait_captured(self._parts.settings.save_timeout_s):
             snapshot.close()  # fails the save; training goes on
         schedule.note_started(request.step, time.monotonic() - request.begun_s)
@@ -193,7 +196,9 @@ class Saver:
         self, name: TierName, save: SaveId, limit_s: float, *, is_again: bool
     ) -> None:
         """``is_again``: what is under way is a save of this very step; nothing is missed yet."""
-        if name == "persistent" and self._parts.persistent is not None:
+        if name == "local":
+            self._parts.local.note_skipped(save)
+        elif self._parts.persistent is not None:
             self._parts.persistent.note_skipped(save)
         if is_again:
             return
@@ -318,13 +323,18 @@ class Saver:
         self._left = True
         try:
             limit_s = max(1.0, self._parts.watch.grace_left_s())
-            self._parts.coordinator.barrier("preempted", limit_s)
+            exchange(self._parts.coordinator, "preempted", b"", lambda _: b"", limit_s)
         except CheckpointError as error:
             logging.warning("not all processes were done in time after the notice: %s", error)
 
     def _say_not_written(self, name: TierName, step: int) -> None:
         self._parts.events.emit("preemption.not_written", step=step, tier=name)
         logging.error("preempted: step %d is not in the %s tier, the time is over", step, name)
+
+    @property
+    def begun(self) -> Mapping[TierName, SaveId]:
+        """The newest save that this process has begun in each tier."""
+        return dict(self._begun)
 
     # Waiting and ending.
 

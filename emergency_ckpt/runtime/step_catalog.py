@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from emergency_ckpt.errors import RestoreFailed, StepNotFound
-from emergency_ckpt.runtime.coordination import agree, do_and_tell
+from emergency_ckpt.runtime.collectives import agree
+from emergency_ckpt.runtime.coordination import do_and_tell, forget
 from emergency_ckpt.runtime.holder_calls import HolderCalls
 from emergency_ckpt.runtime.local_saves import LocalSaves
 from emergency_ckpt.runtime.preservation import Preservation
@@ -127,10 +128,10 @@ class StepCatalog:
 
     def ramdisks_intact(self) -> bool:
         """Whether every process still has its directory in RAM. Collective."""
-        number, parts = self.looks, self.parts
+        number = self.looks
         self.looks += 1
         own = "" if self._tier.is_intact() else "lost"
-        return not agree(parts.coordinator, f"intact/{number}", own, parts.timeout_s)
+        return not self._agree("intact", number, own)
 
     def remove(self, step: int) -> None:
         """Remove ``step`` from both tiers, also the last. Collective; blocks.
@@ -141,16 +142,24 @@ class StepCatalog:
           RestoreFailed, PersistentTierError, LocalTierError: it may be gone in part then, and is
           whole nowhere.
         """
-        number, parts = self.removals, self.parts
+        number = self.removals
         self.removals += 1
         held = self.preservation.held() if self.preservation else contextlib.nullcontext()
         with held:
             errors = do_and_tell(
                 lambda: self._remove(step),
-                lambda error: agree(parts.coordinator, f"remove/{number}", error, parts.timeout_s),
+                lambda error: self._agree("remove", number, error),
             )
         if errors:
             raise RestoreFailed("remove", f"step {step}", errors)
+
+    def _agree(self, kind: str, number: int, error: str) -> str:
+        parts = self.parts
+        errors = agree(parts.coordinator, f"{kind}/{number}/errors", error, parts.timeout_s)
+        if parts.coordinator.process_index == 0 and number > 0:
+            # All have come to this round, so all have left the one before it.
+            forget(parts.coordinator, f"{kind}/{number - 1}")
+        return errors
 
     def _remove(self, step: int) -> None:
         tier = self._persistent

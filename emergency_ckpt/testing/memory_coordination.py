@@ -88,6 +88,27 @@ class MemoryCoordinator:
             for key in [k for k in service.values if k == prefix or k.startswith(prefix + "/")]:
                 del service.values[key]
 
+    def find(self, key: str) -> bytes | None:
+        service = self._service
+        with service.changed:
+            service.check(self._process_index, "find", key)
+            return service.values.get(key)
+
+    def replace(self, key: str, value: bytes) -> None:
+        service = self._service
+        with service.changed:
+            service.check(self._process_index, "replace", key)
+            service.values[key] = value
+            service.changed.notify_all()
+
+    def count(self, key: str) -> int:
+        service = self._service
+        with service.changed:
+            service.check(self._process_index, "count", key)
+            number = int(service.values.get(key, b"0")) + 1
+            service.values[key] = str(number).encode()
+            return number
+
     def barrier(self, name: str, timeout_s: float) -> None:
         """One that ran out of time stays broken: who comes later fails at once."""
         service = self._service

@@ -23,6 +23,8 @@ CLIENT_METHODS = (
     "blocking_key_value_get_bytes",
     "key_value_dir_get_bytes",
     "key_value_delete",
+    "key_value_try_get_bytes",
+    "key_value_increment",
     "wait_at_barrier",
 )
 

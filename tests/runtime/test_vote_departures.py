@@ -1,0 +1,194 @@
+"""The vote where a process leaves, dies, or does not take part: it ends soon, and says why."""
+
+from __future__ import annotations
+
+import queue
+import socket
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from emergency_ckpt.runtime import collectives, vote
+from emergency_ckpt.runtime.departures import LEAVING, Departures
+from emergency_ckpt.runtime.vote import SKIPPED, Ballot, Outcome, Vote
+from emergency_ckpt.testing.memory_coordination import MemoryService
+from emergency_ckpt.types import SaveId
+
+COUNT = 3
+NEVER_S = 200.0
+"""No test waits so long: pytest's own limit would end it."""
+ALL = frozenset(range(COUNT))
+
+
+def save_id(step: int, incarnation: str = "life") -> SaveId:
+    return SaveId(step=step, incarnation=incarnation, run_id="run")
+
+
+class Service(MemoryService):
+    """Notes when somebody looks for who has left."""
+
+    def __init__(self) -> None:
+        super().__init__(COUNT)
+        self.looks: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def check(self, process_index: int, operation: str, key: str) -> None:
+        if operation == "list" and key == LEAVING:
+            self.looks.put(process_index)
+        super().check(process_index, operation, key)
+
+
+class Job:
+    def __init__(self, address_of: Callable[[int], str] | None = None) -> None:
+        self.service = Service()
+        self.looks = self.service.looks
+        members = [self.service.member(p) for p in range(COUNT)]
+        self.departures = [Departures(member, address_of) for member in members]
+        self.votes = [
+            Vote(member, NEVER_S, departures)
+            for member, departures in zip(members, self.departures, strict=True)
+        ]
+        self.pool = ThreadPoolExecutor(2 * COUNT)
+
+    def looked(self, times: int) -> None:
+        """Return when a process has looked so often for who has left."""
+        for _ in range(times):
+            self.looks.get(timeout=60)
+
+    def begin(self, step: int, processes: frozenset[int]) -> dict[int, Future[Outcome]]:
+        ballot = Ballot(digest="d")
+        return {p: self.pool.submit(self.votes[p].cast, save_id(step), ballot) for p in processes}
+
+    def cast(self, step: int, processes: frozenset[int]) -> dict[int, Outcome]:
+        return {p: found.result() for p, found in self.begin(step, processes).items()}
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first look comes soon; nothing here depends on when."""
+    monkeypatch.setattr(collectives, "_FIRST_LOOK_S", 0.05)
+
+
+def check_all(outcomes: dict[int, Outcome], kind: str, text: str = "") -> None:
+    assert {outcome.kind for outcome in outcomes.values()} == {kind}, outcomes
+    assert all(text in outcome.reason for outcome in outcomes.values()), outcomes
+
+
+@pytest.mark.parametrize("who", range(COUNT))
+def test_vote_process_left_fails_at_once_and_says_why(who: int) -> None:
+    job = Job()
+    others = ALL - {who}
+    pending = job.begin(10, others)
+    job.departures[who].leave("ValueError: boom", {"local": save_id(5)})
+    for outcomes in ({p: f.result() for p, f in pending.items()}, job.cast(15, others)):
+        check_all(outcomes, "incomplete", f"process {who} has left: ValueError: boom")
+
+
+@pytest.mark.parametrize("who", range(COUNT))
+def test_vote_begun_by_a_leaving_process_completes(who: int) -> None:
+    """All stop at about the same time, and the first of them must not cost the others the save."""
+    job = Job()
+    job.departures[who].leave("it was stopped", {"local": save_id(10)})
+    pending = job.begin(10, ALL - {who})
+    job.looked(3)
+    pending |= job.begin(10, frozenset({who}))
+    check_all({p: f.result() for p, f in pending.items()}, "complete")
+    job.departures[who].gone("it was stopped")
+    assert {job.votes[p].learn(save_id(10)).kind for p in ALL - {who}} == {"complete"}
+
+
+@pytest.mark.parametrize("who", range(COUNT))
+def test_vote_begun_and_given_up_by_a_process_fails(who: int) -> None:
+    job = Job()
+    pending = job.begin(10, ALL - {who})
+    job.departures[who].leave("KeyError: bug", {"local": save_id(10)})
+    job.departures[who].gone("KeyError: bug")
+    check_all({p: f.result() for p, f in pending.items()}, "incomplete", "KeyError: bug")
+
+
+def test_vote_of_a_later_incarnation_counts_an_earlier_departure() -> None:
+    job = Job()
+    job.departures[2].leave("it was stopped", {"local": save_id(50, "before")})
+    check_all(job.cast(10, ALL - {2}), "incomplete", "process 2 has left")
+
+
+@pytest.mark.parametrize("who", range(COUNT))
+def test_vote_process_without_the_save_costs_no_later_one(who: int) -> None:
+    """Step 10 is not due at one of them: the others know it as soon as that one saves again."""
+    job = Job()
+    others = ALL - {who}
+    pending = job.begin(10, others)
+    alone = job.begin(20, frozenset({who}))
+    check_all({p: f.result() for p, f in pending.items()}, "incomplete", f"process {who} did not")
+    outcomes = job.cast(20, others) | {p: f.result() for p, f in alone.items()}
+    check_all(outcomes, "complete")
+
+
+@pytest.mark.parametrize("who", range(COUNT))
+def test_vote_refused_by_who_skips_the_save_ends(who: int) -> None:
+    job = Job()
+    pending = job.begin(10, ALL - {who})
+    job.votes[who].refuse(save_id(10))
+    check_all({p: f.result() for p, f in pending.items()}, "incomplete", SKIPPED)
+    check_all(job.cast(20, ALL), "complete")
+
+
+def test_vote_without_a_late_process_waits_its_time_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vote, "_LATE_AGAIN_S", 0.0)
+    job = Job()
+    slow, job.votes[0]._timeout_s = job.votes[0], 0.5  # pyright: ignore[reportPrivateUsage]
+    check_all(job.cast(10, frozenset({0, 1})), "incomplete", "process 2 did not publish")
+    slow._timeout_s = NEVER_S  # pyright: ignore[reportPrivateUsage]
+    check_all(job.cast(20, frozenset({0, 1})), "incomplete", "process 2 is late again")
+    check_all(job.cast(30, ALL), "complete")
+    pending = job.begin(40, frozenset({0, 1}))
+    job.looked(3)  # it is not late any more: the whole time is its again
+    assert not any(f.done() for f in pending.values())
+    pending |= job.begin(40, frozenset({2}))
+    check_all({p: f.result() for p, f in pending.items()}, "complete")
+
+
+def test_vote_dead_process_is_known_by_its_closed_port() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_server(("127.0.0.1", 0)) as gone,
+    ):
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        closed = f"127.0.0.1:{gone.getsockname()[1]}"
+        job = Job(lambda process: closed if process == 2 else address)
+        pending = job.begin(10, frozenset({0, 1}))
+        gone.close()
+        outcomes = {p: f.result() for p, f in pending.items()}
+    check_all(outcomes, "incomplete", "process 2 has ended: its host refuses connections")
+
+
+def test_decision_forgotten_leaves_nobody_in_doubt_for_ever() -> None:
+    job = Job()
+    for step in range(1, 30):
+        check_all(job.cast(step, ALL), "complete")
+    assert job.votes[1].learn(save_id(29)).kind == "complete"
+    assert job.votes[1].learn(save_id(2)).kind == "incomplete", "a newer one is complete"
+
+
+def test_decision_of_the_newest_complete_save_is_never_forgotten() -> None:
+    job = Job()
+    check_all(job.cast(1, ALL), "complete")
+    for step in range(2, 30):
+        for each in job.votes:
+            each.refuse(save_id(step))
+    assert [each.learn(save_id(1)).kind for each in job.votes] == ["complete"] * COUNT
+
+
+def test_votes_name_no_barrier_and_keep_few_keys() -> None:
+    job = Job()
+    sizes = set[int]()
+    for step in range(1, 200):
+        check_all(job.cast(step, ALL), "complete")
+        if step > 50:
+            sizes.add(len(job.service.values))
+    assert not job.service.arrived
+    assert len(sizes) == 1
+    after_restore = SaveId(step=1, incarnation="next", run_id="run")
+    ballots = [job.pool.submit(each.cast, after_restore, Ballot()) for each in job.votes]
+    assert {found.result().kind for found in ballots} == {"complete"}
+    assert len(job.service.values) < 10, "the votes of the life before are forgotten"
