@@ -7,6 +7,7 @@ may succeed, at another holder first.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -52,7 +53,7 @@ class HolderCalls:
         ask: Callable[[str], _T | None],
         failed: Callable[[str, CheckpointError], None],
         *,
-        once: bool = False,
+        attempts: int | None = None,
     ) -> _T | None:
         """The first answer of ``ask(holder)``; None when no copy is of use.
 
@@ -62,7 +63,7 @@ class HolderCalls:
         Args:
           ask: returns None when the holder has answered and has nothing (more) to give.
           failed: told (holder, error) when an answer says that the holder's copy is of no use.
-          once: ask each holder only once.
+          attempts: how often a holder is asked at most; None: until the deadline.
 
         Raises:
           HolderUnreachable: no holder has answered with a copy of use, and these could not be
@@ -71,7 +72,7 @@ class HolderCalls:
         left = list(holders)
         silent: dict[str, CheckpointError] = {}
         pause_s = FIRST_PAUSE_S
-        while left:
+        for attempt in itertools.count(1):
             for holder in tuple(left):
                 try:
                     answer = ask(holder)
@@ -83,7 +84,7 @@ class HolderCalls:
                 if answer is not None:
                     return answer
                 left.remove(holder)
-            if once or not left or time.monotonic() + pause_s >= self.deadline_s:
+            if not left or attempt == attempts or time.monotonic() + pause_s >= self.deadline_s:
                 break
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -17,6 +17,7 @@ from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.types import Contents, SaveId
 
 _AT_ONCE = 16
+_ATTEMPTS = 3
 
 
 class ManifestReads:
@@ -38,7 +39,7 @@ class ManifestReads:
         self.unread: dict[str, SaveId] = {}
 
     def read(self, holders: Sequence[HolderInventory]) -> dict[str, Contents]:
-        """Contents of what these hold. Each holder is asked once; see ``unread``."""
+        """Contents of what these hold. Each holder is asked a few times; see ``unread``."""
         self._holders, saves = {}, dict[str, SaveId]()
         for holder in holders:
             for held in holder.tensors:
@@ -46,7 +47,7 @@ class ManifestReads:
                 saves[held.digest] = held.save
         self._found = {d: c for d, c in self._found.items() if d in self._holders}
         missing = [digest for digest in self._holders if digest not in self._found]
-        unreachable = self._read_all(missing, once=True)
+        unreachable = self._read_all(missing, attempts=_ATTEMPTS)
         self.unread = {digest: saves[digest] for digest in unreachable}
         return dict(self._found)
 
@@ -55,18 +56,20 @@ class ManifestReads:
 
         HolderUnreachable when the holders of one still cannot be reached then.
         """
-        unreachable = self._read_all(digests, once=False)
+        unreachable = self._read_all(digests, attempts=None)
         self.unread = {d: save for d, save in self.unread.items() if d not in digests}
         if unreachable:
             raise next(iter(unreachable.values()))
         return dict(self._found)
 
-    def _read_all(self, digests: Collection[str], *, once: bool) -> dict[str, HolderUnreachable]:
+    def _read_all(
+        self, digests: Collection[str], *, attempts: int | None
+    ) -> dict[str, HolderUnreachable]:
         if not digests:
             return {}
         # Each from another peer: one after the other, a large job would wait for every one.
         with ThreadPoolExecutor(_AT_ONCE, "eckpt-manifests") as pool:
-            answers = pool.map(partial(self._read_one, once=once), digests)
+            answers = pool.map(partial(self._read_one, attempts=attempts), digests)
             unreachable: dict[str, HolderUnreachable] = {}
             for digest, answer in zip(digests, answers, strict=True):
                 if isinstance(answer, HolderUnreachable):
@@ -75,7 +78,9 @@ class ManifestReads:
                     self._found[digest] = answer
         return unreachable
 
-    def _read_one(self, digest: str, *, once: bool) -> Contents | HolderUnreachable | None:
+    def _read_one(
+        self, digest: str, *, attempts: int | None
+    ) -> Contents | HolderUnreachable | None:
         """None, with events, when the holders have answered and none gives it."""
         own = self._tier.contents(digest)
         if own is not None:
@@ -95,28 +100,33 @@ class ManifestReads:
                 tuple(holders),
                 lambda holder: fetch_contents(self._client, holders[holder], digest),
                 note,
-                once=once,
+                attempts=attempts,
             )
         except HolderUnreachable as error:
             return error
 
 
 def passed_over_unread(
-    answer: RestorePlan | NoPlan, unread: Iterable[tuple[str, SaveId]], requested_step: int | None
+    answer: RestorePlan | NoPlan,
+    unread: Iterable[tuple[str, SaveId]],
+    requested_step: int | None,
+    loaded_steps: Container[int],
 ) -> list[str]:
     """Digests of unread manifests of saves that would go before ``answer``, were they whole.
 
-    Pure. Without them nobody can say that ``answer`` is the newest whole step.
+    Pure. Without them nobody can say that ``answer`` is the newest whole step. A persistent step
+    is as good as the same in RAM, unless it lies in RAM because this restore has loaded it.
     """
     found: list[str] = []
     for digest, save in unread:
         if requested_step not in (None, save.step):
             continue
         if isinstance(answer, RestorePlan):
-            life = "" if answer.save is None else answer.save.incarnation
-            is_newer = save.step > answer.step or (
-                answer.save is not None and save.step == answer.step and save.incarnation > life
-            )
+            is_newer = save.step > answer.step
+            if save.step == answer.step and answer.save is None:
+                is_newer = save.step in loaded_steps
+            elif save.step == answer.step and answer.save is not None:
+                is_newer = save.incarnation > answer.save.incarnation
         else:
             blocked = answer.kind in ("state_mismatch", "host_state_count", "no_host_state")
             is_newer = not blocked or answer.step is None or save.step > answer.step

@@ -32,6 +32,7 @@ from emergency_ckpt.runtime.restore_types import (
     UsePrefetched,
     failure_kind,
     failure_of,
+    passed_over,
 )
 from emergency_ckpt.runtime.shard_collection import ShardCollection
 from emergency_ckpt.runtime.shard_fetch import CopiesFailed
@@ -100,6 +101,7 @@ class Brought:
       save: its identity; it lies in RAM now, wherever it came from.
       tier: ``local`` or ``persistent``: where it came from.
       documents: the host states that belong to this process, not yet applied.
+      gathered: digest of the slot with all that this process keeps, where one was written.
     """
 
     step: int
@@ -109,6 +111,7 @@ class Brought:
     documents: list[HostStateDocument]
     tally: Tally
     rejected: tuple[Rejection, ...]
+    gathered: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -308,6 +311,7 @@ class Bringing:
             me=holder_name(me),
             keeping=self._wish.keeping,
             calls=self._calls,
+            expendable=passed_over(plan, parts.run_id) - {save},
         )
         loaded = self._loaded is not None and self._loaded.save == save
         tier = "persistent" if loaded else "local"
@@ -336,7 +340,9 @@ class Bringing:
             # What was just read for oneself is no find in one's own RAM.
             tally.local = max(0, tally.local - self._loaded_bytes)
             tally.persistent = self._loaded_bytes
-        return Brought(plan.step, save, tier, state, documents, tally, plan.rejected)
+        return Brought(
+            plan.step, save, tier, state, documents, tally, plan.rejected, shards.gathered
+        )
 
 
 def _status_of(error: Exception, answer: RestorePlan | LoadPlan | UsePrefetched) -> Status:

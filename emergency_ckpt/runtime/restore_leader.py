@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import gc
 import time
+from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -35,7 +36,7 @@ from emergency_ckpt.runtime.restore_types import (
     Verdict,
     WholeSteps,
 )
-from emergency_ckpt.runtime.storage_load import plan_load
+from emergency_ckpt.runtime.storage_load import loaded_copies, plan_load
 from emergency_ckpt.runtime.worker import beside
 from emergency_ckpt.tiers.local import LocalTier
 from emergency_ckpt.tiers.persistent import PersistentTier
@@ -43,6 +44,8 @@ from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.types import LeafSpec, SaveId
 
 MAX_ATTEMPTS = 16
+MAX_LOADS = 2
+"""So often a persistent step is loaded in one restore, should copies of it fail in RAM."""
 EXTRA_HOLDER_TIMEOUT_S = 10.0
 """Longest wait for a configured holder that does not answer: it may be gone for good."""
 LISTING_TIMEOUT_S = 30.0
@@ -92,6 +95,7 @@ class RestoreLeader:
         self._persistent_error: CheckpointError | None = None
         self._loading: LoadPlan | None = None
         self._loaded: LoadPlan | None = None
+        self._loads: Counter[int] = Counter()
         self._attempts = 0
         self._last_failure = ""
 
@@ -114,11 +118,15 @@ class RestoreLeader:
         ready: RestorePlan | None = None
         if self._steps is None:
             ready, self._steps = self._persistent_steps()
-        loaded = -1 if self._loaded is None else self._loaded.step
-        steps = tuple(item for item in self._steps if item.step != loaded)
-        self._inventory = msgspec.structs.replace(self._inventory, persistent=steps)
+        loaded, self._loaded = self._loaded, None
+        self._inventory = msgspec.structs.replace(
+            self._inventory,
+            persistent=self._steps,
+            quarantined=self._inventory.quarantined
+            - (set() if loaded is None else loaded_copies(loaded, self._inventory)),
+        )
         # Of one save, RAM goes first: only another one in storage asks for a plan with both.
-        newer = ready is not None and any(_may_precede(item, ready) for item in steps)
+        newer = ready is not None and any(_may_precede(item, ready) for item in self._steps)
         self._ready = None if newer else ready
 
     def _persistent_steps(self) -> tuple[RestorePlan | None, tuple[PersistentStep, ...]]:
@@ -173,12 +181,16 @@ class RestoreLeader:
             if answer.save is not None:
                 return answer
             assert self._persistent is not None, "else there is no persistent step to choose"
+            if self._loads[answer.step] >= MAX_LOADS:
+                self._give_up(answer.step, _not_again(answer.step, self._last_failure))
+                continue
             try:
                 planned = self._plan_load(answer, self._persistent)
             except (PersistentTierError, CorruptData) as error:
                 self._give_up(answer.step, str(error))
                 continue
             self._loading = planned if isinstance(planned, LoadPlan) else None
+            self._loads[answer.step] += 1
             return planned
 
     def _read_more(self, answer: RestorePlan | NoPlan) -> bool:
@@ -187,7 +199,9 @@ class RestoreLeader:
         HolderUnreachable when they still cannot be read at the deadline.
         """
         unread = self._manifests.unread.items()
-        digests = passed_over_unread(answer, unread, self._wanted.requested_step)
+        digests = passed_over_unread(
+            answer, unread, self._wanted.requested_step, self._loads.keys()
+        )
         if digests:
             manifests = self._manifests.read_again(digests)
             self._inventory = msgspec.structs.replace(self._inventory, manifests=manifests)
@@ -337,6 +351,10 @@ def _may_precede(stored: PersistentStep, ready: RestorePlan) -> bool:
     if stored.step != ready.step:
         return stored.step > ready.step
     return ready.save is None or stored.incarnation != ready.save.incarnation
+
+
+def _not_again(step: int, reason: str) -> str:
+    return f"step {step} was loaded from storage {MAX_LOADS} times; then {reason}"
 
 
 def persistent_unusable(step: int) -> Quarantined:

@@ -140,6 +140,9 @@ class Restore:
         # No leftover of another life may ever look newer than what training goes on from.
         if not self._keep_newer:
             tier.invalidate_newer(brought.save)
+        if brought.gathered is not None:
+            # All processes have gathered what they keep: what peers took from here is not needed.
+            tier.keep_only(brought.save, brought.gathered)
         self._note_complete(brought.save)
         self._host_state.finish()
         report = self._finished(brought)

@@ -166,6 +166,15 @@ class LoadPlan(msgspec.Struct, frozen=True, tag="load", forbid_unknown_fields=Tr
         return msgspec.structs.replace(self, parts={process: part})
 
 
+def passed_over(plan: RestorePlan | LoadPlan, run_id: str) -> set[SaveId]:
+    """Return the saves in RAM that the plan passed over: none of them is whole."""
+    return {
+        SaveId(each.step, each.incarnation, run_id)
+        for each in plan.rejected
+        if each.incarnation is not None
+    }
+
+
 class WholeSteps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Steps that a restore could bring back now, by tier, oldest first."""
 

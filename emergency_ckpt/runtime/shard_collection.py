@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -17,14 +17,12 @@ from emergency_ckpt.core.inventory import Quarantined
 from emergency_ckpt.core.keeping import Keeping
 from emergency_ckpt.core.plan_types import FetchGroup, ProcessPlan, selected
 from emergency_ckpt.errors import (
-    NotHeld,
-    RamdiskFull,
     RestoreFailed,
-    SlotBusy,
 )
 from emergency_ckpt.runtime.arrivals import Arrivals
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.holder_calls import HolderCalls
+from emergency_ckpt.runtime.restore_room import begin_restore_write
 from emergency_ckpt.runtime.restore_types import Tally
 from emergency_ckpt.runtime.shard_fetch import CopiesFailed, Fetching, ShardFetcher
 from emergency_ckpt.tiers.dtypes import dtype_named
@@ -49,7 +47,12 @@ _VERIFY_BYTES = 256 << 20
 
 
 class ShardCollection:
-    """The shards of one save that this process needs, by shard identity, as they become usable."""
+    """The shards of one save that this process needs, by shard identity, as they become usable.
+
+    Attributes:
+      gathered: digest of the slot that all went into which this process keeps; None when it was all
+        here, or nothing of it stays.
+    """
 
     def __init__(
         self,
@@ -61,13 +64,19 @@ class ShardCollection:
         me: str,
         keeping: Keeping | None,
         calls: HolderCalls,
+        expendable: Collection[SaveId] = (),
     ) -> None:
-        """``keeping``: what stays in this process's RAM; None: all that it needs."""
+        """``keeping``: what stays in this process's RAM; None: all that it needs.
+
+        ``expendable``: as in ``begin_restore_write``.
+        """
         self._tier = tier
         self._fetcher = ShardFetcher(client, events, calls, save=save)
         self._save = save
         self._me = me
         self._keeping = keeping
+        self._expendable = expendable
+        self.gathered: str | None = None
         self._located: dict[str, dict[Box, _Lender]] = {}
         self._leaves: dict[str, LeafSpec] = {}
         self._arrivals = Arrivals(calls.deadline_s + _GRACE_S)
@@ -203,7 +212,7 @@ class ShardCollection:
         return contents
 
     def _locate(self, digest: str, shards: Sequence[int]) -> None:
-        if not shards:  # all of it lies in the new slot, and its own may not count any more
+        if not shards:
             return
         contents = self._own_contents(digest)
         for shard in shards:
@@ -223,7 +232,14 @@ class ShardCollection:
         layout = _layout(leaves, contents, [*own, *_parts(groups, contents)])
         places = {placed.shard: placed.offset for placed in layout.shards}
         sizes = {placed.shard: placed.nbytes for placed in layout.shards}
-        writer = self._begin_write(layout.size_bytes)
+        writer = begin_restore_write(
+            self._tier,
+            self._save,
+            layout.size_bytes,
+            expendable=self._expendable,
+            sources=[self._save],
+            sparse=True,
+        )
 
         def put(shard: ShardId) -> bool:
             return self._put(shard, partial(writer.lend, places[shard], sizes[shard]))
@@ -237,7 +253,7 @@ class ShardCollection:
             built = build_contents(
                 self._save, leaves, layout, [crcs[placed.shard] for placed in layout.shards]
             )
-            writer.stage(built)
+            self.gathered = writer.stage(built)
             writer.publish()
         except BaseException:
             writer.abort()
@@ -262,34 +278,11 @@ class ShardCollection:
             scratch.close()
 
     def _put(self, shard: ShardId, lender: _Lender) -> bool:
-        """The shard can be used; False when that was known already. From several threads.
-
-        What is found again is in the new slot: where it was before may not count any more.
-        """
-        held = self._located.setdefault(shard.leaf, {})
-        is_new = held.setdefault(shard.box, lender) is lender
-        held[shard.box] = lender
-        if is_new:
-            self._arrivals.put(shard)
-        return is_new
-
-    def _lent(self, leaf: str, box: Box) -> npt.NDArray[np.uint8]:
-        lender = self._located[leaf][box]
-        try:
-            return lender()
-        except NotHeld:
-            if self._located[leaf][box] is lender:
-                raise
-            return self._located[leaf][box]()
-
-    def _begin_write(self, size_bytes: int) -> SlotWriter:
-        """A slot that holds nothing this restore may still need, as long as the RAM suffices."""
-        try:
-            return self._tier.begin_write(self._save, size_bytes, allow_extra=True, sparse=True)
-        except (RamdiskFull, SlotBusy):
-            # Older steps go first: they are second choice, and peers have copies.
-            self._tier.protect([self._save])
-            return self._tier.begin_write(self._save, size_bytes, allow_extra=True)
+        """The shard can be used; False when that was known already. From several threads."""
+        if self._located.setdefault(shard.leaf, {}).setdefault(shard.box, lender) is not lender:
+            return False
+        self._arrivals.put(shard)
+        return True
 
     def _copy_own(
         self,
@@ -326,7 +319,7 @@ class ShardCollection:
         """Bytes of a wanted shard: lent from the slot, or put together when boxes differ."""
         held = self._located.get(wanted.leaf, {})
         if wanted.box in held:
-            return self._lent(wanted.leaf, wanted.box)
+            return held[wanted.box]()
         if volume(wanted.box) == 0:
             return np.empty(0, np.uint8)
         dtype = dtype_named(self._leaves[wanted.leaf].dtype)
@@ -341,7 +334,7 @@ class ShardCollection:
             )
         target = np.empty(shape_of(wanted.box), dtype)
         for source, parts in groupby(portions, key=attrgetter("source")):
-            array = self._lent(wanted.leaf, source).view(dtype).reshape(shape_of(source))
+            array = held[source]().view(dtype).reshape(shape_of(source))
             for portion in parts:
                 into, out_of = relative(portion.part, wanted.box), relative(portion.part, source)
                 target[_index(into)] = array[_index(out_of)]

@@ -11,13 +11,21 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
+from emergency_ckpt.core.inventory import Inventory, Quarantined
 from emergency_ckpt.core.leaf_comparison import PYTHON_NUMBERS
 from emergency_ckpt.core.plan_types import RestorePlan, TargetSet
 from emergency_ckpt.core.storage_read import StoredArray, assign_reads
-from emergency_ckpt.errors import CorruptData, RamdiskFull, SlotBusy
-from emergency_ckpt.runtime.restore_types import DocumentRead, LoadPart, LoadPlan, StorageRead
+from emergency_ckpt.errors import CorruptData
+from emergency_ckpt.runtime.restore_room import begin_restore_write
+from emergency_ckpt.runtime.restore_types import (
+    DocumentRead,
+    LoadPart,
+    LoadPlan,
+    StorageRead,
+    passed_over,
+)
 from emergency_ckpt.tiers import host_state as host_states
-from emergency_ckpt.tiers.local import LocalTier, SlotWriter
+from emergency_ckpt.tiers.local import LocalTier
 from emergency_ckpt.tiers.manifest import build_contents, lay_out, shard_nbytes
 from emergency_ckpt.tiers.persistent import PersistentTier, StoredStep
 from emergency_ckpt.types import Box, LeafSpec, SaveId, ShardId
@@ -75,6 +83,34 @@ def _stored_numbers(
     return {p: dtype for p, dtype in found.items() if wanted[p].dtype in PYTHON_NUMBERS}
 
 
+def loaded_copies(plan: LoadPlan, inventory: Inventory) -> set[Quarantined]:
+    """Every quarantine entry that may be of a copy that the plan, carried out, has replaced. Pure.
+
+    Args:
+      inventory: as reported after the load.
+    """
+    replaced: set[tuple[str, str]] = set()
+    for holder in inventory.holders:
+        part = None if holder.process_index is None else plan.parts.get(holder.process_index)
+        if part is None:
+            continue
+        shards = {read.shard for read in part.reads}
+        owners = {document.owner for document in part.documents}
+        for tensors in holder.tensors:
+            contents = inventory.manifests.get(tensors.digest)
+            if tensors.save != plan.save or contents is None:
+                continue
+            if {contents.shard_id(index) for index in range(len(contents.shards))} == shards:
+                replaced.add((holder.holder, tensors.digest))
+        replaced.update(
+            (holder.holder, state.digest)
+            for state in holder.host_states
+            if (state.save, state.count) == (plan.save, plan.document_count)
+            and state.owner in owners
+        )
+    return {item for item in inventory.quarantined if (item.holder, item.digest) in replaced}
+
+
 class StorageLoad:
     """One process's part of a ``LoadPlan``."""
 
@@ -118,7 +154,12 @@ class StorageLoad:
         layout = lay_out(
             self._leaves, [(shard, shard_nbytes(specs[shard.leaf], shard.box)) for shard in shards]
         )
-        with self._begin_write(layout.size_bytes) as writer:
+        plan = self._plan
+        expendable = {plan.save, *passed_over(plan, plan.save.run_id)}
+        # What is here of the save is not whole, and is read once more.
+        with begin_restore_write(
+            self._tier, plan.save, layout.size_bytes, expendable=expendable
+        ) as writer:
             found = self._persistent.read_boxes(
                 self._plan.item,
                 self._part.arrays,
@@ -132,18 +173,10 @@ class StorageLoad:
                 (crc,) = writer.copy([(flat, placed.offset)])
                 _check_crc(self._plan, shard, expected[shard], crc)
                 crcs.append(crc)
-            writer.stage(build_contents(self._plan.save, self._leaves, layout, crcs))
+            digest = writer.stage(build_contents(plan.save, self._leaves, layout, crcs))
             writer.publish()
+        self._tier.keep_only(plan.save, digest)
         return sum(placed.nbytes for placed in layout.shards)
-
-    def _begin_write(self, size_bytes: int) -> SlotWriter:
-        """A slot that holds nothing the restore may still need, as long as the RAM suffices."""
-        self._tier.protect(held.save for held in self._tier.held()[0])
-        try:
-            return self._tier.begin_write(self._plan.save, size_bytes, allow_extra=True)
-        except (RamdiskFull, SlotBusy):
-            self._tier.protect([self._plan.save])
-            return self._tier.begin_write(self._plan.save, size_bytes, allow_extra=True)
 
     def _bring_documents(self) -> None:
         save, count = self._plan.save, self._plan.document_count

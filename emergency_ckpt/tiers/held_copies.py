@@ -81,6 +81,8 @@ class HeldCopies:
     def verify(self, digest: str, shards: Sequence[int]) -> list[tuple[int, int]]:
         """(shard, CRC32C found) of those of which no copy here has the bytes of capture time.
 
+        What is quarantined has not, whatever is found now.
+
         Where several slots hold the digest, each is looked at on its own: a copy that is damaged
         is not used again, a sound one is. Several threads, GIL released. ``NotHeld``, also for a
         shard that is not in it.
@@ -98,7 +100,9 @@ class HeldCopies:
                 found = _native.crc32c_ranges(slot.mapping, ranges, self._threads)
                 crcs = dict(zip(left, found, strict=True))
                 left = {
-                    shard: entry for shard, entry in left.items() if crcs[shard] != entry.crc32c
+                    shard: entry
+                    for shard, entry in left.items()
+                    if crcs[shard] != entry.crc32c or shard in slot.bad_shards
                 }
                 with self._lock:
                     if _digest_of(slot) == digest:
@@ -151,6 +155,22 @@ class HeldCopies:
                         shard=shard,
                     )
                 )
+
+    def keep_only(self, save: SaveId, digest: str) -> None:
+        """Unpublish the slots of ``save`` but ``digest``, which has all that is needed of it here.
+
+        Nothing happens when that is not published. What is read or lent of them stays meanwhile.
+        """
+        with self._lock:
+            slots = [
+                slot
+                for slot in self._own.slots
+                if slot.published is not None and slot.published.save == save
+            ]
+            if any(_digest_of(slot) == digest for slot in slots):
+                for slot in slots:
+                    if _digest_of(slot) != digest:
+                        slot.unpublish()
 
     def quarantined_shards(self, digest: str) -> frozenset[int]:
         """Shards of a held manifest that failed verification in this life."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import msgspec
 from absl import logging
@@ -105,20 +105,30 @@ class ProcessDirectory:
             self.slots.remove(slot)
             slot.delete()
 
-    def drop_superseded(self, by: Slot, older: Iterable[Slot] | None = None) -> None:
-        """Unpublish those of ``older`` (None: all) that are of its save and add nothing to ``by``.
+    def drop_twins(self, of: Slot) -> None:
+        """Unpublish every other slot of its digest: they were published before ``of``.
 
         Such a slot had failed verification, or its shards came here once more. Left published, it
         would be found again, and perhaps preferred, by the next life, which knows of no damage.
         """
-        for slot in self.slots if older is None else older:
-            old, new = slot.published, by.published
-            if slot is by or old is None or new is None or old.save != new.save:
-                continue
-            if old.digest == new.digest or adds_nothing(
-                old.contents, slot.bad_shards, new.contents
-            ):
+        for slot in self.slots:
+            old, new = slot.published, of.published
+            if slot is not of and old is not None and new is not None and old.digest == new.digest:
                 slot.unpublish()
+
+    def _drop_superseded(self) -> None:
+        """Unpublish what adds nothing to a slot of the same save that was published later.
+
+        A crash may have come before the older one was unpublished.
+        """
+        in_order = sorted(self.published(), key=self._published_ns)
+        for number, later in enumerate(in_order):
+            for slot in in_order[:number]:
+                old, new = slot.published, later.published
+                if old is None or new is None or old.save != new.save:
+                    continue
+                if old.digest == new.digest or adds_nothing(old.contents, new.contents):
+                    slot.unpublish()
 
     def invalidate_newer(self, than: SaveId) -> None:
         """Unpublish what is after ``than``, or of its step in another incarnation.
@@ -202,10 +212,7 @@ class ProcessDirectory:
                 self.slots.append(slot)
             else:
                 self._removed(file_name(number))
-        # A crash may have come before the older of two was unpublished.
-        in_order = sorted(self.published(), key=self._published_ns)
-        for number, slot in enumerate(in_order):
-            self.drop_superseded(slot, in_order[:number])
+        self._drop_superseded()
 
     def _published_ns(self, slot: Slot) -> int:
         name = manifest_name(slot.number)

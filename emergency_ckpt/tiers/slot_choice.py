@@ -99,16 +99,12 @@ def surplus_slots(
     return tuple(slot.number for slot in outdated[: max(excess, 0)])
 
 
-def adds_nothing(old: Contents, bad: Collection[int], new: Contents) -> bool:
-    """Whether ``new`` has every shard of ``old`` but those in ``bad``, with the same bytes."""
+def adds_nothing(old: Contents, new: Contents) -> bool:
+    """Whether ``new`` has every shard of ``old``, with the same bytes."""
     if old.save != new.save or old.leaves != new.leaves:
         return False
     held = {(entry.leaf, entry.box): entry.crc32c for entry in new.shards}
-    return all(
-        held.get((entry.leaf, entry.box)) == entry.crc32c
-        for index, entry in enumerate(old.shards)
-        if index not in bad
-    )
+    return all(held.get((entry.leaf, entry.box)) == entry.crc32c for entry in old.shards)
 
 
 def _is_free(slot: SlotState, protected: Collection[SaveId]) -> bool:

@@ -129,7 +129,7 @@ class SlotWriter:
     def publish(self) -> None:
         """Make the save count, atomically. It survives the end of every process from here on.
 
-        A slot of the same save that has nothing besides, but for damaged shards, counts no more.
+        Another slot of the same digest counts no more.
         """
         self._check_open("publish")
         if self._staged is None:
@@ -145,7 +145,7 @@ class SlotWriter:
             self._slot.writing = False
             self._open = False
             try:
-                self._place.drop_superseded(self._slot)
+                self._place.drop_twins(self._slot)
             except OSError as error:
                 # It is published all the same; the next life drops the other.
                 logging.warning("an older slot of step %d stays: %s", self._save.step, error)

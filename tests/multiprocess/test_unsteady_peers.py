@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support import check_whole, job_root, of, run_life, spec_of
 
+PROGRAMS = ("resets", "silence", "refusal", "loaded")
+RAMDISK_BYTES = 11 << 19  # two slots of 2 MiB, and small files
+USUAL_MOUNT = ("mount", "-t", "tmpfs", "-o", f"size={RAMDISK_BYTES}", "tmpfs")
+
 
 @pytest.fixture(scope="module")
 def results() -> Iterator[list[dict[str, Any]]]:
-    with job_root() as root:
-        yield run_life(spec_of(root, "unsteady_job.py"), root)
+    with job_root() as root, contextlib.ExitStack() as mounts:
+        programs = (*PROGRAMS, "small_ramdisk") if mount_all(root, mounts) else PROGRAMS
+        yield run_life(spec_of(root, "unsteady_job.py", *programs), root)
+
+
+def mount_all(root: Path, mounts: contextlib.ExitStack) -> bool:
+    """A small ramdisk of its own for each process, where this may be mounted."""
+    for host in range(4):
+        path = root / "small" / f"host_{host}"
+        path.mkdir(parents=True)
+        done = subprocess.run([*USUAL_MOUNT, str(path)], check=False, capture_output=True)
+        if done.returncode != 0:
+            return False
+        mounts.callback(subprocess.run, ["umount", "--lazy", str(path)], check=True)
+    return True
 
 
 @pytest.mark.parametrize("program", ["resets", "silence"])
@@ -40,3 +60,12 @@ def test_load_over_unsteady_connections_is_done_once(results: list[dict[str, Any
     seen = of(results, "loaded")
     check_whole(seen, 10, "persistent")
     assert [s["loads"] for s in seen] == [[10]] * 4
+
+
+def test_load_into_a_ramdisk_of_two_slots_leaves_room_to_save(
+    results: list[dict[str, Any]],
+) -> None:
+    if "small_ramdisk" not in results[0]:
+        pytest.skip("mounting a tmpfs needs privileges")
+    seen = of(results, "small_ramdisk")
+    assert seen == [{"step": 10, "same": True, "loads": 1}] * 4

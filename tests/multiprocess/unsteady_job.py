@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from restoring import lose, restore, train
-from world import World, run_program
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from restoring import lose, process_dir, restore, train
+from world import World, mesh_of, run_program
 
 from emergency_ckpt.transfer import wire
 from emergency_ckpt.transfer.session import Session
@@ -98,7 +103,49 @@ def loaded(world: World) -> Any:
     return {**seen, "loads": [event["step"] for event in world.named("restore.loaded")]}
 
 
-PROGRAMS = {program.__name__: program for program in (resets, silence, refusal, loaded)}
+def small_state(step: int, mesh: Any) -> dict[str, Any]:
+    """Two MiB on each process: so many that a third slot of them is not at hand."""
+    value = np.arange(1 << 20, dtype=np.float32).reshape(1024, 1024) + step
+    sharding = NamedSharding(mesh, P("fsdp"))
+    return {"w": jax.make_array_from_callback(value.shape, sharding, lambda at: value[at])}
+
+
+def small_ramdisk(world: World) -> Any:
+    """Room for two slots, both damaged everywhere: loaded, handed round, and saved again."""
+    mesh = mesh_of(world.slices)
+    settings = {
+        "mesh": mesh,
+        "dir": str(world.root / "small_steps"),
+        "save_every_n_steps": 5,
+        "local_keep_last_n": 1,
+    }
+    with world.config("small", **settings).instantiate() as ckpt:
+        ckpt.restore(state=small_state(0, mesh))
+        for step in STEPS:
+            ckpt.save(step=step, state=small_state(step, mesh))
+        ckpt.wait_until_finished()
+        ckpt.check_for_errors()
+    world.meet()
+    for path in process_dir(world, "small", world.process).glob("slot_*.bin"):
+        with path.open("r+b") as file:
+            file.write(b"\xff")
+    world.meet()
+    with world.config("small", **settings).instantiate() as ckpt:
+        step, state = ckpt.restore(state=small_state(0, mesh))
+        wanted = small_state(10, mesh)["w"].addressable_shards[0].data
+        same = np.array_equal(state["w"].addressable_shards[0].data, wanted)
+        del state
+        gc.collect()  # what is lent is given back
+        for later in range(11, 21):
+            ckpt.save(step=later, state=small_state(later, mesh))
+        ckpt.wait_until_finished()
+        ckpt.check_for_errors()
+        return {"step": step, "same": same, "loads": len(world.named("restore.loaded"))}
+
+
+PROGRAMS = {
+    program.__name__: program for program in (resets, silence, refusal, loaded, small_ramdisk)
+}
 
 if __name__ == "__main__":
     run_program(PROGRAMS)

@@ -42,9 +42,9 @@ class Holders:
             raise outcome
         return outcome
 
-    def first(self, *, deadline_s: float = math.inf, once: bool = False) -> int | None:
+    def first(self, *, deadline_s: float = math.inf, attempts: int | None = None) -> int | None:
         calls = HolderCalls(EventSink(self.events.append, process_index=0), deadline_s)
-        return calls.first("step 10", list(self.left), self.ask, self.fail, once=once)
+        return calls.first("step 10", list(self.left), self.ask, self.fail, attempts=attempts)
 
     def fail(self, holder: str, _: CheckpointError) -> None:
         self.failed.append(holder)
@@ -105,10 +105,10 @@ def test_a_fault_of_this_host_is_raised_as_it_is() -> None:
         holders.first()
 
 
-def test_once_asks_each_holder_once() -> None:
+def test_one_attempt_asks_each_holder_once() -> None:
     holders = Holders(a=[RESET, 7], b=[RESET, 7])
     with pytest.raises(HolderUnreachable):
-        holders.first(once=True)
+        holders.first(attempts=1)
     assert holders.asked == ["a", "b"]
 
 

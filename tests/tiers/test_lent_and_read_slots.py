@@ -248,20 +248,42 @@ def test_damage_of_one_copy_leaves_another_of_its_digest(ramdisk: Path) -> None:
     assert_whole(tier, digest, 1)
 
 
-def test_a_slot_with_more_than_the_new_one_stays(tier: LocalTier) -> None:
-    digest = write_save(tier, 1)
-    some = lay_out(LEAVES, SHARDS[:2])
-    tier.protect([save_id(1)])
-    with tier.begin_write(save_id(1), some.size_bytes, allow_extra=True) as writer:
-        data = shard_bytes(1)
-        crcs = writer.copy(
-            [(data[W_SHARD + n], placed.offset) for n, placed in enumerate(some.shards)]
-        )
-        other = writer.stage(build_contents(save_id(1), LEAVES, some, crcs))
+def write_part(tier: LocalTier, step: int) -> str:
+    """Publish two of the shards of a save, beside what is there."""
+    some, data = lay_out(LEAVES, SHARDS[:2]), shard_bytes(step)
+    tier.protect([save_id(step)])
+    with tier.begin_write(save_id(step), some.size_bytes, allow_extra=True) as writer:
+        copies = [(data[W_SHARD + n], placed.offset) for n, placed in enumerate(some.shards)]
+        crcs = writer.copy(copies)
+        digest = writer.stage(build_contents(save_id(step), LEAVES, some, crcs))
         writer.publish()
-    assert {held.digest for held in tier.held()[0]} == {digest, other}
-    assert_whole(tier, digest, 1)
-    # What is published last has all of both.
-    assert write_again(tier, 1) == digest
-    assert {held.digest for held in tier.held()[0]} == {digest}
-    assert_whole(tier, digest, 1)
+    return digest
+
+
+def test_a_slot_with_more_than_a_later_one_is_found_again(ramdisk: Path) -> None:
+    tier = open_tier(ramdisk)
+    whole, part = write_save(tier, 1), write_part(tier, 1)
+    tier.close()
+    again = open_tier(ramdisk)
+    assert {held.digest for held in again.held()[0]} == {whole, part}
+    assert_whole(again, whole, 1)
+    again.close()
+
+
+def test_a_slot_with_less_than_a_later_one_is_not_found_again(ramdisk: Path) -> None:
+    tier = open_tier(ramdisk)
+    part, whole = write_part(tier, 1), write_again(tier, 1)
+    assert {held.digest for held in tier.held()[0]} == {whole, part}, "a peer may read it yet"
+    tier.close()
+    again = open_tier(ramdisk)
+    assert {held.digest for held in again.held()[0]} == {whole}
+    assert_whole(again, whole, 1)
+    again.close()
+
+
+def test_keep_only_leaves_other_saves(tier: LocalTier) -> None:
+    part, whole, other = write_part(tier, 1), write_again(tier, 1), write_save(tier, 2)
+    tier.keep_only(save_id(1), "0" * 64)
+    assert {held.digest for held in tier.held()[0]} == {part, whole, other}
+    tier.keep_only(save_id(1), whole)
+    assert {held.digest for held in tier.held()[0]} == {whole, other}
