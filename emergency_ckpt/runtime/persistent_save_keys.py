@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 
 import msgspec
 
+from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.runtime.collectives import wait_for_key
 from emergency_ckpt.runtime.coordination import Coordinator, forget
 from emergency_ckpt.runtime.departures import Departures, in_order
@@ -82,6 +83,15 @@ class PersistentSaveKeys:
         """What has been said of ``stage`` so far, by process."""
         found = self._coordinator.list(f"{_prefix(save)}/{stage}")
         return {int(process): value for process, value in found.items()}
+
+    def check_sent(self, save: SaveId, owners: Collection[int]) -> None:
+        """PersistentTierError when one of ``owners`` will not send its host state."""
+        refused = self.list(save, REFUSED)
+        for owner in sorted(refused.keys() & set(owners)):
+            problem = f"process {owner} cannot send its own: {refused[owner].decode()}"
+            raise PersistentTierError("collect", f"host states of step {save.step}", problem)
+        for reason in self.absent(save, owners).values():
+            raise PersistentTierError("collect", f"host states of step {save.step}", reason)
 
     def forget_old(self, members: Collection[int]) -> None:
         """Forget saves that all writers have left behind; the first writer calls this.

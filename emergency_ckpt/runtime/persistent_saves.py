@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import queue
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -270,14 +270,6 @@ class PersistentSaves:
             self._keys.put(job.save, REFUSED, f"{type(error).__name__}: {error}"[:500].encode())
             raise
 
-    def _check_refusals(self, save: SaveId, owners: Collection[int]) -> None:
-        refused = self._keys.list(save, REFUSED)
-        for owner in sorted(refused.keys() & set(owners)):
-            problem = f"process {owner} cannot send its own: {refused[owner].decode()}"
-            raise PersistentTierError("collect", f"host states of step {save.step}", problem)
-        for reason in self._keys.absent(save, owners).values():
-            raise PersistentTierError("collect", f"host states of step {save.step}", reason)
-
     def _own_document(self, job: PersistentSave) -> bytes:
         me, count = self._coordinator.process_index, self._coordinator.process_count
         return host_states.encode(
@@ -289,7 +281,10 @@ class PersistentSaves:
         own = self._own_document(job)
         others = [owner for owner in owners_of(me, job.topology, job.writers) if owner != me]
         found = self._inbox.wait_for(
-            job.save, others, self._timeout_s, lambda absent: self._check_refusals(job.save, absent)
+            job.save,
+            others,
+            self._timeout_s,
+            lambda absent: self._keys.check_sent(job.save, absent),
         )
         if me == job.writers[0]:
             self._tier.create()  # storage may have been down at the start

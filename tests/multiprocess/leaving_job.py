@@ -36,12 +36,12 @@ def _train(world: World, name: str, last: int, end_at: int | None, **settings: A
 
 
 def one_raises(world: World) -> Any:
-    storage = {"dir": str(world.root / "raises"), "save_every_n_steps": 10}
+    storage = {"dir": str(world.root / "stored_raises"), "save_every_n_steps": 10}
     return _train(world, "raises", 15, LEFT_AT, persistent_writers="striped", **storage)
 
 
 def all_end(world: World) -> Any:
-    storage = {"dir": str(world.root / "end"), "save_every_n_steps": 5}
+    storage = {"dir": str(world.root / "stored_end"), "save_every_n_steps": 5}
     return _train(world, "end", 10, None, **storage)
 
 
