@@ -61,7 +61,9 @@ class EmergencyCheckpointer:
         slice_index = slices.slice_of[self._process[0]]
         for text in config_warnings(config, slices, self._process[0]):
             events.emit("start.warning", text=text)
-        self._member = member = Membership(config, config.run_id, self._process, slice_index, start)
+        self._member = member = Membership(
+            config, config.run_id, self._process, slice_index, start, events
+        )
         notices = find_notices() if config.heeds_preemption else None
         self._watch = watch = PreemptionWatch(notices, grace_s=config.preemption_grace_s)
         self._departures = Departures(member.coordinator, member.peers.address_of)

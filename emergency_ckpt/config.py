@@ -136,6 +136,8 @@ class Config:
       ramdisk_wait_s: how long a start waits for an earlier life of the run that still holds its
         directory on this host; then it is an error. 0: an error at once. None: most of
         ``start_timeout_s``, which is also the longest. May differ.
+      other_runs_grace_s: what other runs left in ``local_dir`` is removed only when the room is
+        needed, the oldest first, and not before it was left alone for so many seconds. May differ.
       start_timeout_s, restore_timeout_s: deadline of the start and of a restore, all of it. May
         differ.
       save_timeout_s: how long ``save`` may wait for the save before it, and a save for its vote.
@@ -189,6 +191,7 @@ class Config:
     save_niceness: int = 10
     transfer_streams: int = 2
     ramdisk_wait_s: float | None = None
+    other_runs_grace_s: float = 86400.0
     start_timeout_s: float = 120.0
     restore_timeout_s: float = 600.0
     save_timeout_s: float = 120.0

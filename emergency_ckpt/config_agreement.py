@@ -20,6 +20,7 @@ MAY_DIFFER = frozenset(
         "device_copy_bytes",
         "local_dir",
         "on_event",
+        "other_runs_grace_s",
         "persistent_timeout_s",
         "preemption_grace_s",
         "ramdisk_wait_s",

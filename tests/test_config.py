@@ -62,6 +62,7 @@ MAY_DIFFER: dict[str, Any] = {
     "save_niceness": 5,
     "transfer_streams": 5,
     "ramdisk_wait_s": 0,
+    "other_runs_grace_s": 60.0,
     "start_timeout_s": 1.0,
     "restore_timeout_s": 2.0,
     "save_timeout_s": 3.0,

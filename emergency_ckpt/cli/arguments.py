@@ -28,6 +28,21 @@ def seconds(text: str) -> float:
     return value
 
 
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def duration(text: str) -> float:
+    """A time from 0 on, in seconds or with a unit: 90s, 30m, 12h, 7d."""
+    number, unit_s = (text[:-1], _UNITS_S[text[-1]]) if text[-1:] in _UNITS_S else (text, 1)
+    try:
+        value = float(number) * unit_s
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time such as 90s, 12h or 7d") from error
+    if not 0 <= value < _LONGEST_S:
+        raise argparse.ArgumentTypeError(f"{text} is not from 0 to {_LONGEST_S:.0f} seconds")
+    return value
+
+
 def seed(text: str) -> int:
     """What starts random numbers, in 32 bits."""
     return _between(text, 0, 2**32 - 1)

@@ -47,6 +47,9 @@ COMMANDS = {
     "serve": Command(
         "emergency_ckpt.cli.serve", "serve this host's ramdisk to peers while its trainer is down"
     ),
+    "clean": Command(
+        "emergency_ckpt.cli.clean", "list and remove what runs left on this host's ramdisk"
+    ),
     "plan-placement": Command(
         "emergency_ckpt.cli.plan_placement",
         "what each number of copies costs and survives, and which one to take",

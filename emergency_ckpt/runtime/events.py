@@ -27,7 +27,7 @@ class Event:
 Listener = Callable[[Event], None]
 
 # Saves that fail are logged where they are recorded, as ``worker.Failures``.
-_WARNINGS = frozenset({"start.warning", "restore.quarantined", "divergence"})
+_WARNINGS = frozenset({"start.warning", "restore.quarantined", "divergence", "ramdisk.run_removed"})
 
 
 class EventSink:

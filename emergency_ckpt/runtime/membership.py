@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import socket
+import time
 from pathlib import Path
 from typing import Protocol
 
 from emergency_ckpt.runtime.coordination import connect, own_address
+from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.holdings import ProcessHoldings
 from emergency_ckpt.runtime.peers import Peers, agree_secret, agree_start
 from emergency_ckpt.tiers.local import LocalTier
+from emergency_ckpt.tiers.other_runs import LeftRun, OtherRuns
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
 from emergency_ckpt.types import Writer
@@ -43,6 +46,8 @@ class Settings(Protocol):
     def start_timeout_s(self) -> float: ...
     @property
     def ramdisk_wait_s(self) -> float | None: ...
+    @property
+    def other_runs_grace_s(self) -> float: ...
 
 
 class Membership:
@@ -63,10 +68,12 @@ class Membership:
         process: tuple[int, int],
         slice_index: int,
         start: str,
+        events: EventSink,
     ) -> None:
         """``start``: the name of this start of the job, from ``agree_settings``."""
         me, count = process
         self._start = start
+        self._events = events
         self._settings = settings
         self._run_id = run_id
         self._writer = Writer(
@@ -119,9 +126,9 @@ class Membership:
 
     def _start_serving(self, secret: bytes) -> str:
         """Claim the ramdisk and serve what is on it; returns this process's address."""
-        settings = self._settings
+        settings, local_dir = self._settings, Path(self._settings.local_dir)
         self._tier = LocalTier.open(
-            Path(settings.local_dir),
+            local_dir,
             self._run_id,
             self._writer,
             host_state_limit_bytes=settings.host_state_limit_bytes,
@@ -129,6 +136,9 @@ class Membership:
             slots=settings.local_keep_last_n + 1,
             start=self._start,
             wait_s=self._wait_s,
+            other_runs=OtherRuns(
+                local_dir, self._run_id, settings.other_runs_grace_s, self._tell_removed
+            ),
         )
         self.holdings = ProcessHoldings(self._tier, self._writer.process_index)
         self._server = TransferServer(
@@ -142,6 +152,12 @@ class Membership:
         self.holdings.address = self._server.address
         self._server.start()
         return self._server.address
+
+    def _tell_removed(self, run: LeftRun) -> None:
+        age_s = round(run.age_s(time.time()))
+        self._events.emit(
+            "ramdisk.run_removed", run=run.run_id, size_bytes=run.size_bytes, age_s=age_s
+        )
 
     def leave(self) -> None:
         """Let go of port and ramdisk; the bytes stay. Not collective. Idempotent."""

@@ -29,7 +29,6 @@ from emergency_ckpt.tiers.owners import OWNER_LOCK, Owner, read_owner, this_proc
 
 READER_LOCK = "reader.lock"
 MAX_DIRECTORIES_PER_RUN = 1024
-MAX_RUNS = 1024
 _MAX_ATTEMPTS = 16  # lost races against deleters before giving up
 _LOCKED = -1
 
@@ -105,6 +104,13 @@ class Claim:
         except OSError as error:
             logging.warning("no record of its owner in %s: %s", self.path, error)
 
+    def is_served(self) -> bool:
+        """Whether a reader has the directory locked against deletion now."""
+        reader_fd = _try_lock(READER_LOCK, self.dir_fd, fcntl.LOCK_EX, create=False)
+        if reader_fd is not None and reader_fd != _LOCKED:
+            os.close(reader_fd)
+        return reader_fd == _LOCKED
+
     def delete(self) -> bool:
         """Delete the directory and let go; False when a reader still serves it (it then stays).
 
@@ -119,7 +125,7 @@ class Claim:
             files.remove(READER_LOCK, self.dir_fd)
             files.remove(OWNER_LOCK, self.dir_fd)
             # Not empty: a new claimer made its lock file just now, the directory is its own.
-            _remove_empty(self.path)
+            remove_empty(self.path)
             return not self.path.exists()
         finally:
             os.close(reader_fd)
@@ -254,40 +260,13 @@ def process_directories(run_dir: Path) -> list[Path]:
     return [run_dir / name for name in sorted(names)[:MAX_DIRECTORIES_PER_RUN]]
 
 
-def reclaim_other_runs(local_dir: Path, run_id: str) -> tuple[list[Path], list[str]]:
-    """Delete process directories of other runs that nobody has locked.
-
-    Returns what was deleted, and what could not be, each with its reason. Never touches a live
-    owner's or reader's directory, nor anything that does not carry this package's names.
-    """
-    deleted: list[Path] = []
-    failed: list[str] = []
-    with os.scandir(local_dir) as entries:
-        runs = sorted(
-            entry.name
-            for entry in entries
-            if entry.name != run_id
-            and NAME_PATTERN.fullmatch(entry.name)
-            and entry.is_dir(follow_symlinks=False)
-        )
-    for name in runs[:MAX_RUNS]:
-        try:
-            directories = process_directories(local_dir / name)
-            for path in directories:
-                claim = _registered_claim(path, create=False)
-                if isinstance(claim, Claim) and claim.delete():
-                    deleted.append(path)
-                elif claim is None:
-                    # Perhaps made by a process that died before it had a lock file.
-                    _remove_empty(path)
-            if directories:
-                _remove_empty(local_dir / name)
-        except OSError as error:
-            failed.append(f"{local_dir / name}: {error.strerror}")
-    return deleted, failed
+def claim_to_delete(path: Path) -> Claim | Holder | None:
+    """Lock a directory of another run; None when it has no lock file, or is gone."""
+    return _registered_claim(path, create=False, take_retired=False)
 
 
-def _remove_empty(path: Path) -> None:
+def remove_empty(path: Path) -> None:
+    """Remove a directory if nothing is in it. OSError."""
     try:
         path.rmdir()
     except OSError as error:
@@ -304,7 +283,9 @@ def _claim_new(path: Path, start: str) -> Claim | None:
     return None
 
 
-def _registered_claim(path: Path, *, create: bool) -> Claim | Holder | None:
+def _registered_claim(
+    path: Path, *, create: bool, take_retired: bool = True
+) -> Claim | Holder | None:
     try:
         dir_fd = files.open_directory(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -313,7 +294,7 @@ def _registered_claim(path: Path, *, create: bool) -> Claim | Holder | None:
     key = (status.st_dev, status.st_ino)
     with _registry_lock:
         held = _held.get(key)
-        if held is not None and held.retired:
+        if held is not None and held.retired and take_retired:
             os.close(dir_fd)
             held.retired = False
             return Claim(path, held)

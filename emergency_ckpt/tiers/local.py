@@ -20,6 +20,7 @@ from emergency_ckpt.errors import LocalTierError, SlotBusy
 from emergency_ckpt.tiers import claims, files
 from emergency_ckpt.tiers.held_copies import HeldCopies
 from emergency_ckpt.tiers.old_lives import claim_or_wait
+from emergency_ckpt.tiers.other_runs import OtherRuns
 from emergency_ckpt.tiers.prefault import Prefaulter
 from emergency_ckpt.tiers.process_directory import ProcessDirectory
 from emergency_ckpt.tiers.slot_choice import (
@@ -51,8 +52,10 @@ class LocalTier(HeldCopies):
         copy_threads: int,
         slots: int = SLOTS_AT_REST,
         start: str = "",
+        other_runs: OtherRuns | None = None,
     ) -> None:
         super().__init__(own, copy_threads)
+        self._other_runs = other_runs or OtherRuns(run_dir.parent, run_dir.name)
         self._start = start
         self._run_dir = run_dir
         self._writer = writer
@@ -79,15 +82,15 @@ class LocalTier(HeldCopies):
         slots: int = SLOTS_AT_REST,
         start: str = "",
         wait_s: float = 0.0,
+        other_runs: OtherRuns | None = None,
     ) -> LocalTier:
         """Claim ``<local_dir>/<run_id>/<process directory>/`` and scan what it holds.
 
         Takes the directory named for ``writer.process_index``, else any of this run that no live
         process owns, else makes its own. One that a process of another ``start`` holds is waited
-        for, ``wait_s`` seconds. Deletes the directories of other runs that nobody owns
-        or serves. What is wrong with what it finds is quarantined, never raised. Until the
-        first ``protect`` or ``note_complete`` every save found is protected. ``slots``: how many
-        there are at rest, one more than the whole steps to keep.
+        for, ``wait_s`` seconds. What is wrong with what it finds is quarantined, never raised.
+        Until the first ``protect`` or ``note_complete`` every save found is protected. ``slots``:
+        how many there are at rest, one more than the whole steps to keep.
 
         ``ConfigError`` for a bad run id, ``LocalTierError`` when the ramdisk cannot be used, or an
         earlier life of the run does not let go of it. The claim ends with ``close`` or with the
@@ -100,15 +103,10 @@ class LocalTier(HeldCopies):
             wait_s,
         )
         try:
-            deleted, failed = claims.reclaim_other_runs(local_dir, run_id)
             own = ProcessDirectory(claim, run_id, host_state_limit_bytes)
         except OSError as error:
             claim.release()
             raise files.local_error("open", str(claim.path), error) from error
-        for path in deleted:
-            logging.info("reclaimed %s, left by a run that is no more", path)
-        for problem in failed:
-            logging.warning("cannot reclaim what another run left: %s", problem)
         return cls(
             own,
             local_dir / run_id,
@@ -117,6 +115,7 @@ class LocalTier(HeldCopies):
             copy_threads=copy_threads,
             slots=slots,
             start=start,
+            other_runs=other_runs,
         )
 
     @property
@@ -180,7 +179,9 @@ class LocalTier(HeldCopies):
         """
         self._check_open("reserve slots in")
         with self._saving:
-            target, missing, kept, too_large = self._check_reservable(slot_bytes)
+            target, missing, kept, too_large = self._other_runs.with_room(
+                lambda: self._check_reservable(slot_bytes)
+            )
             for slot in too_large:
                 self._discard(slot)
             for slot in kept:
@@ -190,10 +191,10 @@ class LocalTier(HeldCopies):
             self._reserved_bytes = target
 
     def check_reservable(self, slot_bytes: int) -> None:
-        """``RamdiskFull`` with both sizes when ``reserve`` would find no room. Changes nothing."""
+        """``RamdiskFull`` with both sizes when ``reserve`` would find no room. Makes no slot."""
         self._check_open("reserve slots in")
         with self._saving:
-            self._check_reservable(slot_bytes)
+            self._other_runs.with_room(lambda: self._check_reservable(slot_bytes))
 
     def _check_reservable(self, slot_bytes: int) -> tuple[int, int, list[Slot], list[Slot]]:
         """(slot size, slots to make, slots to keep, free slots that are too large)."""
@@ -256,10 +257,11 @@ class LocalTier(HeldCopies):
                     hint="the next save tries again; drop restored arrays that are not in use",
                 )
             if choice.number is None:
-                slot = self._add_slot(max(nbytes, self._reserved_bytes), sparse=sparse)
+                size_bytes = max(nbytes, self._reserved_bytes)
+                slot = self._other_runs.with_room(lambda: self._add_slot(size_bytes, sparse=sparse))
             else:
                 slot = next(slot for slot in self._own.slots if slot.number == choice.number)
-                slot.grow(nbytes)
+                self._other_runs.with_room(lambda: slot.grow(nbytes))
             with self._lock:
                 # The tables may have changed while the slot was growing.
                 held = slot.published.save if slot.published else None

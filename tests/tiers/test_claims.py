@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +27,7 @@ from tiers_support import (
 
 from emergency_ckpt.errors import LocalTierError
 from emergency_ckpt.tiers import claims
-from emergency_ckpt.tiers.local import LocalTier
+from emergency_ckpt.tiers.other_runs import left_runs, remove_run
 
 
 def names(ramdisk: Path, run_id: str = RUN_ID) -> list[str]:
@@ -78,35 +79,6 @@ def test_processes_that_start_together_get_a_directory_each(ramdisk: Path) -> No
     assert len(set(claimed)) == 3
 
 
-def test_leftovers_of_other_runs_are_reclaimed_but_not_those_of_the_living(ramdisk: Path) -> None:
-    dead = open_tier(ramdisk, run_id="dead")
-    dead.reserve(1 << 20)
-    write_save_of_run(dead, "dead")
-    dead.close()
-    with other_process(ramdisk, "hold", "alive"):
-        mine = open_tier(ramdisk)
-        assert not (ramdisk / "dead").exists()
-        assert names(ramdisk, "alive") == ["process_00000"]
-        mine.close()
-
-
-def write_save_of_run(tier: LocalTier, run_id: str) -> None:
-    save = save_id(1, run_id=run_id)
-    writer = tier.begin_write(save, 10)
-    writer.copy([(b"0123456789", 0)])
-    writer.abort()
-
-
-def test_what_is_being_served_is_not_reclaimed(ramdisk: Path) -> None:
-    dead = open_tier(ramdisk, run_id="served")
-    dead.close()
-    with other_process(ramdisk, "serve", "served"):
-        open_tier(ramdisk).close()
-        assert names(ramdisk, "served") == ["process_00000"]
-    open_tier(ramdisk).close()
-    assert not (ramdisk / "served").exists()
-
-
 def test_nothing_but_our_own_names_is_ever_deleted(ramdisk: Path) -> None:
     dead = open_tier(ramdisk, run_id="dead")
     path = dead.path
@@ -122,7 +94,8 @@ def test_nothing_but_our_own_names_is_ever_deleted(ramdisk: Path) -> None:
     (unlocked / "slot_0.bin").write_text("never claimed")
     (path / "slot_5.bin").symlink_to(outside / "slot_0.bin")
     (ramdisk / "linked").symlink_to(outside)
-    open_tier(ramdisk).close()
+    for run in left_runs(ramdisk):
+        remove_run(run)
     assert (path / "notes.txt").read_text() == "keep me"
     assert (path / "host_state" / "mine" / "data").read_text() == "keep me too"
     assert (outside / "slot_0.bin").read_text() == "not ours"
@@ -209,9 +182,7 @@ def test_a_claim_on_a_directory_that_was_deleted_meanwhile_does_not_count(ramdis
         claim.release()
 
     def delete() -> None:
-        deleted, failed = claims.reclaim_other_runs(ramdisk, RUN_ID)
-        problems.extend(failed)
-        claimed.append(len(deleted))
+        claimed.append(sum(remove_run(run) for run in left_runs(ramdisk, RUN_ID)))
 
     def go_on(work: Callable[..., None], *args: int) -> None:
         try:
@@ -243,8 +214,8 @@ def test_a_directory_that_is_deleted_while_it_is_locked_is_not_claimed(
 
     def lock_what_is_gone(fd: int, kind: int) -> None:
         monkeypatch.setattr(fcntl, "flock", lock)
-        with other_process(ramdisk, "hold", RUN_ID):  # it deletes what other runs left behind
-            lock(fd, kind)
+        shutil.rmtree(before.path)
+        lock(fd, kind)
 
     monkeypatch.setattr(fcntl, "flock", lock_what_is_gone)
     assert claims.try_claim(before.path) is None

@@ -19,12 +19,14 @@ from pathlib import Path
 import pytest
 from tiers_support import (
     LAYOUT,
+    RUN_ID,
     W_SHARD,
     assert_whole,
     complete_save,
     document,
     fill,
     held_steps,
+    make_old,
     open_tier,
     save_id,
     shard_bytes,
@@ -146,15 +148,26 @@ def test_a_slot_more_that_does_not_fit_fails_the_save_only(small: Ramdisk) -> No
     tier.close()
 
 
-def test_opening_a_full_ramdisk_reclaims_dead_runs_first(small: Ramdisk) -> None:
-    dead = open_tier(small.path, run_id="dead")
-    dead.reserve(min(small.free_bytes, 8 << 20) // 4)
-    dead.close()
-    small.fill()
-    (small.path / "filler").unlink(missing_ok=True)
+def test_reserve_without_room_removes_the_oldest_other_run(small: Ramdisk) -> None:
+    if not small.mounted:
+        pytest.skip("needs a tmpfs of its own, which this process may not mount")
+    size = small.free_bytes // 8
+    for age_s, run in ((3e5, "older"), (2e5, "old"), (10, "new")):
+        left = open_tier(small.path, run_id=run)
+        left.reserve(size)
+        left.close()
+        make_old(left.path, age_s)
     tier = open_tier(small.path)
-    assert not (small.path / "dead").exists()
-    tier.reserve(min(small.free_bytes, 8 << 20) // 3)
+    assert {"older", "old", "new"} < {path.name for path in small.path.iterdir()}
+    tier.reserve(size)
+    assert {path.name for path in small.path.iterdir()} == {"old", "new", RUN_ID}
+    tier.reserve(2 * size + size // 4)
+    assert {path.name for path in small.path.iterdir()} == {"new", RUN_ID}
+    with pytest.raises(
+        RamdiskFull, match=r"other runs take \d+ bytes of it \(new\): 'eckpt clean'"
+    ):
+        tier.reserve(6 * size)
+    assert {path.name for path in small.path.iterdir()} == {"new", RUN_ID}
     tier.close()
 
 

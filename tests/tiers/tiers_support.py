@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +11,7 @@ import numpy as np
 from emergency_ckpt.tiers import host_state
 from emergency_ckpt.tiers.local import LocalTier, SlotWriter
 from emergency_ckpt.tiers.manifest import build_contents, lay_out
+from emergency_ckpt.tiers.other_runs import OtherRuns
 from emergency_ckpt.tiers.slot_choice import SLOTS_AT_REST
 from emergency_ckpt.types import Contents, LeafSpec, SaveId, ShardId, Writer
 
@@ -44,6 +47,7 @@ def open_tier(
     slots: int = SLOTS_AT_REST,
     start: str = "this start",
     wait_s: float = 0.0,
+    other_runs: OtherRuns | None = None,
 ) -> LocalTier:
     return LocalTier.open(
         ramdisk,
@@ -54,6 +58,7 @@ def open_tier(
         slots=slots,
         start=start,
         wait_s=wait_s,
+        other_runs=other_runs,
     )
 
 
@@ -112,3 +117,10 @@ def slot_files(tier: LocalTier) -> set[str]:
 
 def files_of(tier: LocalTier) -> set[str]:
     return {path.name for path in tier.path.iterdir()}
+
+
+def make_old(directory: Path, age_s: float) -> None:
+    """Nothing in it has changed for so long."""
+    changed_s = time.time() - age_s
+    for path in [*directory.rglob("*"), directory]:
+        os.utime(path, (changed_s, changed_s))

@@ -22,8 +22,8 @@ from emergency_ckpt.errors import LocalTierError, NotHeld, TransferError
 from emergency_ckpt.runtime.holdings import ProcessHoldings
 from emergency_ckpt.testing.memory_holdings import MemoryHoldings
 from emergency_ckpt.tiers import host_state, manifest
-from emergency_ckpt.tiers.claims import reclaim_other_runs
 from emergency_ckpt.tiers.local import LocalTier
+from emergency_ckpt.tiers.other_runs import left_runs, remove_run
 from emergency_ckpt.tiers.readonly import ReadOnlyRamdisk
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.holdings import Holdings
@@ -225,16 +225,17 @@ def test_what_is_not_whole_is_not_served(ramdisk: Path, client: TransferClient) 
     reader.close()
 
 
-def test_a_directory_that_is_served_is_not_reclaimed(ramdisk: Path) -> None:
+def test_a_directory_that_is_served_is_not_removed(ramdisk: Path) -> None:
     tier = open_tier(ramdisk)
     save_shards(tier, later(1), random_shards(10))
     tier.close()
     reader = ReadOnlyRamdisk(ramdisk, RUN_ID)
     assert len(reader.inventory().tensors) == 1
-    reclaim_other_runs(ramdisk, "another-run")
+    (left,) = left_runs(ramdisk)
+    assert not remove_run(left)
     assert len(reader.inventory().tensors) == 1
     reader.close()
-    reclaim_other_runs(ramdisk, "another-run")
+    assert remove_run(left)
     assert not tier.path.exists()
 
 
