@@ -35,13 +35,20 @@ def load_secret_file(path: Path) -> bytes:
     ConfigError when the file cannot be read, is too short or too long, or is open to others. Group
     read is allowed, because mounted Kubernetes secrets with an fsGroup always have it.
     """
+    # O_NONBLOCK: a pipe or a device must not wait for its other end; O_NOCTTY: nor become ours.
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:
+        descriptor = os.open(path, flags)
+        try:
             mode = os.fstat(descriptor).st_mode
-            data = file.read(_MAX_SECRET_BYTES + 1)
-    except OSError as error:
+            is_file = stat.S_ISREG(mode)
+            data = os.read(descriptor, _MAX_SECRET_BYTES + 1) if is_file else b""
+        finally:
+            os.close(descriptor)
+    except (OSError, ValueError) as error:  # ValueError: a path with a null character
         raise ConfigError([f"{path} cannot be read: {error}"], target="secret file") from error
+    if not is_file:
+        raise ConfigError([f"{path} is {_kind_of(mode)}, not a regular file"], target="secret file")
     if mode & (stat.S_IWGRP | stat.S_IRWXO):
         raise ConfigError(
             [f"{path} is open to others (mode {mode & 0o777:03o}): chmod 600 it"],
@@ -51,9 +58,30 @@ def load_secret_file(path: Path) -> bytes:
 
 
 def secret_from_environment(environ: Mapping[str, str]) -> bytes | None:
-    """The secret in ``ECKPT_SECRET``, None when that is not set. ConfigError when too short."""
+    """The secret in ``ECKPT_SECRET``, None when that is not set. ConfigError when too short.
+
+    Its bytes are those of the environment, whatever encoding they are in.
+    """
     text = environ.get(SECRET_VARIABLE)
-    return None if text is None else _checked(text.encode(), SECRET_VARIABLE)
+    if text is None:
+        return None
+    try:
+        secret = os.fsencode(text)
+    except UnicodeEncodeError as error:  # a mapping that is not the process's environment
+        problem = f"{SECRET_VARIABLE} has characters that no environment can have"
+        raise ConfigError([problem], target="secret") from error
+    return _checked(secret, SECRET_VARIABLE)
+
+
+def _kind_of(mode: int) -> str:
+    kinds = {
+        stat.S_IFDIR: "a directory",
+        stat.S_IFIFO: "a pipe",
+        stat.S_IFSOCK: "a socket",
+        stat.S_IFCHR: "a device",
+        stat.S_IFBLK: "a device",
+    }
+    return kinds.get(stat.S_IFMT(mode), "something else")
 
 
 def check_secret(secret: bytes) -> None:
@@ -62,7 +90,8 @@ def check_secret(secret: bytes) -> None:
 
 
 def _checked(data: bytes, where: str) -> bytes:
-    secret = data.strip()
+    # Of what is too long only a part was read, which may shrink to a length that would do.
+    secret = data.strip() if len(data) <= _MAX_SECRET_BYTES else data
     if not MIN_SECRET_BYTES <= len(secret) <= _MAX_SECRET_BYTES:
         raise ConfigError(
             [

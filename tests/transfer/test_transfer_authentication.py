@@ -236,3 +236,39 @@ def test_generated_secrets_are_long_and_differ() -> None:
     first, second = auth.generate_secret(), auth.generate_secret()
     assert first != second
     assert len(bytes.fromhex(first.decode())) == 32
+
+
+@pytest.mark.parametrize("kind", ["pipe", "directory", "device", "socket", "padded"])
+def test_secret_file_of_another_kind_is_a_config_error(tmp_path: Path, kind: str) -> None:
+    """Without waiting for the other end of a pipe."""
+    path = tmp_path / "secret"
+    said = "not a regular file"
+    if kind == "pipe":
+        os.mkfifo(path, 0o600)
+    elif kind == "directory":
+        path.mkdir(0o700)
+    elif kind == "device":
+        path = Path("/dev/zero")
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+        said = "cannot be read"
+    else:
+        path.write_bytes(SECRET + b" " * 5000)
+        path.chmod(0o600)
+        said = "holds 4097 bytes"
+    with pytest.raises(ConfigError, match=said):
+        auth.load_secret_file(path)
+
+
+def test_secret_file_of_an_impossible_path_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        auth.load_secret_file(Path("/tmp/a\0b"))
+
+
+def test_environment_secret_that_is_not_utf8_is_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = b"\xff\xfe" * 20
+    monkeypatch.setitem(os.environb, auth.SECRET_VARIABLE.encode(), raw)
+    assert auth.secret_from_environment(os.environ) == raw
+    with pytest.raises(ConfigError, match="no environment"):
+        auth.secret_from_environment({auth.SECRET_VARIABLE: "\ud800" * 40})
