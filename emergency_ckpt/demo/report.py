@@ -13,10 +13,10 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from rich.table import Table
 
+from emergency_ckpt.core.wording import size_text
 from emergency_ckpt.demo.events import DemoEvent
 from emergency_ckpt.demo.results import JobDigest, differences
 from emergency_ckpt.demo.scenarios import Scenario
-from emergency_ckpt.demo.timeline import size_text
 
 Summary = dict[str, Any]
 

@@ -19,6 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from emergency_ckpt.core.wording import size_text
 from emergency_ckpt.demo.events import DemoEvent
 
 KEPT_MESSAGES = 14
@@ -252,13 +253,6 @@ def _whole(fields: Mapping[str, Any], name: str) -> int:
 
 def _listed(numbers: Iterable[int]) -> str:
     return ", ".join(map(str, numbers))
-
-
-def size_text(size_bytes: int) -> str:
-    """A size for people."""
-    if size_bytes >= 1 << 20:
-        return f"{size_bytes / (1 << 20):.1f} MiB"
-    return f"{size_bytes / 1024:.1f} KiB" if size_bytes >= 1024 else f"{size_bytes} B"
 
 
 def message_line(message: Message) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 
 from absl import logging
 
+from emergency_ckpt.runtime.progress_log import line_of
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Event:
@@ -26,9 +28,6 @@ class Event:
 
 Listener = Callable[[Event], None]
 
-# Saves that fail are logged where they are recorded, as ``worker.Failures``.
-_WARNINGS = frozenset({"start.warning", "restore.quarantined", "divergence", "ramdisk.run_removed"})
-
 
 class EventSink:
     """Hands each event to the log and to the listener, in the thread that emits it.
@@ -44,8 +43,10 @@ class EventSink:
         """Report ``name``. Blocks only as long as the listener does."""
         fields = {"process": self._process_index, **fields}
         text = " ".join(f"{key}={value}" for key, value in fields.items())
-        if name in _WARNINGS:
-            logging.warning("%s %s", name, text)
+        line = line_of(name, fields)
+        if line is not None:
+            level, words = line
+            logging.log(level, "%s", words)
         else:
             logging.vlog(1, "%s %s", name, text)
         if self._listener is None:

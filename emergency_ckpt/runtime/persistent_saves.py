@@ -124,10 +124,9 @@ class PersistentSaves:
         self._outcomes.end_waits()
 
     def note_skipped(self, save: SaveId) -> None:
-        """This process does not take part in ``save``: the one before is still under way.
+        """Leave ``save`` out here: the one before is under way. From any thread, does not block.
 
-        At once, from any thread. A writer that was done with that one in time is told in the
-        background, as soon as this process is done with it too: it must not wait in vain.
+        The others are told in the background, as soon as this process is done with that one.
         """
         self._skipped.put(save)
 
@@ -272,9 +271,8 @@ class PersistentSaves:
 
     def _own_document(self, job: PersistentSave) -> bytes:
         me, count = self._coordinator.process_index, self._coordinator.process_count
-        return host_states.encode(
-            job.save, me, count, job.host_state, limit_bytes=self._host_state_limit_bytes
-        )
+        limit_bytes = self._host_state_limit_bytes
+        return host_states.encode(job.save, me, count, job.host_state, limit_bytes=limit_bytes)
 
     def _collect(self, job: PersistentSave) -> dict[int, bytes]:
         me = self._coordinator.process_index

@@ -46,6 +46,7 @@ from emergency_ckpt.types import LeafSpec, SaveId
 MAX_ATTEMPTS = 16
 MAX_LOADS = 2
 """So often a persistent step is loaded in one restore, should copies of it fail in RAM."""
+_NAMED_STEPS = 10
 EXTRA_HOLDER_TIMEOUT_S = 10.0
 """Longest wait for a configured holder that does not answer: it may be gone for good."""
 LISTING_TIMEOUT_S = 30.0
@@ -266,8 +267,21 @@ class RestoreLeader:
         ):
             raise self._persistent_error
         if self._last_failure:
-            return msgspec.structs.replace(answer, missing=(*answer.missing, self._last_failure))
+            answer = msgspec.structs.replace(answer, missing=(*answer.missing, self._last_failure))
+        if answer.kind == "step_not_found":
+            missing = (*answer.missing, self._what_there_is())
+            answer = msgspec.structs.replace(answer, missing=missing)
         return answer
+
+    def _what_there_is(self) -> str:
+        """The steps that could be asked for instead, in words."""
+        try:
+            steps = self.whole_steps()
+        except CheckpointError as error:
+            return f"what else there is cannot be told: {error}"
+        named = {"RAM": steps.local, "storage": steps.persistent}
+        texts = [f"{tier} has {_listed(found)}" for tier, found in named.items() if found]
+        return " and ".join(texts) or "no tier has any whole step"
 
     def _plan_load(self, plan: RestorePlan, persistent: PersistentTier) -> LoadPlan | NoPlan:
         """Who loads what of a persistent step, or why it must not be restored."""
@@ -329,6 +343,13 @@ class RestoreLeader:
         )
         self._events.emit("restore.replanned", attempt=self._attempts, reason=text[:500])
         return Verdict()
+
+
+def _listed(steps: Sequence[int]) -> str:
+    """The newest of ``steps``, which rise, in words."""
+    left_out = len(steps) - _NAMED_STEPS
+    older = f" and {left_out} older" if left_out > 0 else ""
+    return f"step{'s' * (len(steps) > 1)} {', '.join(map(str, steps[-_NAMED_STEPS:]))}{older}"
 
 
 @contextlib.contextmanager

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 from absl import logging
 
-from emergency_ckpt.core.plan_types import NoPlan
+from emergency_ckpt.core.plan_types import NoPlan, Rejection
 from emergency_ckpt.core.prefetch_use import PrefetchWord
+from emergency_ckpt.core.wording import TIER_WORDS
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.runtime.prefetch import Prefetch
 from emergency_ckpt.runtime.restore_bringing import (
@@ -24,6 +25,8 @@ from emergency_ckpt.runtime.restore_types import PlanFailed, RestoreReport, no_p
 from emergency_ckpt.tiers import host_state as host_states
 from emergency_ckpt.tiers.state_tree import PyTree
 from emergency_ckpt.types import SaveId
+
+_MOST_PASSED_OVER = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,6 +201,7 @@ class Restore:
             bytes_local=report.bytes_local,
             bytes_peer=report.bytes_peer,
             bytes_persistent=report.bytes_persistent,
+            passed_over=_passed_over(report.rejected),
         )
         return report
 
@@ -213,3 +217,11 @@ class Restore:
             )
         if answer.kind != "nothing":
             raise no_plan_error(answer, f"run {self._parts.run_id!r}")
+
+
+def _passed_over(rejected: Sequence[Rejection]) -> str:
+    """Each newer step that was not restored, and why; empty without any."""
+    texts = [f"step {each.step} in {TIER_WORDS[each.tier]} ({each.reason})" for each in rejected]
+    hidden = len(texts) - _MOST_PASSED_OVER
+    more = [f"and {hidden} more"] if hidden > 0 else []
+    return "; ".join([*texts[:_MOST_PASSED_OVER], *more])

@@ -159,6 +159,21 @@ def plan_saves(
     )
 
 
+def plan_text(plan: SavePlan | None) -> str:
+    """When a tier saves, in words; ``plan`` None: the tier is off."""
+    if plan is None:
+        return "off"
+    texts = ["every step" if n == 1 else f"every {n} steps" for n in plan.rules.intervals if n > 0]
+    for rule in plan.timing:
+        if isinstance(rule, EverySeconds):
+            texts.append(f"every {rule.interval_s:g} s")
+        else:
+            texts.append("continuously" if isinstance(rule, Continuous) else "adaptively")
+    if plan.asked or plan.everywhere or plan.rules.steps or plan.rules.initial:
+        texts.append("as its policy asks")
+    return "saved " + (" and ".join(texts) or "at a preemption")
+
+
 def wanted_steps(
     records: Sequence[StepRecord],
     policy: PreservationPolicy | None,

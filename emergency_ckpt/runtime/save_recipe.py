@@ -72,6 +72,14 @@ class SaveRecipe:
     keeping: Keeping | None
 
 
+def copies_in_ram(policy: PlacementPolicy, topology: Topology) -> int:
+    """How many slices keep each shard in RAM."""
+    slices = len(topology.slices)
+    if isinstance(policy, AllButPrimary):
+        return slices if slices <= 2 else slices - 1
+    return min(policy.copies, slices)
+
+
 def build_recipe(
     tree: StateTree,
     settings: Settings,

@@ -15,7 +15,7 @@ from absl import logging
 
 from emergency_ckpt.core.save_agreement import TierName
 from emergency_ckpt.core.save_decision import plain_metrics
-from emergency_ckpt.errors import CheckpointError, DeadlineExceeded, SaveFailed
+from emergency_ckpt.errors import CheckpointError, DeadlineExceeded
 from emergency_ckpt.runtime.collectives import exchange
 from emergency_ckpt.runtime.due_saves import DueSaves
 from emergency_ckpt.runtime.local_saves import LocalSave
@@ -25,7 +25,7 @@ from emergency_ckpt.runtime.restore_runner import Restored
 from emergency_ckpt.runtime.save_policies import SavePlan
 from emergency_ckpt.runtime.save_recipe import SaveRecipe, build_recipe
 from emergency_ckpt.runtime.save_request import SaveRequest
-from emergency_ckpt.runtime.saver_parts import SaverParts
+from emergency_ckpt.runtime.saver_parts import SaverParts, longest_wait_s, note_skipped, start_facts
 from emergency_ckpt.runtime.tier_schedule import TierSchedule
 from emergency_ckpt.runtime.worker import closing, in_turn
 from emergency_ckpt.tiers.device_copies import DeviceCopies
@@ -52,6 +52,8 @@ class Saver:
         self._recipe: SaveRecipe | None = None
         self._incarnation = incarnation
         self._demands = 0
+        self._newest_due = -1
+        self._named_ignored = False
         self._found: dict[TierName, int] = {}
         self._restored: SaveId | None = None
         self._copies = DeviceCopies(parts.settings.snapshots.device_copy_bytes)
@@ -82,6 +84,7 @@ class Saver:
         self._restored = restored.save
         if self._parts.persistent is not None:
             self._parts.persistent.restart()
+        self._newest_due = restored.report.step
         self._found = {"local": restored.report.step}
         if restored.report.tier == "persistent":
             self._found["persistent"] = restored.report.step
@@ -91,6 +94,7 @@ class Saver:
     def go_on_after(self, newest: Mapping[TierName, int]) -> None:
         """These are the newest steps of the tiers: up to them none is due any more."""
         self._found = dict(newest)
+        self._newest_due = max(newest.values(), default=-1)
         for name, schedule in self._schedules.items():
             if name in newest:
                 schedule.restart_from(newest[name])
@@ -127,6 +131,8 @@ class Saver:
         due = self._due.take(step, force=force, preempted=reached)
         preempted = reached and self._parts.watch.sync_step == step
         if not due and not preempted:
+            if step <= self._newest_due:
+                self._note_ignored(step)
             return False
         if self._goes_on_from is not None:
             self._parts.tier.invalidate_newer(self._goes_on_from)
@@ -142,6 +148,12 @@ class Saver:
             self.wait_until_finished()
         return bool(started)
 
+    def _note_ignored(self, step: int) -> None:
+        """Say it once: the steps of a loop rise, and one that does not is probably a mistake."""
+        if not self._named_ignored:
+            self._named_ignored = True
+            self._parts.events.emit("save.ignored", step=step, newest=self._newest_due)
+
     def _start(self, name: TierName, request: SaveRequest, number: int | None = None) -> bool:
         """Whether a save was started: not where the step is there, or the one before goes on."""
         schedule, save = self._schedules[name], request.save
@@ -149,10 +161,11 @@ class Saver:
             return False
         is_again = schedule.last_started == request.step
         schedule.note_due(request.step)
-        limit_s = self._longest_wait_s(name) if request.limit_s is None else request.limit_s
+        self._newest_due = max(self._newest_due, request.step)
+        limit_s = longest_wait_s(self._parts, name) if request.limit_s is None else request.limit_s
         each_time = request.must_exist or name != "persistent"
         if not schedule.wait_idle(limit_s, each_time=each_time):
-            self._note_skipped(name, save, limit_s, is_again=is_again)
+            note_skipped(self._parts, name, save, limit_s, is_again=is_again)
             return False
         if request.must_exist and self._holds(name, request.step):
             return False  # it was the save that has just ended
@@ -186,31 +199,6 @@ class Saver:
             return False
         schedule.start(lambda: persistent.tell_pause(save, recipe.writers))
         return True
-
-    def _longest_wait_s(self, name: TierName) -> float:
-        settings = self._parts.settings
-        # A slow bucket must not hold up training, nor with it the others' local saves.
-        return settings.storage_wait_timeout_s if name == "persistent" else settings.save_timeout_s
-
-    def _note_skipped(
-        self, name: TierName, save: SaveId, limit_s: float, *, is_again: bool
-    ) -> None:
-        """``is_again``: what is under way is a save of this very step; nothing is missed yet."""
-        if name == "local":
-            self._parts.local.note_skipped(save)
-        elif self._parts.persistent is not None:
-            self._parts.persistent.note_skipped(save)
-        if is_again:
-            return
-        self._parts.failures.record(
-            SaveFailed(
-                "save",
-                f"step {save.step} to the {name} tier",
-                f"the save before it has not ended within {limit_s:.3g} s",
-                hint="save less often, or look at why the tier is slow",
-            )
-        )
-        self._parts.events.emit("save.skipped", step=save.step, tier=name)
 
     def _when_confirmed(self, name: TierName, step: int, number: int, work: _Work) -> _Work:
         """The step was reached before the leader's word: wait for it in the background."""
@@ -392,6 +380,9 @@ class Saver:
 
     def use_recipe(self, recipe: SaveRecipe, *, in_background: bool = False) -> None:
         """Save states of this structure, reserve their slots; RamdiskFull when there is no room."""
+        if self._recipe is None:
+            facts = start_facts(self._parts, recipe, self._schedules)
+            self._parts.events.emit("start.ready", **facts)
         self._recipe = recipe
         if "local" not in self._schedules:
             return

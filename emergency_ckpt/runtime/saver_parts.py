@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from emergency_ckpt.core.save_agreement import TierName
+from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.runtime import save_recipe
 from emergency_ckpt.runtime.coordination import Coordinator
 from emergency_ckpt.runtime.events import EventSink
@@ -14,8 +16,12 @@ from emergency_ckpt.runtime.local_saves import LocalSaves
 from emergency_ckpt.runtime.persistent_saves import PersistentSaves
 from emergency_ckpt.runtime.preemption import PreemptionWatch
 from emergency_ckpt.runtime.preservation import Preservation
+from emergency_ckpt.runtime.save_policies import plan_text
+from emergency_ckpt.runtime.save_recipe import SaveRecipe, copies_in_ram
+from emergency_ckpt.runtime.tier_schedule import TierSchedule
 from emergency_ckpt.runtime.worker import Failures
 from emergency_ckpt.tiers.local import LocalTier
+from emergency_ckpt.types import SaveId
 
 
 class Settings(save_recipe.Settings, Protocol):
@@ -23,6 +29,8 @@ class Settings(save_recipe.Settings, Protocol):
 
     @property
     def restore_timeout_s(self) -> float: ...
+    @property
+    def local_keep_last_n(self) -> int: ...
     @property
     def save_timeout_s(self) -> float: ...
     @property
@@ -62,3 +70,49 @@ class SaverParts:
     failures: Failures
     inbox: HostStateInbox
     before_save: Callable[[int], Callable[[], object] | None]
+
+
+def start_facts(
+    parts: SaverParts, recipe: SaveRecipe, schedules: Mapping[TierName, TierSchedule]
+) -> dict[str, int | str]:
+    """Fields of ``start.ready``. ``ram_bytes``: of the slots that this process reserves."""
+    settings, topology = parts.settings, recipe.topology
+    plans = {name: schedule.plan for name, schedule in schedules.items()}
+    slots = settings.local_keep_last_n + 1 if "local" in plans else 0
+    return {
+        "processes": topology.process_count,
+        "slices": len(topology.slices),
+        "copies": copies_in_ram(settings.placement, topology) if slots else 0,
+        "ram_bytes": slots * recipe.layout.size_bytes,
+        "local": plan_text(plans.get("local")),
+        "persistent": plan_text(plans.get("persistent")),
+        "dir": settings.dir or "",
+    }
+
+
+def longest_wait_s(parts: SaverParts, name: TierName) -> float:
+    """How long a save in tier ``name`` may wait for the one before it."""
+    settings = parts.settings
+    # A slow bucket must not hold up training, nor with it the others' local saves.
+    return settings.storage_wait_timeout_s if name == "persistent" else settings.save_timeout_s
+
+
+def note_skipped(
+    parts: SaverParts, name: TierName, save: SaveId, limit_s: float, *, is_again: bool
+) -> None:
+    """``is_again``: what is under way is a save of this very step; nothing is missed yet."""
+    if name == "local":
+        parts.local.note_skipped(save)
+    elif parts.persistent is not None:
+        parts.persistent.note_skipped(save)
+    if is_again:
+        return
+    parts.failures.record(
+        SaveFailed(
+            "save",
+            f"step {save.step} to the {name} tier",
+            f"the save before it has not ended within {limit_s:.3g} s",
+            hint="save less often, or look at why the tier is slow",
+        )
+    )
+    parts.events.emit("save.skipped", step=save.step, tier=name)

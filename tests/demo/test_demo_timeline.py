@@ -9,6 +9,7 @@ import pytest
 from demo_support import SLICE_LOSS, event, faulty_events, job_event
 from rich.console import Console
 
+from emergency_ckpt.core.wording import size_text
 from emergency_ckpt.demo.events import (
     LINE_LIMIT_BYTES,
     DemoEvent,
@@ -17,7 +18,7 @@ from emergency_ckpt.demo.events import (
     decode_event,
     encode_event,
 )
-from emergency_ckpt.demo.timeline import Timeline, render, show, size_text
+from emergency_ckpt.demo.timeline import Timeline, render, show
 
 
 def shown(events: list[DemoEvent], *, terminal: bool, quiet: bool = False) -> str:

@@ -1,0 +1,24 @@
+"""Numbers in words for people."""
+
+from __future__ import annotations
+
+TIER_WORDS = {"local": "RAM", "persistent": "storage"}
+"""What users call the tiers."""
+
+
+def size_text(size_bytes: int) -> str:
+    """``size_bytes`` in the largest unit that leaves a number of at least 1."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size_bytes >= size:
+            return f"{size_bytes / size:.1f} {unit}"
+    return f"{size_bytes} B"
+
+
+def seconds_text(seconds: float) -> str:
+    """``seconds`` with three digits."""
+    return f"{seconds:.0f} s" if seconds >= 100 else f"{seconds:.3g} s"
+
+
+def count_text(count: int, one: str, many: str) -> str:
+    """``count`` of something, whose names for one and for many are given."""
+    return f"{count} {one if count == 1 else many}"

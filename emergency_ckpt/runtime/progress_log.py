@@ -1,0 +1,98 @@
+"""What a person wants to know, in the log: a line for each start, restore and save.
+
+The lines are made of the events that ``on_event`` gets too, so the two cannot differ. What failed
+is logged where it is recorded (``worker.Failures``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from absl import logging
+
+from emergency_ckpt.core.wording import TIER_WORDS, count_text, seconds_text, size_text
+
+Fields = Mapping[str, Any]
+
+
+def line_of(name: str, fields: Fields) -> tuple[int, str] | None:
+    """Return the absl level and the text to log for an event; None for most events.
+
+    Saves are logged by process 0 alone; a start and a restore by each process, which has its own
+    RAM and its own bytes.
+    """
+    line = _LINES.get(name)
+    if line is not None:
+        return logging.INFO, line(fields)
+    if name in _LEADERS_LINES:
+        return None if fields["process"] else (logging.INFO, _LEADERS_LINES[name](fields))
+    if name in _WARNINGS:
+        words = " ".join(f"{k}={v}" for k, v in fields.items() if k not in ("process", "text"))
+        return logging.WARNING, f"{name}: {' '.join(filter(None, (fields.get('text'), words)))}"
+    return None
+
+
+def _start(fields: Fields) -> str:
+    return (
+        f"{count_text(fields['processes'], 'process', 'processes')}"
+        f" in {count_text(fields['slices'], 'slice', 'slices')};"
+        f" RAM: {fields['local']}, {count_text(fields['copies'], 'copy', 'copies')},"
+        f" {size_text(fields['ram_bytes'])} reserved by this process;"
+        f" storage: {fields['persistent']}" + (f" in {fields['dir']}" if fields["dir"] else "")
+    )
+
+
+def _restore(fields: Fields) -> str:
+    text = (
+        f"restored step {fields['step']} from {TIER_WORDS[fields['tier']]}"
+        f" in {seconds_text(fields['seconds'])}: {size_text(fields['bytes_local'])} from own RAM,"
+        f" {size_text(fields['bytes_peer'])} from peers,"
+        f" {size_text(fields['bytes_persistent'])} from storage"
+    )
+    return f"{text}; passed over {fields['passed_over']}" if fields["passed_over"] else text
+
+
+def _nothing(fields: Fields) -> str:
+    del fields
+    return "nothing to restore: no step of this run was ever saved"
+
+
+def _ignored(fields: Fields) -> str:
+    return (
+        f"save of step {fields['step']} ignored: step {fields['newest']} is the newest that was"
+        " saved or restored; later saves of this kind are ignored without a word"
+    )
+
+
+def _saved(tier: str) -> Callable[[Fields], str]:
+    return lambda f: f"saved step {f['step']} to {tier} in {seconds_text(f['seconds'])}"
+
+
+def _preempted(fields: Fields) -> str:
+    left = seconds_text(fields["grace_s"])
+    return f"preemption notice: step {fields['step']} is saved in all tiers, {left} left"
+
+
+_LINES: dict[str, Callable[[Fields], str]] = {
+    "start.ready": _start,
+    "restore.finished": _restore,
+    "restore.nothing": _nothing,
+    "restore.note": lambda fields: f"restore: {fields['text']}",
+}
+_LEADERS_LINES: dict[str, Callable[[Fields], str]] = {
+    "save.complete": _saved("RAM"),
+    "persistent.complete": _saved("storage"),
+    "save.ignored": _ignored,
+    "preemption.reached": _preempted,
+}
+_WARNINGS = frozenset(
+    {
+        "start.warning",
+        "ramdisk.run_removed",
+        "restore.quarantined",
+        "restore.replanned",
+        "restore.persistent_unreachable",
+        "divergence",
+    }
+)
