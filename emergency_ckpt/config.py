@@ -98,7 +98,8 @@ class Config:
         every other slice.
       host_state_limit_bytes: largest encoded host state of a process; at most 64 MiB, what a peer
         takes.
-      host_state_remap: makes a process's host state out of those of a job of another size.
+      host_state_remap: makes a process's host state out of those of a job of another size: one of
+        ``emergency_ckpt.remaps``, or a function of ``(all former ones, process, count)``.
       allow_missing_host_state: start from a step that plain Orbax wrote, with the non-tensor state
         as it is; else such a step is an error where ``restore`` is given a host state.
       orbax_item: of steps that plain Orbax wrote, the item that is the state; None: the item

@@ -22,6 +22,8 @@ from emergency_ckpt.runtime.peers import Peers
 from emergency_ckpt.runtime.shard_collection import CopiesFailed
 from emergency_ckpt.runtime.worker import beside
 from emergency_ckpt.tiers import host_state as host_states
+from emergency_ckpt.tiers.host_state_codec import as_stateful
+from emergency_ckpt.tiers.host_state_remap import IteratorRemap, payload_for
 from emergency_ckpt.tiers.local import LocalTier
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.types import SaveId
@@ -154,10 +156,12 @@ def put_back(
             actual=len(documents),
             hint="set host_state_remap",
         )
-    ordered = sorted(documents, key=lambda document: document.owner)
-    value = remap([host_states.value_of(d.payload) for d in ordered], me, count)
-    set_state = getattr(target, "set_state", None)
-    if set_state is not None:
-        set_state(value)
+    payloads = [d.payload for d in sorted(documents, key=lambda document: document.owner)]
+    if isinstance(remap, IteratorRemap):
+        return host_states.apply(target, remap.payload(payloads, me, count))
+    value = remap([host_states.value_of(payload) for payload in payloads], me, count)
+    stateful = as_stateful(target)
+    if stateful is not None:
+        stateful.set_state(value)  # as it is: the remap knows what the object takes
         return target
-    return host_states.apply(target, host_states.capture(value))
+    return host_states.apply(target, payload_for(target, value))

@@ -10,7 +10,7 @@ import base64
 import binascii
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
@@ -133,6 +133,19 @@ def sequence_items(payload: object) -> tuple[type, list[Any]] | None:
         if isinstance(items, list):
             return tuple, cast(list[Any], items)
     return None
+
+
+def dict_payload(items: Iterable[tuple[Any, Payload]]) -> Payload:
+    """The payload of a dict, from its keys and the payloads of its values."""
+    pairs = list(items)
+    if all(type(key) is str and not _looks_like_tag(key) for key, _ in pairs):
+        return dict(pairs)
+    return {DICT: [[to_payload(key), item] for key, item in pairs]}
+
+
+def sequence_payload(kind: type, items: Iterable[Payload]) -> Payload:
+    """The payload of a list or tuple, from those of its items."""
+    return {TUPLE: list(items)} if kind is tuple else list(items)
 
 
 def _get_state(value: Stateful, path: str) -> object:
