@@ -1,4 +1,4 @@
-"""How often a stored step is loaded when copies of it fail in RAM: a bounded number of times."""
+"""A stored step is loaded a bounded number of times, and not passed over while storage is down."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import pytest
 from checkpointer_support import World, same, save_all
 
-from emergency_ckpt.errors import Unrecoverable
+from emergency_ckpt.errors import StorageUnreachable, Unrecoverable
 from emergency_ckpt.tiers.held_copies import HeldCopies
+from emergency_ckpt.tiers.persistent import PersistentTier
 
 
 @pytest.fixture
@@ -75,3 +76,28 @@ def test_damage_in_ram_leads_to_storage_before_an_older_step(
         assert step == 4
         assert same(state, world.state(4))
         assert loads(world) == [4]
+
+
+@pytest.mark.parametrize("method", ["describe", "read_boxes"])
+def test_storage_that_fails_after_planning_costs_no_step(
+    stored: World, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Not for a while, and not until the deadline: it is said, and nothing is taken for gone."""
+    working = getattr(PersistentTier, method)
+    failures = [None] * 2
+
+    def fail(self: PersistentTier, *args: object, **more: object) -> object:
+        if failures:
+            failures.pop()
+            raise self.storage.error("read", "/4", ConnectionResetError("scripted"))
+        return working(self, *args, **more)
+
+    monkeypatch.setattr(PersistentTier, method, fail)
+    with stored.open_both(restore_timeout_s=20.0) as checkpointer:
+        if method == "describe":  # its own calls are repeated within the tier
+            with pytest.raises(StorageUnreachable, match="not lost") as failed:
+                checkpointer.restore(state=stored.state(0), host_state={})
+            assert failed.value.retryable
+            assert "remove" not in str(failed.value)
+            failures.clear()
+        assert checkpointer.restore(state=stored.state(0), host_state={})[0] == 4

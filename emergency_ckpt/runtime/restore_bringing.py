@@ -350,7 +350,8 @@ def _status_of(error: Exception, answer: RestorePlan | LoadPlan | UsePrefetched)
     if isinstance(error, CopiesFailed):
         return Status(str(error), error.unusable)
     is_load = isinstance(answer, LoadPlan)
-    if isinstance(error, PersistentTierError) or (isinstance(error, CorruptData) and is_load):
+    lacks = isinstance(error, PersistentTierError) and not error.unreachable
+    if lacks or (isinstance(error, CorruptData) and is_load):
         step = () if isinstance(answer, UsePrefetched) else (persistent_unusable(answer.step),)
         return Status(str(error)[:ERROR_LIMIT_CHARS], step)
     if isinstance(error, CorruptData):

@@ -188,6 +188,8 @@ class RestoreLeader:
             try:
                 planned = self._plan_load(answer, self._persistent)
             except (PersistentTierError, CorruptData) as error:
+                if isinstance(error, PersistentTierError) and error.unreachable:
+                    raise  # that says nothing about the step: an older one is no answer
                 self._give_up(answer.step, str(error))
                 continue
             self._loading = planned if isinstance(planned, LoadPlan) else None

@@ -6,6 +6,7 @@ own RAM, like a save of its own; the restore that follows is one from RAM and pe
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -15,7 +16,7 @@ from emergency_ckpt.core.inventory import Inventory, Quarantined
 from emergency_ckpt.core.leaf_comparison import PYTHON_NUMBERS
 from emergency_ckpt.core.plan_types import RestorePlan, TargetSet
 from emergency_ckpt.core.storage_read import StoredArray, assign_reads
-from emergency_ckpt.errors import CorruptData
+from emergency_ckpt.errors import CorruptData, PersistentTierError
 from emergency_ckpt.runtime.restore_room import begin_restore_write
 from emergency_ckpt.runtime.restore_types import (
     DocumentRead,
@@ -28,6 +29,7 @@ from emergency_ckpt.tiers import host_state as host_states
 from emergency_ckpt.tiers.local import LocalTier
 from emergency_ckpt.tiers.manifest import build_contents, lay_out, shard_nbytes
 from emergency_ckpt.tiers.persistent import PersistentTier, StoredStep
+from emergency_ckpt.tiers.storage_calls import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from emergency_ckpt.types import Box, LeafSpec, SaveId, ShardId
 
 
@@ -138,9 +140,21 @@ class StorageLoad:
     def run(self) -> int:
         """Read and publish; returns the bytes of tensors that were read.
 
-        Blocks until the deadline at most. PersistentTierError, CorruptData; LocalTierError when
-        the ramdisk cannot take it.
+        Blocks until the deadline at most: while storage does not answer, it is asked again.
+        PersistentTierError, CorruptData; LocalTierError when the ramdisk cannot take it.
         """
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                return self._bring()
+            except PersistentTierError as error:
+                may_pass = error.unreachable and error.retryable
+                if not may_pass or time.monotonic() + pause_s >= self._deadline_s:
+                    raise
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _bring(self) -> int:
         self._bring_documents()
         # Somebody must publish a manifest, also of a state without any bytes.
         if not self._part.reads and self._me != 0:

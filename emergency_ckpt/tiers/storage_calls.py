@@ -32,6 +32,10 @@ _FINAL_CODES = re.compile(
     r"\b(NOT_FOUND|INVALID_ARGUMENT|FAILED_PRECONDITION|PERMISSION_DENIED|UNAUTHENTICATED"
     r"|DATA_LOSS|OUT_OF_RANGE|UNIMPLEMENTED)\b"
 )
+_PASSING_CODES = re.compile(
+    r"\b(UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|ABORTED|CANCELLED|INTERNAL|UNKNOWN)\b"
+)
+_NETWORK_CLIENTS = frozenset({"aiohttp", "google", "requests", "urllib3"})
 # What a file system says that stays so until somebody does something about it.
 _FINAL_ERRNOS = frozenset(
     {
@@ -109,6 +113,26 @@ def is_refusal(error: BaseException) -> bool:
         or "PERMISSION_DENIED" in text
         or "UNAUTHENTICATED" in text
     )
+
+
+def is_unreachable(error: BaseException) -> bool:
+    """Whether storage did not answer, or refused to: that says nothing about what it holds.
+
+    Absence and answers that make no sense do.
+    """
+    if isinstance(error, CheckpointError):
+        return isinstance(error, DeadlineExceeded)
+    if is_refusal(error):
+        return True
+    if isinstance(error, _FINAL_ERRORS) or _errno_of(error) in _FINAL_ERRNOS:
+        return False
+    status = _status_of(error)
+    if status is not None:
+        return status not in _FINAL_STATUS
+    if isinstance(error, OSError) or _PASSING_CODES.search(str(error)) is not None:
+        return True
+    modules = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
+    return not modules.isdisjoint(_NETWORK_CLIENTS)
 
 
 def _errno_of(error: BaseException) -> int | None:

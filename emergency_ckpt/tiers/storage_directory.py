@@ -18,6 +18,7 @@ from emergency_ckpt.tiers.storage_calls import (
     is_full,
     is_passing,
     is_refusal,
+    is_unreachable,
 )
 
 _T = TypeVar("_T")
@@ -177,6 +178,7 @@ class StorageDirectory:
         problem = text if isinstance(error, CheckpointError) else f"{type(error).__name__}: {text}"
         failure = PersistentTierError(operation, f"{self.path}{below}", problem, hint=hint)
         failure.retryable = is_passing(error)
+        failure.unreachable = is_unreachable(error)
         return failure
 
 

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from emergency_ckpt.errors import DeadlineExceeded
-from emergency_ckpt.tiers.storage_calls import GivenUp, call, call_again, is_passing
+from emergency_ckpt.tiers.storage_calls import GivenUp, call, call_again, is_passing, is_unreachable
 
 
 class HttpError(Exception):
@@ -117,3 +117,23 @@ def answer(answers: list[object]) -> object:
 
 def in_seconds(seconds: float) -> float:
     return time.monotonic() + seconds
+
+
+@pytest.mark.parametrize(
+    ("error", "says_nothing"),
+    [
+        (ConnectionResetError("reset"), True),
+        (TimeoutError("late"), True),
+        (ValueError("UNAVAILABLE: try again"), True),
+        (PermissionError("denied"), True),
+        (DeadlineExceeded("use storage at", "dir", "no answer in time"), True),
+        (FileNotFoundError("absent"), False),
+        (ValueError("NOT_FOUND: no such key"), False),
+        (ValueError("DATA_LOSS: bad chunk"), False),
+        (KeyError("shape"), False),
+    ],
+)
+def test_only_silence_and_refusal_say_nothing_of_a_step(
+    error: Exception, says_nothing: bool
+) -> None:
+    assert is_unreachable(error) == says_nothing
