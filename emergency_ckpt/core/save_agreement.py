@@ -31,15 +31,22 @@ _FAR_TOO_LONG = 4.0
 
 
 class Proposal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The leader's wish that all save ``step`` to ``tier``. Numbers rise from 0.
+    """The leader's wish that all save to ``tier`` at the first call of ``save`` from ``step`` on.
 
-    ``waits``: also when the save before is not whole by then; ``save`` waits for it.
+    All processes train the same steps, so that call is the same on all, however far apart steps
+    are and whatever calls a process has left out before.
+
+    Attributes:
+      number: rises from 0.
+      waits: also when the save before is not whole by then; ``save`` waits for it.
+      exact: at ``step`` itself, or, where training jumps over it, not at all.
     """
 
     number: int
     tier: TierName
     step: int
     waits: bool = False
+    exact: bool = False
 
 
 class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,11 +76,15 @@ class Progress(NamedTuple):
     Attributes:
       step: the last step it reached, at ``arrived_s`` on the leader's clock.
       step_time_s: seconds per step, as measured.
+      stride: by how much the last call of ``save`` was further than the one before.
+      recent: the steps of the last calls, the newest last.
     """
 
     step: int
     arrived_s: float
     step_time_s: float
+    stride: int = 1
+    recent: tuple[int, ...] = ()
 
 
 class Due(NamedTuple):
@@ -109,7 +120,9 @@ class Follower:
             return ()
         reached = [p for p in self._accepted.values() if p.step <= step]
         due = tuple(
-            Due(p.tier, p.number, p.number in self._confirmed) for p in reached if p.step == step
+            Due(p.tier, p.number, p.number in self._confirmed)
+            for p in reached
+            if p.step == step or not p.exact
         )
         for proposal in reached:
             del self._accepted[proposal.number]
@@ -160,10 +173,18 @@ class Leader:
         steps = math.ceil((passed_s + self._lead_s) / max(progress.step_time_s, 1e-6))
         return progress.step + max(1, steps) + math.ceil(self._steps_ahead)
 
-    def propose(self, tier: TierName, step: int, now_s: float, *, waits: bool = False) -> Proposal:
+    def propose(
+        self,
+        tier: TierName,
+        step: int,
+        now_s: float,
+        *,
+        waits: bool = False,
+        exact: bool = False,
+    ) -> Proposal:
         """Open a proposal. AssertionError while another one is open."""
         assert self._open is None, "one proposal at a time"
-        self._open = Proposal(self._next_number, tier, step, waits)
+        self._open = Proposal(self._next_number, tier, step, waits, exact)
         self._next_number += 1
         self._proposed_s = now_s
         return self._open
@@ -244,4 +265,6 @@ class StepClock:
         if len(self._seen) < 2:
             return None
         (first, first_s), (last, last_s) = self._seen[0], self._seen[-1]
-        return Progress(last, last_s, max(0.0, (last_s - first_s) / (last - first)))
+        recent = tuple(step for step, _ in self._seen)
+        step_time_s = max(0.0, (last_s - first_s) / (last - first))
+        return Progress(last, last_s, step_time_s, last - recent[-2], recent)

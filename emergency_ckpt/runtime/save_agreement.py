@@ -38,10 +38,11 @@ _KEPT_WORDS = 256
 
 
 class Choice(NamedTuple):
-    """A step to propose; ``waits`` as in ``Proposal``."""
+    """A step to propose; ``waits`` and ``exact`` as in ``Proposal``."""
 
     step: int
     waits: bool
+    exact: bool = False
 
 
 class AgreedTier(Protocol):
@@ -156,7 +157,9 @@ class SaveAgreement:
             if choice is None:
                 continue
             now_s = time.monotonic()
-            proposal = leader.propose(tier, choice.step, now_s, waits=choice.waits)
+            proposal = leader.propose(
+                tier, choice.step, now_s, waits=choice.waits, exact=choice.exact
+            )
             self._decide(leader, proposal)
             return
         pause_s = min(_LONGEST_POLL_S, max(_SHORTEST_POLL_S, progress.step_time_s / 4))

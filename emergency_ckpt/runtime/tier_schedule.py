@@ -40,6 +40,8 @@ class TierSchedule:
         self._slowest_stall_s = 0.0
         self._save_s = 0.0
         self._asked_up_to = -1
+        self._stride = 1
+        self._wish: int | None = None  # a step that a user's policy wants, and nobody has agreed on
         self._backoff = Backoff()
         self._failed_in_row = 0
         self._failed_at_s = 0.0
@@ -66,6 +68,7 @@ class TierSchedule:
             self._agreed_step = None
             self._last_start_s = time.monotonic()
             self._asked_up_to = -1 if step is None else step
+            self._wish = None
         if step is not None:
             self._tell_policies(step)
 
@@ -147,6 +150,7 @@ class TierSchedule:
         with self._lock:
             self._slowest_stall_s = stall_s
             self._agreed_step = max(step, self._agreed_step or step)
+            self._wish = None
 
     def choose_step(self, progress: Progress, first_step: int, lead_s: float) -> Choice | None:
         if self.pauses:
@@ -171,19 +175,41 @@ class TierSchedule:
     def _ask(
         self, progress: Progress, first_step: int, lead_s: float, status: TierStatus
     ) -> Choice | None:
-        """Ask the user's policies for each step that comes into sight, once."""
+        """Ask the user's policies about each step that comes into sight, once, in rising order.
+
+        A wanted step that comes too soon to be agreed on, or was refused, is made good at the
+        first step that all can agree on.
+        """
+        if self._stride != progress.stride:
+            # Other steps will come than those that were asked about.
+            self._asked_up_to = min(self._asked_up_to, progress.recent[-2])
+            self._stride = progress.stride
+        if self._wish is None:
+            self._wish = self._next_wanted(progress, first_step, lead_s, busy=status.busy)
+        if self._wish is None:
+            return None
+        if self._wish < first_step:
+            return Choice(first_step, waits=True)
+        return Choice(self._wish, waits=True, exact=True)
+
+    def _next_wanted(
+        self, progress: Progress, first_step: int, lead_s: float, *, busy: bool
+    ) -> int | None:
         horizon = math.ceil((lead_s + _HORIZON_S) / max(progress.step_time_s, 1e-6))
-        up_to = first_step + min(horizon, _MOST_STEPS_ASKED)
-        for step in range(max(self._asked_up_to + 1, first_step), up_to + 1):
+        up_to = first_step + min(horizon, _MOST_STEPS_ASKED * progress.stride)
+        coming = range(progress.step + progress.stride, up_to + 1, progress.stride)
+        for step in (*progress.recent, *coming):
+            if step <= self._asked_up_to:
+                continue
             self._asked_up_to = step
             for policy in self.plan.asked:
                 try:
-                    wanted = policy.wants(step, time.time(), busy=status.busy)
+                    wanted = policy.wants(step, time.time(), busy=busy)
                 except Exception as error:  # noqa: BLE001 - the user's code; the job goes on
                     failure = SaveFailed("ask", f"the save policy about step {step}", str(error))
                     failure.__cause__ = error
                     self._failures.record(failure)
                     continue
                 if wanted:
-                    return Choice(step, waits=True)
+                    return step
         return None

@@ -48,12 +48,15 @@ class World:
 class Job:
     """Runs ``World`` to its end; remembers who took a snapshot, and what became of it."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, strides: tuple[int, ...] = (1,)) -> None:
         self.world = world
+        self.path = list(itertools.accumulate(itertools.islice(itertools.cycle(strides), 20_000)))
+        self.begun: dict[int, set[int]] = {}
         self.random = random.Random(world.seed)
         self.count = len(world.step_times_s)
         self.followers = [Follower() for _ in range(self.count)]
         self.steps = [0] * self.count
+        self.calls = [0] * self.count
         self.leader = Leader(self.count, TIMEOUT_S)
         self.clock = StepClock()
         self.now_s = 0.0
@@ -86,19 +89,21 @@ class Job:
         def step() -> None:
             self.at(self.world.step_times_s[process], step)
             drift = self.world.drift
-            if drift is not None and self.steps[process] >= min(self.steps) + drift:
+            if drift is not None and self.calls[process] >= min(self.calls) + drift:
                 return  # a collective holds it up
-            self.steps[process] += 1
             self.arrive(process)
 
         return step
 
     def arrive(self, process: int) -> None:
-        step = self.steps[process]
+        step = self.path[self.calls[process]]
+        self.calls[process] += 1
+        self.steps[process] = step
         if process == 0:
             self.clock.arrive(step, self.now_s)
         for due in self.followers[process].arrive(step):
-            assert self.proposals[due.number].step == step
+            assert self.proposals[due.number].step <= step
+            self.begun.setdefault(due.number, set()).add(step)
             self.snapshots.setdefault(due.number, {})[process] = due.confirmed
 
     def lead(self) -> None:
@@ -243,9 +248,29 @@ def test_the_word_decides_until_the_step_is_reached() -> None:
 def test_a_step_that_was_jumped_over_is_not_saved() -> None:
     follower = Follower()
     follower.arrive(1)
-    follower.offer(Proposal(0, "local", 5), ready=True)
+    follower.offer(Proposal(0, "local", 5, exact=True), ready=True)
     assert follower.arrive(9) == ()
     assert not follower.has_accepted
+
+
+def test_step_between_two_calls_is_saved_at_the_later_one() -> None:
+    follower = Follower()
+    follower.arrive(10)
+    assert follower.offer(Proposal(0, "local", 11), ready=True).kind == "accepted"
+    assert follower.arrive(20) == (Due("local", 0, False),)
+    assert follower.arrive(30) == ()
+
+
+@pytest.mark.parametrize("strides", [(1,), (10,), (100,), (1, 7, 30)])
+def test_saves_do_not_become_fewer_when_steps_are_further_apart(strides: tuple[int, ...]) -> None:
+    world = World(7, [0.01] * 3, 0.004, duration_s=5.0)
+    usual = len(Job(world).run().snapshots)
+    job = Job(world, strides).run()
+    assert len(job.snapshots) > 0.8 * usual
+    for number, word in job.words.items():
+        if word.confirmed and number in job.snapshots and min(job.steps) >= max(job.begun[number]):
+            assert job.saved(number) == {0, 1, 2}
+            assert len(job.begun[number]) == 1, "all save the same step"
 
 
 def test_who_does_not_answer_in_time_is_named() -> None:
@@ -270,7 +295,7 @@ def test_the_clock_starts_afresh_when_steps_go_back() -> None:
     clock.arrive(1, 0.0)
     assert clock.progress is None
     clock.arrive(3, 1.0)
-    assert clock.progress == Progress(3, 1.0, 0.5)
+    assert clock.progress == Progress(3, 1.0, 0.5, 2, (1, 3))
     clock.arrive(2, 5.0)
     assert clock.progress is None
 

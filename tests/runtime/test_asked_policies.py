@@ -1,0 +1,95 @@
+"""A user's own policy is asked about every step that comes, and nothing it wants is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from emergency_ckpt.core.save_agreement import Leader, StepClock
+from emergency_ckpt.runtime.save_policies import plan_saves
+from emergency_ckpt.runtime.tier_schedule import TierSchedule
+from emergency_ckpt.runtime.worker import Failures
+
+TIMEOUT_S = 2.0
+STEP_S = 0.01
+
+
+class Wants:
+    """Wants some steps, and notes about which it was asked."""
+
+    def __init__(self, steps: Sequence[int]) -> None:
+        self.steps = steps
+        self.asked: list[int] = []
+
+    def should_save(self, step: Any, previous_steps: Any, *, context: Any) -> bool:
+        del previous_steps, context
+        self.asked.append(step.step)
+        return step.step in self.steps
+
+
+@pytest.fixture
+def schedules() -> Iterator[list[TierSchedule]]:
+    made: list[TierSchedule] = []
+    yield made
+    for schedule in made:
+        schedule.worker.stop(10)
+
+
+def lead(
+    made: list[TierSchedule], policy: Wants, steps: Sequence[int], refused: int = 0
+) -> list[int]:
+    """Train ``steps``; the leader asks between them. Returns the steps that were saved."""
+    schedule = TierSchedule("local", plan_saves(policy), Failures(), 0)
+    made.append(schedule)
+    leader, clock, ahead, saved = Leader(1, TIMEOUT_S), StepClock(), None, list[int]()
+    for call, step in enumerate(steps):
+        clock.arrive(step, call * STEP_S)
+        if ahead is not None and step >= ahead.step:
+            if step == ahead.step or not ahead.exact:
+                saved.append(step)
+                schedule.note_due(step)
+                schedule.note_started(step, 0.0)
+            ahead = None
+        progress = clock.progress
+        if progress is None or ahead is not None:
+            continue
+        first = leader.first_step(progress, call * STEP_S)
+        choice = schedule.choose_step(progress, first, leader.lead_s)
+        if choice is not None and refused > 0:
+            refused -= 1
+        elif choice is not None:
+            ahead = choice
+            schedule.agreed(choice.step, 0.0)
+    return saved
+
+
+def test_first_wanted_step_is_saved_at_the_first_that_can_be(schedules: list[TierSchedule]) -> None:
+    policy = Wants([1])
+    (saved,) = lead(schedules, policy, range(1, 40))
+    assert 1 < saved < 15
+    assert policy.asked == sorted(set(policy.asked))
+    assert policy.asked[:39] == list(range(1, 40)), "each step, once"
+
+
+@pytest.mark.parametrize("stride", [1, 10, 100])
+def test_wanted_steps_far_enough_ahead_are_saved_exactly(
+    schedules: list[TierSchedule], stride: int
+) -> None:
+    wanted = [20 * stride, 60 * stride]
+    policy = Wants(wanted)
+    assert lead(schedules, policy, range(stride, 100 * stride, stride)) == wanted
+    assert {step % stride for step in policy.asked} == {0}, "only about steps that come"
+
+
+def test_wanted_step_is_saved_though_the_stride_changes(schedules: list[TierSchedule]) -> None:
+    steps = [*range(10, 200, 10), *range(191, 300)]
+    saved = lead(schedules, Wants([193]), steps)
+    assert len(saved) == 1
+    assert 193 <= saved[0] < 260, "the time per step is an average over the last calls"
+
+
+def test_wanted_step_that_was_refused_is_made_good(schedules: list[TierSchedule]) -> None:
+    (saved,) = lead(schedules, Wants([20]), range(1, 60), refused=12)
+    assert 20 <= saved < 40
