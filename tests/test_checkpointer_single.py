@@ -404,3 +404,13 @@ def test_second_checkpointer_of_the_run_in_one_process_is_an_error(world: World)
         save_all(first, world, 2)
     with world.open() as again:
         assert again.restore(state=world.state(0))[0] == 2
+
+
+def test_save_after_the_ramdisk_was_removed_succeeds(world: World) -> None:
+    with world.open() as checkpointer:
+        save_all(checkpointer, world, 1, 2)
+        world.lose_ram()
+        save_all(checkpointer, world, 3, 4)
+        assert checkpointer.failed_saves == 0
+    with world.open() as checkpointer:
+        assert checkpointer.restore(state=world.state(0))[0] == 4

@@ -104,6 +104,16 @@ class Claim:
         except OSError as error:
             logging.warning("no record of its owner in %s: %s", self.path, error)
 
+    def is_in_place(self) -> bool:
+        """Whether the directory and its lock are still at their paths: nobody removed them."""
+        try:
+            here = os.stat(self.path, follow_symlinks=False)
+            lock = os.stat(OWNER_LOCK, dir_fd=self.dir_fd, follow_symlinks=False)
+        except OSError:
+            return False
+        is_lock = os.path.samestat(lock, os.fstat(self.held.lock_fd))
+        return is_lock and os.path.samestat(here, os.fstat(self.dir_fd))
+
     def is_served(self) -> bool:
         """Whether a reader has the directory locked against deletion now."""
         reader_fd = _try_lock(READER_LOCK, self.dir_fd, fcntl.LOCK_EX, create=False)

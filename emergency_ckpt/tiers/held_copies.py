@@ -70,6 +70,8 @@ class HeldCopies:
         """The slot's memory for reading; it is not reused while inside. ``NotHeld`` if gone."""
         with self._lock:
             slot, published = self._held_slot(digest)
+            if slot.is_cut():
+                raise NotHeld("read", f"slot {slot.number}", "somebody cut its file short")
             slot.readers += 1
             mapping = slot.mapping
         try:
@@ -89,7 +91,9 @@ class HeldCopies:
         """
         with self._lock:
             _, published = self._held_slot(digest)
-            slots = [slot for slot, _ in self._found(digest)]
+            slots = [slot for slot, _ in self._found(digest) if not slot.is_cut()]
+            if not slots:
+                raise NotHeld("verify", f"manifest {digest[:12]}", "somebody cut its slot short")
             for slot in slots:
                 slot.readers += 1
         try:

@@ -53,6 +53,7 @@ class HostStateStore:
         self._lock = threading.Lock()
         self._held: dict[Key, HeldHostState] = {}
         self._complete: SaveId | None = None
+        self._parent_fd = dir_fd
         self._dir_fd = files.ensure_directory(HOST_STATE_DIRECTORY, dir_fd)
         for name in os.listdir(self._dir_fd):
             try:
@@ -93,6 +94,10 @@ class HostStateStore:
                     expected=known.digest,
                     actual=entry.digest,
                 )
+            try:
+                self._mend()
+            except OSError as error:
+                raise files.local_error("publish in", HOST_STATE_DIRECTORY, error) from error
             self._make_room(save, len(data))
             try:
                 save_fd = files.ensure_directory(save_directory(save), self._dir_fd)
@@ -153,6 +158,15 @@ class HostStateStore:
             return None  # taken away, or something else put in its place
         finally:
             os.close(save_fd)
+
+    def _mend(self) -> None:
+        """Make the directory again when somebody removed it; what it held is gone."""
+        if os.fstat(self._dir_fd).st_nlink > 0:
+            return
+        dir_fd = files.ensure_directory(HOST_STATE_DIRECTORY, self._parent_fd)
+        os.close(self._dir_fd)
+        self._dir_fd = dir_fd
+        self._held.clear()
 
     def _make_room(self, save: SaveId, size_bytes: int) -> None:
         """Drop saves older than ``save`` until one document more is within the bounds."""

@@ -7,7 +7,6 @@ else may be called from any thread meanwhile. Nothing here is collective.
 from __future__ import annotations
 
 import gc
-import os
 import threading
 from collections.abc import Iterable
 from functools import partial
@@ -30,7 +29,7 @@ from emergency_ckpt.tiers.slot_choice import (
     surplus_slots,
 )
 from emergency_ckpt.tiers.slot_writer import SlotWriter
-from emergency_ckpt.tiers.slots import Slot, check_room, file_name, whole_pages
+from emergency_ckpt.tiers.slots import Slot, check_room, whole_pages
 from emergency_ckpt.types import SaveId, Writer
 
 __all__ = ["LocalTier", "SlotWriter"]
@@ -126,15 +125,8 @@ class LocalTier(HeldCopies):
     def is_intact(self) -> bool:
         """Whether the directory and the slots are still there: nobody has deleted them."""
         with self._lock:
-            names = [file_name(slot.number) for slot in self._own.slots]
-        try:
-            if not os.path.samestat(os.fstat(self._own.claim.dir_fd), os.stat(self.path)):
-                return False
-            for name in names:
-                os.stat(name, dir_fd=self._own.claim.dir_fd)
-        except OSError:
-            return False
-        return True
+            own = self._own
+            return own.claim.is_in_place() and all(slot.is_in_place() for slot in own.slots)
 
     def adopt_orphans(self, wait_s: float = 0.0) -> None:
         """Lock what is left unowned of this run, and offer it too; it is never written.
@@ -198,6 +190,7 @@ class LocalTier(HeldCopies):
 
     def _check_reservable(self, slot_bytes: int) -> tuple[int, int, list[Slot], list[Slot]]:
         """(slot size, slots to make, slots to keep, free slots that are too large)."""
+        self._mend()
         target = max(whole_pages(slot_bytes), self._reserved_bytes)
         with self._lock:
             self._drop_surplus()
@@ -241,6 +234,7 @@ class LocalTier(HeldCopies):
         if save.run_id != self._run_dir.name:
             raise LocalTierError("begin write of", str(save), "it is of another run")
         with self._saving:
+            self._mend()
             with self._lock:
                 self._drop_surplus()
                 choice = choose_slot(
@@ -331,6 +325,7 @@ class LocalTier(HeldCopies):
 
     def publish_host_state(self, save: SaveId, owner: int, count: int, data: bytes) -> None:
         """Keep an encoded host state, own or a buddy's; see ``HostStateStore.publish``."""
+        self._mend()
         self._own.host_states.publish(save, owner, count, data)
 
     def close(self) -> None:
@@ -356,6 +351,18 @@ class LocalTier(HeldCopies):
     def _check_open(self, operation: str) -> None:
         if self._closing.is_set():
             raise LocalTierError(operation, str(self.path), "the tier was closed")
+
+    def _mend(self) -> None:
+        """Make again what somebody removed under the live job; what it held is lost.
+
+        LocalTierError when it cannot be made, or somebody else has taken the directory.
+        """
+        with self._lock:
+            if self._closing.is_set():
+                return
+            if not self._own.claim.is_in_place():
+                self._own = self._own.made_again(self._run_dir, self._writer, self._start)
+            self._own.drop_lost_slots()
 
     def _slot_states(self) -> list[SlotState]:
         return [

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 from absl import logging
 
-from emergency_ckpt.errors import CheckpointError, CorruptData
+from emergency_ckpt.errors import CheckpointError, CorruptData, LocalTierError
 from emergency_ckpt.tiers import files
-from emergency_ckpt.tiers.claims import Claim
+from emergency_ckpt.tiers.claims import Claim, Holder, claim_directory
 from emergency_ckpt.tiers.deletion import KNOWN_COMPLETE, QUARANTINE_DIRECTORY
 from emergency_ckpt.tiers.host_state_store import HostStateStore
 from emergency_ckpt.tiers.manifest import check_save
@@ -24,7 +25,7 @@ from emergency_ckpt.tiers.slots import (
     manifest_name,
     open_slot,
 )
-from emergency_ckpt.types import SaveId
+from emergency_ckpt.types import SaveId, Writer
 
 MAX_QUARANTINE_RECORDS = 64
 _MAX_SMALL_FILE_BYTES = 4096
@@ -59,6 +60,7 @@ class ProcessDirectory:
         self.quarantined: list[QuarantineRecord] = []
         self.known_complete: SaveId | None = None
         self._run_id = run_id
+        self._host_state_limit_bytes = host_state_limit_bytes
         files.remove_temporaries(claim.dir_fd)
         self._quarantine_fd = files.ensure_directory(QUARANTINE_DIRECTORY, claim.dir_fd)
         files.remove_temporaries(self._quarantine_fd)
@@ -166,6 +168,34 @@ class ProcessDirectory:
             files.write_atomic(name, self._quarantine_fd, data)
         except CheckpointError as error:
             logging.warning("no quarantine record was written: %s", error)
+
+    def made_again(self, run_dir: Path, writer: Writer, start: str) -> ProcessDirectory:
+        """Claim a directory in place of this one, which somebody removed, and close this one.
+
+        What readers and arrays still use of this one stays in memory until they are done.
+        LocalTierError; this one stays as it is then.
+        """
+        logging.warning("%s was removed while the job runs; it is made again", self.claim.path)
+        found = claim_directory(run_dir.parent, run_dir.name, writer.process_index, start)
+        if isinstance(found, Holder):
+            raise LocalTierError(
+                "make again", str(found.path), f"{found.describe()} has taken the directory"
+            )
+        try:
+            made = ProcessDirectory(found, self._run_id, self._host_state_limit_bytes)
+        except OSError as error:
+            found.release()
+            raise files.local_error("make again", str(found.path), error) from error
+        made.quarantined.extend(self.quarantined)
+        self.close()
+        return made
+
+    def drop_lost_slots(self) -> None:
+        """Let go of slots whose files somebody removed or cut, with what they held."""
+        for slot in [slot for slot in self.slots if not (slot.writing or slot.is_in_place())]:
+            logging.warning("slot %d in %s was removed or cut", slot.number, self.claim.path)
+            self.slots.remove(slot)
+            slot.delete()
 
     def close(self) -> None:
         """Unmap what nothing uses and let go of the lock, or, while views live, when they go."""

@@ -95,7 +95,10 @@ class Slot:
 
     reserved = True
 
-    def __init__(self, number: int, claim: Claim, mapping: Mapping, count: LentCount) -> None:
+    def __init__(self, number: int, claim: Claim, mapping: Mapping, fd: int) -> None:
+        """``fd``: the mapped file, of which only the identity is kept."""
+        status = os.fstat(fd)
+        self._file = (status.st_dev, status.st_ino)
         self.number = number
         self.claim = claim
         self.mapping = mapping
@@ -103,7 +106,32 @@ class Slot:
         self.writing = False
         self.readers = 0
         self.bad_shards: set[int] = set()
-        self._count = count
+        self._count = _count_for(self._file)
+
+    def is_in_place(self) -> bool:
+        """Whether its file is still at its name, as long as its mapping and without new holes.
+
+        Somebody may have removed or cut it: a write to the mapping could be a SIGBUS then.
+        """
+        status = self._status()
+        if status is None or (status.st_dev, status.st_ino) != self._file:
+            return False
+        held_bytes = status.st_blocks * 512 if self.reserved else self.size_bytes
+        return min(status.st_size, held_bytes) >= self.size_bytes
+
+    def is_cut(self) -> bool:
+        """Whether its file was made shorter: reading the mapping could be a SIGBUS."""
+        status = self._status()
+        if status is None or (status.st_dev, status.st_ino) != self._file:
+            return False  # removed: the memory stays as long as it is mapped
+        return status.st_size < self.size_bytes
+
+    def _status(self) -> os.stat_result | None:
+        try:
+            name = file_name(self.number)
+            return os.stat(name, dir_fd=self.claim.dir_fd, follow_symlinks=False)
+        except OSError:
+            return None
 
     @property
     def size_bytes(self) -> int:
@@ -222,7 +250,7 @@ def make_slot(number: int, claim: Claim, size_bytes: int, *, sparse: bool = Fals
             os.ftruncate(fd, size_bytes)
         else:
             _reserve(fd, 0, size_bytes)
-        slot = Slot(number, claim, _map(fd, size_bytes, name), _count_for(fd))
+        slot = Slot(number, claim, _map(fd, size_bytes, name), fd)
         slot.reserved = not sparse
         return slot
     except BaseException as error:
@@ -286,7 +314,7 @@ def _adopt_file(fd: int, number: int, claim: Claim) -> Slot:
     if os.fstat(fd).st_blocks * 512 < size_bytes:
         # A hole would be a SIGBUS at the first touch when the ramdisk is full.
         _reserve(fd, 0, size_bytes)
-    return Slot(number, claim, _map(fd, size_bytes, file_name(number)), _count_for(fd))
+    return Slot(number, claim, _map(fd, size_bytes, file_name(number)), fd)
 
 
 def _why_too_short(slot: Slot, published: Published) -> CorruptData | None:
@@ -316,9 +344,7 @@ def _map(fd: int, size_bytes: int, name: str) -> Mapping:
         ) from error
 
 
-def _count_for(fd: int) -> LentCount:
-    status = os.fstat(fd)
-    key = (status.st_dev, status.st_ino)
+def _count_for(key: tuple[int, int]) -> LentCount:
     with _counts_lock:
         count = _counts.get(key)
         if count is None:
