@@ -29,6 +29,7 @@ from emergency_ckpt.runtime.collectives import share
 from emergency_ckpt.runtime.coordination import JaxCoordinator, namespace
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.going_on import go_on_together
+from emergency_ckpt.runtime.holder_calls import HolderCalls
 from emergency_ckpt.runtime.preemption import PreemptionWatch
 from emergency_ckpt.runtime.restore_dialogue import RestoreDialogue
 from emergency_ckpt.runtime.restore_leader import RestoreLeader, Wanted
@@ -212,7 +213,9 @@ def _restore(shape: Shape, digests: list[str], lost: str, peers: _Peers) -> dict
             deadline_s=time.monotonic() + DEADLINE_S,
         )
         tier: Any = peers
-        made.append(_TimedLeader(tier, tier, None, EventSink(None, process_index=0), wanted))
+        events = EventSink(None, process_index=0)
+        calls = HolderCalls(events, wanted.deadline_s)
+        made.append(_TimedLeader(tier, tier, None, events, wanted, calls))
         return made[0]
 
     tree = shape.tree()

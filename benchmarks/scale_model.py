@@ -88,7 +88,7 @@ class Shape:
 
     def tree(self) -> Any:
         """What a restore asks of the tree of leaves: their specs."""
-        return SimpleNamespace(leaves=[SimpleNamespace(spec=s) for s in self.specs().values()])
+        return SimpleNamespace(wanted=self.specs())
 
     def lost(self, kind: str) -> range:
         """The processes whose RAM is lost: of nobody, of one host, of the last slice."""
