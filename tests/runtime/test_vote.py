@@ -145,6 +145,21 @@ def test_old_votes_are_forgotten_and_recent_ones_are_not() -> None:
     assert job.votes[1].learn(save_id(30)).kind == "complete"
 
 
+@pytest.mark.parametrize("ballot", [Ballot(digest="d"), Ballot(refused="no")])
+def test_doubt_is_resolved_however_many_votes_later(ballot: Ballot) -> None:
+    """A process in doubt refuses: without an answer to it no save would ever be complete again."""
+    job = Job()
+    job.service.fail(2, "get", "decision", CoordinationError("get", "decision", "unreachable"))
+    decided = "incomplete" if ballot.refused else "complete"
+    assert kinds(job.cast(5, {**everybody(), 1: ballot})) == [decided, decided, "in_doubt"]
+    refused = Ballot(refused="SlotBusy: step 5 is in doubt")
+    for step in range(6, 26):
+        outcomes = job.cast(step, {**everybody(), 2: refused})
+        assert kinds(outcomes) == ["incomplete"] * COUNT
+    assert job.votes[2].learn(save_id(5)).kind == decided
+    assert kinds(job.cast(26, everybody())) == ["complete"] * COUNT
+
+
 def test_lives_of_a_job_do_not_share_votes() -> None:
     job = Job()
     job.cast(5, everybody())
