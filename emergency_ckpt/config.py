@@ -147,7 +147,9 @@ class Config:
       storage_wait_timeout_s: how long ``save`` may wait for the persistent save before it, of which
         it then skips one. May differ.
       transfer_timeout_s: longest silence of a peer; then a restore asks other holders, and the same
-        one again until ``restore_timeout_s``. May differ.
+        one again until ``restore_timeout_s``. A process that is silent for longer than
+        ``heartbeat_timeout_seconds`` of ``jax.distributed.initialize`` (JAX's default: 100) makes
+        JAX abort all processes: keep that longer than this. May differ.
       on_event: called with each ``runtime.events.Event``, in the thread that emits it. May differ.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import re
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from emergency_ckpt import CheckpointerConfig, EmergencyCheckpointer
 from emergency_ckpt.config import Config, run_id_of
 from emergency_ckpt.core.placement import Striped
 from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.runtime.job import HEARTBEAT_TIMEOUT_S
 
 MUST_AGREE: dict[str, Any] = {
     "dir": "/elsewhere",
@@ -362,3 +364,10 @@ def test_faults_are_found_before_anything_is_touched(tmp_path: Path) -> None:
         EmergencyCheckpointer(local_dir=str(ramdisk), keep_last_n=-1)
     assert len(caught.value.problems) == 2
     assert not ramdisk.exists()
+
+
+def test_jax_waits_longer_for_a_silent_process_than_a_transfer() -> None:
+    """Else a process that is stopped for some seconds in a restore ends the job."""
+    defaults = inspect.signature(jax.distributed.initialize).parameters
+    jax_default_s = defaults["heartbeat_timeout_seconds"].default
+    assert HEARTBEAT_TIMEOUT_S >= jax_default_s > 2 * Config().transfer_timeout_s

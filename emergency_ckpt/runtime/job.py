@@ -7,8 +7,11 @@ from typing import Protocol
 
 import jax
 
-HEARTBEAT_TIMEOUT_S = 20
-"""A supervisor ends the survivors at once; this bounds the wait where there is none."""
+HEARTBEAT_TIMEOUT_S = 100
+"""JAX's own default. After so long a silence of one process JAX aborts all of them; a process that
+is only stopped for a while must cost no more than ``transfer_timeout_s`` and another attempt. A
+supervisor ends the survivors of a dead process at once; this bounds the wait where there is none.
+"""
 
 
 class Job(Protocol):

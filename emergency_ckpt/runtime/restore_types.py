@@ -100,7 +100,8 @@ def failure_of(kind: FailureKind, target: str, problem: str) -> RestoreFailed:
             hint = "no process has restored anything"
             return AttemptGivenUp("restore", target, problem, hint=hint)
         case "holder":
-            return HolderUnreachable("restore", target, problem, hint=_UNREACHABLE_HINT)
+            hint = f"{_UNREACHABLE_HINT}. {_SILENCE_HINT}"
+            return HolderUnreachable("restore", target, problem, hint=hint)
         case "storage":
             return StorageUnreachable("restore", target, problem, hint=_UNREACHABLE_HINT)
         case "failed":
@@ -111,6 +112,10 @@ def failure_of(kind: FailureKind, target: str, problem: str) -> RestoreFailed:
 _UNREACHABLE_HINT = (
     "no process has restored anything; restore again: what cannot be reached is not lost."
     " An older step is taken only when it is asked for by its number"
+)
+_SILENCE_HINT = (
+    "A peer may be silent for transfer_timeout_s, the restore may take restore_timeout_s, and JAX"
+    " aborts the job after heartbeat_timeout_seconds (of jax.distributed.initialize)"
 )
 
 

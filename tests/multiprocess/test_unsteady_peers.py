@@ -53,6 +53,7 @@ def test_restore_without_its_holder_fails_and_loses_nothing(
         assert seen.get("error") == "HolderUnreachable", seen
         assert "process/0" in seen["text"] or "process/1" in seen["text"]
         assert "restore again" in seen["text"]
+        assert "heartbeat_timeout_seconds" in seen["text"]
     check_whole(list(again), 10)
 
 
