@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -414,3 +415,42 @@ def test_save_after_the_ramdisk_was_removed_succeeds(world: World) -> None:
         assert checkpointer.failed_saves == 0
     with world.open() as checkpointer:
         assert checkpointer.restore(state=world.state(0))[0] == 4
+
+
+def test_saves_go_on_while_restored_arrays_are_held(world: World) -> None:
+    """On a ramdisk with room for two slots, as README asks for."""
+
+    def state(step: int) -> dict[str, Any]:
+        return {"w": jnp.full(3 << 20, step, jnp.uint8)}
+
+    with small_tmpfs(world.ramdisk, size_bytes=8 << 20):
+        with world.open() as checkpointer:
+            for step in (1, 2):
+                checkpointer.save(step=step, state=state(step))
+                checkpointer.wait_until_finished()
+            checkpointer.check_for_errors()
+        with world.open() as checkpointer:
+            found, held = checkpointer.restore(state=state(0))
+            assert found == 2
+            for step in (3, 4, 5):
+                checkpointer.save(step=step, state=state(step))
+                checkpointer.wait_until_finished()
+            checkpointer.check_for_errors()
+            assert same(held, state(2))
+            assert checkpointer.latest_step() == 5
+
+
+def test_restore_with_room_lends_the_slot(world: World) -> None:
+    state = {"w": jnp.full(1 << 20, 1, jnp.uint8)}
+    with world.open() as checkpointer:
+        checkpointer.save(step=1, state=state)
+        checkpointer.wait_until_finished()
+    with world.open() as checkpointer:
+        _, held = checkpointer.restore(state=state)
+        (path,) = world.ramdisk.glob("run/process_00000/slot_0.bin")
+        assert path.stat().st_size == 1 << 20
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        maps = [line.split() for line in lines if line.endswith(str(path))]
+        spans = [tuple(int(end, 16) for end in fields[0].split("-")) for fields in maps]
+        at = held["w"].unsafe_buffer_pointer()
+        assert any(start <= at < end for start, end in spans)

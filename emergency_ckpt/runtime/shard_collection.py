@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from functools import partial
 from itertools import groupby
 from operator import attrgetter
 
+import jax
 import numpy as np
 import numpy.typing as npt
 
@@ -42,6 +44,7 @@ _Lender = Callable[[], npt.NDArray[np.uint8]]
 _GRACE_S = 5.0
 """Added to the deadline of the calls to holders: their error says more."""
 
+_ALIGNMENT = 64
 _VERIFY_BYTES = 256 << 20
 """Own shards that are checked at once: so large that it costs nothing to check them in parts."""
 
@@ -80,6 +83,15 @@ class ShardCollection:
         self._located: dict[str, dict[Box, _Lender]] = {}
         self._leaves: dict[str, LeafSpec] = {}
         self._arrivals = Arrivals(calls.deadline_s + _GRACE_S)
+
+    @functools.cached_property
+    def _lends(self) -> bool:
+        """Whether arrays may keep the slot. Elsewhere than on CPU it is only read.
+
+        Without room for another slot no save would find a free one while the arrays live.
+        """
+        on_cpu = jax.local_devices()[0].platform == "cpu"
+        return not on_cpu or self._tier.has_room_to_lend()
 
     @property
     def tally(self) -> Tally:
@@ -319,7 +331,8 @@ class ShardCollection:
         """Bytes of a wanted shard: lent from the slot, or put together when boxes differ."""
         held = self._located.get(wanted.leaf, {})
         if wanted.box in held:
-            return held[wanted.box]()
+            lent = held[wanted.box]()
+            return lent if self._lends else _copied(lent)
         if volume(wanted.box) == 0:
             return np.empty(0, np.uint8)
         dtype = dtype_named(self._leaves[wanted.leaf].dtype)
@@ -339,6 +352,16 @@ class ShardCollection:
                 into, out_of = relative(portion.part, wanted.box), relative(portion.part, source)
                 target[_index(into)] = array[_index(out_of)]
         return target.reshape(-1).view(np.uint8)
+
+
+def _copied(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """The bytes in memory of their own, aligned so that JAX takes it as it is."""
+    room = np.empty(data.nbytes + _ALIGNMENT, np.uint8)
+    start = -room.ctypes.data % _ALIGNMENT
+    copy = room[start : start + data.nbytes]
+    copy[:] = data
+    copy.flags.writeable = False
+    return copy
 
 
 def _batches(shards: Sequence[int], contents: Contents) -> Generator[list[int]]:

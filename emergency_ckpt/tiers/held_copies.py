@@ -13,9 +13,13 @@ from emergency_ckpt import _native
 from emergency_ckpt._native import Mapping
 from emergency_ckpt.core.inventory import HeldHostState, HeldTensors
 from emergency_ckpt.errors import NotHeld
+from emergency_ckpt.tiers import claims, files
 from emergency_ckpt.tiers.process_directory import ProcessDirectory, QuarantineRecord
 from emergency_ckpt.tiers.slots import Published, Slot
 from emergency_ckpt.types import Contents, SaveId, ShardEntry
+
+SMALL_FILES_BYTES = 1 << 20
+"""Room beside the slots, for manifests and host states."""
 
 
 class HeldCopies:
@@ -24,7 +28,8 @@ class HeldCopies:
     ``_lock`` guards the tables of both classes and is held for moments.
     """
 
-    def __init__(self, own: ProcessDirectory, copy_threads: int) -> None:
+    def __init__(self, own: ProcessDirectory, copy_threads: int, slots_at_rest: int) -> None:
+        self._slots_at_rest = slots_at_rest
         self._own = own
         self._orphans: list[ProcessDirectory] = []
         self._threads = copy_threads
@@ -131,6 +136,20 @@ class HeldCopies:
             if shard in slot.bad_shards:
                 raise NotHeld("lend", f"shard {shard} of {digest[:12]}", "it is quarantined")
             return slot.lend(entry.offset, entry.nbytes)
+
+    def has_room_to_lend(self) -> bool:
+        """Whether saves go on while a slot is lent: a third one finds room beside those at rest.
+
+        For each process of the run on this ramdisk, since all restore at the same time.
+        """
+        with self._lock:
+            slots, dir_fd = list(self._own.slots), self._own.claim.dir_fd
+            largest = max((slot.size_bytes for slot in slots), default=0)
+            missing = max(self._slots_at_rest + 1 - len(slots), 0)
+            holes = sum(slot.size_bytes for slot in slots if not slot.reserved)
+            free = files.free_bytes(dir_fd)
+        processes = max(len(claims.process_directories(self._own.claim.path.parent)), 1)
+        return processes * (missing * largest + holes + SMALL_FILES_BYTES) <= free
 
     def quarantine(self, digest: str, shard: int | None, detail: str) -> None:
         """Never use a copy again; a record says why.

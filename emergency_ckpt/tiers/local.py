@@ -17,7 +17,7 @@ from absl import logging
 from emergency_ckpt._native import Mapping
 from emergency_ckpt.errors import LocalTierError, SlotBusy
 from emergency_ckpt.tiers import claims, files
-from emergency_ckpt.tiers.held_copies import HeldCopies
+from emergency_ckpt.tiers.held_copies import SMALL_FILES_BYTES, HeldCopies
 from emergency_ckpt.tiers.old_lives import claim_or_wait
 from emergency_ckpt.tiers.other_runs import OtherRuns
 from emergency_ckpt.tiers.prefault import Prefaulter
@@ -34,7 +34,6 @@ from emergency_ckpt.types import SaveId, Writer
 
 __all__ = ["LocalTier", "SlotWriter"]
 
-_SMALL_FILES_BYTES = 1 << 20  # room beside the slots, for manifests and host states
 _CLOSE_TIMEOUT_S = 30.0
 
 
@@ -53,7 +52,7 @@ class LocalTier(HeldCopies):
         start: str = "",
         other_runs: OtherRuns | None = None,
     ) -> None:
-        super().__init__(own, copy_threads)
+        super().__init__(own, copy_threads, slots)
         self._other_runs = other_runs or OtherRuns(run_dir.parent, run_dir.name)
         self._start = start
         self._run_dir = run_dir
@@ -62,7 +61,6 @@ class LocalTier(HeldCopies):
         self._protected: frozenset[SaveId] = frozenset(
             slot.published.save for slot in own.published() if slot.published is not None
         )
-        self._slots_at_rest = slots
         self._reserved_bytes = 0
         # Serialises what may take long, so that _lock is held for moments only.
         self._saving = threading.Lock()
@@ -207,7 +205,7 @@ class LocalTier(HeldCopies):
         needed = missing * target + sum(max(target - slot.size_bytes, 0) for slot in kept)
         if needed > 0:
             freed = sum(slot.size_bytes for slot in too_large)
-            check_room(self._own.claim, needed + _SMALL_FILES_BYTES - freed)
+            check_room(self._own.claim, needed + SMALL_FILES_BYTES - freed)
         return target, missing, kept, too_large
 
     def prefault_in_background(self, reserve_bytes: int | None = None) -> None:
