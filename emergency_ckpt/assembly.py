@@ -95,7 +95,7 @@ def assemble(base: Base) -> Assembly:
         config.save_plans(),
         member.incarnation,
     )
-    steps = StepCatalog(restore_parts, local_saves, preservation)
+    steps = StepCatalog(restore_parts, local_saves, preservation, saver.saved.forget)
     return Assembly(local_saves, preservation, restore_parts, prefetches, saver, steps)
 
 

@@ -284,8 +284,12 @@ class EmergencyCheckpointer:
     def latest_step(self) -> int | None:
         """The newest step that this process knows to be whole in some tier; None if there is none.
 
-        Not collective; reads the persistent directory. What is whole after a loss, only a restore
-        can tell.
+        Not collective; reads the persistent directory, for half a minute at most: where it does not
+        answer, RAM alone is asked, with a warning. A save under way does not count. What is whole
+        after a loss, only a restore can tell.
+
+        Raises:
+          PersistentTierError: storage does not answer, and this process's RAM has nothing.
         """
         steps = self.all_steps()
         return steps[-1] if steps else None
@@ -293,6 +297,11 @@ class EmergencyCheckpointer:
     def all_steps(self) -> list[int]:
         """Steps known to be whole, oldest first: in RAM the newest one. As ``latest_step``."""
         return self._steps.known()
+
+    @property
+    def newest_saved_step(self) -> int | None:
+        """The newest step saved whole since the start, or restored; None before. Asks nobody."""
+        return self._saver.saved.newest()
 
     @property
     def steps(self) -> StepCatalog:

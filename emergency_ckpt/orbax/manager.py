@@ -19,6 +19,7 @@ from emergency_ckpt.checkpointer import EmergencyCheckpointer
 from emergency_ckpt.config import Config, run_id_of
 from emergency_ckpt.errors import CheckpointError, StepNotFound
 from emergency_ckpt.orbax import items
+from emergency_ckpt.orbax.latest_step import LatestStep
 from emergency_ckpt.orbax.options import CheckpointManagerOptions, settings_of, with_further
 from emergency_ckpt.orbax.step_metadata import best_of, step_metadata
 from emergency_ckpt.runtime.step_catalog import StepDescription
@@ -95,7 +96,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
             )
         self._run_id = run_id_of(str(self._directory))
         self._closed = False
-        self._latest: int | None = None
+        self._latest = LatestStep()
         earlier = _open.get(self._run_id)
         if earlier is not None:
             logging.warning("a new manager of %s: the one before is closed", self._directory)
@@ -129,7 +130,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         found = self._checkpointer.steps.survey(self._abstract_state)
         self._checkpointer.go_on_after(found)
         steps = sorted({*found.local, *found.persistent})
-        self._latest = steps[-1] if steps else None
+        self._latest.note_found(steps)
         return steps
 
     @property
@@ -165,9 +166,9 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
     def latest_step(self) -> int | None:
         """The newest step that was found at the start or by ``reload``, restored or saved since.
 
-        None when there is none. Not collective. A save under way counts.
+        None when there is none. Not collective. A save under way, or that failed, does not count.
         """
-        return self._latest
+        return self._latest.newest(self._checkpointer.newest_saved_step)
 
     def best_step(self) -> int | None:
         """The step with the best metrics by ``best_fn``; ``latest_step()`` without that.
@@ -176,7 +177,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         """
         best_fn = getattr(self._options, "best_fn", None)
         if best_fn is None:
-            return self._latest
+            return self.latest_step()
         return best_of(self.all_steps(), self.metrics, best_fn, self._options.best_mode)
 
     def reload(self) -> None:
@@ -206,8 +207,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         if step not in self.all_steps():
             raise FileNotFoundError(f"there is no step {step} in {self._directory} or in RAM")
         self._checkpointer.steps.remove(step)
-        steps = self.all_steps()
-        self._latest = steps[-1] if steps else None
+        self._latest.note_found(self.all_steps())
 
     # Saving.
 
@@ -277,7 +277,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
             metrics=_for_policies(metrics),
         )
         if saved:
-            self._latest = step if self._latest is None else max(self._latest, step)
+            self._latest.note_save_started()
         if not self._options.enable_async_checkpointing:
             self._checkpointer.check_for_errors()
         return saved
@@ -310,6 +310,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
     def _restore_into(self, step: int | None, state: Any, host_state: Any) -> tuple[int, Any]:
         """(step, state); ``host_state``, where one is given, is put back in place."""
         self._open_again_where_lost()
+        before = None if step is None else self.latest_step()
         try:
             found, restored = self._checkpointer.restore(
                 step, state=state, host_state=host_state, keep_newer=step is not None
@@ -318,7 +319,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
             raise FileNotFoundError(str(error)) from error
         if found is None:
             raise FileNotFoundError(f"there are no steps in {self._directory} nor in RAM")
-        self._latest = found if self._latest is None or step is None else max(self._latest, found)
+        self._latest.note_restored(found, before)
         return found, restored
 
     # What is in a step.

@@ -25,6 +25,7 @@ from emergency_ckpt.runtime.restore_runner import Restored
 from emergency_ckpt.runtime.save_policies import SavePlan
 from emergency_ckpt.runtime.save_recipe import SaveRecipe, build_recipe
 from emergency_ckpt.runtime.save_request import SaveRequest
+from emergency_ckpt.runtime.saved_steps import SavedSteps
 from emergency_ckpt.runtime.saver_parts import SaverParts, longest_wait_s, note_skipped, start_facts
 from emergency_ckpt.runtime.tier_schedule import TierSchedule
 from emergency_ckpt.runtime.worker import closing, in_turn
@@ -50,12 +51,9 @@ class Saver:
             for name, plan in plans.items()
         }
         self._recipe: SaveRecipe | None = None
-        self._incarnation = incarnation
-        self._demands = 0
+        self._saved = SavedSteps(parts.local, parts.persistent, incarnation, parts.run_id)
         self._newest_due = -1
         self._named_ignored = False
-        self._found: dict[TierName, int] = {}
-        self._restored: SaveId | None = None
         self._copies = DeviceCopies(parts.settings.snapshots.device_copy_bytes)
         self._left = False
         self._begun: dict[TierName, SaveId] = {}
@@ -79,43 +77,24 @@ class Saver:
         self._due.start_again()
         if restored is None:
             return
-        self._incarnation = restored.incarnation
+        self._saved.start_from(restored)
         self._goes_on_from = restored.save if keep_newer else None
-        self._restored = restored.save
-        if self._parts.persistent is not None:
-            self._parts.persistent.restart()
         self._newest_due = restored.report.step
-        self._found = {"local": restored.report.step}
-        if restored.report.tier == "persistent":
-            self._found["persistent"] = restored.report.step
         for schedule in self._schedules.values():
             schedule.restart_from(restored.report.step)
 
     def go_on_after(self, newest: Mapping[TierName, int]) -> None:
         """These are the newest steps of the tiers: up to them none is due any more."""
-        self._found = dict(newest)
+        self._saved.note_found(newest)
         self._newest_due = max(newest.values(), default=-1)
         for name, schedule in self._schedules.items():
             if name in newest:
                 schedule.restart_from(newest[name])
 
-    def _holds(self, name: TierName, step: int) -> bool:
-        """Whether the tier has ``step`` whole: found at a restore or survey, or saved since."""
-        parts = self._parts
-        saves = parts.local if name == "local" else parts.persistent
-        complete = None if saves is None else saves.last_complete
-        return self._found.get(name) == step or (complete is not None and complete.step == step)
-
-    def _identity(self, step: int, *, demanded: bool) -> SaveId:
-        """The identity of the next save.
-
-        A step can be demanded that was saved before, and the bytes may be others by then. They
-        must never be put together, so each demand begins a life of its own, after the one before:
-        alike on all processes, which all make the same demands.
-        """
-        self._demands += demanded
-        life = f"{self._incarnation}.{self._demands:06d}" if self._demands else self._incarnation
-        return SaveId(step, life, self._parts.run_id)
+    @property
+    def saved(self) -> SavedSteps:
+        """Which steps are whole, as this process knows."""
+        return self._saved
 
     def save(
         self,
@@ -138,7 +117,7 @@ class Saver:
             self._parts.tier.invalidate_newer(self._goes_on_from)
             self._goes_on_from = None
         plain = None if metrics is None else plain_metrics(metrics)
-        save = self._identity(step, demanded=force or preempted)
+        save = self._saved.identity(step, demanded=force or preempted)
         request = SaveRequest(save, state, host_state, plain, time.monotonic())
         request.must_exist = force or preempted
         if preempted:
@@ -157,7 +136,7 @@ class Saver:
     def _start(self, name: TierName, request: SaveRequest, number: int | None = None) -> bool:
         """Whether a save was started: not where the step is there, or the one before goes on."""
         schedule, save = self._schedules[name], request.save
-        if request.must_exist and self._holds(name, request.step):
+        if request.must_exist and self._saved.holds(name, request.step):
             return False
         is_again = schedule.last_started == request.step
         schedule.note_due(request.step)
@@ -167,7 +146,7 @@ class Saver:
         if not schedule.wait_idle(limit_s, each_time=each_time):
             note_skipped(self._parts, name, save, limit_s, is_again=is_again)
             return False
-        if request.must_exist and self._holds(name, request.step):
+        if request.must_exist and self._saved.holds(name, request.step):
             return False  # it was the save that has just ended
         if schedule.pauses and not request.must_exist and self._tell_pause(schedule, save):
             return False
@@ -245,7 +224,7 @@ class Saver:
                 topology=recipe.topology,
                 writers=recipe.writers,
                 metrics=request.metrics,
-                keeps=self._restored,
+                keeps=self._saved.restored,
             ),
             publishes=me == recipe.writers[0],
         )
@@ -291,7 +270,7 @@ class Saver:
                 started = True
                 if name == "local":
                     schedule.worker.wait_idle(watch.grace_left_s())
-            elif not self._holds(name, request.step):
+            elif not self._saved.holds(name, request.step):
                 self._say_not_written(name, request.step)
         if parts.settings.exit_on_preemption:
             self._exit(request.step)

@@ -6,10 +6,12 @@ import contextlib
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from emergency_ckpt.errors import RestoreFailed, StepNotFound
+from absl import logging
+
+from emergency_ckpt.errors import CorruptData, PersistentTierError, RestoreFailed, StepNotFound
 from emergency_ckpt.runtime.collectives import agree
 from emergency_ckpt.runtime.coordination import do_and_tell, forget
 from emergency_ckpt.runtime.holder_calls import HolderCalls
@@ -17,7 +19,7 @@ from emergency_ckpt.runtime.local_saves import LocalSaves
 from emergency_ckpt.runtime.preservation import Preservation
 from emergency_ckpt.runtime.restore_bringing import RestoreParts
 from emergency_ckpt.runtime.restore_dialogue import RestoreDialogue
-from emergency_ckpt.runtime.restore_leader import RestoreLeader, Wanted
+from emergency_ckpt.runtime.restore_leader import LISTING_TIMEOUT_S, RestoreLeader, Wanted
 from emergency_ckpt.runtime.restore_types import WholeSteps
 from emergency_ckpt.tiers import host_state as host_states
 from emergency_ckpt.tiers.local import LocalTier
@@ -52,6 +54,7 @@ class StepCatalog:
 
     Attributes:
       preservation: whoever removes old steps, and must not meanwhile.
+      forget: called with a step that this process has removed.
       names: at the leader, of the surveys whose keys the coordination service still has. Apart
         from those of restores: a prefetch may be under way during a survey.
     """
@@ -59,6 +62,7 @@ class StepCatalog:
     parts: RestoreParts
     local_saves: LocalSaves
     preservation: Preservation | None
+    forget: Callable[[int], None]
     surveys: int = 0
     removals: int = 0
     looks: int = 0
@@ -73,19 +77,36 @@ class StepCatalog:
         return self.parts.persistent
 
     def known(self) -> list[int]:
-        """What this process knows to be whole, oldest first. Not collective; reads storage."""
-        known = set[int]()
-        if self._persistent is not None:
-            known.update(found.step for found in self._persistent.steps() if not found.problem)
-            known.update(self._persistent.whole_steps())  # the older ones too
+        """What this process knows to be whole, oldest first. Not collective; reads storage.
+
+        Where storage does not answer within ``LISTING_TIMEOUT_S``, what RAM has is all that is
+        known. PersistentTierError when it has nothing: that storage has nothing, nobody has said.
+        """
+        in_ram = self._known_in_ram()
+        if self._persistent is None:
+            return in_ram
+        try:
+            return sorted({*in_ram, *self._known_in_storage(self._persistent)})
+        except (PersistentTierError, CorruptData) as error:
+            if not in_ram:
+                raise
+            logging.warning("the steps in storage cannot be listed, RAM has %s: %s", in_ram, error)
+            self.parts.events.emit("persistent.unreachable", reason=str(error)[:500])
+            return in_ram
+
+    def _known_in_storage(self, tier: PersistentTier) -> set[int]:
+        limit_s = min(LISTING_TIMEOUT_S, tier.storage.timeout_s)
+        deadline_s = time.monotonic() + limit_s
+        known = {found.step for found in tier.steps(deadline_s) if not found.problem}
+        return known | set(tier.whole_steps(deadline_s))  # the older ones too
+
+    def _known_in_ram(self) -> list[int]:
         complete = self.local_saves.last_complete
         if complete is None:
             tensors, _, complete = self._tier.held()
             if complete not in {held.save for held in tensors}:
                 complete = None  # a restore went back behind it
-        if complete is not None:
-            known.add(complete.step)
-        return sorted(known)
+        return [] if complete is None else [complete.step]
 
     def survey(self, state: PyTree) -> WholeSteps:
         """The whole steps of both tiers, by what all processes hold now. Collective; blocks.
@@ -166,9 +187,7 @@ class StepCatalog:
         if tier is not None and self.parts.coordinator.process_index == 0 and _has(tier, step):
             StepShelf(tier).remove(step)
         self._tier.remove(step)
-        complete = self.local_saves.last_complete
-        if complete is not None and complete.step == step:
-            self.local_saves.restart_from(None)
+        self.forget(step)
 
     def describe(self, step: int) -> StepDescription:
         """What is in ``step``. Not collective: from this process's RAM, else from storage.
