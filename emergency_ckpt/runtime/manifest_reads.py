@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -110,6 +110,8 @@ def passed_over_unread(
     answer: RestorePlan | NoPlan,
     unread: Iterable[tuple[str, SaveId]],
     requested_step: int | None,
+    *,
+    stored: Mapping[int, str],
     loaded_steps: Container[int],
 ) -> list[str]:
     """Digests of unread manifests of saves that would go before ``answer``, were they whole.
@@ -124,7 +126,7 @@ def passed_over_unread(
         if isinstance(answer, RestorePlan):
             is_newer = save.step > answer.step
             if save.step == answer.step and answer.save is None:
-                is_newer = save.step in loaded_steps
+                is_newer = save.step in loaded_steps or save.incarnation > stored[save.step]
             elif save.step == answer.step and answer.save is not None:
                 is_newer = save.incarnation > answer.save.incarnation
         else:

@@ -203,7 +203,11 @@ class RestoreLeader:
         """
         unread = self._manifests.unread.items()
         digests = passed_over_unread(
-            answer, unread, self._wanted.requested_step, self._loads.keys()
+            answer,
+            unread,
+            self._wanted.requested_step,
+            stored={item.step: item.incarnation for item in self._inventory.persistent},
+            loaded_steps=self._loads.keys(),
         )
         if digests:
             manifests = self._manifests.read_again(digests)

@@ -1,0 +1,47 @@
+"""Which manifests a plan must wait for: those of saves that would go before what it found."""
+
+from __future__ import annotations
+
+import pytest
+
+from emergency_ckpt.core.plan_types import NoPlan, RestorePlan
+from emergency_ckpt.runtime.manifest_reads import passed_over_unread
+from emergency_ckpt.types import SaveId
+
+UNREAD = {
+    f"{step}{life}": SaveId(step, life, "run")
+    for step, life in [(4, "b"), (8, "a"), (8, "b"), (8, "c"), (12, "b")]
+}
+
+
+def in_ram(step: int, life: str) -> RestorePlan:
+    return RestorePlan("local", step, SaveId(step, life, "run"), {})
+
+
+STORED = RestorePlan("persistent", 8, None, {})
+
+
+@pytest.mark.parametrize(
+    ("answer", "requested", "loaded", "expected"),
+    [
+        (in_ram(8, "b"), None, (), ["8c", "12b"]),
+        (in_ram(4, "b"), 4, (), []),
+        (in_ram(12, "b"), None, (), []),
+        (STORED, None, (), ["8c", "12b"]),
+        (STORED, None, (8,), ["8a", "8b", "8c", "12b"]),
+        (NoPlan("unrecoverable"), None, (), list(UNREAD)),
+        (NoPlan("nothing"), None, (), list(UNREAD)),
+        (NoPlan("step_not_found", step=8), 8, (), ["8a", "8b", "8c"]),
+        (NoPlan("state_mismatch", step=8), None, (), ["12b"]),
+    ],
+)
+def test_unread_manifests_of_newer_saves_are_waited_for(
+    answer: RestorePlan | NoPlan,
+    requested: int | None,
+    loaded: tuple[int, ...],
+    expected: list[str],
+) -> None:
+    found = passed_over_unread(
+        answer, UNREAD.items(), requested, stored={8: "b"}, loaded_steps=loaded
+    )
+    assert found == expected
