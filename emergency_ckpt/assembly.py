@@ -7,15 +7,17 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from absl import logging
+
 from emergency_ckpt.config import Config
 from emergency_ckpt.errors import ConfigError, PersistentTierError
-from emergency_ckpt.runtime.coordination import connect_start
+from emergency_ckpt.runtime.coordination import Coordinator, connect_start
 from emergency_ckpt.runtime.departures import Departures
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.local_saves import LocalSaves
 from emergency_ckpt.runtime.membership import Membership
 from emergency_ckpt.runtime.persistent_saves import PersistentSaves
-from emergency_ckpt.runtime.preemption import PreemptionWatch
+from emergency_ckpt.runtime.preemption import PreemptionWatch, find_notices
 from emergency_ckpt.runtime.prefetch import Prefetches
 from emergency_ckpt.runtime.preservation import Preservation
 from emergency_ckpt.runtime.restore_bringing import RestoreParts
@@ -66,6 +68,16 @@ def agreed_config(config: Config, settings: Mapping[str, Any]) -> tuple[Config, 
         tell_problem(coordinator, error)
         raise
     return config, agree_settings(coordinator, config.shared_settings(), config.start_timeout_s)
+
+
+def watch_notices(config: Config, coordinator: Coordinator, events: EventSink) -> PreemptionWatch:
+    """Listen for preemption notices, if any are heeded, and say from where they come."""
+    notices = None
+    if config.heeds_preemption:
+        notices = find_notices(coordinator, config.save_timeout_s)
+        events.emit("preemption.source", source=notices.source)
+        logging.info("preemption notices come from: %s", notices.source)
+    return PreemptionWatch(notices, grace_s=config.preemption_grace_s)
 
 
 def assemble(base: Base) -> Assembly:

@@ -134,6 +134,7 @@ class EmergencyCheckpointer(BaseCheckpointer):
         start_timeout_s: float = Settings.start_timeout_s
         restore_timeout_s: float = Settings.restore_timeout_s
         storage_wait_timeout_s: float = Settings.storage_wait_timeout_s
+        exit_timeout_s: float = Settings.exit_timeout_s
         transfer_timeout_s: float = Settings.transfer_timeout_s
         on_event: Callable[[Event], None] | None = Settings.on_event
 
@@ -289,6 +290,7 @@ _SAME = (
     "start_timeout_s",
     "restore_timeout_s",
     "storage_wait_timeout_s",
+    "exit_timeout_s",
     "transfer_timeout_s",
 )
 """Fields that are settings of the same name."""

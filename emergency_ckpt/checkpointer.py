@@ -10,7 +10,7 @@ from typing import Any, Literal
 import jax
 from absl import logging
 
-from emergency_ckpt.assembly import Base, agreed_config, assemble
+from emergency_ckpt.assembly import Base, agreed_config, assemble, watch_notices
 from emergency_ckpt.config import Config
 from emergency_ckpt.config_warnings import check_joined, config_warnings
 from emergency_ckpt.core.save_agreement import TierName
@@ -20,11 +20,12 @@ from emergency_ckpt.runtime.departures import Departures
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.going_on import go_on_together
 from emergency_ckpt.runtime.membership import Membership
-from emergency_ckpt.runtime.preemption import PreemptionWatch, find_notices
+from emergency_ckpt.runtime.preemption import PREEMPTED_EXIT_CODE
 from emergency_ckpt.runtime.restore_bringing import Wish
 from emergency_ckpt.runtime.restore_runner import Restore
 from emergency_ckpt.runtime.restore_types import RestoreReport, WholeSteps
 from emergency_ckpt.runtime.save_recipe import SaveRecipe, build_recipe
+from emergency_ckpt.runtime.signals import second_signal_ends
 from emergency_ckpt.runtime.step_catalog import StepCatalog
 from emergency_ckpt.runtime.topology import topology_of
 from emergency_ckpt.runtime.worker import Failures
@@ -33,6 +34,7 @@ from emergency_ckpt.tiers.state_tree import PyTree, describe
 _EXIT_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 30.0
 _STOPPED = "its checkpointer was stopped"
+_GOOD_ENDS = (None, 0, PREEMPTED_EXIT_CODE)
 _ENDED = "its program ended"
 
 
@@ -64,8 +66,7 @@ class EmergencyCheckpointer:
         self._member = member = Membership(
             config, config.run_id, self._process, slice_index, start, events
         )
-        notices = find_notices() if config.heeds_preemption else None
-        self._watch = watch = PreemptionWatch(notices, grace_s=config.preemption_grace_s)
+        self._watch = watch = watch_notices(config, member.coordinator, events)
         self._departures = Departures(member.coordinator, member.peers.address_of)
         base = Base(config, self._process, member, watch, events, failures, self._departures)
         try:
@@ -354,13 +355,17 @@ class EmergencyCheckpointer:
 
     def _leave_after(self, error: BaseException) -> None:
         """Training ended by ``error``: tell the others at once, then wait only a short time."""
-        if self._stopped:
-            return
         self._departures.leave(_text_of(error), self._saver.begun)
-        logging.error(
-            "training ended by %s; saves under way have some time to end", _text_of(error)
-        )
-        self.stop()
+        self._stopped, limit_s = True, self._config.exit_timeout_s
+        atexit.unregister(self._at_exit)
+        try:
+            with second_signal_ends():
+                text = "training ended by %s; saves under way have %g s to end"
+                logging.error(text, _text_of(error), limit_s)
+                self._prefetches.end(min(limit_s, _EXIT_TIMEOUT_S))
+                self._saver.abandon(limit_s)
+        finally:
+            self._let_go(_text_of(error))
 
     def _let_go(self, reason: str) -> None:
         self._departures.gone(reason)
@@ -381,9 +386,9 @@ class EmergencyCheckpointer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
-        if error is None:
+        if error is None or (isinstance(error, SystemExit) and error.code in _GOOD_ENDS):
             self.stop()
-        else:
+        elif not self._stopped:
             self._leave_after(error)
 
 

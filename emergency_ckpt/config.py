@@ -146,6 +146,8 @@ class Config:
       persistent_timeout_s: how long one stage of a persistent save may take. May differ.
       storage_wait_timeout_s: how long ``save`` may wait for the persistent save before it, of which
         it then skips one. May differ.
+      exit_timeout_s: how long saves under way are waited for when an exception leaves the ``with``
+        block; they are given up then. May differ.
       transfer_timeout_s: longest silence of a peer; then a restore asks other holders, and the same
         one again until ``restore_timeout_s``. A process that is silent for longer than
         ``heartbeat_timeout_seconds`` of ``jax.distributed.initialize`` (JAX's default: 100) makes
@@ -200,6 +202,7 @@ class Config:
     save_timeout_s: float = 120.0
     persistent_timeout_s: float = 1800.0
     storage_wait_timeout_s: float = 5.0
+    exit_timeout_s: float = 30.0
     transfer_timeout_s: float = 30.0
     on_event: Listener | None = None
 

@@ -32,6 +32,7 @@ MAY_DIFFER = frozenset(
         "staging_bytes",
         "staging_memory",
         "start_timeout_s",
+        "exit_timeout_s",
         "storage_buffer_bytes",
         "storage_wait_timeout_s",
         "transfer_streams",

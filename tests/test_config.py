@@ -69,6 +69,7 @@ MAY_DIFFER: dict[str, Any] = {
     "restore_timeout_s": 2.0,
     "save_timeout_s": 3.0,
     "persistent_timeout_s": 4.0,
+    "exit_timeout_s": 6.0,
     "transfer_timeout_s": 5.0,
     "storage_wait_timeout_s": 7.0,
     "async_save": False,

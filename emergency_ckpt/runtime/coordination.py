@@ -237,6 +237,11 @@ def connect_start() -> Coordinator:
     return connect("")  # no run has this name
 
 
+def jax_hears_notices() -> bool:
+    """Whether JAX takes preemption notices (``jax_enable_preemption_service``)."""
+    return distributed.global_state.preemption_sync_manager is not None
+
+
 def own_address() -> str:
     """The address by which this host reaches the job's coordinator, and so peers reach it.
 

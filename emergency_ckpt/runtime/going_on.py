@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import msgspec
+from absl import logging
 
+from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.runtime.collectives import exchange
 from emergency_ckpt.runtime.coordination import Coordinator, do_and_tell, joined_errors
 from emergency_ckpt.runtime.preemption import PreemptionWatch
@@ -43,6 +45,17 @@ def go_on_together(
         return together.error
 
     return do_and_tell(work, tell)
+
+
+def leave_together(coordinator: Coordinator, timeout_s: float) -> None:
+    """Return when all processes have come here. A failure is logged.
+
+    Who leaves first has the others killed, or takes JAX's service along.
+    """
+    try:
+        exchange(coordinator, "preempted", b"", lambda _: b"", timeout_s)
+    except CheckpointError as error:
+        logging.warning("not all processes were done in time after the notice: %s", error)
 
 
 def _together(found: Mapping[int, bytes]) -> bytes:

@@ -13,19 +13,28 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from typing import Any, Protocol
+from typing import Protocol
 
-import jax
 from absl import logging
 from jax.experimental import multihost_utils
+
+from emergency_ckpt.errors import CheckpointError
+from emergency_ckpt.runtime import signals
+from emergency_ckpt.runtime.coordination import Coordinator, jax_hears_notices
 
 PREEMPTED_EXIT_CODE = 128 + signal.SIGTERM
 """Exit status after ``exit_on_preemption``: a supervisor takes it for a death and starts again."""
 
 
+_LOOK_S = 1.0
+_TOLD_PAUSE_S = 0.05
+
+
 class Notices(Protocol):
     """Where notices come from. ``last_number``: the highest that this process has asked with."""
 
+    @property
+    def source(self) -> str: ...
     @property
     def last_number(self) -> int: ...
 
@@ -44,6 +53,7 @@ class JaxNotices:
     There is one per process, so its numbers are shared by all checkpointers.
     """
 
+    source = "jax"
     last_number = 0
 
     def reached(self, number: int) -> bool:
@@ -55,26 +65,16 @@ class JaxNotices:
 
 
 class SignalNotices:
-    """SIGTERM in a job of one process that runs without ``jax.distributed``.
+    """SIGTERM in a job of one process that runs without ``jax.distributed``."""
 
-    The handler is set only in the main thread, and only where nobody else has set one.
-    """
+    source = "signals"
 
     def __init__(self) -> None:
         self.last_number = 0
-        self._noticed = threading.Event()
-        if threading.current_thread() is threading.main_thread() and (
-            signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        ):
-            signal.signal(signal.SIGTERM, self._on_signal)
+        self._noticed = signals.SIGTERM.subscribe()
 
     def close(self) -> None:
-        if signal.getsignal(signal.SIGTERM) == self._on_signal:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-    def _on_signal(self, signum: int, frame: Any) -> None:
-        del signum, frame
-        self._noticed.set()
+        signals.SIGTERM.unsubscribe(self._noticed)
 
     def reached(self, number: int) -> bool:
         self.last_number = number
@@ -84,9 +84,89 @@ class SignalNotices:
         return True
 
 
-def find_notices() -> Notices:
-    """The source of notices in this process."""
-    return JaxNotices() if jax.distributed.is_initialized() else SignalNotices()
+class AgreedNotices:
+    """SIGTERM at any process, where JAX's preemption service is off; agreed by our own means.
+
+    A thread looks once a second for a notice of any process. Then each tells the number of its
+    last call and answers the next one only when all have told: they act at the number after the
+    highest, which none of them has got past.
+    """
+
+    source = "signals, agreed"
+
+    def __init__(self, coordinator: Coordinator, timeout_s: float) -> None:
+        """``timeout_s``: how long a call may wait, after a notice, for the others to tell."""
+        self.last_number = 0
+        self._coordinator = coordinator
+        self._timeout_s = timeout_s
+        self._noticed = signals.SIGTERM.subscribe()
+        self._changed = threading.Condition()
+        self._is_told = False
+        self._sync: int | None = None
+        self._is_over = False
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="eckpt-notices", daemon=True)
+        self._thread.start()
+
+    def reached(self, number: int) -> bool:
+        with self._changed:
+            # Once it has told its last number, this process must not go past the one agreed on.
+            self._changed.wait_for(lambda: not self._is_told or self._is_over, self._timeout_s)
+            self.last_number = number
+            return number == self._sync
+
+    def close(self) -> None:
+        self._stopping.set()
+        signals.SIGTERM.unsubscribe(self._noticed)
+        self._thread.join(2 * _LOOK_S)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                if self._is_noticed():
+                    self._agree()
+                    return
+            except CheckpointError as error:
+                logging.warning("no preemption notice can be heard for now: %s", error)
+            self._stopping.wait(_LOOK_S)
+
+    def _is_noticed(self) -> bool:
+        if self._noticed.is_set():
+            self._coordinator.replace("preempt/notice", b"")
+            return True
+        return self._coordinator.find("preempt/notice") is not None
+
+    def _agree(self) -> None:
+        coordinator = self._coordinator
+        try:
+            with self._changed:
+                self._is_told, last = True, self.last_number
+            coordinator.replace(f"preempt/at/{coordinator.process_index}", str(last).encode())
+            deadline_s = time.monotonic() + self._timeout_s
+            while not self._stopping.is_set():
+                told = coordinator.list("preempt/at")
+                if len(told) == coordinator.process_count:
+                    with self._changed:
+                        self._sync = max(map(int, told.values())) + 1
+                    return
+                if time.monotonic() > deadline_s:
+                    missing = [p for p in range(coordinator.process_count) if str(p) not in told]
+                    logging.error("preemption notice: no word from processes %s", missing[:8])
+                    return
+                self._stopping.wait(_TOLD_PAUSE_S)
+        finally:
+            with self._changed:
+                self._is_over = True
+                self._changed.notify_all()
+
+
+def find_notices(coordinator: Coordinator, timeout_s: float) -> Notices:
+    """The source of notices in this process: JAX's service, or our own handler where it is off."""
+    if jax_hears_notices():
+        return JaxNotices()
+    return (
+        SignalNotices() if coordinator.process_count == 1 else AgreedNotices(coordinator, timeout_s)
+    )
 
 
 class PreemptionWatch:
@@ -99,6 +179,7 @@ class PreemptionWatch:
     def __init__(self, notices: Notices | None, *, grace_s: float) -> None:
         """``grace_s``: from the sync point to the end of the process. None: no notice is heeded."""
         self._notices = notices
+        self.source = "" if notices is None else notices.source
         self._grace_s = grace_s
         self._number = 0
         self._asked_at: int | None = None
@@ -138,6 +219,11 @@ class PreemptionWatch:
             "preemption notice: all processes save step %d; %g s are left", step, self._grace_s
         )
         return True
+
+    def reached_at_end(self) -> bool:
+        """Whether a notice has come since the last step: look once more, as if at another one."""
+        step, self._asked_at = self._asked_at, None
+        return step is not None and self._sync_step is None and self.reached(step)
 
     def grace_left_s(self) -> float:
         """Seconds until the end; 0 when it is over. Only after the sync point."""

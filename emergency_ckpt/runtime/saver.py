@@ -16,8 +16,8 @@ from absl import logging
 from emergency_ckpt.core.save_agreement import TierName
 from emergency_ckpt.core.save_decision import plain_metrics
 from emergency_ckpt.errors import CheckpointError, DeadlineExceeded
-from emergency_ckpt.runtime.collectives import exchange
 from emergency_ckpt.runtime.due_saves import DueSaves
+from emergency_ckpt.runtime.going_on import leave_together
 from emergency_ckpt.runtime.local_saves import LocalSave
 from emergency_ckpt.runtime.persistent_saves import PersistentSave
 from emergency_ckpt.runtime.preemption import PREEMPTED_EXIT_CODE
@@ -283,17 +283,6 @@ class Saver:
             logging.error("preempted at step %d: %s", step, error)
         raise SystemExit(PREEMPTED_EXIT_CODE)
 
-    def _wait_for_the_others(self) -> None:
-        """Leave together: who leaves first has the others killed, or takes JAX's service along."""
-        if self._left:
-            return
-        self._left = True
-        try:
-            limit_s = max(1.0, self._parts.watch.grace_left_s())
-            exchange(self._parts.coordinator, "preempted", b"", lambda _: b"", limit_s)
-        except CheckpointError as error:
-            logging.warning("not all processes were done in time after the notice: %s", error)
-
     def _say_not_written(self, name: TierName, step: int) -> None:
         self._parts.events.emit("preemption.not_written", step=step, tier=name)
         logging.error("preempted: step %d is not in the %s tier, the time is over", step, name)
@@ -323,19 +312,33 @@ class Saver:
         left_s = max(0.0, deadline_s - time.monotonic())
         if preservation is not None and not preservation.wait_idle(left_s):
             raise DeadlineExceeded("wait for", "the removal of old steps", "not done in time")
-        if sync_step is not None:
-            self._wait_for_the_others()
+        if sync_step is not None and not self._left:
+            self._left = True
+            leave_together(self._parts.coordinator, max(1.0, self._parts.watch.grace_left_s()))
 
     def is_idle(self, timeout_s: float) -> bool:
         """Whether no save is under way; waits so long for each tier at most. From any thread."""
         return all(s.worker.wait_idle(timeout_s) for s in self._schedules.values())
 
     def stop(self, timeout_s: float | None = None) -> None:
-        """Wait for what is under way, then end all threads."""
+        """Wait for what is under way, after a notice not beyond its grace; then end all threads."""
+        watch = self._parts.watch
+        if watch.reached_at_end() and watch.sync_step is not None:
+            left_s = watch.grace_left_s()
+            self._parts.events.emit("preemption.reached", step=watch.sync_step, grace_s=left_s)
         try:
             self.wait_until_finished(timeout_s)
         finally:
             self.end_threads(_STOP_TIMEOUT_S)
+
+    def abandon(self, timeout_s: float) -> None:
+        """Wait so long for what is under way, then end what threads can be ended; never raise."""
+        deadline_s = time.monotonic() + timeout_s
+        try:
+            self.wait_until_finished(timeout_s)
+        except CheckpointError as error:
+            logging.error("saves under way are given up: %s", error)
+        self.end_threads(max(1.0, (deadline_s - time.monotonic()) / 3))
 
     def end_threads(self, timeout_s: float) -> None:
         """End each thread, after what it is at, if that takes no longer than ``timeout_s``."""

@@ -141,6 +141,17 @@ def test_notices_at_awkward_moments(case: str) -> None:
         lives.check_resumed(1, at)
 
 
+def test_notice_without_jax_service_is_acted_on_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAX_ENABLE_PREEMPTION_SERVICE", "false")
+    with job_root() as root:
+        lives = run(root, LAST, hooks=CASES["in_the_middle_of_a_save"], pace_s=PACE_S)
+        assert lives.values(0, "source") == ["signals, agreed"] * COUNT
+        (at,) = lives.steps(0, "preemption.reached")[0]
+        assert lives.steps(0, "preemption.reached") == [{at}] * COUNT
+        assert lives.values(0, "left_at") == [at] * COUNT
+        lives.check_resumed(1, at)
+
+
 def test_a_notice_while_restoring_is_acted_upon_at_the_first_step() -> None:
     with job_root() as root:
         hooks = [

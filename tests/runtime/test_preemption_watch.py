@@ -28,6 +28,8 @@ class SyncManager:
 
 
 class Notices:
+    source = "test"
+
     def __init__(self, manager: SyncManager) -> None:
         self.manager = manager
         self.last_number = 0

@@ -1,0 +1,58 @@
+"""A training loop that ends by an exception while storage hangs: told at once, and over soon."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAM = """
+import sys, threading
+import jax, jax.numpy as jnp
+jax.config.update("jax_platforms", "cpu")
+from emergency_ckpt import EmergencyCheckpointer
+from emergency_ckpt.tiers.persistent import PersistentTier
+root, limit_s = sys.argv[1], float(sys.argv[2])
+hanging = threading.Event()
+def hang(*_, **__):
+    hanging.set()
+    threading.Event().wait()
+PersistentTier.write_tensors = hang
+with EmergencyCheckpointer(
+    run_id="run", dir=root + "/storage", local_dir=root + "/ram", exit_timeout_s=limit_s,
+    local_save_every_n_steps=0, save_every_n_steps=1,
+) as checkpointer:
+    checkpointer.save(step=1, state={"w": jnp.zeros(4)})
+    assert hanging.wait(60)
+    raise KeyError("a bug")
+"""
+
+
+def start(root: Path, limit_s: float) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(root), str(limit_s)],
+        env={**os.environ, "ECKPT_SECRET": "5e" * 32},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_exception_while_storage_hangs_ends_the_program(tmp_path: Path) -> None:
+    with start(tmp_path, 0.2) as process:
+        _, log = process.communicate(timeout=100)
+    assert process.returncode == 1, log
+    assert "training ended by KeyError: 'a bug'" in log
+    assert "saves under way are given up" in log
+    assert log.rstrip().endswith("KeyError: 'a bug'"), "the error of training is what is raised"
+
+
+def test_second_signal_ends_a_program_that_waits(tmp_path: Path) -> None:
+    with start(tmp_path, 10_000.0) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            # Each is sent when the program has said that it is ready for it.
+            if "saves under way have" in line:
+                process.send_signal(signal.SIGTERM)
+    assert process.returncode == -signal.SIGTERM
