@@ -1,50 +1,129 @@
-"""The README's loop of one's own, run as it stands there."""
+"""The README's program, run as it stands there, by the supervisors that stand there."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import grain_data
-import jax
-import jax.numpy as jnp
-import numpy as np
+import pytest
 from readme_blocks import readme_block
 
+LONG_S = 120.0
+LAST_STEP = 600
+LAUNCH = [sys.executable, "-m", "emergency_ckpt.cli.main", "launch"]
+SHELL = 'until "$0" "$1" & echo $! > "$2"; wait $!; do sleep 0.1; done'
 
-def train(root: Path, last_step: int) -> dict[str, Any]:
-    """Run the loop; what its names stand for at the end."""
-    devices = np.array(jax.devices()).reshape(2, 4)
-    mesh = jax.sharding.Mesh(devices, ("slice", "fsdp"))
-    sharded = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("fsdp"))
 
-    def step_of(state: dict[str, jax.Array], batch: jax.Array) -> dict[str, jax.Array]:
-        return {"w": state["w"] * 0.9 + jnp.sum(batch)}
+@pytest.fixture
+def root() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="eckpt-test-", dir="/dev/shm"))
+    yield path
+    shutil.rmtree(path)
 
-    names: dict[str, Any] = {
-        "mesh": mesh,
-        "state": {"w": jax.device_put(jnp.zeros(8), sharded)},
-        "data": iter(grain_data.dataset(4, 0, 1)),
-        "train_step": jax.jit(step_of, donate_argnums=0),
-        "last_step": last_step,
-    }
+
+def program_in(directory: Path) -> Path:
+    """The program, with directories of its own and another last step."""
     lines = readme_block("loop")
-    lines = lines.replace("/mnt/checkpoints/run7", str(root / "persistent"))
-    exec(lines.replace("/dev/shm/eckpt", str(root / "ram")), names)
-    return names
+    for old, new in (
+        ("/mnt/checkpoints/run7", str(directory / "persistent")),
+        ('"/dev/shm/eckpt"', repr(str(directory / "ram"))),
+        ("last_step = 100\n", f"last_step = {LAST_STEP}\n"),
+    ):
+        assert lines.count(old) == 1
+        lines = lines.replace(old, new)
+    directory.mkdir()
+    path = directory / "train.py"
+    path.write_text(lines)
+    return path
 
 
-def test_a_second_run_goes_on_as_if_there_had_been_one() -> None:
-    root = Path(tempfile.mkdtemp(prefix="eckpt-test-", dir="/dev/shm"))
-    try:
-        whole = train(root / "whole", 34)
-        first = train(root / "twice", 25)
-        second = train(root / "twice", 34)
-    finally:
-        shutil.rmtree(root)
-    assert first["ckpt"].last_restore is None
-    assert second["ckpt"].last_restore.step == 20
-    assert np.array_equal(second["state"]["w"], whole["state"]["w"])
-    assert np.array_equal(next(second["data"]), next(whole["data"]))
+def environment() -> dict[str, str]:
+    return {**os.environ, "JAX_PLATFORMS": "cpu"}
+
+
+def results_of(output: str) -> set[str]:
+    return set(re.findall(r"done: (.*)", output))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """What the program prints when nothing happens to it."""
+    program = program_in(tmp_path_factory.mktemp("readme") / "whole")
+    done = subprocess.run(
+        [sys.executable, program],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=LONG_S,
+    )
+    assert "start after step None" in done.stdout
+    found = results_of(done.stdout)
+    assert len(found) == 1
+    return found
+
+
+def test_readme_loop_launched_resumes_after_a_lost_slice(root: Path, undisturbed: set[str]) -> None:
+    program = program_in(root / "launched")
+    done = subprocess.run(
+        [
+            *LAUNCH,
+            *("--hosts-per-slice", "1", "--log-dir", str(root / "logs")),
+            *("--fault", "step=23 kill=slice:1 lose-ram exact"),
+            *("--", sys.executable, str(program)),
+        ],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LONG_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    # The first one to reach step 20 has waited for the save of step 10 by then.
+    starts = re.findall(r"\[1\.\d\] start after step (\d+)", done.stdout)
+    assert starts in (["10", "10"], ["20", "20"])
+    assert results_of(done.stdout) == undisturbed
+    persistent = root / "launched" / "persistent"
+    assert [path.name for path in persistent.glob("[0-9]*")] == [str(LAST_STEP)]
+
+
+def test_readme_loop_in_a_shell_resumes_after_a_kill(root: Path, undisturbed: set[str]) -> None:
+    program = program_in(root / "shell")
+    number = root / "pid"
+    with subprocess.Popen(
+        ["/bin/sh", "-c", SHELL, sys.executable, str(program), str(number)],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as shell:
+        try:
+            _wait_for_a_step(root / "shell" / "ram", shell)
+            os.kill(int(number.read_text()), signal.SIGKILL)
+            output, _ = shell.communicate(timeout=LONG_S)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(shell.pid, signal.SIGKILL)
+    first, second = re.findall(r"start after step (\w+)", output)
+    assert first == "None"
+    assert int(second) > 0
+    assert int(second) % 10 == 0
+    assert results_of(output) == undisturbed
+
+
+def _wait_for_a_step(ram: Path, shell: subprocess.Popen[str]) -> None:
+    """Until the record of a whole step is there."""
+    deadline_s = time.monotonic() + LONG_S
+    while not list(ram.rglob("known_complete.json")):
+        assert shell.poll() is None
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
