@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import secrets
+import shutil
 import signal
 import sys
-import tempfile
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 from emergency_ckpt.cli.arguments import seconds
 from emergency_ckpt.launch.faults import Fault, parse_fault
 from emergency_ckpt.launch.job import JobEvent, JobResult, JobSpec
+from emergency_ckpt.launch.logs import temporary_logs
 from emergency_ckpt.launch.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -57,7 +57,11 @@ def add_parser(subparsers: Subparsers) -> None:
         help="directory of all ramdisks (default: a new one on /dev/shm, removed at the end)",
     )
     parser.add_argument("--keep-ram", action="store_true", help="never remove the ramdisks")
-    parser.add_argument("--log-dir", type=Path, help="default: a new temporary directory")
+    parser.add_argument(
+        "--log-dir",
+        type=Path,
+        help="default: a temporary directory, which stays after a failure only",
+    )
     parser.add_argument("--max-restarts", type=int, default=5)
     parser.add_argument(
         "--breaker-deaths",
@@ -77,8 +81,13 @@ def add_parser(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the job; its exit code. SIGINT, SIGTERM and SIGHUP end it cleanly."""
     faults = [parse_fault(text) for text in args.fault]
-    with _log_dir(args.log_dir) as log_dir:
-        return _run(args, job_spec(args, log_dir), faults)
+    if args.log_dir is not None:
+        return _run(args, job_spec(args, args.log_dir), faults)
+    with temporary_logs() as log_dir:
+        code = _run(args, job_spec(args, log_dir), faults)
+        if code == 0:
+            shutil.rmtree(log_dir, ignore_errors=True)
+        return code
 
 
 def _run(args: argparse.Namespace, spec: JobSpec, faults: Sequence[Fault]) -> int:
@@ -96,20 +105,6 @@ def _run(args: argparse.Namespace, spec: JobSpec, faults: Sequence[Fault]) -> in
             signal.signal(number, handler)
     _report(result, spec)
     return result.exit_code
-
-
-@contextlib.contextmanager
-def _log_dir(chosen: Path | None) -> Generator[Path]:
-    """``chosen``, or a new directory, which goes again when nothing was logged in it."""
-    if chosen is not None:
-        yield chosen
-        return
-    made = Path(tempfile.mkdtemp(prefix="eckpt-logs-"))
-    try:
-        yield made
-    finally:
-        with contextlib.suppress(OSError):  # not empty
-            made.rmdir()
 
 
 def job_spec(args: argparse.Namespace, log_dir: Path) -> JobSpec:
@@ -145,8 +140,12 @@ def _report(result: JobResult, spec: JobSpec) -> None:
 
 def _show(event: JobEvent) -> None:
     if event.name in _SHOWN_EVENTS:
-        details = " ".join(f"{key}={value}" for key, value in event.fields.items())
+        details = " ".join(f"{key}={_shown(value)}" for key, value in event.fields.items())
         _say(f"{event.name} {details}")
+
+
+def _shown(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _say(message: str) -> None:

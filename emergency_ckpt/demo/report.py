@@ -194,19 +194,23 @@ def judge(
 
 
 def _last(by_step: Mapping[int, float]) -> float | None:
-    return by_step[max(by_step)] if by_step else None
+    return round(by_step[max(by_step)], 6) if by_step else None
 
 
-def summary_document(verdicts: Sequence[Verdict], *, seconds: float, every: bool) -> Summary:
+def summary_document(
+    verdicts: Sequence[Verdict], *, seconds: float, every: bool, not_run: Sequence[str] = ()
+) -> Summary:
     """What ``summary.json`` holds: one summary, or with ``every`` all of them and the totals.
 
-    The totals are ``recovered`` and ``bitwise_equal`` (true when true of each) and ``seconds``.
+    The totals are ``recovered`` and ``bitwise_equal`` (true when true of each), ``seconds``, and
+    ``not_run``, the scenarios that were still to come when the demonstration was stopped.
     """
     if not every:
         (verdict,) = verdicts
         return verdict.summary
     summaries = [verdict.summary for verdict in verdicts]
     return {
+        **({"not_run": list(not_run)} if not_run else {}),
         "recovered": all(summary["recovered"] for summary in summaries),
         "bitwise_equal": all(summary["bitwise_equal"] for summary in summaries),
         "seconds": round(seconds, 1),

@@ -76,11 +76,17 @@ def run_demo(options: DemoOptions, console: Console) -> int:
     with _ram_directory(options.ram) as ram, _bucket(wanted=options.gcs) as bucket:
         stage = _Stage(options, runs_dir, ram, bucket, console)
         baseline = stage.run("undisturbed", None)
+        stopped: SystemExit | None = None
         for scenario in scenarios if baseline.finished else ():
-            faulty[scenario.name] = stage.run(scenario.name, scenario)
-            verdicts.append(
-                report.judge(scenario, options.job.process_count, baseline, faulty[scenario.name])
-            )
+            try:
+                record = stage.run(scenario.name, scenario)
+            except SystemExit as error:
+                stopped = error
+                break
+            faulty[scenario.name] = record
+            verdicts.append(report.judge(scenario, options.job.process_count, baseline, record))
+    if stopped is not None and not verdicts:
+        raise stopped
     if not verdicts:
         console.print(
             "the undisturbed run did not finish: there is nothing to compare", style="red"
@@ -88,10 +94,15 @@ def run_demo(options: DemoOptions, console: Console) -> int:
         return 1
     report.plot_losses(options.out / "loss.png", baseline, faulty)
     document = report.summary_document(
-        verdicts, seconds=time.monotonic() - started_s, every=options.scenario == ALL
+        verdicts,
+        seconds=time.monotonic() - started_s,
+        every=options.scenario == ALL,
+        not_run=[scenario.name for scenario in scenarios if scenario.name not in faulty],
     )
     report.write_summary(options.out / "summary.json", document)
     _tell(options, console, verdicts, document)
+    if stopped is not None:
+        raise stopped
     return 0 if all(verdict.passed for verdict in verdicts) else 1
 
 

@@ -23,6 +23,8 @@ from emergency_ckpt.core.wording import size_text
 from emergency_ckpt.demo.events import DemoEvent
 
 KEPT_MESSAGES = 14
+KEPT_DECISIVE = 12
+_FEWEST_RECENT = 4
 STEPS_PER_MESSAGE = 10
 MESSAGE_LIMIT_CHARS = 300
 
@@ -65,6 +67,7 @@ class Timeline:
         self.hosts: list[int] = []
         self.processes: dict[int, ProcessView] = {}
         self.recent: deque[Message] = deque(maxlen=KEPT_MESSAGES)
+        self.decisive: list[Message] = []
         self._untaken: list[Message] = []
         self._said: set[tuple[object, ...]] = set()
 
@@ -83,9 +86,17 @@ class Timeline:
         taken, self._untaken = self._untaken, []
         return taken
 
+    def shown(self) -> list[Message]:
+        """Return the messages for a panel: fault and recovery stay in it."""
+        old = [message for message in self.decisive if message not in self.recent]
+        room = max(_FEWEST_RECENT, KEPT_MESSAGES - len(old))
+        return [*old, *list(self.recent)[-room:]]
+
     def _say(self, event: DemoEvent, text: str, style: str = "plain") -> None:
         message = Message(event.time_s - (self.start_s or 0.0), text, style)
         self.recent.append(message)
+        if style in ("fault", "good") and len(self.decisive) < KEPT_DECISIVE:
+            self.decisive.append(message)
         self._untaken.append(message)
 
     def _say_once(self, event: DemoEvent, key: object, text: str, style: str = "plain") -> None:
@@ -284,7 +295,7 @@ def render(timeline: Timeline) -> RenderableType:
         )
     messages = [
         Text(message_line(each), style=_STYLES[each.style], no_wrap=True, overflow="ellipsis")
-        for each in timeline.recent
+        for each in timeline.shown()
     ]
     elapsed_s = timeline.now_s - (timeline.start_s or timeline.now_s)
     return Panel(

@@ -54,7 +54,7 @@ class JobSpec:
       command: the program and its arguments, the same for every process.
       slices, hosts_per_slice, devices_per_host: the shape of the job.
       local_root: directory of all ramdisks; host ``h`` gets ``host_<h>`` in it. Should be on tmpfs.
-      log_dir: gets ``life_<n>/process_<p>.log``, and an events file beside each log.
+      log_dir: gets ``life_<n>/process_<p>.log``; a program may make an events file beside it.
       env: variables added to this process's own environment for every process of the job. Where
         neither has ``GLIBC_TUNABLES``, it asks for large pages.
       max_restarts: lives after the first, whatever ended a life.

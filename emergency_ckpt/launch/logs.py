@@ -6,13 +6,21 @@ lost, and none of them blocks or gets SIGPIPE, whatever happens to the superviso
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
-from collections.abc import Callable
+import shutil
+import tempfile
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 LineSink = Callable[[str], None]
 
 MAX_LINE_BYTES = 64 * 1024
+KEPT_DIRECTORIES = 8
+"""So many temporary directories with logs of failed jobs stay, the newest ones."""
+
+_PREFIX = "eckpt-logs-"
 _READ_BYTES = 256 * 1024
 
 
@@ -60,3 +68,40 @@ def log_tail(path: Path, *, lines: int = 30, limit_bytes: int = 16 * 1024) -> st
         file.seek(max(0, size_bytes - limit_bytes))
         text = file.read(limit_bytes).decode("utf-8", errors="replace")
     return "\n".join(text.splitlines()[-lines:])
+
+
+@contextlib.contextmanager
+def temporary_logs(parent: Path | None = None) -> Generator[Path]:
+    """Make a directory for logs, in use for as long as the block; an empty one is removed then.
+
+    Of those that this user's earlier jobs have left the newest ``KEPT_DIRECTORIES`` stay, and all
+    that are in use.
+    """
+    parent = Path(tempfile.gettempdir()) if parent is None else parent
+    _remove_old(parent)
+    made = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+    descriptor = os.open(made, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield made
+    finally:
+        os.close(descriptor)
+        with contextlib.suppress(OSError):  # not empty, or removed already
+            made.rmdir()
+
+
+def _remove_old(parent: Path) -> None:
+    found: list[tuple[float, Path]] = []
+    for path in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            status = path.lstat()
+            if status.st_uid == os.getuid():
+                found.append((status.st_mtime, path))
+    for _, path in sorted(found)[: -(KEPT_DIRECTORIES - 1)]:
+        with contextlib.suppress(OSError):  # in use, no directory, or removed by another job
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path)
+            finally:
+                os.close(descriptor)

@@ -233,8 +233,6 @@ class ProcessSet:
     def _start(self, environment: JobEnvironment, host: int) -> _HostProcess:
         index = environment.process_index
         assert environment.progress_path is not None
-        assert environment.events_path is not None
-        environment.events_path.write_bytes(b"")
         log_path = self.spec.log_path(self.restart_count, index)
         progress = ProgressFile(environment.progress_path, create=True)
         if index in self._holds:

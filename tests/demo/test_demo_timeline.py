@@ -18,7 +18,7 @@ from emergency_ckpt.demo.events import (
     decode_event,
     encode_event,
 )
-from emergency_ckpt.demo.timeline import Timeline, render, show
+from emergency_ckpt.demo.timeline import KEPT_MESSAGES, Timeline, render, show
 
 
 def shown(events: list[DemoEvent], *, terminal: bool, quiet: bool = False) -> str:
@@ -169,3 +169,17 @@ def test_what_is_no_event_is_refused(line: bytes) -> None:
 def test_an_event_has_a_largest_size() -> None:
     with pytest.raises(ValueError, match="over"):
         encode_event(event(1, "train.step", text="x" * LINE_LIMIT_BYTES))
+
+
+def test_timeline_panel_keeps_fault_and_recovery() -> None:
+    timeline = Timeline("slice-loss", 200)
+    fields = {"step": 3, "hosts": [2, 3]}
+    timeline.observe(DemoEvent(time_s=1.0, name="fault.fired", life=0, fields=fields))
+    for step in range(10, 10 * (3 * KEPT_MESSAGES), 10):
+        fields = {"step": step, "loss": 0.5}
+        event = DemoEvent(time_s=1.0 + step, name="train.step", life=0, process=0, fields=fields)
+        timeline.observe(event)
+    shown = timeline.shown()
+    assert shown[0].text.startswith("FAULT at step 3")
+    assert shown[-1].text.startswith(f"step {step}")
+    assert len(shown) == KEPT_MESSAGES
