@@ -25,6 +25,8 @@ from emergency_ckpt.runtime.saver import Saver
 from emergency_ckpt.runtime.saver_parts import SaverParts
 from emergency_ckpt.runtime.start_agreement import agree_settings, tell_problem
 from emergency_ckpt.runtime.step_catalog import StepCatalog
+from emergency_ckpt.runtime.storage_timeline import StorageTimeline
+from emergency_ckpt.runtime.timelines import Timelines
 from emergency_ckpt.runtime.vote import Vote
 from emergency_ckpt.runtime.worker import Failures
 from emergency_ckpt.tiers.persistent import PersistentTier
@@ -83,9 +85,11 @@ def watch_notices(config: Config, coordinator: Coordinator, events: EventSink) -
 def assemble(base: Base) -> Assembly:
     """Open the persistent tier and put everything together. At the leader it waits for storage."""
     persistent = _open_persistent(base)
-    local_saves = _local_saves(base)
-    preservation = None if persistent is None else _preservation(base, persistent)
-    restore_parts = _restore_parts(base, persistent)
+    timelines = Timelines(base.member.tier, base.events)
+    storage = None if persistent is None else StorageTimeline(persistent, timelines, base.events)
+    local_saves = _local_saves(base, timelines)
+    preservation = None if persistent is None else _preservation(base, persistent, timelines)
+    restore_parts = _restore_parts(base, persistent, timelines, storage)
     prefetches = Prefetches(restore_parts)
     config, member = base.config, base.member
     saver = Saver(
@@ -96,9 +100,12 @@ def assemble(base: Base) -> Assembly:
             coordinator=member.coordinator,
             tier=member.tier,
             local=local_saves,
-            persistent=None if persistent is None else _persistent_saves(base, persistent),
+            persistent=None
+            if persistent is None or storage is None
+            else _persistent_saves(base, persistent, storage),
             preservation=preservation,
             watch=base.watch,
+            timelines=timelines,
             events=base.events,
             failures=base.failures,
             inbox=member.holdings.inbox,
@@ -136,7 +143,7 @@ def _open_persistent(base: Base) -> PersistentTier | None:
     return tier
 
 
-def _local_saves(base: Base) -> LocalSaves:
+def _local_saves(base: Base, timelines: Timelines) -> LocalSaves:
     config, member = base.config, base.member
     return LocalSaves(
         member.tier,
@@ -147,11 +154,14 @@ def _local_saves(base: Base) -> LocalSaves:
         process=base.process,
         host_state_limit_bytes=config.host_state_limit_bytes,
         copy_batch_bytes=config.copy_batch_bytes,
+        timelines=timelines,
         preservation=config.local_preservation_policy,
     )
 
 
-def _persistent_saves(base: Base, persistent: PersistentTier) -> PersistentSaves:
+def _persistent_saves(
+    base: Base, persistent: PersistentTier, storage: StorageTimeline
+) -> PersistentSaves:
     config, member = base.config, base.member
     return PersistentSaves(
         persistent,
@@ -160,13 +170,14 @@ def _persistent_saves(base: Base, persistent: PersistentTier) -> PersistentSaves
         member.holdings.inbox,
         base.events,
         base.failures,
+        timeline=storage,
         host_state_limit_bytes=config.host_state_limit_bytes,
         timeout_s=config.persistent_timeout_s,
         departures=base.departures,
     )
 
 
-def _preservation(base: Base, persistent: PersistentTier) -> Preservation:
+def _preservation(base: Base, persistent: PersistentTier, timelines: Timelines) -> Preservation:
     config = base.config
     return Preservation(
         StepShelf(persistent),
@@ -175,12 +186,19 @@ def _preservation(base: Base, persistent: PersistentTier) -> Preservation:
         policy=config.preservation_policy,
         keep_last_n=config.keep_last_n,
         keep_every_n_steps=config.keep_every_n_steps,
+        timelines=timelines,
         niceness=config.save_niceness,
     )
 
 
-def _restore_parts(base: Base, persistent: PersistentTier | None) -> RestoreParts:
+def _restore_parts(
+    base: Base,
+    persistent: PersistentTier | None,
+    timelines: Timelines,
+    storage: StorageTimeline | None,
+) -> RestoreParts:
     config, member = base.config, base.member
+    saves_there = "persistent" in config.save_plans()
     return RestoreParts(
         coordinator=member.coordinator,
         tier=member.tier,
@@ -194,4 +212,6 @@ def _restore_parts(base: Base, persistent: PersistentTier | None) -> RestorePart
         extra_holders=config.extra_holders,
         allow_missing_host_state=config.allow_missing_host_state,
         timeout_s=config.restore_timeout_s,
+        timelines=timelines,
+        storage_timeline=storage if saves_there else None,
     )

@@ -275,6 +275,9 @@ class EmergencyCheckpointer:
         if restored is None:
             return None, state
         self._local_saves.restart_from(restored.save)
+        if self._preservation is not None:
+            stored = [each.step for each in restored.report.rejected if each.tier == "persistent"]
+            self._preservation.distrust(stored)
         self.last_restore = restored.report
         return restored.report.step, restored.state
 

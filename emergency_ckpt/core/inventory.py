@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.types import Contents, SaveId
 
 
@@ -43,6 +44,7 @@ class HolderInventory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, g
       address: ``"host:port"`` where the holder serves its shards.
       known_complete: the newest save that this holder once knew to be globally complete. It tells
         a job that lost its checkpoints from one that never made a first one; nothing else.
+      timeline: which saves were rolled back, as far as this holder knows.
     """
 
     holder: str
@@ -51,6 +53,7 @@ class HolderInventory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, g
     tensors: tuple[HeldTensors, ...]
     host_states: tuple[HeldHostState, ...]
     known_complete: SaveId | None = None
+    timeline: Timeline | None = None
 
 
 class PersistentStep(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):
@@ -100,9 +103,13 @@ class Quarantined(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields
 
 
 class Inventory(msgspec.Struct, frozen=True):
-    """The leader's view: every holder, the manifests by digest, and the persistent steps."""
+    """The leader's view: every holder, the manifests by digest, and the persistent steps.
+
+    ``timeline``: the newest that any of them knows; None when no restore was ever binding.
+    """
 
     holders: tuple[HolderInventory, ...]
     manifests: Mapping[str, Contents]
     persistent: tuple[PersistentStep, ...] = ()
     quarantined: frozenset[Quarantined] = frozenset()
+    timeline: Timeline | None = None

@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.types import Contents, SaveId, ShardId
 
 TargetSet = tuple[ShardId, ...]
@@ -120,6 +121,7 @@ class RestorePlan(msgspec.Struct, frozen=True, tag="plan", forbid_unknown_fields
       host_state_count: number of processes that the save's host states are of; None when host
         states were not asked for or the save has none.
       notes: contradictions in the inventories that a person should know of.
+      timeline: the newest that is known; every process learns it.
     """
 
     tier: Tier
@@ -129,6 +131,7 @@ class RestorePlan(msgspec.Struct, frozen=True, tag="plan", forbid_unknown_fields
     rejected: tuple[Rejection, ...] = ()
     host_state_count: int | None = None
     notes: tuple[str, ...] = ()
+    timeline: Timeline | None = None
 
     def share_of(self, process: int) -> RestorePlan:
         """This plan with the part of one process only: what is sent to that process."""

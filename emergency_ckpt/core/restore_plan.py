@@ -2,7 +2,8 @@
 
 The newest whole step wins, over both tiers; of two whole saves of one step the one of the later
 incarnation, and a save that is in both tiers is taken from the local one. Parts of different saves
-are never put together. Each newer save that is passed over is reported with what it lacked.
+are never put together. What was rolled back (``core.timeline``) comes last, or not at all. Each
+newer save that is passed over is reported with what it lacked.
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ def plan_restore(
     requested_step: int | None = None,
     host_state_remap: bool = False,
     needs_host_state: bool = True,
+    takes_rolled_back: bool = False,
 ) -> RestorePlan | NoPlan:
     """Choose the step to restore and the source of every shard and host state.
 
@@ -98,11 +100,19 @@ def plan_restore(
       host_state_remap: the caller can turn the host states of any number of processes into its
         own: where the numbers differ, every process gets all of them.
       needs_host_state: False to restore tensors alone.
+      takes_rolled_back: a save that was rolled back may be taken, where there is no other.
     """
     request = _Request(targets, leaves, host_state_remap, needs_host_state)
     sifted = sift(inventory)
     rejected: list[Rejection] = []
-    for candidate in _newest_first(sifted, inventory, requested_step):
+    candidates = list(_newest_first(sifted, inventory, requested_step))
+    if takes_rolled_back:
+        candidates.sort(key=lambda each: bool(_objection(each, inventory)))
+    for candidate in candidates:
+        objection = _objection(candidate, inventory)
+        if objection and not takes_rolled_back:
+            rejected.append(_rejection(candidate, objection))
+            continue
         if isinstance(candidate, PersistentStep):
             verdict = _judge_persistent(candidate, inventory, request)
         else:
@@ -138,6 +148,15 @@ def _newest_first(
             yield part
         if stored is not None:
             yield stored
+
+
+def _objection(candidate: SaveParts | PersistentStep, inventory: Inventory) -> str:
+    """Why the timeline does not have it; empty when it has, or there is none."""
+    if inventory.timeline is None:
+        return ""
+    if isinstance(candidate, PersistentStep):
+        return inventory.timeline.objection(candidate.step, candidate.incarnation)
+    return inventory.timeline.objection(candidate.save.step, candidate.save.incarnation)
 
 
 def _rejection(candidate: SaveParts | PersistentStep, reason: str) -> Rejection:

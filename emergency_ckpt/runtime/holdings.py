@@ -121,6 +121,7 @@ class ProcessHoldings:
             tensors=tensors,
             host_states=host_states,
             known_complete=known_complete,
+            timeline=self._tier.timeline,
         )
 
     def contents_bytes(self, digest: str) -> bytes | None:

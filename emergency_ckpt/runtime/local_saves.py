@@ -18,6 +18,7 @@ from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.holdings import holder_name
 from emergency_ckpt.runtime.peers import Peers
 from emergency_ckpt.runtime.save_policies import PreservationPolicy, wanted_steps
+from emergency_ckpt.runtime.timelines import Timelines
 from emergency_ckpt.runtime.vote import Ballot, Outcome, Vote
 from emergency_ckpt.runtime.worker import Failures
 from emergency_ckpt.tiers import host_state as host_states
@@ -63,6 +64,7 @@ class LocalSaves:
         process: tuple[int, int],
         host_state_limit_bytes: int,
         copy_batch_bytes: int,
+        timelines: Timelines | None = None,
         preservation: PreservationPolicy | None = None,
     ) -> None:
         self._tier = tier
@@ -73,6 +75,7 @@ class LocalSaves:
         self._process_index, self._process_count = process
         self._host_state_limit_bytes = host_state_limit_bytes
         self._copy_batch_bytes = copy_batch_bytes
+        self._timelines = timelines or Timelines(tier, events)
         self._preservation = preservation
         self._published_s: dict[SaveId, float] = {}
         self._complete: SaveId | None = None
@@ -217,6 +220,7 @@ class LocalSaves:
 
     def _note_complete(self, save: SaveId) -> None:
         self._complete = save
+        self._timelines.bind()
         # Whatever became of older saves, nobody needs them any more.
         self._in_doubt = {doubtful for doubtful in self._in_doubt if doubtful > save}
         try:

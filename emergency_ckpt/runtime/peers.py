@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import threading
 import time
@@ -28,6 +29,8 @@ from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.types import Contents, SaveId
 
 _ADDRESS_TIMEOUT_S = 30.0
+_CLOCK = re.compile(r"([0-9a-f]{12})-")
+_LAST_MS = (1 << 48) - 1
 
 
 class _Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -140,9 +143,15 @@ def agree_start(coordinator: Coordinator, start: Callable[[], str], timeout_s: f
     return agreed.incarnation
 
 
-def new_incarnation() -> str:
-    """A fresh id; sorts by this machine's clock, see ``types.SaveId``."""
-    return f"{time.time_ns() // 1_000_000:012x}-{secrets.token_hex(8)}"
+def new_incarnation(after: str = "") -> str:
+    """A fresh id; sorts by this machine's clock, and after ``after``, see ``types.SaveId``."""
+    now_ms = time.time_ns() // 1_000_000
+    earlier = _CLOCK.match(after)
+    if earlier is not None:
+        # A clock that lags must not make a later life an earlier one; nor one that is far ahead
+        # leave no room for those to come.
+        now_ms = max(now_ms, min(int(earlier[1], 16) + 1, _LAST_MS))
+    return f"{now_ms:012x}-{secrets.token_hex(8)}"
 
 
 def _objection(hellos: dict[int, _Hello]) -> str:

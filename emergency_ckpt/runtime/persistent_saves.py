@@ -47,6 +47,7 @@ from emergency_ckpt.runtime.persistent_save_reports import (
     flat_bytes,
     text_of,
 )
+from emergency_ckpt.runtime.storage_timeline import StorageTimeline
 from emergency_ckpt.runtime.worker import Failures
 from emergency_ckpt.runtime.writer_meetings import WriterMeetings
 from emergency_ckpt.tiers import host_state as host_states
@@ -92,6 +93,7 @@ class PersistentSaves:
         events: EventSink,
         failures: Failures,
         *,
+        timeline: StorageTimeline,
         host_state_limit_bytes: int,
         timeout_s: float,
         departures: Departures | None = None,
@@ -104,6 +106,7 @@ class PersistentSaves:
         self._peers = peers
         self._inbox = inbox
         self._events = events
+        self._timeline = timeline
         self._failures = failures
         self._host_state_limit_bytes = host_state_limit_bytes
         self._timeout_s = timeout_s
@@ -186,6 +189,7 @@ class PersistentSaves:
             self._failures.record(failure)
             return False
         self._complete = job.save
+        self._timeline.note_complete()
         if kept:
             self._events.emit("persistent.kept", step=step)
         else:
@@ -288,18 +292,8 @@ class PersistentSaves:
             self._tier.create()  # storage may have been down at the start
             # Here the other writers wait for this one: nothing is being written.
             self._remove_leftovers()
-            self._make_room(job.save)
+            self._timeline.make_room(job.save)
         return {me: own, **found}
-
-    def _make_room(self, save: SaveId) -> None:
-        """The run may have gone back behind a step that is whole, or cannot be read."""
-        self._events.emit("persistent.removing", step=save.step)
-        reason = f"the step was saved anew by incarnation {save.incarnation}"
-        kept_as = self._tier.changes.make_room(save.step, reason)
-        if kept_as is not None:
-            self._events.emit(
-                "persistent.set_aside", step=save.step, kept_as=kept_as, reason=reason
-            )
 
     def _remove_leftovers(self) -> None:
         """What saves of earlier lives, or a failed one, have left; it counts nowhere."""
@@ -357,6 +351,7 @@ class PersistentSaves:
             self._events.emit("divergence", step=job.save.step, text=text)
         if job.metrics is not None:
             StepShelf(self._tier).write_metrics(job.save.step, job.metrics)
+        self._timeline.bind()
         self._tier.publish(
             job.save,
             {owner: (document.digest, document.empty) for owner, document in documents.items()},

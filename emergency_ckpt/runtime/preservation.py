@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 
 from absl import logging
 
+from emergency_ckpt.core.inventory import PersistentStep
 from emergency_ckpt.core.retention import choose_removals
 from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.save_policies import PreservationPolicy, wanted_steps
+from emergency_ckpt.runtime.timelines import Timelines
 from emergency_ckpt.runtime.worker import BackgroundWorker, Failures
 from emergency_ckpt.tiers.removal import StepShelf
 
@@ -32,6 +34,7 @@ class Preservation:
         policy: PreservationPolicy | None,
         keep_last_n: int | None,
         keep_every_n_steps: int | None,
+        timelines: Timelines | None = None,
         niceness: int = 0,
     ) -> None:
         self._shelf = shelf
@@ -39,6 +42,8 @@ class Preservation:
         self._failures = failures
         self._policy = policy
         self._keep = keep_last_n, keep_every_n_steps
+        self._timelines = timelines
+        self._distrusted: frozenset[int] = frozenset()
         self._changed = threading.Condition()
         self._holders = 0
         self._is_removing = False
@@ -47,11 +52,21 @@ class Preservation:
         if self._is_on:
             self._worker = BackgroundWorker("eckpt-preservation", failures, niceness)
 
-    def after_save(self) -> None:
-        """A step was published by this process: look at what may go. Does not wait for it.
+    def distrust(self, steps: Collection[int]) -> None:
+        """A restore found these unusable: they neither go, nor stay in place of one that is whole.
+
+        From any thread.
+        """
+        with self._changed:
+            self._distrusted |= frozenset(steps)
+
+    def after_save(self, step: int | None = None) -> None:
+        """``step`` was published by this process: look at what may go. Does not wait for it.
 
         An earlier look that is under way is followed by another one.
         """
+        with self._changed:
+            self._distrusted -= {step}
         if self._worker is not None:
             self._worker.submit_next(self._run)
 
@@ -100,8 +115,15 @@ class Preservation:
                 self._is_removing = False
                 self._changed.notify_all()
 
+    def _counts(self, found: PersistentStep) -> bool:
+        """Whether a step is one of those to keep so many of."""
+        if found.step in self._distrusted:
+            return False
+        lines = self._timelines
+        return lines is None or not lines.objection(found.step, found.incarnation)
+
     def _remove_unwanted(self) -> None:
-        records = self._shelf.records()
+        records = self._shelf.records(self._counts)
         last_n, every_n = self._keep
         wanted = wanted_steps(records, self._policy, keep_last_n=last_n, keep_every_n_steps=every_n)
         removals = choose_removals([record.step for record in records], wanted)

@@ -15,6 +15,7 @@ from typing import Protocol
 from emergency_ckpt.core.keeping import Keeping
 from emergency_ckpt.core.plan_types import NoPlan, ProcessPlan, Rejection, RestorePlan
 from emergency_ckpt.core.prefetch_use import PrefetchWord
+from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.errors import CorruptData, PersistentTierError
 from emergency_ckpt.runtime.coordination import ERROR_LIMIT_CHARS, Coordinator
 from emergency_ckpt.runtime.events import EventSink
@@ -37,6 +38,8 @@ from emergency_ckpt.runtime.restore_types import (
 from emergency_ckpt.runtime.shard_collection import ShardCollection
 from emergency_ckpt.runtime.shard_fetch import CopiesFailed
 from emergency_ckpt.runtime.storage_load import StorageLoad
+from emergency_ckpt.runtime.storage_timeline import StorageTimeline
+from emergency_ckpt.runtime.timelines import Timelines
 from emergency_ckpt.tiers.host_state import HostStateDocument
 from emergency_ckpt.tiers.local import LocalTier
 from emergency_ckpt.tiers.materialize import materialize
@@ -54,6 +57,7 @@ class RestoreParts:
     """What every restore of one checkpointer works with.
 
     Attributes:
+      storage_timeline: None in a job that does not save to storage.
       names: at the leader, of the restores whose keys the coordination service still has.
     """
 
@@ -69,6 +73,8 @@ class RestoreParts:
     extra_holders: tuple[str, ...]
     allow_missing_host_state: bool
     timeout_s: float
+    timelines: Timelines
+    storage_timeline: StorageTimeline | None
     names: deque[str] = dataclasses.field(default_factory=deque[str])
 
     @property
@@ -102,6 +108,7 @@ class Brought:
       tier: ``local`` or ``persistent``: where it came from.
       documents: the host states that belong to this process, not yet applied.
       gathered: digest of the slot with all that this process keeps, where one was written.
+      timeline: the newest that any process knew, or storage.
     """
 
     step: int
@@ -112,6 +119,7 @@ class Brought:
     tally: Tally
     rejected: tuple[Rejection, ...]
     gathered: str | None = None
+    timeline: Timeline | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -341,7 +349,15 @@ class Bringing:
             tally.local = max(0, tally.local - self._loaded_bytes)
             tally.persistent = self._loaded_bytes
         return Brought(
-            plan.step, save, tier, state, documents, tally, plan.rejected, shards.gathered
+            plan.step,
+            save,
+            tier,
+            state,
+            documents,
+            tally,
+            plan.rejected,
+            shards.gathered,
+            plan.timeline,
         )
 
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import gc
 import time
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import msgspec
+from absl import logging
 
 from emergency_ckpt.core.divergence import divergence_in
 from emergency_ckpt.core.inventory import HolderInventory, Inventory, PersistentStep, Quarantined
 from emergency_ckpt.core.plan_types import NoPlan, RestorePlan, TargetSet
 from emergency_ckpt.core.restore_plan import plan_restore
 from emergency_ckpt.core.stored_leaves import match_leaves
+from emergency_ckpt.core.timeline import newest
 from emergency_ckpt.errors import (
     CheckpointError,
     CorruptData,
@@ -27,6 +27,7 @@ from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.holder_calls import HolderCalls
 from emergency_ckpt.runtime.manifest_reads import ManifestReads, passed_over_unread
 from emergency_ckpt.runtime.peers import new_incarnation
+from emergency_ckpt.runtime.planning import may_precede, newest_life, no_garbage_collection
 from emergency_ckpt.runtime.restore_types import (
     Answer,
     FailureKind,
@@ -97,6 +98,7 @@ class RestoreLeader:
         self._loading: LoadPlan | None = None
         self._loaded: LoadPlan | None = None
         self._loads: Counter[int] = Counter()
+        self._is_news = False
         self._attempts = 0
         self._last_failure = ""
 
@@ -114,7 +116,10 @@ class RestoreLeader:
         holders = [report.inventory for _, report in sorted(reports.items())]
         holders += self._ask_extra_holders()
         self._inventory = Inventory(
-            tuple(holders), self._manifests.read(holders), quarantined=self._inventory.quarantined
+            tuple(holders),
+            self._manifests.read(holders),
+            quarantined=self._inventory.quarantined,
+            timeline=newest(self._inventory.timeline, *(each.timeline for each in holders)),
         )
         ready: RestorePlan | None = None
         if self._steps is None:
@@ -127,8 +132,8 @@ class RestoreLeader:
             - (set() if loaded is None else loaded_copies(loaded, self._inventory)),
         )
         # Of one save, RAM goes first: only another one in storage asks for a plan with both.
-        newer = ready is not None and any(_may_precede(item, ready) for item in self._steps)
-        self._ready = None if newer else ready
+        newer = ready is not None and any(may_precede(item, ready) for item in self._steps)
+        self._ready = None if newer or self._is_news else ready
 
     def _persistent_steps(self) -> tuple[RestorePlan | None, tuple[PersistentStep, ...]]:
         """The plan for RAM alone, when that was needed and there is one, and storage's steps."""
@@ -142,12 +147,26 @@ class RestoreLeader:
         try:
             deadline_s = time.monotonic() + limit_s
             steps = self._persistent.steps(deadline_s, wanted=self._wanted.requested_step)
+            self._learn_timeline(self._persistent, deadline_s)
         except (PersistentTierError, CorruptData) as error:
             # RAM may well be enough. When it is not, this error is the answer: see plan().
             self._persistent_error = error
             self._events.emit("restore.persistent_unreachable", reason=str(error))
             return in_ram, ()
         return in_ram, tuple(steps)
+
+    def _learn_timeline(self, persistent: PersistentTier, deadline_s: float) -> None:
+        try:
+            stored = persistent.found.timeline(deadline_s)
+        except CorruptData as error:
+            # What it said of steps in storage has been done there. The next save writes it anew.
+            logging.warning("%s", error)
+            self._events.emit("restore.note", text=str(error)[:500])
+            return
+        known = newest(self._inventory.timeline, stored)
+        if known != self._inventory.timeline:
+            self._inventory = msgspec.structs.replace(self._inventory, timeline=known)
+            self._is_news = True
 
     def _ask_extra_holders(self) -> list[HolderInventory]:
         """Inventories of the configured holders outside of the job that answer."""
@@ -180,7 +199,7 @@ class RestoreLeader:
             if not isinstance(answer, RestorePlan):
                 return self._without_plan(answer)
             if answer.save is not None:
-                return answer
+                return msgspec.structs.replace(answer, timeline=self._inventory.timeline)
             assert self._persistent is not None, "else there is no persistent step to choose"
             if self._loads[answer.step] >= MAX_LOADS:
                 self._give_up(answer.step, _not_again(answer.step, self._last_failure))
@@ -241,8 +260,14 @@ class RestoreLeader:
             if not local:
                 raise self._persistent_error
             return WholeSteps(local)
-        stored = {found.step for found in self._steps or () if not found.problem}
-        stored.update(self._persistent.whole_steps(self._wanted.deadline_s))
+        steps = [found for found in self._steps or () if not found.problem]
+        steps += self._persistent.found.whole(self._wanted.deadline_s)
+        known = self._inventory.timeline
+        stored = {
+            found.step
+            for found in steps
+            if known is None or not known.objection(found.step, found.incarnation)
+        }
         return WholeSteps(local, tuple(sorted(stored)))
 
     def _is_whole_in_ram(self, step: int) -> bool:
@@ -252,10 +277,14 @@ class RestoreLeader:
         return isinstance(plan, RestorePlan) or plan.kind in unfit
 
     def _plan_from_inventory(self) -> RestorePlan | NoPlan:
-        return self._plan(self._inventory, self._wanted.requested_step)
+        step = self._wanted.requested_step
+        # Who asks for a step by its number means it, also one that was rolled back.
+        return self._plan(self._inventory, step, takes_rolled_back=step is not None)
 
-    def _plan(self, inventory: Inventory, requested_step: int | None) -> RestorePlan | NoPlan:
-        with _no_garbage_collection():
+    def _plan(
+        self, inventory: Inventory, requested_step: int | None, *, takes_rolled_back: bool = False
+    ) -> RestorePlan | NoPlan:
+        with no_garbage_collection():
             return plan_restore(
                 inventory,
                 self._wanted.targets,
@@ -263,6 +292,7 @@ class RestoreLeader:
                 requested_step=requested_step,
                 host_state_remap=self._wanted.remap,
                 needs_host_state=self._wants_host_state,
+                takes_rolled_back=takes_rolled_back,
             )
 
     def _without_plan(self, answer: NoPlan) -> NoPlan:
@@ -331,7 +361,7 @@ class RestoreLeader:
         loading, self._loading = self._loading, None
         if not failed:
             if loading is None:
-                return Verdict(done=True, incarnation=new_incarnation())
+                return Verdict(done=True, incarnation=new_incarnation(newest_life(self._inventory)))
             self._loaded = loading
             return Verdict(loaded=True)
         found = {q for status in statuses.values() for q in status.unusable}
@@ -356,28 +386,6 @@ def _listed(steps: Sequence[int]) -> str:
     left_out = len(steps) - _NAMED_STEPS
     older = f" and {left_out} older" if left_out > 0 else ""
     return f"step{'s' * (len(steps) > 1)} {', '.join(map(str, steps[-_NAMED_STEPS:]))}{older}"
-
-
-@contextlib.contextmanager
-def _no_garbage_collection() -> Generator[None]:
-    """For pure work that makes many objects, all of which live, and no cycles.
-
-    The collector walks what a large job's leader holds, again and again: a fifth of the plan.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-def _may_precede(stored: PersistentStep, ready: RestorePlan) -> bool:
-    """Whether a step in storage may have to be taken in place of one in RAM."""
-    if stored.step != ready.step:
-        return stored.step > ready.step
-    return ready.save is None or stored.incarnation != ready.save.incarnation
 
 
 def _not_again(step: int, reason: str) -> str:

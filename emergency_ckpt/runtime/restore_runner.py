@@ -146,10 +146,18 @@ class Restore:
         if brought.gathered is not None:
             # All processes have gathered what they keep: what peers took from here is not needed.
             tier.keep_only(brought.save, brought.gathered)
+        self._begin_life(brought, self._found.incarnation)
         self._note_complete(brought.save)
         self._host_state.finish()
         report = self._finished(brought)
         self.settled = Restored(brought.state, report, brought.save, self._found.incarnation)
+
+    def _begin_life(self, brought: Brought, incarnation: str) -> None:
+        parts, asked = self._parts, self._wish.requested_step is not None
+        at_once = asked and not self._keep_newer
+        parts.timelines.begin(brought.timeline, brought.save, incarnation, at_once=at_once)
+        if at_once and parts.process[0] == 0 and parts.storage_timeline is not None:
+            parts.storage_timeline.follow_soon()
 
     def _note_complete(self, save: SaveId) -> None:
         """Put it on record. A failure is told and ends nothing, as after a save.

@@ -115,6 +115,7 @@ class Saver:
             return False
         if self._goes_on_from is not None:
             self._parts.tier.invalidate_newer(self._goes_on_from)
+            self._parts.timelines.bind()
             self._goes_on_from = None
         plain = None if metrics is None else plain_metrics(metrics)
         save = self._saved.identity(step, demanded=force or preempted)
@@ -242,7 +243,7 @@ class Saver:
             # This process decides for all when to try again: the others hear of a pause.
             schedule.note_outcome(failed=not complete)
             if complete and preservation is not None:
-                preservation.after_save()
+                preservation.after_save(job.save.step)
 
         return work
 

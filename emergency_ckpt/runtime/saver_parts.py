@@ -19,6 +19,7 @@ from emergency_ckpt.runtime.preservation import Preservation
 from emergency_ckpt.runtime.save_policies import plan_text
 from emergency_ckpt.runtime.save_recipe import SaveRecipe, copies_in_ram
 from emergency_ckpt.runtime.tier_schedule import TierSchedule
+from emergency_ckpt.runtime.timelines import Timelines
 from emergency_ckpt.runtime.worker import Failures
 from emergency_ckpt.tiers.local import LocalTier
 from emergency_ckpt.types import SaveId
@@ -66,6 +67,7 @@ class SaverParts:
     persistent: PersistentSaves | None
     preservation: Preservation | None
     watch: PreemptionWatch
+    timelines: Timelines
     events: EventSink
     failures: Failures
     inbox: HostStateInbox

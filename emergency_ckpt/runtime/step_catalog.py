@@ -97,8 +97,13 @@ class StepCatalog:
     def _known_in_storage(self, tier: PersistentTier) -> set[int]:
         limit_s = min(LISTING_TIMEOUT_S, tier.storage.timeout_s)
         deadline_s = time.monotonic() + limit_s
-        known = {found.step for found in tier.steps(deadline_s) if not found.problem}
-        return known | set(tier.whole_steps(deadline_s))  # the older ones too
+        found = tier.steps(deadline_s) + tier.found.whole(deadline_s)  # the older ones too
+        objection = self.parts.timelines.objection
+        return {
+            each.step
+            for each in found
+            if not each.problem and not objection(each.step, each.incarnation)
+        }
 
     def _known_in_ram(self) -> list[int]:
         complete = self.local_saves.last_complete

@@ -18,6 +18,7 @@ _DELETE_ORDER = (
     re.compile(r"slot_\d{1,2}\.manifest\.json"),
     re.compile(r"known_complete\.json"),
     re.compile(r"slot_\d{1,2}\.bin"),
+    re.compile(r"timeline\.json"),
     re.compile(re.escape(files.TEMPORARY_PREFIX) + r".*"),
 )
 _HOST_STATE_SAVE = re.compile(r"[A-Za-z0-9._-]{1,160}")

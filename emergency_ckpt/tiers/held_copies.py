@@ -12,6 +12,7 @@ import numpy.typing as npt
 from emergency_ckpt import _native
 from emergency_ckpt._native import Mapping
 from emergency_ckpt.core.inventory import HeldHostState, HeldTensors
+from emergency_ckpt.core.timeline import Timeline, newest
 from emergency_ckpt.errors import NotHeld
 from emergency_ckpt.tiers import claims, files
 from emergency_ckpt.tiers.process_directory import ProcessDirectory, QuarantineRecord
@@ -57,6 +58,18 @@ class HeldCopies:
                 for held in place.host_states.held():
                     host_states.setdefault((held.save, held.owner, held.count), held)
         return tuple(sorted(tensors)), tuple(sorted(host_states.values())), max(known, default=None)
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """The newest that is on record in any of the directories."""
+        with self._lock:
+            return newest(*(place.timeline for place in self._directories()))
+
+    def follow(self, timeline: Timeline) -> None:
+        """Put ``timeline`` on record; what it does not have counts no more. ``LocalTierError``."""
+        with self._lock:
+            for place in self._directories():
+                place.follow(timeline)
 
     def contents(self, digest: str) -> Contents | None:
         """What is published under a digest; None when nothing is."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 from absl import logging
 
+from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.errors import CheckpointError, CorruptData, LocalTierError
 from emergency_ckpt.tiers import files
 from emergency_ckpt.tiers.claims import Claim, Holder, claim_directory
@@ -24,6 +25,14 @@ from emergency_ckpt.tiers.slots import (
     make_slot,
     manifest_name,
     open_slot,
+)
+from emergency_ckpt.tiers.timeline_record import (
+    LIMIT_BYTES as TIMELINE_LIMIT_BYTES,
+)
+from emergency_ckpt.tiers.timeline_record import (
+    TIMELINE_NAME,
+    decode_timeline,
+    encode_timeline,
 )
 from emergency_ckpt.types import SaveId, Writer
 
@@ -68,7 +77,9 @@ class ProcessDirectory:
         self.host_states = HostStateStore(
             claim.dir_fd, run_id, host_state_limit_bytes, self._report
         )
+        self.timeline: Timeline | None = None
         self._scan_known_complete()
+        self._scan_timeline()
         self._scan_slots()
 
     def note_complete(self, save: SaveId) -> None:
@@ -84,6 +95,19 @@ class ProcessDirectory:
         record = msgspec.json.encode(_KnownComplete(format=1, save=save), order="sorted")
         files.write_atomic(KNOWN_COMPLETE, self.claim.dir_fd, record)
         self.known_complete = save
+
+    def follow(self, timeline: Timeline) -> None:
+        """Put ``timeline`` on record, and unpublish what it does not have."""
+        files.write_atomic(TIMELINE_NAME, self.claim.dir_fd, encode_timeline(timeline))
+        self.timeline = timeline
+
+        def left(save: SaveId) -> bool:
+            return bool(timeline.objection(save.step, save.incarnation))
+
+        for slot in self.slots:
+            if slot.published is not None and left(slot.published.save):
+                slot.unpublish()
+        self.host_states.remove_if(lambda held: left(held.save))
 
     def published(self) -> Iterator[Slot]:
         """The slots that hold a save."""
@@ -229,6 +253,12 @@ class ProcessDirectory:
         except CorruptData as error:
             self._report(KNOWN_COMPLETE, error)
 
+    def _scan_timeline(self) -> None:
+        try:
+            self.timeline = read_timeline(self.claim.dir_fd)
+        except CorruptData as error:
+            self._report(TIMELINE_NAME, error)
+
     def _scan_slots(self) -> None:
         names = os.listdir(self.claim.dir_fd)
         found = {match.group(1) for name in names if (match := _SLOT_FILES.fullmatch(name))}
@@ -258,6 +288,15 @@ class ProcessDirectory:
     def _report(self, name: str, error: CheckpointError) -> None:
         directory = str(self.claim.path)
         self.quarantine(QuarantineRecord(directory=directory, name=name, problem=str(error)))
+
+
+def read_timeline(dir_fd: int) -> Timeline | None:
+    """The timeline on record; None without a record. ``CorruptData``."""
+    try:
+        data = files.read_bounded(TIMELINE_NAME, dir_fd, TIMELINE_LIMIT_BYTES)
+    except FileNotFoundError:
+        return None
+    return decode_timeline(data, TIMELINE_NAME)
 
 
 def read_known_complete(dir_fd: int, run_id: str) -> SaveId | None:

@@ -18,6 +18,7 @@ from absl import logging
 
 from emergency_ckpt._native import Mapping
 from emergency_ckpt.core.inventory import HeldHostState, HeldTensors, HolderInventory
+from emergency_ckpt.core.timeline import Timeline, newest
 from emergency_ckpt.errors import CorruptData, HostStateError, LocalTierError, NotHeld
 from emergency_ckpt.tiers import files
 from emergency_ckpt.tiers.claims import (
@@ -35,7 +36,7 @@ from emergency_ckpt.tiers.host_state_store import (
     save_directory,
 )
 from emergency_ckpt.tiers.manifest import check_save, end_of
-from emergency_ckpt.tiers.process_directory import read_known_complete
+from emergency_ckpt.tiers.process_directory import read_known_complete, read_timeline
 from emergency_ckpt.tiers.slots import NUMBERS, Published, file_name, manifest_name, read_manifest
 from emergency_ckpt.types import MAX_HOST_STATE_BYTES, Contents, SaveId
 
@@ -87,6 +88,7 @@ class ReadOnlyRamdisk:
             tensors=tuple(sorted(tensors)),
             host_states=tuple(sorted(host_states.values())),
             known_complete=max(known, default=None),
+            timeline=newest(*(place.timeline() for place in places)),
         )
 
     def contents_bytes(self, digest: str) -> bytes | None:
@@ -224,6 +226,13 @@ class _Directory:
     def known_complete(self) -> SaveId | None:
         try:
             return read_known_complete(self._claim.dir_fd, self._run_id)
+        except CorruptData as error:
+            logging.warning("%s: %s", self._claim.path, error)
+            return None
+
+    def timeline(self) -> Timeline | None:
+        try:
+            return read_timeline(self._claim.dir_fd)
         except CorruptData as error:
             logging.warning("%s: %s", self._claim.path, error)
             return None

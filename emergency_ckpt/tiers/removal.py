@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from etils import epath
 
+from emergency_ckpt.core.inventory import PersistentStep
 from emergency_ckpt.core.retention import StepRecord
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.tiers.persistent import PersistentTier
@@ -34,13 +35,18 @@ class StepShelf:
             raise self._error("write metrics of", step, f"{len(data)} bytes are too many")
         self._tier.storage.put(f"{HOST_STATE}/{step}/{_METRICS}", data, step=step)
 
-    def records(self) -> list[StepRecord]:
+    def records(
+        self, counts: Callable[[PersistentStep], bool] = lambda _: True
+    ) -> list[StepRecord]:
         """The steps that count, oldest first. Those that plain Orbax wrote are not ours to judge.
+
+        ``counts``: whether a step that is whole by its marker does.
 
         PersistentTierError when the directory cannot be read.
         """
         deadline_s = self._tier.storage.deadline_s(None)
-        return [self.record(step, deadline_s) for step in self._tier.whole_steps(deadline_s)]
+        whole = self._tier.found.whole(deadline_s)
+        return [self.record(found.step, deadline_s) for found in whole if counts(found)]
 
     def record(self, step: int, deadline_s: float | None = None) -> StepRecord:
         """What there is to know of one of them. PersistentTierError, also when it is gone."""

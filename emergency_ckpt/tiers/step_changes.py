@@ -9,6 +9,7 @@ from collections.abc import Generator
 import msgspec
 from absl import logging
 
+from emergency_ckpt.core.timeline import Timeline, newest
 from emergency_ckpt.errors import CorruptData, PersistentTierError
 from emergency_ckpt.tiers.orbax_writing import ITEM
 from emergency_ckpt.tiers.persistent_marker import (
@@ -19,6 +20,7 @@ from emergency_ckpt.tiers.persistent_marker import (
 )
 from emergency_ckpt.tiers.storage_directory import StorageDirectory
 from emergency_ckpt.tiers.stored_steps import FoundStep, StoredSteps
+from emergency_ckpt.tiers.timeline_record import TIMELINE_NAME, encode_timeline
 
 _HIDDEN = ".orbax-checkpoint-tmp-removed"
 _COMMIT_MARKER = "commit_success.txt"
@@ -143,6 +145,34 @@ class StepChanges:
             self._storage.do("remove", f"/{HOST_STATE}/{step}", clear, changes=step)
 
     # Moving aside.
+
+    def follow(self, timeline: Timeline) -> list[tuple[int, str]]:
+        """Put ``timeline`` on record, and move aside what it does not have.
+
+        Also a step that has a problem and lies behind the one from which the newest life began.
+        Returns (step, name under which it is kept). Safe to repeat; does nothing when all is done.
+        """
+        self._put_timeline(timeline)
+        moved: list[tuple[int, str]] = []
+        deadline_s = self._storage.deadline_s(None)
+        for step in self._found.all_there(deadline_s):
+            reason = timeline.objection(step.step, step.incarnation)
+            if not reason and step.problem and step.step > timeline.start_step:
+                reason = step.problem
+            if reason:
+                moved.append((step.step, self.set_aside(step.step, reason)))
+        return moved
+
+    def _put_timeline(self, timeline: Timeline) -> None:
+        try:
+            there = self._found.timeline()
+        except CorruptData as error:
+            logging.warning("%s; it is written anew", error)
+            there = None
+        if newest(there, timeline) == there:
+            return
+        below = f"{HOST_STATE}/{TIMELINE_NAME}"
+        self._storage.put(below, encode_timeline(timeline), step=timeline.start_step)
 
     def set_aside(self, step: int, reason: str) -> str:
         """Have ``step`` count no more, for us and for plain Orbax, and keep every byte of it.

@@ -111,7 +111,7 @@ class StorageDirectory:
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary = path.with_name(f"{path.name}.tmp")
             temporary.write_bytes(data)
-            temporary.rename(path)
+            temporary.replace(path)
 
         self.do("write", f"/{below}", put, changes=step)
 

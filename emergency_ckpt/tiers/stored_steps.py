@@ -14,6 +14,7 @@ from absl import logging
 from etils import epath
 
 from emergency_ckpt.core.inventory import PersistentStep, plain_incarnation
+from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.errors import CorruptData, PersistentTierError
 from emergency_ckpt.tiers.orbax_writing import ITEM, OURS
 from emergency_ckpt.tiers.persistent_marker import (
@@ -26,6 +27,7 @@ from emergency_ckpt.tiers.persistent_marker import (
 )
 from emergency_ckpt.tiers.plain_orbax import ITEMS, StepFolders
 from emergency_ckpt.tiers.storage_directory import StorageDirectory
+from emergency_ckpt.tiers.timeline_record import TIMELINE_NAME, decode_timeline
 
 STEPS_LOOKED_AT = 16
 """So many of the newest steps are offered to a restore."""
@@ -84,6 +86,18 @@ class StoredSteps:
         listed = self.listed(deadline_s)
         ours = [step for step in sorted(listed) if listed[step]]
         return [each.step for each in self._look_at(ours, listed, deadline_s) if each.marker]
+
+    def all_there(self, deadline_s: float | None = None) -> list[PersistentStep]:
+        """Every step that is there, of whatever kind and with whatever problem, oldest first."""
+        deadline_s = self._storage.deadline_s(deadline_s)
+        listed = self.listed(deadline_s)
+        return [each.step for each in self._look_at(sorted(listed), listed, deadline_s)]
+
+    def timeline(self, deadline_s: float | None = None) -> Timeline | None:
+        """Which saves were rolled back, as storage knows it; None without a record. CorruptData."""
+        below = f"{HOST_STATE}/{TIMELINE_NAME}"
+        data = self._bytes(below, deadline_s)
+        return None if data is None else decode_timeline(data, f"{self._directory}/{below}")
 
     def listed(self, deadline_s: float | None) -> dict[int, bool]:
         """Steps that have an Orbax directory; whether there is one of ours beside it."""

@@ -20,6 +20,8 @@ from emergency_ckpt.runtime.events import Event, EventSink
 from emergency_ckpt.runtime.holdings import HostStateInbox
 from emergency_ckpt.runtime.peers import Peers
 from emergency_ckpt.runtime.persistent_saves import PersistentSave, PersistentSaves
+from emergency_ckpt.runtime.storage_timeline import StorageTimeline
+from emergency_ckpt.runtime.timelines import Timelines
 from emergency_ckpt.runtime.worker import Failures
 from emergency_ckpt.testing.memory_coordination import MemoryService
 from emergency_ckpt.tiers import host_state
@@ -64,6 +66,9 @@ class DirectPeers(Peers):
         self._job.inboxes[process].put(save, self._process, data)
 
 
+QUIET = EventSink(None, process_index=0)
+
+
 class Job:
     def __init__(self, directory: Path) -> None:
         count = TOPOLOGY.process_count
@@ -81,6 +86,7 @@ class Job:
                 self.inboxes[process],
                 EventSink(self.events.append, process_index=process),
                 self.failures[process],
+                timeline=StorageTimeline(self.tier, Timelines(None, QUIET), QUIET),
                 host_state_limit_bytes=LIMIT_BYTES,
                 timeout_s=LONG_S,
             )

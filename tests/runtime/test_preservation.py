@@ -210,3 +210,17 @@ def test_a_policy_that_fails_removes_nothing(tmp_path: Path, policy: Any) -> Non
     assert left == STEPS
     with pytest.raises(SaveFailed, match=r"eckpt-preservation|answered for 1 of 4"):
         failures.raise_pending()
+
+
+def test_preservation_distrusts_what_a_restore_rejected(tmp_path: Path) -> None:
+    """It neither counts among those to keep, nor goes; until it is saved anew."""
+    tier = fill(str(tmp_path / "run"), STEPS)
+    preservation = keeping_last(1, StepShelf(tier))
+    preservation.distrust({40})
+    preservation.after_save(30)
+    assert preservation.wait_idle(LONG_S)
+    assert tier.whole_steps() == [30, 40]
+    preservation.after_save(40)
+    assert preservation.wait_idle(LONG_S)
+    preservation.stop(LONG_S)
+    assert tier.whole_steps() == [40]

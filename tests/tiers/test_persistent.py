@@ -396,7 +396,7 @@ def test_the_specification_shows_the_marker_that_is_written(directory: Path) -> 
     assert write_example(directory) == example.encode()
     listed = {path.relative_to(directory).as_posix() for path in directory.rglob("host_state/*/*")}
     (tree,) = re.findall(r"```files persistent\n(.*?)\n```", text, re.DOTALL)
-    assert {f"host_state/40/{line.split()[0]}" for line in tree.splitlines()[3:]} == listed
+    assert {f"host_state/40/{line.split()[0]}" for line in tree.splitlines()[5:]} == listed
 
 
 def test_a_reader_with_nothing_but_the_specification_checks_it(directory: Path) -> None:
@@ -492,7 +492,7 @@ def test_set_aside_hides_a_step_and_keeps_its_bytes(tier: PersistentTier, direct
     assert read(tier, 4, {"x": np.zeros(4, int)})["x"].tolist() == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("cut", [0, 1, 2])
+@pytest.mark.parametrize("cut", [0, 1])
 def test_set_aside_cut_short_is_finished_later(
     tier: PersistentTier, directory: Path, monkeypatch: pytest.MonkeyPatch, cut: int
 ) -> None:
@@ -509,10 +509,8 @@ def test_set_aside_cut_short_is_finished_later(
     monkeypatch.setattr(kind, "rename", refuse)
     with pytest.raises(PersistentTierError, match="no more"):
         tier.changes.set_aside(4, "rolled back")
-    assert steps(tier) == ([4] if cut == 0 else [])
+    assert steps(tier) == []
     monkeypatch.undo()
-    if cut == 0:
-        return  # nothing was begun
     assert tier.remove_leftovers() == ([], [])
     assert (directory / "4.rolled-back-life" / "default").exists()
     assert os.listdir(directory / "host_state") == ["4.rolled-back-life"]

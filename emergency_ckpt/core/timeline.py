@@ -1,0 +1,99 @@
+"""Which saves belong to the line of lives that the job goes on with, and which were rolled back.
+
+Every restore begins a life (an incarnation), from one save. So lives make a tree, and a timeline is
+the way from its newest life back to the root, with the step at which each life on it was left.
+A save that is not on the way was abandoned: its life went on behind the step at which another one
+took over, or was never followed by any. Pure.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from emergency_ckpt.types import SaveId
+
+MAX_LIVES = 64
+"""So many are kept apart; what is older is taken together."""
+
+
+class Life(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A life that was left: its saves up to ``last_step`` belong to the timeline."""
+
+    incarnation: str
+    last_step: int
+
+
+class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The way back from the newest life that is known to have begun.
+
+    Lives are in order by their names, which ``new_incarnation`` sees to.
+
+    Attributes:
+      head: the newest life.
+      start_step: the step from which it began.
+      ancestors: the lives before it, newest first; at least one.
+      oldest_step: what is older than all of these counts up to this step.
+    """
+
+    head: str
+    start_step: int
+    ancestors: tuple[Life, ...]
+    oldest_step: int
+
+    def objection(self, step: int, incarnation: str) -> str:
+        """Why a save does not belong to it; empty when it does, or may."""
+        life = life_of(incarnation)
+        if not life or life >= self.head:
+            return ""
+        last_step = self._last_step(life)
+        if last_step is not None and step <= last_step:
+            return ""
+        return f"it was rolled back: incarnation {self.head} went on from step {self.start_step}"
+
+    def _last_step(self, life: str) -> int | None:
+        """The last step of ``life`` that counts; None when it is not on the way at all."""
+        for each in self.ancestors:
+            if each.incarnation == life:
+                return each.last_step
+        is_older = all(life < each.incarnation for each in self.ancestors)
+        return self.oldest_step if is_older else None
+
+
+def life_of(incarnation: str) -> str:
+    """The life in which a save was made: of several demands in one life, all name that."""
+    return incarnation.partition(".")[0]
+
+
+def continued(before: Timeline | None, parent: SaveId, incarnation: str) -> Timeline:
+    """The timeline of a new life that began from ``parent``."""
+    left = Life(life_of(parent.incarnation), parent.step)
+    older: list[Life] = []
+    oldest_step = parent.step
+    if before is not None:
+        oldest_step = min(oldest_step, before.oldest_step)
+        lives = [Life(before.head, parent.step), *before.ancestors]
+        older = [
+            Life(each.incarnation, min(each.last_step, parent.step))
+            for each in lives
+            if each.incarnation < left.incarnation
+        ]
+    lives = [left, *older]
+    if len(lives) > MAX_LIVES:
+        oldest_step = lives[MAX_LIVES].last_step
+    return Timeline(life_of(incarnation), parent.step, tuple(lives[:MAX_LIVES]), oldest_step)
+
+
+def newest(*timelines: Timeline | None) -> Timeline | None:
+    """Of records that differ, that of the newest life."""
+    return max((each for each in timelines if each is not None), key=_order, default=None)
+
+
+def _order(timeline: Timeline) -> tuple[str, int, bytes]:
+    return timeline.head, -timeline.start_step, msgspec.json.encode(timeline)
+
+
+def problem_of(timeline: Timeline) -> str:
+    """What contradicts itself in one from outside; empty when nothing does."""
+    if not timeline.ancestors or len(timeline.ancestors) > MAX_LIVES:
+        return "it has no life before its head, or too many"
+    return ""

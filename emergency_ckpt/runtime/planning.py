@@ -1,0 +1,41 @@
+"""Small questions that the leader of a restore asks of its inventory, and how it plans."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Generator
+
+from emergency_ckpt.core.inventory import Inventory, PersistentStep
+from emergency_ckpt.core.plan_types import RestorePlan
+
+
+@contextlib.contextmanager
+def no_garbage_collection() -> Generator[None]:
+    """For pure work that makes many objects, all of which live, and no cycles.
+
+    The collector walks what a large job's leader holds, again and again: a fifth of the plan.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def may_precede(stored: PersistentStep, ready: RestorePlan) -> bool:
+    """Whether a step in storage may have to be taken in place of one in RAM."""
+    if stored.step != ready.step:
+        return stored.step > ready.step
+    return ready.save is None or stored.incarnation != ready.save.incarnation
+
+
+def newest_life(inventory: Inventory) -> str:
+    """Of all that is known of: a life that begins now comes after it."""
+    lives = {held.save.incarnation for h in inventory.holders for held in h.tensors}
+    lives.update(step.incarnation for step in inventory.persistent)
+    if inventory.timeline is not None:
+        lives.add(inventory.timeline.head)
+    return max(lives, default="")

@@ -1,0 +1,70 @@
+"""The timeline in storage: what was rolled back is moved aside there."""
+
+from __future__ import annotations
+
+from absl import logging
+
+from emergency_ckpt.core.timeline import Timeline
+from emergency_ckpt.errors import CheckpointError
+from emergency_ckpt.runtime.events import EventSink
+from emergency_ckpt.runtime.timelines import Timelines
+from emergency_ckpt.tiers.persistent import PersistentTier
+from emergency_ckpt.types import SaveId
+
+_SOON_S = 30.0
+"""Longest wait for each call to storage when a restore is to end."""
+
+
+class StorageTimeline:
+    """Has storage follow the timeline of this process. For one thread at a time; blocks.
+
+    The first writer does, as part of each save, until it is done. Nothing is done by a job that
+    does not save to storage: it may read what another one is writing.
+    """
+
+    def __init__(self, tier: PersistentTier, timelines: Timelines, events: EventSink) -> None:
+        self._tier = tier
+        self._timelines = timelines
+        self._events = events
+        self._followed: Timeline | None = None
+
+    def follow(self) -> None:
+        """Move aside what the timeline does not have. PersistentTierError, CorruptData."""
+        self._follow(self._tier)
+
+    def follow_soon(self) -> None:
+        """As ``follow``, at the end of a restore. Where storage fails the next save does it."""
+        try:
+            self._follow(PersistentTier(self._tier.directory, timeout_s=_SOON_S))
+        except CheckpointError as error:
+            logging.warning("rolled-back steps are still in their place: %s", error)
+            self._events.emit("persistent.unreachable", reason=str(error)[:500])
+
+    def _follow(self, tier: PersistentTier) -> None:
+        bound = self._timelines.bound
+        if bound is None or bound == self._followed:
+            return
+        for step, kept_as in tier.changes.follow(bound):
+            self._tell(step, kept_as, "it was rolled back")
+        self._followed = bound
+
+    def make_room(self, save: SaveId) -> None:
+        """See that ``save`` can be written, and that nothing is lost of what is in its place."""
+        self.follow()
+        self._events.emit("persistent.removing", step=save.step)
+        reason = f"the step was saved anew by incarnation {save.incarnation}"
+        kept_as = self._tier.changes.make_room(save.step, reason)
+        if kept_as is not None:
+            self._tell(save.step, kept_as, reason)
+
+    def bind(self) -> None:
+        """The first save of this life is about to be whole: before its marker."""
+        self._timelines.bind()
+        self.follow()
+
+    def note_complete(self) -> None:
+        """A save is whole: this process's RAM is told."""
+        self._timelines.bind()
+
+    def _tell(self, step: int, kept_as: str, reason: str) -> None:
+        self._events.emit("persistent.set_aside", step=step, kept_as=kept_as, reason=reason)
