@@ -78,7 +78,18 @@ def refused() -> list[dict[str, Any]]:
     return found
 
 
+def set_aside() -> dict[str, Any]:
+    """Hide the step, then make room for another one of its number."""
+    tier = PersistentTier(RUN)
+    kept_as = tier.changes.set_aside(REMOVED, "rolled back")
+    hidden = look()
+    assert tier.remove_leftovers() == ([], [])
+    assert tier.changes.make_room(REMOVED, "saved anew") == kept_as
+    kept = control().object_names("bucket", f"run/{kept_as}/")
+    return {"hidden": hidden, "then": look(), "kept": [name.split("/", 2)[2] for name in kept]}
+
+
 if __name__ == "__main__":
-    programs = (prepare, look, remove, clean_up, refused)
+    programs = (prepare, look, remove, clean_up, refused, set_aside)
     result = {program.__name__: program for program in programs}[sys.argv[1]]()
     print(json.dumps(result))

@@ -94,3 +94,15 @@ def test_a_process_killed_in_a_removal(gcs: FakeGcs) -> None:
     then = run(gcs, "clean_up")
     assert then["removed"] == [20]
     check_clean(then)
+
+
+def test_set_aside_in_a_bucket_keeps_every_object(gcs: FakeGcs) -> None:
+    before = run(gcs, "prepare")
+    seen = run(gcs, "set_aside")
+    hidden = seen["hidden"]
+    assert hidden["ours"] == hidden["whole"] == hidden["manager"] == LEFT
+    commits = {"commit_success.txt", "default/commit_success.txt"}
+    names = {name.removeprefix("run/20/") for name in before["objects"]}
+    assert {name.removeprefix("run/20/") for name in hidden["objects"]} == names - commits
+    check_clean(seen["then"])
+    assert set(seen["kept"]) == names - commits
