@@ -42,6 +42,13 @@ def in_order(save: SaveId) -> tuple[str, int]:
     return save.incarnation, save.step
 
 
+def leaving(coordinator: Coordinator) -> dict[int, str]:
+    """Return which processes begin no more saves, each with a sentence."""
+    found = coordinator.list(LEAVING)
+    reasons = {int(p): msgspec.json.decode(data, type=_Leaving).reason for p, data in found.items()}
+    return {p: f"process {p} has left: {reason}" for p, reason in sorted(reasons.items())}
+
+
 class Departures:
     """What this process says when it leaves, and what it knows of the others. Thread-safe."""
 

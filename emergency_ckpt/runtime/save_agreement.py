@@ -25,9 +25,13 @@ from emergency_ckpt.core.save_agreement import (
 )
 from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineExceeded, SaveFailed
 from emergency_ckpt.runtime.coordination import Coordinator, forget
+from emergency_ckpt.runtime.departures import leaving
 from emergency_ckpt.runtime.worker import Failures
 
 _SLICE_S = 0.5
+_LOOK_PAUSE_S = 0.25
+_PATIENCE_S = 1.0
+_LEFT_PAUSE_S = 5.0
 _READY_WAIT_S = 0.05
 _SHORTEST_POLL_S = 0.001
 _LONGEST_POLL_S = 0.05
@@ -95,6 +99,8 @@ class SaveAgreement:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._leads = coordinator.process_index == 0
+        self._has_said = False
+        self._waited_for = ""
 
     def arrive(self, step: int) -> tuple[Due, ...]:
         """The training thread has reached ``step``; returns what is to be saved here."""
@@ -187,7 +193,13 @@ class SaveAgreement:
             self._stopping.wait(_BUSY_PAUSE_S)
 
     def _gather(self, leader: Leader, proposal: Proposal, answers: dict[int, Answer]) -> Word:
+        looks_s = time.monotonic() + _SLICE_S
         while not self._stopping.is_set():
+            if time.monotonic() > looks_s:
+                looks_s += _SLICE_S
+                left = [t for p, t in leaving(self._coordinator).items() if p not in answers]
+                if left:
+                    return self._without(leader, "; ".join(left))
             if len(answers) < self._coordinator.process_count:
                 found = self._coordinator.list(self._key("answer", proposal.number))
                 for process, data in found.items():
@@ -199,6 +211,14 @@ class SaveAgreement:
                 return word
             self._stopping.wait(_SHORTEST_POLL_S)
         return leader.abandon("the leader is stopping")
+
+    def _without(self, leader: Leader, reason: str) -> Word:
+        """Nobody saves any more; said once, unless this process ends as well."""
+        if not self._stopping.wait(_LEFT_PAUSE_S) and not self._has_said:
+            self._has_said = True
+            hint = "restart the job; it finds the newest complete step"
+            self._failures.record(SaveFailed("agree on", "a step to save", reason, hint=hint))
+        return leader.abandon(reason)
 
     def _forget(self, number: int) -> None:
         old = number - _KEPT_PROPOSALS
@@ -212,9 +232,8 @@ class SaveAgreement:
         """Answer the next proposal and hear the word on it."""
         del leader
         number = next_number[0]
-        try:
-            data = self._coordinator.get(self._key("proposal", number), _SLICE_S)
-        except DeadlineExceeded:
+        data = self._await("proposal", number, _PATIENCE_S)
+        if data is None:
             # It may have come and gone while this process was stopped.
             found = self._coordinator.list(f"{self._name}/proposal")
             later = [int(n) for n in found if int(n) > number]
@@ -233,15 +252,31 @@ class SaveAgreement:
         deadline_s = time.monotonic() + self._timeout_s
         while not self._stopping.is_set() and time.monotonic() < deadline_s:
             try:
-                data = self._coordinator.get(self._key("word", number), _SLICE_S)
-            except DeadlineExceeded:
-                continue
+                data = self._await("word", number, deadline_s - time.monotonic())
             except CoordinationError as error:
                 self._failures.record(error)
                 self._stopping.wait(_FAILED_PAUSE_S)
                 continue
-            self._hear(number, msgspec.json.decode(data, type=Word))
-            return
+            if data is not None:
+                self._hear(number, msgspec.json.decode(data, type=Word))
+                return
+
+    def _await(self, kind: str, number: int, timeout_s: float) -> bytes | None:
+        """Return what the leader says; None when it does not, or this process is stopping.
+
+        One ``get`` for each key: all that run into their deadline cost the service memory.
+        """
+        key, deadline_s = self._key(kind, number), time.monotonic() + timeout_s
+        try:
+            if key != self._waited_for:
+                return self._coordinator.get(key, _SLICE_S)
+        except DeadlineExceeded:
+            self._waited_for = key
+        while not self._stopping.wait(_LOOK_PAUSE_S) and time.monotonic() < deadline_s:
+            data = self._coordinator.find(key)
+            if data is not None:
+                return data
+        return None
 
     # Both.
 

@@ -9,7 +9,8 @@ import pytest
 
 from emergency_ckpt.core import save_agreement
 from emergency_ckpt.core.save_agreement import Due, Progress
-from emergency_ckpt.errors import CoordinationError
+from emergency_ckpt.errors import CoordinationError, SaveFailed
+from emergency_ckpt.runtime.departures import Departures
 from emergency_ckpt.runtime.save_agreement import Choice, SaveAgreement
 from emergency_ckpt.runtime.worker import Failures
 from emergency_ckpt.testing.memory_coordination import MemoryService
@@ -114,3 +115,22 @@ def test_a_fault_of_the_service_costs_one_save_at_most(
     differing = set.union(*saved) - set.intersection(*saved)
     assert len(differing) <= 1
     assert len(set.intersection(*saved)) >= saves - 2
+
+
+def test_leader_without_a_process_that_left_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("emergency_ckpt.runtime.save_agreement._LEFT_PAUSE_S", 0.01)
+    service = MemoryService(2)
+    Departures(service.member(1)).leave("KeyError: bug", {})
+    failures = Failures()
+    agreement = SaveAgreement(
+        service.member(0), "agree/0", {"local": Tier()}, failures, timeout_s=10_000.0
+    )
+    step, deadline_s = 0, time.monotonic() + LONG_S
+    while not failures.count:
+        assert time.monotonic() < deadline_s, "it waits for an answer that never comes"
+        step += 1
+        agreement.arrive(step)
+        time.sleep(0.004)
+    agreement.stop()
+    with pytest.raises(SaveFailed, match="process 1 has left: KeyError: bug"):
+        failures.raise_pending()
