@@ -16,6 +16,7 @@ from emergency_ckpt.config_warnings import check_joined, config_warnings
 from emergency_ckpt.core.save_agreement import TierName
 from emergency_ckpt.core.save_decision import step_number, wanted_step
 from emergency_ckpt.errors import CheckpointError, RestoreFailed
+from emergency_ckpt.forked import drop_in_child
 from emergency_ckpt.runtime.departures import Departures
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.going_on import go_on_together
@@ -87,13 +88,12 @@ class EmergencyCheckpointer:
         self._preservation = parts.preservation
         self._restore_parts = parts.restore_parts
         self._prefetches = parts.prefetches
-        self._saver = parts.saver
-        self._steps = parts.steps
+        self._saver, self._steps = parts.saver, parts.steps
         self._restores = 0
-        self._stopped = False
+        self._stopped, self._why_stopped = False, "the checkpointer was stopped"
         self.last_restore: RestoreReport | None = None
-        # A thread that the interpreter's end meets inside native code aborts the process.
         atexit.register(self._at_exit)
+        drop_in_child(self, EmergencyCheckpointer._forget)
 
     @classmethod
     def default_config(cls) -> CheckpointerConfig:
@@ -153,7 +153,7 @@ class EmergencyCheckpointer:
     def _check_running(self, operation: str) -> None:
         if self._stopped:
             hint = "build another one; it finds what this one saved"
-            raise CheckpointError(operation, "state", "the checkpointer was stopped", hint=hint)
+            raise CheckpointError(operation, "state", self._why_stopped, hint=hint)
 
     def reached_preemption(self, step: int) -> bool:
         """Whether the job is being preempted and ``step`` is where all processes act on it.
@@ -370,13 +370,18 @@ class EmergencyCheckpointer:
         finally:
             self._let_go(_text_of(error))
 
+    def _forget(self) -> None:
+        """In a forked child: threads, locks and the exit's work are the parent's."""
+        self._stopped, self._why_stopped = True, "the checkpointer is the parent process's"
+        atexit.unregister(self._at_exit)
+
     def _let_go(self, reason: str) -> None:
         self._departures.gone(reason)
         self._watch.close()
         self._member.leave()
 
     def _at_exit(self) -> None:
-        """The program ends without ``stop``: let what is under way end, if that is soon."""
+        """No ``stop`` came: a thread inside native code at the interpreter's end would abort it."""
         self._stopped = True
         self._departures.leave(_ENDED, self._saver.begun)
         self._prefetches.end(_EXIT_TIMEOUT_S)

@@ -22,6 +22,7 @@ from pathlib import Path
 from absl import logging
 
 from emergency_ckpt.errors import ConfigError, CorruptData, LocalTierError
+from emergency_ckpt.forked import drop_in_child
 from emergency_ckpt.tiers import files
 from emergency_ckpt.tiers.deletion import delete_contents
 from emergency_ckpt.tiers.manifest import NAME_PATTERN
@@ -48,6 +49,12 @@ class LockedDirectory:
         self.dir_fd = dir_fd
         self.retired = False
         self.close = weakref.finalize(self, _close_all, (lock_fd, dir_fd))
+        drop_in_child(self, LockedDirectory._close_copies)
+
+    def _close_copies(self) -> None:
+        """In a forked child: the numbers are of no use any more, also not at its exit."""
+        if self.close.detach() is not None:
+            _close_all((self.lock_fd, self.dir_fd))
 
 
 _held: weakref.WeakValueDictionary[tuple[int, int], LockedDirectory] = weakref.WeakValueDictionary()
@@ -149,6 +156,7 @@ class ReaderClaim:
         self.path = path
         self.dir_fd = dir_fd
         self.release = weakref.finalize(self, _close_all, (lock_fd, dir_fd))
+        drop_in_child(self, lambda claim: claim.release())
 
 
 def check_run_id(run_id: str) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from absl import logging
 
 from emergency_ckpt.errors import ConfigError, DeadlineExceeded
+from emergency_ckpt.forked import drop_in_child
 from emergency_ckpt.transfer import wire
 from emergency_ckpt.transfer.address import format_address
 from emergency_ckpt.transfer.auth import Credentials
@@ -62,6 +63,7 @@ class TransferServer:
         )
         self._max_connections = max_connections
         self._listener, self.address = _bind(bind_host, port, allow_all_interfaces)
+        drop_in_child(self._listener, socket.socket.close)
         self._accepting: threading.Thread | None = None
         self._stopping = threading.Event()
         self._lock = threading.Lock()

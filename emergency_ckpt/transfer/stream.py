@@ -16,6 +16,7 @@ import msgspec
 from emergency_ckpt import _native
 from emergency_ckpt._native import Mapping
 from emergency_ckpt.errors import ProtocolViolation
+from emergency_ckpt.forked import drop_in_child
 from emergency_ckpt.transfer import split, wire
 from emergency_ckpt.transfer.holdings import FileTarget, Target
 
@@ -52,6 +53,7 @@ class Stream:
         self.peer = peer
         self.received_bytes = 0  # of frames and bodies: tells a stale connection from a broken one
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        drop_in_child(sock, socket.socket.close)
 
     def send_frame(self, frame: msgspec.Struct, timeout_s: float) -> None:
         """Send all of the frame within ``timeout_s``."""
