@@ -22,6 +22,7 @@ from emergency_ckpt.orbax import items
 from emergency_ckpt.orbax.latest_step import LatestStep
 from emergency_ckpt.orbax.options import CheckpointManagerOptions, settings_of, with_further
 from emergency_ckpt.orbax.step_metadata import best_of, step_metadata
+from emergency_ckpt.runtime.coordination import jax_hears_notices
 from emergency_ckpt.runtime.step_catalog import StepDescription
 
 _open: weakref.WeakValueDictionary[str, CheckpointManager] = weakref.WeakValueDictionary()
@@ -219,9 +220,8 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         """Whether the job is being preempted and all processes act on it at ``step``."""
         if self._checkpointer.heeds_preemption:
             return self._checkpointer.reached_preemption(step)
-        return jax.distributed.is_initialized() and (
-            multihost_utils.reached_preemption_sync_point(step)
-        )
+        # Without JAX's service there is nobody to ask: its own call raises.
+        return jax_hears_notices() and multihost_utils.reached_preemption_sync_point(step)
 
     def save(
         self,
