@@ -49,10 +49,8 @@ class Failures:
         their number.
         """
         self._log(error)
-        part: BaseException | None = error
-        while part is not None:
+        for part in _causes(error):
             part.__traceback__ = None  # its frames hold the snapshot
-            part = part.__cause__ or part.__context__
         with self._lock:
             self._count += 1
             self._pending = error
@@ -76,6 +74,21 @@ class Failures:
             pending, self._pending = self._pending, None
         if pending is not None:
             raise pending
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """Return ``error``, what it was raised from or during, and so on; each once.
+
+    A chain may be a cycle, and branch: an error has a cause and a context.
+    """
+    found: dict[int, BaseException] = {}
+    left: list[BaseException | None] = [error]
+    while left:
+        part = left.pop()
+        if part is not None and id(part) not in found:
+            found[id(part)] = part
+            left += (part.__cause__, part.__context__)
+    return list(found.values())
 
 
 class BackgroundWorker:

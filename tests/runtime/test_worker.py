@@ -44,6 +44,39 @@ def test_failures_are_counted_and_the_newest_is_raised_once() -> None:
     assert failures.count == 4
 
 
+def _raised(error: LocalTierError, cause: BaseException) -> LocalTierError:
+    with pytest.raises(LocalTierError):
+        raise error from cause
+    return error
+
+
+def test_record_cyclic_causes_end_and_lose_their_frames() -> None:
+    """In a process of its own it would hang for ever; the thread here is a daemon."""
+    alone = LocalTierError("save", "step 1", "full")
+    first, second = LocalTierError("save", "a", "full"), LocalTierError("save", "b", "full")
+    _raised(alone, alone)
+    _raised(first, _raised(second, first))
+    failures = Failures()
+    errors = (alone, first)
+    record = threading.Thread(target=lambda: [*map(failures.record, errors)], daemon=True)
+    record.start()
+    record.join(LONG_S / 6)
+    assert not record.is_alive()
+    assert failures.count == 2
+    assert [error.__traceback__ for error in (alone, first, second)] == [None] * 3
+
+
+def test_record_error_with_cause_and_context_clears_both() -> None:
+    cause, context = (LocalTierError("save", name, "full") for name in ("cause", "context"))
+    for error in (cause, context):
+        _raised(error, ValueError("below"))
+    failed = LocalTierError("save", "step 1", "full")
+    failed.__cause__, failed.__context__ = cause, context
+    Failures().record(failed)
+    assert cause.__traceback__ is None
+    assert context.__traceback__ is None
+
+
 def test_work_runs_in_the_order_of_submission_in_one_other_thread(
     worker: BackgroundWorker,
 ) -> None:
