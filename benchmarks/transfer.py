@@ -1,9 +1,11 @@
 """Throughput of a fetch between two processes on loopback, beside plain sockets.
 
-    python benchmarks/transfer.py [--mib 1024] [--streams 1,2,4] [--repeat 3]
+    python benchmarks/transfer.py [--mib 1024] [--streams 1,2,4] [--repeat 5]
 
-Prints GB/s of the best and median round. The baseline sends the same tmpfs file with ``sendfile``
-and receives with ``recv_into`` into memory touched before: no CRC, no authentication.
+Prints GB/s of the best and median round of plain sockets and of a fetch with each
+``transfer_security``, and the ratio of the medians. The rounds take turns. The baseline
+sends the same tmpfs file with ``sendfile`` and receives with ``recv_into`` into memory
+touched before: no CRC, no authentication.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -27,21 +30,29 @@ from emergency_ckpt.testing.memory_holdings import MemoryHoldings, anonymous_map
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.holdings import ShardTarget
 from emergency_ckpt.transfer.server import TransferServer
+from emergency_ckpt.transfer.wire import Security
 from emergency_ckpt.types import SaveId
 
 RUN_ID = "benchmark"
 SECRET = b"00" * 32
 SMALL = (2000, 64 << 10)
 CHUNK_BYTES = 1 << 20
+MODES: tuple[Security, ...] = ("crc", "mac", "aead")
 
 
 def serve(pipe: Connection, nbytes: int) -> None:
-    """The peer process: one big shard and 2,000 small ones."""
+    """The peer process: one big shard and 2,000 small ones, served in each mode."""
     holdings = MemoryHoldings()
     big = holdings.add(SaveId(1, "i", RUN_ID), [os.urandom(1 << 20) * (nbytes >> 20)])
     small = holdings.add(SaveId(2, "i", RUN_ID), [os.urandom(SMALL[1])] * SMALL[0])
-    with TransferServer(holdings, run_id=RUN_ID, secret=SECRET) as server:
-        pipe.send((server.address, big, small))
+    with ExitStack() as stack:
+        addresses = {
+            mode: stack.enter_context(
+                TransferServer(holdings, run_id=RUN_ID, secret=SECRET, security=mode)
+            ).contact
+            for mode in MODES
+        }
+        pipe.send((addresses, big, small))
         pipe.recv()
 
 
@@ -85,77 +96,103 @@ def receive_plain(address: tuple[str, int], streams: int, memory: memoryview) ->
         thread.join()
 
 
-def report(name: str, nbytes: int, repeat: int, action: Callable[[], object]) -> None:
-    """Print the rate of ``action`` over ``repeat`` rounds."""
-    rates: list[float] = []
-    for _ in range(repeat):
-        start_s = time.perf_counter()
-        action()
-        rates.append(nbytes / (time.perf_counter() - start_s) / 1e9)
-    print(f"{name:34} best {max(rates):5.2f} GB/s  median {statistics.median(rates):5.2f} GB/s")
+class Plain:
+    """The machine's own limit: a process that sends a file of the ramdisk."""
 
-
-def measure_plain(nbytes: int, streams: int, repeat: int) -> None:
-    """The machine's own limit."""
-    memory = mmap.mmap(-1, nbytes)
-    memory.write(bytes(nbytes))
-    shared = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    with tempfile.NamedTemporaryFile(dir=shared) as file:
-        file.write(os.urandom(1 << 20) * (nbytes >> 20))
-        file.flush()
+    def __init__(self, nbytes: int, streams: int) -> None:
+        self._memory = mmap.mmap(-1, nbytes)
+        self._memory.write(bytes(nbytes))
+        self._streams = streams
+        shared = "/dev/shm" if Path("/dev/shm").is_dir() else None
+        self._file = tempfile.NamedTemporaryFile(dir=shared)  # noqa: SIM115  closed by close
+        self._file.write(os.urandom(1 << 20) * (nbytes >> 20))
+        self._file.flush()
         ours, theirs = multiprocessing.Pipe()
-        context = multiprocessing.get_context("fork")
-        peer = context.Process(target=serve_plain, args=(theirs, Path(file.name), streams))
-        peer.start()
-        address = ours.recv()
-        view = memoryview(memory)
-        report(
-            f"plain sockets, {streams} streams",
-            nbytes,
-            repeat,
-            lambda: receive_plain(address, streams, view),
+        self._peer = multiprocessing.get_context("fork").Process(
+            target=serve_plain, args=(theirs, Path(self._file.name), streams)
         )
-        peer.kill()
-        peer.join()
+        self._peer.start()
+        self._address = ours.recv()
+
+    def receive(self) -> None:
+        """All of the file once."""
+        receive_plain(self._address, self._streams, memoryview(self._memory))
+
+    def close(self) -> None:
+        """End the peer."""
+        self._peer.kill()
+        self._peer.join()
+        self._file.close()
 
 
-def measure_fetch(nbytes: int, streams: list[int], repeat: int) -> None:
-    """fetch_shards: authenticated, into a mapped slot, with the CRC32C of every shard."""
+def measure(
+    what: str, actions: dict[str, Callable[[], object]], nbytes: int, repeat: int
+) -> dict[str, float]:
+    """Run the actions in turns and print their rates; the medians in GB/s."""
+    rates: dict[str, list[float]] = {name: [] for name in actions}
+    for _ in range(repeat + 1):
+        for name, action in actions.items():
+            start_s = time.perf_counter()
+            action()
+            rates[name].append(nbytes / (time.perf_counter() - start_s) / 1e9)
+    medians = {name: statistics.median(each[1:]) for name, each in rates.items()}
+    base = next(iter(medians.values()))
+    for name, each in rates.items():
+        print(
+            f"{what}, {name:5} best {max(each[1:]):5.2f} GB/s  median {medians[name]:5.2f} GB/s"
+            f"  {medians[name] / base:4.2f} of {next(iter(medians))}"
+        )
+    return medians
+
+
+def measure_all(nbytes: int, streams: list[int], repeat: int) -> None:
+    """One big shard beside plain sockets, then many small ones, for each number of streams."""
     ours, theirs = multiprocessing.Pipe()
     peer = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs, nbytes))
     peer.start()
-    address, big, small = ours.recv()
+    addresses, big, small = ours.recv()
     into = anonymous_mapping(max(nbytes, SMALL[0] * SMALL[1]))
-    wanted = [ShardTarget(i, SMALL[1], i * SMALL[1]) for i in range(SMALL[0])]
+    one = [ShardTarget(0, nbytes, 0)]
+    many = [ShardTarget(i, SMALL[1], i * SMALL[1]) for i in range(SMALL[0])]
     for count in streams:
-        with TransferClient(run_id=RUN_ID, secret=SECRET, streams=count) as client:
-            one = [ShardTarget(0, nbytes, 0)]
-            report(
-                f"fetch one shard, {count} streams",
-                nbytes,
-                repeat,
-                lambda client=client, one=one: client.fetch_shards(address, big, one, into, 600),
+        plain = Plain(nbytes, count)
+        with ExitStack() as stack:
+            clients = {
+                mode: stack.enter_context(
+                    TransferClient(run_id=RUN_ID, secret=SECRET, security=mode, streams=count)
+                )
+                for mode in MODES
+            }
+
+            def fetch(
+                mode: Security,
+                digest: str,
+                wanted: list[ShardTarget],
+                clients: dict[Security, TransferClient] = clients,
+            ) -> Callable[[], object]:
+                return lambda: clients[mode].fetch_shards(
+                    addresses[mode], digest, wanted, into, 600
+                )
+
+            big_ones = {mode: fetch(mode, big, one) for mode in MODES}
+            measure(
+                f"1 shard, {count} streams", {"plain": plain.receive, **big_ones}, nbytes, repeat
             )
-            report(
-                f"fetch 2,000 x 64 KiB, {count} streams",
-                SMALL[0] * SMALL[1],
-                repeat,
-                lambda client=client: client.fetch_shards(address, small, wanted, into, 600),
-            )
+            small_ones = {mode: fetch(mode, small, many) for mode in MODES}
+            measure(f"2,000 x 64 KiB, {count} streams", small_ones, SMALL[0] * SMALL[1], repeat)
+        plain.close()
     ours.send(None)
     peer.join()
 
 
 def main() -> None:
-    """Run both and print."""
+    """Run all and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mib", type=positive, default=1024)
     parser.add_argument("--streams", type=positives, default=[1, 2, 4])
     parser.add_argument("--repeat", type=positive, default=5)
     args = parser.parse_args()
-    for count in args.streams:
-        measure_plain(args.mib << 20, count, args.repeat)
-    measure_fetch(args.mib << 20, args.streams, args.repeat)
+    measure_all(args.mib << 20, args.streams, args.repeat)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from emergency_ckpt.tiers.mixed_state import join, split
 from emergency_ckpt.tiers.persistent import PersistentTier
 from emergency_ckpt.tiers.state_tree import PyTree
 from emergency_ckpt.tiers.step_index import Entries, StepIndex, entries_of, step_dir
+from emergency_ckpt.transfer.wire import Security
 
 try:
     from axlearn.common.checkpointer import (
@@ -126,6 +127,7 @@ class EmergencyCheckpointer(BaseCheckpointer):
         bind_host: str | None = None
         bind_port: int = Settings.bind_port
         secret_file: str | None = Settings.secret_file
+        transfer_security: Security = Settings.transfer_security
         extra_holders: tuple[str, ...] = Settings.extra_holders
         copy_threads: int | None = Settings.copy_threads
         copy_batch_bytes: int = Settings.copy_batch_bytes
@@ -282,6 +284,7 @@ _SAME = (
     "storage_buffer_bytes",
     "bind_port",
     "secret_file",
+    "transfer_security",
     "extra_holders",
     "copy_threads",
     "copy_batch_bytes",

@@ -37,6 +37,7 @@ from emergency_ckpt.runtime.save_policies import (
     SavePolicy,
     plan_saves,
 )
+from emergency_ckpt.transfer.wire import Security
 
 MEBIBYTE = 1 << 20
 
@@ -113,6 +114,10 @@ class Config:
       bind_port: port for it; 0 takes a free one. May differ.
       secret_file: file with the run's secret; else the environment's ECKPT_SECRET; else the leader
         makes one up and shares it through the coordination service. The path may differ.
+      transfer_security: how peers protect what travels between them; every frame of control is
+        authenticated in each mode. "mac": bytes of shards are authenticated too. "aead": all is
+        encrypted (AES-256-GCM). "crc": bytes of shards travel as they are, for a network that is
+        trusted by other means. See docs/security.md.
       extra_holders: addresses of ``eckpt serve`` on hosts whose trainer is not part of this job.
       snapshot_mode: how a save takes the state off the devices; the state may be donated when
         ``save`` returns in each. "wait": the training thread waits until all bytes have left the
@@ -186,6 +191,7 @@ class Config:
     bind_host: str | None = None
     bind_port: int = 0
     secret_file: str | None = None
+    transfer_security: Security = "mac"
     extra_holders: tuple[str, ...] = ()
     snapshot_mode: SnapshotMode = "auto"
     device_copy_bytes: int = 0

@@ -21,6 +21,7 @@ from emergency_ckpt.runtime.policy_checks import (
     save_policy_problems,
 )
 from emergency_ckpt.runtime.worker import LOWEST_PRIORITY
+from emergency_ckpt.transfer.wire import Security
 from emergency_ckpt.types import MAX_HOST_STATE_BYTES
 
 if TYPE_CHECKING:
@@ -130,6 +131,10 @@ def _choice_problems(config: Config) -> list[str]:
     if config.persistent_writers not in get_args(PersistentWriters):
         problems.append(
             f"persistent_writers must be 'primary' or 'striped', not {config.persistent_writers!r}"
+        )
+    if config.transfer_security not in get_args(Security):
+        problems.append(
+            f"transfer_security must be 'mac', 'aead' or 'crc', not {config.transfer_security!r}"
         )
     placement: Any = config.placement
     if not isinstance(placement, AllButPrimary | Striped):

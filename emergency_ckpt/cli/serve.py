@@ -7,13 +7,14 @@ import os
 import signal
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from emergency_ckpt.cli.arguments import port
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.tiers.readonly import ReadOnlyRamdisk
 from emergency_ckpt.transfer import auth
 from emergency_ckpt.transfer.server import TransferServer
+from emergency_ckpt.transfer.wire import Security
 
 if TYPE_CHECKING:
     SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage]
@@ -41,6 +42,12 @@ def add_parser(subparsers: SubParsers) -> None:
         "--bind", default="127.0.0.1", help="the one address to listen on (%(default)s)"
     )
     parser.add_argument("--port", type=port, default=0, help="port, 0 for a free one (%(default)s)")
+    parser.add_argument(
+        "--transfer-security",
+        choices=get_args(Security),
+        default="mac",
+        help="as the job's setting of that name (%(default)s)",
+    )
     parser.set_defaults(run=run)
 
 
@@ -59,10 +66,11 @@ def run(args: argparse.Namespace) -> int:
             holdings,
             run_id=args.run_id,
             secret=_secret(args.secret_file),
+            security=args.transfer_security,
             bind_host=args.bind,
             port=args.port,
         )
-        holdings.address = server.address
+        holdings.address = server.contact
         holdings.inventory()  # takes the readers' locks before anybody is told
         with server:
             print(f"serving {server.address}", flush=True)

@@ -15,6 +15,7 @@ from emergency_ckpt.tiers.local import LocalTier
 from emergency_ckpt.tiers.other_runs import LeftRun, OtherRuns
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
+from emergency_ckpt.transfer.wire import Security
 from emergency_ckpt.types import Writer
 
 _PART_TO_WAIT = 0.7
@@ -28,6 +29,8 @@ class Settings(Protocol):
     def local_dir(self) -> str: ...
     @property
     def secret_file(self) -> str | None: ...
+    @property
+    def transfer_security(self) -> Security: ...
     @property
     def bind_host(self) -> str | None: ...
     @property
@@ -89,6 +92,7 @@ class Membership:
         self.client = TransferClient(
             run_id=run_id,
             secret=secret,
+            security=settings.transfer_security,
             io_timeout_s=settings.transfer_timeout_s,
             streams=settings.transfer_streams,
         )
@@ -145,13 +149,14 @@ class Membership:
             self.holdings,
             run_id=self._run_id,
             secret=secret,
+            security=settings.transfer_security,
             bind_host=settings.bind_host or own_address(),
             port=settings.bind_port,
             io_timeout_s=settings.transfer_timeout_s,
         )
-        self.holdings.address = self._server.address
+        self.holdings.address = self._server.contact
         self._server.start()
-        return self._server.address
+        return self._server.contact
 
     def _tell_removed(self, run: LeftRun) -> None:
         age_s = round(run.age_s(time.time()))

@@ -66,7 +66,7 @@ class ReadOnlyRamdisk:
         self._directories: dict[Path, _Directory] = {}
 
     def inventory(self) -> HolderInventory:
-        """All that is published now. The holder is ``server/<address>``."""
+        """All that is published now. The holder is ``server/<host:port>``."""
         with self._lock:
             self._refresh()
             places = list(self._directories.values())
@@ -82,7 +82,7 @@ class ReadOnlyRamdisk:
             }
             known = [save for place in places if (save := place.known_complete()) is not None]
         return HolderInventory(
-            holder=f"server/{self.address}",
+            holder=f"server/{self.address.rpartition('@')[2]}",
             process_index=None,
             address=self.address,
             tensors=tuple(sorted(tensors)),

@@ -1,10 +1,24 @@
-"""``host:port`` texts: what a holder reports and what a client connects to."""
+"""``host:port`` and ``holder@host:port`` texts: what a holder reports and a client connects to."""
 
 from __future__ import annotations
+
+import re
 
 from emergency_ckpt.errors import TransferError
 
 _MAX_ADDRESS_CHARS = 300  # a DNS name has at most 253
+_HOLDER = re.compile(r"[0-9a-f]{32}")
+
+
+def split_holder(text: str) -> tuple[str, str]:
+    """The identity of the server that is wanted, empty where none is named, and the address.
+
+    ``"5f..e0@10.0.0.3:80"`` is what a server tells its peers: who finds another server at the
+    address, because the port was given to it since, is told so. What is no identity stays in the
+    address, which ``parse_address`` then refuses.
+    """
+    holder, at, address = text.partition("@")
+    return (holder, address) if at and _HOLDER.fullmatch(holder) else ("", text)
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -23,7 +37,7 @@ def parse_address(text: str) -> tuple[str, int]:
     if (
         not (colon and host and well_formed and 1 <= port <= 65535)
         or len(text) > _MAX_ADDRESS_CHARS
-        or any(c.isspace() or c in "[]/" or not c.isprintable() for c in host)
+        or any(c.isspace() or c in "[]/@" or not c.isprintable() for c in host)
     ):
         raise TransferError(
             "parse address",

@@ -1,26 +1,21 @@
-"""The run's secret, and how both sides prove that they know it before anything else is said."""
+"""The run's secret: where it comes from, and what is derived from it."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import os
 import secrets
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
 
-import msgspec
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from emergency_ckpt.errors import AuthenticationFailed, ConfigError, ProtocolViolation
+from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.transfer import wire
-from emergency_ckpt.transfer.stream import Stream, Timeout
 
 SECRET_VARIABLE = "ECKPT_SECRET"  # noqa: S105  the name of a variable, not a secret
 MIN_SECRET_BYTES = 32
 _MAX_SECRET_BYTES = 4096
-T = TypeVar("T")
 _GENERATE_HINT = "python -c 'import secrets; print(secrets.token_hex(32))' makes one"
 
 
@@ -104,89 +99,14 @@ def _checked(data: bytes, where: str) -> bytes:
 
 
 class Credentials:
-    """A run id and its secret. Never shows the secret in its text form."""
+    """A run id, its secret, and how bytes are protected. Never shows the secret as text."""
 
-    def __init__(self, run_id: str, secret: bytes) -> None:
+    def __init__(self, run_id: str, secret: bytes, security: wire.Security = "mac") -> None:
         check_secret(secret)
         self.run_id = run_id
+        self.security: wire.Security = security
         self._secret = secret
 
-    def mac(self, role: bytes, client_nonce: bytes, server_nonce: bytes) -> bytes:
-        """HMAC-SHA256 over protocol, version, role, run and both nonces.
-
-        Each field is preceded by its length, so that no two inputs look alike; the role keeps a
-        proof from being reflected.
-        """
-        fields = (
-            b"emergency_ckpt transfer",
-            str(wire.PROTOCOL_VERSION).encode(),
-            role,
-            self.run_id.encode(),
-            client_nonce,
-            server_nonce,
-        )
-        message = b"".join(len(field).to_bytes(4, "big") + field for field in fields)
-        return hmac.new(self._secret, message, hashlib.sha256).digest()
-
-
-class Refused(Exception):
-    """The server answered with a Failure; the client gives it its meaning."""
-
-    def __init__(self, failure: wire.Failure) -> None:
-        self.failure = failure
-        super().__init__(failure.message)
-
-
-def prove_to_server(stream: Stream, credentials: Credentials, timeout: Timeout) -> None:
-    """The client's side. Sends nothing but a nonce before the server has proved itself.
-
-    Raises AuthenticationFailed, ProtocolViolation, or Refused when the server says no;
-    TimeoutError and ConnectionError from the network.
-    """
-    client_nonce = secrets.token_bytes(wire.NONCE_BYTES)
-    hello = wire.Hello(protocol=wire.PROTOCOL_VERSION, client_nonce=client_nonce)
-    stream.send_frame(hello, timeout())
-    proof = _receive(stream, wire.SERVER_PROOF, timeout)
-    if isinstance(proof, wire.Failure):
-        raise Refused(proof)
-    expected = credentials.mac(b"server", client_nonce, proof.server_nonce)
-    if not hmac.compare_digest(expected, proof.mac):
-        raise AuthenticationFailed(
-            "authenticate",
-            stream.peer,
-            "the server does not know the secret of this run",
-            hint="another run may listen at that address; check run id and secret on both sides",
-        )
-    mac = credentials.mac(b"client", client_nonce, proof.server_nonce)
-    stream.send_frame(wire.ClientProof(mac=mac), timeout())
-    welcome = _receive(stream, wire.WELCOME, timeout)
-    if isinstance(welcome, wire.Failure):
-        raise Refused(welcome)
-
-
-def authenticate_client(stream: Stream, credentials: Credentials, timeout: Timeout) -> None:
-    """The server's side. Raises AuthenticationFailed or ProtocolViolation; serves nothing."""
-    hello = _receive(stream, wire.HELLO, timeout)
-    if hello.protocol != wire.PROTOCOL_VERSION:
-        raise ProtocolViolation(
-            "authenticate",
-            stream.peer,
-            "another protocol version",
-            expected=wire.PROTOCOL_VERSION,
-            actual=hello.protocol,
-        )
-    server_nonce = secrets.token_bytes(wire.NONCE_BYTES)
-    mac = credentials.mac(b"server", hello.client_nonce, server_nonce)
-    stream.send_frame(wire.ServerProof(server_nonce=server_nonce, mac=mac), timeout())
-    proof = _receive(stream, wire.CLIENT_PROOF, timeout)
-    expected = credentials.mac(b"client", hello.client_nonce, server_nonce)
-    if not hmac.compare_digest(expected, proof.mac):
-        raise AuthenticationFailed(
-            "authenticate", stream.peer, "the client does not know the secret of this run"
-        )
-    stream.send_frame(wire.Welcome(), timeout())
-
-
-def _receive(stream: Stream, decoder: msgspec.json.Decoder[T], timeout: Timeout) -> T:
-    # Before the proof a peer may send little: it could be anybody.
-    return stream.receive_frame(decoder, timeout(), limit_bytes=wire.MAX_HANDSHAKE_FRAME_BYTES)
+    def derive(self, derivation: HKDF) -> bytes:
+        """Key material from the secret."""
+        return derivation.derive(self._secret)

@@ -9,7 +9,8 @@ import msgspec
 
 from emergency_ckpt.core.inventory import HolderInventory
 from emergency_ckpt.errors import HostStateTooLarge, ProtocolViolation
-from emergency_ckpt.transfer import auth, wire
+from emergency_ckpt.transfer import handshake, wire
+from emergency_ckpt.transfer.auth import Credentials
 from emergency_ckpt.transfer.fetch import Fetch
 from emergency_ckpt.transfer.holdings import ShardTarget, Target
 from emergency_ckpt.transfer.pool import ConnectionPool
@@ -24,7 +25,11 @@ class TransferClient:
     AuthenticationFailed, ProtocolViolation and NotHeld. No source is tried twice, except that a
     kept connection which turns out to be dead is replaced once.
 
+    Addresses are ``host:port``, or ``holder@host:port`` as servers tell them: then a server of
+    another identity is an AuthenticationFailed.
+
     Args:
+      security: how bytes are protected: "mac", "aead" or "crc", as the servers have it.
       connect_timeout_s: for connecting and proving together.
       io_timeout_s: how long a peer may stall within a frame or a few MiB.
       streams: connections that share one ``fetch_shards``.
@@ -36,13 +41,14 @@ class TransferClient:
         *,
         run_id: str,
         secret: bytes,
+        security: wire.Security = "mac",
         connect_timeout_s: float = 10,
         io_timeout_s: float = 30,
         streams: int = 2,
         on_bytes_received: Callable[[int], None] | None = None,
     ) -> None:
         self._pool = ConnectionPool(
-            auth.Credentials(run_id, secret), connect_timeout_s=connect_timeout_s, keep=streams
+            Credentials(run_id, secret, security), connect_timeout_s=connect_timeout_s, keep=streams
         )
         self._io_timeout_s = io_timeout_s
         self._streams = streams
@@ -179,7 +185,7 @@ class TransferClient:
     def _reply(self, stream: Stream, decoder: msgspec.json.Decoder[Any]) -> Any:
         reply = stream.receive_frame(decoder, self._io_timeout_s)
         if isinstance(reply, wire.Failure):
-            raise auth.Refused(reply)
+            raise handshake.Refused(reply)
         return reply
 
 

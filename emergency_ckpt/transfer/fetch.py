@@ -11,7 +11,7 @@ from absl import logging
 
 from emergency_ckpt import _native
 from emergency_ckpt.errors import CheckpointError, ProtocolViolation, TransferError
-from emergency_ckpt.transfer import auth, split, wire
+from emergency_ckpt.transfer import handshake, split, wire
 from emergency_ckpt.transfer.holdings import ShardTarget, Target
 from emergency_ckpt.transfer.pool import ConnectionPool, NotConnected
 from emergency_ckpt.transfer.stream import Stream, timeout_until
@@ -136,7 +136,7 @@ class Fetch:
         stream.send_frame(wire.GetShards(digest=self._digest, ranges=ranges), self._timeout())
         reply = stream.receive_frame(wire.BODY, self._timeout())
         if isinstance(reply, wire.Failure):
-            raise auth.Refused(reply)
+            raise handshake.Refused(reply)
         total = sum(part.nbytes for part in parts)
         if reply.nbytes != total:
             raise ProtocolViolation(

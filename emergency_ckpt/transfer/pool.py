@@ -15,8 +15,9 @@ from emergency_ckpt.errors import (
     ProtocolViolation,
     TransferError,
 )
-from emergency_ckpt.transfer import auth, wire
-from emergency_ckpt.transfer.address import parse_address
+from emergency_ckpt.transfer import handshake, wire
+from emergency_ckpt.transfer.address import parse_address, split_holder
+from emergency_ckpt.transfer.auth import Credentials
 from emergency_ckpt.transfer.stream import Stream, timeout_until
 
 T = TypeVar("T")
@@ -26,6 +27,10 @@ MAX_IDLE = 256
 """The leader of a restore asks every peer of a large job once: descriptors are few."""
 
 
+_MAX_RESETS = 5
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.25
+
+
 class NotConnected(TransferError):
     """No connection could be made: refused, unreachable, busy or silent."""
 
@@ -33,9 +38,7 @@ class NotConnected(TransferError):
 class ConnectionPool:
     """Thread-safe. Keeps at most ``keep`` unused connections per address, ``MAX_IDLE`` in all."""
 
-    def __init__(
-        self, credentials: auth.Credentials, *, connect_timeout_s: float, keep: int
-    ) -> None:
+    def __init__(self, credentials: Credentials, *, connect_timeout_s: float, keep: int) -> None:
         self._credentials = credentials
         self._connect_timeout_s = connect_timeout_s
         self._keep = keep
@@ -87,7 +90,7 @@ class ConnectionPool:
     def _use(self, stream: Stream, address: str, exchange: Callable[[Stream], T]) -> T:
         try:
             result = exchange(stream)
-        except auth.Refused as refused:
+        except handshake.Refused as refused:
             # The reply was a whole frame: the connection is in step, unless the server leaves it.
             if refused.failure.code == "protocol":
                 stream.close()
@@ -134,35 +137,49 @@ class ConnectionPool:
         return stream
 
     def _connect(self, operation: str, address: str, within_s: float) -> Stream:
-        host, port = parse_address(address)
+        """A proved connection. A server with too many newcomers is asked again, within the time."""
+        holder, plain = split_holder(address)
+        place = parse_address(plain)
         limit_s = min(self._connect_timeout_s, within_s)
-        timeout = timeout_until(time.monotonic() + limit_s, limit_s, "connection")
-        try:
-            stream = Stream(socket.create_connection((host, port), timeout()), address)
-        except OSError as error:
-            raise _failed(operation, address, error, NotConnected) from error
-        try:
-            auth.prove_to_server(stream, self._credentials, timeout)
-        except auth.Refused as refused:
-            stream.close()
-            raise failure_error(operation, address, refused.failure) from None
-        except OSError as error:
-            stream.close()
-            raise _failed(operation, address, error, NotConnected) from error
-        except BaseException:
-            stream.close()
-            raise
-        return stream
+        deadline_s = time.monotonic() + limit_s
+        timeout = timeout_until(deadline_s, limit_s, "connection")
+        pause_s, resets = _FIRST_PAUSE_S, 0
+        while True:
+            try:
+                stream = Stream(socket.create_connection(place, timeout()), address)
+            except OSError as error:
+                raise _failed(operation, address, error, NotConnected) from error
+            try:
+                handshake.prove_to_server(stream, self._credentials, holder, timeout)
+                return stream
+            except handshake.Refused as refused:
+                stream.close()
+                failure = failure_error(operation, address, refused.failure)
+                again = refused.failure.code == "busy"
+            except OSError as error:
+                stream.close()
+                failure = _failed(operation, address, error, NotConnected)
+                resets += 1
+                # A server that turns a newcomer away may reset it before it has read the reason.
+                again = isinstance(error, ConnectionError) and resets < _MAX_RESETS
+                failure.__cause__ = error
+            except BaseException:
+                stream.close()
+                raise
+            if not again or time.monotonic() + pause_s >= deadline_s:
+                raise failure
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 def failure_error(operation: str, address: str, failure: wire.Failure) -> TransferError:
     """The typed error for what a server answered."""
-    problem = f"the peer answers {failure.code}: {failure.message!r}"
+    problem = f"the peer answers {failure.code}: {failure.message!a}"
     match failure.code:
         case "not_held":
             return NotHeld(operation, address, problem)
         case "unauthenticated":
-            hint = "check run id and secret on both sides"
+            hint = "check run id, secret, transfer_security and address on both sides"
             return AuthenticationFailed(operation, address, problem, hint=hint)
         case "protocol":
             return ProtocolViolation(operation, address, problem)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import socket
 import threading
@@ -16,27 +15,36 @@ from emergency_ckpt.forked import drop_in_child
 from emergency_ckpt.transfer import wire
 from emergency_ckpt.transfer.address import format_address
 from emergency_ckpt.transfer.auth import Credentials
+from emergency_ckpt.transfer.entrance import Entrance
+from emergency_ckpt.transfer.handshake import SessionKeys, new_holder, seal
 from emergency_ckpt.transfer.holdings import Holdings
 from emergency_ckpt.transfer.session import Service, Session
 from emergency_ckpt.transfer.stream import Stream
 
-_BACKLOG = 128
+_BACKLOG = 1024
+_HANDSHAKE_TIMEOUT_S = 5.0
 _STOP_TIMEOUT_S = 10.0
-_ACCEPT_RETRY_S = 0.1
 
 
 class TransferServer:
-    """Listens on one named address; one thread per connection, at most ``max_connections``.
+    """Listens on one named address; one thread per proved connection, ``max_connections`` at most.
 
-    The address is bound at construction, so that ``address`` can be told to others; connections
-    are taken from ``start`` until ``stop``. When all connections are in use, the one that has been
+    The address is bound at construction, so that it can be told to others; connections
+    are taken from ``start`` until ``stop``. Those that have not proved themselves have places of
+    their own (``entrance``). When all connections are in use, the one that has been
     idle longest is closed for a new one (its client reconnects by itself); when none is idle, the
     new client is told that the server is busy.
 
+    Attributes:
+      address: ``host:port``.
+      contact: ``holder@host:port``, with an identity that is drawn at each construction: who has
+        this text gets this server or an error, never another one that took its port.
+
     Args:
+      security: how bytes are protected: "mac", "aead" or "crc"; clients must ask for the same.
       io_timeout_s: how long a peer may stall within a frame or a few MiB, or be idle.
-      allow_all_interfaces: permits ``0.0.0.0`` and ``::``. The protocol authenticates and does not
-        encrypt: leave it to networks where only the job's hosts can listen.
+      allow_all_interfaces: permits ``0.0.0.0`` and ``::``. With "mac" and "crc" whoever can listen
+        on the network reads what travels.
       on_bytes_sent: called from the serving threads with bytes of bodies as they leave.
 
     Raises ConfigError for an address that cannot be bound or a secret that is too short.
@@ -48,6 +56,7 @@ class TransferServer:
         *,
         run_id: str,
         secret: bytes,
+        security: wire.Security = "mac",
         bind_host: str = "127.0.0.1",
         port: int = 0,
         io_timeout_s: float = 30,
@@ -55,15 +64,25 @@ class TransferServer:
         allow_all_interfaces: bool = False,
         on_bytes_sent: Callable[[int], None] | None = None,
     ) -> None:
+        credentials = Credentials(run_id, secret, security)
         self._service = Service(
             holdings=holdings,
-            credentials=Credentials(run_id, secret),
+            credentials=credentials,
             io_timeout_s=io_timeout_s,
             on_bytes_sent=on_bytes_sent or _ignore,
         )
         self._max_connections = max_connections
         self._listener, self.address = _bind(bind_host, port, allow_all_interfaces)
         drop_in_child(self._listener, socket.socket.close)
+        holder = new_holder()
+        self.contact = f"{holder}@{self.address}"
+        self._entrance = Entrance(
+            self._listener,
+            credentials,
+            holder,
+            timeout_s=min(_HANDSHAKE_TIMEOUT_S, io_timeout_s),
+            on_proved=self._admit,
+        )
         self._accepting: threading.Thread | None = None
         self._stopping = threading.Event()
         self._lock = threading.Lock()
@@ -79,7 +98,7 @@ class TransferServer:
                 [f"transfer address {self.address}: {error}"], target="transfer server"
             ) from error
         self._accepting = threading.Thread(
-            target=self._accept, name=f"transfer-server {self.address}", daemon=True
+            target=self._entrance.run, name=f"transfer-server {self.address}", daemon=True
         )
         self._accepting.start()
 
@@ -89,8 +108,7 @@ class TransferServer:
         Raises DeadlineExceeded when a thread does not end: the holdings must then stay open.
         """
         self._stopping.set()
-        with contextlib.suppress(OSError):  # never started or stopped before: nobody to wake
-            self._listener.shutdown(socket.SHUT_RDWR)
+        self._entrance.close_down()
         deadline_s = time.monotonic() + _STOP_TIMEOUT_S
         threads = [self._accepting] if self._accepting else []
         for thread in threads:
@@ -115,29 +133,23 @@ class TransferServer:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _accept(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                sock, peer = self._listener.accept()
-            except OSError as error:
-                if not self._stopping.wait(_ACCEPT_RETRY_S):
-                    # Out of descriptors, or a client that left at once: the next may do better.
-                    logging.warning("transfer server %s: accept: %s", self.address, error)
-                continue
-            self._admit(Session(Stream(sock, format_address(*peer[:2])), self._service))
-
-    def _admit(self, session: Session) -> None:
+    def _admit(self, sock: socket.socket, peer: str, keys: SessionKeys) -> None:
+        stream = Stream(sock, peer)
+        seal(stream, self._service.credentials, keys, is_server=True)
+        session = Session(stream, self._service)
         with self._lock:
             if self._stopping.is_set():
-                session.stream.close()
+                stream.close()
                 return
             if self._make_room() and self._start_session(session):
                 return
         logging.warning("transfer server %s: all connections are in use", self.address)
         busy = wire.Failure(code="busy", message=f"{self._max_connections} connections are in use")
-        with contextlib.suppress(OSError):  # gone already: it sees the closed connection instead
-            session.stream.send_frame(busy, _ACCEPT_RETRY_S)
-        session.stream.close()
+        try:
+            stream.send_frame(busy, 0)  # fits into the buffer of a fresh connection
+        except OSError as error:
+            logging.info("transfer server: %s left: %s", peer, error)
+        stream.close()
 
     def _start_session(self, session: Session) -> bool:
         thread = threading.Thread(

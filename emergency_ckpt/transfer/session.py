@@ -1,4 +1,4 @@
-"""One accepted connection: prove, then answer requests until the client leaves."""
+"""One proved connection: answer requests until the client leaves."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from emergency_ckpt.errors import (
     ProtocolViolation,
     TransferError,
 )
-from emergency_ckpt.transfer import auth, wire
+from emergency_ckpt.transfer import wire
+from emergency_ckpt.transfer.auth import Credentials
 from emergency_ckpt.transfer.holdings import Holdings
-from emergency_ckpt.transfer.stream import Stream, constant_timeout, timeout_until
+from emergency_ckpt.transfer.stream import Stream, constant_timeout
 from emergency_ckpt.types import Contents
 
-_HANDSHAKE_TIMEOUT_S = 5.0
 _LINGER_BYTES = 256 * wire.KIB
 _LINGER_S = 0.5
 
@@ -34,13 +34,13 @@ class Service:
     """What all sessions of a server share."""
 
     holdings: Holdings
-    credentials: auth.Credentials
+    credentials: Credentials
     io_timeout_s: float
     on_bytes_sent: Callable[[int], None]
 
 
 class Session:
-    """Serves one stream. ``run`` blocks until the client leaves, misbehaves or is stopped.
+    """Serves one sealed stream. ``run`` blocks until the client leaves, misbehaves or is stopped.
 
     ``idle_since`` is the monotonic time of the last answer; None while one is being made, and
     before the first: a client that has just proved itself is about to ask.
@@ -82,9 +82,7 @@ class Session:
         self.stream.abort()
 
     def _serve(self) -> None:
-        limit_s = min(_HANDSHAKE_TIMEOUT_S, self._service.io_timeout_s)
-        timeout = timeout_until(time.monotonic() + limit_s, limit_s, "handshake")
-        auth.authenticate_client(self.stream, self._service.credentials, timeout)
+        self.stream.send_frame(wire.Welcome(), self._service.io_timeout_s)
         while True:
             request = self.stream.receive_frame(wire.REQUEST, self._service.io_timeout_s)
             self.idle_since = None

@@ -1,7 +1,10 @@
 """One connected socket: frames and bodies with deadlines, ranges through the native engine.
 
+Each piece of PIECE_BYTES has to move within one io timeout: a slower peer counts as stalled.
+
 Raises TimeoutError and ConnectionError (OSError) for what the network does, ProtocolViolation for
-what the peer does. Whoever knows the operation turns the first kind into a TransferError.
+what the peer does, AuthenticationFailed for what it did not seal. Whoever knows the operation turns
+the first kind into a TransferError.
 """
 
 from __future__ import annotations
@@ -17,11 +20,9 @@ from emergency_ckpt import _native
 from emergency_ckpt._native import Mapping
 from emergency_ckpt.errors import ProtocolViolation
 from emergency_ckpt.forked import drop_in_child
-from emergency_ckpt.transfer import split, wire
+from emergency_ckpt.transfer import sealed_ranges, split, wire
 from emergency_ckpt.transfer.holdings import FileTarget, Target
-
-PIECE_BYTES = 4 * wire.MIB
-"""What must move within one io timeout: a peer below PIECE_BYTES / io timeout counts as stalled."""
+from emergency_ckpt.transfer.sealing import PIECE_BYTES, TAG_BYTES, Direction
 
 T = TypeVar("T")
 Timeout = Callable[[], float]
@@ -52,13 +53,24 @@ class Stream:
         self._socket = sock
         self.peer = peer
         self.received_bytes = 0  # of frames and bodies: tells a stale connection from a broken one
+        self._sending: Direction | None = None
+        self._receiving: Direction | None = None
+        self._raw_ranges = True
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         drop_in_child(sock, socket.socket.close)
 
+    def seal(self, sending: Direction, receiving: Direction, *, raw_ranges: bool) -> None:
+        """From now on both directions are sealed; with ``raw_ranges`` all but ranges."""
+        self._sending, self._receiving, self._raw_ranges = sending, receiving, raw_ranges
+
     def send_frame(self, frame: msgspec.Struct, timeout_s: float) -> None:
         """Send all of the frame within ``timeout_s``."""
+        if self._sending is None:
+            data = wire.encode_frame(frame)
+        else:
+            data = self._sending.seal_frame(wire.encode_payload(frame))
         self._socket.settimeout(timeout_s)
-        self._socket.sendall(wire.encode_frame(frame))
+        self._socket.sendall(data)
 
     def receive_frame(
         self,
@@ -79,22 +91,34 @@ class Stream:
                 expected=f"at most {limit_bytes} bytes",
                 actual=length,
             )
-        payload = self._receive_exactly(length, deadline_s)
-        return wire.decode_json(decoder, bytes(payload), self.peer)
+        if self._receiving is None:
+            payload = bytes(self._receive_exactly(length, deadline_s))
+        else:
+            sealed = bytes(self._receive_exactly(length + TAG_BYTES, deadline_s))
+            payload = self._receiving.open_frame(bytes(header), sealed)
+        return wire.decode_json(decoder, payload, self.peer)
 
     def send_body(self, data: bytes, timeout: Timeout) -> None:
-        """Send ``data`` piece by piece, each within ``timeout()``."""
-        view = memoryview(data)
-        for start in range(0, len(view), PIECE_BYTES):
+        """Send ``data`` piece by piece, each within ``timeout()``. Only once sealed."""
+        assert self._sending is not None
+        for start in range(0, len(data), PIECE_BYTES):
+            piece = data[start : start + PIECE_BYTES]
+            sealed = bytearray(piece) + bytes(TAG_BYTES)
+            self._sending.seal_piece(memoryview(piece), memoryview(sealed))
             self._socket.settimeout(timeout())
-            self._socket.sendall(view[start : start + PIECE_BYTES])
+            self._socket.sendall(sealed)
 
     def receive_body(self, nbytes: int, timeout: Timeout) -> bytes:
-        """Receive ``nbytes``; memory grows with what really comes, not with what was announced."""
+        """Receive ``nbytes``; memory grows with what really comes, not with what was announced.
+
+        Only once sealed.
+        """
+        assert self._receiving is not None
         body = bytearray()
         while len(body) < nbytes:
             count = min(PIECE_BYTES, nbytes - len(body))
-            body += self._receive_exactly(count, time.monotonic() + timeout())
+            sealed = self._receive_exactly(count + TAG_BYTES, time.monotonic() + timeout())
+            body += self._receiving.open_piece(memoryview(sealed), memoryview(bytearray(count)))
         return bytes(body)
 
     def send_ranges(
@@ -107,7 +131,10 @@ class Stream:
         """Send each (offset, nbytes) of the mapping, in order."""
         for piece in split.pieces(ranges, PIECE_BYTES):
             batch = [(offset, nbytes) for _, offset, nbytes in piece]
-            _native.send_ranges(self._socket.fileno(), mapping, batch, timeout())
+            if self._sending is None or self._raw_ranges:
+                _native.send_ranges(self._socket.fileno(), mapping, batch, timeout())
+            else:
+                sealed_ranges.send(self._socket, self._sending, mapping, batch, timeout())
             on_bytes(sum(nbytes for _, nbytes in batch))
 
     def receive_ranges(
@@ -122,7 +149,9 @@ class Stream:
         for piece in split.pieces(ranges, PIECE_BYTES):
             batch = [(offset, nbytes) for _, offset, nbytes in piece]
             fd = self._socket.fileno()
-            if isinstance(into, FileTarget):
+            if self._receiving is not None and not self._raw_ranges:
+                parts = sealed_ranges.receive(fd, self._receiving, into, batch, timeout())
+            elif isinstance(into, FileTarget):
                 parts = _native.receive_to_file(fd, into.fd, batch, timeout())
             else:
                 parts = _native.receive_ranges(fd, into, batch, timeout())

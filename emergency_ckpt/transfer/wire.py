@@ -16,24 +16,31 @@ from emergency_ckpt.core.inventory import HolderInventory
 from emergency_ckpt.errors import CorruptData, ProtocolViolation
 from emergency_ckpt.types import MAX_HOST_STATE_BYTES, Box, Contents, SaveId
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 NONCE_BYTES = 32
 MAC_BYTES = 32
+HOLDER_BYTES = 16
 LENGTH_BYTES = 4
 
 KIB = 1024
 MIB = 1024 * KIB
+MAX_NEWCOMER_FRAME_BYTES = KIB  # what anybody may send to a server
 MAX_HANDSHAKE_FRAME_BYTES = 8 * KIB  # a Failure with every character escaped
 MAX_FRAME_BYTES = 64 * KIB
 MAX_INVENTORY_BYTES = 4 * MIB
 MAX_CONTENTS_BYTES = 64 * MIB
 MAX_RANGES = 1024  # of one request: 50 bytes each at most, so a frame always holds them
 MAX_MESSAGE_CHARS = 1000
+MAX_EXCERPT_CHARS = 200  # of what a peer sent, in errors and logs
+MAX_RUN_ID_CHARS = 128
 MAX_SHARDS = 1 << 20
 MAX_PROCESSES = 1 << 20
 
 Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 Mac = Annotated[bytes, msgspec.Meta(min_length=MAC_BYTES, max_length=MAC_BYTES)]
+Holder = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{32})?\Z")]
+Security = Literal["mac", "aead", "crc"]
+"""How bodies of shards travel: authenticated, encrypted too, or as they are."""
 Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Size = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 ShardIndex = Annotated[int, msgspec.Meta(ge=0, lt=MAX_SHARDS)]
@@ -52,8 +59,10 @@ class _Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
 class Hello(_Frame, frozen=True, tag="hello"):
     """Client to server, first: all that a client shows before the server proved itself."""
 
-    protocol: int
+    protocol: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
     client_nonce: Nonce
+    security: Security = "mac"
+    holder: Holder = ""
 
 
 class ServerProof(_Frame, frozen=True, tag="server_proof"):
@@ -91,7 +100,7 @@ class GetShards(_Frame, frozen=True, tag="get_shards"):
 
 
 class _HostStateFrame(_Frame, frozen=True):
-    run_id: str
+    run_id: Annotated[str, msgspec.Meta(max_length=MAX_RUN_ID_CHARS)]
     incarnation: Incarnation
     step: Size
     owner: Owner
@@ -157,12 +166,23 @@ _INVENTORY = _decoder(HolderInventory)
 _CONTENTS = _decoder(Contents)
 
 
-def encode_frame(frame: msgspec.Struct) -> bytes:
-    """The frame with its length in front."""
+def encode_payload(frame: msgspec.Struct) -> bytes:
+    """The frame's JSON."""
     payload = msgspec.json.encode(frame)
     if len(payload) > MAX_FRAME_BYTES:
         raise ValueError(f"a frame of {len(payload)} bytes is over {MAX_FRAME_BYTES}")
+    return payload
+
+
+def encode_frame(frame: msgspec.Struct) -> bytes:
+    """The frame with its length in front, not sealed."""
+    payload = encode_payload(frame)
     return len(payload).to_bytes(LENGTH_BYTES, "big") + payload
+
+
+def excerpt(text: object) -> str:
+    """At most MAX_EXCERPT_CHARS of what a peer may have chosen, escaped: one line of ASCII."""
+    return ascii(str(text)[:MAX_EXCERPT_CHARS])[1:-1]
 
 
 def decode_json(decoder: msgspec.json.Decoder[T], data: bytes, peer: str) -> T:
@@ -170,7 +190,7 @@ def decode_json(decoder: msgspec.json.Decoder[T], data: bytes, peer: str) -> T:
     try:
         return decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        reason = str(error)[:MAX_MESSAGE_CHARS]
+        reason = excerpt(error)
         raise ProtocolViolation("read frame", peer, f"the frame is not valid: {reason}") from error
 
 

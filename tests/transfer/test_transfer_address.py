@@ -9,7 +9,7 @@ from transfer_support import RUN_ID, SECRET
 
 from emergency_ckpt.errors import ConfigError, TransferError
 from emergency_ckpt.testing.memory_holdings import MemoryHoldings
-from emergency_ckpt.transfer.address import format_address, parse_address
+from emergency_ckpt.transfer.address import format_address, parse_address, split_holder
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
 
@@ -106,3 +106,18 @@ def _has_ipv6() -> bool:
             return True
     except OSError:
         return False
+
+
+def test_holder_is_split_from_its_address() -> None:
+    holder = "0123456789abcdef" * 2
+    assert split_holder(f"{holder}@10.0.0.3:80") == (holder, "10.0.0.3:80")
+    assert split_holder(f"{holder}@[::1]:80") == (holder, "[::1]:80")
+    assert split_holder("10.0.0.3:80") == ("", "10.0.0.3:80")
+    for text in (
+        "@10.0.0.3:80",
+        "x@10.0.0.3:80",
+        f"{holder.upper()}@h:1",
+        f"{holder}@{holder}@h:1",
+    ):
+        with pytest.raises(TransferError, match="not an address"):
+            parse_address(split_holder(text)[1])

@@ -15,6 +15,7 @@ from transfer_support import (
     peer_that,
     random_shards,
     read_frame,
+    send_body,
     send_frame,
     targets_of,
 )
@@ -98,7 +99,7 @@ def one_shard_then_gone(data: bytes) -> Callable[[socket.socket], None]:
         read_frame(sock)
         body = left.pop()
         send_frame(sock, {"type": "body", "nbytes": len(body)})
-        sock.sendall(body)
+        send_body(sock, body)
         read_frame(sock)
 
     return behave

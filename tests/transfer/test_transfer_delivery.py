@@ -14,8 +14,10 @@ from transfer_support import (
     fetch_all,
     log_in,
     random_shards,
+    read_body,
     read_exactly,
     read_frame,
+    send_body,
     send_frame,
     targets_of,
 )
@@ -26,6 +28,7 @@ from emergency_ckpt.testing.memory_holdings import MemoryHoldings, anonymous_map
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.holdings import ShardTarget
 from emergency_ckpt.transfer.server import TransferServer
+from emergency_ckpt.transfer.wire import Security
 from emergency_ckpt.types import MAX_HOST_STATE_BYTES
 
 MIB = 1 << 20
@@ -176,16 +179,21 @@ def test_many_clients_fetch_at_once(holdings: MemoryHoldings, server: TransferSe
     assert results == [shards] * 6
 
 
+@pytest.mark.parametrize("security", ["mac", "aead", "crc"])
 def test_the_protocol_is_what_its_document_says(
-    holdings: MemoryHoldings, server: TransferServer
+    holdings: MemoryHoldings, security: Security
 ) -> None:
     digest = holdings.add(SAVE, [b"abcdef", b"0123456789"])
-    with connect(server.address) as sock:
-        log_in(sock)
+    with (
+        TransferServer(holdings, run_id=RUN_ID, secret=SECRET, security=security) as server,
+        connect(server.address) as sock,
+    ):
+        log_in(sock, security, holder=server.contact.partition("@")[0])
         ranges = [[1, 2, 3], [0, 0, 6], [1, 9, 1], [1, 10, 0]]
         send_frame(sock, {"type": "get_shards", "digest": digest, "ranges": ranges})
         assert read_frame(sock) == {"type": "body", "nbytes": 10}
-        assert read_exactly(sock, 10) == b"234abcdef9"
+        body = read_exactly(sock, 10) if security == "crc" else read_body(sock, 10)
+        assert body == b"234abcdef9"
         place = {
             "run_id": RUN_ID,
             "incarnation": SAVE.incarnation,
@@ -195,8 +203,8 @@ def test_the_protocol_is_what_its_document_says(
         }
         send_frame(sock, {"type": "put_host_state", **place, "nbytes": 2})
         assert read_frame(sock) == {"type": "go"}
-        sock.sendall(b"{}")
+        send_body(sock, b"{}")
         assert read_frame(sock) == {"type": "done"}
         send_frame(sock, {"type": "get_host_state", **place})
         assert read_frame(sock) == {"type": "body", "nbytes": 2}
-        assert read_exactly(sock, 2) == b"{}"
+        assert read_body(sock, 2) == b"{}"

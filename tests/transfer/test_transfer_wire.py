@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import hashlib
+import re
+from pathlib import Path
 
 import msgspec
 import pytest
-from transfer_support import SAVE
+from transfer_support import SAVE, keys_by_hand
 
 from emergency_ckpt.errors import CorruptData, ProtocolViolation
 from emergency_ckpt.transfer import wire
 from emergency_ckpt.transfer.auth import Credentials
+from emergency_ckpt.transfer.handshake import session_keys
 from emergency_ckpt.transfer.holdings import ShardTarget
+from emergency_ckpt.transfer.sealing import Direction
 from emergency_ckpt.transfer.split import pieces, requests
 from emergency_ckpt.types import Contents, LeafSpec, ShardEntry
 
 MIB = 1 << 20
+PROTOCOL = Path(wire.__file__).with_name("PROTOCOL.md")
 
 
-def test_the_macs_of_the_worked_example() -> None:
+def test_the_keys_of_the_worked_example() -> None:
     credentials = Credentials("run-a", b"0123456789abcdef0123456789abcdef")
     nonces = bytes(range(32)), bytes(range(32, 64))
-    assert (
-        credentials.mac(b"server", *nonces).hex()
-        == "f4a3b7a5248e92d5c50fa40ea764928e963feb3d792c1b0215ceb6b7e916fb2b"
-    )
-    assert (
-        credentials.mac(b"client", *nonces).hex()
-        == "7f298adc4cbbac3480435b12dd261549072a064d0c240f9548bbaebf71c421d6"
-    )
+    keys = session_keys(credentials, "", *nonces)
+    by_hand = keys_by_hand(*nonces, key=b"0123456789abcdef0123456789abcdef")
+    assert tuple(keys) == tuple(by_hand)
+    direction = Direction(keys.from_client, encrypts=False, peer="peer")
+    sealed = direction.seal_frame(b'{"type":"get_inventory"}')
+    example = re.findall(r"^    \S.*?  ([0-9a-f]+)$", PROTOCOL.read_text(), re.MULTILINE)
+    assert [*(key.hex() for key in keys), sealed.hex()] == example
 
 
 def test_the_frame_of_the_worked_example() -> None:

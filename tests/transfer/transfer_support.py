@@ -8,10 +8,13 @@ import json
 import os
 import socket
 import threading
+import weakref
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
+
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from emergency_ckpt import _native
 from emergency_ckpt.testing.memory_holdings import anonymous_mapping
@@ -21,6 +24,7 @@ from emergency_ckpt.types import Contents, SaveId
 
 RUN_ID = "run-a"
 SECRET = b"5e" * 32
+PIECE = 4 << 20
 SAVE = SaveId(step=40, incarnation="0198a1b2c3d4-beef", run_id=RUN_ID)
 
 
@@ -50,28 +54,94 @@ def fetch_all(
 
 
 def connect(address: str) -> socket.socket:
-    host, _, port = address.rpartition(":")
+    host, _, port = address.rpartition("@")[2].rpartition(":")
     return socket.create_connection((host, int(port)), timeout=30)
 
 
+class HandSeals:
+    """The seals of PROTOCOL.md, written again. ``security`` as negotiated."""
+
+    def __init__(self, sending: bytes, receiving: bytes, security: str) -> None:
+        self._keys = {"send": sending, "receive": receiving}
+        self._numbers = {"send": 0, "receive": 0}
+        self.security = security
+
+    def _cipher(self, way: str, kind: int) -> tuple[AESGCM, bytes]:
+        key, iv = self._keys[way][:32], int.from_bytes(self._keys[way][32:], "big")
+        nonce = iv ^ (kind * 2**64 + self._numbers[way])
+        self._numbers[way] += 1
+        return AESGCM(key), nonce.to_bytes(12, "big")
+
+    def frame(self, payload: bytes) -> bytes:
+        cipher, nonce = self._cipher("send", 0)
+        length = len(payload).to_bytes(4, "big")
+        if self.security == "aead":
+            return length + cipher.encrypt(nonce, payload, length)
+        return length + payload + cipher.encrypt(nonce, b"", length + payload)
+
+    def opened_frame(self, length: bytes, sealed: bytes) -> bytes:
+        cipher, nonce = self._cipher("receive", 0)
+        if self.security == "aead":
+            return cipher.decrypt(nonce, sealed, length)
+        cipher.decrypt(nonce, sealed[-16:], length + sealed[:-16])
+        return sealed[:-16]
+
+    def piece(self, data: bytes) -> bytes:
+        cipher, nonce = self._cipher("send", 1)
+        if self.security == "aead":
+            return cipher.encrypt(nonce, data, None)
+        return data + cipher.encrypt(nonce, b"", data)
+
+    def opened_piece(self, sealed: bytes) -> bytes:
+        cipher, nonce = self._cipher("receive", 1)
+        if self.security == "aead":
+            return cipher.decrypt(nonce, sealed, None)
+        cipher.decrypt(nonce, sealed[-16:], sealed[:-16])
+        return sealed[:-16]
+
+
+_seals: weakref.WeakKeyDictionary[socket.socket, HandSeals] = weakref.WeakKeyDictionary()
+
+
 def send_frame(sock: socket.socket, frame: dict[str, Any]) -> None:
+    """As the protocol has it: sealed, once ``log_in`` or ``admit`` is done."""
     payload = json.dumps(frame).encode()
-    sock.sendall(len(payload).to_bytes(4, "big") + payload)
+    seals = _seals.get(sock)
+    if seals is None:
+        sock.sendall(len(payload).to_bytes(4, "big") + payload)
+    else:
+        sock.sendall(seals.frame(payload))
 
 
 def read_frame(sock: socket.socket) -> dict[str, Any]:
-    length = int.from_bytes(read_exactly(sock, 4), "big")
-    return json.loads(read_exactly(sock, length))
+    header = read_exactly(sock, 4)
+    length, seals = int.from_bytes(header, "big"), _seals.get(sock)
+    if seals is None:
+        return json.loads(read_exactly(sock, length))
+    return json.loads(seals.opened_frame(header, read_exactly(sock, length + 16)))
+
+
+def send_body(sock: socket.socket, data: bytes) -> None:
+    for start in range(0, len(data), PIECE):
+        sock.sendall(_seals[sock].piece(data[start : start + PIECE]))
+
+
+def read_body(sock: socket.socket, nbytes: int) -> bytes:
+    data = b""
+    while len(data) < nbytes:
+        piece = min(PIECE, nbytes - len(data))
+        data += _seals[sock].opened_piece(read_exactly(sock, piece + 16))
+    return data
 
 
 def read_exactly(sock: socket.socket, nbytes: int) -> bytes:
-    data = b""
+    data = bytearray()
     while len(data) < nbytes:
         got = sock.recv(nbytes - len(data))
         if not got:
             raise ConnectionResetError(f"closed after {len(data)} of {nbytes} bytes")
         data += got
-    return data
+    return bytes(data)
 
 
 def read_to_end(sock: socket.socket) -> bytes:
@@ -86,44 +156,76 @@ def read_to_end(sock: socket.socket) -> bytes:
         data += got
 
 
-def mac_by_hand(
-    role: str, client_nonce: bytes, server_nonce: bytes, run_id: str = RUN_ID, key: bytes = SECRET
-) -> bytes:
-    """The formula of PROTOCOL.md, written again."""
+class HandKeys(NamedTuple):
+    """The 152 bytes of PROTOCOL.md."""
+
+    server_mac: bytes
+    client_mac: bytes
+    from_client: bytes
+    from_server: bytes
+
+
+def keys_by_hand(
+    client_nonce: bytes,
+    server_nonce: bytes,
+    *,
+    run_id: str = RUN_ID,
+    key: bytes = SECRET,
+    security: str = "mac",
+    holder: str = "",
+) -> HandKeys:
+    """The formula of PROTOCOL.md, written again: RFC 5869 by hand."""
     fields = [
         b"emergency_ckpt transfer",
-        b"1",
-        role.encode(),
+        b"2",
+        security.encode(),
         run_id.encode(),
-        client_nonce,
-        server_nonce,
+        holder.encode(),
     ]
-    message = b"".join(len(field).to_bytes(4, "big") + field for field in fields)
-    return hmac.new(key, message, hashlib.sha256).digest()
+    info = b"".join(len(field).to_bytes(4, "big") + field for field in fields)
+    extracted = hmac.new(client_nonce + server_nonce, key, hashlib.sha256).digest()
+    block, part = b"", b""
+    for number in range(1, 6):
+        part = hmac.new(extracted, part + info + bytes([number]), hashlib.sha256).digest()
+        block += part
+    return HandKeys(block[:32], block[32:64], block[64:108], block[108:152])
 
 
-def log_in(sock: socket.socket) -> None:
+def hello(nonce: bytes, protocol: int = 2, **fields: str) -> dict[str, Any]:
+    return {
+        "type": "hello",
+        "protocol": protocol,
+        "security": "mac",
+        "holder": "",
+        "client_nonce": b64encode(nonce).decode(),
+        **fields,
+    }
+
+
+def log_in(sock: socket.socket, security: str = "mac", holder: str = "") -> None:
     """The client's side of the handshake, by hand."""
     nonce = os.urandom(32)
-    hello = {"type": "hello", "protocol": 1, "client_nonce": b64encode(nonce).decode()}
-    send_frame(sock, hello)
+    send_frame(sock, hello(nonce, security=security, holder=holder))
     proof = read_frame(sock)
     server_nonce = b64decode(proof["server_nonce"])
-    assert b64decode(proof["mac"]) == mac_by_hand("server", nonce, server_nonce)
-    mac = mac_by_hand("client", nonce, server_nonce)
-    send_frame(sock, {"type": "client_proof", "mac": b64encode(mac).decode()})
+    keys = keys_by_hand(nonce, server_nonce, security=security, holder=holder)
+    assert b64decode(proof["mac"]) == keys.server_mac
+    send_frame(sock, {"type": "client_proof", "mac": b64encode(keys.client_mac).decode()})
+    _seals[sock] = HandSeals(keys.from_client, keys.from_server, security)
     assert read_frame(sock) == {"type": "welcome"}
 
 
 def admit(sock: socket.socket) -> None:
     """The server's side of the handshake, by hand."""
-    nonce = b64decode(read_frame(sock)["client_nonce"])
-    server_nonce = os.urandom(32)
-    mac = mac_by_hand("server", nonce, server_nonce)
-    frame = {"server_nonce": b64encode(server_nonce).decode(), "mac": b64encode(mac).decode()}
+    said = read_frame(sock)
+    nonce, server_nonce = b64decode(said["client_nonce"]), os.urandom(32)
+    keys = keys_by_hand(nonce, server_nonce, security=said["security"], holder=said["holder"])
+    mac = b64encode(keys.server_mac).decode()
+    frame = {"server_nonce": b64encode(server_nonce).decode(), "mac": mac}
     send_frame(sock, {"type": "server_proof", **frame})
     proof = read_frame(sock)
-    assert b64decode(proof["mac"]) == mac_by_hand("client", nonce, server_nonce)
+    assert b64decode(proof["mac"]) == keys.client_mac
+    _seals[sock] = HandSeals(keys.from_server, keys.from_client, said["security"])
     send_frame(sock, {"type": "welcome"})
 
 

@@ -1,0 +1,238 @@
+"""The door of a server: newcomers, until they have proved that they know the run's secret.
+
+One thread reads all of them, so that a stranger costs a descriptor and at most a frame of memory,
+for a few seconds. They have places of their own; who has proved itself is handed over and is no
+newcomer any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from absl import logging
+
+from emergency_ckpt.errors import AuthenticationFailed, ProtocolViolation, TransferError
+from emergency_ckpt.transfer import wire
+from emergency_ckpt.transfer.address import format_address
+from emergency_ckpt.transfer.auth import Credentials
+from emergency_ckpt.transfer.handshake import ServerHandshake, SessionKeys
+
+MAX_NEWCOMERS = 128
+MAX_NEWCOMERS_PER_ADDRESS = 64
+_ACCEPTED_AT_ONCE = 64
+_RETRY_S = 0.1
+_LOG_EVERY_S = 10.0
+
+
+class _Newcomer:
+    def __init__(
+        self, sock: socket.socket, name: str, host: str, handshake: ServerHandshake
+    ) -> None:
+        self.sock = sock
+        self.name = name
+        self.host = host
+        self.handshake = handshake
+        self.since_s = time.monotonic()
+        self.received = bytearray()
+
+    def read(self) -> bytes | None:
+        """The frame that is whole now, None before; never a byte of what follows it.
+
+        ConnectionError when the client has left; ProtocolViolation for a frame that is too long.
+        """
+        while True:
+            missing = self._missing()
+            if missing == 0:
+                payload = bytes(self.received[wire.LENGTH_BYTES :])
+                self.received.clear()
+                return payload
+            try:
+                data = self.sock.recv(missing)
+            except BlockingIOError:
+                return None
+            if not data:
+                raise ConnectionResetError("left before it had proved itself")
+            self.received += data
+
+    def _missing(self) -> int:
+        if len(self.received) < wire.LENGTH_BYTES:
+            return wire.LENGTH_BYTES - len(self.received)
+        length = int.from_bytes(self.received[: wire.LENGTH_BYTES], "big")
+        if length > wire.MAX_NEWCOMER_FRAME_BYTES:
+            raise ProtocolViolation(
+                "read frame",
+                self.name,
+                "the frame is too long, or the peer speaks another protocol",
+                expected=f"at most {wire.MAX_NEWCOMER_FRAME_BYTES} bytes",
+                actual=length,
+            )
+        return wire.LENGTH_BYTES + length - len(self.received)
+
+
+class Entrance:
+    """Accepts connections and proves them. ``run`` blocks until ``close_down``.
+
+    Args:
+      on_proved: given socket, the peer's address and the keys, in the entrance's thread; it must
+        not block, and owns the socket.
+      timeout_s: for all of a handshake.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        credentials: Credentials,
+        holder: str,
+        *,
+        timeout_s: float,
+        on_proved: Callable[[socket.socket, str, SessionKeys], None],
+    ) -> None:
+        self._listener = listener
+        self._credentials = credentials
+        self._holder = holder
+        self._timeout_s = timeout_s
+        self._on_proved = on_proved
+        self._newcomers: dict[int, _Newcomer] = {}  # by descriptor, the oldest first
+        self._per_host: Counter[str] = Counter()
+        self._selector = selectors.DefaultSelector()
+        self._stopping = False
+        self._turned_away = 0
+        self._quiet_until_s = 0.0
+
+    def run(self) -> None:
+        """Serve the door. Raises nothing that a stranger can cause."""
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        try:
+            while not self._stopping:
+                events = self._selector.select(self._wait_s())
+                for key, _ in events:
+                    if key.fileobj is self._listener:
+                        self._accept()
+                    elif key.fd in self._newcomers:  # not sent away a moment ago
+                        self._advance(self._newcomers[key.fd])
+                self._expire()
+        finally:
+            for newcomer in list(self._newcomers.values()):
+                self._drop(newcomer)
+            self._selector.close()
+
+    def close_down(self) -> None:
+        """End ``run`` soon, from another thread."""
+        self._stopping = True
+        with contextlib.suppress(OSError):  # never listened, or closed down before
+            self._listener.shutdown(socket.SHUT_RDWR)
+
+    def _wait_s(self) -> float | None:
+        oldest = next(iter(self._newcomers.values()), None)
+        if oldest is None:
+            return None
+        return max(oldest.since_s + self._timeout_s - time.monotonic(), 0)
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                sock, peer = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if not self._stopping:
+                    # Out of descriptors, or a client that left at once: the next may do better.
+                    logging.warning("transfer server: accept: %s", error)
+                    time.sleep(_RETRY_S)
+                return
+            self._greet(sock, format_address(*peer[:2]), str(peer[0]))
+
+    def _greet(self, sock: socket.socket, name: str, host: str) -> None:
+        sock.setblocking(False)
+        if self._per_host[host] >= MAX_NEWCOMERS_PER_ADDRESS:
+            self._make_room(host)
+        elif len(self._newcomers) >= MAX_NEWCOMERS:
+            self._make_room(self._per_host.most_common(1)[0][0])
+        handshake = ServerHandshake(self._credentials, self._holder, name)
+        newcomer = _Newcomer(sock, name, host, handshake)
+        self._newcomers[sock.fileno()] = newcomer
+        self._per_host[host] += 1
+        self._selector.register(sock, selectors.EVENT_READ)
+        self._advance(newcomer)  # its hello is often here already
+
+    def _make_room(self, host: str) -> None:
+        oldest = next(each for each in self._newcomers.values() if each.host == host)
+        self._note(oldest.name, "made room for other newcomers")
+        self._send(oldest, wire.Failure(code="busy", message="too many newcomers"))
+        self._drop(oldest)
+
+    def _advance(self, newcomer: _Newcomer) -> None:
+        try:
+            while (payload := newcomer.read()) is not None:
+                answer = newcomer.handshake.receive(payload)
+                if answer is None:
+                    self._hand_over(newcomer)
+                    return
+                self._send(newcomer, answer)
+        except TransferError as error:
+            self._refuse(newcomer, error)
+        except OSError as error:
+            self._note(newcomer.name, str(error))
+            self._drop(newcomer)
+
+    def _refuse(self, newcomer: _Newcomer, error: TransferError) -> None:
+        self._note(newcomer.name, str(error))
+        code = "unauthenticated" if isinstance(error, AuthenticationFailed) else "protocol"
+        self._send(newcomer, wire.Failure(code=code, message=str(error)[: wire.MAX_MESSAGE_CHARS]))
+        with contextlib.suppress(OSError):
+            # Bytes that nobody read make closing a reset, which would overtake the reason.
+            newcomer.sock.shutdown(socket.SHUT_WR)
+            newcomer.sock.recv(wire.MAX_FRAME_BYTES)
+        self._drop(newcomer)
+
+    def _hand_over(self, newcomer: _Newcomer) -> None:
+        self._forget(newcomer)
+        keys = newcomer.handshake.keys
+        assert keys is not None, "a client is proved by its keys"
+        self._on_proved(newcomer.sock, newcomer.name, keys)
+
+    def _send(self, newcomer: _Newcomer, frame: wire.ServerProof | wire.Failure) -> None:
+        # A fresh connection has room for one frame; who has none does not want to read it.
+        with contextlib.suppress(OSError):
+            newcomer.sock.send(wire.encode_frame(frame))
+
+    def _expire(self) -> None:
+        now_s = time.monotonic()
+        while (oldest := next(iter(self._newcomers.values()), None)) is not None:
+            if oldest.since_s + self._timeout_s > now_s:
+                return
+            self._note(oldest.name, "did not prove itself in time")
+            self._drop(oldest)
+
+    def _drop(self, newcomer: _Newcomer) -> None:
+        self._forget(newcomer)
+        newcomer.sock.close()
+
+    def _forget(self, newcomer: _Newcomer) -> None:
+        self._selector.unregister(newcomer.sock)
+        del self._newcomers[newcomer.sock.fileno()]
+        self._per_host[newcomer.host] -= 1
+        if self._per_host[newcomer.host] == 0:
+            del self._per_host[newcomer.host]
+
+    def _note(self, name: str, reason: str) -> None:
+        """Log the first newcomer turned away, then at most one line in a while."""
+        self._turned_away += 1
+        now_s = time.monotonic()
+        if now_s < self._quiet_until_s:
+            return
+        self._quiet_until_s = now_s + _LOG_EVERY_S
+        logging.warning(
+            "transfer server: %d connections ended before they had proved themselves;"
+            " the last, from %s: %s",
+            self._turned_away,
+            name,
+            wire.excerpt(reason),
+        )
+        self._turned_away = 0

@@ -1,0 +1,402 @@
+"""Attacks on connections: relayed, changed, replayed, reflected, reordered, cut, downgraded."""
+
+from __future__ import annotations
+
+import json
+import socket
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+from stranger import TAG, Tamper, pass_on, stranger_between
+from transfer_support import (
+    RUN_ID,
+    SAVE,
+    SECRET,
+    admit,
+    connect,
+    fetch_all,
+    log_in,
+    peer_that,
+    random_shards,
+    read_exactly,
+    read_frame,
+    read_to_end,
+    send_frame,
+)
+
+from emergency_ckpt import _native
+from emergency_ckpt.errors import AuthenticationFailed, ProtocolViolation, TransferError
+from emergency_ckpt.testing.memory_holdings import MemoryHoldings, anonymous_mapping
+from emergency_ckpt.transfer import split
+from emergency_ckpt.transfer.client import TransferClient
+from emergency_ckpt.transfer.holdings import FileTarget, ShardTarget
+from emergency_ckpt.transfer.server import TransferServer
+from emergency_ckpt.transfer.wire import Security
+
+MIB = 1 << 20
+PIECES = (4 * MIB, 4 * MIB, 5)
+SIZE = sum(PIECES)
+NO_CHANGE_OF_CRC = (1 | 0x82F63B78 << 1).to_bytes(5, "little")
+"""CRC32C's polynomial: whoever adds it anywhere to bytes leaves their CRC as it was."""
+
+
+@pytest.fixture(autouse=True)
+def one_request_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each piece would be asked for by itself."""
+    monkeypatch.setattr(split, "MIN_REQUEST_BYTES", 64 * MIB)
+
+
+def server_of(holdings: MemoryHoldings, security: Security = "mac") -> TransferServer:
+    return TransferServer(
+        holdings, run_id=RUN_ID, secret=SECRET, security=security, io_timeout_s=60
+    )
+
+
+def client_of(security: Security = "mac", timeout_s: float = 60) -> TransferClient:
+    return TransferClient(
+        run_id=RUN_ID,
+        secret=SECRET,
+        security=security,
+        connect_timeout_s=timeout_s,
+        io_timeout_s=timeout_s,
+        streams=1,
+    )
+
+
+def fetch_through(
+    tamper: Tamper, security: Security, shard: bytes, told: list[int] | None = None
+) -> list[bytes]:
+    """One shard of SIZE bytes, fetched through the stranger; its bytes as they arrived."""
+    holdings = MemoryHoldings()
+    digest = holdings.add(SAVE, [shard])
+    into = anonymous_mapping(SIZE)
+    heard = [] if told is None else told
+    sealed = 0 if security == "crc" else TAG
+    with (
+        server_of(holdings, security) as server,
+        stranger_between(server.address, tamper, pieces=[n + sealed for n in PIECES]) as address,
+        client_of(security) as client,
+    ):
+        wanted = [ShardTarget(0, SIZE, 0)]
+        client.fetch_shards(address, digest, wanted, into, 60, lambda _, crc: heard.append(crc))
+    return [into.view(0, SIZE, into).tobytes()]
+
+
+@pytest.mark.parametrize("security", ["mac", "aead", "crc"])
+def test_session_passed_on_unchanged_works(security: Security) -> None:
+    shards = random_shards(SIZE)
+    assert fetch_through(pass_on, security, shards[0]) == shards
+
+
+@pytest.mark.parametrize("security", ["mac", "aead", "crc"])
+def test_session_relayed_and_kept_is_of_no_use(
+    holdings: MemoryHoldings, security: Security
+) -> None:
+    digest = holdings.add(SAVE, [b"the state"])
+    answers: list[bytes] = []
+    requests = (
+        {"type": "get_inventory"},
+        {"type": "get_shards", "digest": digest, "ranges": [[0, 0, 9]]},
+    )
+
+    def relay(client: socket.socket) -> None:
+        with connect(server.address) as sock:
+            for source, target in ((client, sock), (sock, client), (client, sock)):
+                header = read_exactly(source, 4)
+                target.sendall(header + read_exactly(source, int.from_bytes(header, "big")))
+            welcome = len(b'{"type":"welcome"}') + TAG
+            read_exactly(sock, 4 + welcome)  # kept: the client waits, the connection is proved
+            payload = json.dumps(requests[len(answers) % 2]).encode()
+            sock.sendall(len(payload).to_bytes(4, "big") + payload + bytes(TAG))
+            answers.append(read_to_end(sock))
+
+    with server_of(holdings, security) as server, peer_that(relay) as address:
+        for _ in requests:
+            with client_of(security) as client, pytest.raises(TransferError):
+                client.inventory(address)
+    for answer in answers:
+        assert b"the state" not in answer
+        assert digest.encode() not in answer
+    assert len(answers) >= 2  # the client comes again, as after a restart of the server
+
+
+@pytest.mark.parametrize("security", ["mac", "aead"])
+@pytest.mark.parametrize("at", [0, 4 * MIB - 5, 2 * MIB])
+def test_piece_changed_with_its_crc_kept_is_refused(security: Security, at: int) -> None:
+    told: list[int] = []
+
+    def change(name: str, data: bytes) -> Sequence[bytes]:
+        return [changed(data, at)] if name == "piece 1" else [data]
+
+    with pytest.raises(AuthenticationFailed, match="not sealed"):
+        fetch_through(change, security, random_shards(SIZE)[0], told)
+    assert told == []
+
+
+def changed(data: bytes, at: int) -> bytes:
+    new = bytes(a ^ b for a, b in zip(data[at : at + 5], NO_CHANGE_OF_CRC, strict=True))
+    return data[:at] + new + data[at + 5 :]
+
+
+def test_piece_changed_with_its_crc_kept_passes_as_crc() -> None:
+    """The limit of ``transfer_security="crc"``, as docs/security.md says."""
+    shard, told = random_shards(SIZE)[0], list[int]()
+
+    def change(name: str, data: bytes) -> Sequence[bytes]:
+        return [changed(data, 7)] if name == "piece 1" else [data]
+
+    (received,) = fetch_through(change, "crc", shard, told)
+    assert received == changed(shard, 4 * MIB + 7)
+    assert told == [_native.crc32c(shard)]
+
+
+def swap_pieces() -> Tamper:
+    held: list[bytes] = []
+
+    def tamper(name: str, data: bytes) -> Sequence[bytes]:
+        if name == "piece 0":
+            held.append(data)
+            return []
+        return [data, *held] if name == "piece 1" else [data]
+
+    return tamper
+
+
+def repeat_piece() -> Tamper:
+    held: list[bytes] = []
+
+    def tamper(name: str, data: bytes) -> Sequence[bytes]:
+        if name == "piece 0":
+            held.append(data)
+        return held if name == "piece 1" else [data]
+
+    return tamper
+
+
+def leave_out_piece() -> Tamper:
+    return lambda name, data: [] if name == "piece 0" else [data]
+
+
+def repeat_request() -> Tamper:
+    return lambda name, data: [data, data] if name == "request" else [data]
+
+
+def repeat_welcome() -> Tamper:
+    held: list[bytes] = []
+
+    def tamper(name: str, data: bytes) -> Sequence[bytes]:
+        if name == "welcome":
+            held.append(data)
+        return held if name == "reply" else [data]
+
+    return tamper
+
+
+def longer_request() -> Tamper:
+    def tamper(name: str, data: bytes) -> Sequence[bytes]:
+        return [data[:-TAG] + b" " + data[-TAG:]] if name == "request" else [data]
+
+    return tamper
+
+
+def change_reply() -> Tamper:
+    def tamper(name: str, data: bytes) -> Sequence[bytes]:
+        return (
+            [data[:-TAG] + bytes([data[-TAG] ^ 1]) + data[1 - TAG :]] if name == "reply" else [data]
+        )
+
+    return tamper
+
+
+@pytest.mark.parametrize("security", ["mac", "aead"])
+@pytest.mark.parametrize(
+    "attack", [swap_pieces, repeat_piece, leave_out_piece, repeat_welcome, change_reply]
+)
+def test_session_out_of_order_is_refused(attack: Callable[[], Tamper], security: Security) -> None:
+    told: list[int] = []
+    with pytest.raises(AuthenticationFailed, match="not sealed"):
+        fetch_through(attack(), security, bytes(SIZE), told)
+    assert told == []
+
+
+@pytest.mark.parametrize("security", ["mac", "aead", "crc"])
+@pytest.mark.parametrize("attack", [repeat_request, longer_request])
+def test_request_repeated_or_changed_is_not_served(
+    attack: Callable[[], Tamper], security: Security
+) -> None:
+    seen: list[bytes] = []
+    inner = attack()
+
+    def tamper(name: str, data: bytes) -> Sequence[bytes]:
+        if name == "rest":
+            seen.append(data)
+        return inner(name, data)
+
+    try:
+        fetch_through(tamper, security, bytes(SIZE))
+    except TransferError:
+        assert attack is longer_request
+    assert sum(map(len, seen)) < 4096  # a refusal at most, never a second body
+
+
+@pytest.mark.parametrize("security", ["mac", "aead", "crc"])
+def test_request_reflected_at_its_client_is_refused(security: Security) -> None:
+    def behave(sock: socket.socket) -> None:
+        admit(sock)
+        header = read_exactly(sock, 4)
+        sock.sendall(header + read_exactly(sock, int.from_bytes(header, "big") + TAG))
+        read_to_end(sock)
+
+    with (
+        peer_that(behave) as address,
+        client_of(security) as client,
+        pytest.raises(AuthenticationFailed, match="not sealed"),
+    ):
+        client.inventory(address)
+
+
+@pytest.mark.parametrize("security", ["mac", "aead", "crc"])
+@pytest.mark.parametrize("name", ["server_proof", "welcome", "reply", "piece 0", "piece 2"])
+@pytest.mark.parametrize("keep", [0, 3])
+def test_session_cut_anywhere_is_an_error(security: Security, name: str, keep: int) -> None:
+    told: list[int] = []
+
+    def cut(unit: str, data: bytes) -> Iterator[bytes]:
+        if unit == name:
+            yield data[:keep]
+            raise ConnectionError("the stranger cuts both connections")
+        yield data
+
+    with pytest.raises(TransferError):
+        fetch_through(cut, security, bytes(SIZE), told)
+    assert told == []
+
+
+@pytest.mark.parametrize(("field", "value"), [("security", "crc"), ("holder", ""), ("protocol", 1)])
+def test_hello_downgraded_on_the_way_is_refused(
+    holdings: MemoryHoldings, field: str, value: object
+) -> None:
+    """Each server would take the changed hello: only the client can see that it is another one."""
+    security: Security = "crc" if field == "security" else "mac"
+
+    def downgrade(name: str, data: bytes) -> Sequence[bytes]:
+        if name != "hello":
+            return [data]
+        payload = json.dumps({**json.loads(data[4:]), field: value}).encode()
+        return [len(payload).to_bytes(4, "big") + payload]
+
+    with (
+        server_of(holdings, security) as server,
+        stranger_between(server.address, downgrade) as address,
+        client_of("mac") as client,
+        pytest.raises((AuthenticationFailed, ProtocolViolation)) as failed,
+    ):
+        client.inventory(server.contact.partition("@")[0] + "@" + address)
+    assert isinstance(failed.value, ProtocolViolation) == (field == "protocol")
+
+
+def test_security_that_differs_is_named_on_both_sides(holdings: MemoryHoldings) -> None:
+    with (
+        server_of(holdings, "aead") as server,
+        client_of("mac") as client,
+        pytest.raises(AuthenticationFailed, match="'aead' at the server and 'mac' at the client"),
+    ):
+        client.inventory(server.address)
+
+
+def test_holder_another_than_asked_for_is_refused(holdings: MemoryHoldings) -> None:
+    """The port of a server that is gone was taken by another one, of the same run."""
+    with server_of(holdings) as first:
+        gone, port = first.contact, int(first.address.rpartition(":")[2])
+    with (
+        TransferServer(holdings, run_id=RUN_ID, secret=SECRET, port=port) as second,
+        client_of() as client,
+    ):
+        with pytest.raises(AuthenticationFailed, match="does not serve here"):
+            client.inventory(gone)
+        assert client.inventory(second.contact) == client.inventory(second.address)
+
+
+def test_holder_that_pretends_to_be_another_is_refused(holdings: MemoryHoldings) -> None:
+    """A stranger leads a client to another holder of the run than the one that it asked for."""
+
+    def rename(name: str, data: bytes) -> Sequence[bytes]:
+        if name != "hello":
+            return [data]
+        return [data.replace(b"0" * 32, second.contact[:32].encode())]
+
+    with (
+        server_of(holdings) as second,
+        stranger_between(second.address, rename) as address,
+        client_of() as client,
+        pytest.raises(AuthenticationFailed, match="altered"),
+    ):
+        client.inventory("0" * 32 + "@" + address)
+
+
+@pytest.mark.parametrize("security", ["mac", "aead"])
+def test_frame_over_the_bound_is_refused_unread(
+    holdings: MemoryHoldings, security: Security
+) -> None:
+    with server_of(holdings, security) as server, connect(server.address) as sock:
+        log_in(sock, security)
+        sock.sendall((64 * 1024 + 1).to_bytes(4, "big"))
+        assert read_frame(sock)["code"] == "protocol"
+        assert read_to_end(sock) == b""
+
+
+@pytest.mark.parametrize("security", ["mac", "aead", "crc"])
+@pytest.mark.parametrize("to_file", [False, True])
+def test_shards_of_every_size_arrive(
+    holdings: MemoryHoldings, security: Security, to_file: bool
+) -> None:
+    shards = random_shards(0, 1, 15, 16, 4 * MIB, 4 * MIB - 1, 4 * MIB + 1, 9 * MIB, *([7] * 1500))
+    digest = holdings.add(SAVE, shards)
+    with server_of(holdings, security) as server, client_of(security) as client:
+        data, crcs, contents = fetch_all(client, server.contact, digest)
+        assert data == shards
+        if to_file:
+            with tempfile.TemporaryFile() as file:
+                targets = [
+                    ShardTarget(i, s.nbytes, s.offset) for i, s in enumerate(contents.shards)
+                ]
+                size = max(t.offset + t.nbytes for t in targets)
+                into = FileTarget(file.fileno(), size)
+                assert client.fetch_shards(server.contact, digest, targets, into, 60) == crcs
+                for target, shard in zip(targets, shards, strict=True):
+                    file.seek(target.offset)
+                    assert file.read(target.nbytes) == shard
+
+
+def test_request_sealed_for_another_connection_is_refused(
+    holdings: MemoryHoldings, server: TransferServer
+) -> None:
+    """The same client, the same request, at the same place: but of another connection."""
+    sent: list[bytes] = []
+
+    def record(name: str, data: bytes) -> Sequence[bytes]:
+        if name == "request":
+            sent.append(data)
+        return [data]
+
+    with stranger_between(server.address, record) as address, client_of() as client:
+        client.inventory(address)
+    with connect(server.address) as sock:
+        log_in(sock)
+        sock.sendall(sent[0])
+        assert read_frame(sock)["code"] == "unauthenticated"
+        assert read_to_end(sock) == b""
+
+
+def test_push_changed_on_the_way_is_not_kept(
+    holdings: MemoryHoldings, server: TransferServer
+) -> None:
+    with connect(server.address) as sock:
+        log_in(sock)
+        place = {"run_id": RUN_ID, "incarnation": "i1", "step": 1, "owner": 0, "count": 2}
+        send_frame(sock, {"type": "put_host_state", **place, "nbytes": 5})
+        assert read_frame(sock) == {"type": "go"}
+        sock.sendall(b"other" + bytes(TAG))
+        assert read_frame(sock)["code"] == "unauthenticated"
+    assert holdings.inventory().host_states == ()
