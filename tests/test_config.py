@@ -46,6 +46,7 @@ MUST_AGREE: dict[str, Any] = {
     "host_state_buddies": 1,
     "host_state_limit_bytes": 12345,
     "host_state_remap": lambda: lambda payloads, index, count: payloads[0],
+    "transfer_security": "aead",
     "extra_holders": ("127.0.0.1:1",),
 }
 """A field, and a value that must be noticed when only some processes have it."""
@@ -200,6 +201,8 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
         ({"save_niceness": -1}, "save_niceness must be a whole number from 0 to 19, not -1"),
         ({"save_niceness": 20}, "save_niceness must be a whole number from 0 to 19, not 20"),
         ({"transfer_streams": 0}, "transfer_streams must be"),
+        ({"transfer_security": "tls"}, "transfer_security must be 'mac', 'aead' or 'crc'"),
+        ({"transfer_security": ["mac"]}, "transfer_security must be 'mac', 'aead' or 'crc'"),
         ({"snapshot_mode": "copy"}, "snapshot_mode must be one of"),
         ({"snapshot_mode": ["wait"]}, "snapshot_mode must be one of"),
         ({"staging_memory": None}, "staging_memory must be one of"),

@@ -94,8 +94,9 @@ def prove_to_server(
     )
     stream.send_frame(hello, timeout())
     proof = _receive(stream, wire.SERVER_PROOF, timeout)
-    if isinstance(proof, wire.Failure):
-        raise Refused(proof)
+    if isinstance(proof, wire.Failure):  # from anybody
+        said = proof.message[: wire.MAX_EXCERPT_CHARS]
+        raise Refused(msgspec.structs.replace(proof, message=said))
     keys = session_keys(credentials, holder, nonce, proof.server_nonce)
     if not hmac.compare_digest(keys.server_mac, proof.mac):
         raise AuthenticationFailed(

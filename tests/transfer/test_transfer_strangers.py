@@ -1,0 +1,170 @@
+"""Connections that never prove themselves take nothing from those that did."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from transfer_support import (
+    RUN_ID,
+    SAVE,
+    SECRET,
+    connect,
+    fetch_all,
+    hello,
+    log_in,
+    peer_that,
+    random_shards,
+    read_frame,
+    read_to_end,
+    send_frame,
+)
+
+from emergency_ckpt.errors import TransferError
+from emergency_ckpt.testing.memory_holdings import MemoryHoldings, anonymous_mapping
+from emergency_ckpt.transfer import entrance
+from emergency_ckpt.transfer.client import TransferClient
+from emergency_ckpt.transfer.holdings import ShardTarget
+from emergency_ckpt.transfer.server import TransferServer
+
+MIB = 1 << 20
+FLOOD = Path(__file__).with_name("flood.py")
+
+
+@contextmanager
+def flood(address: str, rate: float, seconds: float) -> Iterator[subprocess.Popen[str]]:
+    """Strangers at the address until the end; they have begun on entry."""
+    program = [sys.executable, str(FLOOD), address, str(rate), str(seconds)]
+    process = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate(timeout=60)
+
+
+def fetch_fresh(address: str, digest: str, nbytes: int, rounds: int = 1) -> float:
+    """Fetch with connections made for it, so that each has to come in; seconds of the longest."""
+    longest_s = 0.0
+    into = anonymous_mapping(nbytes)
+    for _ in range(rounds):
+        begin_s = time.monotonic()
+        with TransferClient(run_id=RUN_ID, secret=SECRET, streams=2) as client:
+            client.fetch_shards(address, digest, [ShardTarget(0, nbytes, 0)], into, 120)
+        longest_s = max(longest_s, time.monotonic() - begin_s)
+    return longest_s
+
+
+def test_server_under_flood_serves_every_client(
+    holdings: MemoryHoldings, server: TransferServer
+) -> None:
+    shards = random_shards(32 * MIB)
+    digest = holdings.add(SAVE, shards)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with flood(server.address, 1000, 60) as strangers:
+        for _ in range(8):
+            fetch_fresh(server.address, digest, 32 * MIB)
+        assert strangers.poll() is None  # the flood outlasted all of it
+        assert len(os.listdir("/proc/self/fd")) < descriptors + entrance.MAX_NEWCOMERS + 64
+
+
+@pytest.mark.slow
+def test_transfer_of_1_gib_under_flood_goes_on(
+    holdings: MemoryHoldings, server: TransferServer
+) -> None:
+    digest = holdings.add(SAVE, random_shards(1024 * MIB))
+    fetch_fresh(server.address, digest, 1024 * MIB)
+    alone_s = fetch_fresh(server.address, digest, 1024 * MIB, rounds=5)
+    with flood(server.address, 1000, 30) as strangers:
+        during: list[float] = []
+        while strangers.poll() is None:
+            during.append(fetch_fresh(server.address, digest, 1024 * MIB))
+        assert strangers.stdout is not None
+        opened = int(strangers.stdout.read())
+    print(f"alone {alone_s:.2f} s, under {opened / 30:.0f} connections/s: {sorted(during)}")
+    assert opened >= 20_000
+    assert sorted(during)[len(during) // 2] < 2 * alone_s
+
+
+def test_server_full_of_strangers_takes_a_client(
+    holdings: MemoryHoldings, server: TransferServer
+) -> None:
+    digest = holdings.add(SAVE, [b"x"])
+    with ExitStack() as stack:
+        silent = [
+            stack.enter_context(connect(server.address))
+            for _ in range(2 * entrance.MAX_NEWCOMERS_PER_ADDRESS)
+        ]
+        with TransferClient(run_id=RUN_ID, secret=SECRET) as client:
+            assert fetch_all(client, server.address, digest)[0] == [b"x"]
+        assert read_frame(silent[0])["code"] == "busy"  # the oldest made room
+
+
+def test_strangers_take_no_place_of_a_proved_client(holdings: MemoryHoldings) -> None:
+    """Even where one proved connection is all that the server has room for."""
+    server = TransferServer(holdings, run_id=RUN_ID, secret=SECRET, max_connections=1)
+    with server, connect(server.address) as proved, ExitStack() as stack:
+        log_in(proved)
+        for _ in range(2 * entrance.MAX_NEWCOMERS_PER_ADDRESS):
+            stack.enter_context(connect(server.address))
+        send_frame(proved, {"type": "get_inventory"})
+        assert read_frame(proved)["type"] == "body"
+
+
+def connect_from(source: str, address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host, int(port)), 30, source_address=(source, 0))
+
+
+def test_strangers_of_one_address_push_out_their_own(server: TransferServer) -> None:
+    """A newcomer that waits between its two frames stays, while another address crowds in."""
+    with connect(server.address) as slow, ExitStack() as stack:
+        send_frame(slow, hello(os.urandom(32)))
+        assert read_frame(slow)["type"] == "server_proof"
+        strangers = [
+            stack.enter_context(connect_from("127.0.0.2", server.address))
+            for _ in range(3 * entrance.MAX_NEWCOMERS_PER_ADDRESS)
+        ]
+        for sock in strangers[: 2 * entrance.MAX_NEWCOMERS_PER_ADDRESS]:
+            assert b"busy" in read_to_end(sock)
+        send_frame(slow, {"type": "client_proof", "mac": "A" * 43 + "="})
+        assert read_frame(slow)["code"] == "unauthenticated"  # heard, so it was still there
+
+
+def test_strangers_are_logged_in_few_lines_escaped(
+    server: TransferServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    evil = '{"type":"hello","\\n\\u001b[2J\\u202eFORGED line ' + "x" * 700 + '":1}'
+    for _ in range(50):
+        with connect(server.address) as sock:
+            sock.sendall(len(evil).to_bytes(4, "big") + evil.encode())
+            assert read_frame(sock)["code"] == "protocol"
+    lines = [record.getMessage() for record in caplog.records if "proved" in record.getMessage()]
+    assert len(lines) == 1
+    assert re.fullmatch(r"[ -~]{1,500}", lines[0])
+
+
+def test_server_that_is_a_stranger_is_quoted_escaped() -> None:
+    def behave(sock: socket.socket) -> None:
+        read_frame(sock)
+        message = "\n\x1b[2J\u202eFORGED line" + "x" * 900
+        send_frame(sock, {"type": "failure", "code": "refused", "message": message})
+        read_to_end(sock)
+
+    with (
+        peer_that(behave) as address,
+        TransferClient(run_id=RUN_ID, secret=SECRET) as client,
+        pytest.raises(TransferError) as failed,
+    ):
+        client.inventory(address)
+    assert re.fullmatch(r"[ -~]{1,400}", str(failed.value))
