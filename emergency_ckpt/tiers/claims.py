@@ -133,7 +133,11 @@ class Claim:
 
         Removes only names that this package gives; with anything else in it the rest stays.
         """
-        reader_fd = _try_lock(READER_LOCK, self.dir_fd, fcntl.LOCK_EX, create=True)
+        try:
+            reader_fd = _try_lock(READER_LOCK, self.dir_fd, fcntl.LOCK_EX, create=True)
+        except OSError:
+            self.release()
+            raise
         if reader_fd is None or reader_fd == _LOCKED:
             self.release()
             return False
@@ -252,12 +256,19 @@ def try_claim(path: Path) -> Claim | None:
 
 
 def read_claim(path: Path) -> ReaderClaim | None:
-    """Lock one directory against deletion; None when it is vanishing or was never claimed."""
+    """Lock one directory against deletion; None when it is vanishing or was never claimed.
+
+    OSError, with nothing left open, when its lock is none (a link, a folder).
+    """
     try:
         dir_fd = files.open_directory(path)
     except OSError:
         return None
-    lock_fd = _try_lock(READER_LOCK, dir_fd, fcntl.LOCK_SH, create=False)
+    try:
+        lock_fd = _try_lock(READER_LOCK, dir_fd, fcntl.LOCK_SH, create=False)
+    except OSError:
+        os.close(dir_fd)
+        raise
     if lock_fd is None or lock_fd == _LOCKED or not _same_file(os.fstat(dir_fd), path):
         _close_all((dir_fd,) if lock_fd in (None, _LOCKED) else (lock_fd, dir_fd))
         return None

@@ -11,7 +11,7 @@ import mmap
 import os
 import threading
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from absl import logging
@@ -64,6 +64,7 @@ class ReadOnlyRamdisk:
         self._run_id = run_id
         self._lock = threading.Lock()
         self._directories: dict[Path, _Directory] = {}
+        self._damaged: dict[Path, int | None] = {}
 
     def inventory(self) -> HolderInventory:
         """All that is published now. The holder is ``server/<host:port>``."""
@@ -153,10 +154,29 @@ class ReadOnlyRamdisk:
         for path in [path for path, place in self._directories.items() if not place.at_its_path()]:
             self._directories.pop(path).close()
         for path in present:
-            if path not in self._directories and (claim := read_claim(path)) is not None:
-                self._directories[path] = _Directory(claim, self._run_id)
-        for place in self._directories.values():
-            place.refresh()
+            if path not in self._directories:
+                self._open(path)
+        for path, place in list(self._directories.items()):
+            try:
+                place.refresh()
+            except OSError as error:
+                self._directories.pop(path).close()
+                self._note_damage(path, error)
+
+    def _open(self, path: Path) -> None:
+        try:
+            claim = read_claim(path)
+        except OSError as error:
+            self._note_damage(path, error)
+            return
+        if claim is not None:
+            self._directories[path] = _Directory(claim, self._run_id)
+
+    def _note_damage(self, path: Path, error: OSError) -> None:
+        """Damage stays with its directory: the others are served. Each is logged once."""
+        if self._damaged.get(path) != error.errno:
+            self._damaged[path] = error.errno
+            logging.warning("%s is not served: %s", path, error)
 
 
 class _Slot:
@@ -252,10 +272,13 @@ class _Directory:
         wanted = save_directory(save)
         for save_name, save_fd in self._save_directories():
             if save_name == wanted and save.run_id == self._run_id:
-                with suppress(FileNotFoundError):
-                    return files.read_bounded(
-                        document_name(owner, count), save_fd, MAX_HOST_STATE_BYTES
-                    )
+                name = document_name(owner, count)
+                try:
+                    return files.read_bounded(name, save_fd, MAX_HOST_STATE_BYTES)
+                except FileNotFoundError:
+                    continue
+                except CorruptData as error:
+                    logging.warning("%s is not served: %s", self._claim.path, error)
         return None
 
     def close(self) -> None:
