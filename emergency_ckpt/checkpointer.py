@@ -10,17 +10,15 @@ from typing import Any, Literal
 import jax
 from absl import logging
 
-from emergency_ckpt.assembly import Base, agreed_config, assemble, watch_notices
+from emergency_ckpt.assembly import agreed_config
 from emergency_ckpt.config import Config
-from emergency_ckpt.config_warnings import check_joined, config_warnings
+from emergency_ckpt.config_warnings import check_joined
 from emergency_ckpt.core.save_agreement import TierName
 from emergency_ckpt.core.save_decision import step_number, wanted_step
 from emergency_ckpt.errors import CheckpointError, RestoreFailed
 from emergency_ckpt.forked import drop_in_child
-from emergency_ckpt.runtime.departures import Departures
-from emergency_ckpt.runtime.events import EventSink
+from emergency_ckpt.opening import open_together, text_of
 from emergency_ckpt.runtime.going_on import go_on_together
-from emergency_ckpt.runtime.membership import Membership
 from emergency_ckpt.runtime.preemption import PREEMPTED_EXIT_CODE
 from emergency_ckpt.runtime.restore_bringing import Wish
 from emergency_ckpt.runtime.restore_runner import Restore
@@ -28,8 +26,6 @@ from emergency_ckpt.runtime.restore_types import RestoreReport, WholeSteps
 from emergency_ckpt.runtime.save_recipe import SaveRecipe, build_recipe
 from emergency_ckpt.runtime.signals import second_signal_ends
 from emergency_ckpt.runtime.step_catalog import StepCatalog
-from emergency_ckpt.runtime.topology import topology_of
-from emergency_ckpt.runtime.worker import Failures
 from emergency_ckpt.tiers.state_tree import PyTree, describe
 
 _EXIT_TIMEOUT_S = 10.0
@@ -51,39 +47,18 @@ class EmergencyCheckpointer:
     Raises:
       ConfigError: invalid settings, or settings that differ between processes.
       LocalTierError: the ramdisk cannot be used.
+      AuthenticationFailed: a peer does not have the same secret.
+      RestoreFailed: one of these, on another process.
     """
 
     def __init__(self, config: Config | None = None, **settings: Any) -> None:
         check_joined(jax.process_count())
         self._config, start = agreed_config(config or Config(), settings)
-        config = self._config
-        assert config.run_id is not None
         self._process = (jax.process_index(), jax.process_count())
-        events, failures = EventSink(config.on_event, process_index=self._process[0]), Failures()
-        slices = topology_of(config.mesh, config.replica_axis, describe((), "start"))
-        slice_index = slices.slice_of[self._process[0]]
-        for text in config_warnings(config, slices, self._process[0]):
-            events.emit("start.warning", text=text)
-        self._member = member = Membership(
-            config, config.run_id, self._process, slice_index, start, events
-        )
-        self._watch = watch = watch_notices(config, member.coordinator, events)
-        self._departures = Departures(member.coordinator, member.peers.address_of)
-        base = Base(config, self._process, member, watch, events, failures, self._departures)
-        try:
-            parts = assemble(base)
-            # Also so that nobody's time for a restore runs while the leader waits for storage.
-            errors = go_on_together(
-                member.coordinator, "opened", member.adopt_orphans, watch, config.start_timeout_s
-            )
-            if errors:
-                raise RestoreFailed("start", "the job", errors)
-        except BaseException as error:
-            self._watch.close()
-            self._departures.gone(_text_of(error))
-            member.leave()
-            raise
-        self._failures = failures
+        self._opened = opened = open_together(self._config, start, self._process)
+        self._member, self._watch = opened.member, opened.watch
+        self._departures, self._failures = opened.departures, opened.failures
+        parts = opened.parts
         self._local_saves = parts.local_saves
         self._preservation = parts.preservation
         self._restore_parts = parts.restore_parts
@@ -354,31 +329,26 @@ class EmergencyCheckpointer:
             self._prefetches.end(_STOP_TIMEOUT_S)
             self._saver.stop(timeout_s)
         finally:
-            self._let_go(_STOPPED)
+            self._opened.release(_STOPPED)
 
     def _leave_after(self, error: BaseException) -> None:
         """Training ended by ``error``: tell the others at once, then wait only a short time."""
-        self._departures.leave(_text_of(error), self._saver.begun)
+        self._departures.leave(text_of(error), self._saver.begun)
         self._stopped, limit_s = True, self._config.exit_timeout_s
         atexit.unregister(self._at_exit)
         try:
             with second_signal_ends():
                 text = "training ended by %s; saves under way have %g s to end"
-                logging.error(text, _text_of(error), limit_s)
+                logging.error(text, text_of(error), limit_s)
                 self._prefetches.end(min(limit_s, _EXIT_TIMEOUT_S))
                 self._saver.abandon(limit_s)
         finally:
-            self._let_go(_text_of(error))
+            self._opened.release(text_of(error))
 
     def _forget(self) -> None:
         """In a forked child: threads, locks and the exit's work are the parent's."""
         self._stopped, self._why_stopped = True, "the checkpointer is the parent process's"
         atexit.unregister(self._at_exit)
-
-    def _let_go(self, reason: str) -> None:
-        self._departures.gone(reason)
-        self._watch.close()
-        self._member.leave()
 
     def _at_exit(self) -> None:
         """No ``stop`` came: a thread inside native code at the interpreter's end would abort it."""
@@ -386,7 +356,7 @@ class EmergencyCheckpointer:
         self._departures.leave(_ENDED, self._saver.begun)
         self._prefetches.end(_EXIT_TIMEOUT_S)
         self._saver.end_threads(_EXIT_TIMEOUT_S)
-        self._let_go(_ENDED)
+        self._opened.release(_ENDED)
 
     def __enter__(self) -> EmergencyCheckpointer:
         return self
@@ -398,10 +368,6 @@ class EmergencyCheckpointer:
             self.stop()
         elif not self._stopped:
             self._leave_after(error)
-
-
-def _text_of(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error)[:500]}"
 
 
 class CheckpointerConfig(Config):

@@ -54,6 +54,10 @@ class TransferClient:
         self._streams = streams
         self._on_bytes_received = on_bytes_received or _ignore
 
+    def greet(self, address: str, within_s: float) -> None:
+        """Have both sides prove that they know the secret, and ask for nothing."""
+        self._pool.call("greet", address, lambda _: None, connect_within_s=within_s)
+
     def inventory(self, address: str) -> HolderInventory:
         """What the holder at ``address`` has published."""
         data = self._ask("fetch inventory", address, wire.GetInventory(), wire.MAX_INVENTORY_BYTES)

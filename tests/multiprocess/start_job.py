@@ -34,8 +34,21 @@ def invalid_at_one(world: World) -> Any:
     return attempt(world, "invalid_at_one", **settings)
 
 
+def another_secret(world: World) -> Any:
+    file = world.root / f"secret_{world.process}"
+    file.write_text(f"{world.process}f" * 32)
+    file.chmod(0o600)
+    return attempt(world, "another_secret", secret_file=str(file))
+
+
 PROGRAMS = {
-    program.__name__: program for program in (another_dir, another_interval, invalid_at_one)
+    program.__name__: program
+    for program in (
+        another_dir,
+        another_interval,
+        invalid_at_one,
+        another_secret,
+    )
 }
 
 if __name__ == "__main__":

@@ -34,6 +34,12 @@ def test_start_with_another_interval_names_both_values(seen: list[dict[str, Any]
         assert line in outcome["text"]
 
 
+def test_start_with_another_secret_fails_on_all(seen: list[dict[str, Any]]) -> None:
+    """Found at the first loss otherwise, when the peers' RAM is needed."""
+    for outcome in of(seen, "another_secret"):
+        assert outcome["error"] == "AuthenticationFailed", outcome
+
+
 def test_start_with_an_invalid_setting_fails_on_all(seen: list[dict[str, Any]]) -> None:
     for outcome in of(seen, "invalid_at_one"):
         assert outcome["error"] == "ConfigError", outcome

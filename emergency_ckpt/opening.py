@@ -1,0 +1,89 @@
+"""The start of a checkpointer: all processes come, and each says what is doubtful or wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from emergency_ckpt.assembly import Assembly, Base, assemble, watch_notices
+from emergency_ckpt.config import Config
+from emergency_ckpt.config_warnings import config_warnings
+from emergency_ckpt.errors import RestoreFailed
+from emergency_ckpt.runtime.departures import Departures
+from emergency_ckpt.runtime.events import EventSink
+from emergency_ckpt.runtime.going_on import go_on_together
+from emergency_ckpt.runtime.greetings import Greetings
+from emergency_ckpt.runtime.membership import Membership
+from emergency_ckpt.runtime.preemption import PreemptionWatch
+from emergency_ckpt.runtime.topology import topology_of
+from emergency_ckpt.runtime.worker import Failures
+from emergency_ckpt.tiers.state_tree import describe
+
+_GREETING_TIMEOUT_S = 5.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Opened:
+    """A place in the job, and the parts of a checkpointer there."""
+
+    member: Membership
+    watch: PreemptionWatch
+    departures: Departures
+    failures: Failures
+    parts: Assembly
+
+    def release(self, reason: str) -> None:
+        """Let go of ramdisk, port and threads; the others are told why. Not collective."""
+        _release(self.departures, self.watch, self.member, reason)
+
+
+def open_together(config: Config, start: str, process: tuple[int, int]) -> Opened:
+    """Open both tiers, and return when all processes have. Collective; blocks.
+
+    ``start``: the name of this start. ``process``: (index, count). It works on all processes or on
+    none; raises as ``Membership``, LocalTierError and AuthenticationFailed, on the process that
+    finds it, and RestoreFailed on the others.
+    """
+    assert config.run_id is not None, "a validated config has one"
+    events, failures = EventSink(config.on_event, process_index=process[0]), Failures()
+    slices = topology_of(config.mesh, config.replica_axis, describe((), "start"))
+    for text in config_warnings(config, slices, process[0]):
+        events.emit("start.warning", text=text)
+    slice_index = slices.slice_of[process[0]]
+    member = Membership(config, config.run_id, process, slice_index, start, events)
+    watch = watch_notices(config, member.coordinator, events)
+    departures = Departures(member.coordinator, member.peers.address_of)
+    base = Base(config, process, member, watch, events, failures, departures)
+    try:
+        parts = assemble(base)
+        # Also so that nobody's time for a restore runs while the leader waits for storage.
+        errors = go_on_together(
+            member.coordinator, "opened", lambda: _look(base), watch, config.start_timeout_s
+        )
+        if errors:
+            raise RestoreFailed("start", "the job", errors)
+    except BaseException as error:
+        _release(departures, watch, member, text_of(error))
+        raise
+    return Opened(member, watch, departures, failures, parts)
+
+
+def _look(base: Base) -> None:
+    """Look for what would be found too late, at a loss."""
+    config, member = base.config, base.member
+    timeout_s = min(_GREETING_TIMEOUT_S, config.start_timeout_s / 4)
+    greetings = Greetings(member.peers, base.process, base.events, timeout_s)
+    member.adopt_orphans()
+    greetings.finish()
+
+
+def _release(
+    departures: Departures, watch: PreemptionWatch, member: Membership, reason: str
+) -> None:
+    departures.gone(reason)
+    watch.close()
+    member.leave()
+
+
+def text_of(error: BaseException) -> str:
+    """Return ``error`` in one line of bounded length."""
+    return f"{type(error).__name__}: {str(error)[:500]}"
