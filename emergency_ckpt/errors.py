@@ -170,7 +170,7 @@ class RestoreFailed(CheckpointError):
 
 
 class SourceUnreachable(RestoreFailed):
-    """What a restore needs could not be reached in time; nothing says that it is gone.
+    """A source that a restore needs could not be reached in time; nothing says that it is gone.
 
     Raised instead of restoring an older step, which would throw training away.
     """

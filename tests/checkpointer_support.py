@@ -93,7 +93,7 @@ class _Lines(logging.Handler):
 
 @contextlib.contextmanager
 def logged() -> Iterator[list[str]]:
-    """What is logged meanwhile at INFO or above."""
+    """Collect the log records of INFO or above."""
     logger, handler = logging.getLogger("absl"), _Lines()
     level = logger.level
     logger.addHandler(handler)

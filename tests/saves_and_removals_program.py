@@ -16,7 +16,7 @@ LONG_S = 120.0
 
 
 def save_and_remove(directory: str, local_dir: str, saves: int) -> dict[str, object]:
-    """What became of ``saves`` saves to ``directory``, of which the last three are kept."""
+    """Return the outcome of ``saves`` saves to ``directory``; the last three are kept."""
     events: list[Event] = []
     with EmergencyCheckpointer(
         dir=directory,

@@ -138,7 +138,7 @@ def test_restore_of_an_older_step_names_the_unreadable_newer(world: World) -> No
 
 
 def test_restore_with_an_unreadable_marker_can_take_the_tensors(world: World) -> None:
-    """What the error tells the user to do."""
+    """Return the hint of the error."""
     persist(world, 2)
     marker_of(world, 2).write_bytes(b"\xff")
     shutil.rmtree(world.persistent / "host_state" / "2")

@@ -1,4 +1,4 @@
-"""What ``args`` say of the state is done or refused, and what is not saved is said."""
+"""``args`` about the state are followed or refused, and unsaved parts are named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was rolled back does not come back: in either tier, from any host, after any restart."""
+"""Rolled-back steps do not come back: in either tier, from any host, after any restart."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _outcome(left: LeftRun, now_s: float, older_than_s: float, *, remove: bool) -> tuple[str, bool]:
-    """What becomes of a run, in words; True when it was removed."""
+    """Return the outcome for a run in words, and True when it was removed."""
     if (holder := holder_of(left)) is not None:
         return f"stays: in use by {holder.describe()}", False
     if left.age_s(now_s) < older_than_s:

@@ -20,7 +20,7 @@ PYTHON_NUMBERS = {
     "Python float": _FLOATS,
     "Python complex": frozenset({"complex64", "complex128"}),
 }
-"""What stands for the dtype of an expected Python number, and the stored dtypes that it takes.
+"""Placeholder dtypes of expected Python numbers, and the stored dtypes that each takes.
 
 Those of its own kind: each of their values is a Python number too, so none is changed.
 """

@@ -93,7 +93,7 @@ def _order(timeline: Timeline) -> tuple[str, int, bytes]:
 
 
 def problem_of(timeline: Timeline) -> str:
-    """What contradicts itself in one from outside; empty when nothing does."""
+    """Return the contradiction in a record from outside; empty when there is none."""
     if not timeline.ancestors or len(timeline.ancestors) > MAX_LIVES:
         return "it has no life before its head, or too many"
     return ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 TIER_WORDS = {"local": "RAM", "persistent": "storage"}
-"""What users call the tiers."""
+"""Names of the tiers in messages to users."""
 
 
 def size_text(size_bytes: int) -> str:

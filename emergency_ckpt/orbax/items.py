@@ -56,7 +56,7 @@ def host_state_of(
 
 
 def metadata_of(custom_metadata: Mapping[str, Any] | None, metrics: Any) -> dict[str, Any]:
-    """What is kept of these two; of None for both, what is asked for in a restore."""
+    """Return the host state to keep of these two; for None and None, the one to restore."""
     return {
         _CUSTOM_METADATA: None if custom_metadata is None else dict(custom_metadata),
         _METRICS: plain_metrics(metrics),
@@ -64,7 +64,7 @@ def metadata_of(custom_metadata: Mapping[str, Any] | None, metrics: Any) -> dict
 
 
 class RestoreTarget(NamedTuple):
-    """What is restored into, and what of it is given back.
+    """The target of a restore, and the part of it that the caller gets back.
 
     Attributes:
       state: the manager's abstract state, with what ``args`` say of its leaves.
@@ -76,7 +76,7 @@ class RestoreTarget(NamedTuple):
     treedef: Any = None
 
     def part_of(self, restored: Any) -> Any:
-        """What the caller gets of the restored state."""
+        """Return the part of the restored state that the caller asked for."""
         if self.paths is None:
             return restored
         leaves, _ = _by_path(restored)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class LatestStep:
-    """What was found or restored, until something newer is whole."""
+    """The newest step found or restored, until a newer one is whole."""
 
     def __init__(self) -> None:
         self._found: int | None = None
@@ -25,7 +25,7 @@ class LatestStep:
             self._found, self._goes_on_from = step, None
 
     def note_save_started(self) -> None:
-        """What is newer than a step that was asked for is forgotten now."""
+        """Forget every step newer than one that was asked for."""
         if self._goes_on_from is not None:
             self._found, self._goes_on_from = self._goes_on_from, None
 

@@ -1,4 +1,4 @@
-"""What plain Orbax's manager is given to save and restore, as tensors and what is not tensors."""
+"""Items of plain Orbax's manager, divided into tensors and host state."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class Items(NamedTuple):
 
     @property
     def state(self) -> Any:
-        """What is saved as tensors: the tree of the only item that has any, else a dict of them.
+        """Return the tensors to save: the tree of the only item that has any, else a dict of them.
 
         So a step of one item is what plain Orbax writes, and reads.
         """
         return next(iter(self.tensors.values())) if len(self.tensors) == 1 else dict(self.tensors)
 
     def result(self, state: Any, host_state: Mapping[str, Any] | None) -> Any:
-        """What ``restore`` returns."""
+        """Return the result of ``restore``."""
         found = {next(iter(self.tensors)): state} if len(self.tensors) == 1 else dict(state)
         if self.others and host_state is not None:
             found.update({name: host_state[_OTHERS][name] for name in self.others})
@@ -106,12 +106,12 @@ _KEPT = "PyTreeSave, StandardSave, JsonSave, and iterators with get_state and se
 def host_state_of(
     items: Items, custom_metadata: Mapping[str, Any] | None, metrics: Any
 ) -> dict[str, Any]:
-    """What is kept of this process besides the tensors."""
+    """Return the host state of this process: the items without tensors."""
     return {_OTHERS: dict(items.others), **with_state.metadata_of(custom_metadata, metrics)}
 
 
 def target_for(items: Items) -> dict[str, Any] | None:
-    """What ``restore`` puts back in place; None when only tensors are asked for."""
+    """Return the target of the host state; None when only tensors are asked for."""
     return (
         {_OTHERS: dict(items.others), **with_state.metadata_of(None, None)}
         if items.others

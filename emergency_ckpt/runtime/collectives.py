@@ -1,4 +1,4 @@
-"""What all processes do together over the coordination service: gather, share, agree.
+"""Collective calls over the coordination service: gather, share, agree.
 
 Made of keys and counts alone: the service never forgets the name of a barrier, and forgets a key
 as soon as it is deleted.

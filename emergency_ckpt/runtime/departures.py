@@ -50,7 +50,7 @@ def leaving(coordinator: Coordinator) -> dict[int, str]:
 
 
 class Departures:
-    """What this process says when it leaves, and what it knows of the others. Thread-safe."""
+    """Departures: the announcement of this process and those of the others. Thread-safe."""
 
     def __init__(
         self, coordinator: Coordinator, address_of: Callable[[int], str] | None = None

@@ -1,4 +1,4 @@
-"""What processes tell each other through the coordination service, decoded."""
+"""Decoding of messages between processes in the coordination service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the writers of a persistent save tell each other after each stage."""
+"""Reports that the writers of a persistent save exchange after each stage."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Crc(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
 
 
 class Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one writer has put beside the tensors, and the CRCs of its part of these."""
+    """Documents that one writer has stored, and the CRCs of its part of the tensors."""
 
     documents: dict[int, Document] = {}
     crcs: tuple[Crc, ...] = ()
 
 
 class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one writer tells the others about one stage.
+    """Report of one writer on one stage.
 
     ``kept``: of the first writer, that storage has the step already. ``pauses``: the error is a
     pause after failed saves.

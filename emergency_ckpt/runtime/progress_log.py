@@ -1,4 +1,4 @@
-"""What a person wants to know, in the log: a line for each start, restore and save.
+"""Log lines for people: one for each start, restore and save.
 
 The lines are made of the events that ``on_event`` gets too, so the two cannot differ. What failed
 is logged where it is recorded (``worker.Failures``).

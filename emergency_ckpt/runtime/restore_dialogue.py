@@ -191,7 +191,7 @@ class RestoreDialogue:
 
 
 def _typed(error: Exception) -> CheckpointError:
-    """What all processes are told of it: what is not expected ends the restore on each of them."""
+    """Return the error to tell all processes; an unexpected one ends the restore on each."""
     if isinstance(error, CheckpointError):
         return error
     failure = RestoreFailed(

@@ -248,7 +248,7 @@ class RestoreLeader:
             self._events.emit("divergence", step=save.step, text=found.describe())
 
     def whole_steps(self) -> WholeSteps:
-        """What could be restored, instead of a plan. Errors as of ``plan``."""
+        """Return the steps that could be restored, instead of a plan. Errors as of ``plan``."""
         if self._manifests.unread:
             manifests = self._manifests.read_again(list(self._manifests.unread))
             self._inventory = msgspec.structs.replace(self._inventory, manifests=manifests)

@@ -43,7 +43,7 @@ class AttemptGivenUp(RestoreFailed):
 
 
 FailureKind = Literal["failed", "given_up", "holder", "storage"]
-"""What ends a restore: a fault; a process does not want it any more; a holder of copies in RAM, or
+"""Cause that ends a restore: a fault; a process withdrew; a holder of copies in RAM, or
 storage, could not be reached."""
 
 

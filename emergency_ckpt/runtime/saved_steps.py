@@ -12,7 +12,7 @@ from emergency_ckpt.types import SaveId
 
 
 class SavedSteps:
-    """What was found at a restore or survey, and saved since. For the training thread."""
+    """Steps found at a restore or survey, and saved since. For the training thread."""
 
     def __init__(
         self, local: LocalSaves, persistent: PersistentSaves | None, incarnation: str, run_id: str

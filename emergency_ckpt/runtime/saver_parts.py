@@ -1,4 +1,4 @@
-"""What the saver works with, and the settings that it asks."""
+"""Parts that the saver works with, and the settings that it reads."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Settings(save_recipe.Settings, Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class SaverParts:
-    """What the saver works with. ``persistent`` and ``preservation``: None without that tier.
+    """Parts of the saver. ``persistent`` and ``preservation``: None without that tier.
 
     Attributes:
       inbox: what others push for the persistent saves of this process.

@@ -77,7 +77,7 @@ class StepCatalog:
         return self.parts.persistent
 
     def known(self) -> list[int]:
-        """What this process knows to be whole, oldest first. Not collective; reads storage.
+        """Return the steps known here to be whole, oldest first. Not collective; reads storage.
 
         Where storage does not answer within ``LISTING_TIMEOUT_S``, what RAM has is all that is
         known. PersistentTierError when it has nothing: that storage has nothing, nobody has said.

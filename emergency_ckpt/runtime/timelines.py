@@ -31,7 +31,7 @@ class Timelines:
 
     @property
     def bound(self) -> Timeline | None:
-        """What is binding; None when no restore ever was."""
+        """Return the binding timeline; None when no restore was ever binding."""
         with self._lock:
             return self._bound
 

@@ -70,7 +70,7 @@ class Claim:
 
     @property
     def held(self) -> LockedDirectory:
-        """What keeps the lock: for whoever must keep it longer than this claim is used."""
+        """Return the holder of the lock, for a caller that must keep it longer than this claim."""
         assert self._held is not None, "the claim was released"
         return self._held
 

@@ -87,7 +87,7 @@ def remove_run(run: LeftRun) -> bool:
 
 
 class OtherRuns:
-    """What other runs left beside the run of this process: the last reserve of room.
+    """Leftovers of other runs beside the run of this process: the last reserve of room.
 
     Args:
       grace_s: a run that changed within so many seconds stays.

@@ -1,4 +1,4 @@
-"""What takes a persistent step out of the directory: removed, or moved aside."""
+"""Changes that take a persistent step out of the directory: removal, or a move aside."""
 
 from __future__ import annotations
 

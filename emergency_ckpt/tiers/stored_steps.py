@@ -121,7 +121,7 @@ class StoredSteps:
     def look(
         self, step: int, deadline_s: float | None = None, *, is_ours: bool
     ) -> FoundStep | None:
-        """What there is under ``step``, which has an Orbax directory; None for what counts not.
+        """Return the record of ``step``, which has an Orbax directory; None when it does not count.
 
         ``is_ours``: there is a folder of ours beside it.
         """

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class SessionKeys(NamedTuple):
-    """What both sides compute from the secret and their nonces; see PROTOCOL.md."""
+    """Keys that both sides compute from the secret and their nonces; see PROTOCOL.md."""
 
     server_mac: bytes
     client_mac: bytes

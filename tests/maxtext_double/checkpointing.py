@@ -1,4 +1,4 @@
-"""What stands for ``src/maxtext/common/checkpointing.py``: it passes the manager's class on."""
+"""Double of ``src/maxtext/common/checkpointing.py``: it passes the manager's class on."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -50,7 +50,7 @@ def save_checkpoint(
 
 
 def last_save(checkpoint_manager: Any, step: int, state: Any, data_iterator: Any) -> None:
-    """What MaxText does after the last step, and after each for a preemption."""
+    """Do as MaxText after the last step, and after each for a preemption."""
     if checkpoint_manager.latest_step() != step and step not in checkpoint_manager.all_steps():
         save_checkpoint(checkpoint_manager, step, state, data_iterator, force=True)
     checkpoint_manager.wait_until_finished()

@@ -1,4 +1,4 @@
-"""What stands for ``src/maxtext/common/emergency_checkpointing.py``: who makes the manager.
+"""Double of ``src/maxtext/common/emergency_checkpointing.py``: who makes the manager.
 
 These three modules are written from what is known of MaxText's contract of August 2026: the calls
 of its emergency mode in the same order, and the lines that the README changes as they stand there.

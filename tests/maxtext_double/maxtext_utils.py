@@ -1,4 +1,4 @@
-"""What stands for ``src/maxtext/utils/maxtext_utils.py``: what becomes of the restored state."""
+"""Double of ``src/maxtext/utils/maxtext_utils.py``: what becomes of the restored state."""
 
 from typing import Any
 

@@ -56,7 +56,7 @@ def results_of(output: str) -> set[str]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """What the program prints when nothing happens to it."""
+    """Return the output of the program in a run without faults."""
     program = program_in(tmp_path_factory.mktemp("readme") / "whole")
     done = subprocess.run(
         [sys.executable, program],

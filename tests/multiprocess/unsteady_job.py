@@ -27,7 +27,7 @@ _SILENCE_S = 3.0
 
 @contextlib.contextmanager
 def answering(fault: Callable[[wire.Request], None]) -> Iterator[None]:
-    """What this process serves goes through ``fault`` first."""
+    """Route the shards that this process serves through ``fault``."""
     answer = Session._answer
 
     def through_fault(self: Session, request: wire.Request) -> None:
@@ -94,7 +94,7 @@ def refusal(world: World) -> Any:
 
 
 def loaded(world: World) -> Any:
-    """What was loaded from storage is handed round over connections that break."""
+    """Hand round a load from storage over connections that break."""
     settings = {"dir": str(world.root / "loaded_steps"), "save_every_n_steps": 5}
     train(world, "loaded", STEPS, **settings)
     lose_all(world, "loaded")

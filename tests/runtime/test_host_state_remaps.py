@@ -62,7 +62,7 @@ def documents_of(values: list[Any]) -> list[host_state.HostStateDocument]:
 def moved(
     build: Callable[[int, int], Any], former: int, count: int, remap: Any, *, rounds: int
 ) -> tuple[list[int], list[Any]]:
-    """What ``former`` processes read in so many rounds, and the iterators of the next job."""
+    """Return the items that ``former`` processes read, and the iterators of the next job."""
     before = [build(index, former) for index in range(former)]
     seen = [int(next(iterator)) for _ in range(rounds) for iterator in before]
     documents = documents_of([{"data": [iterator]} for iterator in before])

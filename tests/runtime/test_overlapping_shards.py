@@ -104,7 +104,7 @@ def hosts(count: int) -> Iterator[list[Host]]:
 
 
 def restored(found: list[Host], targets: Sequence[Box]) -> dict[Box, np.ndarray] | None:
-    """What process 0 has of each target; None without a plan."""
+    """Return the bytes of each target at process 0; None without a plan."""
     inventories = tuple(host.holdings.inventory() for host in found)
     manifests: dict[str, Contents] = {}
     for host in found:

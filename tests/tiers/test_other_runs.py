@@ -1,4 +1,4 @@
-"""What other runs left on a ramdisk stays, until the room is needed or somebody says so."""
+"""Leftovers of other runs on a ramdisk stay until the room is needed or a user removes them."""
 
 from __future__ import annotations
 
