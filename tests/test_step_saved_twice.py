@@ -12,6 +12,7 @@ from checkpointer_support import World, same, save_all
 
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.errors import PersistentTierError
+from emergency_ckpt.tiers.local import LocalTier
 from emergency_ckpt.tiers.persistent import PersistentTier
 
 
@@ -109,4 +110,55 @@ def test_save_forced_after_failure_saves_what_is_missing(
         assert checkpointer.failed_saves == 1
         assert world.names().count("save.complete") == 1, "RAM has it already"
         assert world.names().count("persistent.complete") == 1
+    check_restored(world, 2)
+
+
+def _break_writing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise PersistentTierError("save", "step 2", "storage failed")
+
+    monkeypatch.setattr(PersistentTier, "write_tensors", fail)
+
+
+def test_save_forced_after_unheard_success_keeps_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The marker was written, but not the answer heard: what is whole must not go."""
+    publish = PersistentTier.publish
+
+    def publish_unheard(*args: Any, **kwargs: Any) -> None:
+        publish(*args, **kwargs)
+        raise PersistentTierError("save", "step 2", "no answer came")
+
+    with world.open_both() as checkpointer:
+        with monkeypatch.context() as patch:
+            patch.setattr(PersistentTier, "publish", publish_unheard)
+            assert save(checkpointer, world, 2)
+            checkpointer.wait_until_finished()
+        assert checkpointer.failed_saves == 1
+        _break_writing(monkeypatch)
+        save(checkpointer, world, 2, force=True)
+        checkpointer.wait_until_finished()
+        assert checkpointer.failed_saves == 1
+        assert "persistent.kept" in world.names()
+    check_restored(world, 2)
+
+
+def test_save_of_step_stored_under_another_demand_cannot_lose_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RAM has the step of a later demand of the same life; storage has that of the first."""
+    with monkeypatch.context() as patch:
+        _fail_once(LocalTier, "publish_host_state", patch)
+        with world.open_both() as checkpointer:
+            assert save(checkpointer, world, 2)
+            checkpointer.wait_until_finished()
+            assert save(checkpointer, world, 2, force=True)
+            checkpointer.wait_until_finished()
+    _break_writing(monkeypatch)
+    with world.open_both() as checkpointer:
+        assert checkpointer.restore(state=world.state(0), host_state={"at": 0})[0] == 2
+        save(checkpointer, world, 2, force=True)
+        checkpointer.wait_until_finished()
+        checkpointer.check_for_errors()
     check_restored(world, 2)

@@ -83,6 +83,18 @@ def continued(before: Timeline | None, parent: SaveId, incarnation: str) -> Time
     return Timeline(life_of(incarnation), parent.step, tuple(lives[:MAX_LIVES]), oldest_step)
 
 
+def is_on_way(save: SaveId, life: str, timeline: Timeline | None) -> bool:
+    """Whether ``save`` was made in ``life``, or on the way to it; of unknown ones, False.
+
+    ``timeline``: the newest; it is that of ``life`` when a restore began that.
+    """
+    made_in = life_of(save.incarnation)
+    if made_in == life or timeline is None or timeline.head != life:
+        return made_in == life
+    is_older = bool(made_in) and made_in < life
+    return is_older and not timeline.objection(save.step, save.incarnation)
+
+
 def newest(*timelines: Timeline | None) -> Timeline | None:
     """Of records that differ, that of the newest life."""
     return max((each for each in timelines if each is not None), key=_order, default=None)

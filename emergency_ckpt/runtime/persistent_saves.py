@@ -68,7 +68,7 @@ class PersistentSave:
 
     ``load``: blocks until this process's shards are on the host; none where it does not write.
     ``metrics``: JSON values for the preservation policy; those of the first writer are kept.
-    ``keeps``: a save of this step that is not written again where storage has it whole.
+    ``keeps``: the save that was restored: not written again where storage has it whole.
     """
 
     save: SaveId
@@ -252,18 +252,22 @@ class PersistentSaves:
         return False
 
     def _is_kept(self, job: PersistentSave) -> bool:
-        """Whether storage has the step whole from which the run goes on."""
-        if job.keeps is None or job.keeps.step != job.save.step:
-            return False
+        """Whether storage has the step whole, of this life or the way to it: it must not go."""
         try:
-            stored = self._tier.describe(job.keeps.step)
+            stored = self._tier.describe(job.save.step)
         except (CorruptData, PersistentTierError) as error:
             if error.retryable:
                 raise
             return False  # it is not there, or not whole
-        if stored.marker is None:
-            return job.keeps.incarnation == stored.incarnation
-        return stored.marker.save == job.keeps
+        keeps, marker = job.keeps, stored.marker
+        if keeps is not None and keeps.step == job.save.step:
+            if marker is None:
+                return keeps.incarnation == stored.incarnation
+            if marker.save == keeps:
+                return True
+        if marker is None or marker.leaves != tuple(leaf.spec for leaf in job.tree.leaves):
+            return False
+        return self._timeline.leads_to(job.save, marker.save)
 
     def _send_host_state(self, job: PersistentSave, to: int) -> None:
         try:

@@ -48,6 +48,10 @@ class StorageTimeline:
             self._tell(step, kept_as, "it was rolled back")
         self._followed = bound
 
+    def leads_to(self, save: SaveId, stored: SaveId) -> bool:
+        """Whether ``stored`` was made in the life of ``save``, or on the way to it."""
+        return self._timelines.leads_to(save, stored)
+
     def make_room(self, save: SaveId) -> None:
         """See that ``save`` can be written, and that nothing is lost of what is in its place."""
         self.follow()

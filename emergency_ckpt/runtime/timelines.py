@@ -6,7 +6,7 @@ import threading
 
 from absl import logging
 
-from emergency_ckpt.core.timeline import Timeline, continued, newest
+from emergency_ckpt.core.timeline import Timeline, continued, is_on_way, life_of, newest
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.tiers.local import LocalTier
@@ -76,3 +76,10 @@ class Timelines:
         """Why a save does not count; empty when it does."""
         bound = self.bound
         return "" if bound is None else bound.objection(step, incarnation)
+
+    def leads_to(self, save: SaveId, stored: SaveId) -> bool:
+        """Whether ``stored`` was made in the life of ``save``, or on the way to it."""
+        with self._lock:
+            timeline = self._bound if self._pending is None else self._pending
+        is_of_run = stored.run_id == save.run_id
+        return is_of_run and is_on_way(stored, life_of(save.incarnation), timeline)

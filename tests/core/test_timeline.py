@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emergency_ckpt.core.timeline import MAX_LIVES, Timeline, continued, newest
+from emergency_ckpt.core.timeline import MAX_LIVES, Timeline, continued, is_on_way, newest
 from emergency_ckpt.types import SaveId
 
 A, B, C, D = (f"{number:012x}-life" for number in range(1, 5))
@@ -51,6 +51,20 @@ def test_continued_from_a_demand_of_a_life_keeps_the_life() -> None:
     assert has(timeline, 8, B)
     assert has(timeline, 7, f"{B}.000002")
     assert not has(timeline, 9, B)
+
+
+def test_is_on_way_of_own_life_and_those_before_it_alone() -> None:
+    timeline = continued(None, save(5, B), C)
+    for stored, expected in [
+        (save(9, f"{C}.000001"), True),
+        (save(5, f"{B}.000001"), True),
+        (save(6, B), False),  # rolled back
+        (save(5, D), False),  # of nobody that this life knows of
+        (save(5, ""), False),
+    ]:
+        assert is_on_way(stored, C, timeline) == expected
+    assert is_on_way(save(1, D), D, timeline)
+    assert not is_on_way(save(5, B), D, timeline)  # D began without a restore
 
 
 def test_continued_for_many_lives_stays_bounded() -> None:
