@@ -25,12 +25,15 @@ from emergency_ckpt.runtime.saver import Saver
 from emergency_ckpt.runtime.saver_parts import SaverParts
 from emergency_ckpt.runtime.start_agreement import agree_settings, tell_problem
 from emergency_ckpt.runtime.step_catalog import StepCatalog
+from emergency_ckpt.runtime.storage_probe import StorageProbe
 from emergency_ckpt.runtime.storage_timeline import StorageTimeline
 from emergency_ckpt.runtime.timelines import Timelines
 from emergency_ckpt.runtime.vote import Vote
 from emergency_ckpt.runtime.worker import Failures
 from emergency_ckpt.tiers.persistent import PersistentTier
 from emergency_ckpt.tiers.removal import StepShelf
+
+_PROBE_TIMEOUT_S = 20.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +51,11 @@ class Base:
 
 @dataclasses.dataclass(frozen=True)
 class Assembly:
-    """The parts that a checkpointer's methods use. ``preservation``: None without a directory."""
+    """The parts that a checkpointer's methods use. ``preservation``: None without a directory.
+
+    ``probe``: None where nothing is to be tried: no saves to storage, it failed just now, or
+    another process does it.
+    """
 
     local_saves: LocalSaves
     preservation: Preservation | None
@@ -56,6 +63,7 @@ class Assembly:
     prefetches: Prefetches
     saver: Saver
     steps: StepCatalog
+    probe: StorageProbe | None
 
 
 def agreed_config(config: Config, settings: Mapping[str, Any]) -> tuple[Config, str]:
@@ -84,7 +92,7 @@ def watch_notices(config: Config, coordinator: Coordinator, events: EventSink) -
 
 def assemble(base: Base) -> Assembly:
     """Open the persistent tier and put everything together. At the leader it waits for storage."""
-    persistent = _open_persistent(base)
+    persistent, probe = _open_persistent(base)
     timelines = Timelines(base.member.tier, base.events)
     storage = None if persistent is None else StorageTimeline(persistent, timelines, base.events)
     local_saves = _local_saves(base, timelines)
@@ -115,7 +123,7 @@ def assemble(base: Base) -> Assembly:
         member.incarnation,
     )
     steps = StepCatalog(restore_parts, local_saves, preservation, saver.saved.forget)
-    return Assembly(local_saves, preservation, restore_parts, prefetches, saver, steps)
+    return Assembly(local_saves, preservation, restore_parts, prefetches, saver, steps, probe)
 
 
 def _run_id(config: Config) -> str:
@@ -123,24 +131,34 @@ def _run_id(config: Config) -> str:
     return config.run_id
 
 
-def _open_persistent(base: Base) -> PersistentTier | None:
+def _open_persistent(base: Base) -> tuple[PersistentTier | None, StorageProbe | None]:
     config = base.config
     if config.dir is None:
-        return None
+        return None, None
     tier = PersistentTier(
         config.dir,
         timeout_s=config.persistent_timeout_s,
         buffer_bytes=config.storage_buffer_bytes,
         orbax_item=config.orbax_item,
     )
-    if base.process[0] == 0:
-        try:
-            tier.create(time.monotonic() + config.start_timeout_s / 4)
-        except PersistentTierError as error:
-            # Storage may be down just when the RAM is needed: saves try again.
-            base.events.emit("persistent.unreachable", reason=str(error))
-            base.failures.record(error)
-    return tier
+    if base.process[0] != 0:  # it leads the writers
+        return tier, None
+    timeout_s = config.start_timeout_s / 4
+    probe = StorageProbe(
+        tier, base.member.incarnation, base.events, min(_PROBE_TIMEOUT_S, timeout_s)
+    )
+    saves_there = "persistent" in config.save_plans()
+    if saves_there and config.require_storage:
+        return tier, probe  # which makes the directory
+    try:
+        tier.create(time.monotonic() + timeout_s)
+    except PersistentTierError as error:
+        # Storage may be down just when the RAM is needed: saves try again.
+        base.events.emit("persistent.unreachable", reason=str(error))
+        base.failures.record(error)
+        return tier, None
+    # A job that only restores may have no right to write.
+    return tier, probe if saves_there else None
 
 
 def _local_saves(base: Base, timelines: Timelines) -> LocalSaves:

@@ -123,6 +123,7 @@ class EmergencyCheckpointer(BaseCheckpointer):
         host_state_remap: Callable[..., Any] | None = Settings.host_state_remap
         allow_missing_host_state: bool = Settings.allow_missing_host_state
         persistent_writers: str = Settings.persistent_writers
+        require_storage: bool = Settings.require_storage
         storage_buffer_bytes: int = Settings.storage_buffer_bytes
         bind_host: str | None = None
         bind_port: int = Settings.bind_port
@@ -281,6 +282,7 @@ _SAME = (
     "host_state_remap",
     "allow_missing_host_state",
     "persistent_writers",
+    "require_storage",
     "storage_buffer_bytes",
     "bind_port",
     "secret_file",

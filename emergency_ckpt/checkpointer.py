@@ -48,6 +48,7 @@ class EmergencyCheckpointer:
       ConfigError: invalid settings, or settings that differ between processes.
       LocalTierError: the ramdisk cannot be used.
       AuthenticationFailed: a peer does not have the same secret.
+      PersistentTierError: with ``require_storage``, saves could not use ``dir``.
       RestoreFailed: one of these, on another process.
     """
 

@@ -106,6 +106,9 @@ class Config:
       orbax_item: of steps that plain Orbax wrote, the item that is the state; None: the item
         ``default``, ``state`` or ``items``, the only one that has arrays, or several together as a
         dict of them (``{"params": ..., "opt": ...}``).
+      require_storage: end the start with an error when a small file cannot be written, read and
+        removed in ``dir``. False: that is a warning, the event ``start.warning``, and the start
+        does not wait for it. Nothing is tried in a job that does not save to ``dir``.
       storage_buffer_bytes: how much of a process's arrays may be on its way to or from the
         persistent directory at once; a larger array goes alone. May differ.
       bind_host: address on which this process serves its shards to peers. None: that by which
@@ -187,6 +190,7 @@ class Config:
     host_state_remap: HostStateRemap | None = None
     allow_missing_host_state: bool = False
     orbax_item: str | None = None
+    require_storage: bool = False
     storage_buffer_bytes: int = 2048 * MEBIBYTE
     bind_host: str | None = None
     bind_port: int = 0

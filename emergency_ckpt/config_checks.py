@@ -128,6 +128,8 @@ def _is_address(holder: object) -> bool:
 
 def _choice_problems(config: Config) -> list[str]:
     problems: list[str] = []
+    if config.dir is None and config.require_storage is True:
+        problems.append("require_storage is set, but dir is not")
     if config.persistent_writers not in get_args(PersistentWriters):
         problems.append(
             f"persistent_writers must be 'primary' or 'striped', not {config.persistent_writers!r}"
@@ -216,7 +218,7 @@ def _policy_problems(config: Config) -> list[str]:
     if config.preservation_policy is not None and config.keep_last_n is not None:
         problems.append("preservation_policy and keep_last_n are both set")
     flags = ("async_save", "save_on_preemption", "exit_on_preemption", "allow_missing_host_state")
-    for name in flags:
+    for name in (*flags, "require_storage"):
         if not isinstance(getattr(config, name), bool):
             problems.append(f"{name} must be True or False, not {getattr(config, name)!r}")
     return problems

@@ -33,6 +33,8 @@ class Opened:
 
     def release(self, reason: str) -> None:
         """Let go of ramdisk, port and threads; the others are told why. Not collective."""
+        if self.parts.probe is not None:
+            self.parts.probe.end()
         _release(self.departures, self.watch, self.member, reason)
 
 
@@ -40,8 +42,8 @@ def open_together(config: Config, start: str, process: tuple[int, int]) -> Opene
     """Open both tiers, and return when all processes have. Collective; blocks.
 
     ``start``: the name of this start. ``process``: (index, count). It works on all processes or on
-    none; raises as ``Membership``, LocalTierError and AuthenticationFailed, on the process that
-    finds it, and RestoreFailed on the others.
+    none; raises as ``Membership``, LocalTierError, AuthenticationFailed, and PersistentTierError
+    with ``require_storage``, on the process that finds it, and RestoreFailed on the others.
     """
     assert config.run_id is not None, "a validated config has one"
     events, failures = EventSink(config.on_event, process_index=process[0]), Failures()
@@ -57,21 +59,25 @@ def open_together(config: Config, start: str, process: tuple[int, int]) -> Opene
         parts = assemble(base)
         # Also so that nobody's time for a restore runs while the leader waits for storage.
         errors = go_on_together(
-            member.coordinator, "opened", lambda: _look(base), watch, config.start_timeout_s
+            member.coordinator, "opened", lambda: _look(base, parts), watch, config.start_timeout_s
         )
         if errors:
             raise RestoreFailed("start", "the job", errors)
     except BaseException as error:
         _release(departures, watch, member, text_of(error))
         raise
+    if parts.probe is not None and not config.require_storage:
+        parts.probe.start()
     return Opened(member, watch, departures, failures, parts)
 
 
-def _look(base: Base) -> None:
-    """Look for what would be found too late, at a loss."""
+def _look(base: Base, parts: Assembly) -> None:
+    """Look for what would be found too late, at a loss or at a save."""
     config, member = base.config, base.member
     timeout_s = min(_GREETING_TIMEOUT_S, config.start_timeout_s / 4)
     greetings = Greetings(member.peers, base.process, base.events, timeout_s)
+    if parts.probe is not None and config.require_storage:
+        parts.probe.run()
     member.adopt_orphans()
     greetings.finish()
 

@@ -40,6 +40,7 @@ MUST_AGREE: dict[str, Any] = {
     "exit_on_preemption": True,
     "allow_missing_host_state": True,
     "orbax_item": "params",
+    "require_storage": True,
     "persistent_writers": "striped",
     "placement": Striped(2),
     "local_keep_last_n": 2,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import fsspec
@@ -114,6 +115,23 @@ class StorageDirectory:
             temporary.replace(path)
 
         self.do("write", f"/{below}", put, changes=step)
+
+    def put_new(self, below: str, data: bytes) -> None:
+        """Write a file that must not be there: FileExistsError. For use inside of ``do``.
+
+        May be repeated: it is no error when the file has these bytes already.
+        """
+        path = self.path / below
+        try:
+            if self.is_object_store:
+                self._client().pipe_file(str(path), data, mode="create")
+                return
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with Path(path).open("xb") as file:
+                file.write(data)
+        except FileExistsError:
+            if path.read_bytes() != data:
+                raise
 
     def clear_folder(self, below: str) -> None:
         """Remove a folder and all in it, if it is there. For use inside of ``do``."""

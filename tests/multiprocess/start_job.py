@@ -41,6 +41,15 @@ def another_secret(world: World) -> Any:
     return attempt(world, "another_secret", secret_file=str(file))
 
 
+def storage_refuses(world: World) -> Any:
+    """Where the host states would lie is a file."""
+    directory = world.root / "refusing"
+    directory.mkdir(exist_ok=True)
+    (directory / "host_state").write_text("in the way")
+    settings = {"dir": str(directory), "save_every_n_steps": 2, "require_storage": True}
+    return attempt(world, "storage_refuses", **settings)
+
+
 PROGRAMS = {
     program.__name__: program
     for program in (
@@ -48,6 +57,7 @@ PROGRAMS = {
         another_interval,
         invalid_at_one,
         another_secret,
+        storage_refuses,
     )
 }
 

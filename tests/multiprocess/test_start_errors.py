@@ -40,6 +40,13 @@ def test_start_with_another_secret_fails_on_all(seen: list[dict[str, Any]]) -> N
         assert outcome["error"] == "AuthenticationFailed", outcome
 
 
+def test_start_with_required_storage_refused_fails_on_all(seen: list[dict[str, Any]]) -> None:
+    errors = [outcome["error"] for outcome in of(seen, "storage_refuses")]
+    assert sorted(errors) == ["PersistentTierError", "RestoreFailed"]
+    for outcome in of(seen, "storage_refuses"):
+        assert "host_state/probe-" in outcome["text"], outcome
+
+
 def test_start_with_an_invalid_setting_fails_on_all(seen: list[dict[str, Any]]) -> None:
     for outcome in of(seen, "invalid_at_one"):
         assert outcome["error"] == "ConfigError", outcome

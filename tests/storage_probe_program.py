@@ -1,0 +1,58 @@
+"""Tries a bucket, well and with faults; prints what each try says and leaves there, as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import fsspec
+
+from emergency_ckpt.errors import CheckpointError
+from emergency_ckpt.testing.gcs import FaultRule, GcsControl
+from emergency_ckpt.tiers.storage_directory import StorageDirectory
+from emergency_ckpt.tiers.storage_probe import probe_storage
+from emergency_ckpt.tiers.stored_steps import StoredSteps
+
+OWN = "0198f2c4a1b0-00000000000000aa"
+OLD, YOUNG = "probe-0198f2b00000-00000000000000bb", "probe-0198f2c4a000-00000000000000cc"
+FAULTS = {
+    "good": [],
+    "left": [],
+    "refused": [FaultRule(kind="status", status_code=403, method="POST")],
+    "undeletable": [FaultRule(kind="status", status_code=403, method="DELETE")],
+    "lost_reply": [FaultRule(kind="lose_reply", method="POST", count=1)],
+    "silent": [FaultRule(kind="delay", delay_s=600, method="POST")],
+    "taken": [],
+    "no_bucket": [],
+}
+
+
+def attempt(name: str) -> dict[str, object]:
+    bucket = "absent" if name == "no_bucket" else "bucket"
+    root = f"{bucket}/{name}"
+    files = fsspec.filesystem("gs", finalize_on_close=True)
+    if name == "left":
+        for probe in (OLD, YOUNG):
+            files.pipe_file(f"{root}/host_state/{probe}", b"left")
+    if name == "taken":
+        files.pipe_file(f"{root}/host_state/probe-{OWN}", b"of somebody else")
+    control = GcsControl(os.environ["STORAGE_EMULATOR_HOST"])
+    for rule in FAULTS[name]:
+        control.add_fault(rule)
+    limit_s = 2.0 if name == "silent" else 60.0
+    storage, error = StorageDirectory(f"gs://{root}", limit_s), ""
+    try:
+        probe_storage(storage, OWN, time.monotonic() + limit_s)
+    except CheckpointError as caught:
+        error = f"{type(caught).__name__}: {caught}"
+    finally:
+        control.clear_faults()
+    steps = [] if name in ("no_bucket", "silent") else sorted(StoredSteps(storage).listed(None))
+    files.invalidate_cache()
+    left = [] if name == "no_bucket" else files.find(root)
+    return {"error": error, "steps": steps, "left": sorted(x.rpartition("/")[2] for x in left)}
+
+
+if __name__ == "__main__":
+    print(json.dumps({name: attempt(name) for name in FAULTS}))
