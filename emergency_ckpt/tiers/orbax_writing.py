@@ -174,7 +174,11 @@ def write_step(
     items: dict[str, Any] = {ITEM: handler}
     together = ocp.CompositeCheckpointHandler(
         composite_options=CompositeOptions(
-            multiprocessing_options=processes, temporary_path_class=committed
+            multiprocessing_options=processes,
+            temporary_path_class=committed,
+            # Made in the background, the item's folder could come after the first bytes that
+            # another writer puts below it, and then fail: the others begin when it is there.
+            async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
         ),
         **items,
     )

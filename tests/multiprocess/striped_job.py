@@ -67,7 +67,8 @@ def persistent_after_a_group_lost(world: World) -> Any:
     before = stored(world, "deep")
     lose(world, "deep", 0, 1)
     first = restore(world, "deep", **settings)
-    again = all(shard in stored(world, "deep") for shard in before)
+    # One without bytes needs no holder.
+    again = {tuple(shard) for shard in before if shard[2]} <= set(map(tuple, stored(world, "deep")))
     lose(world, "deep", 0, 2)
     return [first, restore(world, "deep", **two_copies()), again]
 
