@@ -20,6 +20,7 @@ from emergency_ckpt.config import Config, run_id_of
 from emergency_ckpt.errors import CheckpointError, StepNotFound
 from emergency_ckpt.orbax import items
 from emergency_ckpt.orbax.latest_step import LatestStep
+from emergency_ckpt.orbax.mesh_slices import as_one_slice, slice_count
 from emergency_ckpt.orbax.options import CheckpointManagerOptions, settings_of, with_further
 from emergency_ckpt.orbax.step_metadata import best_of, step_metadata
 from emergency_ckpt.runtime.coordination import jax_hears_notices
@@ -84,7 +85,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         self._abstract_state = abstract_state
         self._metadata = dict(metadata or {})
         self._one_slice = (
-            global_mesh is not None and _slice_count(global_mesh, options.replica_axis_index) == 1
+            global_mesh is not None and slice_count(global_mesh, options.replica_axis_index) == 1
         )
         local = Path(os.path.abspath(os.fspath(local_directory)))
         if not self._one_slice and not local.exists():
@@ -114,7 +115,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
             **settings_of(self._options, one_slice=self._one_slice),
         }
         if self._one_slice and self._global_mesh is not None:
-            settings.update(mesh=_as_one_slice(self._global_mesh), replica_axis=0)
+            settings.update(mesh=as_one_slice(self._global_mesh), replica_axis=0)
         if logger is not None:
             settings["on_event"] = lambda event: logger.log_entry(  # pyright: ignore[reportUnknownLambdaType]
                 {"event": event.name, **event.fields}
@@ -386,18 +387,6 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
                 raise
             # The error that ends the block says more.
             logging.error("closing the manager: %s", error)
-
-
-def _slice_count(mesh: jax.sharding.Mesh, axis: int) -> int:
-    if mesh.devices.ndim == 1:
-        return 1  # as Orbax has it: no axis is left to be a replica axis
-    if not 0 <= axis < mesh.devices.ndim:
-        raise ValueError(f"replica_axis_index {axis} is no axis of the mesh {mesh.axis_names}")
-    return mesh.devices.shape[axis]
-
-
-def _as_one_slice(mesh: jax.sharding.Mesh) -> jax.sharding.Mesh:
-    return jax.sharding.Mesh(mesh.devices[np.newaxis], ("emergency_ckpt_slice", *mesh.axis_names))
 
 
 def _for_policies(metrics: Any) -> Mapping[str, Any] | None:
