@@ -58,6 +58,7 @@ class Membership:
 
     Attributes:
       incarnation: the id of this life, as the leader made it.
+      secret: the run's, the same on all processes.
 
     Raises:
       ConfigError, LocalTierError: on the process that is at fault. RestoreFailed: on the others.
@@ -88,10 +89,12 @@ class Membership:
         self._server: TransferServer | None = None
         self._tier: LocalTier | None = None
         self.coordinator = connect(run_id)
-        secret = agree_secret(self.coordinator, settings.secret_file, settings.start_timeout_s)
+        self.secret = agree_secret(
+            self.coordinator, run_id, settings.secret_file, settings.start_timeout_s
+        )
         self.client = TransferClient(
             run_id=run_id,
-            secret=secret,
+            secret=self.secret.value,
             security=settings.transfer_security,
             io_timeout_s=settings.transfer_timeout_s,
             streams=settings.transfer_streams,
@@ -100,7 +103,7 @@ class Membership:
         try:
             self.incarnation = agree_start(
                 self.coordinator,
-                lambda: self._start_serving(secret),
+                self._start_serving,
                 settings.start_timeout_s,
             )
         except BaseException:
@@ -128,7 +131,7 @@ class Membership:
         assert self._tier is not None, "the constructor opens it or raises"
         return self._tier
 
-    def _start_serving(self, secret: bytes) -> str:
+    def _start_serving(self) -> str:
         """Claim the ramdisk and serve what is on it; returns this process's address."""
         settings, local_dir = self._settings, Path(self._settings.local_dir)
         self._tier = LocalTier.open(
@@ -148,7 +151,7 @@ class Membership:
         self._server = TransferServer(
             self.holdings,
             run_id=self._run_id,
-            secret=secret,
+            secret=self.secret.value,
             security=settings.transfer_security,
             bind_host=settings.bind_host or own_address(),
             port=settings.bind_port,

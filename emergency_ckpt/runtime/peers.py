@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from emergency_ckpt.core.keys import RunSecret
 from emergency_ckpt.errors import CheckpointError, ConfigError, RestoreFailed
 from emergency_ckpt.runtime.collectives import agree, gather, share
 from emergency_ckpt.runtime.coordination import (
@@ -80,7 +81,9 @@ def fetch_contents(client: TransferClient, address: str, digest: str) -> Content
     return decode_contents(client.fetch_contents_bytes(address, digest), digest)
 
 
-def agree_secret(coordinator: Coordinator, secret_file: str | None, timeout_s: float) -> bytes:
+def agree_secret(
+    coordinator: Coordinator, run_id: str, secret_file: str | None, timeout_s: float
+) -> RunSecret:
     """The run's secret: from file or environment, else made up by the leader.
 
     Collective. ConfigError on all processes when one cannot read its secret, or when it is
@@ -106,7 +109,9 @@ def agree_secret(coordinator: Coordinator, secret_file: str | None, timeout_s: f
         raise failure
     if problems:
         raise ConfigError([f"the run's secret is not configured alike: {problems}"])
-    return configured if configured is not None else offered.removeprefix(b"made up:")
+    if configured is not None:
+        return RunSecret(run_id, configured, given=True)
+    return RunSecret(run_id, offered.removeprefix(b"made up:"), given=False)
 
 
 def _configured_secret(secret_file: str | None) -> bytes | None:
