@@ -9,10 +9,11 @@ from typing import Any
 
 from absl import logging
 
-from emergency_ckpt.config import Config
-from emergency_ckpt.errors import ConfigError, PersistentTierError
+from emergency_ckpt.config import Config, run_id_of
+from emergency_ckpt.errors import ConfigError, CorruptData, PersistentTierError
 from emergency_ckpt.runtime.coordination import Coordinator, connect_start
 from emergency_ckpt.runtime.departures import Departures
+from emergency_ckpt.runtime.directory_claim import DirectoryClaim
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.local_saves import LocalSaves
 from emergency_ckpt.runtime.membership import Membership
@@ -51,10 +52,13 @@ class Base:
 
 @dataclasses.dataclass(frozen=True)
 class Assembly:
-    """The parts that a checkpointer's methods use. ``preservation``: None without a directory.
+    """The parts that a checkpointer's methods use.
 
-    ``probe``: None where nothing is to be tried: no saves to storage, it failed just now, or
-    another process does it.
+    Attributes:
+      preservation: None without a directory.
+      probe: None where nothing is to be tried: no saves to storage, it failed just now, or another
+        process does it.
+      refusal: the reason why this run may not save in the directory, as the leader has seen it.
     """
 
     local_saves: LocalSaves
@@ -64,6 +68,7 @@ class Assembly:
     saver: Saver
     steps: StepCatalog
     probe: StorageProbe | None
+    refusal: PersistentTierError | None
 
 
 def agreed_config(config: Config, settings: Mapping[str, Any]) -> tuple[Config, str]:
@@ -92,12 +97,19 @@ def watch_notices(config: Config, coordinator: Coordinator, events: EventSink) -
 
 def assemble(base: Base) -> Assembly:
     """Open the persistent tier and put everything together. At the leader it waits for storage."""
-    persistent, probe = _open_persistent(base)
+    persistent = _open_persistent(base.config)
+    claim = None if persistent is None else _claim(base.config, persistent)
+    probe, refusal = (
+        (None, None) if persistent is None or claim is None else _reach(base, persistent, claim)
+    )
     timelines = Timelines(base.member.tier, base.events)
-    storage = None if persistent is None else StorageTimeline(persistent, timelines, base.events)
+    storage: StorageTimeline | None = None
+    preservation: Preservation | None = None
+    if persistent is not None and claim is not None:
+        storage = StorageTimeline(persistent, timelines, base.events, claim)
+        preservation = _preservation(base, persistent, timelines, claim)
     local_saves = _local_saves(base, timelines)
-    preservation = None if persistent is None else _preservation(base, persistent, timelines)
-    restore_parts = _restore_parts(base, persistent, timelines, storage)
+    restore_parts = _restore_parts(base, persistent, timelines, storage, claim)
     prefetches = Prefetches(restore_parts)
     config, member = base.config, base.member
     saver = Saver(
@@ -123,7 +135,9 @@ def assemble(base: Base) -> Assembly:
         member.incarnation,
     )
     steps = StepCatalog(restore_parts, local_saves, preservation, saver.saved.forget)
-    return Assembly(local_saves, preservation, restore_parts, prefetches, saver, steps, probe)
+    return Assembly(
+        local_saves, preservation, restore_parts, prefetches, saver, steps, probe, refusal
+    )
 
 
 def _run_id(config: Config) -> str:
@@ -131,34 +145,51 @@ def _run_id(config: Config) -> str:
     return config.run_id
 
 
-def _open_persistent(base: Base) -> tuple[PersistentTier | None, StorageProbe | None]:
-    config = base.config
+def _open_persistent(config: Config) -> PersistentTier | None:
     if config.dir is None:
-        return None, None
-    tier = PersistentTier(
+        return None
+    return PersistentTier(
         config.dir,
         timeout_s=config.persistent_timeout_s,
         buffer_bytes=config.storage_buffer_bytes,
         orbax_item=config.orbax_item,
     )
+
+
+def _claim(config: Config, tier: PersistentTier) -> DirectoryClaim:
+    assert config.dir is not None, "it has a tier there"
+    run_id = _run_id(config)
+    from_dir = run_id == run_id_of(config.dir)
+    return DirectoryClaim(tier, run_id, from_dir=from_dir, take_over=config.take_over_dir)
+
+
+def _reach(
+    base: Base, tier: PersistentTier, claim: DirectoryClaim
+) -> tuple[StorageProbe | None, PersistentTierError | None]:
+    """At the leader: what tries storage, if it is to be tried, and why this run may not save."""
+    config = base.config
     if base.process[0] != 0:  # it leads the writers
-        return tier, None
+        return None, None
     timeout_s = config.start_timeout_s / 4
     probe = StorageProbe(
         tier, base.member.incarnation, base.events, min(_PROBE_TIMEOUT_S, timeout_s)
     )
     saves_there = "persistent" in config.save_plans()
-    if saves_there and config.require_storage:
-        return tier, probe  # which makes the directory
+    must_be_there = saves_there and config.require_storage
+    deadline_s = time.monotonic() + timeout_s
+    refusal: PersistentTierError | None = None
     try:
-        tier.create(time.monotonic() + timeout_s)
-    except PersistentTierError as error:
+        if not must_be_there:  # the probe makes the directory
+            tier.create(deadline_s)
+        if saves_there:
+            refusal = claim.look(deadline_s)
+    except (PersistentTierError, CorruptData) as error:
         # Storage may be down just when the RAM is needed: saves try again.
         base.events.emit("persistent.unreachable", reason=str(error))
         base.failures.record(error)
-        return tier, None
+        return probe if must_be_there else None, None
     # A job that only restores may have no right to write.
-    return tier, probe if saves_there else None
+    return probe if saves_there else None, refusal
 
 
 def _local_saves(base: Base, timelines: Timelines) -> LocalSaves:
@@ -195,7 +226,9 @@ def _persistent_saves(
     )
 
 
-def _preservation(base: Base, persistent: PersistentTier, timelines: Timelines) -> Preservation:
+def _preservation(
+    base: Base, persistent: PersistentTier, timelines: Timelines, claim: DirectoryClaim
+) -> Preservation:
     config = base.config
     return Preservation(
         StepShelf(persistent),
@@ -205,6 +238,7 @@ def _preservation(base: Base, persistent: PersistentTier, timelines: Timelines) 
         keep_last_n=config.keep_last_n,
         keep_every_n_steps=config.keep_every_n_steps,
         timelines=timelines,
+        claim=claim,
         niceness=config.save_niceness,
     )
 
@@ -214,6 +248,7 @@ def _restore_parts(
     persistent: PersistentTier | None,
     timelines: Timelines,
     storage: StorageTimeline | None,
+    claim: DirectoryClaim | None,
 ) -> RestoreParts:
     config, member = base.config, base.member
     saves_there = "persistent" in config.save_plans()
@@ -232,4 +267,5 @@ def _restore_parts(
         timeout_s=config.restore_timeout_s,
         timelines=timelines,
         storage_timeline=storage if saves_there else None,
+        claim=claim,
     )

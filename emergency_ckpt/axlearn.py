@@ -122,6 +122,7 @@ class EmergencyCheckpointer(BaseCheckpointer):
         host_state_limit_bytes: int = Settings.host_state_limit_bytes
         host_state_remap: Callable[..., Any] | None = Settings.host_state_remap
         allow_missing_host_state: bool = Settings.allow_missing_host_state
+        take_over_dir: bool = Settings.take_over_dir
         persistent_writers: str = Settings.persistent_writers
         require_storage: bool = Settings.require_storage
         storage_buffer_bytes: int = Settings.storage_buffer_bytes
@@ -281,6 +282,7 @@ _SAME = (
     "host_state_limit_bytes",
     "host_state_remap",
     "allow_missing_host_state",
+    "take_over_dir",
     "persistent_writers",
     "require_storage",
     "storage_buffer_bytes",

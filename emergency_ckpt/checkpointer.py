@@ -48,7 +48,8 @@ class EmergencyCheckpointer:
       ConfigError: invalid settings, or settings that differ between processes.
       LocalTierError: the ramdisk cannot be used.
       AuthenticationFailed: a peer does not have the same secret.
-      PersistentTierError: with ``require_storage``, saves could not use ``dir``.
+      PersistentTierError: another run saves in ``dir``; with ``require_storage``, saves could not
+        use it.
       RestoreFailed: one of these, on another process.
     """
 

@@ -103,6 +103,8 @@ class Config:
         ``emergency_ckpt.remaps``, or a function of ``(all former ones, process, count)``.
       allow_missing_host_state: start from a step that plain Orbax wrote, with the non-tensor state
         as it is; else such a step is an error where ``restore`` is given a host state.
+      take_over_dir: save in ``dir`` although another run's name lies there, in whose place this
+        one's is put, once; what that run still saves there fails from then on. For one start.
       orbax_item: of steps that plain Orbax wrote, the item that is the state; None: the item
         ``default``, ``state`` or ``items``, the only one that has arrays, or several together as a
         dict of them (``{"params": ..., "opt": ...}``).
@@ -189,6 +191,7 @@ class Config:
     host_state_limit_bytes: int = 16 * MEBIBYTE
     host_state_remap: HostStateRemap | None = None
     allow_missing_host_state: bool = False
+    take_over_dir: bool = False
     orbax_item: str | None = None
     require_storage: bool = False
     storage_buffer_bytes: int = 2048 * MEBIBYTE

@@ -217,8 +217,15 @@ def _policy_problems(config: Config) -> list[str]:
         problems.append(f"local_keep_last_n must be at most {_MOST_LOCAL_STEPS}, not {kept}")
     if config.preservation_policy is not None and config.keep_last_n is not None:
         problems.append("preservation_policy and keep_last_n are both set")
-    flags = ("async_save", "save_on_preemption", "exit_on_preemption", "allow_missing_host_state")
-    for name in (*flags, "require_storage"):
+    flags = (
+        "async_save",
+        "save_on_preemption",
+        "exit_on_preemption",
+        "allow_missing_host_state",
+        "take_over_dir",
+        "require_storage",
+    )
+    for name in flags:
         if not isinstance(getattr(config, name), bool):
             problems.append(f"{name} must be True or False, not {getattr(config, name)!r}")
     return problems

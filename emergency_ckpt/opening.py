@@ -43,7 +43,8 @@ def open_together(config: Config, start: str, process: tuple[int, int]) -> Opene
 
     ``start``: the name of this start. ``process``: (index, count). It works on all processes or on
     none; raises as ``Membership``, LocalTierError, AuthenticationFailed, and PersistentTierError
-    with ``require_storage``, on the process that finds it, and RestoreFailed on the others.
+    where another run saves in ``dir`` or, with ``require_storage``, none could, on the process that
+    finds it, and RestoreFailed on the others.
     """
     assert config.run_id is not None, "a validated config has one"
     events, failures = EventSink(config.on_event, process_index=process[0]), Failures()
@@ -74,6 +75,8 @@ def open_together(config: Config, start: str, process: tuple[int, int]) -> Opene
 def _look(base: Base, parts: Assembly) -> None:
     """Look for what would be found too late, at a loss or at a save."""
     config, member = base.config, base.member
+    if parts.refusal is not None:
+        raise parts.refusal
     timeout_s = min(_GREETING_TIMEOUT_S, config.start_timeout_s / 4)
     greetings = Greetings(member.peers, base.process, base.events, timeout_s)
     if parts.probe is not None and config.require_storage:

@@ -11,6 +11,7 @@ from absl import logging
 from emergency_ckpt.core.inventory import PersistentStep
 from emergency_ckpt.core.retention import choose_removals
 from emergency_ckpt.errors import SaveFailed
+from emergency_ckpt.runtime.directory_claim import DirectoryClaim
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.save_policies import PreservationPolicy, wanted_steps
 from emergency_ckpt.runtime.timelines import Timelines
@@ -35,6 +36,7 @@ class Preservation:
         keep_last_n: int | None,
         keep_every_n_steps: int | None,
         timelines: Timelines | None = None,
+        claim: DirectoryClaim | None = None,
         niceness: int = 0,
     ) -> None:
         self._shelf = shelf
@@ -43,6 +45,7 @@ class Preservation:
         self._policy = policy
         self._keep = keep_last_n, keep_every_n_steps
         self._timelines = timelines
+        self._claim = claim
         self._distrusted: frozenset[int] = frozenset()
         self._changed = threading.Condition()
         self._holders = 0
@@ -131,6 +134,8 @@ class Preservation:
             with self._changed:
                 if self._holders:
                     return  # the next save looks again
+            if self._claim is not None:
+                self._claim.renew()
             self._events.emit("persistent.removing", step=step)
             self._shelf.remove(step)
             self._events.emit("persistent.removed", step=step)

@@ -18,6 +18,7 @@ from emergency_ckpt.core.prefetch_use import PrefetchWord
 from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.errors import CorruptData, PersistentTierError
 from emergency_ckpt.runtime.coordination import ERROR_LIMIT_CHARS, Coordinator
+from emergency_ckpt.runtime.directory_claim import DirectoryClaim
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.holder_calls import HolderCalls
 from emergency_ckpt.runtime.holdings import ProcessHoldings, holder_name
@@ -58,6 +59,7 @@ class RestoreParts:
 
     Attributes:
       storage_timeline: None in a job that does not save to storage.
+      claim: on the persistent directory; None without one.
       names: at the leader, of the restores whose keys the coordination service still has.
     """
 
@@ -75,6 +77,7 @@ class RestoreParts:
     timeout_s: float
     timelines: Timelines
     storage_timeline: StorageTimeline | None
+    claim: DirectoryClaim | None
     names: deque[str] = dataclasses.field(default_factory=deque[str])
 
     @property

@@ -190,6 +190,8 @@ class StepCatalog:
     def _remove(self, step: int) -> None:
         tier = self._persistent
         if tier is not None and self.parts.coordinator.process_index == 0 and _has(tier, step):
+            if self.parts.claim is not None:
+                self.parts.claim.renew()
             StepShelf(tier).remove(step)
         self._tier.remove(step)
         self.forget(step)

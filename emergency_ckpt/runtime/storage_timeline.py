@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from absl import logging
 
-from emergency_ckpt.core.timeline import Timeline
+from emergency_ckpt.core.timeline import Timeline, life_of
 from emergency_ckpt.errors import CheckpointError
+from emergency_ckpt.runtime.directory_claim import DirectoryClaim
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.timelines import Timelines
 from emergency_ckpt.tiers.persistent import PersistentTier
@@ -22,11 +23,18 @@ class StorageTimeline:
     does not save to storage: it may read what another one is writing.
     """
 
-    def __init__(self, tier: PersistentTier, timelines: Timelines, events: EventSink) -> None:
+    def __init__(
+        self, tier: PersistentTier, timelines: Timelines, events: EventSink, claim: DirectoryClaim
+    ) -> None:
         self._tier = tier
+        self._claim = claim
         self._timelines = timelines
         self._events = events
         self._followed: Timeline | None = None
+
+    def claim(self, save: SaveId) -> None:
+        """See that this run may save there. PersistentTierError when another one does."""
+        self._claim.hold(life_of(save.incarnation))
 
     def follow(self) -> None:
         """Move aside what the timeline does not have. PersistentTierError, CorruptData."""
@@ -35,7 +43,11 @@ class StorageTimeline:
     def follow_soon(self) -> None:
         """As ``follow``, at the end of a restore. Where storage fails the next save does it."""
         try:
-            self._follow(PersistentTier(self._tier.directory, timeout_s=_SOON_S))
+            tier = PersistentTier(self._tier.directory, timeout_s=_SOON_S)
+            bound = self._timelines.bound
+            if bound is not None and bound != self._followed:
+                self._claim.hold(bound.head, tier)
+            self._follow(tier)
         except CheckpointError as error:
             logging.warning("rolled-back steps are still in their place: %s", error)
             self._events.emit("persistent.unreachable", reason=str(error)[:500])
@@ -63,6 +75,7 @@ class StorageTimeline:
 
     def bind(self) -> None:
         """The first save of this life is about to be whole: before its marker."""
+        self._claim.renew()
         self._timelines.bind()
         self.follow()
 

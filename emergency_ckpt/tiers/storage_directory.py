@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -100,8 +102,8 @@ class StorageDirectory:
             client.cp_file(name, f"{self.path}/{to}{name.removeprefix(root)}")
         self._forget_listings()
 
-    def put(self, below: str, data: bytes, *, step: int) -> None:
-        """Write a file of ``step``, all of it or nothing."""
+    def put(self, below: str, data: bytes, *, step: int | None) -> None:
+        """Write a file of ``step``, if it is of one, all of it or nothing."""
         path = self.path / below
 
         def put() -> None:
@@ -132,6 +134,28 @@ class StorageDirectory:
         except FileExistsError:
             if path.read_bytes() != data:
                 raise
+
+    def put_first(self, below: str, data: bytes, writer: str) -> bool:
+        """Write a file where there is none, all of it or nothing; whether it was written.
+
+        False also when this call has written it and the reply was lost: read it. ``writer``: a name
+        of this writer, for others may write at the same time.
+        """
+        path = self.path / below
+
+        def put() -> bool:
+            try:
+                if self.is_object_store:
+                    # With the precondition that there is no such object.
+                    self._client().pipe_file(str(path), data, mode="create")
+                else:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    _link_new(path, data, f"{path.name}.{writer}.tmp")
+            except FileExistsError:
+                return False
+            return True
+
+        return self.do("write", f"/{below}", put)
 
     def clear_folder(self, below: str) -> None:
         """Remove a folder and all in it, if it is there. For use inside of ``do``."""
@@ -209,3 +233,24 @@ def _put_object(path: epath.Path, data: bytes) -> None:
         if path.exists() and path.read_bytes() == data:
             return
         raise ConnectionError(f"refused with a precondition that was not set: {error}") from error
+
+
+_NO_LINKS = frozenset({errno.EPERM, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
+
+
+def _link_new(path: epath.Path, data: bytes, temporary_name: str) -> None:
+    """Write a whole file at ``path``; FileExistsError when there is one."""
+    temporary = path.with_name(temporary_name)
+    with open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        os.link(temporary, path)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        with open(path, "xb") as file:  # a file system without hard links
+            file.write(data)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -16,6 +16,7 @@ import pytest
 from emergency_ckpt.core.persistence import writers
 from emergency_ckpt.core.placement import Topology
 from emergency_ckpt.errors import PersistentTierError, SaveFailed, TransferError
+from emergency_ckpt.runtime.directory_claim import DirectoryClaim
 from emergency_ckpt.runtime.events import Event, EventSink
 from emergency_ckpt.runtime.holdings import HostStateInbox
 from emergency_ckpt.runtime.peers import Peers
@@ -86,7 +87,12 @@ class Job:
                 self.inboxes[process],
                 EventSink(self.events.append, process_index=process),
                 self.failures[process],
-                timeline=StorageTimeline(self.tier, Timelines(None, QUIET), QUIET),
+                timeline=StorageTimeline(
+                    self.tier,
+                    Timelines(None, QUIET),
+                    QUIET,
+                    DirectoryClaim(self.tier, "run", from_dir=False),
+                ),
                 host_state_limit_bytes=LIMIT_BYTES,
                 timeout_s=LONG_S,
             )
