@@ -117,6 +117,7 @@ class EmergencyCheckpointer(BaseCheckpointer):
         async_save: bool = Settings.async_save
         save_on_preemption: bool = Settings.save_on_preemption
         exit_on_preemption: bool = True
+        save_on_stop: bool = Settings.save_on_stop
         preemption_grace_s: float = Settings.preemption_grace_s
         host_state_buddies: int | None = Settings.host_state_buddies
         host_state_limit_bytes: int = Settings.host_state_limit_bytes
@@ -188,14 +189,15 @@ class EmergencyCheckpointer(BaseCheckpointer):
         for policy in self._policies:
             policy.summaries = evaler_summaries or {}
         running = self._running or self._start(state)
-        if not running.should_save(step):
+        if not (running.takes_every_step or running.should_save(step)):
             return
         tensors, iterators = split(state)
         self._saving = state
         try:
             running.save(step=step, state=tensors, host_state=iterators or None)
         finally:
-            self._saving = None
+            if not running.takes_every_step:  # else ``stop`` may save it
+                self._saving = None
 
     def restore(self, *, step: int | None = None, state: PyTree) -> tuple[int | None, PyTree]:
         """Bring back the newest whole step, or just ``step``. Collective; blocks.
@@ -226,9 +228,10 @@ class EmergencyCheckpointer(BaseCheckpointer):
             return
         if not has_exception:
             running.stop()
+            self._saving = None
             return
         try:
-            running.stop(timeout_s=_STOP_AFTER_ERROR_TIMEOUT_S)
+            running.stop(timeout_s=_STOP_AFTER_ERROR_TIMEOUT_S, after_error=True)
         except DeadlineExceeded as error:
             # The others may have died: what is under way can never become whole.
             logging.error("stopped after an exception: %s", error)
@@ -249,7 +252,7 @@ class EmergencyCheckpointer(BaseCheckpointer):
 
     def _keep_index(self, event: Event, step: int) -> None:
         if event.name == "save.started" and event.fields.get("tier") == "persistent":
-            self._entries[step] = entries_of(step, self._saving)  # inside ``save``
+            self._entries[step] = entries_of(step, self._saving)  # inside ``save`` or ``stop``
         elif event.name == "persistent.published":
             self._index.write(step, self._entries[step])
         elif event.name == "persistent.removing":
@@ -277,6 +280,7 @@ _SAME = (
     "async_save",
     "save_on_preemption",
     "exit_on_preemption",
+    "save_on_stop",
     "preemption_grace_s",
     "host_state_buddies",
     "host_state_limit_bytes",

@@ -35,6 +35,11 @@ _GOOD_ENDS = (None, 0, PREEMPTED_EXIT_CODE)
 _ENDED = "its program ended"
 
 
+def is_good_end(error: BaseException | None) -> bool:
+    """Return whether a ``with`` block that ``error`` ends has come to its end as intended."""
+    return error is None or (isinstance(error, SystemExit) and error.code in _GOOD_ENDS)
+
+
 class EmergencyCheckpointer:
     """Keeps the training state in two tiers and brings back the newest whole step.
 
@@ -118,6 +123,11 @@ class EmergencyCheckpointer:
     def heeds_preemption(self) -> bool:
         """Whether ``reached_preemption`` will ever say so."""
         return self._config.heeds_preemption
+
+    @property
+    def takes_every_step(self) -> bool:
+        """Whether ``save`` is to be called at steps without a save too (``save_on_stop``)."""
+        return self._config.save_on_stop
 
     def should_save(self, step: int) -> bool:
         """Whether ``save`` at ``step`` starts a save. For the step that comes next; not collective.
@@ -315,23 +325,26 @@ class EmergencyCheckpointer:
         """Raise the newest background error that was not raised before, if any. Not collective."""
         self._failures.raise_pending()
 
-    def stop(self, timeout_s: float | None = None) -> None:
+    def stop(self, timeout_s: float | None = None, *, after_error: bool = False) -> None:
         """Finish the saves under way and let go of ramdisk, port and threads. Idempotent.
 
         The bytes stay: the next start of the run finds them. Collective in effect: a process that
         stops no longer serves its shards. Blocks for the saves at most ``timeout_s`` (default: the
         longest that they may take); DeadlineExceeded then, and all is let go of nevertheless.
+        With ``save_on_stop`` the last step is saved first, which may take as long again; not
+        ``after_error``, when the other processes may be at another step.
         """
         if self._stopped:
             return
         self._stopped = True
         atexit.unregister(self._at_exit)
-        self._departures.leave(_STOPPED, self._saver.begun)
-        try:
-            self._prefetches.end(_STOP_TIMEOUT_S)
-            self._saver.stop(timeout_s)
-        finally:
-            self._opened.release(_STOPPED)
+        with contextlib.ExitStack() as ends:  # from the last to the first, whatever fails
+            ends.callback(self._opened.release, _STOPPED)
+            ends.callback(self._saver.stop, timeout_s)
+            ends.callback(self._prefetches.end, _STOP_TIMEOUT_S)
+            ends.callback(lambda: self._departures.leave(_STOPPED, self._saver.begun))
+            if not after_error:
+                self._saver.save_last(timeout_s)
 
     def _leave_after(self, error: BaseException) -> None:
         """Training ended by ``error``: tell the others at once, then wait only a short time."""
@@ -366,9 +379,9 @@ class EmergencyCheckpointer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
-        if error is None or (isinstance(error, SystemExit) and error.code in _GOOD_ENDS):
+        if is_good_end(error):
             self.stop()
-        elif not self._stopped:
+        elif error is not None and not self._stopped:
             self._leave_after(error)
 
 

@@ -86,6 +86,11 @@ class Config:
         ``PreemptionCheckpointingPolicy``; without any, notices are left to others.
       exit_on_preemption: end the process in ``save`` at the sync point, once the step is written,
         by ``SystemExit`` with status 143.
+      save_on_stop: at a good end (``stop``, or the end of the ``with`` block without an exception)
+        save the step that ``save`` was last called with in each tier that does not have it, whether
+        it was due or not. A notice within the last second, which nobody has seen yet, costs no step
+        then. Each ``save`` captures the host state, and the state of the last one is held: device
+        memory of one state, where the caller drops it without donating it.
       preemption_grace_s: time from the sync point to the kill. What is not written by then is
         named in the log; the local tier comes first. May differ.
       persistent_writers: ``"primary"``: the first slice alone writes the persistent tier, and
@@ -184,6 +189,7 @@ class Config:
     async_save: bool = True
     save_on_preemption: bool = True
     exit_on_preemption: bool = False
+    save_on_stop: bool = False
     preemption_grace_s: float = 25.0
     persistent_writers: PersistentWriters = "primary"
     placement: PlacementPolicy = dataclasses.field(default_factory=AllButPrimary)

@@ -224,6 +224,7 @@ def _policy_problems(config: Config) -> list[str]:
         "allow_missing_host_state",
         "take_over_dir",
         "require_storage",
+        "save_on_stop",
     )
     for name in flags:
         if not isinstance(getattr(config, name), bool):

@@ -38,6 +38,7 @@ MUST_AGREE: dict[str, Any] = {
     "local_preservation_policy": lambda: ocm.LatestN(1),
     "save_on_preemption": False,
     "exit_on_preemption": True,
+    "save_on_stop": True,
     "allow_missing_host_state": True,
     "take_over_dir": True,
     "orbax_item": "params",

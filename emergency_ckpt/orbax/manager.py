@@ -15,7 +15,7 @@ from absl import logging
 from etils import epath
 from jax.experimental import multihost_utils
 
-from emergency_ckpt.checkpointer import EmergencyCheckpointer
+from emergency_ckpt.checkpointer import EmergencyCheckpointer, is_good_end
 from emergency_ckpt.config import Config, run_id_of
 from emergency_ckpt.errors import CheckpointError, StepNotFound
 from emergency_ckpt.orbax import items
@@ -195,7 +195,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         if self._checkpointer.steps.ramdisks_intact():
             return
         logging.warning("a local directory was deleted: opening all of them again")
-        self._checkpointer.stop()
+        self._checkpointer.stop(after_error=True)
         self._checkpointer = EmergencyCheckpointer(self._config)
         self._survey()
 
@@ -268,9 +268,10 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         *,
         force: bool,
     ) -> bool:
-        if not force and not self._checkpointer.should_save(step):
+        running = self._checkpointer
+        if not (force or running.takes_every_step or running.should_save(step)):
             return False
-        saved = self._checkpointer.save(
+        saved = running.save(
             step=step,
             state=state,
             host_state=host_state_of(),
@@ -368,25 +369,30 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
 
         Raises what a save failed with, afterwards.
         """
+        self._close(after_error=False)
+
+    def _close(self, *, after_error: bool) -> None:
         if self._closed:
             return
         self._closed = True
         if _open.get(self._run_id) is self:
             del _open[self._run_id]
-        self._checkpointer.stop()
+        self._checkpointer.stop(after_error=after_error)
         self._checkpointer.check_for_errors()
 
     def __enter__(self) -> CheckpointManager:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
         try:
-            self.close()
-        except CheckpointError as error:
+            self._close(after_error=not is_good_end(error))
+        except CheckpointError as failure:
             if kind is None:
                 raise
             # The error that ends the block says more.
-            logging.error("closing the manager: %s", error)
+            logging.error("closing the manager: %s", failure)
 
 
 def _for_policies(metrics: Any) -> Mapping[str, Any] | None:

@@ -216,7 +216,9 @@ class PreemptionWatch:
         self._sync_step = step
         self._deadline_s = time.monotonic() + self._grace_s
         logging.warning(
-            "preemption notice: all processes save step %d; %g s are left", step, self._grace_s
+            "preemption notice: all processes act on it at step %d; %g s are left",
+            step,
+            self._grace_s,
         )
         return True
 

@@ -71,7 +71,7 @@ def _saved(tier: str) -> Callable[[Fields], str]:
 
 def _preempted(fields: Fields) -> str:
     left = seconds_text(fields["grace_s"])
-    return f"preemption notice: step {fields['step']} is saved in all tiers, {left} left"
+    return f"preemption notice: acted on at step {fields['step']}, {left} left"
 
 
 _LINES: dict[str, Callable[[Fields], str]] = {
@@ -89,6 +89,7 @@ _LEADERS_LINES: dict[str, Callable[[Fields], str]] = {
 _WARNINGS = frozenset(
     {
         "start.warning",
+        "stop.not_saved",
         "ramdisk.run_removed",
         "restore.quarantined",
         "restore.replanned",

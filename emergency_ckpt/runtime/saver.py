@@ -6,11 +6,11 @@ Everything here runs in the training thread, but for the short functions that it
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import jax
 from absl import logging
 
 from emergency_ckpt.core.save_agreement import TierName
@@ -18,24 +18,21 @@ from emergency_ckpt.core.save_decision import plain_metrics
 from emergency_ckpt.errors import CheckpointError, DeadlineExceeded
 from emergency_ckpt.runtime.due_saves import DueSaves
 from emergency_ckpt.runtime.going_on import leave_together
-from emergency_ckpt.runtime.local_saves import LocalSave
-from emergency_ckpt.runtime.persistent_saves import PersistentSave
+from emergency_ckpt.runtime.last_step import LastStep, was_donated
 from emergency_ckpt.runtime.preemption import PREEMPTED_EXIT_CODE
 from emergency_ckpt.runtime.restore_runner import Restored
 from emergency_ckpt.runtime.save_policies import SavePlan
-from emergency_ckpt.runtime.save_recipe import SaveRecipe, build_recipe
+from emergency_ckpt.runtime.save_recipe import SaveRecipe
 from emergency_ckpt.runtime.save_request import SaveRequest
+from emergency_ckpt.runtime.save_work import SaveWork, Work
 from emergency_ckpt.runtime.saved_steps import SavedSteps
-from emergency_ckpt.runtime.saver_parts import SaverParts, longest_wait_s, note_skipped, start_facts
+from emergency_ckpt.runtime.saver_parts import SaverParts, longest_wait_s, note_skipped
 from emergency_ckpt.runtime.tier_schedule import TierSchedule
 from emergency_ckpt.runtime.worker import closing, in_turn
-from emergency_ckpt.tiers.device_copies import DeviceCopies
-from emergency_ckpt.tiers.state_tree import PyTree, TreeDef, check_values, describe
-from emergency_ckpt.tiers.transfers import Snapshot
+from emergency_ckpt.tiers.state_tree import PyTree
 from emergency_ckpt.types import SaveId
 
 _STOP_TIMEOUT_S = 30.0
-_Work = Callable[[], None]
 
 
 class Saver:
@@ -50,14 +47,14 @@ class Saver:
             name: TierSchedule(name, plan, parts.failures, parts.settings.save_niceness)
             for name, plan in plans.items()
         }
-        self._recipe: SaveRecipe | None = None
         self._saved = SavedSteps(parts.local, parts.persistent, incarnation, parts.run_id)
+        self._work = SaveWork(parts, self._schedules, self._saved)
         self._newest_due = -1
         self._named_ignored = False
-        self._copies = DeviceCopies(parts.settings.snapshots.device_copy_bytes)
-        self._left = False
+        self._left = self._heard_at_end = False
         self._begun: dict[TierName, SaveId] = {}
         self._goes_on_from: SaveId | None = None
+        self._last_step = LastStep() if parts.settings.save_on_stop else None
         self._due = DueSaves(
             self._schedules,
             parts.coordinator,
@@ -68,6 +65,8 @@ class Saver:
     def begin_restore(self) -> None:
         """Before a restore: nothing more is agreed. Collective, with ``end_restore``."""
         self._due.stop()
+        if self._last_step is not None:
+            self._last_step.take()
 
     def end_restore(self, restored: Restored | None, *, keep_newer: bool = False) -> None:
         """After it: go on from what was restored; None when nothing was.
@@ -109,24 +108,32 @@ class Saver:
         reached = self._parts.watch.reached(step)
         due = self._due.take(step, force=force, preempted=reached)
         preempted = reached and self._parts.watch.sync_step == step
-        if not due and not preempted:
+        if not due and not preempted and (step <= self._newest_due or self._last_step is None):
             if step <= self._newest_due:
                 self._note_ignored(step)
             return False
-        if self._goes_on_from is not None:
-            self._parts.tier.invalidate_newer(self._goes_on_from)
-            self._parts.timelines.bind()
-            self._goes_on_from = None
         plain = None if metrics is None else plain_metrics(metrics)
-        save = self._saved.identity(step, demanded=force or preempted)
-        request = SaveRequest(save, state, host_state, plain, time.monotonic())
-        request.must_exist = force or preempted
+        demanded = force or preempted
+        save = self._saved.identity(step, demanded=demanded)
+        request = SaveRequest(save, state, host_state, plain, time.monotonic(), demanded)
+        if self._last_step is not None:
+            self._last_step.hold(request)
+        if not due and not preempted:
+            return False
+        self._forget_newer()
         if preempted:
             return self._save_preempted(request)
         started = [name for name, number in due.items() if self._start(name, request, number)]
         if started and not self._parts.settings.async_save:
             self.wait_until_finished()
         return bool(started)
+
+    def _forget_newer(self) -> None:
+        """Before the first save after a restore that left newer steps in RAM."""
+        if self._goes_on_from is not None:
+            self._parts.tier.invalidate_newer(self._goes_on_from)
+            self._parts.timelines.bind()
+            self._goes_on_from = None
 
     def _note_ignored(self, step: int) -> None:
         """Say it once: the steps of a loop rise, and one that does not is probably a mistake."""
@@ -151,7 +158,7 @@ class Saver:
             return False  # it was the save that has just ended
         if schedule.pauses and not request.must_exist and self._tell_pause(schedule, save):
             return False
-        snapshot, work = self._snapshot(name, save, request)
+        snapshot, work = self._work.snapshot(name, save, request)
         first = self._parts.before_save(request.step)
         if first is not None:
             work = in_turn(first, work)
@@ -174,13 +181,13 @@ class Saver:
 
     def _tell_pause(self, schedule: TierSchedule, save: SaveId) -> bool:
         """Leave ``save`` out everywhere, after those that have failed: at the first writer only."""
-        persistent, recipe = self._parts.persistent, self._recipe
+        persistent, recipe = self._parts.persistent, self._work.recipe
         if persistent is None or recipe is None:
             return False
         schedule.start(lambda: persistent.tell_pause(save, recipe.writers))
         return True
 
-    def _when_confirmed(self, name: TierName, step: int, number: int, work: _Work) -> _Work:
+    def _when_confirmed(self, name: TierName, step: int, number: int, work: Work) -> Work:
         """The step was reached before the leader's word: wait for it in the background."""
         due, parts = self._due, self._parts
 
@@ -193,64 +200,14 @@ class Saver:
 
         return wait_and_work
 
-    def _snapshot(
-        self, name: TierName, save: SaveId, request: SaveRequest
-    ) -> tuple[Snapshot, _Work]:
-        """Take what is to be saved; also returns what is left to be done in the background."""
-        flat, treedef = jax.tree_util.tree_flatten(request.state)
-        recipe = self._recipe_for(request.state, flat, treedef)
-        check_values(recipe.tree, flat, "save")
-        payload = request.capture()
-        if name == "local":
-            local, snapshot = self._parts.local, recipe.local.take(flat)
-            job = LocalSave(
-                save=save,
-                leaves=recipe.leaves,
-                layout=recipe.layout,
-                snapshot=snapshot,
-                host_state=payload,
-                buddies=recipe.buddies,
-            )
-            return snapshot, lambda: local.run(job)
-        me = self._parts.process[0]
-        writes = me in recipe.writers
-        snapshot = recipe.all_held.take(flat) if writes else Snapshot.of_views([])
-        held = recipe.held if writes else ()
-        work = self._persistent_work(
-            PersistentSave(
-                save=save,
-                tree=recipe.tree,
-                load=lambda: dict(zip(held, snapshot.collect(), strict=True)),
-                host_state=payload,
-                topology=recipe.topology,
-                writers=recipe.writers,
-                metrics=request.metrics,
-                keeps=self._saved.restored,
-            ),
-            publishes=me == recipe.writers[0],
-        )
-        return snapshot, work
-
-    def _persistent_work(self, job: PersistentSave, *, publishes: bool) -> _Work:
-        persistent, preservation = self._parts.persistent, self._parts.preservation
-        assert persistent is not None
-        schedule = self._schedules["persistent"]
-
-        def work() -> None:
-            complete = persistent.run(job)
-            if not publishes:
-                return
-            # This process decides for all when to try again: the others hear of a pause.
-            schedule.note_outcome(failed=not complete)
-            if complete and preservation is not None:
-                preservation.after_save(job.save.step)
-
-        return work
-
     def should_save(self, step: int) -> bool:
         """As ``EmergencyCheckpointer.should_save``."""
         reached = self._parts.watch.reached(step)
         return self._due.look(step, preempted=reached) or self._parts.watch.sync_step == step
+
+    def use_recipe(self, recipe: SaveRecipe, *, in_background: bool = False) -> None:
+        """Save states of this structure, reserve their slots; RamdiskFull when there is no room."""
+        self._work.use_recipe(recipe, in_background=in_background)
 
     # Preemption.
 
@@ -262,19 +219,30 @@ class Saver:
         """Save in all tiers, whatever the policies say: first to RAM, which is quick."""
         parts, watch = self._parts, self._parts.watch
         parts.events.emit("preemption.reached", step=request.step, grace_s=watch.grace_left_s())
-        started = False
-        for name, schedule in self._schedules.items():
-            if not (parts.settings.save_on_preemption or schedule.plan.on_preemption):
-                continue
-            request.limit_s = watch.grace_left_s()
-            if self._start(name, request):
-                started = True
-                if name == "local":
-                    schedule.worker.wait_idle(watch.grace_left_s())
-            elif not self._saved.holds(name, request.step):
-                self._say_not_written(name, request.step)
+        tiers: list[TierName] = [
+            name
+            for name, schedule in self._schedules.items()
+            if parts.settings.save_on_preemption or schedule.plan.on_preemption
+        ]
+        started = self._start_in_order(tiers, request, watch.grace_left_s)
+        for name in tiers:
+            if name not in started and not self._saved.holds(name, request.step):
+                self._say_not_written(name, request.step, "the time is over")
         if parts.settings.exit_on_preemption:
             self._exit(request.step)
+        return bool(started)
+
+    def _start_in_order(
+        self, tiers: Iterable[TierName], request: SaveRequest, left_s: Callable[[], float]
+    ) -> set[TierName]:
+        """Save in ``tiers``, the first to its end before the next begins; where a save started."""
+        started: set[TierName] = set()
+        for name in tiers:
+            request.limit_s = left_s()
+            if self._start(name, request):
+                started.add(name)
+                if name == "local":
+                    self._schedules[name].worker.wait_idle(left_s())
         return started
 
     def _exit(self, step: int) -> None:
@@ -284,9 +252,9 @@ class Saver:
             logging.error("preempted at step %d: %s", step, error)
         raise SystemExit(PREEMPTED_EXIT_CODE)
 
-    def _say_not_written(self, name: TierName, step: int) -> None:
+    def _say_not_written(self, name: TierName, step: int, why: str) -> None:
         self._parts.events.emit("preemption.not_written", step=step, tier=name)
-        logging.error("preempted: step %d is not in the %s tier, the time is over", step, name)
+        logging.error("preempted: step %d is not in the %s tier, %s", step, name, why)
 
     @property
     def begun(self) -> Mapping[TierName, SaveId]:
@@ -297,15 +265,11 @@ class Saver:
 
     def wait_until_finished(self, timeout_s: float | None = None) -> None:
         """As ``EmergencyCheckpointer.wait_until_finished``."""
-        settings, sync_step = self._parts.settings, self._parts.watch.sync_step
-        longest_s = 4 * settings.save_timeout_s + 4 * settings.persistent_timeout_s
-        deadline_s = time.monotonic() + (longest_s if timeout_s is None else timeout_s)
-        if sync_step is not None:
-            deadline_s = min(deadline_s, time.monotonic() + self._parts.watch.grace_left_s())
+        sync_step, deadline_s = self._parts.watch.sync_step, self._deadline_s(timeout_s)
         for name, schedule in self._schedules.items():
             if not schedule.worker.wait_idle(max(0.0, deadline_s - time.monotonic())):
                 if sync_step is not None:
-                    self._say_not_written(name, sync_step)
+                    self._say_not_written(name, sync_step, "the time is over")
                 raise DeadlineExceeded(
                     "wait for", f"the save to the {name} tier", "it has not ended in time"
                 )
@@ -317,18 +281,56 @@ class Saver:
             self._left = True
             leave_together(self._parts.coordinator, max(1.0, self._parts.watch.grace_left_s()))
 
+    def _deadline_s(self, timeout_s: float | None) -> float:
+        """The longest that saves may take, or ``timeout_s``; the grace period after a notice."""
+        settings, watch = self._parts.settings, self._parts.watch
+        longest_s = 4 * settings.save_timeout_s + 4 * settings.persistent_timeout_s
+        limit_s = longest_s if timeout_s is None else timeout_s
+        if watch.sync_step is not None:
+            limit_s = min(limit_s, watch.grace_left_s())
+        return time.monotonic() + limit_s
+
     def is_idle(self, timeout_s: float) -> bool:
         """Whether no save is under way; waits so long for each tier at most. From any thread."""
         return all(s.worker.wait_idle(timeout_s) for s in self._schedules.values())
 
-    def stop(self, timeout_s: float | None = None) -> None:
-        """Wait for what is under way, after a notice not beyond its grace; then end all threads."""
+    def save_last(self, timeout_s: float | None = None) -> None:
+        """At the end of training: heed a notice that has come since the last step, and save that.
+
+        It is saved with ``save_on_stop`` alone, notice or not: JAX looks for a notice once a
+        second, so of one within the last second nobody here may know. Collective in effect: all
+        processes hold the same step.
+        """
         watch = self._parts.watch
-        if watch.reached_at_end() and watch.sync_step is not None:
+        self._heard_at_end = watch.reached_at_end()
+        if self._heard_at_end:
             left_s = watch.grace_left_s()
             self._parts.events.emit("preemption.reached", step=watch.sync_step, grace_s=left_s)
+        request = None if self._last_step is None else self._last_step.take()
+        if request is not None and was_donated(request.state):
+            self._parts.events.emit(
+                "stop.not_saved", step=request.step, text="its arrays were donated or deleted since"
+            )
+        elif request is not None:
+            self._forget_newer()
+            save = self._saved.identity(request.step, demanded=True)
+            request = dataclasses.replace(request, save=save, must_exist=True)
+            request.begun_s = time.monotonic()
+            deadline_s = self._deadline_s(timeout_s)
+            self._start_in_order(
+                self._schedules, request, lambda: max(0.0, deadline_s - time.monotonic())
+            )
+
+    def stop(self, timeout_s: float | None = None) -> None:
+        """Wait for what is under way, after a notice not beyond its grace; then end all threads."""
         try:
             self.wait_until_finished(timeout_s)
+            step = self._parts.watch.sync_step
+            if self._heard_at_end and step is not None:
+                why = f"the newest that is saved is {self._saved.newest()}; see save_on_stop"
+                for name in self._schedules:
+                    if not self._saved.holds(name, step):
+                        self._say_not_written(name, step, why)
         finally:
             self.end_threads(_STOP_TIMEOUT_S)
 
@@ -350,29 +352,3 @@ class Saver:
             schedule.worker.stop(timeout_s)
         if self._parts.preservation is not None:
             self._parts.preservation.stop(timeout_s)
-
-    # What a save consists of.
-
-    def _recipe_for(self, state: PyTree, flat: list[Any], treedef: TreeDef) -> SaveRecipe:
-        if self._recipe is None or not self._recipe.local.matches(flat, treedef):
-            settings, process = self._parts.settings, self._parts.process
-            tree = describe(state, "save")
-            self.use_recipe(build_recipe(tree, settings, process, self._copies))
-        assert self._recipe is not None
-        return self._recipe
-
-    def use_recipe(self, recipe: SaveRecipe, *, in_background: bool = False) -> None:
-        """Save states of this structure, reserve their slots; RamdiskFull when there is no room."""
-        if self._recipe is None:
-            facts = start_facts(self._parts, recipe, self._schedules)
-            self._parts.events.emit("start.ready", **facts)
-        self._recipe = recipe
-        if "local" not in self._schedules:
-            return
-        tier, size_bytes = self._parts.tier, recipe.layout.size_bytes
-        if in_background:  # training waits for nothing that the first save does not need yet
-            tier.check_reservable(size_bytes)
-            tier.prefault_in_background(size_bytes)
-        else:
-            tier.reserve(size_bytes)
-            tier.prefault_in_background()
