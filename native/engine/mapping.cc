@@ -8,6 +8,8 @@
 #include <string>
 #include <system_error>
 
+#include "engine/fault_notice.h"
+
 namespace eckpt {
 
 MappedMemory::MappedMemory(int fd, size_t size_bytes, bool writable)
@@ -24,10 +26,14 @@ MappedMemory::MappedMemory(int fd, size_t size_bytes, bool writable)
   void* data = mmap(nullptr, size_bytes, protection, MAP_SHARED, fd, 0);
   if (data == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "mmap");
   data_ = static_cast<std::byte*>(data);
+  WatchForFaults(data_, size_bytes_);
+  EnsureFaultNotice();
 }
 
 MappedMemory::~MappedMemory() {
-  if (data_ != nullptr) munmap(data_, size_bytes_);
+  if (data_ == nullptr) return;
+  UnwatchForFaults(data_);  // first: the range may be somebody else's as soon as it is unmapped
+  munmap(data_, size_bytes_);
 }
 
 void MappedMemory::CheckInside(ByteRange range) const {

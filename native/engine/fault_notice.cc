@@ -1,0 +1,143 @@
+#include "engine/fault_notice.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstdint>
+#include <mutex>
+#include <string_view>
+
+namespace eckpt {
+namespace {
+
+// A handler may use lock-free atomics and write(2), and little else.
+static_assert(std::atomic<uintptr_t>::is_always_lock_free);
+static_assert(std::atomic<bool>::is_always_lock_free);
+
+struct Range {
+  std::atomic<uintptr_t> begin{0};  // 0: free, set last and cleared first
+  std::atomic<uintptr_t> end{0};
+};
+
+constexpr size_t kMostRanges = 1024;
+std::array<Range, kMostRanges> ranges;
+std::mutex table_mutex;  // of those that change the table; the handler only reads it
+
+std::mutex install_mutex;
+// The handler before ours. Two of them: the handler reads the one that `current` says while the
+// other is filled in.
+std::array<struct sigaction, 2> previous;
+std::atomic<int> current{0};
+std::atomic<bool> told{false};
+std::atomic<bool> passed_on{false};
+
+constexpr std::string_view kCut =
+    "emergency_ckpt: SIGBUS in a mapped slot of the ramdisk: its file was made shorter, or lost "
+    "pages, while it was in use. Nobody but this user and root can do that; see what removes or "
+    "truncates files in local_dir.\n";
+constexpr std::string_view kBroken =
+    "emergency_ckpt: SIGBUS in a mapped slot of the ramdisk: the machine's memory there has "
+    "failed.\n";
+
+bool IsWatched(uintptr_t address) {
+  for (const Range& range : ranges) {
+    const uintptr_t begin = range.begin.load(std::memory_order_acquire);
+    if (begin != 0 && begin <= address && address < range.end.load(std::memory_order_relaxed)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+void Write(std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t written = write(STDERR_FILENO, text.data(), text.size());
+    if (written < 0 && errno != EINTR) return;
+    if (written > 0) text.remove_prefix(static_cast<size_t>(written));
+  }
+}
+
+// The signal as if nobody handled it: it comes again at once, or when the faulting access is
+// repeated.
+void TakeDefault(int number, const siginfo_t* info) {
+  struct sigaction action = {};
+  action.sa_handler = SIG_DFL;
+  sigaction(number, &action, nullptr);
+  if (info->si_code <= 0) raise(number);
+}
+
+void OnFault(int number, siginfo_t* info, void* context) {
+  const int error = errno;
+  // Positive: from the kernel, at an address; else somebody sent it.
+  const bool is_fault = info->si_code > 0;
+  if (is_fault && IsWatched(reinterpret_cast<uintptr_t>(info->si_addr)) && !told.exchange(true)) {
+    Write(info->si_code == BUS_MCEERR_AR || info->si_code == BUS_MCEERR_AO ? kBroken : kCut);
+  }
+  const struct sigaction before = previous[current.load(std::memory_order_acquire)];
+  // The handler before ours may put ours back and send the signal again, as faulthandler does
+  // where it was enabled later.
+  const bool comes_again = !is_fault && passed_on.load();
+  const bool is_ignored = !(before.sa_flags & SA_SIGINFO) && before.sa_handler == SIG_IGN;
+  if (is_ignored && !is_fault) {
+    // As it was asked for.
+  } else if (comes_again || is_ignored ||
+             (!(before.sa_flags & SA_SIGINFO) && before.sa_handler == SIG_DFL)) {
+    TakeDefault(number, info);
+  } else {
+    passed_on.store(is_fault);
+    if (before.sa_flags & SA_SIGINFO) {
+      before.sa_sigaction(number, info, context);
+    } else {
+      before.sa_handler(number);
+    }
+  }
+  errno = error;
+}
+
+bool IsOurs(const struct sigaction& action) {
+  return (action.sa_flags & SA_SIGINFO) && action.sa_sigaction == OnFault;
+}
+
+}  // namespace
+
+void EnsureFaultNotice() {
+  const std::lock_guard lock(install_mutex);
+  struct sigaction now;
+  if (sigaction(SIGBUS, nullptr, &now) != 0 || IsOurs(now)) return;
+  const int other = 1 - current.load();
+  previous[other] = now;
+  current.store(other, std::memory_order_release);
+  struct sigaction action = {};
+  action.sa_sigaction = OnFault;
+  // On the thread's own stack for signals, if it has one: the fault may be on the other.
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  action.sa_mask = now.sa_mask;
+  sigaction(SIGBUS, &action, nullptr);
+}
+
+void WatchForFaults(const void* begin, size_t nbytes) {
+  const std::lock_guard lock(table_mutex);
+  for (Range& range : ranges) {
+    if (range.begin.load(std::memory_order_relaxed) != 0) continue;
+    const auto address = reinterpret_cast<uintptr_t>(begin);
+    range.end.store(address + nbytes, std::memory_order_relaxed);
+    range.begin.store(address, std::memory_order_release);
+    return;
+  }
+}
+
+void UnwatchForFaults(const void* begin) {
+  const std::lock_guard lock(table_mutex);
+  const auto address = reinterpret_cast<uintptr_t>(begin);
+  for (Range& range : ranges) {
+    if (range.begin.load(std::memory_order_relaxed) == address) {
+      range.begin.store(0, std::memory_order_release);
+      return;
+    }
+  }
+}
+
+}  // namespace eckpt
