@@ -99,7 +99,7 @@ def create_checkpoint_manager(
     if not all(places):
         problem = "local_checkpoint_directory and checkpoint_dir must both be set"
         raise ConfigError([problem], target="MaxText's flags")
-    Path(places[0]).mkdir(exist_ok=True)
+    Path(places[0]).mkdir(mode=0o700, exist_ok=True)
     continuous = values["enable_continuous_checkpointing"]
     return CheckpointManager(
         places[0],

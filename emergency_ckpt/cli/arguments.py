@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import pwd
 
 _LONGEST_S = 1e7
 
@@ -46,6 +47,16 @@ def duration(text: str) -> float:
 def seed(text: str) -> int:
     """What starts random numbers, in 32 bits."""
     return _between(text, 0, 2**32 - 1)
+
+
+def user_id(text: str) -> int:
+    """A user of this host, by name or number; a number need not have a name."""
+    if text.isascii() and text.isdigit():
+        return _between(text, 0, 2**32 - 2)
+    try:
+        return pwd.getpwnam(text).pw_uid
+    except (KeyError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no user of this host") from error
 
 
 def _between(text: str, least: int, most: int) -> int:

@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from emergency_ckpt.cli.arguments import port
+from emergency_ckpt.cli.arguments import port, user_id
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.tiers.readonly import ReadOnlyRamdisk
 from emergency_ckpt.transfer import auth
@@ -39,6 +39,13 @@ def add_parser(subparsers: SubParsers) -> None:
         help=f"file with the run's secret, closed to others; default: ${auth.SECRET_VARIABLE}",
     )
     parser.add_argument(
+        "--owner",
+        type=user_id,
+        metavar="USER",
+        help="user whose ramdisk it is, by name or number, where root serves another's; default:"
+        " the user of this command. What belongs to anybody else is not served",
+    )
+    parser.add_argument(
         "--bind", default="127.0.0.1", help="the one address to listen on (%(default)s)"
     )
     parser.add_argument("--port", type=port, default=0, help="port, 0 for a free one (%(default)s)")
@@ -60,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    holdings = ReadOnlyRamdisk(args.local_dir, args.run_id)
+    holdings = ReadOnlyRamdisk(args.local_dir, args.run_id, args.owner)
     try:
         server = TransferServer(
             holdings,

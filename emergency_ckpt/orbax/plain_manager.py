@@ -56,7 +56,7 @@ class CheckpointManager(BothTiersManager):
         options = options or ocp.CheckpointManagerOptions()
         made = both_tiers(options)
         local = Path(os.path.abspath(local_directory_of(options)))
-        local.mkdir(parents=True, exist_ok=True)
+        local.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._checkpointers = checkpointers if checkpointers is not None else item_handlers
         text = os.fspath(directory)
         super().__init__(

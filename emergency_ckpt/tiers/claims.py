@@ -27,6 +27,11 @@ from emergency_ckpt.tiers import files
 from emergency_ckpt.tiers.deletion import delete_contents
 from emergency_ckpt.tiers.manifest import NAME_PATTERN
 from emergency_ckpt.tiers.owners import OWNER_LOCK, Owner, read_owner, this_process, write_owner
+from emergency_ckpt.tiers.ownership import (
+    ensure_run_directory,
+    open_process_directory,
+    open_to_delete,
+)
 
 READER_LOCK = "reader.lock"
 MAX_DIRECTORIES_PER_RUN = 1024
@@ -205,21 +210,16 @@ def claim_directory(
     """Claim a process directory of a run: that of this index, else any unlocked, else a new one.
 
     The index in the name is only a label: process ids may be permuted after a restart. Makes
-    what is missing (0700). A directory that a process of another start holds is neither waited
-    for nor passed over: what it holds may be what this start is to restore. Passes over those
-    of processes of the same ``start``. ``LocalTierError`` when the ramdisk cannot be used. Does
-    not block.
+    what is missing (0700); what is there must be this user's own (``ownership``). A directory that
+    a process of another start holds is neither waited for nor passed over: what it holds may be
+    what this start is to restore. Passes over those of processes of the same ``start``.
+    ``LocalTierError`` when the ramdisk cannot be used. Does not block.
     """
     label = f"process_{process_index:05d}"
     run_dir = local_dir / run_id
     try:
         for _ in range(_MAX_ATTEMPTS):
-            local_dir.mkdir(mode=files.DIRECTORY_MODE, parents=True, exist_ok=True)
-            # Not mkdir(exist_ok=True): that fails when a deleter removes it just then.
-            with contextlib.suppress(FileExistsError):
-                run_dir.mkdir(mode=files.DIRECTORY_MODE)
-            if run_dir.is_symlink():
-                raise LocalTierError("claim", str(run_dir), "it is a link", hint="remove it")
+            ensure_run_directory(run_dir)
             existing = process_directories(run_dir)
             preferred = [run_dir / label] if run_dir / label in existing else []
             others = [path for path in existing if path.name != label]
@@ -255,14 +255,15 @@ def try_claim(path: Path) -> Claim | None:
     return found if isinstance(found, Claim) else None
 
 
-def read_claim(path: Path) -> ReaderClaim | None:
+def read_claim(path: Path, owner_uid: int | None = None) -> ReaderClaim | None:
     """Lock one directory against deletion; None when it is vanishing or was never claimed.
 
-    OSError, with nothing left open, when its lock is none (a link, a folder).
+    OSError, with nothing left open, when its lock is none (a link, a folder), or it is not the
+    owner's (None: the effective user's).
     """
     try:
-        dir_fd = files.open_directory(path)
-    except OSError:
+        dir_fd = open_process_directory(path, owner_uid)
+    except (FileNotFoundError, NotADirectoryError):
         return None
     try:
         lock_fd = _try_lock(READER_LOCK, dir_fd, fcntl.LOCK_SH, create=False)
@@ -316,7 +317,7 @@ def _registered_claim(
     path: Path, *, create: bool, take_retired: bool = True
 ) -> Claim | Holder | None:
     try:
-        dir_fd = files.open_directory(path)
+        dir_fd = open_process_directory(path) if create else open_to_delete(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     status = os.fstat(dir_fd)

@@ -18,7 +18,41 @@ TEMPORARY_PREFIX = ".tmp-"
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
 
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
 _sequence = itertools.count()  # next() is atomic: temporary names differ between threads
+
+
+class NotOwn(PermissionError):
+    """A directory that is another user's, or open to others: nothing in it may be believed.
+
+    Attributes:
+      hint: how to mend it.
+    """
+
+    def __init__(self, problem: str, path: str | os.PathLike[str], hint: str) -> None:
+        self.hint = hint
+        super().__init__(errno.EPERM, problem, os.fspath(path))
+
+
+def check_own(dir_fd: int, path: str | os.PathLike[str], owner_uid: int) -> None:
+    """NotOwn unless the open directory is the user's and closed to all others."""
+    status = os.fstat(dir_fd)
+    mode = stat.S_IMODE(status.st_mode)
+    if status.st_uid != owner_uid:
+        raise NotOwn(
+            f"it belongs to user {status.st_uid}, not to user {owner_uid}",
+            path,
+            f"if nobody else can have put anything into it: chown -R {owner_uid} {path};"
+            " else remove it",
+        )
+    if mode & _OTHERS:
+        raise NotOwn(
+            f"it is open to others (mode {mode:04o})",
+            path,
+            f"if nobody else can have put anything into it: chmod -R go-rwx {path}; else remove it",
+        )
 
 
 def open_directory(name: str | os.PathLike[str], *, parent_fd: int | None = None) -> int:
@@ -27,21 +61,46 @@ def open_directory(name: str | os.PathLike[str], *, parent_fd: int | None = None
     return os.open(name, flags, dir_fd=parent_fd)
 
 
+def open_inner(name: str, parent_fd: int) -> int:
+    """As ``open_directory``, of one that has the owner of the checked directory around it.
+
+    NotOwn when it has not, or is open to others.
+    """
+    fd = open_directory(name, parent_fd=parent_fd)
+    try:
+        check_own(fd, name, os.fstat(parent_fd).st_uid)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
 def ensure_directory(name: str, parent_fd: int) -> int:
-    """As ``open_directory``; makes the directory first when it is absent."""
+    """As ``open_inner``; makes the directory first when it is absent."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(name, DIRECTORY_MODE, dir_fd=parent_fd)
-    return open_directory(name, parent_fd=parent_fd)
+    return open_inner(name, parent_fd)
 
 
 def open_regular(name: str, dir_fd: int, flags: int) -> int:
-    """Descriptor of a regular file, never of a link, a pipe or a device. OSError, CorruptData."""
+    """Descriptor of a regular file, never of a link, a pipe or a device. OSError, CorruptData.
+
+    CorruptData also for a file that another user than the directory's owner has, or may write to.
+    """
     # O_NONBLOCK: opening a pipe that somebody put there must not wait for its other end.
     flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     fd = os.open(name, flags, FILE_MODE, dir_fd=dir_fd)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    status = os.fstat(fd)
+    problem = ""
+    if not stat.S_ISREG(status.st_mode):
+        problem = "not a regular file"
+    elif status.st_uid != os.fstat(dir_fd).st_uid:
+        problem = f"it belongs to user {status.st_uid}, its directory does not"
+    elif status.st_mode & _OTHERS_WRITE:
+        problem = f"others may write to it (mode {stat.S_IMODE(status.st_mode):04o})"
+    if problem:
         os.close(fd)
-        raise CorruptData("open", name, "not a regular file", hint="remove it")
+        raise CorruptData("open", name, problem, hint="remove it")
     return fd
 
 
@@ -125,5 +184,7 @@ def local_error(
         return RamdiskFull(
             operation, target, "no space left", expected=needed, hint="enlarge the ramdisk"
         )
+    if isinstance(error, NotOwn):
+        return LocalTierError(operation, str(error.filename), str(error.strerror), hint=error.hint)
     hint = "check that local_dir is a writable directory of this user"
     return LocalTierError(operation, target, error.strerror or str(error), hint=hint)

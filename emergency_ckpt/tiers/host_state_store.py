@@ -149,7 +149,7 @@ class HostStateStore:
         if (save, owner, count) not in self._held:
             return None
         try:
-            save_fd = files.open_directory(save_directory(save), parent_fd=self._dir_fd)
+            save_fd = files.open_inner(save_directory(save), self._dir_fd)
         except OSError:
             return None  # taken away from outside
         try:
@@ -196,7 +196,7 @@ class HostStateStore:
         for save, owner, count in keys:
             del self._held[save, owner, count]
             with contextlib.suppress(FileNotFoundError):
-                save_fd = files.open_directory(save_directory(save), parent_fd=self._dir_fd)
+                save_fd = files.open_inner(save_directory(save), self._dir_fd)
                 try:
                     files.remove(document_name(owner, count), save_fd)
                 finally:
@@ -206,7 +206,7 @@ class HostStateStore:
                 os.rmdir(save_directory(save), dir_fd=self._dir_fd)
 
     def _scan_save(self, name: str, report: Callable[[str, CheckpointError], None]) -> None:
-        save_fd = files.open_directory(name, parent_fd=self._dir_fd)
+        save_fd = files.open_inner(name, self._dir_fd)
         try:
             files.remove_temporaries(save_fd)
             for file_name in sorted(os.listdir(save_fd)):

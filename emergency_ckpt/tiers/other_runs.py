@@ -35,12 +35,14 @@ class LeftRun:
     Attributes:
       changed_s: Unix time of the newest change in them.
       size_bytes: memory that they take.
+      owner_uid: the user whose they are.
     """
 
     run_id: str
     directories: tuple[Path, ...]
     changed_s: float
     size_bytes: int
+    owner_uid: int
 
     def age_s(self, now_s: float) -> float:
         return now_s - self.changed_s
@@ -49,7 +51,8 @@ class LeftRun:
 def left_runs(local_dir: Path, run_id: str | None = None) -> list[LeftRun]:
     """Return the runs of a ramdisk but ``run_id``, the one that changed longest ago first.
 
-    Also those of live jobs. OSError when ``local_dir`` cannot be read.
+    Also those of live jobs; not those that this user may not read. OSError when ``local_dir``
+    cannot be read.
     """
     with os.scandir(local_dir) as entries:
         names = sorted(
@@ -59,7 +62,10 @@ def left_runs(local_dir: Path, run_id: str | None = None) -> list[LeftRun]:
             and NAME_PATTERN.fullmatch(entry.name)
             and entry.is_dir(follow_symlinks=False)
         )
-    runs = [_look_at(local_dir / name) for name in names[:MAX_RUNS]]
+    runs: list[LeftRun] = []
+    for name in names[:MAX_RUNS]:
+        with contextlib.suppress(OSError):  # another user's, which says nothing of the others
+            runs.append(_look_at(local_dir / name))
     return sorted((run for run in runs if run.directories), key=lambda run: run.changed_s)
 
 
@@ -123,9 +129,11 @@ class OtherRuns:
                 raise explained from error
 
     def give_room(self) -> bool:
-        """Remove the run that changed longest ago, if one is old enough and nobody's."""
+        """Remove the run of this user that changed longest ago, if one is old and unused."""
         now_s = time.time()
         for run in self._left():
+            if run.owner_uid != os.geteuid():
+                continue  # root may, but it is not ours to judge
             if run.age_s(now_s) < self._grace_s:
                 return False
             with contextlib.suppress(OSError):  # another one, then
@@ -184,7 +192,8 @@ def _look_at(run_dir: Path) -> LeftRun:
         for status in _statuses(directory):
             changed_s = max(changed_s, status.st_mtime)
             size_bytes += status.st_blocks * 512
-    return LeftRun(run_dir.name, directories, changed_s, size_bytes)
+    owner_uid = os.stat(run_dir, follow_symlinks=False).st_uid
+    return LeftRun(run_dir.name, directories, changed_s, size_bytes, owner_uid)
 
 
 def _statuses(directory: Path) -> Iterator[os.stat_result]:

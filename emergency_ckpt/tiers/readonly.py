@@ -36,6 +36,7 @@ from emergency_ckpt.tiers.host_state_store import (
     save_directory,
 )
 from emergency_ckpt.tiers.manifest import check_save, end_of
+from emergency_ckpt.tiers.ownership import open_local_dir
 from emergency_ckpt.tiers.process_directory import read_known_complete, read_timeline
 from emergency_ckpt.tiers.slots import NUMBERS, Published, file_name, manifest_name, read_manifest
 from emergency_ckpt.types import MAX_HOST_STATE_BYTES, Contents, SaveId
@@ -50,15 +51,21 @@ class ReadOnlyRamdisk:
     Holds ``reader.lock`` of each directory shared, so that nobody deletes it; directories that
     appear later are found by the next request. ``address`` is what the inventory tells.
 
-    ``ConfigError`` for a bad run id, ``LocalTierError`` when ``local_dir`` is not a directory.
+    ``ConfigError`` for a bad run id, ``LocalTierError`` when ``local_dir`` is no directory of
+    ``owner_uid`` (None: the effective user). One of its directories that is not is not served.
     """
 
-    def __init__(self, local_dir: Path, run_id: str) -> None:
+    def __init__(self, local_dir: Path, run_id: str, owner_uid: int | None = None) -> None:
         check_run_id(run_id)
-        if not local_dir.is_dir():
+        try:
+            os.close(open_local_dir(local_dir, owner_uid))
+        except (FileNotFoundError, NotADirectoryError) as error:
             raise LocalTierError(
                 "serve", str(local_dir), "not a directory", hint="name the ramdisk of the trainer"
-            )
+            ) from error
+        except OSError as error:
+            raise files.local_error("serve", str(local_dir), error) from error
+        self._owner_uid = owner_uid
         self.address = ""
         self._run_dir = local_dir / run_id
         self._run_id = run_id
@@ -165,7 +172,7 @@ class ReadOnlyRamdisk:
 
     def _open(self, path: Path) -> None:
         try:
-            claim = read_claim(path)
+            claim = read_claim(path, self._owner_uid)
         except OSError as error:
             self._note_damage(path, error)
             return
@@ -289,13 +296,13 @@ class _Directory:
 
     def _save_directories(self) -> Iterator[tuple[str, int]]:
         try:
-            parent_fd = files.open_directory(HOST_STATE_DIRECTORY, parent_fd=self._claim.dir_fd)
+            parent_fd = files.open_inner(HOST_STATE_DIRECTORY, self._claim.dir_fd)
         except OSError:
             return  # no host state was ever published here
         try:
             for name in sorted(os.listdir(parent_fd)):
                 try:
-                    save_fd = files.open_directory(name, parent_fd=parent_fd)
+                    save_fd = files.open_inner(name, parent_fd)
                 except OSError:
                     continue  # not a directory, or gone meanwhile
                 try:

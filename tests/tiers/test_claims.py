@@ -225,7 +225,7 @@ def test_a_directory_that_is_deleted_while_it_is_locked_is_not_claimed(
 def test_a_link_in_place_of_a_process_directory_is_not_followed(ramdisk: Path) -> None:
     elsewhere = ramdisk / "elsewhere"
     elsewhere.mkdir()
-    (ramdisk / RUN_ID).mkdir()
+    (ramdisk / RUN_ID).mkdir(mode=0o700)
     (ramdisk / RUN_ID / "process_00000").symlink_to(elsewhere)
     tier = open_tier(ramdisk)
     assert tier.path.name == "process_00000.1"
@@ -252,4 +252,4 @@ def test_a_locked_directory_of_another_name_cannot_be_taken_twice(ramdisk: Path)
 
 def test_a_read_only_ramdisk_is_an_error(ramdisk: Path) -> None:
     with pytest.raises(LocalTierError, match="writable directory"):
-        open_tier(Path("/proc/self"))
+        open_tier(Path("/proc/sys/kernel"))
