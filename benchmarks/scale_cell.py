@@ -23,7 +23,7 @@ import msgspec
 from scale_model import RUN_ID, SAVE, Shape, contents_digest, holder, manifests
 
 from emergency_ckpt.core.placement import parse_policy, place
-from emergency_ckpt.core.plan_types import RestorePlan, selected
+from emergency_ckpt.core.plan_types import NoPlan, RestorePlan, selected
 from emergency_ckpt.errors import DeadlineExceeded
 from emergency_ckpt.runtime.collectives import share
 from emergency_ckpt.runtime.coordination import JaxCoordinator, namespace
@@ -133,13 +133,9 @@ class _TimedLeader(RestoreLeader):
         self.answer, self.manifests = answer, self._inventory.manifests
         return answer
 
-    def handed_out(self, answer: Answer) -> None:
-        self.searched_s, _ = _cpu_s(lambda: self._search_to_the_end(answer))
-
-    def _search_to_the_end(self, answer: Answer) -> None:
-        super().handed_out(answer)
-        assert self._search is not None, "a plan for RAM"
-        self._search.result()
+    def _settle(self, plan: RestorePlan) -> RestorePlan | NoPlan | None:
+        self.searched_s, answer = _cpu_s(lambda: super(_TimedLeader, self)._settle(plan))
+        return answer
 
 
 def _cpu_s(work: Callable[[], Any]) -> tuple[float, Any]:
@@ -210,6 +206,7 @@ def _restore(shape: Shape, digests: list[str], lost: str, peers: _Peers) -> dict
             remap=False,
             allow_missing_host_state=False,
             extra_holders=(),
+            on_divergence="warn",
             deadline_s=time.monotonic() + DEADLINE_S,
         )
         tier: Any = peers
@@ -245,9 +242,9 @@ def _restore(shape: Shape, digests: list[str], lost: str, peers: _Peers) -> dict
     per_process = [service.bytes_of[process] for process in range(1, count)]
     return {
         "inventories_s": leader.taken_s,
-        "plan_s": leader.planned_s,
+        "plan_s": leader.planned_s - leader.searched_s,
         "divergence_s": leader.searched_s,
-        "hand_out_s": hand_out_s - leader.planned_s - leader.searched_s,
+        "hand_out_s": hand_out_s - leader.planned_s,
         "leader_bytes": max(0, peak_bytes - before_bytes),
         "manifest_bytes": peers.read_bytes,
         "restore_bytes_per_process": max(per_process),

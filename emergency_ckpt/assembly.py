@@ -264,6 +264,7 @@ def _restore_parts(
         remap=config.host_state_remap,
         extra_holders=config.extra_holders,
         allow_missing_host_state=config.allow_missing_host_state,
+        on_divergence=config.on_divergence,
         timeout_s=config.restore_timeout_s,
         timelines=timelines,
         storage_timeline=storage if saves_there else None,

@@ -25,6 +25,7 @@ from orbax.checkpoint import checkpoint_managers as ocm
 from emergency_ckpt import checkpointer as core
 from emergency_ckpt.config import Config as Settings
 from emergency_ckpt.config import run_id_of
+from emergency_ckpt.core.majority import OnDivergence
 from emergency_ckpt.errors import DeadlineExceeded, MissingDependency
 from emergency_ckpt.runtime.events import Event
 from emergency_ckpt.runtime.restore_types import RestoreReport
@@ -124,6 +125,7 @@ class EmergencyCheckpointer(BaseCheckpointer):
         host_state_remap: Callable[..., Any] | None = Settings.host_state_remap
         allow_missing_host_state: bool = Settings.allow_missing_host_state
         take_over_dir: bool = Settings.take_over_dir
+        on_divergence: OnDivergence = Settings.on_divergence
         persistent_writers: str = Settings.persistent_writers
         require_storage: bool = Settings.require_storage
         storage_buffer_bytes: int = Settings.storage_buffer_bytes
@@ -287,6 +289,7 @@ _SAME = (
     "host_state_remap",
     "allow_missing_host_state",
     "take_over_dir",
+    "on_divergence",
     "persistent_writers",
     "require_storage",
     "storage_buffer_bytes",

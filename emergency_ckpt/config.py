@@ -16,6 +16,7 @@ import jax
 
 from emergency_ckpt.config_agreement import shared_settings
 from emergency_ckpt.config_checks import config_problems
+from emergency_ckpt.core.majority import OnDivergence
 from emergency_ckpt.core.persistence import PersistentWriters
 from emergency_ckpt.core.placement import (
     AllButPrimary,
@@ -110,6 +111,11 @@ class Config:
         as it is; else such a step is an error where ``restore`` is given a host state.
       take_over_dir: save in ``dir`` although another run's name lies there, in whose place this
         one's is put, once; what that run still saves there fails from then on. For one start.
+      on_divergence: what a restore does where replicas of a shard in RAM differ and no bytes are
+        held by more than half of its holders. "warn": it goes on, each process with its own copy
+        where it has one, and the event ``divergence`` names step, leaf and holders. "stop":
+        ReplicasDiffer on all processes; no older step is taken instead. Where there is a majority
+        its bytes are restored in either case. Only differences are settled: see docs/security.md.
       orbax_item: of steps that plain Orbax wrote, the item that is the state; None: the item
         ``default``, ``state`` or ``items``, the only one that has arrays, or several together as a
         dict of them (``{"params": ..., "opt": ...}``).
@@ -198,6 +204,7 @@ class Config:
     host_state_remap: HostStateRemap | None = None
     allow_missing_host_state: bool = False
     take_over_dir: bool = False
+    on_divergence: OnDivergence = "warn"
     orbax_item: str | None = None
     require_storage: bool = False
     storage_buffer_bytes: int = 2048 * MEBIBYTE

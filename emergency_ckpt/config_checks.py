@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 import jax
 from etils import epath
 
+from emergency_ckpt.core.majority import OnDivergence
 from emergency_ckpt.core.persistence import PersistentWriters
 from emergency_ckpt.core.placement import AllButPrimary, Striped
 from emergency_ckpt.core.snapshot_plan import snapshot_problems
@@ -134,6 +135,8 @@ def _choice_problems(config: Config) -> list[str]:
         problems.append(
             f"persistent_writers must be 'primary' or 'striped', not {config.persistent_writers!r}"
         )
+    if config.on_divergence not in get_args(OnDivergence):
+        problems.append(f"on_divergence must be 'warn' or 'stop', not {config.on_divergence!r}")
     if config.transfer_security not in get_args(Security):
         problems.append(
             f"transfer_security must be 'mac', 'aead' or 'crc', not {config.transfer_security!r}"

@@ -186,6 +186,24 @@ class StepNotFound(RestoreFailed, ValueError):
     """The requested step is whole in no tier."""
 
 
+class ReplicasDiffer(RestoreFailed):
+    """Replicas of a shard differ, no majority decides, and ``on_divergence`` is ``"stop"``.
+
+    ``differences`` has one line per shard: step, leaf, box, and the holders of each CRC32C.
+    """
+
+    def __init__(self, target: str, differences: Sequence[str]) -> None:
+        self.differences = tuple(differences)
+        lines = "".join(f"\n  {line}" for line in self.differences)
+        super().__init__(
+            "restore",
+            target,
+            f"its replicas differ, and no majority says which is right:{lines}\n",
+            hint="no process has restored anything, and no older step is taken by itself: ask for"
+            " one by its number, remove the copy that is wrong, or set on_divergence='warn'",
+        )
+
+
 class PersistentTierError(CheckpointError):
     """The persistent directory could not be read or written.
 

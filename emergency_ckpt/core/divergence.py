@@ -9,7 +9,7 @@ from operator import attrgetter
 
 import msgspec
 
-from emergency_ckpt.core.inventory import Inventory
+from emergency_ckpt.core.plan_types import few
 from emergency_ckpt.types import Box, Contents, SaveId, ShardEntry, ShardId
 
 _BOX: Callable[[ShardEntry], Box] = attrgetter("box")
@@ -26,10 +26,16 @@ class Divergence(msgspec.Struct, frozen=True, order=True):
     shard: ShardId
     copies: tuple[tuple[int, tuple[str, ...]], ...]
 
+    @classmethod
+    def of(cls, save: SaveId, shard: ShardId, holders: Mapping[int, set[str]]) -> Divergence:
+        """Put the holders of each CRC in order."""
+        ranked = sorted(holders.items(), key=lambda item: (-len(item[1]), item[0]))
+        return cls(save, shard, tuple((crc, tuple(sorted(names))) for crc, names in ranked))
+
     def describe(self) -> str:
         """One line that names step, leaf, box and holders."""
         ranges = ", ".join(f"{start}:{stop}" for start, stop in self.shard.box)
-        sides = "; ".join(f"{crc:08x} at {', '.join(names)}" for crc, names in self.copies)
+        sides = "; ".join(f"{crc:08x} at {few(names)}" for crc, names in self.copies)
         return f"step {self.save.step}: copies of {self.shard.leaf}[{ranges}] differ: {sides}"
 
 
@@ -56,7 +62,7 @@ def find_divergence(save: SaveId, held: Mapping[str, tuple[Contents, ...]]) -> l
                 shard = ShardId(paths[entry.leaf], entry.box)
                 crcs.setdefault(shard, {}).setdefault(entry.crc32c, set()).update(holders)
     return [
-        Divergence(save, shard, _ranked(by_crc))
+        Divergence.of(save, shard, by_crc)
         for shard, by_crc in sorted(crcs.items(), key=lambda item: item[0])
         if len(by_crc) > 1
     ]
@@ -95,21 +101,3 @@ def _compared(every: Sequence[Contents]) -> Iterator[tuple[Contents, Iterator[Sh
         if wanted:
             chosen = map(wanted.__contains__, map(id, map(_BOX, contents.shards)))
             yield contents, compress(contents.shards, chosen)
-
-
-def divergence_in(inventory: Inventory, save: SaveId) -> list[Divergence]:
-    """``find_divergence`` over what the holders of an inventory report."""
-    held = {
-        holder.holder: tuple(
-            inventory.manifests[tensors.digest]
-            for tensors in holder.tensors
-            if tensors.save == save and tensors.digest in inventory.manifests
-        )
-        for holder in inventory.holders
-    }
-    return find_divergence(save, held)
-
-
-def _ranked(by_crc: Mapping[int, set[str]]) -> tuple[tuple[int, tuple[str, ...]], ...]:
-    ranked = sorted(by_crc.items(), key=lambda item: (-len(item[1]), item[0]))
-    return tuple((crc, tuple(sorted(holders))) for crc, holders in ranked)

@@ -95,12 +95,15 @@ class ProcessPlan(
       host_states: the process's own one; those of all former processes when a remap is due;
         none when none is needed or all are empty. For the persistent tier always none.
       addresses: ``"host:port"`` of each holder named above but the process itself.
+      outvoted: by digest of an own manifest, the shards of which a majority of the holders has
+        other bytes. The process must never use these copies again.
     """
 
     local: tuple[LocalRead, ...] = ()
     fetch: tuple[FetchGroup, ...] = ()
     host_states: tuple[HostStateFetch, ...] = ()
     addresses: dict[str, str] = {}
+    outvoted: dict[str, tuple[int, ...]] = {}
 
 
 class Rejection(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -150,6 +153,7 @@ class NoPlan(msgspec.Struct, frozen=True, tag="no_plan", forbid_unknown_fields=T
         ``host_state_count``: the newest whole save has the host states of ``saved_count``
         processes, the job has ``process_count``, and there is no remap.
         ``no_host_state``: the newest whole step was written by plain Orbax, without host states.
+        ``diverged``: replicas of the newest whole save differ, without a majority; ``missing``.
       step: the step in question, where there is one.
       missing: one line for each thing that is lost or in the way.
     """
@@ -161,6 +165,7 @@ class NoPlan(msgspec.Struct, frozen=True, tag="no_plan", forbid_unknown_fields=T
         "state_mismatch",
         "host_state_count",
         "no_host_state",
+        "diverged",
     ]
     step: int | None = None
     rejected: tuple[Rejection, ...] = ()

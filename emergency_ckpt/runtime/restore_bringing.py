@@ -13,6 +13,7 @@ from collections import deque
 from typing import Protocol
 
 from emergency_ckpt.core.keeping import Keeping
+from emergency_ckpt.core.majority import OnDivergence
 from emergency_ckpt.core.plan_types import NoPlan, ProcessPlan, Rejection, RestorePlan
 from emergency_ckpt.core.prefetch_use import PrefetchWord
 from emergency_ckpt.core.timeline import Timeline
@@ -22,6 +23,7 @@ from emergency_ckpt.runtime.directory_claim import DirectoryClaim
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.holder_calls import HolderCalls
 from emergency_ckpt.runtime.holdings import ProcessHoldings, holder_name
+from emergency_ckpt.runtime.outvoted_copies import quarantine_outvoted
 from emergency_ckpt.runtime.peers import Peers
 from emergency_ckpt.runtime.restore_dialogue import RestoreDialogue
 from emergency_ckpt.runtime.restore_host_state import HostStateRemap, fetch_documents
@@ -74,6 +76,7 @@ class RestoreParts:
     remap: HostStateRemap | None
     extra_holders: tuple[str, ...]
     allow_missing_host_state: bool
+    on_divergence: OnDivergence
     timeout_s: float
     timelines: Timelines
     storage_timeline: StorageTimeline | None
@@ -246,6 +249,7 @@ class Bringing:
             remap=parts.remap is not None,
             allow_missing_host_state=parts.allow_missing_host_state,
             extra_holders=parts.extra_holders,
+            on_divergence=parts.on_divergence,
             deadline_s=self._deadline_s,
         )
         return RestoreLeader(
@@ -314,6 +318,7 @@ class Bringing:
         parts, save, me = self._parts, plan.save, self._parts.process[0]
         part = plan.processes.get(me, ProcessPlan())
         parts.tier.protect(held.save for held in parts.tier.held()[0])
+        quarantine_outvoted(parts.tier, parts.events, save, holder_name(me), part.outvoted)
         shards = ShardCollection(
             parts.tier,
             parts.client,

@@ -153,7 +153,6 @@ class RestoreDialogue:
             answer = PlanFailed(str(typed)[:4000], failure_kind(typed))
         for process in range(coordinator.process_count):
             coordinator.put(f"{name}/{process}", msgspec.json.encode(_share(answer, process)))
-        self._leader.handed_out(answer)
         return _share(answer, me)
 
     def agree(self, attempt: int, status: Status) -> Verdict:

@@ -6,13 +6,12 @@ import dataclasses
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 
 import msgspec
 from absl import logging
 
-from emergency_ckpt.core.divergence import divergence_in
-from emergency_ckpt.core.inventory import HolderInventory, Inventory, PersistentStep, Quarantined
+from emergency_ckpt.core.inventory import Inventory, PersistentStep, Quarantined
+from emergency_ckpt.core.majority import OnDivergence, name_outvoted
 from emergency_ckpt.core.plan_types import NoPlan, RestorePlan, TargetSet
 from emergency_ckpt.core.restore_plan import plan_restore
 from emergency_ckpt.core.stored_leaves import match_leaves
@@ -24,10 +23,12 @@ from emergency_ckpt.errors import (
     RestoreFailed,
 )
 from emergency_ckpt.runtime.events import EventSink
+from emergency_ckpt.runtime.extra_holders import ask_extra_holders
 from emergency_ckpt.runtime.holder_calls import HolderCalls
 from emergency_ckpt.runtime.manifest_reads import ManifestReads, passed_over_unread
 from emergency_ckpt.runtime.peers import new_incarnation
 from emergency_ckpt.runtime.planning import may_precede, newest_life, no_garbage_collection
+from emergency_ckpt.runtime.replica_disputes import ReplicaDisputes
 from emergency_ckpt.runtime.restore_types import (
     Answer,
     FailureKind,
@@ -38,18 +39,15 @@ from emergency_ckpt.runtime.restore_types import (
     WholeSteps,
 )
 from emergency_ckpt.runtime.storage_load import loaded_copies, plan_load
-from emergency_ckpt.runtime.worker import beside
 from emergency_ckpt.tiers.local import LocalTier
 from emergency_ckpt.tiers.persistent import PersistentTier
 from emergency_ckpt.transfer.client import TransferClient
-from emergency_ckpt.types import LeafSpec, SaveId
+from emergency_ckpt.types import LeafSpec
 
 MAX_ATTEMPTS = 16
 MAX_LOADS = 2
 """So often a persistent step is loaded in one restore, should copies of it fail in RAM."""
 _NAMED_STEPS = 10
-EXTRA_HOLDER_TIMEOUT_S = 10.0
-"""Longest wait for a configured holder that does not answer: it may be gone for good."""
 LISTING_TIMEOUT_S = 30.0
 """Longest wait for the list of persistent steps when RAM alone holds a whole step."""
 
@@ -65,6 +63,7 @@ class Wanted:
     remap: bool
     allow_missing_host_state: bool
     extra_holders: Sequence[str]
+    on_divergence: OnDivergence
     deadline_s: float
 
 
@@ -89,11 +88,11 @@ class RestoreLeader:
         self._persistent = persistent
         self._events = events
         self._wanted = wanted
+        self._disputes = ReplicaDisputes(persistent, events, wanted.deadline_s)
         self._inventory = Inventory((), {})
         self._wants_host_state = False
         self._steps: tuple[PersistentStep, ...] | None = None
         self._ready: RestorePlan | None = None
-        self._search: Future[None] | None = None
         self._persistent_error: CheckpointError | None = None
         self._loading: LoadPlan | None = None
         self._loaded: LoadPlan | None = None
@@ -114,7 +113,9 @@ class RestoreLeader:
             )
         self._wants_host_state = any(report.wants_host_state for report in reports.values())
         holders = [report.inventory for _, report in sorted(reports.items())]
-        holders += self._ask_extra_holders()
+        holders += ask_extra_holders(
+            self._client, self._events, self._wanted.extra_holders, self._wanted.deadline_s
+        )
         self._inventory = Inventory(
             tuple(holders),
             self._manifests.read(holders),
@@ -168,27 +169,6 @@ class RestoreLeader:
             self._inventory = msgspec.structs.replace(self._inventory, timeline=known)
             self._is_news = True
 
-    def _ask_extra_holders(self) -> list[HolderInventory]:
-        """Inventories of the configured holders outside of the job that answer."""
-        addresses = self._wanted.extra_holders
-        if not addresses:
-            return []
-        with ThreadPoolExecutor(len(addresses), "eckpt-holders") as pool:
-            answers = list(pool.map(self._ask_extra_holder, addresses))
-        return [answer for answer in answers if answer is not None]
-
-    def _ask_extra_holder(self, address: str) -> HolderInventory | None:
-        """None, with events, when it does not answer: its host may be gone for good."""
-        left_s = self._wanted.deadline_s - time.monotonic()
-        deadline_s = time.monotonic() + min(EXTRA_HOLDER_TIMEOUT_S, left_s / 8)
-        try:
-            return HolderCalls(self._events, deadline_s).first(
-                f"inventory of {address}", [address], self._client.inventory, lambda _, error: None
-            )
-        except CheckpointError as error:
-            self._events.emit("restore.holder_unreachable", address=address, reason=str(error))
-            return None
-
     def plan(self) -> Answer:
         """The plan for what is known to be usable now."""
         while True:
@@ -199,7 +179,10 @@ class RestoreLeader:
             if not isinstance(answer, RestorePlan):
                 return self._without_plan(answer)
             if answer.save is not None:
-                return msgspec.structs.replace(answer, timeline=self._inventory.timeline)
+                settled = self._settle(answer)
+                if settled is None:
+                    continue
+                return settled
             assert self._persistent is not None, "else there is no persistent step to choose"
             if self._loads[answer.step] >= MAX_LOADS:
                 self._give_up(answer.step, _not_again(answer.step, self._last_failure))
@@ -233,19 +216,23 @@ class RestoreLeader:
             self._inventory = msgspec.structs.replace(self._inventory, manifests=manifests)
         return bool(digests)
 
-    def handed_out(self, answer: Answer) -> None:
-        """Every process has its part of the plan: look for divergence while they work.
+    def _settle(self, plan: RestorePlan) -> RestorePlan | NoPlan | None:
+        """The plan without a copy that a majority of its holders contradicts.
 
-        It changes no plan, and in a large job it takes as long as half of one.
+        None when it names such copies: they are quarantined now, and a new plan is due.
         """
-        if isinstance(answer, RestorePlan) and answer.save is not None:
-            inventory, save = self._inventory, answer.save
-            self._search = beside("eckpt-divergence", lambda: self._find(inventory, save))
-
-    def _find(self, inventory: Inventory, save: SaveId) -> None:
-        """One event for each shard of ``save`` of which two holders have different bytes."""
-        for found in divergence_in(inventory, save):
-            self._events.emit("divergence", step=save.step, text=found.describe())
+        assert plan.save is not None, "a persistent step has no replicas"
+        with no_garbage_collection():
+            ruling = self._disputes.settle(self._inventory, plan.save)
+        if not ruling.outvoted <= self._inventory.quarantined:
+            quarantined = self._inventory.quarantined | ruling.outvoted
+            self._inventory = msgspec.structs.replace(self._inventory, quarantined=quarantined)
+            return None
+        if ruling.undecided and self._wanted.on_divergence == "stop":
+            lines = self._disputes.lines(ruling)
+            return NoPlan("diverged", step=plan.step, rejected=plan.rejected, missing=lines)
+        plan = msgspec.structs.replace(plan, timeline=self._inventory.timeline)
+        return name_outvoted(plan, self._inventory, ruling) if ruling.outvoted else plan
 
     def whole_steps(self) -> WholeSteps:
         """Return the steps that could be restored, instead of a plan. Errors as of ``plan``."""
@@ -354,9 +341,6 @@ class RestoreLeader:
 
     def judge(self, statuses: Mapping[int, Status]) -> Verdict:
         """Done when all went well; once more when copies were found unusable; else the end."""
-        search, self._search = self._search, None
-        if search is not None:
-            search.result()
         failed = {p: s for p, s in sorted(statuses.items()) if s.error}
         loading, self._loading = self._loading, None
         if not failed:

@@ -16,6 +16,7 @@ from emergency_ckpt.errors import (
     HolderUnreachable,
     HostStateError,
     PersistentTierError,
+    ReplicasDiffer,
     RestoreFailed,
     StateMismatch,
     StepNotFound,
@@ -261,6 +262,8 @@ def no_plan_error(answer: NoPlan, run: str) -> CheckpointError:
                 hint="set allow_missing_host_state to start with the non-tensor state as it is now,"
                 " or call restore without host_state",
             )
+        case "diverged":
+            return ReplicasDiffer(step, answer.missing)
         case "step_not_found":
             return StepNotFound("restore", step, "; ".join(answer.missing))
         case _:

@@ -135,6 +135,7 @@ class StepCatalog:
             remap=parts.remap is not None,
             allow_missing_host_state=True,
             extra_holders=parts.extra_holders,
+            on_divergence=parts.on_divergence,
             deadline_s=deadline_s,
         )
         # Ends before the others stop waiting for its outcome.
