@@ -132,6 +132,7 @@ class EmergencyCheckpointer(BaseCheckpointer):
         bind_host: str | None = None
         bind_port: int = Settings.bind_port
         secret_file: str | None = Settings.secret_file
+        require_secret: bool = Settings.require_secret
         transfer_security: Security = Settings.transfer_security
         extra_holders: tuple[str, ...] = Settings.extra_holders
         copy_threads: int | None = Settings.copy_threads
@@ -295,6 +296,7 @@ _SAME = (
     "storage_buffer_bytes",
     "bind_port",
     "secret_file",
+    "require_secret",
     "transfer_security",
     "extra_holders",
     "copy_threads",

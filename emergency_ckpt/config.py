@@ -128,8 +128,10 @@ class Config:
         this host reaches the job's coordinator, which is 127.0.0.1 in a job on one machine. May
         differ.
       bind_port: port for it; 0 takes a free one. May differ.
-      secret_file: file with the run's secret; else the environment's ECKPT_SECRET; else the leader
-        makes one up and shares it through the coordination service. The path may differ.
+      secret_file: file with the run's secret (32 to 4096 bytes, closed to others, such as a mounted
+        credential of the cluster); else the environment's ECKPT_SECRET; else that of `eckpt
+        launch`; else the processes make one up, and the start warns. The path may differ.
+      require_secret: a start for which the processes would make up a secret is a ConfigError.
       transfer_security: how peers protect what travels between them; every frame of control is
         authenticated in each mode. "mac": bytes of shards are authenticated too. "aead": all is
         encrypted (AES-256-GCM). "crc": bytes of shards travel as they are, for a network that is
@@ -211,6 +213,7 @@ class Config:
     bind_host: str | None = None
     bind_port: int = 0
     secret_file: str | None = None
+    require_secret: bool = False
     transfer_security: Security = "mac"
     extra_holders: tuple[str, ...] = ()
     snapshot_mode: SnapshotMode = "auto"

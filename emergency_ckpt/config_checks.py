@@ -16,11 +16,13 @@ from emergency_ckpt.core.majority import OnDivergence
 from emergency_ckpt.core.persistence import PersistentWriters
 from emergency_ckpt.core.placement import AllButPrimary, Striped
 from emergency_ckpt.core.snapshot_plan import snapshot_problems
+from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.runtime.policy_checks import (
     is_whole,
     preservation_policy_problems,
     save_policy_problems,
 )
+from emergency_ckpt.runtime.secret_agreement import own_secret
 from emergency_ckpt.runtime.worker import LOWEST_PRIORITY
 from emergency_ckpt.transfer.wire import Security
 from emergency_ckpt.types import MAX_HOST_STATE_BYTES
@@ -131,6 +133,8 @@ def _choice_problems(config: Config) -> list[str]:
     problems: list[str] = []
     if config.dir is None and config.require_storage is True:
         problems.append("require_storage is set, but dir is not")
+    if config.require_secret is True:
+        problems += _secret_problems(config)
     if config.persistent_writers not in get_args(PersistentWriters):
         problems.append(
             f"persistent_writers must be 'primary' or 'striped', not {config.persistent_writers!r}"
@@ -147,6 +151,16 @@ def _choice_problems(config: Config) -> list[str]:
             f"placement must be 'all_but_primary' or 'striped(<copies>)', not {placement!r}"
         )
     return problems
+
+
+def _secret_problems(config: Config) -> list[str]:
+    try:
+        found = own_secret(config.secret_file, os.environ)
+    except ConfigError as error:
+        return list(error.problems)
+    if found is not None:
+        return []
+    return ["require_secret is set, but neither secret_file nor ECKPT_SECRET gives a secret"]
 
 
 def _value_problems(config: Config) -> list[str]:

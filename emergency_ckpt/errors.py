@@ -135,6 +135,10 @@ class CoordinationError(CheckpointError):
     """JAX's coordination service failed or refused."""
 
 
+class ForgedValue(CoordinationError):
+    """A key of the coordination service holds what no process of this start of the job wrote."""
+
+
 class PeerLeft(CoordinationError):
     """Another process of the job has left, and what is waited for never comes."""
 

@@ -43,6 +43,7 @@ MUST_AGREE: dict[str, Any] = {
     "take_over_dir": True,
     "on_divergence": "stop",
     "orbax_item": "params",
+    "require_secret": True,
     "require_storage": True,
     "persistent_writers": "striped",
     "placement": Striped(2),
@@ -116,13 +117,48 @@ def test_ram_for_too_many_steps() -> None:
     assert "at most 64" in problem
 
 
+@pytest.fixture
+def no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ECKPT_SECRET", "ECKPT_JOB_SECRET"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("no_secret")
+def test_require_secret_without_one_is_refused() -> None:
+    (problem,) = problems_of(require_secret=True)
+    assert problem == (
+        "require_secret is set, but neither secret_file nor ECKPT_SECRET gives a secret"
+    )
+    valid(require_secret=False).validated()
+
+
+@pytest.mark.usefixtures("no_secret")
+def test_require_secret_names_why_a_file_will_not_do(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    (problem,) = problems_of(require_secret=True, secret_file=str(file))
+    assert f"{file} cannot be read" in problem
+    file.write_text("5e" * 32)
+    file.chmod(0o600)
+    valid(require_secret=True, secret_file=str(file)).validated()
+
+
+@pytest.mark.usefixtures("no_secret")
+@pytest.mark.parametrize("name", ["ECKPT_SECRET", "ECKPT_JOB_SECRET"])
+def test_require_secret_takes_that_of_the_environment(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "5e" * 32)
+    valid(require_secret=True).validated()
+
+
 def test_every_field_is_classified() -> None:
     """A new field must be put into one of the two tables, and then into ``agreement`` or not."""
     assert sorted([*MUST_AGREE, *MAY_DIFFER]) == sorted(FIELDS)
 
 
 @pytest.mark.parametrize("name", MUST_AGREE)
-def test_agreement_covers(name: str) -> None:
+def test_agreement_covers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ECKPT_SECRET", "5e" * 32)  # for require_secret
     base = valid(**NEEDS.get(name, {})).validated()
     changed = valid(**{**NEEDS.get(name, {}), name: _value(MUST_AGREE[name])}).validated()
     assert changed.shared_settings() != base.shared_settings()

@@ -15,6 +15,7 @@ from emergency_ckpt.errors import CheckpointError, ConfigError
 from emergency_ckpt.launch.faults import Fault
 from emergency_ckpt.launch.logs import LineSink
 from emergency_ckpt.launch.topology import Topology
+from emergency_ckpt.transfer.auth import generate_secret
 
 KeepRam = Literal["after-failure", "always", "never"]
 Ending = Literal["finished", "died", "hung", "stopped", "timeout"]
@@ -57,6 +58,8 @@ class JobSpec:
       log_dir: gets ``life_<n>/process_<p>.log``; a program may make an events file beside it.
       env: variables added to this process's own environment for every process of the job. Where
         neither has ``GLIBC_TUNABLES``, it asks for large pages.
+      secret: of this job, for processes that the user gives none; in their environment, where no
+        other user of the machine reads it. Two jobs have different ones.
       max_restarts: lives after the first, whatever ended a life.
       breaker_deaths: stop after so many deaths in a row that brought the job no further than it
         had been before. Deaths by an injected fault do not count.
@@ -76,6 +79,7 @@ class JobSpec:
     local_root: Path
     log_dir: Path
     env: Mapping[str, str] = field(default_factory=_no_environ)
+    secret: str = field(default_factory=lambda: generate_secret().decode(), repr=False)
     max_restarts: int = 5
     breaker_deaths: int = 3
     hang_timeout_s: float | None = None

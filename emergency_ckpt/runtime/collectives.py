@@ -9,11 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from emergency_ckpt.errors import CoordinationError, DeadlineExceeded, PeerLeft
+from emergency_ckpt.errors import CoordinationError, DeadlineExceeded, ForgedValue, PeerLeft
 from emergency_ckpt.runtime.coordination import JOINED_LIMIT_CHARS, Coordinator, joined_errors
 
 GONE = "gone"
 """Keys of processes that have left; see ``departures``."""
+_ALL_CAME = "all have come"
+"""Found by looking: somebody else has counted, or nobody could."""
 _FIRST_LOOK_S = 1.0
 _LONGEST_SLICE_S = 8.0
 _SHORTEST_PAUSE_S = 0.1
@@ -81,15 +83,33 @@ def gather(coordinator: Coordinator, name: str, value: bytes, timeout_s: float) 
     if coordinator.process_index != 0:
         return {}
 
-    def who_never_comes() -> str:
+    def why_to_stop() -> str:
         missing = _missing(coordinator, name)
+        if not missing:
+            return _ALL_CAME
         return "; ".join(gone for p, gone in departed(coordinator).items() if p in missing)
 
     try:
-        wait_for_key(coordinator, f"{name}.all", timeout_s, who_never_comes, prompt=True)
+        wait_for_key(coordinator, f"{name}.all", timeout_s, why_to_stop, prompt=True)
     except DeadlineExceeded as error:
         raise _not_all_came(coordinator, name, timeout_s) from error
-    return {int(key): found for key, found in coordinator.list(name).items()}
+    except PeerLeft as error:
+        if error.problem != _ALL_CAME:
+            raise
+    return _all_values(coordinator, name)
+
+
+def _all_values(coordinator: Coordinator, name: str) -> dict[int, bytes]:
+    """Return what each process has set below ``name``, at the leader, once all have."""
+    found = coordinator.list(name)
+    for process in range(coordinator.process_count):
+        if str(process) not in found:
+            raise ForgedValue(
+                "gather",
+                f"{name}/{process}",
+                f"it is not there, although all have come: it was deleted, or {name}.n changed",
+            )
+    return {process: found[str(process)] for process in range(coordinator.process_count)}
 
 
 def departed(coordinator: Coordinator) -> dict[int, str]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
 from emergency_ckpt.runtime.coordination import connect, own_address
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.holdings import ProcessHoldings
-from emergency_ckpt.runtime.peers import Peers, agree_secret, agree_start
+from emergency_ckpt.runtime.peers import Peers, agree_start
+from emergency_ckpt.runtime.secret_agreement import MADE_UP, agree_secret, forget_exchange
+from emergency_ckpt.runtime.start_agreement import settings_digest
 from emergency_ckpt.tiers.local import LocalTier
 from emergency_ckpt.tiers.other_runs import LeftRun, OtherRuns
 from emergency_ckpt.transfer.client import TransferClient
@@ -45,6 +48,7 @@ class Settings(Protocol):
     def transfer_streams(self) -> int: ...
     @property
     def transfer_timeout_s(self) -> float: ...
+    def shared_settings(self) -> Mapping[str, str]: ...
     @property
     def start_timeout_s(self) -> float: ...
     @property
@@ -59,9 +63,11 @@ class Membership:
     Attributes:
       incarnation: the id of this life, as the leader made it.
       secret: the run's, the same on all processes.
+      coordinator: carries a mark on each value, which only the processes of this start can make.
 
     Raises:
-      ConfigError, LocalTierError: on the process that is at fault. RestoreFailed: on the others.
+      ConfigError: the processes do not have the same secret; on all of them.
+      LocalTierError: on the process that is at fault. RestoreFailed: on the others.
       DeadlineExceeded: a process did not come.
     """
 
@@ -74,9 +80,8 @@ class Membership:
         start: str,
         events: EventSink,
     ) -> None:
-        """``start``: the name of this start of the job, from ``agree_settings``."""
+        """``start``: what ``agree_settings`` called this start of the job; compared once more."""
         me, count = process
-        self._start = start
         self._events = events
         self._settings = settings
         self._run_id = run_id
@@ -88,10 +93,17 @@ class Membership:
         )
         self._server: TransferServer | None = None
         self._tier: LocalTier | None = None
-        self.coordinator = connect(run_id)
-        self.secret = agree_secret(
-            self.coordinator, run_id, settings.secret_file, settings.start_timeout_s
+        unsealed = connect(run_id)
+        agreed = agree_secret(
+            unsealed,
+            run_id,
+            settings.secret_file,
+            settings.start_timeout_s,
+            settings=f"{start} {settings_digest(settings.shared_settings())}",
         )
+        self.secret, self.coordinator, self._start = agreed.secret, agreed.coordinator, agreed.start
+        if agreed.is_made_up and me == 0:
+            events.emit("start.warning", text=MADE_UP)
         self.client = TransferClient(
             run_id=run_id,
             secret=self.secret.value,
@@ -109,6 +121,7 @@ class Membership:
         except BaseException:
             self.leave()
             raise
+        forget_exchange(unsealed)  # all have come through it
 
     def adopt_orphans(self) -> None:
         """Offer what is left in RAM of this run. For when all have come through the constructor.

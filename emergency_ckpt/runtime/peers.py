@@ -1,31 +1,23 @@
-"""The start of a job's life: secret, server, addresses and incarnation, agreed by all."""
+"""The start of a job's life: server, addresses and incarnation, agreed by all."""
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 
-from emergency_ckpt.core.keys import RunSecret
-from emergency_ckpt.errors import CheckpointError, ConfigError, RestoreFailed
-from emergency_ckpt.runtime.collectives import agree, gather, share
+from emergency_ckpt.errors import CheckpointError, RestoreFailed
+from emergency_ckpt.runtime.collectives import gather, share
 from emergency_ckpt.runtime.coordination import (
     ERROR_LIMIT_CHARS,
     Coordinator,
     deadline_left_s,
 )
 from emergency_ckpt.tiers.manifest import decode_contents
-from emergency_ckpt.transfer.auth import (
-    generate_secret,
-    load_secret_file,
-    secret_from_environment,
-)
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.types import Contents, SaveId
 
@@ -79,45 +71,6 @@ def fetch_contents(client: TransferClient, address: str, digest: str) -> Content
     CorruptData when they break one or have another digest; TransferError when they do not come.
     """
     return decode_contents(client.fetch_contents_bytes(address, digest), digest)
-
-
-def agree_secret(
-    coordinator: Coordinator, run_id: str, secret_file: str | None, timeout_s: float
-) -> RunSecret:
-    """The run's secret: from file or environment, else made up by the leader.
-
-    Collective. ConfigError on all processes when one cannot read its secret, or when it is
-    configured on some processes only.
-    """
-    deadline_s = time.monotonic() + timeout_s
-    configured: bytes | None = None
-    failure: ConfigError | None = None
-    try:
-        configured = _configured_secret(secret_file)
-    except ConfigError as error:
-        failure = error
-    offer = None
-    if coordinator.process_index == 0:
-        made_up = configured is None and failure is None
-        offer = b"made up:" + generate_secret() if made_up else b"configured"
-    offered = share(coordinator, "secret", offer, timeout_s)
-    problem = "" if failure is None else str(failure)
-    if failure is None and (offered == b"configured") != (configured is not None):
-        problem = "none is configured" if configured is None else "configured, at process 0 none is"
-    problems = agree(coordinator, "secret.agreed", problem, deadline_left_s(deadline_s))
-    if failure is not None:
-        raise failure
-    if problems:
-        raise ConfigError([f"the run's secret is not configured alike: {problems}"])
-    if configured is not None:
-        return RunSecret(run_id, configured, given=True)
-    return RunSecret(run_id, offered.removeprefix(b"made up:"), given=False)
-
-
-def _configured_secret(secret_file: str | None) -> bytes | None:
-    if secret_file:
-        return load_secret_file(Path(secret_file))
-    return secret_from_environment(os.environ)
 
 
 def agree_start(coordinator: Coordinator, start: Callable[[], str], timeout_s: float) -> str:

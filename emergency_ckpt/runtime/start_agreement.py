@@ -69,7 +69,7 @@ def agree_settings(coordinator: Coordinator, own: Mapping[str, str], timeout_s: 
         last process has come. DeadlineExceeded: a process did not come; names it.
     """
     deadline_s = time.monotonic() + timeout_s
-    _say_hello(coordinator, _Hello(_digest(own), ""))
+    _say_hello(coordinator, _Hello(settings_digest(own), ""))
     decision = (
         _lead(coordinator, deadline_s)
         if coordinator.process_index == 0
@@ -143,7 +143,8 @@ def _learn_differences(coordinator: Coordinator, deadline_s: float) -> list[str]
     return lines
 
 
-def _digest(settings: Mapping[str, str]) -> str:
+def settings_digest(settings: Mapping[str, str]) -> str:
+    """Return a digest of the texts of ``settings``; equal for equal settings."""
     return hashlib.sha256(msgspec.json.encode(dict(settings), order="sorted")).hexdigest()
 
 

@@ -14,6 +14,8 @@ from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.transfer import wire
 
 SECRET_VARIABLE = "ECKPT_SECRET"  # noqa: S105  the name of a variable, not a secret
+LAUNCHER_VARIABLE = "ECKPT_JOB_SECRET"
+"""A secret that `eckpt launch` makes for the processes that it starts."""
 MIN_SECRET_BYTES = 32
 _MAX_SECRET_BYTES = 4096
 _GENERATE_HINT = "python -c 'import secrets; print(secrets.token_hex(32))' makes one"
@@ -57,15 +59,27 @@ def secret_from_environment(environ: Mapping[str, str]) -> bytes | None:
 
     Its bytes are those of the environment, whatever encoding they are in.
     """
-    text = environ.get(SECRET_VARIABLE)
+    return _from_variable(SECRET_VARIABLE, environ)
+
+
+def launcher_secret(environ: Mapping[str, str]) -> bytes | None:
+    """The secret that the launcher of this job made for it, None when there is no such launcher.
+
+    Nobody else knows it, but the next job has another one. ConfigError when it is too short.
+    """
+    return _from_variable(LAUNCHER_VARIABLE, environ)
+
+
+def _from_variable(name: str, environ: Mapping[str, str]) -> bytes | None:
+    text = environ.get(name)
     if text is None:
         return None
     try:
         secret = os.fsencode(text)
     except UnicodeEncodeError as error:  # a mapping that is not the process's environment
-        problem = f"{SECRET_VARIABLE} has characters that no environment can have"
+        problem = f"{name} has characters that no environment can have"
         raise ConfigError([problem], target="secret") from error
-    return _checked(secret, SECRET_VARIABLE)
+    return _checked(secret, name)
 
 
 def _kind_of(mode: int) -> str:

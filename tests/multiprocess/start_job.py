@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Iterator
 from typing import Any
 
 from world import World, run_program
@@ -41,6 +44,38 @@ def another_secret(world: World) -> Any:
     return attempt(world, "another_secret", secret_file=str(file))
 
 
+def no_secret_at_one(world: World) -> Any:
+    with _environment(world.process == 0):
+        return attempt(world, "no_secret_at_one", require_secret=True)
+
+
+def made_up(world: World) -> Any:
+    with _environment(False):
+        return _warnings(world, "made_up")
+
+
+def launched(world: World) -> Any:
+    with _environment(True):
+        return _warnings(world, "launched", require_secret=True)
+
+
+def _warnings(world: World, name: str, **settings: Any) -> Any:
+    with world.config(name, **settings).instantiate():
+        return {"warnings": [fields["text"] for fields in world.named("start.warning")]}
+
+
+@contextlib.contextmanager
+def _environment(has_secret: bool) -> Iterator[None]:
+    """The environment of a process that was started with the launcher's secret, or without."""
+    secret = os.environ.pop("ECKPT_JOB_SECRET")
+    try:
+        if has_secret:
+            os.environ["ECKPT_JOB_SECRET"] = secret
+        yield
+    finally:
+        os.environ["ECKPT_JOB_SECRET"] = secret
+
+
 def storage_refuses(world: World) -> Any:
     """Where the host states would lie is a file."""
     directory = world.root / "refusing"
@@ -57,6 +92,9 @@ PROGRAMS = {
         another_interval,
         invalid_at_one,
         another_secret,
+        no_secret_at_one,
+        made_up,
+        launched,
         storage_refuses,
     )
 }

@@ -37,7 +37,27 @@ def test_start_with_another_interval_names_both_values(seen: list[dict[str, Any]
 def test_start_with_another_secret_fails_on_all(seen: list[dict[str, Any]]) -> None:
     """Found at the first loss otherwise, when the peers' RAM is needed."""
     for outcome in of(seen, "another_secret"):
-        assert outcome["error"] == "AuthenticationFailed", outcome
+        assert outcome["error"] == "ConfigError", outcome
+        assert "process 1: has another one than process 0" in outcome["text"]
+
+
+def test_start_without_a_secret_is_refused_where_one_is_required(
+    seen: list[dict[str, Any]],
+) -> None:
+    for outcome in of(seen, "no_secret_at_one"):
+        assert outcome["error"] == "ConfigError", outcome
+        assert "require_secret is set, but neither secret_file" in outcome["text"]
+
+
+def test_start_with_a_made_up_secret_warns_once(seen: list[dict[str, Any]]) -> None:
+    told = [outcome["warnings"] for outcome in of(seen, "made_up")]
+    assert [len(texts) for texts in told] == [1, 0]
+    assert "no secret is given" in told[0][0]
+    assert "require_secret=True" in told[0][0]
+
+
+def test_start_with_a_launchers_secret_warns_of_nothing(seen: list[dict[str, Any]]) -> None:
+    assert [outcome["warnings"] for outcome in of(seen, "launched")] == [[], []]
 
 
 def test_start_with_required_storage_refused_fails_on_all(seen: list[dict[str, Any]]) -> None:

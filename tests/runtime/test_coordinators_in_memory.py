@@ -10,6 +10,7 @@ from coordination_suite import CHECKS, SOON_S
 
 from emergency_ckpt.errors import CoordinationError
 from emergency_ckpt.runtime.coordination import LocalCoordinator, connect, deadline_left_s
+from emergency_ckpt.runtime.sealed_coordination import SealedCoordinator
 from emergency_ckpt.testing.memory_coordination import MemoryService
 
 
@@ -24,6 +25,15 @@ def test_memory(name: str, process_count: int) -> None:
     service = MemoryService(process_count)
     with ThreadPoolExecutor(process_count) as pool:
         list(pool.map(lambda p: CHECKS[name](service.member(p)), range(process_count)))
+
+
+@pytest.mark.parametrize("process_count", [1, 3])
+@pytest.mark.parametrize("name", CHECKS)
+def test_sealed(name: str, process_count: int) -> None:
+    service = MemoryService(process_count)
+    members = [SealedCoordinator(service.member(p), b"k" * 32) for p in range(process_count)]
+    with ThreadPoolExecutor(process_count) as pool:
+        list(pool.map(CHECKS[name], members))
 
 
 def test_the_suite_finds_a_coordinator_that_breaks_the_contract() -> None:

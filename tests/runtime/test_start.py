@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,11 +14,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from emergency_ckpt.config import Config
-from emergency_ckpt.core.keys import RunSecret
 from emergency_ckpt.core.placement import Topology
 from emergency_ckpt.errors import ConfigError, DeadlineExceeded, InvalidState, RestoreFailed
 from emergency_ckpt.runtime.holdings import HostStateInbox, holder_name
-from emergency_ckpt.runtime.peers import agree_secret, agree_start, new_incarnation
+from emergency_ckpt.runtime.peers import agree_start, new_incarnation
 from emergency_ckpt.runtime.save_recipe import build_recipe
 from emergency_ckpt.runtime.topology import topology_of
 from emergency_ckpt.testing.memory_coordination import MemoryService
@@ -78,60 +76,6 @@ def test_a_process_that_does_not_come_is_named() -> None:
     service = MemoryService(2)
     with pytest.raises(DeadlineExceeded, match="missing: process 1"):
         agree_start(service.member(0), lambda: "a:1", SOON_S)
-
-
-def test_a_secret_is_made_up_and_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("ECKPT_SECRET", raising=False)
-    service, another = MemoryService(3), MemoryService(1)
-    secrets = everywhere(3, lambda p: agree_secret(service.member(p), "run-a", None, LONG_S))
-    assert len(set(secrets)) == 1
-    assert len(secrets[0].value) >= 32
-    assert not secrets[0].given
-    assert agree_secret(another.member(0), "run-a", None, LONG_S) != secrets[0]
-
-
-def test_a_secret_of_a_file_never_goes_through_the_service(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("ECKPT_SECRET", raising=False)
-    file = tmp_path / "secret"
-    file.write_text("0123456789abcdef" * 4)
-    file.chmod(0o600)
-    service = MemoryService(2)
-    secrets = everywhere(2, lambda p: agree_secret(service.member(p), "run-a", str(file), LONG_S))
-    assert set(secrets) == {RunSecret("run-a", b"0123456789abcdef" * 4, given=True)}
-    assert not [v for v in service.values.values() if secrets[0].value in v or b"0123456789" in v]
-
-
-@pytest.mark.parametrize("configured", [{0}, {1}, {0, 2}])
-def test_a_secret_that_only_some_have_is_everyones_error(
-    configured: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("ECKPT_SECRET", raising=False)
-    file = tmp_path / "secret"
-    file.write_text("0123456789abcdef" * 4)
-    file.chmod(0o600)
-    service = MemoryService(3)
-    files = {p: str(file) if p in configured else None for p in range(3)}
-    for error in everywhere(
-        3, lambda p: agree_secret(service.member(p), "run-a", files[p], LONG_S)
-    ):
-        assert isinstance(error, ConfigError)
-        assert "the run's secret is not configured alike: process" in str(error)
-
-
-@pytest.mark.parametrize("broken", [0, 1])
-def test_a_secret_that_one_cannot_read_is_everyones_error(
-    broken: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("ECKPT_SECRET", raising=False)
-    service = MemoryService(2)
-    files = {p: str(tmp_path / "absent") if p == broken else None for p in range(2)}
-    for error in everywhere(
-        2, lambda p: agree_secret(service.member(p), "run-a", files[p], LONG_S)
-    ):
-        assert isinstance(error, ConfigError)
-        assert "absent" in str(error)
 
 
 def save_id(step: int) -> SaveId:

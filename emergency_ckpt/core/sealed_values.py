@@ -1,0 +1,54 @@
+"""Values that only processes with a key can write, for a store that anybody can write to.
+
+A sealed value is ``tag (16) | number (4) | writer (4) | value``; numbers are big-endian. The tag is
+HMAC-SHA256, cut to 16 bytes, of ``length of name (4) | name | number | writer | value``: a value
+that was sealed for one name says nothing under another.
+"""
+
+from __future__ import annotations
+
+import hmac
+from typing import NamedTuple
+
+_TAG_BYTES = 16
+_WORD_BYTES = 4
+_HEADER_BYTES = _TAG_BYTES + 2 * _WORD_BYTES
+_MAX_WORD = (1 << (8 * _WORD_BYTES)) - 1
+
+
+class OpenedValue(NamedTuple):
+    """A value as it was sealed.
+
+    Attributes:
+      number: rises with each value that ``writer`` sets at a name again; 0 for one set once.
+      writer: the process that sealed it.
+    """
+
+    number: int
+    writer: int
+    value: bytes
+
+
+def seal_value(key: bytes, name: str, opened: OpenedValue) -> bytes:
+    """Return ``opened`` sealed for ``name``; numbers are taken modulo 2**32."""
+    signed = _word(opened.number) + _word(opened.writer) + opened.value
+    return _tag(key, name, signed) + signed
+
+
+def open_value(key: bytes, name: str, sealed: bytes) -> OpenedValue | None:
+    """Return what was sealed for ``name``; None when nobody with ``key`` sealed it for that."""
+    tag, signed = sealed[:_TAG_BYTES], sealed[_TAG_BYTES:]
+    if len(sealed) < _HEADER_BYTES or not hmac.compare_digest(tag, _tag(key, name, signed)):
+        return None
+    number, writer = signed[:_WORD_BYTES], signed[_WORD_BYTES : 2 * _WORD_BYTES]
+    value = signed[2 * _WORD_BYTES :]
+    return OpenedValue(int.from_bytes(number, "big"), int.from_bytes(writer, "big"), value)
+
+
+def _tag(key: bytes, name: str, signed: bytes) -> bytes:
+    encoded = name.encode()
+    return hmac.digest(key, _word(len(encoded)) + encoded + signed, "sha256")[:_TAG_BYTES]
+
+
+def _word(number: int) -> bytes:
+    return (number & _MAX_WORD).to_bytes(_WORD_BYTES, "big")
