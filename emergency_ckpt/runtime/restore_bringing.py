@@ -25,9 +25,10 @@ from emergency_ckpt.runtime.holder_calls import HolderCalls
 from emergency_ckpt.runtime.holdings import ProcessHoldings, holder_name
 from emergency_ckpt.runtime.outvoted_copies import quarantine_outvoted
 from emergency_ckpt.runtime.peers import Peers
+from emergency_ckpt.runtime.planning import persistent_unusable
 from emergency_ckpt.runtime.restore_dialogue import RestoreDialogue
 from emergency_ckpt.runtime.restore_host_state import HostStateRemap, fetch_documents
-from emergency_ckpt.runtime.restore_leader import RestoreLeader, Wanted, persistent_unusable
+from emergency_ckpt.runtime.restore_leader import RestoreLeader, Wanted
 from emergency_ckpt.runtime.restore_types import (
     LoadPlan,
     PlanFailed,

@@ -8,14 +8,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import msgspec
-from absl import logging
 
-from emergency_ckpt.core.inventory import Inventory, PersistentStep, Quarantined
+from emergency_ckpt.core.inventory import Inventory, PersistentStep
 from emergency_ckpt.core.majority import OnDivergence, name_outvoted
 from emergency_ckpt.core.plan_types import NoPlan, RestorePlan, TargetSet
 from emergency_ckpt.core.restore_plan import plan_restore
 from emergency_ckpt.core.stored_leaves import match_leaves
-from emergency_ckpt.core.timeline import newest
+from emergency_ckpt.core.timeline import Timeline, newest
 from emergency_ckpt.errors import (
     CheckpointError,
     CorruptData,
@@ -27,7 +26,13 @@ from emergency_ckpt.runtime.extra_holders import ask_extra_holders
 from emergency_ckpt.runtime.holder_calls import HolderCalls
 from emergency_ckpt.runtime.manifest_reads import ManifestReads, passed_over_unread
 from emergency_ckpt.runtime.peers import new_incarnation
-from emergency_ckpt.runtime.planning import may_precede, newest_life, no_garbage_collection
+from emergency_ckpt.runtime.planning import (
+    may_precede,
+    newest_life,
+    no_garbage_collection,
+    persistent_unusable,
+    steps_in_words,
+)
 from emergency_ckpt.runtime.replica_disputes import ReplicaDisputes
 from emergency_ckpt.runtime.restore_types import (
     Answer,
@@ -39,6 +44,7 @@ from emergency_ckpt.runtime.restore_types import (
     WholeSteps,
 )
 from emergency_ckpt.runtime.storage_load import loaded_copies, plan_load
+from emergency_ckpt.runtime.stored_candidates import StoredCandidates
 from emergency_ckpt.tiers.local import LocalTier
 from emergency_ckpt.tiers.persistent import PersistentTier
 from emergency_ckpt.transfer.client import TransferClient
@@ -47,7 +53,6 @@ from emergency_ckpt.types import LeafSpec
 MAX_ATTEMPTS = 16
 MAX_LOADS = 2
 """So often a persistent step is loaded in one restore, should copies of it fail in RAM."""
-_NAMED_STEPS = 10
 LISTING_TIMEOUT_S = 30.0
 """Longest wait for the list of persistent steps when RAM alone holds a whole step."""
 
@@ -91,6 +96,7 @@ class RestoreLeader:
         self._disputes = ReplicaDisputes(persistent, events, wanted.deadline_s)
         self._inventory = Inventory((), {})
         self._wants_host_state = False
+        self._candidates: StoredCandidates | None = None
         self._steps: tuple[PersistentStep, ...] | None = None
         self._ready: RestorePlan | None = None
         self._persistent_error: CheckpointError | None = None
@@ -140,6 +146,7 @@ class RestoreLeader:
         """The plan for RAM alone, when that was needed and there is one, and storage's steps."""
         if self._persistent is None:
             return None, ()
+        candidates = StoredCandidates(self._persistent, self._events, self._wanted.requested_step)
         left_s = self._wanted.deadline_s - time.monotonic()
         answer = self._plan_from_inventory()
         in_ram = answer if isinstance(answer, RestorePlan) else None
@@ -147,23 +154,17 @@ class RestoreLeader:
         limit_s = left_s / 2 if in_ram is None else min(LISTING_TIMEOUT_S, left_s / 8)
         try:
             deadline_s = time.monotonic() + limit_s
-            steps = self._persistent.steps(deadline_s, wanted=self._wanted.requested_step)
-            self._learn_timeline(self._persistent, deadline_s)
+            candidates.ask(deadline_s)
+            self._learn_timeline(candidates.timeline(deadline_s))
         except (PersistentTierError, CorruptData) as error:
             # RAM may well be enough. When it is not, this error is the answer: see plan().
             self._persistent_error = error
             self._events.emit("restore.persistent_unreachable", reason=str(error))
             return in_ram, ()
-        return in_ram, tuple(steps)
+        self._candidates = candidates
+        return in_ram, candidates.offered
 
-    def _learn_timeline(self, persistent: PersistentTier, deadline_s: float) -> None:
-        try:
-            stored = persistent.found.timeline(deadline_s)
-        except CorruptData as error:
-            # What it said of steps in storage has been done there. The next save writes it anew.
-            logging.warning("%s", error)
-            self._events.emit("restore.note", text=str(error)[:500])
-            return
+    def _learn_timeline(self, stored: Timeline | None) -> None:
         known = newest(self._inventory.timeline, stored)
         if known != self._inventory.timeline:
             self._inventory = msgspec.structs.replace(self._inventory, timeline=known)
@@ -174,7 +175,7 @@ class RestoreLeader:
         while True:
             ready, self._ready = self._ready, None
             answer = ready or self._plan_from_inventory()
-            if self._read_more(answer):
+            if self._read_more(answer) or self._offer_older(answer):
                 continue
             if not isinstance(answer, RestorePlan):
                 return self._without_plan(answer)
@@ -197,6 +198,15 @@ class RestoreLeader:
             self._loading = planned if isinstance(planned, LoadPlan) else None
             self._loads[answer.step] += 1
             return planned
+
+    def _offer_older(self, answer: RestorePlan | NoPlan) -> bool:
+        """Whether older steps of storage came in, of which ``answer`` did not know."""
+        candidates = self._candidates
+        if candidates is None or not candidates.ask_older(answer, self._wanted.deadline_s):
+            return False
+        self._steps = candidates.offered
+        self._inventory = msgspec.structs.replace(self._inventory, persistent=self._steps)
+        return True
 
     def _read_more(self, answer: RestorePlan | NoPlan) -> bool:
         """Whether manifests were read that could not be before, of saves newer than ``answer``.
@@ -303,7 +313,7 @@ class RestoreLeader:
         except CheckpointError as error:
             return f"what else there is cannot be told: {error}"
         named = {"RAM": steps.local, "storage": steps.persistent}
-        texts = [f"{tier} has {_listed(found)}" for tier, found in named.items() if found]
+        texts = [f"{tier} has {steps_in_words(found)}" for tier, found in named.items() if found]
         return " and ".join(texts) or "no tier has any whole step"
 
     def _plan_load(self, plan: RestorePlan, persistent: PersistentTier) -> LoadPlan | NoPlan:
@@ -365,17 +375,5 @@ class RestoreLeader:
         return Verdict()
 
 
-def _listed(steps: Sequence[int]) -> str:
-    """The newest of ``steps``, which rise, in words."""
-    left_out = len(steps) - _NAMED_STEPS
-    older = f" and {left_out} older" if left_out > 0 else ""
-    return f"step{'s' * (len(steps) > 1)} {', '.join(map(str, steps[-_NAMED_STEPS:]))}{older}"
-
-
 def _not_again(step: int, reason: str) -> str:
     return f"step {step} was loaded from storage {MAX_LOADS} times; then {reason}"
-
-
-def persistent_unusable(step: int) -> Quarantined:
-    """Takes a persistent step out of the next plan."""
-    return Quarantined("persistent", f"persistent/{step}")

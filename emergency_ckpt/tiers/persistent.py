@@ -120,14 +120,18 @@ class PersistentTier:
     # Which steps there are
 
     def steps(
-        self, deadline_s: float | None = None, *, wanted: int | None = None
+        self,
+        deadline_s: float | None = None,
+        *,
+        wanted: int | None = None,
+        below: int | None = None,
     ) -> list[PersistentStep]:
         """The newest steps that a restore may ask about, oldest first; and ``wanted``, however old.
 
         Steps with both markers; those of plain Orbax, which have no host states; and those that
-        have a ``problem``.
+        have a ``problem``. ``below``: only steps before this one; None: all.
         """
-        return self.found.newest(deadline_s, wanted=wanted)
+        return self.found.newest(deadline_s, wanted=wanted, below=below)
 
     def whole_steps(self, deadline_s: float | None = None) -> list[int]:
         """All steps of ours that are whole by what their markers say, oldest first."""

@@ -9,6 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from emergency_ckpt.errors import CorruptData
+from emergency_ckpt.tiers.manifest import check_save
 from emergency_ckpt.types import Box, LeafSpec, SaveId, ShardId
 
 HOST_STATE = "host_state"
@@ -151,6 +152,10 @@ def decode_marker(data: bytes, step: int, target: str) -> StepMarker:
             marker = decode_file(bytes(whole.marker), StepMarker, target)
         case version:
             raise CorruptData("decode", target, "unknown version", expected=VERSION, actual=version)
+    try:
+        check_save(marker.save)
+    except CorruptData as error:
+        raise CorruptData("decode", target, error.problem, actual=error.actual) from error
     if marker.save.step != step or len(marker.empty) != len(marker.digests):
         raise CorruptData("decode", target, "the marker contradicts itself")
     return marker

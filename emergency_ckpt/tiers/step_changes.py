@@ -255,10 +255,9 @@ class StepChanges:
         has left is removed. Returns the name under which a step is kept now, if one is.
         """
         kept: str | None = None
-        if step in self._storage.numbers_in():
-            is_ours = step in self._storage.numbers_in(HOST_STATE)
-            if self._found.look(step, is_ours=is_ours) is not None:
-                kept = self.set_aside(step, reason)
+        listed = self._found.listed(self._storage.deadline_s(None))
+        if step in listed and self._found.look(step, is_ours=listed[step]) is not None:
+            kept = self.set_aside(step, reason)
         note = self._note(step) if step in self._storage.numbers_in(HOST_STATE) else None
         if note is not None and self._storage.is_object_store:
             self._copy_aside(step, note)

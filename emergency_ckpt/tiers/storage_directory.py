@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import fsspec
 from etils import epath
 
+from emergency_ckpt.core.step_names import is_own_name
 from emergency_ckpt.errors import CheckpointError, CorruptData, InvalidState, PersistentTierError
 from emergency_ckpt.tiers.late_changes import LATE_CHANGES
 from emergency_ckpt.tiers.storage_calls import (
@@ -78,8 +79,11 @@ class StorageDirectory:
         return self.do("list", "", names, deadline_s)
 
     def numbers_in(self, below: str = "", deadline_s: float | None = None) -> set[int]:
-        """The names in the folder ``below`` that are numbers; none when it is not there."""
-        return {int(name) for name in self.names_in(below, deadline_s) if name.isdecimal()}
+        """The steps after which a save of ours would name something in the folder ``below``.
+
+        None when the folder is not there. Padded, endless and other numbers are not ours.
+        """
+        return {int(name) for name in self.names_in(below, deadline_s) if is_own_name(name)}
 
     def _forget_listings(self) -> None:
         """The client keeps listings, and does not learn of what others have written since."""

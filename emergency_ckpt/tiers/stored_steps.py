@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, cast
 
@@ -14,6 +15,8 @@ from absl import logging
 from etils import epath
 
 from emergency_ckpt.core.inventory import PersistentStep, plain_incarnation
+from emergency_ckpt.core.plan_types import few
+from emergency_ckpt.core.step_names import in_order_of_looks
 from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.errors import CorruptData, PersistentTierError
 from emergency_ckpt.tiers.orbax_writing import ITEM, OURS
@@ -25,25 +28,33 @@ from emergency_ckpt.tiers.persistent_marker import (
     TensorsId,
     decode_marker,
 )
-from emergency_ckpt.tiers.plain_orbax import ITEMS, StepFolders
+from emergency_ckpt.tiers.plain_orbax import ITEMS, LOOKS_AT_ONCE, StepFolders
 from emergency_ckpt.tiers.storage_directory import StorageDirectory
 from emergency_ckpt.tiers.timeline_record import TIMELINE_NAME, decode_timeline
 
-STEPS_LOOKED_AT = 16
-"""So many of the newest steps are offered to a restore."""
+OFFERED_AT_ONCE = 16
+"""So many of the newest whole steps are offered to a restore, and so many of those that are not."""
 
 _METADATA = "_CHECKPOINT_METADATA"
 _MANIFEST = "manifest.ocdbt"
-_LOOKS_AT_ONCE = 8
+_WARNINGS = 16
+_LARGEST_LOOK = 256
 _REPLACED = "another program has written it anew: it has tensors only"
 _GONE = "its tensors are gone"
+_NO_STEP = "its folder has the name of a step, and Orbax has written nothing into it"
 
 
 class FoundStep(NamedTuple):
-    """A step that is there. ``marker``: None for one of plain Orbax, or with a ``problem``."""
+    """A step that is there.
+
+    Attributes:
+      marker: None for one of plain Orbax, or with a ``problem``.
+      is_junk: neither we nor Orbax have written anything into its folder. It has a ``problem``.
+    """
 
     step: PersistentStep
     marker: StepMarker | None
+    is_junk: bool = False
 
 
 class StoredSteps:
@@ -56,29 +67,68 @@ class StoredSteps:
 
     Attributes:
       folders: the folder of each step, as it was listed last.
+      passed_over: the steps, newest first, that ``newest`` last found before those that it offered,
+        and that have a problem.
     """
 
     def __init__(self, storage: StorageDirectory) -> None:
         self._storage = storage
         self._directory = storage.path
         self.folders = StepFolders(storage)
-        self._told: set[tuple[int, str]] = set()
+        self.passed_over: tuple[int, ...] = ()
+        self._told: set[str] = set()
 
     def newest(
-        self, deadline_s: float | None = None, *, wanted: int | None = None
+        self,
+        deadline_s: float | None = None,
+        *,
+        wanted: int | None = None,
+        below: int | None = None,
     ) -> list[PersistentStep]:
-        """The newest steps that a restore may ask about, oldest first; and ``wanted``."""
-        deadline_s = self._storage.deadline_s(deadline_s)
+        """The newest steps that a restore may ask about, oldest first; and ``wanted``.
+
+        At most ``OFFERED_AT_ONCE`` that seem whole, and as many newer ones that have a problem:
+        however many of these there are, they take the place of no other. Once some are found, half
+        of the time is all that is spent on older ones.
+
+        Args:
+          below: offer only steps before this one; None: all.
+        """
+        begin_s, deadline_s = time.monotonic(), self._storage.deadline_s(deadline_s)
         listed = self.listed(deadline_s)
-        newest = sorted(listed, reverse=True)
-        found: list[PersistentStep] = []
-        while newest and len(found) < STEPS_LOOKED_AT:
-            some = newest[: STEPS_LOOKED_AT - len(found)]
-            newest = newest[len(some) :]
-            found += [each.step for each in self._look_at(some, listed, deadline_s)]
-        if wanted in newest:
-            found += [each.step for each in self._look_at([wanted], listed, deadline_s)]
-        return sorted(found)
+        looks, left_out = in_order_of_looks(listed, below)
+        whole: list[PersistentStep] = []
+        others: list[FoundStep] = []
+        size = OFFERED_AT_ONCE
+        while looks and len(whole) < OFFERED_AT_ONCE:
+            if whole and time.monotonic() > (begin_s + deadline_s) / 2:
+                break
+            some, looks = looks[:size], looks[size:]
+            for found in self._look_at(some, listed, deadline_s):
+                if found.step.problem:
+                    others.append(found)
+                else:
+                    whole.append(found.step)
+            size = min(2 * size, _LARGEST_LOOK)
+        if not looks and left_out:
+            self._tell(f"{left_out} folders with the names of steps are too many to look at")
+        whole = whole[:OFFERED_AT_ONCE]
+        oldest = whole[-1].step if whole else -1
+        others = [found for found in others if found.step.step > oldest]
+        self._note_passed_over(others)
+        offered = whole + [found.step for found in others[:OFFERED_AT_ONCE]]
+        if wanted in listed and all(each.step != wanted for each in offered):
+            offered += [each.step for each in self._look_at([wanted], listed, deadline_s)]
+        return sorted(offered)
+
+    def _note_passed_over(self, others: Sequence[FoundStep]) -> None:
+        self.passed_over = tuple(found.step.step for found in others)
+        junk = [found.step.step for found in others if found.is_junk]
+        if junk:
+            self._tell(
+                f"passed over {len(junk)} folders with the names of steps, into which Orbax has"
+                f" written nothing: {few([str(step) for step in junk])}"
+            )
 
     def whole(self, deadline_s: float | None = None) -> list[PersistentStep]:
         """Every step of ours that is whole by what its marker says, oldest first."""
@@ -88,10 +138,14 @@ class StoredSteps:
         return [each.step for each in self._look_at(ours, listed, deadline_s) if each.marker]
 
     def all_there(self, deadline_s: float | None = None) -> list[PersistentStep]:
-        """Every step that is there, of whatever kind and with whatever problem, oldest first."""
+        """Every step that is there, of whatever kind and with whatever problem, oldest first.
+
+        Folders into which neither we nor Orbax have written anything are none.
+        """
         deadline_s = self._storage.deadline_s(deadline_s)
         listed = self.listed(deadline_s)
-        return [each.step for each in self._look_at(sorted(listed), listed, deadline_s)]
+        found = self._look_at(sorted(listed), listed, deadline_s)
+        return [each.step for each in found if not each.is_junk]
 
     def timeline(self, deadline_s: float | None = None) -> Timeline | None:
         """Which saves were rolled back, as storage knows it; None without a record. CorruptData."""
@@ -115,7 +169,7 @@ class StoredSteps:
             return self.look(step, deadline_s, is_ours=listed[step])
 
         # Each takes a few requests, one after the other.
-        with ThreadPoolExecutor(_LOOKS_AT_ONCE, "eckpt-steps") as pool:
+        with ThreadPoolExecutor(LOOKS_AT_ONCE, "eckpt-steps") as pool:
             return [found for found in pool.map(look, steps) if found is not None]
 
     def look(
@@ -147,6 +201,8 @@ class StoredSteps:
         problem = ""
         if marker.tensors is not None:
             problem = self._compare_tensors(step, marker.tensors, deadline_s)
+        elif not self.folders.is_written_by_orbax(str(step), deadline_s):
+            problem = _GONE
         if problem == _REPLACED:
             self._warn(step, problem)
             return self._plain(step, deadline_s)
@@ -191,20 +247,40 @@ class StoredSteps:
         return f"its file {_METADATA} is damaged"
 
     def _warn(self, step: int, problem: str) -> None:
-        """Once for each problem: the steps are looked at again and again."""
-        if (step, problem) not in self._told:
-            self._told.add((step, problem))
-            logging.warning("step %d in %s: %s", step, self._directory, problem)
+        """Say it, for the first steps that have a problem; ``passed_over`` has all of them."""
+        text = f"step {step}: {problem}"
+        if len(self._told) < _WARNINGS or text in self._told:
+            self._tell(text)
+        else:
+            self._tell("further steps that cannot be used are not named one by one")
+
+    def _tell(self, text: str) -> None:
+        """Once for each text: the steps are looked at again and again."""
+        if text not in self._told:
+            self._told.add(text)
+            logging.warning("%s in %s", text, self._directory)
 
     def _exists(self, below: str, deadline_s: float | None) -> bool:
         path: epath.Path = self._directory / below
         return self._storage.do("look at", f"/{below}", path.exists, deadline_s)
 
     def _plain(self, step: int, deadline_s: float | None) -> FoundStep | None:
-        if not self._is_finalized(step, deadline_s):
+        """Of the folders that may be this step, the first into which Orbax has written one."""
+        junk: FoundStep | None = None
+        for folder in self.folders.names_of(step):
+            found = self._plain_in(folder, step, deadline_s)
+            if found is not None and not found.is_junk:
+                self.folders.choose(step, folder)
+                return found
+            junk = junk or found
+        return junk
+
+    def _plain_in(self, folder: str, step: int, deadline_s: float | None) -> FoundStep | None:
+        if not self._is_finalized(folder, deadline_s):
             return None
-        folder = self.folders.of(step)
         metadata = self._bytes(f"{folder}/{_METADATA}", deadline_s)
+        if metadata is None and not self.folders.is_written_by_orbax(folder, deadline_s):
+            return FoundStep(PersistentStep(step, 0, False, problem=_NO_STEP), None, is_junk=True)
         digest = hashlib.sha256(metadata or b"")
         for item in ("", *(f"{name}/" for name in ITEMS)):
             manifest = self._bytes(f"{folder}/{item}{_MANIFEST}", deadline_s)
@@ -241,11 +317,10 @@ class StoredSteps:
 
         return self._storage.do("read", f"/{below}", read, deadline_s)
 
-    def _is_finalized(self, step: int, deadline_s: float | None) -> bool:
-        path = self._directory / self.folders.of(step)
-        finalized = functools.partial(ocp.utils.is_checkpoint_finalized, path)
+    def _is_finalized(self, folder: str, deadline_s: float | None) -> bool:
+        finalized = functools.partial(ocp.utils.is_checkpoint_finalized, self._directory / folder)
         try:
-            return bool(self._storage.do("look at", f"/{step}", finalized, deadline_s))
+            return bool(self._storage.do("look at", f"/{folder}", finalized, deadline_s))
         except PersistentTierError as error:
             if isinstance(error.__cause__, ValueError):  # not a directory of Orbax
                 return False

@@ -4,23 +4,48 @@ from __future__ import annotations
 
 import pytest
 
-from emergency_ckpt.core.step_names import folders_of, may_be_unknown_step, steps_by_kind
+from emergency_ckpt.core.step_names import (
+    LOOKED_AT_MOST,
+    folders_of,
+    in_order_of_looks,
+    is_own_name,
+    may_be_unknown_step,
+    steps_by_kind,
+)
 
 
 @pytest.mark.parametrize(
     ("names", "steps"),
     [
-        (["7", "40", "host_state", "logs"], {7: "7", 40: "40"}),
-        (["0007", "0040", "12345"], {7: "0007", 40: "0040", 12345: "12345"}),
-        (["step_7", "step_0040"], {7: "step_7", 40: "step_0040"}),
-        (["a_b_7"], {7: "a_b_7"}),
-        (["7", "0007", "step_7"], {7: "7"}),
+        (["7", "40", "host_state", "logs"], {7: ("7",), 40: ("40",)}),
+        (["0007", "0040", "12345"], {7: ("0007",), 40: ("0040",), 12345: ("12345",)}),
+        (["step_7", "step_0040"], {7: ("step_7",), 40: ("step_0040",)}),
+        (["a_b_7"], {7: ("a_b_7",)}),
+        (["step_7", "0007", "7", "007"], {7: ("7", "0007", "007", "step_7")}),
         (["7.orbax-checkpoint-tmp-123", "step_7.orbax-checkpoint-tmp-9", "7.aside"], {}),
-        (["7a", "step7", "-7", "7.0", "\u0667", "9" * 20, "9" * 19, "_7", ""], {}),
+        (["7a", "step7", "-7", "7.0", "\u0667", "9" * 20, "9" * 19, "9" * 26, "_7", ""], {}),
     ],
 )
-def test_folders_of_names_gives_each_step_one(names: list[str], steps: dict[int, str]) -> None:
+def test_folders_of_names_gives_each_step_its_names(
+    names: list[str], steps: dict[int, tuple[str, ...]]
+) -> None:
     assert folders_of(steps_by_kind(names)) == steps
+
+
+@pytest.mark.parametrize("name", ["07", "9" * 20, "9" * 26, "\u0667", "7a", "-7", "", "a_7"])
+def test_is_own_name_of_no_number_of_ours_is_false(name: str) -> None:
+    assert is_own_name("7")
+    assert is_own_name(str((1 << 63) - 1))
+    assert not is_own_name(name)
+
+
+def test_in_order_of_looks_no_kind_crowds_out_the_other() -> None:
+    junk = dict.fromkeys(range(100, 100 + 2 * LOOKED_AT_MOST), False)
+    looks, left_out = in_order_of_looks({**junk, 3: True, 40: True}, below=None)
+    assert looks[:2] == [99 + 2 * LOOKED_AT_MOST, 98 + 2 * LOOKED_AT_MOST]
+    assert looks[-2:] == [40, 3]
+    assert left_out == LOOKED_AT_MOST
+    assert in_order_of_looks({**junk, 3: True, 40: True}, below=40) == ([3], 0)
 
 
 def test_steps_by_kind_tells_prefixes_apart() -> None:
