@@ -136,7 +136,9 @@ class Config:
         authenticated in each mode. "mac": bytes of shards are authenticated too. "aead": all is
         encrypted (AES-256-GCM). "crc": bytes of shards travel as they are, for a network that is
         trusted by other means. See docs/security.md.
-      extra_holders: addresses of ``eckpt serve`` on hosts whose trainer is not part of this job.
+      extra_holders: addresses of ``eckpt serve`` on hosts whose trainer is not part of this job,
+        ``"host:port"``, or ``"identity@host:port"`` as it prints it: then no other server counts,
+        nor that one after a new start.
       snapshot_mode: how a save takes the state off the devices; the state may be donated when
         ``save`` returns in each. "wait": the training thread waits until all bytes have left the
         devices, which takes no device memory; on CPU, until they are copied to the slot, so that

@@ -24,6 +24,7 @@ from emergency_ckpt.runtime.policy_checks import (
 )
 from emergency_ckpt.runtime.secret_agreement import own_secret
 from emergency_ckpt.runtime.worker import LOWEST_PRIORITY
+from emergency_ckpt.transfer.address import split_holder
 from emergency_ckpt.transfer.wire import Security
 from emergency_ckpt.types import MAX_HOST_STATE_BYTES
 
@@ -125,8 +126,14 @@ def _holder_problems(config: Config) -> list[str]:
 def _is_address(holder: object) -> bool:
     if not isinstance(holder, str):
         return False
-    host, _, port = holder.rpartition(":")
-    return bool(host) and port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536
+    host, _, port = split_holder(holder)[1].rpartition(":")
+    return (
+        bool(host)
+        and "@" not in host
+        and port.isascii()
+        and port.isdigit()
+        and 0 < int(port[:6]) < 65536
+    )
 
 
 def _choice_problems(config: Config) -> list[str]:

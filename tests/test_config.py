@@ -307,6 +307,7 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
         ({"extra_holders": ("10.0.0.7",)}, "'10.0.0.7' is no address"),
         ({"extra_holders": (":80",)}, "':80' is no address"),
         ({"extra_holders": ("h:99999",)}, "'h:99999' is no address"),
+        ({"extra_holders": ("someone@h:80",)}, "'someone@h:80' is no address"),
         ({"extra_holders": (7,)}, "7 is no address"),
     ],
 )
@@ -366,6 +367,8 @@ def test_validation_is_a_copy_with_everything_filled_in() -> None:
     assert checked.copy_threads in (1, 2)
     assert checked.extra_holders == ("a:1",)
     assert checked.validated() == checked
+    of_one_server = valid(extra_holders=("0f" * 16 + "@a:1",)).validated()
+    assert of_one_server.extra_holders == ("0f" * 16 + "@a:1",)
 
 
 def test_a_placement_may_be_given_as_its_text() -> None:

@@ -27,8 +27,10 @@ def add_parser(subparsers: SubParsers) -> None:
         help="serve this host's ramdisk to peers while its trainer is down",
         description=(
             "Serves what the processes of a run left on this host's ramdisk, read-only, to peers"
-            " that know the run's secret. Prints one line, 'serving ADDRESS', and runs until"
-            " SIGINT or SIGTERM. The directories are not deleted meanwhile."
+            " that know the run's secret. Prints one line, 'serving IDENTITY@HOST:PORT', and"
+            " runs until SIGINT or SIGTERM. extra_holders of a job takes that text: with the"
+            " identity, which is new at each start, no other server is taken; without it, any"
+            " that knows the secret. The directories are not deleted meanwhile."
         ),
     )
     parser.add_argument("--local-dir", type=Path, required=True, help="the ramdisk directory")
@@ -80,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         holdings.address = server.contact
         holdings.inventory()  # takes the readers' locks before anybody is told
         with server:
-            print(f"serving {server.address}", flush=True)
+            print(f"serving {server.contact}", flush=True)
             stopping.wait()
     finally:
         holdings.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import secrets
 import subprocess
 import sys
@@ -72,7 +73,7 @@ def smaller(trained: Path) -> dict[str, list[Any]]:
 
 @contextmanager
 def serving(directory: Path, secret: dict[str, str]) -> Iterator[str]:
-    """``eckpt serve`` on a ramdisk without a trainer; gives its address."""
+    """``eckpt serve`` on a ramdisk without a trainer; gives its address, with its identity."""
     command = [sys.executable, "-m", "emergency_ckpt.cli.main", "serve"]
     command += ["--local-dir", str(directory), "--run-id", RUN_ID]
     environ = {**os.environ, **secret}
@@ -81,6 +82,7 @@ def serving(directory: Path, secret: dict[str, str]) -> Iterator[str]:
             assert server.stdout is not None
             word, address = server.stdout.readline().split()
             assert word == "serving"
+            assert re.fullmatch(r"[0-9a-f]{32}@127\.0\.0\.1:[0-9]+", address)
             yield address
         finally:
             server.terminate()
