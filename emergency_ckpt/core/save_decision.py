@@ -41,7 +41,39 @@ class StepRules(NamedTuple):
     initial: bool = False
 
 
+class SkipReason(NamedTuple):
+    """Why a save was skipped, and what to do about it, in words."""
+
+    problem: str
+    hint: str
+
+
 _NAMED_AT_MOST = 8
+
+
+def skip_reason(
+    tier: Literal["local", "persistent"], limit_s: float, *, waits_for_others: bool
+) -> SkipReason:
+    """Say why a save is skipped that the one before it in ``tier`` holds up.
+
+    Args:
+      limit_s: seconds that a save may wait for the one before.
+      waits_for_others: this process has done its part of that one; other processes have not.
+    """
+    if waits_for_others:
+        return SkipReason(
+            f"the save before it still waits for other processes after {limit_s:.3g} s",
+            "see that all processes call save at the same steps; the failure of that save names "
+            "who was missing",
+        )
+    problem = f"the save before it has not ended within {limit_s:.3g} s"
+    if tier == "persistent":
+        return SkipReason(
+            problem,
+            "look at why storage, or another process that writes there, is slow; or save to it "
+            "less often",
+        )
+    return SkipReason(problem, "save to RAM less often, or look at why this host is slow")
 
 
 def decide_save(step: int, every_n_steps: int, last_saved: int | None) -> SaveDecision:

@@ -81,6 +81,12 @@ class LocalSaves:
         self._complete: SaveId | None = None
         self._in_doubt: set[SaveId] = set()
         self._skipped: queue.SimpleQueue[SaveId] = queue.SimpleQueue()
+        self._is_voting = False
+
+    @property
+    def waits_for_others(self) -> bool:
+        """Whether this process has done its part of the save under way. From any thread."""
+        return self._is_voting
 
     @property
     def last_complete(self) -> SaveId | None:
@@ -134,7 +140,11 @@ class LocalSaves:
             ballot = Ballot(refused=f"{type(error).__name__}: {error}")
             # Nobody reads it any more: training must not wait for it until the others have voted.
             job.snapshot.close()
-        outcome = self._vote.cast(job.save, ballot)
+        self._is_voting = True
+        try:
+            outcome = self._vote.cast(job.save, ballot)
+        finally:
+            self._is_voting = False
         self._settle(job.save, outcome, refusal, time.monotonic() - started_s)
         if outcome.ballots:
             self._compare_replicas(job.save, outcome)

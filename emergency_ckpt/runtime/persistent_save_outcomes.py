@@ -39,12 +39,18 @@ class SavePaused(PersistentTierError):
 
 
 class Outcomes:
-    """Decides and learns outcomes. For the background thread, but for ``end_waits``."""
+    """Decides and learns outcomes. For the background thread, but where any thread is named."""
 
     def __init__(self, keys: PersistentSaveKeys, timeout_s: float) -> None:
         self._keys = keys
         self._timeout_s = timeout_s
         self._ending = threading.Event()
+        self._is_learning = False
+
+    @property
+    def is_learning(self) -> bool:
+        """Whether this process has done its part, and waits for the first writer. Any thread."""
+        return self._is_learning
 
     def decide(self, save: SaveId, error: str, *, kept: bool = False, pauses: bool = False) -> None:
         """Say how ``save`` ended: for the first writer. CoordinationError when nobody hears it.
@@ -65,6 +71,7 @@ class Outcomes:
         """
         limit_s = _STAGES * self._timeout_s
         look = lambda: "this process ends" if self._ending.is_set() else ""  # noqa: E731
+        self._is_learning = True
         try:
             data = self._keys.get(save, OUTCOME, first_writer, limit_s, look)
         except (DeadlineExceeded, PeerLeft) as error:
@@ -75,6 +82,8 @@ class Outcomes:
                 f"the first writer has not said whether it is whole{reason}",
                 missing=[f"process {first_writer}"],
             ) from error
+        finally:
+            self._is_learning = False
         outcome = msgspec.json.decode(data, type=_Outcome)
         if outcome.error:
             problem = f"process {first_writer} failed: {outcome.error}"

@@ -82,7 +82,7 @@ class PersistentSave:
 
 
 class PersistentSaves:
-    """Carries out persistent saves, one at a time, in a background thread."""
+    """Carries out persistent saves, one at a time, in a background thread; ``outcomes``: theirs."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class PersistentSaves:
         self._tier = tier
         self._coordinator = coordinator
         self._keys = PersistentSaveKeys(coordinator, departures)
-        self._outcomes = Outcomes(self._keys, timeout_s)
+        self.outcomes = Outcomes(self._keys, timeout_s)
         self._complete: SaveId | None = None
         self._peers = peers
         self._inbox = inbox
@@ -124,7 +124,7 @@ class PersistentSaves:
 
     def end_waits(self) -> None:
         """Do not wait for outcomes that only others decide, now or later: this process ends."""
-        self._outcomes.end_waits()
+        self.outcomes.end_waits()
 
     def note_skipped(self, save: SaveId) -> None:
         """Leave ``save`` out here: the one before is under way. From any thread, does not block.
@@ -162,7 +162,7 @@ class PersistentSaves:
         try:
             self._keys.put(save, FIRST_STAGE, msgspec.json.encode(Report(reason, pauses=pauses)))
             self._keys.put(save, REFUSED, reason.encode())
-            self._outcomes.decide(save, reason, pauses=pauses)
+            self.outcomes.decide(save, reason, pauses=pauses)
         except CoordinationError as error:
             # Who waits for it runs into its deadline, and says so.
             logging.warning("step %d was skipped: %s", save.step, error)
@@ -204,17 +204,17 @@ class PersistentSaves:
         to = scribe(me, job.topology, members)
         if to != me:
             self._send_host_state(job, to)
-            return self._outcomes.learn(job.save, members[0])
+            return self.outcomes.learn(job.save, members[0])
         if me != members[0]:
             self._write(job)
-            return self._outcomes.learn(job.save, members[0])
+            return self.outcomes.learn(job.save, members[0])
         self._keys.forget_old(members)
         try:
             kept = self._write(job)
         except Exception as error:
-            self._outcomes.decide(job.save, text_of(error)[:500])
+            self.outcomes.decide(job.save, text_of(error)[:500])
             raise
-        self._outcomes.decide(job.save, "", kept=kept)
+        self.outcomes.decide(job.save, "", kept=kept)
         return kept
 
     def _write(self, job: PersistentSave) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from emergency_ckpt.core.save_agreement import TierName
+from emergency_ckpt.core.save_decision import skip_reason
 from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.runtime import save_recipe
 from emergency_ckpt.runtime.coordination import Coordinator
@@ -105,18 +106,16 @@ def note_skipped(
     parts: SaverParts, name: TierName, save: SaveId, limit_s: float, *, is_again: bool
 ) -> None:
     """``is_again``: what is under way is a save of this very step; nothing is missed yet."""
+    waits = False
     if name == "local":
+        waits = parts.local.waits_for_others
         parts.local.note_skipped(save)
     elif parts.persistent is not None:
+        waits = parts.persistent.outcomes.is_learning
         parts.persistent.note_skipped(save)
     if is_again:
         return
-    parts.failures.record(
-        SaveFailed(
-            "save",
-            f"step {save.step} to the {name} tier",
-            f"the save before it has not ended within {limit_s:.3g} s",
-            hint="save less often, or look at why the tier is slow",
-        )
-    )
-    parts.events.emit("save.skipped", step=save.step, tier=name)
+    why = skip_reason(name, limit_s, waits_for_others=waits)
+    target = f"step {save.step} to the {name} tier"
+    parts.failures.record(SaveFailed("save", target, why.problem, hint=why.hint))
+    parts.events.emit("save.skipped", step=save.step, tier=name, reason=why.problem)

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emergency_ckpt.core.save_decision import decide_save, decide_vote
+from emergency_ckpt.core.save_agreement import TierName
+from emergency_ckpt.core.save_decision import decide_save, decide_vote, skip_reason
 
 
 @pytest.mark.parametrize(
@@ -50,3 +51,20 @@ def test_a_vote_is_complete_only_when_all_published_and_none_refused(
 ) -> None:
     complete = bool(expected) and expected <= published and not expected & refused
     assert (decide_vote(expected, published, refused).outcome == "complete") == complete
+
+
+@pytest.mark.parametrize(
+    ("tier", "waits", "problem", "hint"),
+    [
+        ("local", False, "has not ended within 5 s", "save to RAM less often"),
+        ("persistent", False, "has not ended within 5 s", "why storage"),
+        ("local", True, "still waits for other processes", "all processes call save"),
+        ("persistent", True, "still waits for other processes", "all processes call save"),
+    ],
+)
+def test_skip_reason_gives_advice_that_fits(
+    tier: TierName, waits: bool, problem: str, hint: str
+) -> None:
+    why = skip_reason(tier, 5.0, waits_for_others=waits)
+    assert problem in why.problem
+    assert hint in why.hint
