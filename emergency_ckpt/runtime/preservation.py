@@ -96,10 +96,9 @@ class Preservation:
         """True once nothing is being removed; False when that takes longer."""
         return self._worker is None or self._worker.wait_idle(timeout_s)
 
-    def stop(self, timeout_s: float) -> None:
-        """End the thread; what it has not removed stays."""
-        if self._worker is not None:
-            self._worker.stop(timeout_s)
+    def stop(self, timeout_s: float) -> bool:
+        """End the thread; what it has not removed stays. False when it did not end in time."""
+        return self._worker is None or self._worker.stop(timeout_s)
 
     def _run(self) -> None:
         with self._changed:

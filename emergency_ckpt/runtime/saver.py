@@ -30,6 +30,7 @@ from emergency_ckpt.runtime.saver_parts import SaverParts, longest_wait_s, note_
 from emergency_ckpt.runtime.tier_schedule import TierSchedule
 from emergency_ckpt.runtime.worker import closing, in_turn
 from emergency_ckpt.tiers.state_tree import PyTree
+from emergency_ckpt.tiers.storage_calls import let_go_of_workers
 from emergency_ckpt.types import SaveId
 
 _STOP_TIMEOUT_S = 30.0
@@ -348,7 +349,9 @@ class Saver:
         self._due.stop()
         if self._parts.persistent is not None:
             self._parts.persistent.end_waits()
-        for schedule in self._schedules.values():
-            schedule.worker.stop(timeout_s)
+        ended = [schedule.worker.stop(timeout_s) for schedule in self._schedules.values()]
         if self._parts.preservation is not None:
-            self._parts.preservation.stop(timeout_s)
+            ended.append(self._parts.preservation.stop(timeout_s))
+        if not all(ended):
+            # Storage may be silent for hours, and the interpreter's end would wait for its clients.
+            let_go_of_workers()

@@ -180,7 +180,7 @@ def call(target: str, work: Callable[[], _T], *, deadline_s: float) -> _T:
     thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()
     if not done.wait(max(0.001, deadline_s - time.monotonic())):
-        _let_go_of_workers()
+        let_go_of_workers()
         raise GivenUp(target, thread)
     good, value = outcome[0]
     if good:
@@ -189,8 +189,8 @@ def call(target: str, work: Callable[[], _T], *, deadline_s: float) -> _T:
     raise value
 
 
-def _let_go_of_workers() -> None:
-    """Do not have the end of the interpreter wait for what was given up.
+def let_go_of_workers() -> None:
+    """Do not have the end of the interpreter wait for what is now under way, and is given up.
 
     Threads that a daemon starts are daemons; but all workers of thread pools are joined at the end,
     daemons too (``concurrent.futures.thread``), and a client may sit in one for half an hour.

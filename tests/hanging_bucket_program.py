@@ -1,0 +1,42 @@
+"""A training loop that ends by an exception while a bucket answers nothing; see its test."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import jax.numpy as jnp
+
+from emergency_ckpt import EmergencyCheckpointer
+from emergency_ckpt.testing.gcs import FaultRule, GcsControl
+
+NEVER_S = 600.0
+WAIT_S = 60.0
+
+
+def main(target: str, local_dir: str, exit_timeout_s: float) -> None:
+    control = GcsControl(os.environ["STORAGE_EMULATOR_HOST"])
+    state = {"x": jnp.arange(1000.0)}
+    with EmergencyCheckpointer(
+        dir="gs://bucket/run",
+        local_dir=local_dir,
+        local_save_every_n_steps=0,
+        save_every_n_steps=1,
+        exit_timeout_s=exit_timeout_s,
+        save_niceness=0,
+    ) as ckpt:
+        ckpt.restore(state=state)
+        rule = control.add_fault(
+            FaultRule(kind="delay", delay_s=NEVER_S, method="POST", target=f"bucket/run/{target}")
+        )
+        ckpt.save(step=5, state=state)
+        deadline_s = time.monotonic() + WAIT_S
+        while not any(each.rule_id == rule and each.hit for each in control.fault_states()):
+            assert time.monotonic() < deadline_s, f"nothing was written to {target}"
+            time.sleep(0.01)
+        raise KeyError("a bug")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], float(sys.argv[3]))
