@@ -7,9 +7,13 @@ from typing import Any
 
 from world import Iterator, World, mesh_of, run_program, state_at
 
+from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.errors import CheckpointError
 
 LEFT_AT = 7
+SKIPPED_STEPS = (10, 15, 20)
+SKIP_TIMEOUT_S = 12.0
+"""Longer than the leader waits for a process that was too late before as well."""
 
 
 def _train(world: World, name: str, last: int, end_at: int | None, **settings: Any) -> Any:
@@ -45,7 +49,30 @@ def all_end(world: World) -> Any:
     return _train(world, "end", 10, None, **storage)
 
 
-PROGRAMS = {program.__name__: program for program in (one_raises, all_end)}
+def one_skips(world: World) -> Any:
+    """Process 1 does not call ``save`` at the steps 10 to 20, as a mistaken loop does."""
+    mesh = mesh_of(world.slices)
+    config = world.config("skips", mesh=mesh, save_timeout_s=SKIP_TIMEOUT_S)
+    iterator, outcomes = Iterator(world.process), dict[int, str]()
+    with config.instantiate() as ckpt:
+        for step in range(5, 31, 5):
+            if world.process == 0 or step not in SKIPPED_STEPS:
+                ckpt.save(step=step, state=state_at(step, mesh), host_state=iterator.at(step))
+                ckpt.wait_until_finished()
+                outcomes[step] = _outcome(ckpt)
+            world.meet()
+    return {"outcomes": outcomes, "complete": [e["step"] for e in world.named("save.complete")]}
+
+
+def _outcome(ckpt: EmergencyCheckpointer) -> str:
+    try:
+        ckpt.check_for_errors()
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
+PROGRAMS = {program.__name__: program for program in (one_raises, all_end, one_skips)}
 
 if __name__ == "__main__":
     run_program(PROGRAMS)

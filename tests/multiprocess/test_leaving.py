@@ -26,3 +26,16 @@ def test_save_after_a_process_raised_names_it(results: list[dict[str, Any]]) -> 
 def test_all_that_end_together_lose_no_save(results: list[dict[str, Any]]) -> None:
     for seen in of(results, "all_end"):
         assert seen == {"complete": [5, 10], "stored": [5, 10], "errors": []}
+
+
+def test_process_that_skips_saves_costs_one_deadline(results: list[dict[str, Any]]) -> None:
+    """The others know it in the saves after that, and wait again once it takes part again."""
+    stayed, skipped = of(results, "one_skips")
+    assert stayed["complete"] == skipped["complete"] == [5, 25, 30]
+    outcomes = {int(step): text for step, text in stayed["outcomes"].items()}
+    again = "process 1 is late again"
+    assert {step: again in text for step, text in outcomes.items() if text} == {
+        10: False,
+        15: True,
+        20: True,
+    }
