@@ -101,8 +101,13 @@ def _steps(world: World, event: str) -> list[int]:
     return [fields["step"] for fields in world.named(event)]
 
 
-def _run(world: World, name: str, saves: int, **settings: Any) -> dict[str, Any]:
-    """Train until the leader has seen ``saves`` complete local saves; what this process saw."""
+def _run(
+    world: World, name: str, saves: int, *, stride: int = 1, **settings: Any
+) -> dict[str, Any]:
+    """Train until the leader has seen ``saves`` complete local saves; what this process saw.
+
+    ``stride``: by how much steps rise from call to call of ``save``.
+    """
     training = Training(world.slices)
     iterator = Iterator(world.process)
     calls = CallsOfTheTrainingThread()
@@ -110,34 +115,35 @@ def _run(world: World, name: str, saves: int, **settings: Any) -> dict[str, Any]
     stop_at: int | None = None
     with world.config(name, mesh=training.mesh, **settings).instantiate() as ckpt:
         ckpt.restore(state=training.spec, host_state=iterator)
-        state, step = training.zero, 0
+        state, calls_made = training.zero, 0
         begun_s = time.monotonic()
-        while stop_at is None or step < stop_at:
+        while stop_at is None or calls_made < stop_at:
             state = training.step(state)
-            step += 1
+            calls_made += 1
+            step = calls_made * stride
             if world.process == SLOW_PROCESS:
                 time.sleep(0.001)
-            if 50 <= step < 150:
+            if 50 <= calls_made < 150:
                 with calls:
                     ckpt.save(step=step, state=state, host_state=iterator.at(step))
             else:
                 before_s = time.monotonic()
                 ckpt.save(step=step, state=state, host_state=iterator.at(step))
                 longest_save_s = max(longest_save_s, time.monotonic() - before_s)
-            if stop_at is None and step % 100 == 0:
+            if stop_at is None and calls_made % 100 == 0:
                 enough = len(_steps(world, "save.complete")) >= saves
                 over = enough or time.monotonic() - begun_s > LONGEST_S
                 # As real loops do, the last step is agreed by all.
                 if world.process == 0 and over:
-                    world.meeting.put(f"stop/{name}/{step}", b"")
-                world.meeting.barrier(f"look/{name}/{step}", 60)
-                if str(step) in world.meeting.list(f"stop/{name}"):
-                    stop_at = step + 20
+                    world.meeting.put(f"stop/{name}/{calls_made}", b"")
+                world.meeting.barrier(f"look/{name}/{calls_made}", 60)
+                if str(calls_made) in world.meeting.list(f"stop/{name}"):
+                    stop_at = calls_made + 20
         ckpt.wait_until_finished()
         ckpt.check_for_errors()
         world.meet()
     seen = {
-        "steps": step,
+        "calls_made": calls_made,
         "seconds": time.monotonic() - begun_s,
         "started": _steps(world, "save.started"),
         "published": _steps(world, "save.published"),
@@ -152,17 +158,36 @@ def _run(world: World, name: str, saves: int, **settings: Any) -> dict[str, Any]
     with world.config(name, mesh=training.mesh, **settings).instantiate() as ckpt:
         restored, state = ckpt.restore(state=training.spec, host_state=iterator)
         world.meet()
-    right = restored is not None and Training.is_at(state, restored)
+    right = Training.is_at(state, (restored or 0) // stride)
     return {
         **seen,
         "restored": restored,
-        "right": right and iterator.is_at(restored, world.process),
+        "right": right and iterator.is_at(restored or 0, world.process),
     }
 
 
 def continuous(world: World) -> Any:
     policy = ocm.ContinuousCheckpointingPolicy()
     return _run(world, "continuous", 200, local_save_policy=policy)
+
+
+def stride_10(world: World) -> Any:
+    policy = ocm.ContinuousCheckpointingPolicy()
+    return _run(world, "stride_10", 120, stride=10, local_save_policy=policy)
+
+
+def stride_100(world: World) -> Any:
+    policy = ocm.ContinuousCheckpointingPolicy()
+    return _run(world, "stride_100", 120, stride=100, local_save_policy=policy)
+
+
+def seconds_at_stride_100(world: World) -> Any:
+    chosen = {"local_save_every_n_steps": 0, "local_save_every_n_seconds": 0.25}
+    return _run(world, "seconds_100", 6, stride=100, **chosen)
+
+
+def users_own_at_stride_10(world: World) -> Any:
+    return _run(world, "own_10", 12, stride=10, local_save_policy=EveryThirteenth())
 
 
 def both_tiers(world: World) -> Any:
@@ -290,7 +315,10 @@ def life(arguments: list[str]) -> None:
     train_until(world, env, last, settings)
 
 
-PROGRAMS = {p.__name__: p for p in (continuous, both_tiers, adaptive, users_own, every_second)}
+STRIDES = (stride_10, stride_100, seconds_at_stride_100, users_own_at_stride_10)
+PROGRAMS = {
+    p.__name__: p for p in (continuous, both_tiers, adaptive, users_own, every_second, *STRIDES)
+}
 
 if __name__ == "__main__":
     if sys.argv[3:4] == ["life"]:

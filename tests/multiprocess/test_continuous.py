@@ -52,7 +52,9 @@ def test_continuous_saves_are_the_same_everywhere(results: Results) -> None:
     check_restored(seen)
 
 
-@pytest.mark.parametrize("program", ["continuous", "adaptive", "users_own", "every_second"])
+@pytest.mark.parametrize(
+    "program", ["continuous", "adaptive", "users_own", "every_second", "stride_100"]
+)
 def test_the_training_thread_calls_no_other_process(results: Results, program: str) -> None:
     assert [s["calls"] for s in of(results, program)] == [[]] * 4
 
@@ -82,6 +84,30 @@ def test_a_users_policy_is_asked_for_each_step_by_the_leader_alone(results: Resu
     assert all(gap % 13 == 0 for gap in gaps), gaps
     assert gaps[5:].count(13) >= 0.8 * len(gaps[5:]), gaps
     assert [s["asked_in"] for s in seen] == [["eckpt-save-agreement"], [], [], []]
+
+
+@pytest.mark.parametrize(
+    ("program", "stride", "least"),
+    [("stride_10", 10, 50), ("stride_100", 100, 50), ("seconds_at_stride_100", 100, 5)],
+)
+def test_saves_at_long_strides_are_as_many(
+    results: Results, program: str, stride: int, least: int
+) -> None:
+    """Steps that rise by ten or a hundred per call cost a policy by the clock no save."""
+    seen = of(results, program)
+    check_agreed(seen, least)
+    assert all(step % stride == 0 for step in seen[0]["complete"])
+    check_restored(seen)
+
+
+def test_users_policy_at_a_stride_saves_what_it_wants(results: Results) -> None:
+    """Each thirteenth call, from the first on; what came too soon is made good later."""
+    seen = of(results, "users_own_at_stride_10")
+    check_agreed(seen, 10)
+    complete = seen[0]["complete"]
+    exact = [step for step in complete if step % 130 == 0]
+    assert len(exact) > len(complete) / 2, complete
+    check_restored(seen)
 
 
 def test_every_so_many_seconds(results: Results) -> None:
