@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 from absl import logging
 
 from emergency_ckpt.config import Config, run_id_of
+from emergency_ckpt.core.run_claim import RunRecord
 from emergency_ckpt.errors import ConfigError, CorruptData, PersistentTierError
+from emergency_ckpt.runtime.claim_at_start import ClaimAtStart, known_lives
 from emergency_ckpt.runtime.coordination import Coordinator, connect_start
 from emergency_ckpt.runtime.departures import Departures
 from emergency_ckpt.runtime.directory_claim import DirectoryClaim
@@ -58,7 +61,7 @@ class Assembly:
       preservation: None without a directory.
       probe: None where nothing is to be tried: no saves to storage, it failed just now, or another
         process does it.
-      refusal: the reason why this run may not save in the directory, as the leader has seen it.
+      claim: the leader's look at whose directory it is; None elsewhere, and without saves there.
     """
 
     local_saves: LocalSaves
@@ -68,7 +71,7 @@ class Assembly:
     saver: Saver
     steps: StepCatalog
     probe: StorageProbe | None
-    refusal: PersistentTierError | None
+    claim: ClaimAtStart | None
 
 
 def agreed_config(config: Config, settings: Mapping[str, Any]) -> tuple[Config, str]:
@@ -98,8 +101,8 @@ def watch_notices(config: Config, coordinator: Coordinator, events: EventSink) -
 def assemble(base: Base) -> Assembly:
     """Open the persistent tier and put everything together. At the leader it waits for storage."""
     persistent = _open_persistent(base.config)
-    claim = None if persistent is None else _claim(base.config, persistent)
-    probe, refusal = (
+    claim = None if persistent is None else _claim(base, persistent)
+    probe, at_start = (
         (None, None) if persistent is None or claim is None else _reach(base, persistent, claim)
     )
     timelines = Timelines(base.member.tier, base.events)
@@ -136,7 +139,7 @@ def assemble(base: Base) -> Assembly:
     )
     steps = StepCatalog(restore_parts, local_saves, preservation, saver.saved.forget)
     return Assembly(
-        local_saves, preservation, restore_parts, prefetches, saver, steps, probe, refusal
+        local_saves, preservation, restore_parts, prefetches, saver, steps, probe, at_start
     )
 
 
@@ -156,17 +159,18 @@ def _open_persistent(config: Config) -> PersistentTier | None:
     )
 
 
-def _claim(config: Config, tier: PersistentTier) -> DirectoryClaim:
-    assert config.dir is not None, "it has a tier there"
-    run_id = _run_id(config)
-    from_dir = run_id == run_id_of(config.dir)
-    return DirectoryClaim(tier, run_id, from_dir=from_dir, take_over=config.take_over_dir)
+def _claim(base: Base, tier: PersistentTier) -> DirectoryClaim:
+    config, run_id = base.config, _run_id(base.config)
+    mine = RunRecord(run_id, run_id == run_id_of(tier.directory), base.member.incarnation)
+    coordinator = base.member.coordinator
+    known = functools.partial(known_lives, coordinator)
+    return DirectoryClaim(tier, mine, known, take_over=config.take_over_dir)
 
 
 def _reach(
     base: Base, tier: PersistentTier, claim: DirectoryClaim
-) -> tuple[StorageProbe | None, PersistentTierError | None]:
-    """At the leader: what tries storage, if it is to be tried, and why this run may not save."""
+) -> tuple[StorageProbe | None, ClaimAtStart | None]:
+    """Return, at the leader of a job that saves there, the parts of the start that use storage."""
     config = base.config
     if base.process[0] != 0:  # it leads the writers
         return None, None
@@ -177,19 +181,19 @@ def _reach(
     saves_there = "persistent" in config.save_plans()
     must_be_there = saves_there and config.require_storage
     deadline_s = time.monotonic() + timeout_s
-    refusal: PersistentTierError | None = None
+    at_start = ClaimAtStart(claim, base.member.coordinator, base.events)
     try:
         if not must_be_there:  # the probe makes the directory
             tier.create(deadline_s)
         if saves_there:
-            refusal = claim.look(deadline_s)
+            at_start.look(deadline_s)
     except (PersistentTierError, CorruptData) as error:
         # Storage may be down just when the RAM is needed: saves try again.
         base.events.emit("persistent.unreachable", reason=str(error))
         base.failures.record(error)
-        return probe if must_be_there else None, None
+        return probe if must_be_there else None, at_start if saves_there else None
     # A job that only restores may have no right to write.
-    return probe if saves_there else None, refusal
+    return (probe, at_start) if saves_there else (None, None)
 
 
 def _local_saves(base: Base, timelines: Timelines) -> LocalSaves:

@@ -218,6 +218,10 @@ class PersistentTierError(CheckpointError):
     unreachable = False
 
 
+class DirectoryInUse(PersistentTierError):
+    """Another run saves in the persistent directory, or a newer job of this one."""
+
+
 class StorageUnreachable(SourceUnreachable, PersistentTierError):
     """Storage did not answer until the deadline; what it holds counts as whole."""
 

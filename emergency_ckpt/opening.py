@@ -8,6 +8,7 @@ from emergency_ckpt.assembly import Assembly, Base, assemble, watch_notices
 from emergency_ckpt.config import Config
 from emergency_ckpt.config_warnings import config_warnings
 from emergency_ckpt.errors import RestoreFailed
+from emergency_ckpt.runtime.claim_at_start import told_refusal
 from emergency_ckpt.runtime.departures import Departures
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.going_on import go_on_together
@@ -42,9 +43,9 @@ def open_together(config: Config, start: str, process: tuple[int, int]) -> Opene
     """Open both tiers, and return when all processes have. Collective; blocks.
 
     ``start``: the name of this start. ``process``: (index, count). It works on all processes or on
-    none; raises as ``Membership``, LocalTierError, AuthenticationFailed, and PersistentTierError
-    where another run saves in ``dir`` or, with ``require_storage``, none could, on the process that
-    finds it, and RestoreFailed on the others.
+    none; raises as ``Membership``, DirectoryInUse on all, and LocalTierError, AuthenticationFailed
+    and, with ``require_storage``, PersistentTierError on the process that finds it, RestoreFailed
+    on the others.
     """
     assert config.run_id is not None, "a validated config has one"
     events, failures = EventSink(config.on_event, process_index=process[0]), Failures()
@@ -63,6 +64,9 @@ def open_together(config: Config, start: str, process: tuple[int, int]) -> Opene
             member.coordinator, "opened", lambda: _look(base, parts), watch, config.start_timeout_s
         )
         if errors:
+            refusal = told_refusal(member.coordinator)
+            if refusal is not None:
+                raise refusal
             raise RestoreFailed("start", "the job", errors)
     except BaseException as error:
         _release(departures, watch, member, text_of(error))
@@ -75,14 +79,16 @@ def open_together(config: Config, start: str, process: tuple[int, int]) -> Opene
 def _look(base: Base, parts: Assembly) -> None:
     """Look for what would be found too late, at a loss or at a save."""
     config, member = base.config, base.member
-    if parts.refusal is not None:
-        raise parts.refusal
+    if parts.claim is not None:
+        parts.claim.check()
     timeout_s = min(_GREETING_TIMEOUT_S, config.start_timeout_s / 4)
     greetings = Greetings(member.peers, base.process, base.events, timeout_s)
     if parts.probe is not None and config.require_storage:
         parts.probe.run()
     member.adopt_orphans()
     greetings.finish()
+    if parts.claim is not None:
+        parts.claim.finish()
 
 
 def _release(

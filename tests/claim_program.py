@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 
-from emergency_ckpt.errors import PersistentTierError
+from emergency_ckpt.core.run_claim import RunRecord
+from emergency_ckpt.errors import DirectoryInUse
 from emergency_ckpt.runtime.directory_claim import DirectoryClaim
 from emergency_ckpt.tiers.persistent import PersistentTier
 from emergency_ckpt.tiers.run_record import RunFile
@@ -15,8 +16,8 @@ RUN = "gs://bucket/run"
 
 def is_told(run_id: str, life: str) -> bool:
     try:
-        DirectoryClaim(PersistentTier(RUN), run_id, from_dir=False).hold(life)
-    except PersistentTierError as error:
+        DirectoryClaim(PersistentTier(RUN), RunRecord(run_id, False, life)).hold()
+    except DirectoryInUse as error:
         return "saves there" in str(error)
     return False
 
@@ -26,10 +27,10 @@ def main() -> None:
     with ThreadPoolExecutor(len(runs)) as pool:
         told = dict(zip(runs, pool.map(is_told, runs, ["0001-a"] * len(runs)), strict=True))
     file = RunFile(PersistentTier(RUN).storage)
-    there = file.read()
+    there = file.read().record
     assert there is not None
     assert not is_told(there.run_id, "0002-b")
-    restarted = file.read()
+    restarted = file.read().record
     assert restarted is not None
     older_told = is_told(there.run_id, "0001-a")
     seen = {"told": told, "holder": there.run_id, "restarted": restarted.life}

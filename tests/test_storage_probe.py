@@ -77,7 +77,7 @@ def test_start_required_directory_that_cannot_be_made_is_an_error(world: World) 
         world.open_both(dir=str(blocker / "dir"), require_storage=True)
 
 
-def test_start_good_storage_is_silent_and_left_as_it_was(
+def test_start_good_storage_is_silent_and_keeps_no_probe(
     world: World, probed: threading.Event
 ) -> None:
     with world.open_both():
@@ -85,7 +85,8 @@ def test_start_good_storage_is_silent_and_left_as_it_was(
     with world.open_both(require_storage=True):
         pass
     assert warnings_of(world) == []
-    assert [path.name for path in world.persistent.rglob("*")] == ["host_state"]
+    left = {path.name for path in world.persistent.rglob("*")}
+    assert left == {"host_state", "run", "000000000001.json"}
 
 
 def test_start_job_that_only_restores_writes_nothing(world: World, refusing: Path) -> None:
@@ -141,7 +142,7 @@ def test_probes_left_by_crashed_starts_do_no_harm(world: World) -> None:
         assert checkpointer.all_steps() == []
         save_all(checkpointer, world, 2)
         assert checkpointer.all_steps() == [2]
-    assert sorted(path.name for path in folder.iterdir()) == ["2", "probe-of-somebody", "run.json"]
+    assert sorted(path.name for path in folder.iterdir()) == ["2", "probe-of-somebody", "run"]
 
 
 @pytest.mark.parametrize(

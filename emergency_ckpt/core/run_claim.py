@@ -24,7 +24,7 @@ class RunRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
       run_id: name of the run.
       from_dir: whether that is derived from the directory, which may have been moved since.
-      life: the newest life that saved there, or was about to.
+      life: the newest start of the job that saved there, or was about to: its first incarnation.
     """
 
     run_id: str
@@ -37,12 +37,15 @@ class RunRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def decide_claim(
-    there: RunRecord | None, mine: RunRecord, known: Collection[str] = ()
+    there: RunRecord | None, mine: RunRecord, known: Collection[str] = (), *, held: bool = False
 ) -> tuple[Claim, str]:
-    """What ``mine`` is to do: go on, write itself, or leave the directory alone; and why.
+    """Return ``mine``'s move (go on, write itself, or leave the directory alone) and the reason.
 
-    ``known``: lives of this run that are over, whatever their clocks said. Of two lives of one run
-    the newer one goes on: it may be the restart of a job that has hung.
+    Of two lives of one run the newer one goes on: it may be the restart of a job that has hung.
+
+    Args:
+      known: lives of this run that are over, whatever their clocks said.
+      held: ``mine`` was on record; a life that took its place is newer, whatever its clock said.
     """
     if there is None:
         return "write", "no run has saved there"
@@ -50,7 +53,8 @@ def decide_claim(
         return "refuse", f"run {there.run_id!r} saves there, and this is run {mine.run_id!r}"
     if there == mine:
         return "hold", "it is on record"
-    if there.life == mine.life or there.life in known or there.life < mine.life:
+    is_over = there.life in known or there.life < mine.life
+    if there.life == mine.life or (is_over and not held):
         return "write", f"incarnation {there.life} of this run is over"
     return "refuse", (
         f"another job with this run's name, {there.run_id!r}, saves there: its incarnation "
@@ -59,7 +63,7 @@ def decide_claim(
 
 
 def problem_of(record: RunRecord) -> str:
-    """What is wrong with one from outside; empty when nothing is."""
+    """Return the fault of a record from outside; empty when it has none."""
     if _RUN_ID.fullmatch(record.run_id) is None:
         return "its run_id is no name of a run"
     return "" if _LIFE.fullmatch(record.life) else "its life is none"

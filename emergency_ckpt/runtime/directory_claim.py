@@ -3,113 +3,127 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Collection
 
 from absl import logging
 
-from emergency_ckpt.core.run_claim import RunRecord, decide_claim
-from emergency_ckpt.errors import CorruptData, PersistentTierError
+from emergency_ckpt.core.run_claim import Claim, RunRecord, decide_claim
+from emergency_ckpt.errors import DirectoryInUse, PersistentTierError
 from emergency_ckpt.tiers.persistent import PersistentTier
-from emergency_ckpt.tiers.run_record import RunFile
+from emergency_ckpt.tiers.run_record import Found, RunFile
 
-_ATTEMPTS = 3
+_ATTEMPTS = 8
+_NO_LIFE = ""
+"""Sorts before every life."""
 
 
 class DirectoryClaim:
     """Writes this run's name into the directory, and sees that it stays. For any thread; blocks.
 
+    All methods raise PersistentTierError, which is DirectoryInUse when another run saves there, or
+    a newer job of this one.
+
     Args:
-      from_dir: whether ``run_id`` is derived from the directory.
+      mine: the record of this job.
+      known: the lives that the leader has found there at the start, and that are over.
       take_over: put this run in place of another one, once.
     """
 
     def __init__(
-        self, tier: PersistentTier, run_id: str, *, from_dir: bool, take_over: bool = False
+        self,
+        tier: PersistentTier,
+        mine: RunRecord,
+        known: Callable[[], Collection[str]] = tuple,
+        *,
+        take_over: bool = False,
     ) -> None:
         self._tier = tier
-        self._run_id = run_id
-        self._from_dir = from_dir
+        self._mine = mine
+        self._known = known
         self._lock = threading.Lock()
         self._may_take_over = take_over
-        self._over: frozenset[str] = frozenset()
-        self._life = ""
+        self._held = False
 
-    def look(self, deadline_s: float) -> PersistentTierError | None:
-        """At a start: why this run may not save there, or None. CorruptData, PersistentTierError.
+    def find(self, deadline_s: float) -> str:
+        """Return the life of this run that is on record, or "". Writes nothing.
 
-        The life that is found there is over then, if it is one of this run.
+        DirectoryInUse when another run is, unless it is to be taken over.
         """
-        there, refusal = self._look(deadline_s)
-        if there is not None and refusal is None:
-            with self._lock:
-                self._over |= {there.life}
-        return refusal
-
-    def _look(self, deadline_s: float) -> tuple[RunRecord | None, PersistentTierError | None]:
-        """What is there, and why a run of this name may not save beside it."""
-        if self._may_take_over:
-            return None, None
-        there = RunFile(self._tier.storage).read(deadline_s)
+        there = self._record_of(RunFile(self._tier.storage).read(deadline_s), deadline_s)
         if there is None:
-            return None, None
-        mine = RunRecord(self._run_id, self._from_dir, there.life)
-        what, reason = decide_claim(there, mine)
-        return there, self._refusal(reason) if what == "refuse" else None
+            return ""
+        if not there.is_same_run(self._mine):
+            self._decide(there, ())
+            return ""
+        return there.life
 
-    def hold(self, life: str, tier: PersistentTier | None = None) -> None:
-        """Return when the directory names this run and ``life``; ``tier``: with other deadlines.
-
-        PersistentTierError when another run saves there, or a newer life of this one.
-        """
+    def hold(self, tier: PersistentTier | None = None, deadline_s: float | None = None) -> None:
+        """Return when the directory names this job. ``tier``: with other deadlines."""
         file = RunFile((tier or self._tier).storage)
-        mine = RunRecord(self._run_id, self._from_dir, life)
+        known = self._known()
         for _ in range(_ATTEMPTS):
-            there, damage = self._read(file)
-            what, reason = decide_claim(there, mine, self._over)
-            if damage is not None:
-                what, reason = "refuse", f"nobody can say which run saves there: {damage}"
-            if what == "hold":
-                self._note_held(life)
+            found = file.read(deadline_s)
+            if self._decide(self._record_of(found, deadline_s), known) == "hold":
+                self._note_held()
+                _tidy(file, found)
                 return
-            if what == "refuse":
-                if not self._may_take_over:
-                    raise self._refusal(reason) from damage
-                logging.warning("%s is taken over: %s", self._tier.directory, reason)
-            if there is None and damage is None:
-                file.create(mine)
-            else:
-                file.replace(mine)
+            file.replace(found, self._mine, deadline_s)
         raise self._refusal("others write their names there at the same time")
 
     def renew(self) -> None:
-        """As ``hold``, for the life that holds it. Before what cannot be undone."""
+        """As ``hold``, where this process holds it, else without writing. Before a removal."""
         with self._lock:
-            life = self._life
-        if life:
-            self.hold(life)
-            return
-        _, refusal = self._look(self._tier.storage.deadline_s(None))
-        if refusal is not None:
-            raise refusal
+            held = self._held
+        if held:
+            self.hold()
+        else:
+            self._decide(self._record_of(RunFile(self._tier.storage).read()), self._known())
 
-    def _note_held(self, life: str) -> None:
+    def _record_of(self, found: Found, deadline_s: float | None = None) -> RunRecord | None:
+        """Return the record; where it is damaged, the run whose step is the newest one there.
+
+        So damage stops no restart of the run that saves there, and lets no other one in.
+        """
+        if found.damage is None:
+            return found.record
+        logging.warning("the name of the run that saves there is damaged: %s", found.damage)
+        steps = self._tier.whole_steps(deadline_s)
+        if not steps:
+            return None
+        return RunRecord(self._tier.marker(max(steps), deadline_s).save.run_id, False, _NO_LIFE)
+
+    def _decide(self, there: RunRecord | None, known: Collection[str]) -> Claim:
+        """DirectoryInUse when this job is refused."""
         with self._lock:
-            if self._life and self._life != life:
-                self._over |= {self._life}
-            self._life = life
+            held, may_take_over = self._held, self._may_take_over
+        held = held and (there is None or there.life != _NO_LIFE)
+        what, reason = decide_claim(there, self._mine, known, held=held)
+        if what != "refuse":
+            return what
+        if not may_take_over:
+            raise self._refusal(reason)
+        logging.warning("%s is to be taken over: %s", self._tier.directory, reason)
+        return "write"
+
+    def _note_held(self) -> None:
+        with self._lock:
+            self._held = True
             self._may_take_over = False
 
-    def _read(self, file: RunFile) -> tuple[RunRecord | None, CorruptData | None]:
-        try:
-            return file.read(), None
-        except CorruptData as error:
-            return None, error
-
-    def _refusal(self, reason: str) -> PersistentTierError:
-        file = RunFile(self._tier.storage).target
-        return PersistentTierError(
+    def _refusal(self, reason: str) -> DirectoryInUse:
+        return DirectoryInUse(
             "save in",
             self._tier.directory,
             reason,
             hint="give this job a dir of its own, or save_every_n_steps=0 to only read there; if "
-            f"no other job saves there, start with take_over_dir=True, or remove {file}",
+            "no other job saves there, start with take_over_dir=True, or remove "
+            f"{RunFile(self._tier.storage).target}",
         )
+
+
+def _tidy(file: RunFile, found: Found) -> None:
+    try:
+        file.remove_older(found)
+    except PersistentTierError as error:
+        # They count no more; the next one tries again.
+        logging.warning("an old name of a run is still there: %s", error)

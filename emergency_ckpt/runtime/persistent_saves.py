@@ -294,7 +294,7 @@ class PersistentSaves:
         )
         if me == job.writers[0]:
             self._tier.create()  # storage may have been down at the start
-            self._timeline.claim(job.save)
+            self._timeline.claim()
             # Here the other writers wait for this one: nothing is being written.
             self._remove_leftovers()
             self._timeline.make_room(job.save)

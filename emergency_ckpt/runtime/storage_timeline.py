@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from absl import logging
 
-from emergency_ckpt.core.timeline import Timeline, life_of
-from emergency_ckpt.errors import CheckpointError
+from emergency_ckpt.core.timeline import Timeline
+from emergency_ckpt.errors import CheckpointError, DirectoryInUse
 from emergency_ckpt.runtime.directory_claim import DirectoryClaim
 from emergency_ckpt.runtime.events import EventSink
 from emergency_ckpt.runtime.timelines import Timelines
@@ -32,9 +32,9 @@ class StorageTimeline:
         self._events = events
         self._followed: Timeline | None = None
 
-    def claim(self, save: SaveId) -> None:
-        """See that this run may save there. PersistentTierError when another one does."""
-        self._claim.hold(life_of(save.incarnation))
+    def claim(self) -> None:
+        """See that this run may save there. PersistentTierError; DirectoryInUse when it may not."""
+        self._claim.hold()
 
     def follow(self) -> None:
         """Move aside what the timeline does not have. PersistentTierError, CorruptData."""
@@ -46,8 +46,11 @@ class StorageTimeline:
             tier = PersistentTier(self._tier.directory, timeout_s=_SOON_S)
             bound = self._timelines.bound
             if bound is not None and bound != self._followed:
-                self._claim.hold(bound.head, tier)
+                self._claim.hold(tier)
             self._follow(tier)
+        except DirectoryInUse as error:
+            logging.warning("rolled-back steps stay in their place: %s", error)
+            self._events.emit("persistent.in_use", reason=str(error)[:500])
         except CheckpointError as error:
             logging.warning("rolled-back steps are still in their place: %s", error)
             self._events.emit("persistent.unreachable", reason=str(error)[:500])

@@ -139,7 +139,9 @@ class StorageDirectory:
             if path.read_bytes() != data:
                 raise
 
-    def put_first(self, below: str, data: bytes, writer: str) -> bool:
+    def put_first(
+        self, below: str, data: bytes, writer: str, deadline_s: float | None = None
+    ) -> bool:
         """Write a file where there is none, all of it or nothing; whether it was written.
 
         False also when this call has written it and the reply was lost: read it. ``writer``: a name
@@ -159,7 +161,7 @@ class StorageDirectory:
                 return False
             return True
 
-        return self.do("write", f"/{below}", put)
+        return self.do("write", f"/{below}", put, deadline_s)
 
     def clear_folder(self, below: str) -> None:
         """Remove a folder and all in it, if it is there. For use inside of ``do``."""

@@ -30,3 +30,10 @@ def test_decide_claim_of_records_gives(
 def test_decide_claim_in_a_moved_directory_goes_on() -> None:
     there, mine = RunRecord("dir-1", True, "0001-a"), RunRecord("moved-2", True, "0002-b")
     assert decide_claim(there, mine)[0] == "write"
+
+
+def test_decide_claim_of_one_that_lost_it_refuses_any_other() -> None:
+    there = RunRecord("run", False, "0001-a")
+    assert decide_claim(there, MINE, {"0001-a"}, held=True)[0] == "refuse"
+    assert decide_claim(MINE, MINE, held=True)[0] == "hold"
+    assert decide_claim(None, MINE, held=True)[0] == "write"

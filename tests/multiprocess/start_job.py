@@ -5,9 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from world import World, run_program
+from world import World, mesh_of, run_program, state_at
+
+from emergency_ckpt.core.run_claim import RunRecord
+from emergency_ckpt.tiers.persistent import PersistentTier
+from emergency_ckpt.tiers.run_record import encode_run
 
 DEADLINE_S = 40.0
 """Long enough to show that nobody waits for it."""
@@ -85,6 +90,34 @@ def storage_refuses(world: World) -> Any:
     return attempt(world, "storage_refuses", **settings)
 
 
+def write_record(directory: Path, record: RunRecord) -> dict[str, Any]:
+    """As a job has left it; returns the settings of one that saves there."""
+    folder = directory / "host_state" / "run"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "000000000007.json").write_bytes(encode_run(record))
+    return {"dir": str(directory), "save_every_n_steps": 1, "local_save_every_n_steps": 0}
+
+
+def directory_of_another_run(world: World) -> Any:
+    directory = world.root / "in_use"
+    settings = write_record(directory, RunRecord("another", False, "0001-a"))
+    return attempt(world, "directory_of_another_run", **settings)
+
+
+def lagging_clock(world: World) -> Any:
+    """The first writer is process 1, and the life before had a clock that was far ahead."""
+    mesh = mesh_of(2, [1, 0])
+    directory = world.root / "clocks"
+    settings = write_record(directory, RunRecord("clocks", False, "ffffffffff00-a"))
+    config = world.config("lagging_clock", **settings, run_id="clocks", mesh=mesh)
+    with config.instantiate() as checkpointer:
+        saved = checkpointer.save(step=1, state=state_at(1, mesh))
+        checkpointer.wait_until_finished()
+        checkpointer.check_for_errors()
+        whole = PersistentTier(str(directory)).whole_steps()
+    return {"saved": saved, "whole": whole}
+
+
 PROGRAMS = {
     program.__name__: program
     for program in (
@@ -96,6 +129,8 @@ PROGRAMS = {
         made_up,
         launched,
         storage_refuses,
+        directory_of_another_run,
+        lagging_clock,
     )
 }
 

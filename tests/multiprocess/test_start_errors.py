@@ -67,6 +67,20 @@ def test_start_with_required_storage_refused_fails_on_all(seen: list[dict[str, A
         assert "host_state/probe-" in outcome["text"], outcome
 
 
+def test_start_in_anothers_directory_fails_alike_on_all(seen: list[dict[str, Any]]) -> None:
+    first, second = of(seen, "directory_of_another_run")
+    assert first == second
+    assert first["error"] == "DirectoryInUse", first
+    assert "run 'another' saves there" in first["text"]
+    assert "take_over_dir=True" in first["text"]
+
+
+def test_first_writer_knows_the_life_that_is_over(seen: list[dict[str, Any]]) -> None:
+    """The leader has seen it at the start, and another process writes first."""
+    for outcome in of(seen, "lagging_clock"):
+        assert outcome == {"saved": True, "whole": [1]}
+
+
 def test_start_with_an_invalid_setting_fails_on_all(seen: list[dict[str, Any]]) -> None:
     for outcome in of(seen, "invalid_at_one"):
         assert outcome["error"] == "ConfigError", outcome

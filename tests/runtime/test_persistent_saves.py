@@ -15,6 +15,7 @@ import pytest
 
 from emergency_ckpt.core.persistence import writers
 from emergency_ckpt.core.placement import Topology
+from emergency_ckpt.core.run_claim import RunRecord
 from emergency_ckpt.errors import PersistentTierError, SaveFailed, TransferError
 from emergency_ckpt.runtime.directory_claim import DirectoryClaim
 from emergency_ckpt.runtime.events import Event, EventSink
@@ -91,7 +92,7 @@ class Job:
                     self.tier,
                     Timelines(None, QUIET),
                     QUIET,
-                    DirectoryClaim(self.tier, "run", from_dir=False),
+                    DirectoryClaim(self.tier, RunRecord("run", False, "0001-a")),
                 ),
                 host_state_limit_bytes=LIMIT_BYTES,
                 timeout_s=LONG_S,
