@@ -5,7 +5,8 @@
 Every contender gets the same state and job (one process per host on loopback, a ramdisk
 directory per host, one directory as storage) in fresh processes, in turn, several rounds. A round:
 saves to RAM and to storage; all processes end; for each loss, fresh processes restore, and every
-shard is checked bit for bit. Writes compare.json and compare.png. README.md beside this file says
+shard is checked bit for bit. The first job's restore after a lost slice also runs once a round with
+each ``transfer_security``. Writes compare.json and compare.png. README.md beside this file says
 what each row means.
 """
 
@@ -23,6 +24,7 @@ import compare_plot
 import limits
 import machine
 import report
+import security_modes
 import targets
 import warm
 from arguments import above_0, positive, some_of, words
@@ -119,6 +121,8 @@ class Measured:
     """By job and contender."""
     limits_gb_per_s: list[dict[str, float]]
     failures: list[str]
+    modes: security_modes.ModeRounds
+    """Of the first job."""
 
 
 def measure(options: argparse.Namespace, shapes: Sequence[Shape]) -> Measured:
@@ -129,9 +133,14 @@ def measure(options: argparse.Namespace, shapes: Sequence[Shape]) -> Measured:
 
 
 def _measure(options: argparse.Namespace, shapes: Sequence[Shape], place: Place) -> Measured:
+    modes = security_modes.ModeRounds()
     measured = Measured(
-        {(shape.name, name): [] for shape in shapes for name in options.contenders}, [], []
+        {(shape.name, name): [] for shape in shapes for name in options.contenders},
+        [],
+        modes.failures,
+        modes,
     )
+    wants_modes = security_modes.are_wanted(options, shapes)
     began_s = time.monotonic()
     longest_s = dict.fromkeys((shape.name for shape in shapes), 0.0)
     for number in range(options.rounds):
@@ -154,6 +163,9 @@ def _measure(options: argparse.Namespace, shapes: Sequence[Shape], place: Place)
                 else:
                     measured.rounds[shape.name, name].append(round_)
             longest_s[shape.name] = max(longest_s[shape.name], time.monotonic() - start_s)
+        spent_s = time.monotonic() - began_s
+        if wants_modes and (not number or spent_s + modes.longest_s <= 60 * options.minutes):
+            modes.take_turns(number, shapes[0], place)
     return measured
 
 
@@ -183,6 +195,8 @@ def _text(
             "",
             report.table(summaries, BASE),
         ]
+    if any(measured.modes.rounds.values()):
+        lines += ["", f"Job {jobs[0][0].name} with each mode:", "", measured.modes.table()]
     lines += ["", report.limits_table(measured.limits_gb_per_s), "", targets.table(found)]
     lines += [f"\nFailed: {failure}" for failure in measured.failures]
     if (load := about["load_average_at_start"]) > machine.IDLE_LOAD:
@@ -214,6 +228,7 @@ def _document(
             }
             for shape, summaries in jobs
         ],
+        "transfer_security": measured.modes.document(),
         "targets": [dataclasses.asdict(target) for target in found],
         "failures": measured.failures,
     }

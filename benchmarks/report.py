@@ -254,6 +254,16 @@ def limits_table(rounds: Sequence[Mapping[str, float]]) -> str:
     return markdown([["limit of this machine", "GB/s"], *rows])
 
 
+def median(values: Sequence[float]) -> float:
+    """Of at least one value."""
+    return statistics.median(values)
+
+
+def spread_text(values: Sequence[float]) -> str:
+    """The median with the range of the values."""
+    return _range(_spread(values), 1.0)
+
+
 def _spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 

@@ -109,9 +109,10 @@ class Plain:
         self._file.flush()
         ours, theirs = multiprocessing.Pipe()
         self._peer = multiprocessing.get_context("fork").Process(
-            target=serve_plain, args=(theirs, Path(self._file.name), streams)
+            target=serve_plain, args=(theirs, Path(self._file.name), streams), daemon=True
         )
         self._peer.start()
+        theirs.close()
         self._address = ours.recv()
 
     def receive(self) -> None:
@@ -148,8 +149,11 @@ def measure(
 def measure_all(nbytes: int, streams: list[int], repeat: int) -> None:
     """One big shard beside plain sockets, then many small ones, for each number of streams."""
     ours, theirs = multiprocessing.Pipe()
-    peer = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs, nbytes))
+    context = multiprocessing.get_context("spawn")
+    # Daemons: this process may end at any print, when whoever reads its output has gone.
+    peer = context.Process(target=serve, args=(theirs, nbytes), daemon=True)
     peer.start()
+    theirs.close()
     addresses, big, small = ours.recv()
     into = anonymous_mapping(max(nbytes, SMALL[0] * SMALL[1]))
     one = [ShardTarget(0, nbytes, 0)]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from contenders import RAM, CannotRestore, PyTree, Site
+from contenders import RAM, CannotRestore, PyTree, Site, modes
 from emergency_ckpt import EmergencyCheckpointer, Event
 
 _OFF = 0
@@ -64,6 +64,7 @@ def open_session(site: Site) -> OurSession:
         local_save_every_n_steps=1 if site.tier == RAM else _OFF,
         save_every_n_steps=_OFF if site.tier == RAM else 1,
         bind_host=site.bind_host,
+        transfer_security=modes.chosen(),
         # As plain Orbax does by default: each slice writes its part of the one copy.
         persistent_writers="striped",
         mesh=site.mesh,

@@ -8,6 +8,7 @@ from pathlib import Path
 import compare
 import pytest
 import report
+from contenders import modes
 from job import plan_shape
 from lives import Place, RoundFailed, run_round
 from ramdisk import PeakWatch, allocated_bytes
@@ -83,6 +84,24 @@ def test_every_measure_is_reported_for_those_that_have_it(
             assert len(values) == (of_storage or name != "orbax"), (measure.key, name)
             # How fast is not judged, but nothing here takes no time and no bytes.
             assert all(value > 0 for value in values), (measure.key, name)
+
+
+def test_each_mode_restores_the_lost_slice(outcome: tuple[str, Path, list[str]]) -> None:
+    text, out, _ = outcome
+    found = json.loads((out / "compare.json").read_text())["transfer_security"]
+    assert list(found) == ["mac", "aead", "crc"]
+    for mode, values in found.items():
+        (seconds,) = values["restore_lost_slice_s"]
+        assert seconds > 0
+        assert f"| {mode} " in text
+
+
+def test_mode_reaches_every_process_of_a_round(tmp_path: Path) -> None:
+    """A mode that there is not is refused by the checkpointer itself."""
+    shape = plan_shape(slices=2, hosts_per_slice=1, mib=1, leaves=1, timed_saves=1)
+    place = Place(tmp_path, tmp_path, timeout_s=240, environment={modes.VARIABLE: "tls"})
+    with pytest.raises(RoundFailed, match="transfer_security must be"):
+        run_round("ours", shape, place, ["slice"])
 
 
 def test_every_limit_is_reported(outcome: tuple[str, Path, list[str]]) -> None:
