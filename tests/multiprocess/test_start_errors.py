@@ -41,9 +41,7 @@ def test_start_with_another_secret_fails_on_all(seen: list[dict[str, Any]]) -> N
         assert "process 1: has another one than process 0" in outcome["text"]
 
 
-def test_start_without_a_secret_is_refused_where_one_is_required(
-    seen: list[dict[str, Any]],
-) -> None:
+def test_start_without_a_required_secret_is_refused(seen: list[dict[str, Any]]) -> None:
     for outcome in of(seen, "no_secret_at_one"):
         assert outcome["error"] == "ConfigError", outcome
         assert "require_secret is set, but neither secret_file" in outcome["text"]
