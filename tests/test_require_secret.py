@@ -73,7 +73,7 @@ def test_require_secret_of_the_plain_face_refuses(world: World) -> None:
         pytest.raises(ConfigError, match=REFUSED),
         plain.CheckpointManager(world.persistent, options=options) as manager,
     ):
-        manager.save(1, args=plain.args.StandardSave({"w": jax.numpy.ones(2)}))
+        manager.save(1, args=plain.args.StandardSave({"w": jax.numpy.ones(2)}))  # pyright: ignore[reportArgumentType]
 
 
 def test_require_secret_of_the_axlearn_face_refuses(world: World, axlearn: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,7 @@ def _warnings(world: World, name: str, **settings: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _environment(has_secret: bool) -> Iterator[None]:
+def _environment(has_secret: bool) -> Generator[None]:
     """The environment of a process that was started with the launcher's secret, or without."""
     secret = os.environ.pop("ECKPT_JOB_SECRET")
     try:
