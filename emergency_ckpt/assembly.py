@@ -11,7 +11,9 @@ from typing import Any
 from absl import logging
 
 from emergency_ckpt.config import Config, run_id_of
+from emergency_ckpt.core.keys import RunSecret
 from emergency_ckpt.core.run_claim import RunRecord
+from emergency_ckpt.core.step_signature import step_signing
 from emergency_ckpt.errors import ConfigError, CorruptData, PersistentTierError
 from emergency_ckpt.runtime.claim_at_start import ClaimAtStart, known_lives
 from emergency_ckpt.runtime.coordination import Coordinator, connect_start
@@ -100,7 +102,7 @@ def watch_notices(config: Config, coordinator: Coordinator, events: EventSink) -
 
 def assemble(base: Base) -> Assembly:
     """Open the persistent tier and put everything together. At the leader it waits for storage."""
-    persistent = _open_persistent(base.config)
+    persistent = _open_persistent(base.config, base.member.secret)
     claim = None if persistent is None else _claim(base, persistent)
     probe, at_start = (
         (None, None) if persistent is None or claim is None else _reach(base, persistent, claim)
@@ -148,7 +150,11 @@ def _run_id(config: Config) -> str:
     return config.run_id
 
 
-def _open_persistent(config: Config) -> PersistentTier | None:
+def _open_persistent(config: Config, secret: RunSecret) -> PersistentTier | None:
+    if config.require_signed and not secret.given:
+        raise ConfigError(
+            ["require_signed is set, but no secret is given (secret_file or ECKPT_SECRET)"]
+        )
     if config.dir is None:
         return None
     return PersistentTier(
@@ -156,6 +162,7 @@ def _open_persistent(config: Config) -> PersistentTier | None:
         timeout_s=config.persistent_timeout_s,
         buffer_bytes=config.storage_buffer_bytes,
         orbax_item=config.orbax_item,
+        signing=step_signing(secret, required=config.require_signed),
     )
 
 

@@ -128,6 +128,7 @@ class EmergencyCheckpointer(BaseCheckpointer):
         on_divergence: OnDivergence = Settings.on_divergence
         persistent_writers: str = Settings.persistent_writers
         require_storage: bool = Settings.require_storage
+        require_signed: bool = Settings.require_signed
         storage_buffer_bytes: int = Settings.storage_buffer_bytes
         bind_host: str | None = None
         bind_port: int = Settings.bind_port
@@ -293,6 +294,7 @@ _SAME = (
     "on_divergence",
     "persistent_writers",
     "require_storage",
+    "require_signed",
     "storage_buffer_bytes",
     "bind_port",
     "secret_file",

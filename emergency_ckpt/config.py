@@ -122,6 +122,9 @@ class Config:
       require_storage: end the start with an error when a small file cannot be written, read and
         removed in ``dir``. False: that is a warning, the event ``start.warning``, and the start
         does not wait for it. Nothing is tried in a job that does not save to ``dir``.
+      require_signed: restore only what was signed with the secret that this job was given. Else a
+        step of ``dir`` that is not, as those of plain Orbax, is restored and named, by the event
+        ``restore.unsigned``. Needs ``secret_file`` or ECKPT_SECRET. See docs/security.md.
       storage_buffer_bytes: how much of a process's arrays may be on its way to or from the
         persistent directory at once; a larger array goes alone. May differ.
       bind_host: address on which this process serves its shards to peers. None: that by which
@@ -211,6 +214,7 @@ class Config:
     on_divergence: OnDivergence = "warn"
     orbax_item: str | None = None
     require_storage: bool = False
+    require_signed: bool = False
     storage_buffer_bytes: int = 2048 * MEBIBYTE
     bind_host: str | None = None
     bind_port: int = 0

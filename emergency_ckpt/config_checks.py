@@ -248,6 +248,7 @@ def _policy_problems(config: Config) -> list[str]:
         "allow_missing_host_state",
         "take_over_dir",
         "require_storage",
+        "require_signed",
         "save_on_stop",
     )
     for name in flags:

@@ -45,6 +45,7 @@ MUST_AGREE: dict[str, Any] = {
     "orbax_item": "params",
     "require_secret": True,
     "require_storage": True,
+    "require_signed": True,
     "persistent_writers": "striped",
     "placement": Striped(2),
     "local_keep_last_n": 2,

@@ -12,13 +12,16 @@ from pathlib import Path
 import pytest
 from checkpointer_support import World, same, save_all
 
+from emergency_ckpt.core.keys import derive_key
+from emergency_ckpt.core.step_signature import PURPOSE, StepSigning
 from emergency_ckpt.errors import CheckpointError, CorruptData, Unrecoverable
 from emergency_ckpt.tiers import host_state
 from emergency_ckpt.tiers.manifest import decode_manifest
 from emergency_ckpt.tiers.persistent import PersistentTier
-from emergency_ckpt.tiers.persistent_marker import decode_checksums, decode_marker
+from emergency_ckpt.tiers.persistent_marker import check_marker, decode_checksums, decode_marker
 from emergency_ckpt.tiers.process_directory import read_known_complete
 
+KEY = derive_key(b"a secret for this page, not for use", PURPOSE, "")
 GOLDEN = Path(__file__).with_name("golden")
 
 
@@ -56,6 +59,8 @@ def test_decode_marker_refuses_every_damaged_file(world: World) -> None:
     ("name", "decode"),
     [
         ("marker_v1.json", lambda data: decode_marker(data, 40, "marker")),
+        ("marker_v2.json", lambda data: decode_marker(data, 40, "marker")),
+        ("marker_v3.json", lambda data: check_marker(data, 40, "marker", StepSigning(KEY))),
         ("manifest_v1.json", decode_manifest),
         ("process_00003_of_00008_v1.json", host_state.decode),
     ],
@@ -113,7 +118,7 @@ def test_restore_of_the_only_step_unreadable_is_no_fresh_start(world: World, dam
     marker_of(world, 2).write_bytes(damage)
     with (
         world.open_both(keep_last_n=1) as ckpt,
-        pytest.raises(Unrecoverable, match=r"host_state/2/marker\.json cannot be read; .*remove"),
+        pytest.raises(Unrecoverable, match=r"host_state/2/marker\.json cannot be read \(.*remove"),
     ):
         ckpt.restore(state=world.state(0))
     assert (world.persistent / "2" / "default").exists()

@@ -64,6 +64,7 @@ class PersistentStep(msgspec.Struct, frozen=True, order=True, forbid_unknown_fie
       has_host_state: False when all are empty.
       incarnation: of the save; of a step of plain Orbax see ``plain_incarnation``.
       problem: why it must not be restored, although it is there; empty when it may.
+      doubt: why nobody knows who wrote it, where that could be known; empty when it is known.
     """
 
     step: int
@@ -71,6 +72,7 @@ class PersistentStep(msgspec.Struct, frozen=True, order=True, forbid_unknown_fie
     has_host_state: bool
     incarnation: str = ""
     problem: str = ""
+    doubt: str = ""
 
 
 _PLAIN = re.compile(r"[0-9a-f]{12}-orbax(-[0-9a-f]+)?")

@@ -93,6 +93,7 @@ _WARNINGS = frozenset(
         "ramdisk.run_removed",
         "restore.quarantined",
         "restore.replanned",
+        "restore.unsigned",
         "restore.persistent_unreachable",
         "divergence",
     }

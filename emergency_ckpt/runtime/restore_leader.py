@@ -320,6 +320,8 @@ class RestoreLeader:
         """Who loads what of a persistent step, or why it must not be restored."""
         left_s = self._wanted.deadline_s - time.monotonic()
         stored = persistent.describe(plan.step, time.monotonic() + left_s / 3)
+        if stored.doubt and not self._loads[plan.step]:
+            self._events.emit("restore.unsigned", step=plan.step, reason=stored.doubt)
         arrays, mismatches = match_leaves(
             self._wanted.leaves, stored.leaves, stored.marker and stored.marker.leaves
         )

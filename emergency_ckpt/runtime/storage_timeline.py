@@ -43,7 +43,7 @@ class StorageTimeline:
     def follow_soon(self) -> None:
         """As ``follow``, at the end of a restore. Where storage fails the next save does it."""
         try:
-            tier = PersistentTier(self._tier.directory, timeout_s=_SOON_S)
+            tier = self._tier.with_timeout(_SOON_S)
             bound = self._timelines.bound
             if bound is not None and bound != self._followed:
                 self._claim.hold(tier)

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from etils import epath
 
 from emergency_ckpt.core.inventory import PersistentStep
+from emergency_ckpt.core.step_signature import StepSigning
 from emergency_ckpt.core.storage_read import StoredArray
 from emergency_ckpt.errors import CorruptData, PersistentTierError
 from emergency_ckpt.tiers.host_state import document_name
@@ -37,6 +38,7 @@ from emergency_ckpt.tiers.persistent_marker import (
     CHECKSUMS_NAME,
     HOST_STATE,
     MARKER_NAME,
+    NO_SIGNING,
     StepMarker,
     build_marker,
     decode_checksums,
@@ -66,6 +68,7 @@ class StoredStep(NamedTuple):
       leaves: the arrays by path, as Orbax describes them.
       crcs: CRC32C of capture time of the boxes that were saved.
       incarnation: of the save; see ``core.inventory.plain_incarnation`` for one of plain Orbax.
+      doubt: as of ``PersistentStep``.
     """
 
     item: str
@@ -73,6 +76,7 @@ class StoredStep(NamedTuple):
     leaves: dict[str, StoredLeaf]
     crcs: dict[ShardId, int]
     incarnation: str
+    doubt: str = ""
 
 
 class PersistentTier:
@@ -86,6 +90,7 @@ class PersistentTier:
     Args:
       orbax_item: of a step of plain Orbax, the item with the arrays; None: see ``describe_plain``.
       buffer_bytes: how much of a process's arrays may be on its way to or from storage at once.
+      signing: how markers are signed, and what is made of those that are not.
 
     Attributes:
       storage: calls below its directory, with the same deadlines and errors.
@@ -100,13 +105,25 @@ class PersistentTier:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         buffer_bytes: int = DEFAULT_BUFFER_BYTES,
         orbax_item: str | None = None,
+        signing: StepSigning = NO_SIGNING,
     ) -> None:
         self.storage = StorageDirectory(directory, timeout_s)
-        self.found = StoredSteps(self.storage)
+        self.found = StoredSteps(self.storage, signing)
         self.changes = StepChanges(self.storage, self.found)
         self._directory = self.storage.path
         self._buffer_bytes = buffer_bytes
         self._orbax_item = orbax_item
+        self._signing = signing
+
+    def with_timeout(self, timeout_s: float) -> PersistentTier:
+        """Return the same tier with another time for calls that are given no deadline."""
+        return PersistentTier(
+            self.directory,
+            timeout_s=timeout_s,
+            buffer_bytes=self._buffer_bytes,
+            orbax_item=self._orbax_item,
+            signing=self._signing,
+        )
 
     @property
     def directory(self) -> str:
@@ -173,7 +190,7 @@ class PersistentTier:
             below = f"/{HOST_STATE}/{step}/{CHECKSUMS_NAME}"
             data = self.storage.do("read", below, path.read_bytes, deadline_s)
             crcs = decode_checksums(data, marker, str(path))
-        return StoredStep(str(item), marker, leaves, crcs, found.step.incarnation)
+        return StoredStep(str(item), marker, leaves, crcs, found.step.incarnation, found.step.doubt)
 
     def read_boxes(
         self,
@@ -286,7 +303,14 @@ class PersistentTier:
         self.storage.put(f"{HOST_STATE}/{save.step}/{CHECKSUMS_NAME}", checksums, step=save.step)
         self.storage.put(
             f"{HOST_STATE}/{save.step}/{MARKER_NAME}",
-            build_marker(save, documents, leaves, checksums, self.found.tensors_id(save.step)),
+            build_marker(
+                save,
+                documents,
+                leaves,
+                checksums,
+                self.found.tensors_id(save.step),
+                self._signing,
+            ),
             step=save.step,
         )
 

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
+from emergency_ckpt.core.step_signature import StepSignature, StepSigning
 from emergency_ckpt.errors import CorruptData
 from emergency_ckpt.tiers.manifest import check_save
 from emergency_ckpt.types import Box, LeafSpec, SaveId, ShardId
@@ -18,8 +19,10 @@ CHECKSUMS_NAME = "checksums.json"
 ASIDE_NAME = "rolled_back.json"
 """Beside a step that was moved aside, or is about to be: it counts no more."""
 
-VERSION = 2
-"""Of markers. Those of version 1 are still read."""
+VERSION, SIGNED_VERSION = 2, 3
+"""Of markers without and with a signature. Those of version 1 are still read."""
+
+NO_SIGNING = StepSigning()
 
 CHECKSUMS_VERSION = 1
 LIMIT_BYTES = 256 << 20
@@ -72,6 +75,15 @@ class _MarkerFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     marker: msgspec.Raw
 
 
+class _SignedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``signature``: of the bytes of ``marker`` as they lie in the file."""
+
+    format: int
+    digest: str
+    signature: StepSignature
+    marker: msgspec.Raw
+
+
 class BoxChecksum(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """CRC32C of the bytes of a box at capture time; ``leaf`` is an index into the leaves."""
 
@@ -119,8 +131,12 @@ def build_marker(
     leaves: Iterable[LeafSpec],
     checksums: bytes,
     tensors: TensorsId,
+    signing: StepSigning = NO_SIGNING,
 ) -> bytes:
-    """The marker's file: ``documents`` has (digest, empty) of every process's document."""
+    """The marker's file: ``documents`` has (digest, empty) of every process's document.
+
+    It is signed when ``signing`` has a key.
+    """
     order = range(len(documents))
     marker = StepMarker(
         save=save,
@@ -132,11 +148,27 @@ def build_marker(
     )
     encoded = msgspec.json.encode(marker)
     digest = hashlib.sha256(encoded).hexdigest()
-    return msgspec.json.encode(_MarkerFile(VERSION, digest, msgspec.Raw(encoded)))
+    raw, signature = msgspec.Raw(encoded), signing.sign(encoded)
+    if signature is None:
+        return msgspec.json.encode(_MarkerFile(VERSION, digest, raw))
+    return msgspec.json.encode(_SignedFile(SIGNED_VERSION, digest, signature, raw))
 
 
 def decode_marker(data: bytes, step: int, target: str) -> StepMarker:
-    """The marker of ``step`` from its file. CorruptData."""
+    """The marker of ``step`` from its file, whoever signed it. CorruptData."""
+    marker, _ = check_marker(data, step, target, NO_SIGNING)
+    return marker
+
+
+def check_marker(
+    data: bytes, step: int, target: str, signing: StepSigning
+) -> tuple[StepMarker, str]:
+    """The marker of ``step`` from its file, and the doubt that there is of who wrote it.
+
+    The doubt is empty when there is none, and where ``signing`` has no key. CorruptData, also when
+    a marker signed with that key was altered.
+    """
+    doubt = signing.doubt(b"", None)
     match _version(data, target):
         case 1:
             file = decode_file(data, _MarkerFile1, target)
@@ -144,21 +176,32 @@ def decode_marker(data: bytes, step: int, target: str) -> StepMarker:
             marker = StepMarker(**fields)
         case 2:
             whole = decode_file(data, _MarkerFile, target)
-            actual = hashlib.sha256(whole.marker).hexdigest()
-            if actual != whole.digest:
-                raise CorruptData(
-                    "decode", target, "the digest differs", expected=whole.digest, actual=actual
-                )
-            marker = decode_file(bytes(whole.marker), StepMarker, target)
+            marker = _decode_body(whole.marker, whole.digest, target)
+        case 3:
+            signed = decode_file(data, _SignedFile, target)
+            marker = _decode_body(signed.marker, signed.digest, target)
+            try:
+                doubt = signing.doubt(bytes(signed.marker), signed.signature)
+            except ValueError as error:
+                raise CorruptData("check", target, str(error)) from error
         case version:
-            raise CorruptData("decode", target, "unknown version", expected=VERSION, actual=version)
+            raise CorruptData(
+                "decode", target, "unknown version", expected=SIGNED_VERSION, actual=version
+            )
     try:
         check_save(marker.save)
     except CorruptData as error:
         raise CorruptData("decode", target, error.problem, actual=error.actual) from error
     if marker.save.step != step or len(marker.empty) != len(marker.digests):
         raise CorruptData("decode", target, "the marker contradicts itself")
-    return marker
+    return marker, doubt
+
+
+def _decode_body(body: msgspec.Raw, digest: str, target: str) -> StepMarker:
+    actual = hashlib.sha256(body).hexdigest()
+    if actual != digest:
+        raise CorruptData("decode", target, "the digest differs", expected=digest, actual=actual)
+    return decode_file(bytes(body), StepMarker, target)
 
 
 class _VersionOnly(msgspec.Struct, frozen=True):

@@ -17,6 +17,7 @@ from etils import epath
 from emergency_ckpt.core.inventory import PersistentStep, plain_incarnation
 from emergency_ckpt.core.plan_types import few
 from emergency_ckpt.core.step_names import in_order_of_looks
+from emergency_ckpt.core.step_signature import StepSigning
 from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.errors import CorruptData, PersistentTierError
 from emergency_ckpt.tiers.orbax_writing import ITEM, OURS
@@ -24,9 +25,10 @@ from emergency_ckpt.tiers.persistent_marker import (
     ASIDE_NAME,
     HOST_STATE,
     MARKER_NAME,
+    NO_SIGNING,
     StepMarker,
     TensorsId,
-    decode_marker,
+    check_marker,
 )
 from emergency_ckpt.tiers.plain_orbax import ITEMS, LOOKS_AT_ONCE, StepFolders
 from emergency_ckpt.tiers.storage_directory import StorageDirectory
@@ -71,8 +73,9 @@ class StoredSteps:
         and that have a problem.
     """
 
-    def __init__(self, storage: StorageDirectory) -> None:
+    def __init__(self, storage: StorageDirectory, signing: StepSigning = NO_SIGNING) -> None:
         self._storage = storage
+        self._signing = signing
         self._directory = storage.path
         self.folders = StepFolders(storage)
         self.passed_over: tuple[int, ...] = ()
@@ -184,10 +187,11 @@ class StoredSteps:
         if self._exists(f"{HOST_STATE}/{step}/{ASIDE_NAME}", deadline_s):
             return None
         try:
-            marker = self.marker(step, deadline_s)
+            marker, doubt = self._checked_marker(step, deadline_s)
         except CorruptData as error:
             self._warn(step, str(error))
-            return FoundStep(PersistentStep(step, 0, False, problem=_unreadable(step)), None)
+            problem = _unreadable(step, error.problem)
+            return FoundStep(PersistentStep(step, 0, False, problem=problem), None)
         except PersistentTierError as error:
             # Absent means not saved whole. Unreachable does not: then an older step must not be
             # taken for the newest.
@@ -195,9 +199,11 @@ class StoredSteps:
                 raise
             written_here = self._is_written_here(step, deadline_s)
             return None if written_here else self._plain(step, deadline_s)
-        return self._marked(step, marker, deadline_s)
+        return self._marked(step, marker, doubt, deadline_s)
 
-    def _marked(self, step: int, marker: StepMarker, deadline_s: float | None) -> FoundStep | None:
+    def _marked(
+        self, step: int, marker: StepMarker, doubt: str, deadline_s: float | None
+    ) -> FoundStep | None:
         problem = ""
         if marker.tensors is not None:
             problem = self._compare_tensors(step, marker.tensors, deadline_s)
@@ -209,6 +215,7 @@ class StoredSteps:
         path = f"{HOST_STATE}/{step}/{MARKER_NAME}"
         if problem == _GONE and not self._exists(path, deadline_s):
             return None  # it is being removed
+        problem = problem or self._signing.objection(doubt)
         if problem:
             self._warn(step, problem)
         found = PersistentStep(
@@ -217,15 +224,20 @@ class StoredSteps:
             not all(marker.empty),
             incarnation=marker.save.incarnation,
             problem=problem,
+            doubt=doubt,
         )
         return FoundStep(found, None if problem else marker)
 
     def marker(self, step: int, deadline_s: float | None = None) -> StepMarker:
         """The marker of ``step``; PersistentTierError without one, CorruptData."""
+        marker, _ = self._checked_marker(step, deadline_s)
+        return marker
+
+    def _checked_marker(self, step: int, deadline_s: float | None) -> tuple[StepMarker, str]:
         path = self._directory / HOST_STATE / str(step) / MARKER_NAME
         below = f"/{HOST_STATE}/{step}/{MARKER_NAME}"
         data = self._storage.do("read", below, path.read_bytes, deadline_s)
-        return decode_marker(data, step, str(path))
+        return check_marker(data, step, str(path), self._signing)
 
     def tensors_id(self, step: int, deadline_s: float | None = None) -> TensorsId:
         """Which tensors lie under ``step``."""
@@ -290,7 +302,9 @@ class StoredSteps:
         committed_ns = _fields(metadata).get("commit_timestamp_nsecs")
         committed_ms = committed_ns // 1_000_000 if isinstance(committed_ns, int) else 0
         incarnation = plain_incarnation(committed_ms, digest.hexdigest()[:16])
-        return FoundStep(PersistentStep(step, 0, False, incarnation=incarnation), None)
+        doubt = self._signing.doubt(b"", None)
+        problem = self._signing.objection(doubt)
+        return FoundStep(PersistentStep(step, 0, False, incarnation, problem, doubt), None)
 
     def _is_written_here(self, step: int, deadline_s: float | None) -> bool:
         """Whether the tensors, if they are whole, are of a save of ours that did not end."""
@@ -327,10 +341,10 @@ class StoredSteps:
             raise
 
 
-def _unreadable(step: int) -> str:
+def _unreadable(step: int, reason: str) -> str:
     return (
-        f"its marker {HOST_STATE}/{step}/{MARKER_NAME} cannot be read; to take its tensors as those"
-        f" of a step of plain Orbax, remove the folder {HOST_STATE}/{step}"
+        f"its marker {HOST_STATE}/{step}/{MARKER_NAME} cannot be read ({reason}); to take its"
+        f" tensors as those of a step of plain Orbax, remove the folder {HOST_STATE}/{step}"
     )
 
 

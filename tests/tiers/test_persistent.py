@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import os
 import re
@@ -24,6 +25,7 @@ from state_samples import assert_same, mesh_of, random_bits, sharded
 import emergency_ckpt.tiers
 from emergency_ckpt.core.boxes import volume
 from emergency_ckpt.core.inventory import PersistentStep, is_plain
+from emergency_ckpt.core.step_signature import StepSigning
 from emergency_ckpt.errors import CorruptData, PersistentTierError
 from emergency_ckpt.tiers import host_state
 from emergency_ckpt.tiers.host_state import document_name
@@ -32,6 +34,7 @@ from emergency_ckpt.tiers.persistent import PersistentTier
 from emergency_ckpt.tiers.persistent_marker import (
     TensorsId,
     build_marker,
+    check_marker,
     decode_marker,
     encode_checksums,
 )
@@ -224,7 +227,7 @@ def test_steps_without_marker_or_tensors_does_not_count(
     "damage",
     [
         _truncate,
-        _edit(format=3),
+        _edit(format=4),
         _edit(digest="0" * 64),
         _edit(surprise=1),
         lambda path: path.write_bytes(b"\xff\xfe"),
@@ -270,7 +273,7 @@ def test_a_marker_that_is_not_the_steps_own_says_so(tier: PersistentTier, direct
     write(tier, 4, {"x": np.arange(4)})
     marker = marker_of(directory, 4)
     _edit(format=9)(marker)
-    with pytest.raises(CorruptData, match=r"unknown version .*expected 2, got 9"):
+    with pytest.raises(CorruptData, match=r"unknown version .*expected 3, got 9"):
         tier.marker(4)
     _truncate(marker)
     with pytest.raises(CorruptData, match="not such a file"):
@@ -417,6 +420,28 @@ def test_a_reader_with_nothing_but_the_specification_checks_it(directory: Path) 
         data = (directory / "host_state" / "40" / name).read_bytes()
         assert hashlib.sha256(data).hexdigest() == digest
         assert (json.loads(data)["payload"] is None) == marker["empty"][owner]
+
+
+def test_marker_signed_is_that_of_the_specification() -> None:
+    """The key by hand, from the words of FORMAT.md."""
+    text = (Path(emergency_ckpt.tiers.__file__).parent / "FORMAT.md").read_text("utf-8")
+    (example,) = re.findall(r"```json signed marker\n(.*?)\n```", text, re.DOTALL)
+    golden = Path(__file__).parents[1] / "golden"
+    assert (golden / "marker_v3.json").read_text("utf-8") == example
+    unsigned = json.loads((golden / "marker_v2.json").read_bytes())
+    signed = json.loads(example)
+    assert signed["marker"] == unsigned["marker"]
+    parts = (b"emergency_ckpt key", b"persistent step", b"")
+    info = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+    root = hmac.digest(bytes(32), b"a secret for this page, not for use", "sha256")
+    key = hmac.digest(root, info + b"\x01", "sha256")
+    body = example[example.index('"marker":') + len('"marker":') : -1].encode()
+    assert signed["signature"] == {
+        "key": hmac.digest(key, b"name of the key", "sha256")[:8].hex(),
+        "mac": hmac.digest(key, b"marker " + body, "sha256").hex(),
+    }
+    marker, doubt = check_marker(example.encode(), 40, "marker.json", StepSigning(key))
+    assert (marker.save.run_id, doubt) == ("demo", "")
 
 
 def test_decode_marker_of_version_1_is_still_read() -> None:

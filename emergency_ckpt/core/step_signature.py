@@ -1,0 +1,91 @@
+"""The keyed digest by which a job knows the steps in storage that it has written itself. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import hmac
+
+import msgspec
+
+from emergency_ckpt.core.keys import RunSecret, derive_key
+
+PURPOSE = "persistent step"
+NOT_SIGNED = "it is not signed"
+OTHER_KEY = "it is signed with another secret"
+_KEY_ID_BYTES = 8
+
+
+class StepSignature(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a marker carries.
+
+    Attributes:
+      key: names the key, and tells nothing about it: 16 hexadecimal digits.
+      mac: HMAC-SHA256 of the bytes of the marker, 64 hexadecimal digits.
+    """
+
+    key: str
+    mac: str
+
+
+@dataclasses.dataclass(frozen=True)
+class StepSigning:
+    """How one job signs steps, and what it makes of those that others have written.
+
+    Attributes:
+      key: of 32 bytes; None: nothing is signed, and no signature can be checked.
+      required: a step that is not signed with ``key`` must not be restored.
+    """
+
+    key: bytes | None = dataclasses.field(default=None, repr=False)
+    required: bool = False
+
+    def sign(self, data: bytes) -> StepSignature | None:
+        """Return the signature of the marker whose bytes are ``data``; None without a key."""
+        if self.key is None:
+            return None
+        return StepSignature(_key_id(self.key), _mac(self.key, data))
+
+    def doubt(self, data: bytes, signature: StepSignature | None) -> str:
+        """Return the reason why nobody knows who wrote ``data``; empty when this job's key did.
+
+        Empty also without a key. Who strips a signature, or writes another key's name into it, gets
+        a reason, never an empty text. ValueError when it is of this key and of other bytes.
+        """
+        if self.key is None:
+            return ""
+        if signature is None:
+            return NOT_SIGNED
+        if not _same(signature.key, _key_id(self.key)):
+            return OTHER_KEY
+        if not _same(signature.mac, _mac(self.key, data)):
+            raise ValueError("it was altered after it had been signed")
+        return ""
+
+    def objection(self, doubt: str) -> str:
+        """Return the reason why a step of which there is ``doubt`` must not be restored."""
+        if not doubt or not self.required:
+            return ""
+        return f"{doubt}, and require_signed is set"
+
+
+def step_signing(secret: RunSecret, *, required: bool) -> StepSigning:
+    """Return how a job with ``secret`` signs. Nothing with one that it made up.
+
+    The key is of no run: a job restores what another run with the same secret has saved. Which run
+    that was stands in the marker, and is signed with it.
+    """
+    key = derive_key(secret.value, PURPOSE, "") if secret.given else None
+    return StepSigning(key, required)
+
+
+def _key_id(key: bytes) -> str:
+    return hmac.digest(key, b"name of the key", hashlib.sha256)[:_KEY_ID_BYTES].hex()
+
+
+def _mac(key: bytes, data: bytes) -> str:
+    return hmac.digest(key, b"marker " + data, hashlib.sha256).hex()
+
+
+def _same(a: str, b: str) -> bool:
+    return hmac.compare_digest(a.encode(errors="replace"), b.encode())
