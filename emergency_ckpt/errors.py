@@ -99,6 +99,10 @@ class CorruptData(CheckpointError):
     """Bytes do not have the digest or CRC32C of capture time, or cannot be decoded."""
 
 
+class NotSigned(CorruptData):
+    """A file on the ramdisk that is sound, but not signed with the secret of this run."""
+
+
 class HostStateError(CheckpointError):
     """A process's non-tensor state cannot be stored or brought back."""
 

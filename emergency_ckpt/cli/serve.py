@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from emergency_ckpt.cli.arguments import port, user_id
+from emergency_ckpt.core.keys import RunSecret
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.tiers.readonly import ReadOnlyRamdisk
+from emergency_ckpt.tiers.signatures import Signer
 from emergency_ckpt.transfer import auth
 from emergency_ckpt.transfer.server import TransferServer
 from emergency_ckpt.transfer.wire import Security
@@ -69,12 +71,14 @@ def run(args: argparse.Namespace) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    holdings = ReadOnlyRamdisk(args.local_dir, args.run_id, args.owner)
+    secret = _secret(args.secret_file)
+    signer = Signer.of(RunSecret(args.run_id, secret, given=True))
+    holdings = ReadOnlyRamdisk(args.local_dir, args.run_id, args.owner, signer)
     try:
         server = TransferServer(
             holdings,
             run_id=args.run_id,
-            secret=_secret(args.secret_file),
+            secret=secret,
             security=args.transfer_security,
             bind_host=args.bind,
             port=args.port,

@@ -16,6 +16,7 @@ from emergency_ckpt.runtime.secret_agreement import MADE_UP, agree_secret, forge
 from emergency_ckpt.runtime.start_agreement import settings_digest
 from emergency_ckpt.tiers.local import LocalTier
 from emergency_ckpt.tiers.other_runs import LeftRun, OtherRuns
+from emergency_ckpt.tiers.signatures import Signer
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
 from emergency_ckpt.transfer.wire import Security
@@ -156,6 +157,7 @@ class Membership:
             slots=settings.local_keep_last_n + 1,
             start=self._start,
             wait_s=self._wait_s,
+            signer=Signer.of(self.secret),
             other_runs=OtherRuns(
                 local_dir, self._run_id, settings.other_runs_grace_s, self._tell_removed
             ),

@@ -12,10 +12,23 @@ import threading
 from collections.abc import Callable, Collection
 
 from emergency_ckpt.core.inventory import HeldHostState
-from emergency_ckpt.errors import CheckpointError, CorruptData, HostStateError, RamdiskFull
+from emergency_ckpt.errors import (
+    CheckpointError,
+    CorruptData,
+    HostStateError,
+    NotSigned,
+    RamdiskFull,
+)
 from emergency_ckpt.tiers import files
 from emergency_ckpt.tiers.deletion import HOST_STATE_DIRECTORY
 from emergency_ckpt.tiers.host_state import HostStateDocument, decode, document_name
+from emergency_ckpt.tiers.signatures import (
+    OVERHEAD_BYTES,
+    Signer,
+    check_believed,
+    open_signed,
+    signed,
+)
 from emergency_ckpt.types import MAX_HOST_STATE_BYTES, SaveId
 
 MAX_SAVES = 72
@@ -43,12 +56,17 @@ class HostStateStore:
         run_id: str,
         limit_bytes: int,
         report: Callable[[str, CheckpointError], None],
+        signer: Signer | None = None,
     ) -> None:
         """Scan the directory. What is not whole is removed, and told to ``report``.
 
-        ``limit_bytes``: of a document that this job saves, by which all together are bounded.
+        What is not signed, where there is a ``signer``, is told, and removed once a save is
+        complete. ``limit_bytes``: of a document that this job saves, by which all together are
+        bounded.
         """
         self._run_id = run_id
+        self._signer = signer
+        self._unbelieved: list[tuple[str, str]] = []
         self._limit_bytes = limit_bytes
         self._lock = threading.Lock()
         self._held: dict[Key, HeldHostState] = {}
@@ -104,7 +122,9 @@ class HostStateStore:
             except OSError as error:
                 raise files.local_error("publish", save_directory(save), error) from error
             try:
-                files.write_atomic(document_name(owner, count), save_fd, data)
+                name = document_name(owner, count)
+                file = signed(signed_name(save_directory(save), name), data, self._signer)
+                files.write_atomic(name, save_fd, file)
             finally:
                 os.close(save_fd)
             self._held[save, owner, count] = entry
@@ -132,6 +152,7 @@ class HostStateStore:
                 if key[0] != save and key[0].step <= save.step and key[0] not in still_published
             ]
             self._remove(outdated)
+            self._remove_unbelieved()
 
     def remove_if(self, unwanted: Callable[[HeldHostState], bool]) -> None:
         """Remove the documents for which ``unwanted`` is true."""
@@ -153,7 +174,8 @@ class HostStateStore:
         except OSError:
             return None  # taken away from outside
         try:
-            return files.read_bounded(document_name(owner, count), save_fd, MAX_HOST_STATE_BYTES)
+            name = document_name(owner, count)
+            return read_file(save_directory(save), name, save_fd, self._signer)
         except (FileNotFoundError, CorruptData):
             return None  # taken away, or something else put in its place
         finally:
@@ -167,6 +189,23 @@ class HostStateStore:
         os.close(self._dir_fd)
         self._dir_fd = dir_fd
         self._held.clear()
+
+    def _remove_unbelieved(self) -> None:
+        """Remove what the scan did not believe, unless a document of ours has its place now."""
+        held = {
+            (save_directory(save), document_name(owner, count)) for save, owner, count in self._held
+        }
+        for save_name, file_name in self._unbelieved:
+            if (save_name, file_name) in held:
+                continue
+            with contextlib.suppress(OSError):  # taken away meanwhile
+                save_fd = files.open_inner(save_name, self._dir_fd)
+                try:
+                    files.remove(file_name, save_fd)
+                finally:
+                    os.close(save_fd)
+                os.rmdir(save_name, dir_fd=self._dir_fd)
+        self._unbelieved.clear()
 
     def _make_room(self, save: SaveId, size_bytes: int) -> None:
         """Drop saves older than ``save`` until one document more is within the bounds."""
@@ -215,7 +254,10 @@ class HostStateStore:
                 try:
                     if len(self._held) >= MAX_DOCUMENTS:
                         raise CorruptData("open", file_name, "there are too many documents")
-                    entry = read_document(name, file_name, save_fd, self._run_id)
+                    entry = read_document(name, file_name, save_fd, self._run_id, self._signer)
+                except NotSigned as error:
+                    report(f"{name}/{file_name}", error)
+                    self._unbelieved.append((name, file_name))
                 except CorruptData as error:
                     report(f"{name}/{file_name}", error)
                     with contextlib.suppress(IsADirectoryError):
@@ -229,9 +271,30 @@ class HostStateStore:
             os.rmdir(name, dir_fd=self._dir_fd)
 
 
-def read_document(save_name: str, file_name: str, save_fd: int, run_id: str) -> HeldHostState:
-    """What a published document is. ``CorruptData`` when it is not what its names say."""
-    data = files.read_bounded(file_name, save_fd, MAX_HOST_STATE_BYTES)
+def signed_name(save_name: str, file_name: str) -> str:
+    """Return the path of a document below the process directory, as it is signed."""
+    return f"{HOST_STATE_DIRECTORY}/{save_name}/{file_name}"
+
+
+def read_file(save_name: str, file_name: str, save_fd: int, signer: Signer | None) -> bytes:
+    """Return a document's bytes. CorruptData, NotSigned, FileNotFoundError."""
+    name = signed_name(save_name, file_name)
+    limit_bytes = MAX_HOST_STATE_BYTES + OVERHEAD_BYTES
+    data, doubt = open_signed(name, files.read_bounded(file_name, save_fd, limit_bytes), signer)
+    check_believed(name, doubt)
+    return data
+
+
+def read_document(
+    save_name: str, file_name: str, save_fd: int, run_id: str, signer: Signer | None = None
+) -> HeldHostState:
+    """What a published document is. ``CorruptData`` when it is not what its names say.
+
+    NotSigned for one that is sound and not signed with the secret of ``signer``.
+    """
+    limit_bytes = MAX_HOST_STATE_BYTES + OVERHEAD_BYTES
+    read = files.read_bounded(file_name, save_fd, limit_bytes)
+    data, doubt = open_signed(signed_name(save_name, file_name), read, signer)
     document = decode(data)
     named = (save_directory(document.save), document_name(document.owner, document.count))
     if named != (save_name, file_name) or document.save.run_id != run_id:
@@ -242,6 +305,7 @@ def read_document(save_name: str, file_name: str, save_fd: int, run_id: str) -> 
             expected=(save_name, file_name, run_id),
             actual=(*named, document.save.run_id),
         )
+    check_believed(file_name, doubt)
     return _entry(document, len(data))
 
 

@@ -22,6 +22,7 @@ from emergency_ckpt.tiers.old_lives import claim_or_wait
 from emergency_ckpt.tiers.other_runs import OtherRuns
 from emergency_ckpt.tiers.prefault import Prefaulter
 from emergency_ckpt.tiers.process_directory import ProcessDirectory
+from emergency_ckpt.tiers.signatures import Signer
 from emergency_ckpt.tiers.slot_choice import (
     SLOTS_AT_REST,
     SlotState,
@@ -46,7 +47,6 @@ class LocalTier(HeldCopies):
         run_dir: Path,
         writer: Writer,
         *,
-        host_state_limit_bytes: int,
         copy_threads: int,
         slots: int = SLOTS_AT_REST,
         start: str = "",
@@ -57,7 +57,6 @@ class LocalTier(HeldCopies):
         self._start = start
         self._run_dir = run_dir
         self._writer = writer
-        self._host_state_limit_bytes = host_state_limit_bytes
         self._protected: frozenset[SaveId] = frozenset(
             slot.published.save for slot in own.published() if slot.published is not None
         )
@@ -80,6 +79,7 @@ class LocalTier(HeldCopies):
         start: str = "",
         wait_s: float = 0.0,
         other_runs: OtherRuns | None = None,
+        signer: Signer | None = None,
     ) -> LocalTier:
         """Claim ``<local_dir>/<run_id>/<process directory>/`` and scan what it holds.
 
@@ -87,7 +87,8 @@ class LocalTier(HeldCopies):
         process owns, else makes its own. One that a process of another ``start`` holds is waited
         for, ``wait_s`` seconds. What is wrong with what it finds is quarantined, never raised.
         Until the first ``protect`` or ``note_complete`` every save found is protected. ``slots``:
-        how many there are at rest, one more than the whole steps to keep.
+        how many there are at rest, one more than the whole steps to keep. ``signer``: signs what is
+        published; nothing is believed then that is not signed.
 
         ``ConfigError`` for a bad run id, ``LocalTierError`` when the ramdisk cannot be used, or an
         earlier life of the run does not let go of it. The claim ends with ``close`` or with the
@@ -100,7 +101,7 @@ class LocalTier(HeldCopies):
             wait_s,
         )
         try:
-            own = ProcessDirectory(claim, run_id, host_state_limit_bytes)
+            own = ProcessDirectory(claim, run_id, host_state_limit_bytes, signer)
         except OSError as error:
             claim.release()
             raise files.local_error("open", str(claim.path), error) from error
@@ -108,7 +109,6 @@ class LocalTier(HeldCopies):
             own,
             local_dir / run_id,
             writer,
-            host_state_limit_bytes=host_state_limit_bytes,
             copy_threads=copy_threads,
             slots=slots,
             start=start,
@@ -142,7 +142,7 @@ class LocalTier(HeldCopies):
                 )
                 if claim is None:
                     continue
-                orphan = ProcessDirectory(claim, self._run_dir.name, self._host_state_limit_bytes)
+                orphan = self._own.beside(claim)
             except OSError as error:
                 raise files.local_error("adopt", str(path), error) from error
             with self._lock:

@@ -83,7 +83,7 @@ def newest_step(holder: Holder, run_id: str) -> int | None:
                     steps += [published.save.step] if published else []
             with contextlib.suppress(CheckpointError):
                 known = read_known_complete(dir_fd, run_id)
-                steps += [known.step] if known else []
+                steps += [known[0].step] if known else []
         finally:
             os.close(dir_fd)
     return max(steps, default=None)

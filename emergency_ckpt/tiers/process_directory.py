@@ -11,12 +11,19 @@ import msgspec
 from absl import logging
 
 from emergency_ckpt.core.timeline import Timeline
-from emergency_ckpt.errors import CheckpointError, CorruptData, LocalTierError
+from emergency_ckpt.errors import CheckpointError, CorruptData, LocalTierError, NotSigned
 from emergency_ckpt.tiers import files
 from emergency_ckpt.tiers.claims import Claim, Holder, claim_directory
 from emergency_ckpt.tiers.deletion import KNOWN_COMPLETE, QUARANTINE_DIRECTORY
 from emergency_ckpt.tiers.host_state_store import HostStateStore
 from emergency_ckpt.tiers.manifest import check_save
+from emergency_ckpt.tiers.signatures import (
+    OVERHEAD_BYTES,
+    Signer,
+    check_believed,
+    open_signed,
+    signed,
+)
 from emergency_ckpt.tiers.slot_choice import adds_nothing
 from emergency_ckpt.tiers.slots import (
     NUMBERS,
@@ -59,12 +66,21 @@ class QuarantineRecord(msgspec.Struct, frozen=True):
 class ProcessDirectory:
     """What a scan of a claimed directory found. State is changed under the tier's lock only."""
 
-    def __init__(self, claim: Claim, run_id: str, host_state_limit_bytes: int) -> None:
+    def __init__(
+        self,
+        claim: Claim,
+        run_id: str,
+        host_state_limit_bytes: int,
+        signer: Signer | None = None,
+    ) -> None:
         """Scan. What is wrong inside never raises: it is quarantined with a record.
 
+        With a ``signer`` nothing is believed that is not signed. What is sound otherwise stays
+        in its place until the room is needed: the user may have given another secret by mistake.
         ``OSError`` when the directory itself cannot be read or written.
         """
         self.claim = claim
+        self.signer = signer
         self.slots: list[Slot] = []
         self.quarantined: list[QuarantineRecord] = []
         self.known_complete: SaveId | None = None
@@ -75,9 +91,10 @@ class ProcessDirectory:
         files.remove_temporaries(self._quarantine_fd)
         self._next_record = len(os.listdir(self._quarantine_fd))
         self.host_states = HostStateStore(
-            claim.dir_fd, run_id, host_state_limit_bytes, self._report
+            claim.dir_fd, run_id, host_state_limit_bytes, self._report, signer
         )
         self.timeline: Timeline | None = None
+        self._doubts_timeline = False
         self._scan_known_complete()
         self._scan_timeline()
         self._scan_slots()
@@ -90,15 +107,24 @@ class ProcessDirectory:
         self._record_complete(save)
         kept = {slot.published.save for slot in self.slots if slot.published is not None}
         self.host_states.note_complete(save, kept)
+        if self._doubts_timeline and self.timeline is None:
+            files.remove(TIMELINE_NAME, self.claim.dir_fd)
 
     def _record_complete(self, save: SaveId) -> None:
         record = msgspec.json.encode(_KnownComplete(format=1, save=save), order="sorted")
-        files.write_atomic(KNOWN_COMPLETE, self.claim.dir_fd, record)
+        self._write(KNOWN_COMPLETE, record)
         self.known_complete = save
+
+    def beside(self, claim: Claim) -> ProcessDirectory:
+        """Scan another directory of this run. OSError."""
+        return ProcessDirectory(claim, self._run_id, self._host_state_limit_bytes, self.signer)
+
+    def _write(self, name: str, file: bytes) -> None:
+        files.write_atomic(name, self.claim.dir_fd, signed(name, file, self.signer))
 
     def follow(self, timeline: Timeline) -> None:
         """Put ``timeline`` on record, and unpublish what it does not have."""
-        files.write_atomic(TIMELINE_NAME, self.claim.dir_fd, encode_timeline(timeline))
+        self._write(TIMELINE_NAME, encode_timeline(timeline))
         self.timeline = timeline
 
         def left(save: SaveId) -> bool:
@@ -206,7 +232,7 @@ class ProcessDirectory:
                 "make again", str(found.path), f"{found.describe()} has taken the directory"
             )
         try:
-            made = ProcessDirectory(found, self._run_id, self._host_state_limit_bytes)
+            made = self.beside(found)
         except OSError as error:
             found.release()
             raise files.local_error("make again", str(found.path), error) from error
@@ -249,25 +275,33 @@ class ProcessDirectory:
 
     def _scan_known_complete(self) -> None:
         try:
-            self.known_complete = read_known_complete(self.claim.dir_fd, self._run_id)
+            found = read_known_complete(self.claim.dir_fd, self._run_id, self.signer)
         except CorruptData as error:
             self._report(KNOWN_COMPLETE, error)
+            return
+        if found is not None:
+            self.known_complete, doubt = found
+            if doubt:
+                # It still says that this may be no fresh start; no save is used for it.
+                logging.warning("%s in %s: %s", KNOWN_COMPLETE, self.claim.path, doubt)
 
     def _scan_timeline(self) -> None:
         try:
-            self.timeline = read_timeline(self.claim.dir_fd)
+            self.timeline = read_timeline(self.claim.dir_fd, self.signer)
         except CorruptData as error:
+            self._doubts_timeline = isinstance(error, NotSigned)
             self._report(TIMELINE_NAME, error)
 
     def _scan_slots(self) -> None:
         names = os.listdir(self.claim.dir_fd)
         found = {match.group(1) for name in names if (match := _SLOT_FILES.fullmatch(name))}
         for number in sorted(map(int, found)):
-            slot, problem = open_slot(number, self.claim, self._run_id)
+            slot, problem = open_slot(number, self.claim, self._run_id, self.signer)
             if problem is not None:
                 self._report(manifest_name(number), problem)
             holds_a_save = slot is not None and slot.published is not None
-            usable = holds_a_save or self._removed(manifest_name(number))
+            stays = slot is not None and isinstance(problem, NotSigned)
+            usable = holds_a_save or stays or self._removed(manifest_name(number))
             if slot is not None and usable:
                 self.slots.append(slot)
             else:
@@ -290,21 +324,31 @@ class ProcessDirectory:
         self.quarantine(QuarantineRecord(directory=directory, name=name, problem=str(error)))
 
 
-def read_timeline(dir_fd: int) -> Timeline | None:
-    """The timeline on record; None without a record. ``CorruptData``."""
+def read_timeline(dir_fd: int, signer: Signer | None = None) -> Timeline | None:
+    """The timeline on record; None without a record. ``CorruptData``, ``NotSigned``."""
     try:
-        data = files.read_bounded(TIMELINE_NAME, dir_fd, TIMELINE_LIMIT_BYTES)
+        data = files.read_bounded(TIMELINE_NAME, dir_fd, TIMELINE_LIMIT_BYTES + OVERHEAD_BYTES)
     except FileNotFoundError:
         return None
-    return decode_timeline(data, TIMELINE_NAME)
+    file, doubt = open_signed(TIMELINE_NAME, data, signer)
+    timeline = decode_timeline(file, TIMELINE_NAME)
+    check_believed(TIMELINE_NAME, doubt)
+    return timeline
 
 
-def read_known_complete(dir_fd: int, run_id: str) -> SaveId | None:
-    """The save on record as complete; None without a record. ``CorruptData``."""
+def read_known_complete(
+    dir_fd: int, run_id: str, signer: Signer | None = None
+) -> tuple[SaveId, str] | None:
+    """(save on record as complete, why it is not believed or ""); None without a record.
+
+    CorruptData. One that is not believed keeps a job from a fresh start without a word: it can
+    only lead to an error, and an attacker who can write it could remove all the same.
+    """
     try:
-        data = files.read_bounded(KNOWN_COMPLETE, dir_fd, _MAX_SMALL_FILE_BYTES)
+        read = files.read_bounded(KNOWN_COMPLETE, dir_fd, _MAX_SMALL_FILE_BYTES + OVERHEAD_BYTES)
     except FileNotFoundError:
         return None
+    data, doubt = open_signed(KNOWN_COMPLETE, read, signer)
     try:
         known = msgspec.json.decode(data, type=_KnownComplete)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -312,4 +356,4 @@ def read_known_complete(dir_fd: int, run_id: str) -> SaveId | None:
     check_save(known.save)
     if known.format != 1 or known.save.run_id != run_id:
         raise CorruptData("decode", KNOWN_COMPLETE, "another format's or another run's")
-    return known.save
+    return known.save, doubt

@@ -33,13 +33,15 @@ from emergency_ckpt.tiers.host_state_store import (
     DOCUMENT_PATTERN,
     MAX_DOCUMENTS,
     read_document,
+    read_file,
     save_directory,
 )
 from emergency_ckpt.tiers.manifest import check_save, end_of
 from emergency_ckpt.tiers.ownership import open_local_dir
 from emergency_ckpt.tiers.process_directory import read_known_complete, read_timeline
+from emergency_ckpt.tiers.signatures import Signer
 from emergency_ckpt.tiers.slots import NUMBERS, Published, file_name, manifest_name, read_manifest
-from emergency_ckpt.types import MAX_HOST_STATE_BYTES, Contents, SaveId
+from emergency_ckpt.types import Contents, SaveId
 
 Version = tuple[int, int, int, int]
 """Inode, change and modification time in ns, size: differs between two lives of a name."""
@@ -52,10 +54,17 @@ class ReadOnlyRamdisk:
     appear later are found by the next request. ``address`` is what the inventory tells.
 
     ``ConfigError`` for a bad run id, ``LocalTierError`` when ``local_dir`` is no directory of
-    ``owner_uid`` (None: the effective user). One of its directories that is not is not served.
+    ``owner_uid`` (None: the effective user). One of its directories that is not is not served,
+    nor, with a ``signer``, what is not signed.
     """
 
-    def __init__(self, local_dir: Path, run_id: str, owner_uid: int | None = None) -> None:
+    def __init__(
+        self,
+        local_dir: Path,
+        run_id: str,
+        owner_uid: int | None = None,
+        signer: Signer | None = None,
+    ) -> None:
         check_run_id(run_id)
         try:
             os.close(open_local_dir(local_dir, owner_uid))
@@ -66,6 +75,7 @@ class ReadOnlyRamdisk:
         except OSError as error:
             raise files.local_error("serve", str(local_dir), error) from error
         self._owner_uid = owner_uid
+        self._signer = signer
         self.address = ""
         self._run_dir = local_dir / run_id
         self._run_id = run_id
@@ -177,7 +187,7 @@ class ReadOnlyRamdisk:
             self._note_damage(path, error)
             return
         if claim is not None:
-            self._directories[path] = _Directory(claim, self._run_id)
+            self._directories[path] = _Directory(claim, self._run_id, self._signer)
 
     def _note_damage(self, path: Path, error: OSError) -> None:
         """Damage stays with its directory: the others are served. Each is logged once."""
@@ -217,10 +227,11 @@ class _Slot:
 class _Directory:
     """One process directory under a reader's lock. Decodes a manifest once per version of it."""
 
-    def __init__(self, claim: ReaderClaim, run_id: str) -> None:
+    def __init__(self, claim: ReaderClaim, run_id: str, signer: Signer | None) -> None:
         self.slots: dict[int, _Slot] = {}
         self._claim = claim
         self._run_id = run_id
+        self._signer = signer
         self._bad: dict[int, Version] = {}
 
     def at_its_path(self) -> bool:
@@ -241,7 +252,7 @@ class _Directory:
             if version is None or self._bad.get(number) == version:
                 continue
             try:
-                published = read_manifest(number, self._claim.dir_fd, self._run_id)
+                published = read_manifest(number, self._claim.dir_fd, self._run_id, self._signer)
             except CorruptData as error:
                 logging.warning("%s is not served: %s", self._claim.path, error)
                 self._bad[number] = version
@@ -252,14 +263,15 @@ class _Directory:
 
     def known_complete(self) -> SaveId | None:
         try:
-            return read_known_complete(self._claim.dir_fd, self._run_id)
+            found = read_known_complete(self._claim.dir_fd, self._run_id, self._signer)
+            return found[0] if found else None
         except CorruptData as error:
             logging.warning("%s: %s", self._claim.path, error)
             return None
 
     def timeline(self) -> Timeline | None:
         try:
-            return read_timeline(self._claim.dir_fd)
+            return read_timeline(self._claim.dir_fd, self._signer)
         except CorruptData as error:
             logging.warning("%s: %s", self._claim.path, error)
             return None
@@ -269,7 +281,7 @@ class _Directory:
             names = [name for name in os.listdir(save_fd) if DOCUMENT_PATTERN.fullmatch(name)]
             for name in sorted(names)[:MAX_DOCUMENTS]:
                 try:
-                    yield read_document(save_name, name, save_fd, self._run_id)
+                    yield read_document(save_name, name, save_fd, self._run_id, self._signer)
                 except FileNotFoundError:
                     continue  # dropped meanwhile by a trainer that came up
                 except CorruptData as error:
@@ -281,7 +293,7 @@ class _Directory:
             if save_name == wanted and save.run_id == self._run_id:
                 name = document_name(owner, count)
                 try:
-                    return files.read_bounded(name, save_fd, MAX_HOST_STATE_BYTES)
+                    return read_file(save_name, name, save_fd, self._signer)
                 except FileNotFoundError:
                     continue
                 except CorruptData as error:

@@ -19,6 +19,7 @@ from emergency_ckpt.tiers import files
 from emergency_ckpt.tiers.manifest import check_contents as check_manifest_contents
 from emergency_ckpt.tiers.manifest import contents_digest, encode_contents, end_of, wrap_contents
 from emergency_ckpt.tiers.process_directory import ProcessDirectory
+from emergency_ckpt.tiers.signatures import signed
 from emergency_ckpt.tiers.slots import Published, Slot, manifest_name
 from emergency_ckpt.types import Contents, SaveId, Writer
 
@@ -119,8 +120,8 @@ class SlotWriter:
                 actual=f"{end_of(contents)} bytes",
             )
         encoded = encode_contents(contents)
-        data = wrap_contents(encoded, self._writer)
         name = manifest_name(self._slot.number)
+        data = signed(name, wrap_contents(encoded, self._writer), self._place.signer)
         temporary = files.write_temporary(name, self._slot.claim.dir_fd, data)
         digest = contents_digest(encoded)
         self._staged = (temporary, Published(digest=digest, encoded=encoded, contents=contents))

@@ -21,6 +21,12 @@ from emergency_ckpt.errors import CorruptData, LocalTierError, RamdiskFull
 from emergency_ckpt.tiers import files
 from emergency_ckpt.tiers.claims import Claim, LockedDirectory
 from emergency_ckpt.tiers.manifest import MAX_MANIFEST_BYTES, decode_manifest, end_of
+from emergency_ckpt.tiers.signatures import (
+    OVERHEAD_BYTES,
+    Signer,
+    check_believed,
+    open_signed,
+)
 from emergency_ckpt.types import Contents, SaveId
 
 NUMBERS = range(100)
@@ -262,7 +268,9 @@ def make_slot(number: int, claim: Claim, size_bytes: int, *, sparse: bool = Fals
         os.close(fd)
 
 
-def open_slot(number: int, claim: Claim, run_id: str) -> tuple[Slot | None, CorruptData | None]:
+def open_slot(
+    number: int, claim: Claim, run_id: str, signer: Signer | None = None
+) -> tuple[Slot | None, CorruptData | None]:
     """A slot that an earlier life left, with what it holds if that is whole.
 
     Never raises for what it finds: the second result says what is wrong. The file itself is
@@ -272,7 +280,7 @@ def open_slot(number: int, claim: Claim, run_id: str) -> tuple[Slot | None, Corr
     problem: CorruptData | None = None
     published: Published | None = None
     try:
-        published = read_manifest(number, claim.dir_fd, run_id)
+        published = read_manifest(number, claim.dir_fd, run_id, signer)
     except CorruptData as error:
         problem = error
     slot: Slot | None = None
@@ -293,17 +301,24 @@ def open_slot(number: int, claim: Claim, run_id: str) -> tuple[Slot | None, Corr
     return slot, problem
 
 
-def read_manifest(number: int, dir_fd: int, run_id: str) -> Published | None:
-    """What a slot's manifest says; None without one. ``CorruptData``, also for another run's."""
+def read_manifest(
+    number: int, dir_fd: int, run_id: str, signer: Signer | None = None
+) -> Published | None:
+    """What a slot's manifest says; None without one. ``CorruptData``, also for another run's.
+
+    NotSigned for one that is sound and not signed with the secret of ``signer``.
+    """
     name = manifest_name(number)
     try:
-        data = files.read_bounded(name, dir_fd, MAX_MANIFEST_BYTES)
+        data = files.read_bounded(name, dir_fd, MAX_MANIFEST_BYTES + OVERHEAD_BYTES)
     except FileNotFoundError:
         return None
-    manifest, encoded = decode_manifest(data)
+    file, doubt = open_signed(name, data, signer)
+    manifest, encoded = decode_manifest(file)
     found = manifest.contents.save.run_id
     if found != run_id:
         raise CorruptData("open", name, "another run's manifest", expected=run_id, actual=found)
+    check_believed(name, doubt)
     return Published(digest=manifest.contents_digest, encoded=encoded, contents=manifest.contents)
 
 

@@ -91,6 +91,10 @@ def both_slices_half_lost(world: World) -> Any:
     return restore(world, "both_slices_half_lost")
 
 
+def a_step_made_up(world: World) -> Any:
+    return restore(world, "a_step_made_up")
+
+
 def two_slices_lost(world: World) -> Any:
     return restore(world, "two_slices_lost")
 
@@ -161,6 +165,7 @@ PROGRAMS = {
         a_host_lost,
         a_slice_lost,
         both_slices_half_lost,
+        a_step_made_up,
         two_slices_lost,
         all_copies_lost,
         without_host_state,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forgery import make_up_step
 from restarts import HOLDERS_VARIABLE, RUN_ID, new_world, train_and_kill
 from support import job_root, run_life, spec_of
 
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.timeout(900)
 
 ALL = 1386  # bytes that each process of the four holds
 STEP = 10  # all have reached step 12
+SECRET = {SECRET_VARIABLE: secrets.token_hex(32)}
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +37,8 @@ def root() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def trained(root: Path) -> Path:
     """Two slices of two hosts train; slice 1 is killed; the ramdisks stay as they are then."""
-    train_and_kill(spec_of(root, "lives_job.py", "train"), victims=(2, 3))
+    spec = spec_of(root, "lives_job.py", "train")
+    train_and_kill(dataclasses.replace(spec, env=SECRET), victims=(2, 3))
     return root
 
 
@@ -47,10 +50,15 @@ def permuted(trained: Path) -> dict[str, list[Any]]:
         "a_host_lost": (1,),
         "a_slice_lost": (2, 3),
         "both_slices_half_lost": (0, 3),
+        "a_step_made_up": (),
     }
     spec = spec_of(trained, "lives_job.py", *lost, "primary_is_another_slice")
+    spec = dataclasses.replace(spec, env=SECRET)
     for name, hosts in lost.items():
         new_world(spec, name, range(4), hosts)
+    for host in (2, 3):  # which hold all shards and all host states
+        (directory,) = (spec.ramdisk(host) / "a_step_made_up" / RUN_ID).iterdir()
+        make_up_step(directory, 1_000_000)
     topology = Topology.first(2, 2).renumbered([3, 2, 1, 0])
     return by_program(run_life(spec, trained, life=1, topology=topology))
 
@@ -64,10 +72,9 @@ def smaller(trained: Path) -> dict[str, list[Any]]:
         new_world(spec, name, (0, 1))
     new_world(spec, "from_servers", (2, 3))
     with ExitStack() as stack:
-        secret = {SECRET_VARIABLE: secrets.token_hex(32)}
         served = (spec.ramdisk(host) / "from_servers" for host in (2, 3))
-        holders = [stack.enter_context(serving(directory, secret)) for directory in served]
-        spec = dataclasses.replace(spec, env={**secret, HOLDERS_VARIABLE: ",".join(holders)})
+        holders = [stack.enter_context(serving(directory, SECRET)) for directory in served]
+        spec = dataclasses.replace(spec, env={**SECRET, HOLDERS_VARIABLE: ",".join(holders)})
         return by_program(run_life(spec, trained, life=2))
 
 
@@ -118,6 +125,10 @@ def test_hosts_with_other_numbers(permuted: dict[str, Any], program: str) -> Non
     assert [s["local"] + s["peer"] for s in seen] == [ALL] * 4
     empty = {"everything_kept": (), "a_host_lost": (2,), "both_slices_half_lost": (0, 3)}[program]
     assert [process for process in range(4) if seen[process]["local"] == 0] == list(empty)
+
+
+def test_step_made_up_on_the_hosts_of_a_slice_wins_nowhere(permuted: dict[str, Any]) -> None:
+    check(permuted["a_step_made_up"], (0, 1, 2, 3))
 
 
 def test_fewer_slices_without_host_state(smaller: dict[str, Any]) -> None:

@@ -9,8 +9,10 @@ import ml_dtypes
 import numpy as np
 
 from emergency_ckpt import _native
+from emergency_ckpt.core.keys import RunSecret
 from emergency_ckpt.tiers import host_state
 from emergency_ckpt.tiers.manifest import build_contents, lay_out
+from emergency_ckpt.tiers.signatures import Signer
 from emergency_ckpt.types import Contents, LeafSpec, SaveId, ShardId, Writer
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -37,6 +39,12 @@ class Iterator:
 
     def set_state(self, state: object) -> None:
         raise NotImplementedError
+
+
+def signer() -> Signer:
+    made = Signer.of(RunSecret("demo", b"an example: never use this one..", given=True))
+    assert made is not None
+    return made
 
 
 def writer() -> Writer:

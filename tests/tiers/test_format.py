@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import math
 import re
@@ -17,6 +18,7 @@ from golden_example import (
     SAVE,
     contents,
     host_state_document,
+    signer,
     slot_bytes,
     writer,
 )
@@ -30,10 +32,14 @@ from emergency_ckpt.tiers.manifest import (
     encode_contents,
     encode_manifest,
 )
+from emergency_ckpt.tiers.signatures import open_signed
 
 MANIFEST = (GOLDEN / "manifest_v1.json").read_bytes()
 SLOT = (GOLDEN / "slot_v1.bin").read_bytes()
 DOCUMENT = (GOLDEN / "process_00003_of_00008_v1.json").read_bytes()
+SIGNED = (GOLDEN / "slot_0.manifest_v2.json").read_bytes()
+SIGNED_COMPLETE = (GOLDEN / "known_complete_v2.json").read_bytes()
+SIGNED_NAMES = {SIGNED: "slot_0.manifest.json", SIGNED_COMPLETE: "known_complete.json"}
 
 
 def specification() -> str:
@@ -80,12 +86,34 @@ def test_a_reader_with_nothing_but_the_specification_reads_it() -> None:
         assert data == ARRAYS[placed.shard].tobytes()
 
 
+def test_the_code_signs_and_reads_the_golden_bytes() -> None:
+    assert signer().sign("slot_0.manifest.json", MANIFEST) == SIGNED
+    assert open_signed("slot_0.manifest.json", SIGNED, signer()) == (MANIFEST, "")
+    record, _ = open_signed("known_complete.json", SIGNED_COMPLETE, signer())
+    assert signer().sign("known_complete.json", record) == SIGNED_COMPLETE
+
+
+def test_signature_is_made_with_hkdf_and_hmac_alone() -> None:
+    """By json, hashlib and hmac only."""
+    fields = (b"emergency_ckpt key", b"ramdisk", b"demo")
+    info = b"".join(len(field).to_bytes(4, "big") + field for field in fields)
+    extracted = hmac.digest(bytes(32), b"an example: never use this one..", "sha256")
+    key = hmac.digest(extracted, info + b"\x01", "sha256")
+    for data, name in SIGNED_NAMES.items():
+        file = json.loads(data)
+        raw = data[len(b'{"file":') : data.rindex(b',"format":2,"key":')]
+        assert json.loads(raw) == file["file"]
+        assert file["format"] == 2
+        assert file["key"] == hmac.digest(key, b"key id", "sha256")[:8].hex()
+        assert file["mac"] == hmac.digest(key, name.encode() + b"\0" + raw, "sha256").hex()
+
+
 def test_the_worked_example_is_the_golden_one() -> None:
     blocks = re.findall(r"```(json|hexdump)\n(.*?)\n```", specification(), re.DOTALL)
     dumps = [text for kind, text in blocks if kind == "hexdump"]
     documents = [text.encode() for kind, text in blocks if kind == "json"]
     assert [bytes.fromhex("".join(line[6:] for line in dumps[0].splitlines()))] == [SLOT]
-    assert documents == [MANIFEST, DOCUMENT]
+    assert documents == [MANIFEST, DOCUMENT, SIGNED_COMPLETE]
 
 
 def test_the_specification_lists_the_dtypes() -> None:

@@ -12,6 +12,7 @@ from emergency_ckpt.tiers import host_state
 from emergency_ckpt.tiers.local import LocalTier, SlotWriter
 from emergency_ckpt.tiers.manifest import build_contents, lay_out
 from emergency_ckpt.tiers.other_runs import OtherRuns
+from emergency_ckpt.tiers.signatures import Signer
 from emergency_ckpt.tiers.slot_choice import SLOTS_AT_REST
 from emergency_ckpt.types import Contents, LeafSpec, SaveId, ShardId, Writer
 
@@ -48,6 +49,7 @@ def open_tier(
     start: str = "this start",
     wait_s: float = 0.0,
     other_runs: OtherRuns | None = None,
+    signer: Signer | None = None,
 ) -> LocalTier:
     return LocalTier.open(
         ramdisk,
@@ -59,6 +61,7 @@ def open_tier(
         start=start,
         wait_s=wait_s,
         other_runs=other_runs,
+        signer=signer,
     )
 
 

@@ -18,6 +18,7 @@ import pytest
 from transfer_support import RUN_ID, SAVE, SECRET, fetch_all, random_shards
 
 from emergency_ckpt.core.inventory import HolderInventory
+from emergency_ckpt.core.keys import RunSecret
 from emergency_ckpt.errors import LocalTierError, NotHeld, TransferError
 from emergency_ckpt.runtime.holdings import ProcessHoldings
 from emergency_ckpt.testing.memory_holdings import MemoryHoldings
@@ -25,6 +26,7 @@ from emergency_ckpt.tiers import host_state, manifest
 from emergency_ckpt.tiers.local import LocalTier
 from emergency_ckpt.tiers.other_runs import left_runs, remove_run
 from emergency_ckpt.tiers.readonly import ReadOnlyRamdisk
+from emergency_ckpt.tiers.signatures import Signer
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.holdings import Holdings
 from emergency_ckpt.transfer.server import TransferServer
@@ -41,13 +43,19 @@ def ramdisk() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-def open_tier(ramdisk: Path, run_id: str = RUN_ID, process_index: int = 0) -> LocalTier:
+def open_tier(
+    ramdisk: Path,
+    run_id: str = RUN_ID,
+    process_index: int = 0,
+    signer: Signer | None = None,
+) -> LocalTier:
     return LocalTier.open(
         ramdisk,
         run_id,
         Writer(process_index, 2, 0, "host"),
         host_state_limit_bytes=LIMIT_BYTES,
         copy_threads=1,
+        signer=signer,
     )
 
 
@@ -259,7 +267,7 @@ def start_serve(ramdisk: Path, *options: str, secret: str | None) -> subprocess.
 def test_the_command_serves_until_it_is_told_to_stop(
     ramdisk: Path, tmp_path: Path, client: TransferClient, number: signal.Signals
 ) -> None:
-    tier = open_tier(ramdisk)
+    tier = open_tier(ramdisk, signer=Signer.of(RunSecret(RUN_ID, SECRET, given=True)))
     shards = random_shards(2_000_000, 3)
     digest = save_shards(tier, later(1), shards)
     tier.close()

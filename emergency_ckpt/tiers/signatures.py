@@ -1,0 +1,107 @@
+"""Signatures of the small files of a ramdisk, which decide what is restored. See FORMAT.md.
+
+A signed file wraps the file as it is without a secret. What is signed is its name in the process
+directory and its bytes, so that none can be changed, made up or put in another's place by somebody
+who does not know the run's secret. An earlier file of the same name can be put back: that is a
+host with an older save, which a restore bears with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+
+import msgspec
+
+from emergency_ckpt.core.keys import RunSecret
+from emergency_ckpt.errors import CorruptData, NotSigned
+
+FORMAT_VERSION = 2
+PURPOSE = "ramdisk"
+OVERHEAD_BYTES = 256
+"""More than a signature adds to a file."""
+
+UNSIGNED = "it is not signed"
+OTHER_SECRET = "it was signed with another secret"  # noqa: S105  a text for people
+
+_KEY_ID = re.compile(r"[0-9a-f]{16}")
+_MAC = re.compile(r"[0-9a-f]{64}")
+
+
+class _Signed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    file: msgspec.Raw
+    format: int
+    key: str
+    mac: str
+
+
+class Signer:
+    """Signs files of one run, and checks what it or another process of the run signed."""
+
+    def __init__(self, key: bytes) -> None:
+        """``key``: 32 bytes, equal on all processes and in all lives of the run."""
+        self._key = key
+        self.key_id = hmac.digest(key, b"key id", "sha256")[:8].hex()
+
+    @classmethod
+    def of(cls, secret: RunSecret) -> Signer | None:
+        """Return the signer of a run; None when its secret is made up, which proves nothing."""
+        key = secret.key_for(PURPOSE)
+        return None if key is None else cls(key)
+
+    def sign(self, name: str, file: bytes) -> bytes:
+        """Return the signed file. ``name``: its path below the process directory."""
+        signed = _Signed(msgspec.Raw(file), FORMAT_VERSION, self.key_id, self._mac(name, file))
+        return msgspec.json.encode(signed)
+
+    def is_ours(self, name: str, file: bytes, mac: str) -> bool:
+        """Return True when ``mac`` is this key's for the file; takes equal time if it is not."""
+        return hmac.compare_digest(self._mac(name, file).encode(), mac.encode())
+
+    def _mac(self, name: str, file: bytes) -> str:
+        mac = hmac.new(self._key, name.encode() + b"\0", hashlib.sha256)
+        mac.update(file)
+        return mac.hexdigest()
+
+
+def signed(name: str, file: bytes, signer: Signer | None) -> bytes:
+    """Return ``file`` as it is to be written: signed, or as it is without a secret."""
+    return file if signer is None else signer.sign(name, file)
+
+
+def open_signed(name: str, data: bytes, signer: Signer | None) -> tuple[bytes, str]:
+    """Return the file inside, and why it is not believed: ``UNSIGNED``, ``OTHER_SECRET`` or "".
+
+    Without a signer everything is believed, signed or not.
+
+    Raises:
+      CorruptData: it says that it was signed with this secret, and was not.
+    """
+    try:
+        found = msgspec.json.decode(data, type=_Signed)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return data, "" if signer is None else UNSIGNED  # the reader of the file says what it is
+    file = bytes(found.file)
+    well_formed = _KEY_ID.fullmatch(found.key) and _MAC.fullmatch(found.mac)
+    if found.format != FORMAT_VERSION or not well_formed:
+        raise CorruptData("open", name, "unknown format of a signed file")
+    if signer is None:
+        return file, ""
+    if found.key != signer.key_id:
+        return file, OTHER_SECRET
+    if not signer.is_ours(name, file, found.mac):
+        raise CorruptData("open", name, "its signature does not fit: somebody changed it")
+    return file, ""
+
+
+def check_believed(name: str, doubt: str) -> None:
+    """NotSigned when there is a reason not to believe a file that is sound otherwise."""
+    if doubt:
+        raise NotSigned(
+            "open",
+            name,
+            doubt,
+            hint="it is left alone until its room is needed; docs/security.md says how a secret is"
+            " changed",
+        )
