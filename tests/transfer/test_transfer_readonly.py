@@ -280,7 +280,7 @@ def test_the_command_serves_until_it_is_told_to_stop(
         word, address = server.stdout.readline().split()
         assert word == "serving"
         inventory: HolderInventory = client.inventory(address)
-        assert inventory.holder == f"server/{address}"
+        assert inventory.holder == f"server/{address.rpartition('@')[2]}"
         assert inventory.process_index is None
         assert fetch_all(client, address, digest)[0] == shards
         server.send_signal(number)
