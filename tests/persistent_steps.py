@@ -8,17 +8,23 @@ from typing import Any
 import numpy as np
 import orbax.checkpoint as ocp
 
+from emergency_ckpt.core.step_signature import StepSigning
 from emergency_ckpt.tiers.orbax_writing import OURS
 from emergency_ckpt.tiers.persistent import PersistentTier
+from emergency_ckpt.tiers.persistent_marker import NO_SIGNING
 from emergency_ckpt.tiers.removal import StepShelf
 from emergency_ckpt.types import LeafSpec, SaveId
 
 
 def fill(
-    directory: str, steps: Iterable[int], *, metrics: Callable[[int], Any] | None = None
+    directory: str,
+    steps: Iterable[int],
+    *,
+    metrics: Callable[[int], Any] | None = None,
+    signing: StepSigning = NO_SIGNING,
 ) -> PersistentTier:
     """A tier with ``steps``, which plain Orbax reads too: ``w`` is the step, four times."""
-    tier = PersistentTier(directory)
+    tier = PersistentTier(directory, signing=signing)
     tier.create()
     shelf = StepShelf(tier)
     with ocp.CheckpointManager(directory) as manager:
