@@ -196,3 +196,22 @@ def test_plain_orbax_step_alone_is_taken_and_named(
             else:
                 assert ckpt.restore(state=like)[0] == 9
     assert unsigned(world) == [(9, "it is not signed")]
+
+
+def test_save_at_an_unsigned_step_writes_it_anew(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Storage has it by its marker; but who else wrote that may have known the life."""
+    monkeypatch.setenv("ECKPT_SECRET", SECRET)
+    with world.open_both() as ckpt:
+        save_all(ckpt, world, 2)
+    strip(world, 2)
+    with world.open_both() as ckpt:
+        assert ckpt.restore(state=world.state(0))[0] == 2  # from RAM
+        assert ckpt.save(step=2, state=world.state(2), host_state={"at": 2}, force=True)
+        ckpt.wait_until_finished()
+        ckpt.check_for_errors()
+    assert json.loads((beside(world, 2) / "marker.json").read_bytes())["format"] == 3
+    world.lose_ram()
+    assert restored(world, require_signed=True) == 2
+    assert list(world.persistent.glob("2.rolled-back-*"))
