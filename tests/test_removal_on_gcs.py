@@ -28,15 +28,15 @@ def gcs() -> Iterator[FakeGcs]:
         yield server
 
 
-def start(gcs: FakeGcs, program: str) -> subprocess.Popen[str]:
+def start(gcs: FakeGcs, *program: str) -> subprocess.Popen[str]:
     # The clients read their environment when they are imported.
     environ = {**os.environ, **gcs.environment(), "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, str(PROGRAM), program]
+    command = [sys.executable, str(PROGRAM), *program]
     return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
 
 
-def run(gcs: FakeGcs, program: str) -> Any:
-    with start(gcs, program) as process:
+def run(gcs: FakeGcs, *program: str) -> Any:
+    with start(gcs, *program) as process:
         out, _ = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0
     return json.loads(out.splitlines()[-1])
@@ -106,3 +106,19 @@ def test_set_aside_in_a_bucket_keeps_every_object(gcs: FakeGcs) -> None:
     assert {name.removeprefix("run/20/") for name in hidden["objects"]} == names - commits
     check_clean(seen["then"])
     assert set(seen["kept"]) == names - commits
+
+
+@pytest.mark.parametrize("write", ["ours", "plain"])
+def test_step_replaced_until_any_request_is_old_or_new(gcs: FakeGcs, write: str) -> None:
+    found = run(gcs, "replaced", write)
+    values = [each["values"] for each in found]
+    assert values == [[20, 20, 22]] * values.count([20, 20, 22]) + [[21, 21, 22]] * values.count(
+        [21, 21, 22]
+    )
+    # Record, copies, removals, documents, tensors, marker: before that it is the old one.
+    assert values.count([20, 20, 22]) > 5
+    assert values[-1] == [21, 21, 22]
+    for each in found:
+        assert (each["steps"], each["record"]) == ([10, 20], False)
+        # What was whole is kept once, and nothing else.
+        assert len(each["kept"]) == (2 if each["values"][0] == 21 else 1)

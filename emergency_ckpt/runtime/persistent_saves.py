@@ -355,14 +355,11 @@ class PersistentSaves:
             self._events.emit("divergence", step=job.save.step, text=text)
         if job.metrics is not None:
             StepShelf(self._tier).write_metrics(job.save.step, job.metrics)
-        self._timeline.bind()
-        self._tier.publish(
-            job.save,
-            {owner: (document.digest, document.empty) for owner, document in documents.items()},
-            [leaf.spec for leaf in job.tree.leaves],
-            crcs,
+        specs = [leaf.spec for leaf in job.tree.leaves]
+        described = {owner: (each.digest, each.empty) for owner, each in documents.items()}
+        self._timeline.publish(
+            job.save, lambda: self._tier.publish(job.save, described, specs, crcs)
         )
-        self._events.emit("persistent.published", step=job.save.step)
 
     def _stage(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from absl import logging
 
 from emergency_ckpt.core.timeline import Timeline
@@ -68,18 +70,30 @@ class StorageTimeline:
         return self._timelines.leads_to(save, stored)
 
     def make_room(self, save: SaveId) -> None:
-        """See that ``save`` can be written, and that nothing is lost of what is in its place."""
-        self.follow()
+        """See that ``save`` can be written, and that nothing is lost of what is in its place.
+
+        What else was rolled back goes on to count until the save is whole, unless the user asked
+        for an older step: after a crash in between it is still the best there is.
+        """
+        if self._timelines.is_demanded:
+            self.follow()
         self._events.emit("persistent.removing", step=save.step)
         reason = f"the step was saved anew by incarnation {save.incarnation}"
         kept_as = self._tier.changes.make_room(save.step, reason)
         if kept_as is not None:
             self._tell(save.step, kept_as, reason)
 
-    def bind(self) -> None:
-        """The first save of this life is about to be whole: before its marker."""
+    def publish(self, save: SaveId, set_marker: Callable[[], None]) -> None:
+        """Make ``save`` count, by ``set_marker``; then what it replaces or left behind does not.
+
+        PersistentTierError, CorruptData: also where the marker is set, and storage could not be
+        told the rest, which the next save tells it.
+        """
         self._claim.renew()
+        set_marker()
+        self._events.emit("persistent.published", step=save.step)
         self._timelines.bind()
+        self._tier.changes.end_replacement(save.step)
         self.follow()
 
     def note_complete(self) -> None:

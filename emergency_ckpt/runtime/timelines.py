@@ -28,6 +28,13 @@ class Timelines:
         self._lock = threading.Lock()
         self._bound = None if tier is None else tier.timeline
         self._pending: Timeline | None = None
+        self._is_demanded = False
+
+    @property
+    def is_demanded(self) -> bool:
+        """Whether the user asked for the step that was restored, and to forget what is newer."""
+        with self._lock:
+            return self._is_demanded
 
     @property
     def bound(self) -> Timeline | None:
@@ -47,6 +54,7 @@ class Timelines:
             is_news = before != self._bound
             self._bound = before
             self._pending = continued(before, parent, incarnation)
+            self._is_demanded = at_once
         if at_once:
             self.bind()
         elif is_news and not self.objection(parent.step, parent.incarnation):

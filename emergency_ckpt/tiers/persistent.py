@@ -45,6 +45,7 @@ from emergency_ckpt.tiers.persistent_marker import (
     encode_checksums,
 )
 from emergency_ckpt.tiers.plain_orbax import describe_plain
+from emergency_ckpt.tiers.replaced_steps import StepPlace
 from emergency_ckpt.tiers.state_tree import StateTree
 from emergency_ckpt.tiers.step_changes import StepChanges
 from emergency_ckpt.tiers.storage_arrays import as_arrays
@@ -156,25 +157,25 @@ class PersistentTier:
 
     def marker(self, step: int, deadline_s: float | None = None) -> StepMarker:
         """The marker of ``step``; PersistentTierError without one, CorruptData."""
-        return self.found.marker(step, deadline_s)
+        deadline_s = self.storage.deadline_s(deadline_s)
+        return self.found.marker(step, deadline_s, self.found.place_of(step, deadline_s))
 
     # Restore
 
     def describe(self, step: int, deadline_s: float | None = None) -> StoredStep:
         """What is stored under ``step``: metadata only."""
         deadline_s = self.storage.deadline_s(deadline_s)
-        is_ours = self.found.listed(deadline_s).get(step, False)
-        found = self.found.look(step, deadline_s, is_ours=is_ours)
+        found = self.found.find(step, deadline_s)
         if found is not None and found.step.problem:
             raise CorruptData("describe", f"{self.directory}/{step}", found.step.problem)
         if found is None:
             raise PersistentTierError(
                 "describe", f"{self.directory}/{step}", "there is no such step"
             )
-        marker = found.marker
+        marker, place = found.marker, found.place
 
         def describe() -> tuple[epath.Path, dict[str, StoredLeaf]]:
-            folder = self._directory / self.found.folders.of(step)
+            folder = self._directory / place.tensors
             if marker is None:
                 return describe_plain(folder, self._orbax_item)
             item = folder / ITEM
@@ -183,11 +184,11 @@ class PersistentTier:
             opened = open_by_name(item, stored, deadline_s) if stored else None
             return item, describe_item(item) if opened is None else opened
 
-        item, leaves = self.storage.do("describe", f"/{step}", describe, deadline_s)
+        item, leaves = self.storage.do("describe", f"/{place.tensors}", describe, deadline_s)
         crcs: dict[ShardId, int] = {}
         if marker is not None:
-            path = self._host_state_dir(step) / CHECKSUMS_NAME
-            below = f"/{HOST_STATE}/{step}/{CHECKSUMS_NAME}"
+            path = self._host_state_dir(place) / CHECKSUMS_NAME
+            below = f"/{HOST_STATE}/{place.beside}/{CHECKSUMS_NAME}"
             data = self.storage.do("read", below, path.read_bytes, deadline_s)
             crcs = decode_checksums(data, marker, str(path))
         return StoredStep(str(item), marker, leaves, crcs, found.step.incarnation, found.step.doubt)
@@ -221,8 +222,10 @@ class PersistentTier:
     ) -> bytes:
         """One process's host-state document, checked against the ``digest`` of the marker."""
         name = document_name(owner, count)
-        path = self._host_state_dir(step) / name
-        below = f"/{HOST_STATE}/{step}/{name}"
+        deadline_s = self.storage.deadline_s(deadline_s)
+        place = self.found.place_of(step, deadline_s)
+        path = self._host_state_dir(place) / name
+        below = f"/{HOST_STATE}/{place.beside}/{name}"
         data = self.storage.do("read", below, path.read_bytes, deadline_s)
         actual = hashlib.sha256(data).hexdigest()
         if actual != digest:
@@ -243,8 +246,8 @@ class PersistentTier:
     ) -> None:
         """Write the state of ``shards`` as Orbax's step. Collective over ``writers``; blocks.
 
-        A whole step of the same number that an earlier life left is replaced: the run went back
-        behind it. ``meet``: where the writers wait for each other.
+        Nothing may lie in the step's place: see ``StepChanges.make_room``.
+        ``meet``: where the writers wait for each other.
         """
         deadline_s = self.storage.deadline_s(None)
         state = as_arrays(tree, shards, writers)
@@ -316,5 +319,5 @@ class PersistentTier:
 
     # Common to all
 
-    def _host_state_dir(self, step: int) -> epath.Path:
-        return self._directory / HOST_STATE / str(step)
+    def _host_state_dir(self, place: StepPlace) -> epath.Path:
+        return self._directory / HOST_STATE / place.beside

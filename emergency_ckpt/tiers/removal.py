@@ -13,6 +13,7 @@ from emergency_ckpt.core.retention import StepRecord
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.tiers.persistent import PersistentTier
 from emergency_ckpt.tiers.persistent_marker import HOST_STATE, MARKER_NAME
+from emergency_ckpt.tiers.replaced_steps import StepPlace
 
 _METRICS = "metrics.json"
 _METRICS_LIMIT_BYTES = 1 << 20
@@ -45,15 +46,24 @@ class StepShelf:
         PersistentTierError when the directory cannot be read.
         """
         deadline_s = self._tier.storage.deadline_s(None)
-        whole = self._tier.found.whole(deadline_s)
-        return [self.record(found.step, deadline_s) for found in whole if counts(found)]
+        whole = self._tier.found.whole_found(deadline_s)
+        return [
+            self._record(found.step.step, found.place, deadline_s)
+            for found in whole
+            if counts(found.step)
+        ]
 
     def record(self, step: int, deadline_s: float | None = None) -> StepRecord:
         """What there is to know of one of them. PersistentTierError, also when it is gone."""
+        deadline_s = self._tier.storage.deadline_s(deadline_s)
+        return self._record(step, self._tier.found.place_of(step, deadline_s), deadline_s)
+
+    def _record(self, step: int, place: StepPlace, deadline_s: float) -> StepRecord:
+        beside = self._directory / HOST_STATE / place.beside
 
         def look() -> StepRecord:
-            written_s = (self._beside(step) / MARKER_NAME).stat().mtime
-            return StepRecord(step, float(written_s), self._metrics(step))
+            written_s = (beside / MARKER_NAME).stat().mtime
+            return StepRecord(step, float(written_s), _metrics(beside / _METRICS))
 
         return self._tier.storage.do("look at", f"/{step}", look, deadline_s)
 
@@ -66,19 +76,16 @@ class StepShelf:
         """Remove ``step``. After a crash at any moment it is whole, or counts nowhere."""
         self._tier.remove(step)
 
-    def _metrics(self, step: int) -> Mapping[str, Any] | None:
-        path = self._beside(step) / _METRICS
-        if not path.exists():
-            return None
-        data = path.read_bytes()
-        try:
-            value = json.loads(data[: _METRICS_LIMIT_BYTES + 1])
-        except ValueError:
-            return None  # as if there were none: policies say what becomes of such steps
-        return cast("Mapping[str, Any]", value) if isinstance(value, dict) else None
-
-    def _beside(self, step: int) -> epath.Path:
-        return self._directory / HOST_STATE / str(step)
-
     def _error(self, operation: str, step: int, problem: str) -> PersistentTierError:
         return PersistentTierError(operation, f"step {step} in {self._directory}", problem)
+
+
+def _metrics(path: epath.Path) -> Mapping[str, Any] | None:
+    if not path.exists():
+        return None
+    data = path.read_bytes()
+    try:
+        value = json.loads(data[: _METRICS_LIMIT_BYTES + 1])
+    except ValueError:
+        return None  # as if there were none: policies say what becomes of such steps
+    return cast("Mapping[str, Any]", value) if isinstance(value, dict) else None

@@ -106,6 +106,18 @@ class StorageDirectory:
             client.cp_file(name, f"{self.path}/{to}{name.removeprefix(root)}")
         self._forget_listings()
 
+    def bytes_of(self, below: str, deadline_s: float | None = None) -> bytes | None:
+        """All of a small file; None when it is not there."""
+        path = self.path / below
+
+        def read() -> bytes | None:
+            try:
+                return path.read_bytes()
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+        return self.do("read", f"/{below}", read, deadline_s)
+
     def put(self, below: str, data: bytes, *, step: int | None) -> None:
         """Write a file of ``step``, if it is of one, all of it or nothing."""
         path = self.path / below
