@@ -22,7 +22,7 @@ from study import OFF, ORBAX_CONTINUOUS, Orders
 from study_checkpointers import Ours, PlainOrbax, Watch
 
 from emergency_ckpt.launch.environment import JobEnvironment
-from emergency_ckpt.runtime.job import initialize_job
+from emergency_ckpt.testing.simulated_job import initialize_job
 
 PyTree = Any
 

@@ -28,9 +28,9 @@ from contenders.orbax_plain import PlainSession
 from contenders.ours import OurSession
 from cuda_copy import CudaMissing, PinnedCopy
 
-from emergency_ckpt.core.snapshot_plan import SnapshotSettings, StagingMemory
-from emergency_ckpt.tiers.snapshot import SnapshotRecipe
-from emergency_ckpt.tiers.state_tree import BoxTable, describe
+from emergency_ckpt.core.save.snapshot_plan import SnapshotSettings, StagingMemory
+from emergency_ckpt.state.snapshot import SnapshotRecipe
+from emergency_ckpt.state.tree import BoxTable, describe
 
 PyTree = Any
 WAIT, DEVICE_COPY, ORBAX = "ours, wait", "ours, device_copy", "orbax, async"

@@ -22,19 +22,19 @@ import jax
 import msgspec
 from scale_model import RUN_ID, SAVE, Shape, contents_digest, holder, manifests
 
-from emergency_ckpt.core.placement import parse_policy, place
-from emergency_ckpt.core.plan_types import NoPlan, RestorePlan, selected
+from emergency_ckpt.cluster.collectives import share
+from emergency_ckpt.cluster.coordination import JaxCoordinator, namespace
+from emergency_ckpt.cluster.preemption import PreemptionWatch
+from emergency_ckpt.cluster.rounds import run_on_all
+from emergency_ckpt.core.placement.policies import parse_policy, place
+from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan, selected
 from emergency_ckpt.errors import DeadlineExceeded
-from emergency_ckpt.runtime.collectives import share
-from emergency_ckpt.runtime.coordination import JaxCoordinator, namespace
-from emergency_ckpt.runtime.events import EventSink
-from emergency_ckpt.runtime.going_on import go_on_together
-from emergency_ckpt.runtime.holder_calls import HolderCalls
-from emergency_ckpt.runtime.preemption import PreemptionWatch
-from emergency_ckpt.runtime.restore_dialogue import RestoreDialogue
-from emergency_ckpt.runtime.restore_leader import RestoreLeader, Wanted
-from emergency_ckpt.runtime.restore_types import Answer, Status
-from emergency_ckpt.runtime.vote import Ballot, Vote
+from emergency_ckpt.events import EventSink
+from emergency_ckpt.restore.leader import RestoreLeader, Wanted
+from emergency_ckpt.restore.messages import RestoreDialogue
+from emergency_ckpt.restore.protocol import Answer, Status
+from emergency_ckpt.restore.shards.holder_calls import HolderCalls
+from emergency_ckpt.save.vote import Ballot, Vote
 
 DEADLINE_S = 3600.0
 
@@ -267,10 +267,10 @@ def _finish(service: Service, dialogues: list[RestoreDialogue]) -> None:
         coordinator = service.coordinator(process, count)
         share(coordinator, "restore/0/0/verdict", None, 1)
         try:
-            go_on_together(coordinator, "restore/0/ready", lambda: None, watch, 0)
+            run_on_all(coordinator, "restore/0/ready", lambda: None, watch, 0)
         except DeadlineExceeded:
             continue  # the decision is not there yet
-    go_on_together(service.coordinator(0, count), "restore/0/ready", lambda: None, watch, 1)
+    run_on_all(service.coordinator(0, count), "restore/0/ready", lambda: None, watch, 1)
     for process in range(1, count):
         share(service.coordinator(process, count), "restore/0/ready.agreed", None, 1)
 

@@ -6,17 +6,12 @@ from collections.abc import Collection, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from emergency_ckpt.core.inventory import HeldHostState, HeldTensors, HolderInventory
-from emergency_ckpt.core.placement import PlacementPolicy, Topology, place_all
-from emergency_ckpt.core.plan_types import TargetSet
-from emergency_ckpt.core.striping import HeldLeaves
-from emergency_ckpt.tiers.manifest import (
-    build_contents,
-    contents_digest,
-    encode_contents,
-    lay_out,
-    shard_nbytes,
-)
+from emergency_ckpt.core.placement.policies import PlacementPolicy, Topology, place_all
+from emergency_ckpt.core.placement.striping import HeldLeaves
+from emergency_ckpt.core.restore.inventory import HeldHostState, HeldTensors, HolderInventory
+from emergency_ckpt.core.restore.plan_types import TargetSet
+from emergency_ckpt.core.shard_layout import lay_out, shard_nbytes
+from emergency_ckpt.tiers.local.manifest import build_contents, contents_digest, encode_contents
 from emergency_ckpt.types import Box, LeafSpec, SaveId, ShardId
 
 RUN_ID = f"{'a-training-run':->40}-{'0' * 16}"  # as long as one that follows from a directory

@@ -28,10 +28,9 @@ from arguments import positive, positives
 
 from emergency_ckpt.testing.memory_holdings import MemoryHoldings, anonymous_mapping
 from emergency_ckpt.transfer.client import TransferClient
-from emergency_ckpt.transfer.holdings import ShardTarget
 from emergency_ckpt.transfer.server import TransferServer
-from emergency_ckpt.transfer.wire import Security
-from emergency_ckpt.types import SaveId
+from emergency_ckpt.transfer.source import ShardTarget
+from emergency_ckpt.types import SaveId, Security
 
 RUN_ID = "benchmark"
 SECRET = b"00" * 32

@@ -18,7 +18,7 @@ from job import Orders
 from ramdisk import PeakWatch
 
 from emergency_ckpt.launch.environment import JobEnvironment
-from emergency_ckpt.runtime.job import initialize_job
+from emergency_ckpt.testing.simulated_job import initialize_job
 
 PyTree = Any
 STORAGE_SAVES = 2

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from emergency_ckpt.checkpointer import CheckpointerConfig, EmergencyCheckpointer
-    from emergency_ckpt.core.save_timing import AdaptiveInterval
-    from emergency_ckpt.runtime.events import Event
-    from emergency_ckpt.runtime.restore_types import RestoreReport
+    from emergency_ckpt.core.save.timing import AdaptiveInterval
+    from emergency_ckpt.events import Event
+    from emergency_ckpt.restore.protocol import RestoreReport
 
 __all__ = [
     "AdaptiveInterval",
@@ -20,11 +20,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AdaptiveInterval": "emergency_ckpt.core.save_timing",
+    "AdaptiveInterval": "emergency_ckpt.core.save.timing",
     "CheckpointerConfig": "emergency_ckpt.checkpointer",
     "EmergencyCheckpointer": "emergency_ckpt.checkpointer",
-    "Event": "emergency_ckpt.runtime.events",
-    "RestoreReport": "emergency_ckpt.runtime.restore_types",
+    "Event": "emergency_ckpt.events",
+    "RestoreReport": "emergency_ckpt.restore.protocol",
 }
 
 

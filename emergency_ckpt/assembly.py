@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import time
@@ -10,34 +11,34 @@ from typing import Any
 
 from absl import logging
 
+from emergency_ckpt.background import Failures
+from emergency_ckpt.cluster.coordination import Coordinator, connect_start
+from emergency_ckpt.cluster.departures import Departures
+from emergency_ckpt.cluster.membership import Membership
+from emergency_ckpt.cluster.preemption import PreemptionWatch, find_notices
+from emergency_ckpt.cluster.start_agreement import agree_settings, tell_problem
+from emergency_ckpt.cluster.storage.claim import DirectoryClaim
+from emergency_ckpt.cluster.storage.timeline import StorageTimeline
+from emergency_ckpt.cluster.timelines import Timelines
 from emergency_ckpt.config import Config, run_id_of
 from emergency_ckpt.core.keys import RunSecret
 from emergency_ckpt.core.run_claim import RunRecord
 from emergency_ckpt.core.step_signature import step_signing
 from emergency_ckpt.errors import ConfigError, CorruptData, PersistentTierError
-from emergency_ckpt.runtime.claim_at_start import ClaimAtStart, known_lives
-from emergency_ckpt.runtime.coordination import Coordinator, connect_start
-from emergency_ckpt.runtime.departures import Departures
-from emergency_ckpt.runtime.directory_claim import DirectoryClaim
-from emergency_ckpt.runtime.events import EventSink
-from emergency_ckpt.runtime.local_saves import LocalSaves
-from emergency_ckpt.runtime.membership import Membership
-from emergency_ckpt.runtime.persistent_saves import PersistentSaves
-from emergency_ckpt.runtime.preemption import PreemptionWatch, find_notices
-from emergency_ckpt.runtime.prefetch import Prefetches
-from emergency_ckpt.runtime.preservation import Preservation
-from emergency_ckpt.runtime.restore_bringing import RestoreParts
-from emergency_ckpt.runtime.saver import Saver
-from emergency_ckpt.runtime.saver_parts import SaverParts
-from emergency_ckpt.runtime.start_agreement import agree_settings, tell_problem
-from emergency_ckpt.runtime.step_catalog import StepCatalog
-from emergency_ckpt.runtime.storage_probe import StorageProbe
-from emergency_ckpt.runtime.storage_timeline import StorageTimeline
-from emergency_ckpt.runtime.timelines import Timelines
-from emergency_ckpt.runtime.vote import Vote
-from emergency_ckpt.runtime.worker import Failures
-from emergency_ckpt.tiers.persistent import PersistentTier
-from emergency_ckpt.tiers.removal import StepShelf
+from emergency_ckpt.events import EventSink
+from emergency_ckpt.restore.execution import RestoreParts
+from emergency_ckpt.restore.prefetch import Prefetches
+from emergency_ckpt.restore.steps import StepCatalog
+from emergency_ckpt.save.local_save import LocalSaves
+from emergency_ckpt.save.persistent.retention import Preservation
+from emergency_ckpt.save.persistent.save import PersistentSaves
+from emergency_ckpt.save.saver import Saver
+from emergency_ckpt.save.saver_parts import SaverParts
+from emergency_ckpt.save.vote import Vote
+from emergency_ckpt.start.claim import ClaimAtStart, known_lives
+from emergency_ckpt.start.storage_probe import StorageProbe
+from emergency_ckpt.tiers.persistent.steps.removal import StepRecords
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
 
 _PROBE_TIMEOUT_S = 20.0
 
@@ -139,7 +140,12 @@ def assemble(base: Base) -> Assembly:
         config.save_plans(),
         member.incarnation,
     )
-    steps = StepCatalog(restore_parts, local_saves, preservation, saver.saved.forget)
+    steps = StepCatalog(
+        restore_parts,
+        lambda: local_saves.last_complete,
+        contextlib.nullcontext if preservation is None else preservation.held,
+        saver.saved.forget,
+    )
     return Assembly(
         local_saves, preservation, restore_parts, prefetches, saver, steps, probe, at_start
     )
@@ -242,7 +248,7 @@ def _preservation(
 ) -> Preservation:
     config = base.config
     return Preservation(
-        StepShelf(persistent),
+        StepRecords(persistent),
         base.events,
         base.failures,
         policy=config.preservation_policy,

@@ -11,22 +11,22 @@ import jax
 from absl import logging
 
 from emergency_ckpt.assembly import agreed_config
+from emergency_ckpt.cluster.preemption import PREEMPTED_EXIT_CODE
+from emergency_ckpt.cluster.rounds import run_on_all
+from emergency_ckpt.cluster.signals import second_signal_ends
 from emergency_ckpt.config import Config
-from emergency_ckpt.config_warnings import check_joined
-from emergency_ckpt.core.save_agreement import TierName
-from emergency_ckpt.core.save_decision import step_number, wanted_step
+from emergency_ckpt.core.save.save_rules import step_number, wanted_step
+from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.errors import CheckpointError, RestoreFailed
 from emergency_ckpt.forked import drop_in_child
 from emergency_ckpt.opening import open_together, text_of
-from emergency_ckpt.runtime.going_on import go_on_together
-from emergency_ckpt.runtime.preemption import PREEMPTED_EXIT_CODE
-from emergency_ckpt.runtime.restore_bringing import Wish
-from emergency_ckpt.runtime.restore_runner import Restore
-from emergency_ckpt.runtime.restore_types import RestoreReport, WholeSteps
-from emergency_ckpt.runtime.save_recipe import SaveRecipe, build_recipe
-from emergency_ckpt.runtime.signals import second_signal_ends
-from emergency_ckpt.runtime.step_catalog import StepCatalog
-from emergency_ckpt.tiers.state_tree import PyTree, describe
+from emergency_ckpt.restore.execution import RestoreRequest
+from emergency_ckpt.restore.protocol import RestoreReport, WholeSteps
+from emergency_ckpt.restore.restore import Restore
+from emergency_ckpt.restore.steps import StepCatalog
+from emergency_ckpt.save.save_plan import SaveRecipe, build_recipe
+from emergency_ckpt.start.config_warnings import check_joined
+from emergency_ckpt.state.tree import PyTree, describe
 
 _EXIT_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 30.0
@@ -179,15 +179,17 @@ class EmergencyCheckpointer:
         """
         self._check_running("prefetch")
         number = wanted_step("prefetch", step)
-        wish, _ = self._wish(abstract_state, number, wants_host_state=wants_host_state)
-        self._prefetches.start(wish, self._saver.is_idle, self._persistent_steps_held)
+        request, _ = self._restore_request(
+            abstract_state, number, wants_host_state=wants_host_state
+        )
+        self._prefetches.start(request, self._saver.is_idle, self._persistent_steps_held)
 
-    def _wish(
+    def _restore_request(
         self, state: PyTree, step: int | None, *, wants_host_state: bool
-    ) -> tuple[Wish, SaveRecipe]:
+    ) -> tuple[RestoreRequest, SaveRecipe]:
         tree = describe(state, "restore")
         recipe = build_recipe(tree, self._config, self._process)
-        return Wish(tree, state, step, wants_host_state, recipe.keeping), recipe
+        return RestoreRequest(tree, state, step, wants_host_state, recipe.retained), recipe
 
     def _persistent_steps_held(self) -> contextlib.AbstractContextManager[None]:
         return self._preservation.held() if self._preservation else contextlib.nullcontext()
@@ -226,11 +228,13 @@ class EmergencyCheckpointer:
         self._check_running("restore")
         wanted = wanted_step("restore", step)
         self.wait_until_finished()
-        wish, recipe = self._wish(state, wanted, wants_host_state=host_state is not None)
+        request, recipe = self._restore_request(
+            state, wanted, wants_host_state=host_state is not None
+        )
         number, self._restores = self._restores, self._restores + 1
         restore = Restore(
             self._restore_parts,
-            wish,
+            request,
             host_state=host_state,
             buddies=recipe.buddies,
             number=number,
@@ -243,7 +247,7 @@ class EmergencyCheckpointer:
             with self._persistent_steps_held():
                 restore.run()
             # All are here after this, so nobody trains while a peer could count on a leftover.
-            errors = go_on_together(
+            errors = run_on_all(
                 self._member.coordinator,
                 f"restore/{number}/ready",
                 lambda: self._settle(restore, recipe),
@@ -257,14 +261,17 @@ class EmergencyCheckpointer:
             restore.undo()
             raise
         finally:
-            self._saver.end_restore(restored, keep_newer=keep_newer)
             self._prefetches.forget()
+            self._saver.end_restore()
         if restored is None:
             return None, state
+        self._saver.continue_from(
+            restored.save, restored.incarnation, restored.report.tier, keep_newer=keep_newer
+        )
         self._local_saves.restart_from(restored.save)
         if self._preservation is not None:
             stored = [each.step for each in restored.report.rejected if each.tier == "persistent"]
-            self._preservation.distrust(stored)
+            self._preservation.mark_failed(stored)
         self.last_restore = restored.report
         return restored.report.step, restored.state
 

@@ -19,7 +19,7 @@ from emergency_ckpt.orbax import (
 )
 
 if TYPE_CHECKING:
-    from emergency_ckpt.runtime.save_policies import PreservationPolicy, SavePolicy
+    from emergency_ckpt.config.policies import PreservationPolicy, SavePolicy
 
 DEFAULTS: Mapping[str, Any] = {
     "enable_checkpointing": True,

@@ -5,19 +5,19 @@ from __future__ import annotations
 import dataclasses
 
 from emergency_ckpt.assembly import Assembly, Base, assemble, watch_notices
+from emergency_ckpt.background import Failures
+from emergency_ckpt.cluster.departures import Departures
+from emergency_ckpt.cluster.membership import Membership
+from emergency_ckpt.cluster.preemption import PreemptionWatch
+from emergency_ckpt.cluster.rounds import run_on_all
+from emergency_ckpt.cluster.topology import topology_of
 from emergency_ckpt.config import Config
-from emergency_ckpt.config_warnings import config_warnings
 from emergency_ckpt.errors import RestoreFailed
-from emergency_ckpt.runtime.claim_at_start import told_refusal
-from emergency_ckpt.runtime.departures import Departures
-from emergency_ckpt.runtime.events import EventSink
-from emergency_ckpt.runtime.going_on import go_on_together
-from emergency_ckpt.runtime.greetings import Greetings
-from emergency_ckpt.runtime.membership import Membership
-from emergency_ckpt.runtime.preemption import PreemptionWatch
-from emergency_ckpt.runtime.topology import topology_of
-from emergency_ckpt.runtime.worker import Failures
-from emergency_ckpt.tiers.state_tree import describe
+from emergency_ckpt.events import EventSink
+from emergency_ckpt.start.claim import told_refusal
+from emergency_ckpt.start.config_warnings import config_warnings
+from emergency_ckpt.start.greetings import Greetings
+from emergency_ckpt.state.tree import describe
 
 _GREETING_TIMEOUT_S = 5.0
 
@@ -60,7 +60,7 @@ def open_together(config: Config, start: str, process: tuple[int, int]) -> Opene
     try:
         parts = assemble(base)
         # Also so that nobody's time for a restore runs while the leader waits for storage.
-        errors = go_on_together(
+        errors = run_on_all(
             member.coordinator, "opened", lambda: _look(base, parts), watch, config.start_timeout_s
         )
         if errors:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from emergency_ckpt.core.position_remap import move_position, same_state
-from emergency_ckpt.tiers.host_state_remap import IteratorRemap
+from emergency_ckpt.state.host_state_remap import IteratorRemap
 
 __all__ = ["same_on_all", "smallest_position"]
 

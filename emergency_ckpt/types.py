@@ -6,6 +6,8 @@ no cycles, and a large job's leader has millions of them.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 Box = tuple[tuple[int, int], ...]
@@ -108,12 +110,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     writer: Writer
 
 
-MAX_HOST_STATE_BYTES = 64 << 20
-"""Of an encoded host state, for whoever reads one: from RAM, storage or a peer.
-
-What a job saves has a limit of its own, the setting ``host_state_limit_bytes``. A later job with a
-lower one, and a server that knows no settings, must read it all the same.
-"""
+Security = Literal["mac", "aead", "crc"]
+"""Bytes of shards on a connection: authenticated, encrypted too, or as they are."""
 
 SHARD_ALIGNMENT_BYTES = 64
 """Offsets in a slot are multiples of this: XLA takes 64-byte aligned host memory without a copy."""

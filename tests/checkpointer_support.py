@@ -17,7 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from emergency_ckpt import EmergencyCheckpointer
-from emergency_ckpt.runtime.events import Event
+from emergency_ckpt.events import Event
 
 LONG_S = 60.0
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 
+from emergency_ckpt.cluster.storage.claim import DirectoryClaim
 from emergency_ckpt.core.run_claim import RunRecord
 from emergency_ckpt.errors import DirectoryInUse
-from emergency_ckpt.runtime.directory_claim import DirectoryClaim
-from emergency_ckpt.tiers.persistent import PersistentTier
-from emergency_ckpt.tiers.run_record import RunFile
+from emergency_ckpt.tiers.persistent.run_record import RunFile
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
 
 RUN = "gs://bucket/run"
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
+from emergency_ckpt.cluster.collectives import agree, exchange, gather, share
+from emergency_ckpt.cluster.coordination import Coordinator
 from emergency_ckpt.errors import CoordinationError, DeadlineExceeded
-from emergency_ckpt.runtime.collectives import agree, exchange, gather, share
-from emergency_ckpt.runtime.coordination import Coordinator
 
 SOON_S = 0.2
 LONG_S = 60.0

@@ -11,7 +11,7 @@ from persistent_steps import fill
 
 from emergency_ckpt.core.step_signature import StepSigning
 from emergency_ckpt.testing.gcs import GcsControl
-from emergency_ckpt.tiers.persistent import PersistentTier
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
 
 RUN = "gs://bucket/run"
 STEPS = (10, 20)

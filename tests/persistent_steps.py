@@ -12,13 +12,13 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from emergency_ckpt.core.step_signature import StepSigning
-from emergency_ckpt.tiers import host_state
-from emergency_ckpt.tiers.orbax_writing import OURS
-from emergency_ckpt.tiers.persistent import PersistentTier
-from emergency_ckpt.tiers.persistent_marker import NO_SIGNING
-from emergency_ckpt.tiers.removal import StepShelf
-from emergency_ckpt.tiers.snapshot import SnapshotRecipe
-from emergency_ckpt.tiers.state_tree import BoxTable, describe
+from emergency_ckpt.state import host_state
+from emergency_ckpt.state.snapshot import SnapshotRecipe
+from emergency_ckpt.state.tree import BoxTable, describe
+from emergency_ckpt.tiers.persistent.marker import NO_SIGNING
+from emergency_ckpt.tiers.persistent.orbax_writer import OURS
+from emergency_ckpt.tiers.persistent.steps.removal import StepRecords
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.types import LeafSpec, SaveId
 
 
@@ -32,7 +32,7 @@ def fill(
     """A tier with ``steps``, which plain Orbax reads too: ``w`` is the step, four times."""
     tier = PersistentTier(directory, signing=signing)
     tier.create()
-    shelf = StepShelf(tier)
+    shelf = StepRecords(tier)
     with ocp.CheckpointManager(directory) as manager:
         for step in steps:
             manager.save(
@@ -50,7 +50,7 @@ def fill(
 
 
 def save_over(tier: PersistentTier, step: int, value: int, life: str) -> None:
-    """One save, as ``runtime.persistent_saves`` does it: over whatever lies there."""
+    """One save, as ``save.persistent.save`` does it: over whatever lies there."""
     save, state = SaveId(step, life, "run"), {"w": np.full(4, value)}
     tree = describe(state, "save")
     shards = BoxTable(tree, 1).shards_of(0)
@@ -79,5 +79,5 @@ def value_of(tier: PersistentTier, step: int) -> int:
     if stored.marker is not None:
         data = tier.read_document(step, 0, 1, stored.marker.digests[0])
         assert host_state.value_of(host_state.decode(data).payload) == {"at": value}
-        assert StepShelf(tier).record(step).step == step
+        assert StepRecords(tier).record(step).step == step
     return value

@@ -14,7 +14,7 @@ from persistent_steps import fill, save_over, value_of
 
 from emergency_ckpt.errors import CheckpointError, PersistentTierError
 from emergency_ckpt.testing.gcs import FaultRule, GcsControl
-from emergency_ckpt.tiers.persistent import PersistentTier
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
 
 STEPS = (10, 20, 30)
 REMOVED = 20

@@ -9,7 +9,7 @@ import tempfile
 import numpy as np
 
 from emergency_ckpt import EmergencyCheckpointer
-from emergency_ckpt.runtime.events import Event
+from emergency_ckpt.events import Event
 
 KEPT = 3
 LONG_S = 120.0

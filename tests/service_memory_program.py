@@ -13,8 +13,8 @@ from pathlib import Path
 
 from jax._src.lib import _jax
 
-from emergency_ckpt.runtime.coordination import JaxCoordinator, namespace
-from emergency_ckpt.runtime.vote import Ballot, Vote
+from emergency_ckpt.cluster.coordination import JaxCoordinator, namespace
+from emergency_ckpt.save.vote import Ballot, Vote
 from emergency_ckpt.types import SaveId
 
 COUNT = 2

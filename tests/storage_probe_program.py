@@ -10,9 +10,9 @@ import fsspec
 
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.testing.gcs import FaultRule, GcsControl
-from emergency_ckpt.tiers.storage_directory import StorageDirectory
-from emergency_ckpt.tiers.storage_probe import probe_storage
-from emergency_ckpt.tiers.stored_steps import StoredSteps
+from emergency_ckpt.tiers.persistent.probe import probe_storage
+from emergency_ckpt.tiers.persistent.steps.records import StoredSteps
+from emergency_ckpt.tiers.storage.directory import StorageDirectory
 
 OWN = "0198f2c4a1b0-00000000000000aa"
 OLD, YOUNG = "probe-0198f2b00000-00000000000000bb", "probe-0198f2c4a000-00000000000000cc"

@@ -14,7 +14,7 @@ from checkpointer_support import LONG_S, World, same, save_all
 
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.errors import CheckpointError, StateMismatch, StepNotFound
-from emergency_ckpt.runtime.events import Event
+from emergency_ckpt.events import Event
 
 
 class Gate:

@@ -7,8 +7,8 @@ import threading
 import pytest
 from checkpointer_support import LONG_S, World
 
-from emergency_ckpt.runtime.holdings import HostStateInbox
-from emergency_ckpt.runtime.persistent_saves import PersistentSave, PersistentSaves
+from emergency_ckpt.cluster.shard_source import HostStateInbox
+from emergency_ckpt.save.persistent.save import PersistentSave, PersistentSaves
 from emergency_ckpt.types import SaveId
 
 SOON_S = 0.01

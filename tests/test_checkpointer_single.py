@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from checkpointer_support import LONG_S, World, same, save_all, small_tmpfs
 
+from emergency_ckpt.cluster import membership
 from emergency_ckpt.errors import (
     CheckpointError,
     DeadlineExceeded,
@@ -25,8 +26,7 @@ from emergency_ckpt.errors import (
     StateMismatch,
     StepNotFound,
 )
-from emergency_ckpt.runtime import membership
-from emergency_ckpt.runtime.events import Event
+from emergency_ckpt.events import Event
 from emergency_ckpt.testing.memory_coordination import MemoryService
 
 

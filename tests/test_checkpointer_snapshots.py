@@ -11,7 +11,7 @@ import pytest
 from checkpointer_support import LONG_S, World, same
 
 from emergency_ckpt.errors import SaveFailed
-from emergency_ckpt.runtime.events import Event
+from emergency_ckpt.events import Event
 
 WAIT = {"snapshot_mode": "wait", "staging_memory": "pinned_host", "staging_bytes": 40}
 COPY = {**WAIT, "snapshot_mode": "device_copy", "device_copy_bytes": 40}
@@ -65,12 +65,12 @@ def test_a_snapshot_that_takes_too_long_fails_the_save_and_training_goes_on(worl
     with world.open() as checkpointer:
         checkpointer.save(step=1, state=world.state(1), host_state=1)
         checkpointer.wait_until_finished()
-    reached, let_go = threading.Event(), threading.Event()
+    reached, release = threading.Event(), threading.Event()
 
     def hold_up(event: Event) -> None:
         if event.name == "save.invalidated":
             reached.set()
-            let_go.wait(LONG_S)
+            release.wait(LONG_S)
 
     with world.open(**WAIT, on_event=hold_up, save_timeout_s=1.0) as checkpointer:
         assert checkpointer.restore(state=world.state(0))[0] == 1
@@ -78,7 +78,7 @@ def test_a_snapshot_that_takes_too_long_fails_the_save_and_training_goes_on(worl
         assert checkpointer.save(step=2, state=state, host_state=2)
         assert reached.wait(LONG_S)
         donate(state)
-        let_go.set()
+        release.set()
         checkpointer.wait_until_finished(LONG_S)
         with pytest.raises(SaveFailed, match="step 2"):
             checkpointer.check_for_errors()

@@ -13,10 +13,10 @@ from jax.sharding import Mesh
 
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.config import Config
-from emergency_ckpt.config_warnings import LAUNCHED_COUNT, config_warnings
-from emergency_ckpt.core.placement import Topology
+from emergency_ckpt.core.placement.policies import Topology
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.tiers.mounts import file_system_of
+from emergency_ckpt.start.config_warnings import LAUNCHED_COUNT, config_warnings
+from emergency_ckpt.tiers.ramdisk.mounts import file_system_of
 
 ONE_SLICE = Topology(2, (0, 0))
 TWO_SLICES = Topology(2, (0, 1))

@@ -15,11 +15,11 @@ from checkpointer_support import World, same, save_all
 from emergency_ckpt.core.keys import derive_key
 from emergency_ckpt.core.step_signature import PURPOSE, StepSigning
 from emergency_ckpt.errors import CheckpointError, CorruptData, Unrecoverable
-from emergency_ckpt.tiers import host_state
-from emergency_ckpt.tiers.manifest import decode_manifest
-from emergency_ckpt.tiers.persistent import PersistentTier
-from emergency_ckpt.tiers.persistent_marker import check_marker, decode_checksums, decode_marker
-from emergency_ckpt.tiers.process_directory import read_known_complete
+from emergency_ckpt.state import host_state
+from emergency_ckpt.tiers.local.manifest import decode_manifest
+from emergency_ckpt.tiers.local.process_directory import read_known_complete
+from emergency_ckpt.tiers.persistent.marker import check_marker, decode_checksums, decode_marker
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
 
 KEY = derive_key(b"a secret for this page, not for use", PURPOSE, "")
 GOLDEN = Path(__file__).with_name("golden")

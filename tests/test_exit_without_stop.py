@@ -15,7 +15,7 @@ from checkpointer_support import World
 from emergency_ckpt.errors import TransferError
 from emergency_ckpt.testing.memory_holdings import anonymous_mapping
 from emergency_ckpt.transfer.client import TransferClient
-from emergency_ckpt.transfer.holdings import ShardTarget
+from emergency_ckpt.transfer.source import ShardTarget
 
 SIZE_BYTES = 256 << 20
 SECRET = "5e" * 32

@@ -13,12 +13,12 @@ import pytest
 from checkpointer_support import LONG_S, World, logged, small_tmpfs
 from orbax.checkpoint import checkpoint_managers as ocm
 
-from emergency_ckpt.core.save_agreement import Progress
+from emergency_ckpt.background import BackgroundWorker, Failures
+from emergency_ckpt.config.policies import plan_saves
+from emergency_ckpt.core.save.step_agreement import Progress
 from emergency_ckpt.errors import PersistentTierError, SaveFailed
-from emergency_ckpt.runtime.save_policies import plan_saves
-from emergency_ckpt.runtime.tier_schedule import TierSchedule
-from emergency_ckpt.runtime.worker import BackgroundWorker, Failures
-from emergency_ckpt.tiers.persistent import PersistentTier
+from emergency_ckpt.save.schedule import TierSchedule
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from checkpointer_support import World, logged, same, save_all
 from persistent_steps import fill
 
 from emergency_ckpt.errors import Unrecoverable
-from emergency_ckpt.tiers.persistent import PersistentTier
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
 
 STORAGE: dict[str, Any] = {"save_every_n_steps": 1, "local_save_every_n_steps": 0}
 REAL = 6
@@ -47,12 +47,12 @@ def _marker(change: Callable[[dict[str, Any]], None]) -> Callable[[Path, int], N
         file = json.loads(real.read_bytes())
         change(file["marker"])
         file["marker"]["save"]["step"] = number
-        beside = directory / "host_state" / str(number)
-        beside.mkdir()
+        run_in_thread = directory / "host_state" / str(number)
+        run_in_thread.mkdir()
         # Of format 1, which has no digest to be wrong, and does not know its tensors.
         tensors = file["marker"].pop("tensors")
         assert tensors
-        (beside / "marker.json").write_text(json.dumps({"format": 1, **file["marker"]}))
+        (run_in_thread / "marker.json").write_text(json.dumps({"format": 1, **file["marker"]}))
 
     return make
 
@@ -69,9 +69,9 @@ def _incarnation(text: str) -> Callable[[Path, int], None]:
 
 def _damaged(directory: Path, number: int) -> None:
     _empty(directory, number)
-    beside = directory / "host_state" / str(number)
-    beside.mkdir()
-    (beside / "marker.json").write_bytes(b"\xff{")
+    run_in_thread = directory / "host_state" / str(number)
+    run_in_thread.mkdir()
+    (run_in_thread / "marker.json").write_bytes(b"\xff{")
 
 
 JUNK: dict[str, Callable[[Path, int], None]] = {
@@ -168,8 +168,8 @@ def test_lives_after_a_marker_of_the_future_stay_in_order(saved: World) -> None:
 
 def _with_tensors(directory: Path, number: int) -> bytes:
     """The marker of format 2, of tensors that are not there."""
-    beside = directory / "host_state" / str(number) / "marker.json"
-    marker = json.loads(beside.read_bytes())
+    run_in_thread = directory / "host_state" / str(number) / "marker.json"
+    marker = json.loads(run_in_thread.read_bytes())
     marker.pop("format")
     marker["tensors"] = {"metadata": "a" * 64, "manifest": "b" * 64}
     encoded = json.dumps(marker, separators=(",", ":"))
@@ -210,7 +210,7 @@ def test_newest_with_little_time_left_offers_what_it_has(
     begin_s = time.monotonic()
     clock = iter([begin_s, begin_s])
     monkeypatch.setattr(
-        "emergency_ckpt.tiers.stored_steps.time.monotonic",
+        "emergency_ckpt.tiers.persistent.steps.records.time.monotonic",
         lambda: next(clock, begin_s + 1000),
     )
     assert [found.step for found in tier.found.newest(begin_s + 60)][-1] == 2

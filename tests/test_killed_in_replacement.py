@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from persistent_steps import save_over, value_of
 
-from emergency_ckpt.tiers.persistent import PersistentTier
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
 
 PROGRAM = Path(__file__).with_name("replacement_program.py")
 

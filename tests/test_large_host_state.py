@@ -6,7 +6,7 @@ import contextlib
 
 from checkpointer_support import World
 
-from emergency_ckpt.tiers.readonly import ReadOnlyRamdisk
+from emergency_ckpt.tiers.local.read_only import ReadOnlyRamdisk
 
 LIMIT_BYTES = 32 << 20
 LARGE = bytes(range(256)) * (17 << 12)  # of 17 MiB

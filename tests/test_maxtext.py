@@ -12,7 +12,7 @@ from checkpointer_support import World, same
 from orbax.checkpoint import checkpoint_managers as ocm
 
 from emergency_ckpt.config import Config
-from emergency_ckpt.core.save_timing import Continuous
+from emergency_ckpt.core.save.timing import Continuous
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.maxtext import create_checkpoint_manager, from_maxtext
 from emergency_ckpt.orbax import CheckpointManager

@@ -8,8 +8,8 @@ import pytest
 from checkpointer_support import World, same, save_all
 
 from emergency_ckpt.errors import StorageUnreachable, Unrecoverable
-from emergency_ckpt.tiers.held_copies import HeldCopies
-from emergency_ckpt.tiers.persistent import PersistentTier
+from emergency_ckpt.tiers.local.published import HeldCopies
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
 
 
 @pytest.fixture

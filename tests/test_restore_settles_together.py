@@ -9,11 +9,11 @@ from typing import NoReturn
 import pytest
 from checkpointer_support import World, save_all
 
+from emergency_ckpt.cluster.preemption import PreemptionWatch
+from emergency_ckpt.cluster.rounds import run_on_all
 from emergency_ckpt.errors import CheckpointError, LocalTierError, RamdiskFull
-from emergency_ckpt.runtime.going_on import go_on_together
-from emergency_ckpt.runtime.preemption import PreemptionWatch
 from emergency_ckpt.testing.memory_coordination import MemoryService
-from emergency_ckpt.tiers.local import LocalTier
+from emergency_ckpt.tiers.local.tier import LocalTier
 from emergency_ckpt.types import SaveId
 
 LONG_S = 60.0
@@ -39,7 +39,7 @@ def test_what_one_process_fails_with_reaches_the_others_at_once(
         work = fails if process == 1 else lambda: None
         try:
             member = service.member(process)
-            return go_on_together(member, "ready", work, watches[process], LONG_S)
+            return run_on_all(member, "ready", work, watches[process], LONG_S)
         except CheckpointError as error:
             return f"own {error}"
         finally:
@@ -107,13 +107,13 @@ def test_leftovers_that_cannot_be_forgotten_are_an_error_of_the_round_for_all(
             finally:
                 asked.append("told")
 
-        return go_on_together(coordinator, name, noted, watch, timeout_s)  # type: ignore[arg-type]
+        return run_on_all(coordinator, name, noted, watch, timeout_s)  # type: ignore[arg-type]
 
     host = {"at": 0}
     with world.open() as checkpointer:
         with monkeypatch.context() as patch:
             patch.setattr(LocalTier, "invalidate_newer", refuse)
-            patch.setattr("emergency_ckpt.checkpointer.go_on_together", watched)
+            patch.setattr("emergency_ckpt.checkpointer.run_on_all", watched)
             with pytest.raises(LocalTierError):
                 checkpointer.restore(state=world.state(0), host_state=host)
         assert in_round == [True]

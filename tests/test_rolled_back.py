@@ -11,7 +11,7 @@ import pytest
 from checkpointer_support import World, same, save_all
 
 from emergency_ckpt.errors import Unrecoverable
-from emergency_ckpt.tiers.persistent import PersistentTier
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
 
 STORAGE: dict[str, Any] = {"save_every_n_steps": 1, "local_save_every_n_steps": 0}
 

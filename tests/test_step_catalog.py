@@ -9,9 +9,9 @@ import pytest
 from checkpointer_support import World, same, save_all
 from orbax.checkpoint import checkpoint_managers as ocm
 
+from emergency_ckpt.config.policies import PerProcessPolicy
 from emergency_ckpt.errors import CheckpointError, StepNotFound
-from emergency_ckpt.runtime.restore_types import WholeSteps
-from emergency_ckpt.runtime.save_policies import AskedEverywhere
+from emergency_ckpt.restore.protocol import WholeSteps
 
 KEEPS_THREE: dict[str, Any] = {
     "local_keep_last_n": 3,
@@ -105,7 +105,7 @@ class Thirds:
 
 
 def test_a_policy_asked_on_every_process_is_asked_at_each_step(world: World) -> None:
-    policy = AskedEverywhere(ocm.AnySavePolicy([Thirds(), ocm.SpecificStepsPolicy([5])]))
+    policy = PerProcessPolicy(ocm.AnySavePolicy([Thirds(), ocm.SpecificStepsPolicy([5])]))
     with world.open(local_save_policy=policy) as ckpt:
         due = []
         for step in range(10):

@@ -12,7 +12,7 @@ from checkpointer_support import World, same, save_all
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.orbax import checkpoint as face
-from emergency_ckpt.tiers.persistent import PersistentTier
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
 
 STORAGE: dict[str, Any] = {"save_every_n_steps": 1, "local_save_every_n_steps": 0}
 STAGES = ["write_document", "write_tensors", "publish"]

@@ -12,8 +12,8 @@ from checkpointer_support import World, same, save_all
 
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.errors import PersistentTierError
-from emergency_ckpt.tiers.local import LocalTier
-from emergency_ckpt.tiers.persistent import PersistentTier
+from emergency_ckpt.tiers.local.tier import LocalTier
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
 
 
 def save(checkpointer: EmergencyCheckpointer, world: World, step: int, **settings: Any) -> bool:

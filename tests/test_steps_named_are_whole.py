@@ -15,9 +15,9 @@ from checkpointer_support import World, save_all
 
 from emergency_ckpt import orbax as emergency
 from emergency_ckpt.errors import PersistentTierError
-from emergency_ckpt.runtime import step_catalog
-from emergency_ckpt.tiers.persistent import PersistentTier
-from emergency_ckpt.tiers.storage_directory import StorageDirectory
+from emergency_ckpt.restore import steps as step_catalog
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
+from emergency_ckpt.tiers.storage.directory import StorageDirectory
 
 LONG_S = 60.0
 

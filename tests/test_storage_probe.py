@@ -17,11 +17,11 @@ from storage_probe_program import OLD, OWN, YOUNG
 
 from emergency_ckpt.config import Config
 from emergency_ckpt.errors import ConfigError, PersistentTierError
-from emergency_ckpt.runtime.storage_probe import StorageProbe
+from emergency_ckpt.start.storage_probe import StorageProbe
 from emergency_ckpt.testing.gcs import FakeGcs
-from emergency_ckpt.tiers import storage_directory
-from emergency_ckpt.tiers.storage_directory import StorageDirectory
-from emergency_ckpt.tiers.storage_probe import is_left_over
+from emergency_ckpt.tiers.persistent.probe import is_left_over
+from emergency_ckpt.tiers.storage import directory as storage_directory
+from emergency_ckpt.tiers.storage.directory import StorageDirectory
 
 PROGRAM = Path(__file__).with_name("storage_probe_program.py")
 

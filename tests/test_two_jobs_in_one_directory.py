@@ -16,9 +16,15 @@ from checkpointer_support import World, save_all
 from emergency_ckpt.core.run_claim import RunRecord
 from emergency_ckpt.errors import CorruptData, DirectoryInUse, SaveFailed
 from emergency_ckpt.testing.gcs import FakeGcs
-from emergency_ckpt.tiers.persistent import PersistentTier
-from emergency_ckpt.tiers.run_record import RUN_FOLDER, Found, RunFile, decode_run, encode_run
-from emergency_ckpt.tiers.storage_directory import StorageDirectory
+from emergency_ckpt.tiers.persistent.run_record import (
+    RUN_FOLDER,
+    Found,
+    RunFile,
+    decode_run,
+    encode_run,
+)
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
+from emergency_ckpt.tiers.storage.directory import StorageDirectory
 
 STORAGE: dict[str, Any] = {"save_every_n_steps": 1, "local_save_every_n_steps": 0}
 PROGRAM = Path(__file__).with_name("claim_program.py")

@@ -10,7 +10,7 @@ from iterator_lives import check, lives
 from support import job_root
 
 from emergency_ckpt.errors import HostStateError, HostStateTooLarge
-from emergency_ckpt.tiers import host_state
+from emergency_ckpt.state import host_state
 from emergency_ckpt.types import SaveId
 
 SAVE = SaveId(3, "0198f2c4a1b0-5e9d", "run")

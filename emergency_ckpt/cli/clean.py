@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 
 from emergency_ckpt.cli.arguments import duration
 from emergency_ckpt.errors import LocalTierError
-from emergency_ckpt.tiers.other_runs import GRACE_S, LeftRun, holder_of, left_runs, remove_run
+from emergency_ckpt.tiers.ramdisk.other_runs import (
+    GRACE_S,
+    LeftRun,
+    holder_of,
+    left_runs,
+    remove_run,
+)
 
 if TYPE_CHECKING:
     SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage]

@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from emergency_ckpt.core.placement_study import JobShape, PlacementCosts, recommend, study
+from emergency_ckpt.core.placement.study import JobShape, PlacementCosts, recommend, study
 from emergency_ckpt.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -9,14 +9,14 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+from emergency_ckpt import run_secret as auth
 from emergency_ckpt.cli.arguments import port, user_id
 from emergency_ckpt.core.keys import RunSecret
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.tiers.readonly import ReadOnlyRamdisk
-from emergency_ckpt.tiers.signatures import Signer
-from emergency_ckpt.transfer import auth
+from emergency_ckpt.tiers.local.read_only import ReadOnlyRamdisk
+from emergency_ckpt.tiers.local.signatures import Signer
 from emergency_ckpt.transfer.server import TransferServer
-from emergency_ckpt.transfer.wire import Security
+from emergency_ckpt.types import Security
 
 if TYPE_CHECKING:
     SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from emergency_ckpt.core.save_decision import MAX_STEP
+from emergency_ckpt.core.limits import MAX_STEP
 
 _NAME = re.compile(r"(?:(.+)_)?([0-9]{1,19})")
 """Orbax's standard format: perhaps a prefix and an underscore, then the number, perhaps padded."""

@@ -15,12 +15,12 @@ import jax
 from absl import logging
 
 from emergency_ckpt.checkpointer import EmergencyCheckpointer
+from emergency_ckpt.cluster.preemption import PREEMPTED_EXIT_CODE
 from emergency_ckpt.demo import data, digest, model, results
 from emergency_ckpt.demo.events import EventLog
+from emergency_ckpt.events import Event
 from emergency_ckpt.launch.environment import JobEnvironment, report_step
-from emergency_ckpt.runtime.events import Event
-from emergency_ckpt.runtime.job import initialize_job
-from emergency_ckpt.runtime.preemption import PREEMPTED_EXIT_CODE
+from emergency_ckpt.testing.simulated_job import initialize_job
 
 SEQUENCES_PER_DEVICE = 8
 

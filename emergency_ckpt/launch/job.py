@@ -15,7 +15,7 @@ from emergency_ckpt.errors import CheckpointError, ConfigError
 from emergency_ckpt.launch.faults import Fault
 from emergency_ckpt.launch.logs import LineSink
 from emergency_ckpt.launch.topology import Topology
-from emergency_ckpt.transfer.auth import generate_secret
+from emergency_ckpt.run_secret import generate_secret
 
 KeepRam = Literal["after-failure", "always", "never"]
 Ending = Literal["finished", "died", "hung", "stopped", "timeout"]

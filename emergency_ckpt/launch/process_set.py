@@ -20,7 +20,7 @@ from emergency_ckpt.launch.logs import LogFollower
 from emergency_ckpt.launch.ports import ReservedPort
 from emergency_ckpt.launch.progress import NO_STEP, ProgressFile
 from emergency_ckpt.launch.topology import Topology
-from emergency_ckpt.transfer.auth import LAUNCHER_VARIABLE
+from emergency_ckpt.run_secret import LAUNCHER_VARIABLE
 
 POLL_S = 0.01
 KILL_DEADLINE_S = 30.0

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from emergency_ckpt.core.save_decision import plain_metrics
+from emergency_ckpt.core.save.save_rules import plain_metrics
 from emergency_ckpt.errors import HostStateError
 
 STATE, DATASET, RESERVED = "state", "dataset", "process_metadata"

@@ -16,6 +16,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from emergency_ckpt.checkpointer import EmergencyCheckpointer, is_good_end
+from emergency_ckpt.cluster.coordination import jax_hears_notices
 from emergency_ckpt.config import Config, run_id_of
 from emergency_ckpt.errors import CheckpointError, StepNotFound
 from emergency_ckpt.orbax import items
@@ -23,8 +24,7 @@ from emergency_ckpt.orbax.latest_step import LatestStep
 from emergency_ckpt.orbax.mesh_slices import as_one_slice, slice_count
 from emergency_ckpt.orbax.options import CheckpointManagerOptions, settings_of, with_further
 from emergency_ckpt.orbax.step_metadata import best_of, step_metadata
-from emergency_ckpt.runtime.coordination import jax_hears_notices
-from emergency_ckpt.runtime.step_catalog import StepDescription
+from emergency_ckpt.restore.steps import StepDescription
 
 _open: weakref.WeakValueDictionary[str, CheckpointManager] = weakref.WeakValueDictionary()
 """The manager of each run that was not closed, by run id: a new one takes its place."""

@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as ocm
 
-from emergency_ckpt.runtime.save_policies import AskedEverywhere, PreservationPolicy, SavePolicy
+from emergency_ckpt.config.policies import PerProcessPolicy, PreservationPolicy, SavePolicy
 
 ShouldSave = Callable[[int, int | None], bool]
 
@@ -183,16 +183,16 @@ def with_further(settings: Mapping[str, Any], further: Mapping[str, Any]) -> dic
     return found
 
 
-def save_policy_of(tier: LocalCheckpointOptions | PersistentCheckpointOptions) -> AskedEverywhere:
+def save_policy_of(tier: LocalCheckpointOptions | PersistentCheckpointOptions) -> PerProcessPolicy:
     """When a tier saves. What is not given is as in Orbax."""
     if tier.save_decision_policy is not None:
-        return AskedEverywhere(tier.save_decision_policy)
+        return PerProcessPolicy(tier.save_decision_policy)
     if tier.should_save_fn is not None:
         rules: list[Any] = [ShouldSaveFunction(tier.should_save_fn)]
     else:
         rules = [ocm.FixedIntervalPolicy(tier.save_interval_steps), ocm.InitialSavePolicy()]
     rules.append(ocm.PreemptionCheckpointingPolicy())
-    return AskedEverywhere(cast(SavePolicy, ocm.AnySavePolicy(rules)))
+    return PerProcessPolicy(cast(SavePolicy, ocm.AnySavePolicy(rules)))
 
 
 def steps_kept(policy: object) -> int | None:

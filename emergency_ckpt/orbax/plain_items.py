@@ -10,7 +10,7 @@ import orbax.checkpoint as ocp
 
 from emergency_ckpt.errors import HostStateError
 from emergency_ckpt.orbax import items as with_state
-from emergency_ckpt.tiers.host_state_codec import as_stateful
+from emergency_ckpt.state.host_state_codec import as_stateful
 
 ONLY = "default"
 """Orbax's name of an item that is given without a name."""

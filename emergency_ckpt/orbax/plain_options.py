@@ -11,6 +11,7 @@ import orbax.checkpoint as ocp
 from absl import logging
 from orbax.checkpoint import checkpoint_managers as ocm
 
+from emergency_ckpt.config.policies import PreservationPolicy, SavePolicy
 from emergency_ckpt.orbax.options import (
     CheckpointManagerOptions as BothTiers,
 )
@@ -19,7 +20,6 @@ from emergency_ckpt.orbax.options import (
     PersistentCheckpointOptions,
     ShouldSaveFunction,
 )
-from emergency_ckpt.runtime.save_policies import PreservationPolicy, SavePolicy
 
 LOCAL_DIRECTORY_VARIABLE = "ECKPT_LOCAL_DIR"
 _LOCAL_DIRECTORY = "/dev/shm/eckpt"  # noqa: S108 - the ramdisk that every Linux has; claimed with a lock

@@ -8,9 +8,9 @@ from typing import Any
 import orbax.checkpoint as ocp
 
 from emergency_ckpt.orbax import items
-from emergency_ckpt.runtime.step_catalog import StepDescription
-from emergency_ckpt.tiers.dtypes import dtype_named
-from emergency_ckpt.tiers.state_tree import describe
+from emergency_ckpt.restore.steps import StepDescription
+from emergency_ckpt.state.dtypes import dtype_named
+from emergency_ckpt.state.tree import describe
 
 
 def step_metadata(found: StepDescription, abstract_state: Any) -> ocp.metadata.StepMetadata:

@@ -11,7 +11,7 @@ from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineEx
 class MemoryService:
     """The service; ``member(i)`` is the coordinator of process ``i``. Thread-safe.
 
-    Keeps the contract of ``runtime.coordination.Coordinator``. Faults are scripted with ``fail``.
+    Keeps the contract of ``cluster.coordination.Coordinator``. Faults are scripted with ``fail``.
     """
 
     def __init__(self, process_count: int) -> None:

@@ -12,7 +12,7 @@ import msgspec
 
 from emergency_ckpt import _native
 from emergency_ckpt._native import Mapping
-from emergency_ckpt.core.inventory import HeldHostState, HeldTensors, HolderInventory
+from emergency_ckpt.core.restore.inventory import HeldHostState, HeldTensors, HolderInventory
 from emergency_ckpt.errors import HostStateError, NotHeld
 from emergency_ckpt.types import (
     SHARD_ALIGNMENT_BYTES,
@@ -35,7 +35,7 @@ def anonymous_mapping(size_bytes: int) -> Mapping:
 
 
 class MemoryHoldings:
-    """Implements ``transfer.holdings.Holdings``. Thread-safe.
+    """Implements ``transfer.source.Holdings``. Thread-safe.
 
     A host state is kept when it is not empty; ``b"refuse"`` is refused, to show that a server
     reports it.

@@ -7,15 +7,17 @@ from typing import Any
 
 import msgspec
 
-from emergency_ckpt.core.inventory import HolderInventory
+from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES, MAX_MANIFEST_BYTES
+from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.errors import HostStateTooLarge, ProtocolViolation
-from emergency_ckpt.transfer import handshake, wire
-from emergency_ckpt.transfer.auth import Credentials
+from emergency_ckpt.run_secret import Credentials
+from emergency_ckpt.transfer import wire
 from emergency_ckpt.transfer.fetch import Fetch
-from emergency_ckpt.transfer.holdings import ShardTarget, Target
 from emergency_ckpt.transfer.pool import ConnectionPool
+from emergency_ckpt.transfer.security import handshake
+from emergency_ckpt.transfer.source import ShardTarget, Target
 from emergency_ckpt.transfer.stream import Stream, constant_timeout
-from emergency_ckpt.types import MAX_HOST_STATE_BYTES, Contents, SaveId
+from emergency_ckpt.types import Contents, SaveId, Security
 
 
 class TransferClient:
@@ -41,7 +43,7 @@ class TransferClient:
         *,
         run_id: str,
         secret: bytes,
-        security: wire.Security = "mac",
+        security: Security = "mac",
         connect_timeout_s: float = 10,
         io_timeout_s: float = 30,
         streams: int = 2,
@@ -74,7 +76,7 @@ class TransferClient:
     def fetch_contents_bytes(self, address: str, digest: str) -> bytes:
         """The encoding itself, not yet checked against ``digest``."""
         request = wire.GetContents(digest=digest)
-        return self._ask("fetch contents", address, request, wire.MAX_CONTENTS_BYTES)
+        return self._ask("fetch contents", address, request, MAX_MANIFEST_BYTES)
 
     def fetch_shards(
         self,

@@ -16,11 +16,11 @@ from collections.abc import Callable
 
 from absl import logging
 
+from emergency_ckpt.core.address import format_address
 from emergency_ckpt.errors import AuthenticationFailed, ProtocolViolation, TransferError
+from emergency_ckpt.run_secret import Credentials
 from emergency_ckpt.transfer import wire
-from emergency_ckpt.transfer.address import format_address
-from emergency_ckpt.transfer.auth import Credentials
-from emergency_ckpt.transfer.handshake import ServerHandshake, SessionKeys
+from emergency_ckpt.transfer.security.handshake import ServerHandshake, SessionKeys
 
 MAX_NEWCOMERS = 128
 MAX_NEWCOMERS_PER_ADDRESS = 64

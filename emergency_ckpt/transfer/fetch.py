@@ -11,9 +11,10 @@ from absl import logging
 
 from emergency_ckpt import _native
 from emergency_ckpt.errors import CheckpointError, ProtocolViolation, TransferError
-from emergency_ckpt.transfer import handshake, split, wire
-from emergency_ckpt.transfer.holdings import ShardTarget, Target
+from emergency_ckpt.transfer import split, wire
 from emergency_ckpt.transfer.pool import ConnectionPool, NotConnected
+from emergency_ckpt.transfer.security import handshake
+from emergency_ckpt.transfer.source import ShardTarget, Target
 from emergency_ckpt.transfer.stream import Stream, timeout_until
 
 OPERATION = "fetch shards"

@@ -9,15 +9,16 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from emergency_ckpt.core.address import parse_address, split_holder
 from emergency_ckpt.errors import (
     AuthenticationFailed,
     NotHeld,
     ProtocolViolation,
     TransferError,
 )
-from emergency_ckpt.transfer import handshake, wire
-from emergency_ckpt.transfer.address import parse_address, split_holder
-from emergency_ckpt.transfer.auth import Credentials
+from emergency_ckpt.run_secret import Credentials
+from emergency_ckpt.transfer import wire
+from emergency_ckpt.transfer.security import handshake
 from emergency_ckpt.transfer.stream import Stream, timeout_until
 
 T = TypeVar("T")

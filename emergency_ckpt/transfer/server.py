@@ -10,16 +10,17 @@ from collections.abc import Callable
 
 from absl import logging
 
+from emergency_ckpt.core.address import format_address
 from emergency_ckpt.errors import ConfigError, DeadlineExceeded
 from emergency_ckpt.forked import drop_in_child
+from emergency_ckpt.run_secret import Credentials
 from emergency_ckpt.transfer import wire
-from emergency_ckpt.transfer.address import format_address
-from emergency_ckpt.transfer.auth import Credentials
 from emergency_ckpt.transfer.entrance import Entrance
-from emergency_ckpt.transfer.handshake import SessionKeys, new_holder, seal
-from emergency_ckpt.transfer.holdings import Holdings
+from emergency_ckpt.transfer.security.handshake import SessionKeys, new_holder, seal
 from emergency_ckpt.transfer.session import Service, Session
+from emergency_ckpt.transfer.source import Holdings
 from emergency_ckpt.transfer.stream import Stream
+from emergency_ckpt.types import Security
 
 _BACKLOG = 1024
 _HANDSHAKE_TIMEOUT_S = 5.0
@@ -56,7 +57,7 @@ class TransferServer:
         *,
         run_id: str,
         secret: bytes,
-        security: wire.Security = "mac",
+        security: Security = "mac",
         bind_host: str = "127.0.0.1",
         port: int = 0,
         io_timeout_s: float = 30,

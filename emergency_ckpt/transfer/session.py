@@ -17,9 +17,9 @@ from emergency_ckpt.errors import (
     ProtocolViolation,
     TransferError,
 )
+from emergency_ckpt.run_secret import Credentials
 from emergency_ckpt.transfer import wire
-from emergency_ckpt.transfer.auth import Credentials
-from emergency_ckpt.transfer.holdings import Holdings
+from emergency_ckpt.transfer.source import Holdings
 from emergency_ckpt.transfer.stream import Stream, constant_timeout
 from emergency_ckpt.types import Contents
 

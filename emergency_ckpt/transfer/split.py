@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from emergency_ckpt.transfer.holdings import ShardTarget
+from emergency_ckpt.transfer.source import ShardTarget
 from emergency_ckpt.transfer.wire import MAX_RANGES, MIB
 
 MIN_REQUEST_BYTES = 4 * MIB

@@ -20,9 +20,10 @@ from emergency_ckpt import _native
 from emergency_ckpt._native import Mapping
 from emergency_ckpt.errors import ProtocolViolation
 from emergency_ckpt.forked import drop_in_child
-from emergency_ckpt.transfer import sealed_ranges, split, wire
-from emergency_ckpt.transfer.holdings import FileTarget, Target
-from emergency_ckpt.transfer.sealing import PIECE_BYTES, TAG_BYTES, Direction
+from emergency_ckpt.transfer import split, wire
+from emergency_ckpt.transfer.security import sealed_ranges
+from emergency_ckpt.transfer.security.sealing import PIECE_BYTES, TAG_BYTES, Direction
+from emergency_ckpt.transfer.source import FileTarget, Target
 
 T = TypeVar("T")
 Timeout = Callable[[], float]

@@ -12,9 +12,17 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 
-from emergency_ckpt.core.inventory import HolderInventory
+from emergency_ckpt.core.limits import (
+    MAX_HOST_STATE_BYTES,
+    MAX_INT,
+    MAX_NAME_CHARS,
+    MAX_PROCESSES,
+    MAX_SHARDS,
+    PLAIN_NAME,
+)
+from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.errors import CorruptData, ProtocolViolation
-from emergency_ckpt.types import MAX_HOST_STATE_BYTES, Box, Contents, SaveId
+from emergency_ckpt.types import Box, Contents, SaveId, Security
 
 PROTOCOL_VERSION = 2
 NONCE_BYTES = 32
@@ -28,25 +36,19 @@ MAX_NEWCOMER_FRAME_BYTES = KIB  # what anybody may send to a server
 MAX_HANDSHAKE_FRAME_BYTES = 8 * KIB  # a Failure with every character escaped
 MAX_FRAME_BYTES = 64 * KIB
 MAX_INVENTORY_BYTES = 4 * MIB
-MAX_CONTENTS_BYTES = 64 * MIB
 MAX_RANGES = 1024  # of one request: 50 bytes each at most, so a frame always holds them
 MAX_MESSAGE_CHARS = 1000
 MAX_EXCERPT_CHARS = 200  # of what a peer sent, in errors and logs
-MAX_RUN_ID_CHARS = 128
-MAX_SHARDS = 1 << 20
-MAX_PROCESSES = 1 << 20
 
 Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 Mac = Annotated[bytes, msgspec.Meta(min_length=MAC_BYTES, max_length=MAC_BYTES)]
 Holder = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{32})?\Z")]
-Security = Literal["mac", "aead", "crc"]
-"""How bodies of shards travel: authenticated, encrypted too, or as they are."""
 Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
-Size = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
 ShardIndex = Annotated[int, msgspec.Meta(ge=0, lt=MAX_SHARDS)]
 Owner = Annotated[int, msgspec.Meta(ge=0, lt=MAX_PROCESSES)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_PROCESSES)]
-Incarnation = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z_-][0-9A-Za-z._-]{0,127}\Z")]
+Incarnation = Annotated[str, msgspec.Meta(pattern=rf"^{PLAIN_NAME}\Z")]
 Message = Annotated[str, msgspec.Meta(max_length=MAX_MESSAGE_CHARS)]
 ByteRange = tuple[ShardIndex, Size, Size]
 """(shard index, first byte in the shard, number of bytes)."""
@@ -100,7 +102,7 @@ class GetShards(_Frame, frozen=True, tag="get_shards"):
 
 
 class _HostStateFrame(_Frame, frozen=True):
-    run_id: Annotated[str, msgspec.Meta(max_length=MAX_RUN_ID_CHARS)]
+    run_id: Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARS)]
     incarnation: Incarnation
     step: Size
     owner: Owner

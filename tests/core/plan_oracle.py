@@ -10,8 +10,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import product
 
-from emergency_ckpt.core.inventory import HeldHostState, HolderInventory, Inventory, Quarantined
-from emergency_ckpt.core.plan_types import ProcessPlan, RestorePlan, TargetSet
+from emergency_ckpt.core.restore.inventory import (
+    HeldHostState,
+    HolderInventory,
+    Inventory,
+    Quarantined,
+)
+from emergency_ckpt.core.restore.plan_types import ProcessPlan, RestorePlan, TargetSet
 from emergency_ckpt.types import Box, LeafSpec, SaveId
 
 Element = tuple[str, tuple[int, ...]]

@@ -6,7 +6,15 @@ import hashlib
 from dataclasses import dataclass, field
 
 from emergency_ckpt.core.boxes import volume
-from emergency_ckpt.core.inventory import (
+from emergency_ckpt.core.placement.policies import (
+    AllButPrimary,
+    PlacementPolicy,
+    Topology,
+    buddies,
+    place,
+)
+from emergency_ckpt.core.placement.striping import HeldLeaves
+from emergency_ckpt.core.restore.inventory import (
     HeldHostState,
     HeldTensors,
     HolderInventory,
@@ -14,14 +22,6 @@ from emergency_ckpt.core.inventory import (
     PersistentStep,
     Quarantined,
 )
-from emergency_ckpt.core.placement import (
-    AllButPrimary,
-    PlacementPolicy,
-    Topology,
-    buddies,
-    place,
-)
-from emergency_ckpt.core.striping import HeldLeaves
 from emergency_ckpt.types import Box, Contents, LeafSpec, SaveId, ShardEntry, ShardId
 
 RUN = "run"

@@ -19,7 +19,7 @@ from emergency_ckpt.core.goodput import (
     loss_per_failure,
     young_interval_s,
 )
-from emergency_ckpt.core.save_timing import AdaptiveInterval
+from emergency_ckpt.core.save.timing import AdaptiveInterval
 
 mtbfs_s = st.floats(600, 1e7)
 shares = st.floats(1e-9, 0.5)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from emergency_ckpt.core.keeping import Keeping
+from emergency_ckpt.core.placement.retained_shards import RetainedShards
 from emergency_ckpt.types import ShardId
 
 STORED, USED = ShardId("w", ((0, 4),)), ShardId("w", ((4, 8),))
-KEEPING = Keeping([STORED], [STORED, USED])
+KEEPING = RetainedShards([STORED], [STORED, USED])
 
 
 def test_what_is_stored_is_kept_and_what_is_only_needed_is_not() -> None:

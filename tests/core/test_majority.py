@@ -10,11 +10,16 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from planner_world import Layout, World
 
-from emergency_ckpt.core.inventory import HeldTensors, HolderInventory, Inventory, Quarantined
-from emergency_ckpt.core.majority import WITNESS, Ruling, name_outvoted, settle
-from emergency_ckpt.core.placement import Striped
-from emergency_ckpt.core.plan_types import ProcessPlan, RestorePlan, selected
-from emergency_ckpt.core.restore_plan import plan_restore
+from emergency_ckpt.core.placement.policies import Striped
+from emergency_ckpt.core.restore.inventory import (
+    HeldTensors,
+    HolderInventory,
+    Inventory,
+    Quarantined,
+)
+from emergency_ckpt.core.restore.majority import WITNESS, Ruling, name_outvoted, settle
+from emergency_ckpt.core.restore.plan_types import ProcessPlan, RestorePlan, selected
+from emergency_ckpt.core.restore.restore_plan import plan_restore
 from emergency_ckpt.types import SaveId, ShardId
 
 W = ShardId("w", ((0, 8), (0, 2)))

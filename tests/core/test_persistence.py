@@ -6,8 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emergency_ckpt.core.persistence import PersistentWriters, owners_of, scribe, writers
-from emergency_ckpt.core.placement import Topology
+from emergency_ckpt.core.placement.policies import Topology
+from emergency_ckpt.core.placement.writers import (
+    PersistentWriters,
+    host_state_writer,
+    owners_of,
+    writers,
+)
 
 TOPOLOGIES = st.lists(st.integers(0, 3), min_size=1, max_size=9).map(
     lambda slices: Topology(len(slices), tuple(slices))
@@ -21,7 +26,7 @@ def test_each_host_state_has_one_scribe_among_the_writers(
     members = writers(topology, which)
     written = [owner for writer in members for owner in owners_of(writer, topology, members)]
     assert sorted(written) == list(range(topology.process_count))
-    assert all(scribe(member, topology, members) == member for member in members)
+    assert all(host_state_writer(member, topology, members) == member for member in members)
 
 
 @pytest.mark.parametrize(("which", "expected"), [("primary", (1, 3)), ("striped", (1, 3, 0, 2))])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emergency_ckpt.core.placement import (
+from emergency_ckpt.core.placement.policies import (
     AllButPrimary,
     Striped,
     Topology,
@@ -16,7 +16,7 @@ from emergency_ckpt.core.placement import (
     place_all,
     wards,
 )
-from emergency_ckpt.core.striping import HeldLeaves
+from emergency_ckpt.core.placement.striping import HeldLeaves
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.types import ShardId
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from emergency_ckpt.core.placement_study import JobShape, PlacementCosts, recommend, study
+from emergency_ckpt.core.placement.study import JobShape, PlacementCosts, recommend, study
 from emergency_ckpt.errors import ConfigError
 
 JOB = JobShape(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from emergency_ckpt.core.prefetch_use import PrefetchWord, decide_prefetch
+from emergency_ckpt.core.restore.prefetch import PrefetchWord, decide_prefetch
 
 NONE = PrefetchWord()
 READY = PrefetchWord("ready", 0)

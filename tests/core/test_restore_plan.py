@@ -6,15 +6,15 @@ import msgspec
 import pytest
 from planner_world import Layout, World, contents_of
 
-from emergency_ckpt.core.inventory import (
+from emergency_ckpt.core.restore.inventory import (
     HeldHostState,
     HeldTensors,
     HolderInventory,
     Inventory,
     Quarantined,
 )
-from emergency_ckpt.core.plan_types import NoPlan, RestorePlan, clip, few, selected
-from emergency_ckpt.core.restore_plan import compare_leaves, plan_restore
+from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan, clip, few, selected
+from emergency_ckpt.core.restore.restore_plan import compare_leaves, plan_restore
 from emergency_ckpt.types import LeafSpec, SaveId, ShardId
 
 

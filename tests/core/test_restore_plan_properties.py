@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from plan_oracle import Oracle
 from planner_world import Layout, World
 
-from emergency_ckpt.core.inventory import (
+from emergency_ckpt.core.restore.inventory import (
     HeldHostState,
     HeldTensors,
     HolderInventory,
@@ -18,8 +18,8 @@ from emergency_ckpt.core.inventory import (
     PersistentStep,
     Quarantined,
 )
-from emergency_ckpt.core.plan_types import NoPlan, RestorePlan, selected
-from emergency_ckpt.core.restore_plan import plan_restore
+from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan, selected
+from emergency_ckpt.core.restore.restore_plan import plan_restore
 from emergency_ckpt.types import Contents, LeafSpec, SaveId, ShardEntry, ShardId
 
 LEAVES = (LeafSpec("a", "float32", (4,)), LeafSpec("b", "int32", ()), LeafSpec("c", "int8", (2, 2)))

@@ -17,17 +17,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emergency_ckpt.core.save_agreement import (
+from emergency_ckpt.core.save.step_agreement import (
     FIRST_LEAD_S,
     LONGEST_LEAD_S,
     Answer,
+    Decision,
     Due,
     Follower,
     Leader,
     Progress,
     Proposal,
     StepClock,
-    Word,
 )
 
 TIMEOUT_S = 2.0
@@ -63,7 +63,7 @@ class Job:
         self.queue: list[tuple[float, int, Callable[[], None]]] = []
         self.order = itertools.count()
         self.proposals: dict[int, Proposal] = {}
-        self.words: dict[int, Word] = {}
+        self.words: dict[int, Decision] = {}
         self.answers: dict[int, dict[int, Answer]] = {}
         self.heard: list[dict[int, bool]] = [{} for _ in range(self.count)]
         self.snapshots: dict[int, dict[int, bool]] = {}
@@ -125,22 +125,22 @@ class Job:
                 self.send(lambda p=process: self.receive(p, proposal))
             return
         number = self.open.number
-        word = self.leader.judge(self.answers[number], self.steps[0], self.now_s)
-        if word is None:
+        decision = self.leader.decide(self.answers[number], self.steps[0], self.now_s)
+        if decision is None:
             return
         self.open = None
-        self.words[number] = word
-        self.hear(0, number, word)
+        self.words[number] = decision
+        self.on_decision(0, number, decision)
         for process in range(1, self.count):
-            self.send(lambda p=process: self.hear(p, number, word))
+            self.send(lambda p=process: self.on_decision(p, number, decision))
 
     def receive(self, process: int, proposal: Proposal) -> None:
         answer = self.followers[process].offer(proposal, ready=True)
         self.send(lambda: self.answers[proposal.number].__setitem__(process, answer))
 
-    def hear(self, process: int, number: int, word: Word) -> None:
-        self.followers[process].hear(number, confirmed=word.confirmed)
-        self.heard[process][number] = word.confirmed
+    def on_decision(self, process: int, number: int, decision: Decision) -> None:
+        self.followers[process].on_decision(number, confirmed=decision.confirmed)
+        self.heard[process][number] = decision.confirmed
 
     def saved(self, number: int) -> set[int]:
         """Who saves, or would: it has a snapshot and no word of no."""
@@ -164,10 +164,10 @@ def test_a_confirmed_step_is_saved_by_all_and_a_refused_one_by_nobody_who_heard(
     world: World,
 ) -> None:
     job = Job(world).run()
-    for number, word in job.words.items():
+    for number, decision in job.words.items():
         step = job.proposals[number].step
         passed = {p for p in range(job.count) if job.steps[p] >= step}
-        if word.confirmed:
+        if decision.confirmed:
             assert passed <= set(job.snapshots.get(number, {}))
             assert job.saved(number) == passed
         else:
@@ -209,10 +209,12 @@ def test_it_learns_to_propose_early_enough(
         seed, step_times_s, delay_s, drift=5, duration_s=1000 * max(0.01, step_times_s[0])
     )
     job = Job(world).run()
-    later = [word.confirmed for number, word in job.words.items() if number >= 10]
+    later = [decision.confirmed for number, decision in job.words.items() if number >= 10]
     assert len(later) >= 20
     assert sum(later) >= 0.97 * len(later)
-    dropped = [n for n, word in job.words.items() if not word.confirmed and n in job.snapshots]
+    dropped = [
+        n for n, decision in job.words.items() if not decision.confirmed and n in job.snapshots
+    ]
     assert len(dropped) <= 0.01 * len(job.words) + 2
 
 
@@ -240,8 +242,8 @@ def test_the_word_decides_until_the_step_is_reached() -> None:
     follower.arrive(1)
     for number, tier in enumerate(("local", "persistent", "local")):
         follower.offer(Proposal(number, tier, 5), ready=True)
-    follower.hear(0, confirmed=True)
-    follower.hear(2, confirmed=False)
+    follower.on_decision(0, confirmed=True)
+    follower.on_decision(2, confirmed=False)
     assert follower.arrive(5) == (Due("local", 0, True), Due("persistent", 1, False))
 
 
@@ -267,8 +269,12 @@ def test_saves_do_not_become_fewer_when_steps_are_further_apart(strides: tuple[i
     usual = len(Job(world).run().snapshots)
     job = Job(world, strides).run()
     assert len(job.snapshots) > 0.8 * usual
-    for number, word in job.words.items():
-        if word.confirmed and number in job.snapshots and min(job.steps) >= max(job.begun[number]):
+    for number, decision in job.words.items():
+        if (
+            decision.confirmed
+            and number in job.snapshots
+            and min(job.steps) >= max(job.begun[number])
+        ):
             assert job.saved(number) == {0, 1, 2}
             assert len(job.begun[number]) == 1, "all save the same step"
 
@@ -277,16 +283,16 @@ def test_who_does_not_answer_in_time_is_named() -> None:
     leader = Leader(4, TIMEOUT_S)
     leader.propose("local", 50, 0.0)
     answers = {0: Answer("accepted", 1), 2: Answer("accepted", 1)}
-    assert leader.judge(answers, 1, TIMEOUT_S / 2) is None
-    word = leader.judge(answers, 1, TIMEOUT_S)
-    assert word == Word(False, "no answer from processes [1, 3] in 2 s")
+    assert leader.decide(answers, 1, TIMEOUT_S / 2) is None
+    decision = leader.decide(answers, 1, TIMEOUT_S)
+    assert decision == Decision(False, "no answer from processes [1, 3] in 2 s")
 
 
 def test_the_lead_is_bounded() -> None:
     leader = Leader(2, 1000.0)
     for _ in range(40):
         leader.propose("local", 5, 0.0)
-        leader.judge({1: Answer("late", 9)}, 4, 500.0)
+        leader.decide({1: Answer("late", 9)}, 4, 500.0)
     assert leader.lead_s == LONGEST_LEAD_S
 
 
@@ -313,7 +319,7 @@ def test_one_pause_does_not_cost_much_more_than_its_length(
         nonlocal now_s
         leader.propose("local", 5, now_s)
         now_s += taken_s
-        assert leader.judge({0: Answer("accepted", 4), 1: Answer(kind, 4)}, 4, now_s) is not None
+        assert leader.decide({0: Answer("accepted", 4), 1: Answer(kind, 4)}, 4, now_s) is not None
 
     for _ in range(20):
         agree(0.002, "accepted")

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from emergency_ckpt.core.save_decision import MAX_STEP, plain_metrics, step_number, wanted_step
+from emergency_ckpt.core.limits import MAX_STEP
+from emergency_ckpt.core.save.save_rules import plain_metrics, step_number, wanted_step
 from emergency_ckpt.errors import InvalidState
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emergency_ckpt.core.save_agreement import TierName
-from emergency_ckpt.core.save_decision import decide_save, decide_vote, skip_reason
+from emergency_ckpt.core.save.save_rules import decide_save, decide_vote, skip_reason
+from emergency_ckpt.core.save.step_agreement import TierName
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emergency_ckpt.core.save_timing import (
+from emergency_ckpt.core.save.timing import (
     AdaptiveInterval,
     Continuous,
     EverySeconds,

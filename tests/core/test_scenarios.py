@@ -27,9 +27,14 @@ import msgspec
 import pytest
 from planner_world import Layout, Machine, World
 
-from emergency_ckpt.core.inventory import HeldHostState, HeldTensors, PersistentStep, Quarantined
-from emergency_ckpt.core.plan_types import NoPlan, ProcessPlan, Rejection, RestorePlan
-from emergency_ckpt.core.restore_plan import plan_restore
+from emergency_ckpt.core.restore.inventory import (
+    HeldHostState,
+    HeldTensors,
+    PersistentStep,
+    Quarantined,
+)
+from emergency_ckpt.core.restore.plan_types import NoPlan, ProcessPlan, Rejection, RestorePlan
+from emergency_ckpt.core.restore.restore_plan import plan_restore
 from emergency_ckpt.types import LeafSpec
 
 SCENARIOS = sorted((Path(__file__).parent / "scenarios").glob("*.txt"))

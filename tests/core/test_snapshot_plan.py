@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emergency_ckpt.core.snapshot_plan import (
+from emergency_ckpt.core.save.snapshot_plan import (
     Piece,
     choose_sources,
     plan_device_copies,

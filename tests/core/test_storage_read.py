@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emergency_ckpt.core.boxes import covers, volume
-from emergency_ckpt.core.storage_read import TOLERANCE, StoredArray, assign_reads
+from emergency_ckpt.core.restore.storage_read import TOLERANCE, StoredArray, assign_reads
 from emergency_ckpt.types import Box, ShardId
 
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emergency_ckpt.core.boxes import volume
-from emergency_ckpt.core.placement import Striped, Topology, place, place_all
-from emergency_ckpt.core.striping import HeldLeaves, blocks
+from emergency_ckpt.core.placement.policies import Striped, Topology, place, place_all
+from emergency_ckpt.core.placement.striping import HeldLeaves, blocks
 from emergency_ckpt.types import Box, ShardId
 
 

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emergency_ckpt.core.placement import (
+from emergency_ckpt.core.placement.policies import (
     AllButPrimary,
     PlacementPolicy,
     Striped,
     Topology,
     place_all,
 )
-from emergency_ckpt.core.striping import HeldLeaves
-from emergency_ckpt.core.survivability import (
+from emergency_ckpt.core.placement.striping import HeldLeaves
+from emergency_ckpt.core.placement.survivability import (
     is_lost,
     loss_probability,
     ring_loss_probability,

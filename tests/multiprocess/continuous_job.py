@@ -24,11 +24,11 @@ from orbax.checkpoint import checkpoint_managers as ocm
 from world import Iterator, World, mesh_of, run_program
 
 from emergency_ckpt import EmergencyCheckpointer
-from emergency_ckpt.core.save_timing import AdaptiveInterval
+from emergency_ckpt.cluster.coordination import connect
+from emergency_ckpt.cluster.preemption import PREEMPTED_EXIT_CODE
+from emergency_ckpt.core.save.timing import AdaptiveInterval
 from emergency_ckpt.launch.environment import JobEnvironment, report_step
-from emergency_ckpt.runtime.coordination import connect
-from emergency_ckpt.runtime.job import initialize_job
-from emergency_ckpt.runtime.preemption import PREEMPTED_EXIT_CODE
+from emergency_ckpt.testing.simulated_job import initialize_job
 
 CLOCK_SKEW_S = 137.0
 SLOW_PROCESS = 2
@@ -89,7 +89,7 @@ class CallsOfTheTrainingThread:
         sys.setprofile(None)
 
     def _note(self, frame: Any, event: str, argument: Any) -> None:
-        if event == "call" and frame.f_code.co_filename.endswith("runtime/coordination.py"):
+        if event == "call" and frame.f_code.co_filename.endswith("cluster/coordination.py"):
             self.seen.add(frame.f_code.co_name)
         if event == "c_call":
             name = getattr(argument, "__name__", "")

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from coordination_suite import CHECKS, Check
 
-from emergency_ckpt.runtime.coordination import JaxCoordinator, connect, own_address
+from emergency_ckpt.cluster.coordination import JaxCoordinator, connect, own_address
 
 CLIENT_METHODS = (
     "key_value_set_bytes",

@@ -13,8 +13,8 @@ from restoring import lose, newest_manifest, process_dir, restore, train
 from world import World, mesh_of, run_program
 
 from emergency_ckpt import _native
-from emergency_ckpt.core.placement import Striped
-from emergency_ckpt.tiers.manifest import decode_manifest, encode_manifest
+from emergency_ckpt.core.placement.policies import Striped
+from emergency_ckpt.tiers.local.manifest import decode_manifest, encode_manifest
 
 LEAF = "bytes"
 

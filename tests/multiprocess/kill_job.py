@@ -19,8 +19,8 @@ from crashes import RESTORE_RETURNED, Kill
 from world import Iterator, World, differences, mesh_of, run_program, specs_on, state_at
 
 from emergency_ckpt import CheckpointerConfig, EmergencyCheckpointer
+from emergency_ckpt.events import Event
 from emergency_ckpt.launch.environment import report_step
-from emergency_ckpt.runtime.events import Event
 from emergency_ckpt.testing.gcs import FaultRule, GcsControl
 
 RUN_ID = "crash"

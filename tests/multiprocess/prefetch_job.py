@@ -14,7 +14,7 @@ from world import Iterator, World, differences, mesh_of, run_program, specs_on, 
 
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.errors import CheckpointError
-from emergency_ckpt.runtime.events import Event
+from emergency_ckpt.events import Event
 
 WAIT_S = 60.0
 

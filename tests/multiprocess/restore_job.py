@@ -248,9 +248,9 @@ def another_run(world: World) -> Any:
     train(world, "old", range(1, 11))
     shared = str(world.ramdisk("old"))
     world.meet()
-    beside = restore(world, "new", local_dir=shared)
+    run_in_thread = restore(world, "new", local_dir=shared)
     world.meet()
-    return {"beside": beside, "then": restore(world, "old")}
+    return {"beside": run_in_thread, "then": restore(world, "old")}
 
 
 def live_run_is_kept(world: World) -> Any:

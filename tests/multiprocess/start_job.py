@@ -11,8 +11,8 @@ from typing import Any
 from world import World, mesh_of, run_program, state_at
 
 from emergency_ckpt.core.run_claim import RunRecord
-from emergency_ckpt.tiers.persistent import PersistentTier
-from emergency_ckpt.tiers.run_record import encode_run
+from emergency_ckpt.tiers.persistent.run_record import encode_run
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
 
 DEADLINE_S = 40.0
 """Long enough to show that nobody waits for it."""

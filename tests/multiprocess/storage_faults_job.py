@@ -15,7 +15,7 @@ from world import Iterator, World, differences, mesh_of, run_program, specs_on, 
 
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.testing.gcs import FaultRule, GcsControl
-from emergency_ckpt.tiers.orbax_writing import ArrayWriter
+from emergency_ckpt.tiers.persistent.orbax_writer import ArrayWriter
 
 SAVE_TIMEOUT_S = 20.0
 RESTORE_TIMEOUT_S = 40.0

@@ -14,8 +14,8 @@ from coordination_stranger import attack
 from restoring import restore, train
 from world import World, mesh_of, run_program, specs_on, state_at
 
+from emergency_ckpt.cluster.coordination import JaxCoordinator
 from emergency_ckpt.errors import CheckpointError
-from emergency_ckpt.runtime.coordination import JaxCoordinator
 
 KEYS = {"plan": r"restore/\d+/\d+/plan/1", "verdict": r"restore/\d+/\d+/verdict"}
 FORGED = b'{"type":"plan"}'.hex()

@@ -12,7 +12,7 @@ from typing import Any
 from restoring import lose, newest_manifest, process_dir, restore, train
 from world import Iterator, World, differences, mesh_of, run_program, specs_on, state_at
 
-from emergency_ckpt.core.placement import Striped
+from emergency_ckpt.core.placement.policies import Striped
 
 
 def two_copies(**settings: Any) -> dict[str, Any]:

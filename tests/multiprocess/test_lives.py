@@ -19,7 +19,7 @@ from restarts import HOLDERS_VARIABLE, RUN_ID, new_world, train_and_kill
 from support import job_root, run_life, spec_of
 
 from emergency_ckpt.launch.topology import Topology
-from emergency_ckpt.transfer.auth import SECRET_VARIABLE
+from emergency_ckpt.run_secret import SECRET_VARIABLE
 
 pytestmark = pytest.mark.timeout(900)
 

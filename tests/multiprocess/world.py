@@ -18,9 +18,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from emergency_ckpt import CheckpointerConfig, EmergencyCheckpointer
+from emergency_ckpt.cluster.coordination import Coordinator, connect
 from emergency_ckpt.launch.environment import JobEnvironment
-from emergency_ckpt.runtime.coordination import Coordinator, connect
-from emergency_ckpt.runtime.job import initialize_job
+from emergency_ckpt.testing.simulated_job import initialize_job
 
 LEAVES: dict[str, tuple[tuple[int, ...], str, Any]] = {
     "embed": ((32, 16), "float32", P("fsdp")),

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import pytest
 
-from emergency_ckpt.runtime import preemption
-from emergency_ckpt.runtime.preemption import AgreedNotices, PreemptionWatch, SignalNotices
+from emergency_ckpt.cluster import preemption
+from emergency_ckpt.cluster.preemption import AgreedNotices, PreemptionWatch, SignalNotices
 from emergency_ckpt.testing.memory_coordination import MemoryService
 
 COUNT = 3

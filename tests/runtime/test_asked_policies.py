@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from emergency_ckpt.core.save_agreement import Leader, StepClock
-from emergency_ckpt.runtime.save_policies import plan_saves
-from emergency_ckpt.runtime.tier_schedule import TierSchedule
-from emergency_ckpt.runtime.worker import Failures
+from emergency_ckpt.background import Failures
+from emergency_ckpt.config.policies import plan_saves
+from emergency_ckpt.core.save.step_agreement import Leader, StepClock
+from emergency_ckpt.save.schedule import TierSchedule
 
 TIMEOUT_S = 2.0
 STEP_S = 0.01

@@ -8,9 +8,9 @@ import jax
 import pytest
 from coordination_suite import CHECKS, SOON_S
 
+from emergency_ckpt.cluster.coordination import LocalCoordinator, connect, deadline_left_s
+from emergency_ckpt.cluster.secret.sealed_coordination import SealedCoordinator
 from emergency_ckpt.errors import CoordinationError
-from emergency_ckpt.runtime.coordination import LocalCoordinator, connect, deadline_left_s
-from emergency_ckpt.runtime.sealed_coordination import SealedCoordinator
 from emergency_ckpt.testing.memory_coordination import MemoryService
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from emergency_ckpt.runtime.events import Event, EventSink
+from emergency_ckpt.events import Event, EventSink
 
 
 def test_a_listener_gets_each_event_in_order() -> None:

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from emergency_ckpt.cluster.peers import Peers
 from emergency_ckpt.errors import AuthenticationFailed
-from emergency_ckpt.runtime.events import Event, EventSink
-from emergency_ckpt.runtime.greetings import Greetings, neighbours
-from emergency_ckpt.runtime.peers import Peers
+from emergency_ckpt.events import Event, EventSink
+from emergency_ckpt.start.greetings import Greetings, neighbours
 from emergency_ckpt.testing.memory_coordination import MemoryService
 from emergency_ckpt.testing.memory_holdings import MemoryHoldings
 from emergency_ckpt.transfer.client import TransferClient

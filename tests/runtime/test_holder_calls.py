@@ -16,8 +16,8 @@ from emergency_ckpt.errors import (
     RamdiskFull,
     TransferError,
 )
-from emergency_ckpt.runtime.events import Event, EventSink
-from emergency_ckpt.runtime.holder_calls import HolderCalls
+from emergency_ckpt.events import Event, EventSink
+from emergency_ckpt.restore.shards.holder_calls import HolderCalls
 
 RESET = TransferError("fetch", "10.0.0.1:7000", "the connection failed")
 SECRET = AuthenticationFailed("fetch", "10.0.0.2:7000", "another secret")

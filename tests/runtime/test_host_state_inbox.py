@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from emergency_ckpt.cluster.shard_source import HostStateInbox
 from emergency_ckpt.errors import DeadlineExceeded
-from emergency_ckpt.runtime.holdings import HostStateInbox
 from emergency_ckpt.types import SaveId
 
 SOON_S = 0.01

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from emergency_ckpt.core.position_remap import Unmovable, move_position
 from emergency_ckpt.errors import HostStateError
 from emergency_ckpt.remaps import same_on_all, smallest_position
-from emergency_ckpt.runtime.restore_host_state import put_back
-from emergency_ckpt.tiers import host_state
+from emergency_ckpt.restore.host_state import apply_host_state
+from emergency_ckpt.state import host_state
 from emergency_ckpt.types import SaveId
 
 SIZE = 48
@@ -69,7 +69,7 @@ def moved(
     after: list[Any] = []
     for index in range(count):
         target = {"data": [build(index, count)]}
-        put_back(target, documents, remap, (index, count))
+        apply_host_state(target, documents, remap, (index, count))
         after.append(target["data"][0])
     return seen, after
 
@@ -115,14 +115,14 @@ def test_same_on_all_is_exact_for_elastic_iterators() -> None:
     seen = [int(n) for iterator in before for n in next(iterator)]
     after = [elastic(index, 3) for index in range(3)]
     for index, iterator in enumerate(after):
-        put_back(iterator, documents_of(before), same_on_all(), (index, 3))
+        apply_host_state(iterator, documents_of(before), same_on_all(), (index, 3))
     rest = [int(n) for iterator in after for batch in iterator for n in batch]
     assert Counter(seen + rest) == Counter(range(SIZE))
 
 
 def test_same_on_all_refuses_states_that_differ() -> None:
     with pytest.raises(HostStateError, match="differ"):
-        put_back(
+        apply_host_state(
             sliced(0, 1),
             documents_of([advanced(sliced(0, 2), 1), sliced(1, 2)]),
             same_on_all(),
@@ -139,11 +139,11 @@ def advanced(iterator: Any, count: int) -> Any:
 def test_remap_takes_what_all_have_alike_and_refuses_the_rest() -> None:
     values = [{"it": sliced(i, 2), "epoch": 3, "by": (1, b"x")} for i in range(2)]
     target = {"it": sliced(0, 1), "epoch": 0, "by": ()}
-    put_back(target, documents_of(values), smallest_position(), (0, 1))
+    apply_host_state(target, documents_of(values), smallest_position(), (0, 1))
     assert (target["epoch"], target["by"]) == (3, (1, b"x"))
     values[1]["epoch"] = 4
     with pytest.raises(HostStateError, match=r"\['epoch'\].*different values"):
-        put_back(target, documents_of(values), smallest_position(), (0, 1))
+        apply_host_state(target, documents_of(values), smallest_position(), (0, 1))
 
 
 @pytest.mark.parametrize(
@@ -196,6 +196,6 @@ def test_remap_of_ones_own_may_have_iterators_inside() -> None:
         return {"it": values[0]["it"], "n": count}
 
     target = {"it": sliced(0, 1), "n": 0}
-    put_back(target, documents, first, (0, 1))
+    apply_host_state(target, documents, first, (0, 1))
     assert target["n"] == 1
     assert target["it"].get_state() == {"next_index": 2}

@@ -22,17 +22,17 @@ from hypothesis.stateful import (
     rule,
 )
 
+from emergency_ckpt.background import Failures
+from emergency_ckpt.cluster.coordination import LocalCoordinator
+from emergency_ckpt.cluster.peers import Peers
+from emergency_ckpt.core.shard_layout import lay_out
 from emergency_ckpt.errors import SaveFailed
-from emergency_ckpt.runtime.coordination import LocalCoordinator
-from emergency_ckpt.runtime.events import Event, EventSink
-from emergency_ckpt.runtime.local_saves import LocalSave, LocalSaves, layout_digest
-from emergency_ckpt.runtime.peers import Peers
-from emergency_ckpt.runtime.vote import Ballot, Outcome, Vote
-from emergency_ckpt.runtime.worker import Failures
-from emergency_ckpt.tiers import host_state
-from emergency_ckpt.tiers.local import LocalTier
-from emergency_ckpt.tiers.manifest import lay_out
-from emergency_ckpt.tiers.transfers import Snapshot
+from emergency_ckpt.events import Event, EventSink
+from emergency_ckpt.save.local_save import LocalSave, LocalSaves, layout_digest
+from emergency_ckpt.save.vote import Ballot, Outcome, Vote
+from emergency_ckpt.state import host_state
+from emergency_ckpt.state.staging import Snapshot
+from emergency_ckpt.tiers.local.tier import LocalTier
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.types import LeafSpec, SaveId, ShardId, Writer
 

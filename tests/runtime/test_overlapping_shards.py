@@ -19,17 +19,18 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
+from emergency_ckpt.cluster.shard_source import ProcessHoldings, holder_name
 from emergency_ckpt.core.boxes import shape_of
-from emergency_ckpt.core.inventory import Inventory
-from emergency_ckpt.core.plan_types import ProcessPlan, RestorePlan
-from emergency_ckpt.core.restore_plan import plan_restore
+from emergency_ckpt.core.restore.inventory import Inventory
+from emergency_ckpt.core.restore.plan_types import ProcessPlan, RestorePlan
+from emergency_ckpt.core.restore.restore_plan import plan_restore
+from emergency_ckpt.core.shard_layout import lay_out
 from emergency_ckpt.errors import RestoreFailed
-from emergency_ckpt.runtime.events import EventSink
-from emergency_ckpt.runtime.holder_calls import HolderCalls
-from emergency_ckpt.runtime.holdings import ProcessHoldings, holder_name
-from emergency_ckpt.runtime.shard_collection import ShardCollection
-from emergency_ckpt.tiers.local import LocalTier
-from emergency_ckpt.tiers.manifest import build_contents, lay_out
+from emergency_ckpt.events import EventSink
+from emergency_ckpt.restore.shards.holder_calls import HolderCalls
+from emergency_ckpt.restore.shards.shard_loader import ShardCollection
+from emergency_ckpt.tiers.local.manifest import build_contents
+from emergency_ckpt.tiers.local.tier import LocalTier
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
 from emergency_ckpt.types import Box, Contents, LeafSpec, SaveId, ShardId, Writer
@@ -130,7 +131,7 @@ def collected(host: Host, plan: ProcessPlan, wanted: Sequence[ShardId]) -> dict[
             sink,
             save=SAVE,
             me=holder_name(0),
-            keeping=None,
+            retained=None,
             calls=HolderCalls(sink, time.monotonic() + 60),
         )
         with shards.collecting(plan) as arrivals:

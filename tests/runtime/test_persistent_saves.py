@@ -13,23 +13,23 @@ from typing import Any
 import numpy.typing as npt
 import pytest
 
-from emergency_ckpt.core.persistence import writers
-from emergency_ckpt.core.placement import Topology
+from emergency_ckpt.background import Failures
+from emergency_ckpt.cluster.peers import Peers
+from emergency_ckpt.cluster.shard_source import HostStateInbox
+from emergency_ckpt.cluster.storage.claim import DirectoryClaim
+from emergency_ckpt.cluster.storage.timeline import StorageTimeline
+from emergency_ckpt.cluster.timelines import Timelines
+from emergency_ckpt.core.placement.policies import Topology
+from emergency_ckpt.core.placement.writers import writers
 from emergency_ckpt.core.run_claim import RunRecord
 from emergency_ckpt.errors import PersistentTierError, SaveFailed, TransferError
-from emergency_ckpt.runtime.directory_claim import DirectoryClaim
-from emergency_ckpt.runtime.events import Event, EventSink
-from emergency_ckpt.runtime.holdings import HostStateInbox
-from emergency_ckpt.runtime.peers import Peers
-from emergency_ckpt.runtime.persistent_saves import PersistentSave, PersistentSaves
-from emergency_ckpt.runtime.storage_timeline import StorageTimeline
-from emergency_ckpt.runtime.timelines import Timelines
-from emergency_ckpt.runtime.worker import Failures
+from emergency_ckpt.events import Event, EventSink
+from emergency_ckpt.save.persistent.save import PersistentSave, PersistentSaves
+from emergency_ckpt.state import host_state
+from emergency_ckpt.state.tree import StateTree, describe
 from emergency_ckpt.testing.memory_coordination import MemoryService
-from emergency_ckpt.tiers import host_state
-from emergency_ckpt.tiers.orbax_writing import Meet, meet_nobody
-from emergency_ckpt.tiers.persistent import PersistentTier
-from emergency_ckpt.tiers.state_tree import StateTree, describe
+from emergency_ckpt.tiers.persistent.orbax_writer import Meet, meet_nobody
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.types import SaveId, ShardId
 

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from emergency_ckpt.cluster.preemption import PreemptionWatch, SignalNotices
+from emergency_ckpt.cluster.rounds import run_on_all
 from emergency_ckpt.errors import CheckpointError, RamdiskFull
-from emergency_ckpt.runtime.going_on import go_on_together
-from emergency_ckpt.runtime.preemption import PreemptionWatch, SignalNotices
 from emergency_ckpt.testing.memory_coordination import MemoryService
 
 
@@ -51,13 +51,13 @@ def watches(count: int) -> tuple[SyncManager, list[PreemptionWatch]]:
 def agree(
     found: list[PreemptionWatch], work: Callable[[int], object] = lambda _: None
 ) -> list[object]:
-    """``go_on_together`` on all; what each returned or raised."""
+    """``run_on_all`` on all; what each returned or raised."""
     service = MemoryService(len(found))
 
     def go_on(process: int) -> object:
         member, watch = service.member(process), found[process]
         try:
-            return go_on_together(member, "ready", lambda: work(process), watch, 10.0)
+            return run_on_all(member, "ready", lambda: work(process), watch, 10.0)
         except CheckpointError as error:
             return error
 

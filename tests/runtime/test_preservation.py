@@ -12,12 +12,12 @@ import pytest
 from orbax.checkpoint import checkpoint_managers as ocm
 from persistent_steps import fill
 
+from emergency_ckpt.background import Failures
 from emergency_ckpt.errors import SaveFailed
-from emergency_ckpt.runtime.events import Event, EventSink
-from emergency_ckpt.runtime.preservation import Preservation
-from emergency_ckpt.runtime.worker import Failures
-from emergency_ckpt.tiers.persistent import PersistentTier
-from emergency_ckpt.tiers.removal import StepShelf
+from emergency_ckpt.events import Event, EventSink
+from emergency_ckpt.save.persistent.retention import Preservation
+from emergency_ckpt.tiers.persistent.steps.removal import StepRecords
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
 
 STEPS = [10, 20, 30, 40]
 LONG_S = 60.0
@@ -30,7 +30,7 @@ def preserved(
     events: list[Event] = []
     failures = Failures()
     preservation = Preservation(
-        StepShelf(tier),
+        StepRecords(tier),
         EventSink(events.append, process_index=0),
         failures,
         policy=policy,
@@ -43,7 +43,7 @@ def preserved(
     return tier.whole_steps(), failures, events
 
 
-def keeping_last(steps: int, shelf: StepShelf) -> Preservation:
+def keeping_last(steps: int, shelf: StepRecords) -> Preservation:
     return Preservation(
         shelf,
         EventSink(None, process_index=0),
@@ -122,7 +122,7 @@ def test_steps_of_plain_orbax_are_not_touched(tmp_path: Path) -> None:
 
 def test_nothing_is_removed_while_a_restore_reads(tmp_path: Path) -> None:
     tier = fill(str(tmp_path / "run"), STEPS)
-    preservation = keeping_last(1, StepShelf(tier))
+    preservation = keeping_last(1, StepRecords(tier))
     with preservation.held():
         preservation.after_save()
         assert not preservation.wait_idle(0.2)
@@ -132,7 +132,7 @@ def test_nothing_is_removed_while_a_restore_reads(tmp_path: Path) -> None:
     preservation.stop(LONG_S)
 
 
-class StalledShelf(StepShelf):
+class StalledShelf(StepRecords):
     """Storage answers ``remove`` when the event is set, and says when it was asked."""
 
     def __init__(self, tier: PersistentTier) -> None:
@@ -215,8 +215,8 @@ def test_a_policy_that_fails_removes_nothing(tmp_path: Path, policy: Any) -> Non
 def test_preservation_distrusts_what_a_restore_rejected(tmp_path: Path) -> None:
     """It neither counts among those to keep, nor goes; until it is saved anew."""
     tier = fill(str(tmp_path / "run"), STEPS)
-    preservation = keeping_last(1, StepShelf(tier))
-    preservation.distrust({40})
+    preservation = keeping_last(1, StepRecords(tier))
+    preservation.mark_failed({40})
     preservation.after_save(30)
     assert preservation.wait_idle(LONG_S)
     assert tier.whole_steps() == [30, 40]

@@ -15,12 +15,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from emergency_ckpt.core.retention import choose_removals
-from emergency_ckpt.runtime.events import EventSink
-from emergency_ckpt.runtime.preservation import Preservation
-from emergency_ckpt.runtime.worker import Failures
-from emergency_ckpt.tiers.persistent import PersistentTier
-from emergency_ckpt.tiers.removal import StepShelf
+from emergency_ckpt.background import Failures
+from emergency_ckpt.core.save.retention import choose_removals
+from emergency_ckpt.events import EventSink
+from emergency_ckpt.save.persistent.retention import Preservation
+from emergency_ckpt.tiers.persistent.steps.removal import StepRecords
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.types import LeafSpec, SaveId
 
 LONG_S = 60.0
@@ -54,7 +54,7 @@ class PreservationMachine(RuleBasedStateMachine):
         self.tier.create()
         self.tier.remove_leftovers()
         self.preservation = Preservation(
-            StepShelf(self.tier),
+            StepRecords(self.tier),
             EventSink(None, process_index=0),
             self.failures,
             policy=self.policy,
@@ -116,8 +116,8 @@ class PreservationMachine(RuleBasedStateMachine):
                 part()
         self.start()
         names = {path.name.partition(".")[0] for path in self.root.iterdir()} - {"host_state"}
-        beside = {path.name for path in (self.root / "host_state").glob("*")}
-        assert names == beside == {str(step) for step in self.tier.whole_steps()}
+        run_in_thread = {path.name for path in (self.root / "host_state").glob("*")}
+        assert names == run_in_thread == {str(step) for step in self.tier.whole_steps()}
         assert self.tier.whole_steps() == [s for s in steps if not done or s not in removed[:1]]
 
     @invariant()

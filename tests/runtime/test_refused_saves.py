@@ -10,21 +10,21 @@ import jax
 import numpy as np
 import pytest
 
-from emergency_ckpt.core.snapshot_plan import SnapshotSettings
+from emergency_ckpt.background import Failures
+from emergency_ckpt.cluster.coordination import LocalCoordinator
+from emergency_ckpt.cluster.peers import Peers
+from emergency_ckpt.core.save.snapshot_plan import SnapshotSettings
+from emergency_ckpt.core.shard_layout import lay_out, shard_nbytes
 from emergency_ckpt.errors import RamdiskFull, SaveFailed, SlotBusy
-from emergency_ckpt.runtime.coordination import LocalCoordinator
-from emergency_ckpt.runtime.events import EventSink
-from emergency_ckpt.runtime.local_saves import LocalSave, LocalSaves
-from emergency_ckpt.runtime.peers import Peers
-from emergency_ckpt.runtime.vote import Ballot, Outcome, Vote
-from emergency_ckpt.runtime.worker import Failures
-from emergency_ckpt.tiers import host_state
-from emergency_ckpt.tiers.local import LocalTier
-from emergency_ckpt.tiers.manifest import lay_out, shard_nbytes
-from emergency_ckpt.tiers.slot_writer import SlotWriter
-from emergency_ckpt.tiers.snapshot import SnapshotRecipe
-from emergency_ckpt.tiers.state_tree import describe
-from emergency_ckpt.tiers.transfers import Snapshot
+from emergency_ckpt.events import EventSink
+from emergency_ckpt.save.local_save import LocalSave, LocalSaves
+from emergency_ckpt.save.vote import Ballot, Outcome, Vote
+from emergency_ckpt.state import host_state
+from emergency_ckpt.state.snapshot import SnapshotRecipe
+from emergency_ckpt.state.staging import Snapshot
+from emergency_ckpt.state.tree import describe
+from emergency_ckpt.tiers.local.slot_writer import SlotWriter
+from emergency_ckpt.tiers.local.tier import LocalTier
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.types import SaveId, ShardId, Writer
 

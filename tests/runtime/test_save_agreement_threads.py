@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from emergency_ckpt.core import save_agreement
-from emergency_ckpt.core.save_agreement import Due, Progress
+from emergency_ckpt.background import Failures
+from emergency_ckpt.cluster.departures import Departures
+from emergency_ckpt.core.save import step_agreement as save_agreement
+from emergency_ckpt.core.save.step_agreement import Due, Progress
 from emergency_ckpt.errors import CoordinationError, SaveFailed
-from emergency_ckpt.runtime.departures import Departures
-from emergency_ckpt.runtime.save_agreement import Choice, SaveAgreement
-from emergency_ckpt.runtime.worker import Failures
+from emergency_ckpt.save.step_agreement import Choice, SaveAgreement
 from emergency_ckpt.testing.memory_coordination import MemoryService
 
 COUNT = 3
@@ -70,7 +70,7 @@ def train(service: MemoryService, saves: int) -> tuple[list[dict[int, bool | Non
     tiers[0].wanted = False
     words = [
         {
-            step: True if due.confirmed else agreement.word_on(due.number, 3.0)
+            step: True if due.confirmed else agreement.decision_on(due.number, 3.0)
             for step, due in mine.items()
         }
         for mine, agreement in zip(begun, agreements, strict=True)
@@ -87,7 +87,7 @@ def train(service: MemoryService, saves: int) -> tuple[list[dict[int, bool | Non
 def test_all_save_the_same_steps() -> None:
     words, failures = train(MemoryService(COUNT), 12)
     assert failures == [0] * COUNT
-    saved = [{step for step, word in mine.items() if word} for mine in words]
+    saved = [{step for step, decision in mine.items() if decision} for mine in words]
     assert len(saved[0]) >= 6  # an answer that comes too late costs a save, and doubles the lead
     assert saved == [saved[0]] * COUNT
 
@@ -111,14 +111,14 @@ def test_a_fault_of_the_service_costs_one_save_at_most(
     words, failures = train(service, saves)
     service.check(process, operation, part)  # raises the fault when it never came
     assert sum(failures) == (0 if operation == "delete" else 1)
-    saved = [{step for step, word in mine.items() if word is not False} for mine in words]
+    saved = [{step for step, decision in mine.items() if decision is not False} for mine in words]
     differing = set.union(*saved) - set.intersection(*saved)
     assert len(differing) <= 1
     assert len(set.intersection(*saved)) >= saves - 2
 
 
 def test_leader_without_a_process_that_left_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("emergency_ckpt.runtime.save_agreement._LEFT_PAUSE_S", 0.01)
+    monkeypatch.setattr("emergency_ckpt.save.step_agreement._LEFT_PAUSE_S", 0.01)
     service = MemoryService(2)
     Departures(service.member(1)).leave("KeyError: bug", {})
     failures = Failures()

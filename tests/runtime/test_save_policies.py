@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 from orbax.checkpoint import checkpoint_managers as ocm
 
-from emergency_ckpt.core.retention import StepRecord
-from emergency_ckpt.core.save_decision import StepRules, decide_by_step
-from emergency_ckpt.core.save_timing import AdaptiveInterval, Continuous, EverySeconds, TierStatus
-from emergency_ckpt.runtime.policy_checks import (
-    preservation_policy_problems,
-    save_policy_problems,
-)
-from emergency_ckpt.runtime.save_policies import (
+from emergency_ckpt.config.policies import (
     plan_saves,
     policy_identity,
     wanted_steps,
 )
+from emergency_ckpt.config.policy_checks import (
+    preservation_policy_problems,
+    save_policy_problems,
+)
+from emergency_ckpt.core.save.retention import StepRecord
+from emergency_ckpt.core.save.save_rules import StepRules, decide_by_step
+from emergency_ckpt.core.save.timing import AdaptiveInterval, Continuous, EverySeconds, TierStatus
 
 IDLE = TierStatus(False, True, 1.0, 0.0, 0.0, 1.0)
 

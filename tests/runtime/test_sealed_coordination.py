@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
+from emergency_ckpt.cluster.collectives import exchange, gather
+from emergency_ckpt.cluster.coordination import Coordinator
+from emergency_ckpt.cluster.secret.sealed_coordination import SealedCoordinator
 from emergency_ckpt.errors import CoordinationError, DeadlineExceeded, ForgedValue
-from emergency_ckpt.runtime.collectives import exchange, gather
-from emergency_ckpt.runtime.coordination import Coordinator
-from emergency_ckpt.runtime.sealed_coordination import SealedCoordinator
 from emergency_ckpt.testing.memory_coordination import MemoryService
 
 KEY = b"k" * 32

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from emergency_ckpt.core.plan_types import FetchGroup, ProcessPlan
-from emergency_ckpt.runtime.events import EventSink
-from emergency_ckpt.runtime.holder_calls import HolderCalls
-from emergency_ckpt.runtime.shard_collection import ShardCollection
-from emergency_ckpt.runtime.shard_fetch import CopiesFailed
+from emergency_ckpt.core.restore.plan_types import FetchGroup, ProcessPlan
+from emergency_ckpt.events import EventSink
+from emergency_ckpt.restore.shards.holder_calls import HolderCalls
+from emergency_ckpt.restore.shards.shard_fetch import CopiesFailed
+from emergency_ckpt.restore.shards.shard_loader import ShardCollection
 from emergency_ckpt.testing.memory_holdings import MemoryHoldings
-from emergency_ckpt.tiers.local import LocalTier
+from emergency_ckpt.tiers.local.tier import LocalTier
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
 from emergency_ckpt.types import SaveId, Writer
@@ -47,7 +47,7 @@ def test_a_copy_that_failed_is_named_also_by_who_was_using_what_had_come(tmp_pat
                 sink,
                 save=SAVE,
                 me="process/0",
-                keeping=None,
+                retained=None,
                 calls=HolderCalls(sink, time.monotonic() + 30),
             )
             group = FetchGroup(digest, None, ("server",))

@@ -13,15 +13,15 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from emergency_ckpt.cluster.peers import agree_start, new_incarnation
+from emergency_ckpt.cluster.shard_source import HostStateInbox, holder_name
+from emergency_ckpt.cluster.topology import topology_of
 from emergency_ckpt.config import Config
-from emergency_ckpt.core.placement import Topology
+from emergency_ckpt.core.placement.policies import Topology
 from emergency_ckpt.errors import ConfigError, DeadlineExceeded, InvalidState, RestoreFailed
-from emergency_ckpt.runtime.holdings import HostStateInbox, holder_name
-from emergency_ckpt.runtime.peers import agree_start, new_incarnation
-from emergency_ckpt.runtime.save_recipe import build_recipe
-from emergency_ckpt.runtime.topology import topology_of
+from emergency_ckpt.save.save_plan import build_recipe
+from emergency_ckpt.state.tree import describe
 from emergency_ckpt.testing.memory_coordination import MemoryService
-from emergency_ckpt.tiers.state_tree import describe
 from emergency_ckpt.types import SaveId
 
 LONG_S = 60.0

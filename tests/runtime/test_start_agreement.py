@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from emergency_ckpt.cluster.start_agreement import agree_settings, tell_problem
 from emergency_ckpt.errors import ConfigError, DeadlineExceeded
-from emergency_ckpt.runtime.start_agreement import agree_settings, tell_problem
 from emergency_ckpt.testing.memory_coordination import MemoryService
 
 LONG_S = 60.0
@@ -75,7 +75,7 @@ def test_start_with_an_invalid_config_waits_for_nobody(invalid: int) -> None:
 def test_start_without_a_process_names_it_everywhere(
     absent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("emergency_ckpt.runtime.start_agreement._TOLD_LATE_S", SOON_S)
+    monkeypatch.setattr("emergency_ckpt.cluster.start_agreement._TOLD_LATE_S", SOON_S)
     service = MemoryService(3)
 
     def work(process: int) -> str:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from emergency_ckpt.errors import CoordinationError
-from emergency_ckpt.runtime.vote import Ballot, Outcome, Vote
+from emergency_ckpt.save.vote import Ballot, Outcome, Vote
 from emergency_ckpt.testing.memory_coordination import MemoryService
 from emergency_ckpt.types import SaveId
 

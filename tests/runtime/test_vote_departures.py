@@ -9,9 +9,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from emergency_ckpt.runtime import collectives, vote
-from emergency_ckpt.runtime.departures import LEAVING, Departures
-from emergency_ckpt.runtime.vote import SKIPPED, Ballot, Outcome, Vote
+from emergency_ckpt.cluster import collectives
+from emergency_ckpt.cluster.departures import LEAVING, Departures
+from emergency_ckpt.save import vote
+from emergency_ckpt.save.vote import SKIPPED, Ballot, Outcome, Vote
 from emergency_ckpt.testing.memory_coordination import MemoryService
 from emergency_ckpt.types import SaveId
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from emergency_ckpt.background import BackgroundWorker, Failures
 from emergency_ckpt.errors import LocalTierError, SaveFailed
-from emergency_ckpt.runtime.worker import BackgroundWorker, Failures
 
 LONG_S = 60.0
 

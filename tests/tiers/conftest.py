@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tiers_support import open_tier
 
-from emergency_ckpt.tiers.local import LocalTier
+from emergency_ckpt.tiers.local.tier import LocalTier
 
 
 @pytest.fixture

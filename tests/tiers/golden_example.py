@@ -10,9 +10,10 @@ import numpy as np
 
 from emergency_ckpt import _native
 from emergency_ckpt.core.keys import RunSecret
-from emergency_ckpt.tiers import host_state
-from emergency_ckpt.tiers.manifest import build_contents, lay_out
-from emergency_ckpt.tiers.signatures import Signer
+from emergency_ckpt.core.shard_layout import lay_out
+from emergency_ckpt.state import host_state
+from emergency_ckpt.tiers.local.manifest import build_contents
+from emergency_ckpt.tiers.local.signatures import Signer
 from emergency_ckpt.types import Contents, LeafSpec, SaveId, ShardId, Writer
 
 GOLDEN = Path(__file__).parent.parent / "golden"

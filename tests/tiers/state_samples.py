@@ -10,10 +10,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from emergency_ckpt.tiers.dtypes import dtype_named
-from emergency_ckpt.tiers.materialize import materialize
-from emergency_ckpt.tiers.snapshot import SnapshotRecipe
-from emergency_ckpt.tiers.state_tree import BoxTable, describe
+from emergency_ckpt.state.dtypes import dtype_named
+from emergency_ckpt.state.materialize import materialize
+from emergency_ckpt.state.snapshot import SnapshotRecipe
+from emergency_ckpt.state.tree import BoxTable, describe
 from emergency_ckpt.types import ShardId
 
 DEVICE_DTYPES = (

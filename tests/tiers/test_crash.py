@@ -21,7 +21,7 @@ from tiers_support import (
 )
 
 from emergency_ckpt.errors import SlotBusy
-from emergency_ckpt.tiers.local import LocalTier
+from emergency_ckpt.tiers.local.tier import LocalTier
 
 PROGRAM = Path(__file__).with_name("tier_process.py")
 BEFORE_PUBLISH = ["invalidated", "half_copied", "copied", "staged"]

@@ -13,9 +13,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from state_samples import DEVICE_DTYPES, WIDE_DTYPES, assert_same, placed, random_bits
 
+from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES
 from emergency_ckpt.errors import InvalidState
-from emergency_ckpt.tiers.dtypes import dtype_named
-from emergency_ckpt.tiers.manifest import DTYPE_ITEM_BYTES
+from emergency_ckpt.state.dtypes import dtype_named
 
 TIERS = ("local", "persistent")
 HOST_DTYPES = tuple(

@@ -24,15 +24,11 @@ from golden_example import (
 )
 
 import emergency_ckpt.tiers
-from emergency_ckpt.tiers import host_state
-from emergency_ckpt.tiers.dtypes import dtype_named
-from emergency_ckpt.tiers.manifest import (
-    DTYPE_ITEM_BYTES,
-    decode_manifest,
-    encode_contents,
-    encode_manifest,
-)
-from emergency_ckpt.tiers.signatures import open_signed
+from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES
+from emergency_ckpt.state import host_state
+from emergency_ckpt.state.dtypes import dtype_named
+from emergency_ckpt.tiers.local.manifest import decode_manifest, encode_contents, encode_manifest
+from emergency_ckpt.tiers.local.signatures import open_signed
 
 MANIFEST = (GOLDEN / "manifest_v1.json").read_bytes()
 SLOT = (GOLDEN / "slot_v1.bin").read_bytes()

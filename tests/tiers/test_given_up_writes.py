@@ -15,9 +15,9 @@ from etils.epath import backend
 from state_samples import mesh_of, sharded
 
 from emergency_ckpt.errors import PersistentTierError
-from emergency_ckpt.tiers.persistent import PersistentTier
-from emergency_ckpt.tiers.snapshot import SnapshotRecipe
-from emergency_ckpt.tiers.state_tree import BoxTable, describe
+from emergency_ckpt.state.snapshot import SnapshotRecipe
+from emergency_ckpt.state.tree import BoxTable, describe
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.types import SaveId
 
 TIMEOUT_S = 5.0

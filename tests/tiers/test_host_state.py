@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiers_support import save_id
 
+from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES
 from emergency_ckpt.errors import CorruptData, HostStateError, HostStateTooLarge
-from emergency_ckpt.tiers import host_state
-from emergency_ckpt.types import MAX_HOST_STATE_BYTES
+from emergency_ckpt.state import host_state
 
 TAGS = ["__bytes__", "__tuple__", "__float__", "__int__", "__dict__", "__array__", "__state__"]
 

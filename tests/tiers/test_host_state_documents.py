@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emergency_ckpt.errors import CorruptData
-from emergency_ckpt.tiers import host_state
+from emergency_ckpt.state import host_state
 
 DOCUMENT = (GOLDEN / "process_00003_of_00008_v1.json").read_bytes()
 TAGS = ["__bytes__", "__tuple__", "__float__", "__int__", "__dict__", "__array__", "__state__"]

@@ -24,11 +24,12 @@ from tiers_support import (
     write_save,
 )
 
+from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES
+from emergency_ckpt.core.shard_layout import lay_out
 from emergency_ckpt.errors import CorruptData, HostStateError, LocalTierError, RamdiskFull
-from emergency_ckpt.tiers.host_state_store import MAX_SAVES
-from emergency_ckpt.tiers.local import LocalTier
-from emergency_ckpt.tiers.manifest import build_contents, lay_out
-from emergency_ckpt.types import MAX_HOST_STATE_BYTES
+from emergency_ckpt.tiers.local.host_state_store import MAX_SAVES
+from emergency_ckpt.tiers.local.manifest import build_contents
+from emergency_ckpt.tiers.local.tier import LocalTier
 
 MANIFEST, SLOT = "slot_0.manifest.json", "slot_0.bin"
 

@@ -28,12 +28,13 @@ from tiers_support import (
     write_save,
 )
 
+from emergency_ckpt.core.shard_layout import lay_out
 from emergency_ckpt.errors import (
     NotHeld,
     SlotBusy,
 )
-from emergency_ckpt.tiers.local import LocalTier
-from emergency_ckpt.tiers.manifest import build_contents, lay_out
+from emergency_ckpt.tiers.local.manifest import build_contents
+from emergency_ckpt.tiers.local.tier import LocalTier
 
 
 def test_a_lent_slot_is_not_written_and_a_third_takes_its_place(tier: LocalTier) -> None:

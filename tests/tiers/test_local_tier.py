@@ -29,6 +29,7 @@ from tiers_support import (
     write_save,
 )
 
+from emergency_ckpt.core.shard_layout import lay_out
 from emergency_ckpt.errors import (
     ConfigError,
     CorruptData,
@@ -37,8 +38,8 @@ from emergency_ckpt.errors import (
     RamdiskFull,
     SlotBusy,
 )
-from emergency_ckpt.tiers.local import LocalTier
-from emergency_ckpt.tiers.manifest import build_contents, contents_digest, lay_out
+from emergency_ckpt.tiers.local.manifest import build_contents, contents_digest
+from emergency_ckpt.tiers.local.tier import LocalTier
 from emergency_ckpt.types import SaveId, Writer
 
 TWO_SLOTS = {"slot_0.bin", "slot_1.bin"}

@@ -13,10 +13,10 @@ from golden_example import writer as golden_writer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from emergency_ckpt.core.limits import MAX_MANIFEST_BYTES
+from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES, lay_out, shard_nbytes
 from emergency_ckpt.errors import CorruptData
-from emergency_ckpt.tiers.manifest import (
-    DTYPE_ITEM_BYTES,
-    MAX_MANIFEST_BYTES,
+from emergency_ckpt.tiers.local.manifest import (
     build_contents,
     check_contents,
     contents_digest,
@@ -24,8 +24,6 @@ from emergency_ckpt.tiers.manifest import (
     decode_manifest,
     encode_contents,
     encode_manifest,
-    lay_out,
-    shard_nbytes,
 )
 from emergency_ckpt.types import Contents, LeafSpec, SaveId, ShardEntry, ShardId, Writer
 

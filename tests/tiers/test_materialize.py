@@ -26,12 +26,12 @@ from state_samples import (
     through_bytes,
 )
 
+from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES
 from emergency_ckpt.errors import CorruptData
-from emergency_ckpt.tiers.dtypes import dtype_named
-from emergency_ckpt.tiers.manifest import DTYPE_ITEM_BYTES
-from emergency_ckpt.tiers.materialize import empty_leaf, materialize
-from emergency_ckpt.tiers.snapshot import SnapshotRecipe
-from emergency_ckpt.tiers.state_tree import BoxTable, describe
+from emergency_ckpt.state.dtypes import dtype_named
+from emergency_ckpt.state.materialize import empty_leaf, materialize
+from emergency_ckpt.state.snapshot import SnapshotRecipe
+from emergency_ckpt.state.tree import BoxTable, describe
 from emergency_ckpt.types import ShardId
 
 Pair = collections.namedtuple("Pair", "first second")

@@ -14,7 +14,8 @@ from other_processes import other_process
 from tiers_support import complete_save, held_steps, open_tier
 
 from emergency_ckpt.errors import LocalTierError
-from emergency_ckpt.tiers import claims, old_lives
+from emergency_ckpt.tiers.local import old_lives
+from emergency_ckpt.tiers.ramdisk import locks as claims
 
 LONG_S = 120.0
 

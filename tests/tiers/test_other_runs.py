@@ -12,7 +12,13 @@ from tiers_support import make_old, open_tier
 from emergency_ckpt.cli.main import main
 from emergency_ckpt.errors import RamdiskFull
 from emergency_ckpt.tiers import files
-from emergency_ckpt.tiers.other_runs import LeftRun, OtherRuns, holder_of, left_runs, remove_run
+from emergency_ckpt.tiers.ramdisk.other_runs import (
+    LeftRun,
+    OtherRuns,
+    holder_of,
+    left_runs,
+    remove_run,
+)
 
 DAY_S = 86400.0
 

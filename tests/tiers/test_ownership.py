@@ -23,8 +23,8 @@ from tiers_support import (
 from emergency_ckpt.cli.main import main
 from emergency_ckpt.errors import LocalTierError, RamdiskFull
 from emergency_ckpt.tiers import files
-from emergency_ckpt.tiers.other_runs import left_runs
-from emergency_ckpt.tiers.readonly import ReadOnlyRamdisk
+from emergency_ckpt.tiers.local.read_only import ReadOnlyRamdisk
+from emergency_ckpt.tiers.ramdisk.other_runs import left_runs
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as two users")
 

@@ -24,22 +24,22 @@ from state_samples import assert_same, mesh_of, random_bits, sharded
 
 import emergency_ckpt.tiers
 from emergency_ckpt.core.boxes import volume
-from emergency_ckpt.core.inventory import PersistentStep, is_plain
+from emergency_ckpt.core.restore.inventory import PersistentStep, is_plain
 from emergency_ckpt.core.step_signature import StepSigning
 from emergency_ckpt.errors import CorruptData, PersistentTierError
-from emergency_ckpt.tiers import host_state
-from emergency_ckpt.tiers.host_state import document_name
-from emergency_ckpt.tiers.materialize import materialize
-from emergency_ckpt.tiers.persistent import PersistentTier
-from emergency_ckpt.tiers.persistent_marker import (
+from emergency_ckpt.state import host_state
+from emergency_ckpt.state.host_state import document_name
+from emergency_ckpt.state.materialize import materialize
+from emergency_ckpt.state.snapshot import SnapshotRecipe
+from emergency_ckpt.state.tree import BoxTable, describe
+from emergency_ckpt.tiers.persistent.marker import (
     TensorsId,
     build_marker,
     check_marker,
     decode_marker,
     encode_checksums,
 )
-from emergency_ckpt.tiers.snapshot import SnapshotRecipe
-from emergency_ckpt.tiers.state_tree import BoxTable, describe
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.types import SaveId, ShardId
 
 STORABLE = (
@@ -70,7 +70,7 @@ def state_of(step: int) -> dict[str, Any]:
 def write(
     tier: PersistentTier, step: int, state: Any, host: Any = None, life: str = "life"
 ) -> None:
-    """One save, as ``runtime.persistent_saves`` does it with one process."""
+    """One save, as ``save.persistent.save`` does it with one process."""
     save = save_id(step, life)
     tree = describe(state, "save")
     shards = BoxTable(tree, 1).shards_of(0)

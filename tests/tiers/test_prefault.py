@@ -10,7 +10,7 @@ from tiers_support import LAYOUT, open_tier
 
 from emergency_ckpt import _native
 from emergency_ckpt.errors import RamdiskFull
-from emergency_ckpt.tiers.local import LocalTier
+from emergency_ckpt.tiers.local.tier import LocalTier
 
 LONG_S = 60.0
 SMALL_BYTES = 1 << 20

@@ -17,15 +17,15 @@ from persistent_steps import save_over, value_of
 
 from emergency_ckpt.core.timeline import continued
 from emergency_ckpt.errors import CheckpointError, CorruptData, PersistentTierError
-from emergency_ckpt.tiers.persistent import PersistentTier
-from emergency_ckpt.tiers.persistent_marker import LIMIT_BYTES
-from emergency_ckpt.tiers.removal import StepShelf
-from emergency_ckpt.tiers.replaced_steps import (
+from emergency_ckpt.tiers.persistent.marker import LIMIT_BYTES
+from emergency_ckpt.tiers.persistent.steps.removal import StepRecords
+from emergency_ckpt.tiers.persistent.steps.replaced import (
     ReplacedStep,
     aside_name,
     decode_replaced,
     encode_replaced,
 )
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.types import SaveId
 
 A, B, C = (f"{number:012x}-life" for number in range(1, 4))
@@ -124,13 +124,13 @@ def cut_short(directory: Path, write: Any = write_ours) -> PersistentTier:
 
 def test_replaced_step_removed_counts_no_more(tmp_path: Path) -> None:
     tier = cut_short(tmp_path)
-    StepShelf(tier).remove(4)
+    StepRecords(tier).remove(4)
     assert tier.whole_steps() == [2]
     assert records(tmp_path) == []
 
 
 def test_replaced_step_is_one_for_retention(tmp_path: Path) -> None:
-    records_before = StepShelf(cut_short(tmp_path)).records()
+    records_before = StepRecords(cut_short(tmp_path)).records()
     assert [record.step for record in records_before] == [2, 4]
 
 

@@ -24,9 +24,9 @@ from tiers_support import (
 from emergency_ckpt.core.keys import RunSecret
 from emergency_ckpt.core.timeline import Life, Timeline
 from emergency_ckpt.errors import CorruptData, NotSigned
-from emergency_ckpt.tiers.local import LocalTier
-from emergency_ckpt.tiers.readonly import ReadOnlyRamdisk
-from emergency_ckpt.tiers.signatures import Signer, check_believed, open_signed, signed
+from emergency_ckpt.tiers.local.read_only import ReadOnlyRamdisk
+from emergency_ckpt.tiers.local.signatures import Signer, check_believed, open_signed, signed
+from emergency_ckpt.tiers.local.tier import LocalTier
 
 
 def signer_of(secret: bytes, run_id: str = RUN_ID) -> Signer:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emergency_ckpt.tiers.slot_choice import (
+from emergency_ckpt.tiers.local.slot_choice import (
     MAX_EXTRA_SLOTS,
     SLOTS_AT_REST,
     SlotState,

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from state_samples import DEVICE_DTYPES, box_of, mesh_of, random_bits, sharded
 
-from emergency_ckpt.core.snapshot_plan import SnapshotSettings
+from emergency_ckpt.core.save.snapshot_plan import SnapshotSettings
 from emergency_ckpt.errors import SaveFailed
-from emergency_ckpt.tiers.device_copies import DeviceCopies, copy_on_device
-from emergency_ckpt.tiers.snapshot import SnapshotRecipe
-from emergency_ckpt.tiers.state_tree import BoxTable, describe
-from emergency_ckpt.tiers.transfers import Snapshot, Transfer, View
+from emergency_ckpt.state.device_copies import DeviceCopies, copy_on_device
+from emergency_ckpt.state.snapshot import SnapshotRecipe
+from emergency_ckpt.state.staging import Snapshot, Transfer, View
+from emergency_ckpt.state.tree import BoxTable, describe
 
 SHARD_BYTES = 8 * 64 * 4
 LONG_S = 60.0
@@ -262,10 +262,10 @@ def test_the_budget_is_shared_and_given_back() -> None:
 
 
 def test_a_transfer_that_cannot_start_fails_the_reader_not_the_training_thread() -> None:
-    let_go: list[int] = []
+    release: list[int] = []
     source = jax.device_put(np.zeros(4, np.float32))
     transfers = [
-        Transfer(position, source, source.nbytes, "pinned_host", True, lambda: let_go.append(1))
+        Transfer(position, source, source.nbytes, "pinned_host", True, lambda: release.append(1))
         for position in range(3)
     ]
     source.delete()
@@ -276,7 +276,7 @@ def test_a_transfer_that_cannot_start_fails_the_reader_not_the_training_thread()
         list(snapshot.batches(1 << 30))
     snapshot.close()
     snapshot.close()
-    assert len(let_go) == 3
+    assert len(release) == 3
 
 
 def test_a_snapshot_that_was_given_up_is_an_error_to_its_reader() -> None:

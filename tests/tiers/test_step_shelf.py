@@ -12,8 +12,8 @@ import pytest
 from etils import epath
 
 from emergency_ckpt.errors import PersistentTierError
-from emergency_ckpt.tiers.persistent import PersistentTier
-from emergency_ckpt.tiers.removal import StepShelf
+from emergency_ckpt.tiers.persistent.steps.removal import StepRecords
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
 
 LONG_S = 60.0
 
@@ -28,7 +28,7 @@ LONG_S = 60.0
     ids=["record", "records", "write_metrics"],
 )
 def test_storage_that_does_not_answer_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[StepShelf], object]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[StepRecords], object]
 ) -> None:
     tier = PersistentTier(str(tmp_path), timeout_s=1.0)
     for folder in ("3", "host_state/3"):
@@ -42,7 +42,7 @@ def test_storage_that_does_not_answer_is_given_up(
         )
     with ThreadPoolExecutor(1) as pool:
         try:
-            done = pool.submit(call, StepShelf(tier))
+            done = pool.submit(call, StepRecords(tier))
             with pytest.raises(PersistentTierError, match="no answer in time"):
                 done.result(LONG_S / 2)
         finally:

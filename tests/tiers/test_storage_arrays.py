@@ -12,9 +12,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from emergency_ckpt.errors import InvalidState
-from emergency_ckpt.tiers.state_tree import StateTree, boxes_by_device, describe
-from emergency_ckpt.tiers.storage_arrays import as_arrays, check_storable, spread
-from emergency_ckpt.tiers.transfers import HostShard
+from emergency_ckpt.state.staging import HostShard
+from emergency_ckpt.state.tree import StateTree, boxes_by_device, describe
+from emergency_ckpt.tiers.persistent.writer_arrays import as_arrays, check_storable, spread
 from emergency_ckpt.types import ShardId
 
 MESH = Mesh(np.array(jax.devices()).reshape(2, 2, 2), ("slice", "fsdp", "tensor"))

@@ -10,7 +10,13 @@ import time
 import pytest
 
 from emergency_ckpt.errors import DeadlineExceeded
-from emergency_ckpt.tiers.storage_calls import GivenUp, call, call_again, is_passing, is_unreachable
+from emergency_ckpt.tiers.storage.calls import (
+    StorageTimeout,
+    call,
+    call_with_retries,
+    is_passing,
+    is_unreachable,
+)
 
 
 class HttpError(Exception):
@@ -69,7 +75,9 @@ FINAL = [
 def test_a_passing_error_is_tried_again(error: Exception) -> None:
     assert is_passing(error)
     answers: list[object] = [error, error, "stored"]
-    assert call_again("bucket", lambda: answer(answers), deadline_s=in_seconds(60)) == "stored"
+    assert (
+        call_with_retries("bucket", lambda: answer(answers), deadline_s=in_seconds(60)) == "stored"
+    )
     assert answers == []
 
 
@@ -78,7 +86,7 @@ def test_any_other_is_raised_at_once(error: Exception) -> None:
     assert not is_passing(error)
     answers: list[object] = [error, "never asked for"]
     with pytest.raises(type(error)) as raised:
-        call_again("bucket", lambda: answer(answers), deadline_s=in_seconds(60))
+        call_with_retries("bucket", lambda: answer(answers), deadline_s=in_seconds(60))
     assert raised.value is error
     assert answers == ["never asked for"]
 
@@ -91,7 +99,7 @@ def test_at_the_deadline_the_last_error_is_raised() -> None:
         raise ConnectionResetError(f"time {len(asked)}")
 
     with pytest.raises(ConnectionResetError) as raised:
-        call_again("bucket", refuse, deadline_s=in_seconds(5))
+        call_with_retries("bucket", refuse, deadline_s=in_seconds(5))
     assert str(raised.value) == f"time {len(asked)}"
     assert len(asked) > 1
 
@@ -103,7 +111,7 @@ def test_a_silent_call_ends_at_the_deadline() -> None:
             call("bucket", lambda: answers.wait(60), deadline_s=in_seconds(0.05))
     finally:
         answers.set()
-    assert isinstance(raised.value, GivenUp)
+    assert isinstance(raised.value, StorageTimeout)
     raised.value.thread.join(60)  # later tests count threads
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from etils import epath
 
-from emergency_ckpt.tiers.stored_arrays import describe_item, open_by_name
+from emergency_ckpt.tiers.persistent.orbax_reader import describe_item, open_by_name
 
 STATE = {
     "layers": [{"w": jnp.ones((8, 4), jnp.bfloat16)}, {"w": jnp.zeros((3,), jnp.int8)}],

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from tiers_support import LAYOUT, complete_save, document, fill, open_tier, save_id
 
-from emergency_ckpt.tiers import claims
-from emergency_ckpt.tiers.local import LocalTier
+from emergency_ckpt.tiers.local.tier import LocalTier
+from emergency_ckpt.tiers.ramdisk import locks as claims
 
 
 def die_here() -> None:

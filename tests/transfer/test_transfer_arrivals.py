@@ -21,15 +21,15 @@ from transfer_support import (
 )
 
 from emergency_ckpt import _native
-from emergency_ckpt.core.plan_types import FetchGroup
+from emergency_ckpt.core.restore.plan_types import FetchGroup
 from emergency_ckpt.errors import TransferError
-from emergency_ckpt.runtime.events import EventSink
-from emergency_ckpt.runtime.holder_calls import HolderCalls
-from emergency_ckpt.runtime.shard_fetch import CopiesFailed, Fetching, ShardFetcher
+from emergency_ckpt.events import EventSink
+from emergency_ckpt.restore.shards.holder_calls import HolderCalls
+from emergency_ckpt.restore.shards.shard_fetch import CopiesFailed, Fetching, ShardFetcher
 from emergency_ckpt.testing.memory_holdings import MemoryHoldings, anonymous_mapping
 from emergency_ckpt.transfer.client import TransferClient
-from emergency_ckpt.transfer.holdings import ShardTarget
 from emergency_ckpt.transfer.server import TransferServer
+from emergency_ckpt.transfer.source import ShardTarget
 from emergency_ckpt.types import Contents, ShardId
 
 MIB = 1 << 20

@@ -29,9 +29,9 @@ from transfer_support import (
     send_frame,
 )
 
+from emergency_ckpt import run_secret as auth
 from emergency_ckpt.errors import AuthenticationFailed, ConfigError, ProtocolViolation
 from emergency_ckpt.testing.memory_holdings import MemoryHoldings
-from emergency_ckpt.transfer import auth
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
 

@@ -23,13 +23,13 @@ from transfer_support import (
 )
 
 from emergency_ckpt import _native
+from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES
 from emergency_ckpt.errors import HostStateTooLarge, NotHeld, TransferError
 from emergency_ckpt.testing.memory_holdings import MemoryHoldings, anonymous_mapping
 from emergency_ckpt.transfer.client import TransferClient
-from emergency_ckpt.transfer.holdings import ShardTarget
 from emergency_ckpt.transfer.server import TransferServer
-from emergency_ckpt.transfer.wire import Security
-from emergency_ckpt.types import MAX_HOST_STATE_BYTES
+from emergency_ckpt.transfer.source import ShardTarget
+from emergency_ckpt.types import Security
 
 MIB = 1 << 20
 

@@ -26,7 +26,7 @@ from transfer_support import (
     targets_of,
 )
 
-from emergency_ckpt.core.inventory import HolderInventory
+from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.errors import (
     CheckpointError,
     CorruptData,
@@ -36,8 +36,8 @@ from emergency_ckpt.errors import (
 )
 from emergency_ckpt.testing.memory_holdings import MemoryHoldings, anonymous_mapping
 from emergency_ckpt.transfer.client import TransferClient
-from emergency_ckpt.transfer.holdings import ShardTarget
 from emergency_ckpt.transfer.server import TransferServer
+from emergency_ckpt.transfer.source import ShardTarget
 from emergency_ckpt.types import SaveId
 
 MIB = 1 << 20

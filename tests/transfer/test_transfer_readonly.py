@@ -17,19 +17,21 @@ from typing import Protocol
 import pytest
 from transfer_support import RUN_ID, SAVE, SECRET, fetch_all, random_shards
 
-from emergency_ckpt.core.inventory import HolderInventory
+from emergency_ckpt.cluster.shard_source import ProcessHoldings
 from emergency_ckpt.core.keys import RunSecret
+from emergency_ckpt.core.restore.inventory import HolderInventory
+from emergency_ckpt.core.shard_layout import lay_out
 from emergency_ckpt.errors import LocalTierError, NotHeld, TransferError
-from emergency_ckpt.runtime.holdings import ProcessHoldings
+from emergency_ckpt.state import host_state
 from emergency_ckpt.testing.memory_holdings import MemoryHoldings
-from emergency_ckpt.tiers import host_state, manifest
-from emergency_ckpt.tiers.local import LocalTier
-from emergency_ckpt.tiers.other_runs import left_runs, remove_run
-from emergency_ckpt.tiers.readonly import ReadOnlyRamdisk
-from emergency_ckpt.tiers.signatures import Signer
+from emergency_ckpt.tiers.local import manifest
+from emergency_ckpt.tiers.local.read_only import ReadOnlyRamdisk
+from emergency_ckpt.tiers.local.signatures import Signer
+from emergency_ckpt.tiers.local.tier import LocalTier
+from emergency_ckpt.tiers.ramdisk.other_runs import left_runs, remove_run
 from emergency_ckpt.transfer.client import TransferClient
-from emergency_ckpt.transfer.holdings import Holdings
 from emergency_ckpt.transfer.server import TransferServer
+from emergency_ckpt.transfer.source import Holdings
 from emergency_ckpt.types import LeafSpec, SaveId, ShardId, Writer
 
 LIMIT_BYTES = 1 << 20
@@ -66,7 +68,7 @@ def save_shards(tier: LocalTier, save: SaveId, shards: list[bytes]) -> str:
         (ShardId(leaf.path, ((0, len(data)),)), len(data))
         for leaf, data in zip(leaves, shards, strict=True)
     ]
-    layout = manifest.lay_out(leaves, places)
+    layout = lay_out(leaves, places)
     writer = tier.begin_write(save, layout.size_bytes)
     crcs = writer.copy(
         [(data, placed.offset) for data, placed in zip(shards, layout.shards, strict=True)]

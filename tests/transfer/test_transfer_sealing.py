@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emergency_ckpt.errors import AuthenticationFailed
-from emergency_ckpt.transfer.sealing import SEAL_KEY_BYTES, TAG_BYTES, Direction, buffer
+from emergency_ckpt.transfer.security.sealing import SEAL_KEY_BYTES, TAG_BYTES, Direction, buffer
 
 KEY = os.urandom(SEAL_KEY_BYTES)
 encrypts = st.booleans()

@@ -11,7 +11,7 @@ import pytest
 from test_transfer_readonly import later, open_tier, ramdisk, save_shards  # noqa: F401
 from transfer_support import RUN_ID
 
-from emergency_ckpt.tiers.readonly import ReadOnlyRamdisk
+from emergency_ckpt.tiers.local.read_only import ReadOnlyRamdisk
 
 
 def link_to_nothing(place: Path, name: str) -> None:

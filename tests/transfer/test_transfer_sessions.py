@@ -30,9 +30,9 @@ from emergency_ckpt.errors import AuthenticationFailed, ProtocolViolation, Trans
 from emergency_ckpt.testing.memory_holdings import MemoryHoldings, anonymous_mapping
 from emergency_ckpt.transfer import split
 from emergency_ckpt.transfer.client import TransferClient
-from emergency_ckpt.transfer.holdings import FileTarget, ShardTarget
 from emergency_ckpt.transfer.server import TransferServer
-from emergency_ckpt.transfer.wire import Security
+from emergency_ckpt.transfer.source import FileTarget, ShardTarget
+from emergency_ckpt.types import Security
 
 MIB = 1 << 20
 PIECES = (4 * MIB, 4 * MIB, 5)

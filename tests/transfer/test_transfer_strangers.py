@@ -32,8 +32,8 @@ from emergency_ckpt.errors import TransferError
 from emergency_ckpt.testing.memory_holdings import MemoryHoldings, anonymous_mapping
 from emergency_ckpt.transfer import entrance
 from emergency_ckpt.transfer.client import TransferClient
-from emergency_ckpt.transfer.holdings import ShardTarget
 from emergency_ckpt.transfer.server import TransferServer
+from emergency_ckpt.transfer.source import ShardTarget
 
 MIB = 1 << 20
 FLOOD = Path(__file__).with_name("flood.py")

@@ -10,12 +10,13 @@ import msgspec
 import pytest
 from transfer_support import SAVE, keys_by_hand
 
+from emergency_ckpt.core.limits import MAX_SHARDS
 from emergency_ckpt.errors import CorruptData, ProtocolViolation
+from emergency_ckpt.run_secret import Credentials
 from emergency_ckpt.transfer import wire
-from emergency_ckpt.transfer.auth import Credentials
-from emergency_ckpt.transfer.handshake import session_keys
-from emergency_ckpt.transfer.holdings import ShardTarget
-from emergency_ckpt.transfer.sealing import Direction
+from emergency_ckpt.transfer.security.handshake import session_keys
+from emergency_ckpt.transfer.security.sealing import Direction
+from emergency_ckpt.transfer.source import ShardTarget
 from emergency_ckpt.transfer.split import pieces, requests
 from emergency_ckpt.types import Contents, LeafSpec, ShardEntry
 
@@ -47,7 +48,7 @@ def test_the_frame_of_the_worked_example() -> None:
 
 
 def test_the_largest_request_fits_a_frame() -> None:
-    largest = (wire.MAX_SHARDS - 1, (1 << 63) - 1, (1 << 63) - 1)
+    largest = (MAX_SHARDS - 1, (1 << 63) - 1, (1 << 63) - 1)
     frame = wire.GetShards(digest="ab" * 32, ranges=[largest] * wire.MAX_RANGES)
     encoded = wire.encode_frame(frame)
     assert wire.decode_json(wire.REQUEST, encoded[4:], "peer") == frame

@@ -1,0 +1,347 @@
+"""``EmergencyCheckpointer`` for axlearn's trainer: both tiers behind its ``BaseCheckpointer``.
+
+Written against axlearn's sources of July 2026. What its trainer does, and what follows from it:
+
+- It saves after every step and leaves the policies to the checkpointer; the state is donated to the
+  next step and the iterator moves on: both are captured before ``save`` returns.
+- It takes any exception of ``restore`` for a warning and calls again with the iterator added or
+  removed: so failures are those of all processes at once, the state's structure must be that of
+  the checkpoint, iterators included, and a second call does what a first one would.
+- It may end without ``wait_until_finished`` or ``stop``.
+
+Process ids are not negotiated: any process may run on any host, under any number.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, cast
+
+import jax
+from absl import logging
+from orbax.checkpoint import checkpoint_managers as ocm
+
+from emergency_ckpt import checkpointer as core
+from emergency_ckpt.axlearn.mixed_state import join, split
+from emergency_ckpt.axlearn.step_index import Entries, StepIndex, entries_of, step_dir
+from emergency_ckpt.config import Config as Settings
+from emergency_ckpt.config import run_id_of
+from emergency_ckpt.config.policies import PerProcessPolicy, SavePolicy
+from emergency_ckpt.core.restore.majority import OnDivergence
+from emergency_ckpt.errors import DeadlineExceeded, MissingDependency
+from emergency_ckpt.events import Event
+from emergency_ckpt.restore.protocol import RestoreReport
+from emergency_ckpt.state.tree import PyTree
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
+from emergency_ckpt.types import Security
+
+try:
+    from axlearn.common.checkpointer import (
+        BaseCheckpointer,
+        CheckpointPolicy,
+        every_n_steps_policy,
+    )
+    from axlearn.common.config import (
+        REQUIRED,
+        InstantiableConfig,
+        Required,
+        config_class,
+        config_for_function,
+    )
+    from axlearn.common.module import Module
+except ImportError as missing:
+    raise MissingDependency(
+        "import",
+        "emergency_ckpt.axlearn",
+        f"axlearn is not installed, or too old ({missing})",
+        hint="install axlearn from its sources; the version on PyPI has no BaseCheckpointer",
+    ) from missing
+
+__all__ = ["EmergencyCheckpointer"]
+
+_TENSORS = "tensors"
+_STOP_AFTER_ERROR_TIMEOUT_S = 10.0
+
+
+class EmergencyCheckpointer(BaseCheckpointer):
+    """Keeps the trainer's state in RAM every few steps and in storage now and then.
+
+    Construction waits for nobody. ``restore`` must be called by all processes, ``save`` by all at
+    the same steps; the first of these calls starts the checkpointer, which is collective too.
+
+    ``<dir>/tensors`` has the persistent steps in Orbax's format with the iterators beside them,
+    ``<dir>/step_<8 digits>/index`` what axlearn's tools look for.
+    """
+
+    @config_class
+    class Config(BaseCheckpointer.Config):
+        """The settings; must be equal on all processes but where ``emergency_ckpt.config`` says so.
+
+        Attributes:
+          save_policy, local_save_policy: when to save to storage and to RAM. Called once per step,
+            with ``step`` and ``evaler_summaries``; must decide alike on all processes.
+          keep_last_n: steps kept in storage.
+          keep_every_n_steps: steps kept in storage besides: the multiples of this; 0 or None: none.
+          local_keep_last_n: steps kept in RAM, besides the one being written.
+          local_save_every_n_seconds, save_every_n_seconds: besides the policies: as soon as the
+            save before is whole, but not sooner than so many seconds after it; None: not at all.
+          local_dir: directory on this host's ramdisk (tmpfs); must outlive the process.
+          trainer_dir: names the run: what lies in ``local_dir`` of another run is never restored.
+            axlearn's launcher fills it in.
+          non_tensor_async_timeout_secs: how long a save to RAM may wait for all processes.
+          async_timeout_secs: how long one stage of a save to storage may take.
+          replica_axis_index: index of the mesh axis along which slices are replicas.
+          bind_host: where this host serves its shards; None: the address by which it reaches JAX's
+            coordinator.
+          host_state_remap: a function that makes a process's iterator states out of those of a job
+            of another size: from a list of dicts by path to a dict by path.
+
+        All others are those of ``emergency_ckpt.config.Config``, with its names and defaults.
+        ``exit_on_preemption`` is on: the trainer itself does nothing about a notice.
+        """
+
+        keep_last_n: int = 1
+        keep_every_n_steps: int | None = None
+        local_keep_last_n: int = 1
+        local_save_policy: InstantiableConfig[CheckpointPolicy] = config_for_function(
+            every_n_steps_policy
+        ).set(n=10)
+        local_dir: str = "/host-tmp/checkpoints"
+        trainer_dir: Required[str] = REQUIRED
+        non_tensor_async_timeout_secs: int = 300
+        async_timeout_secs: int = 3600
+        replica_axis_index: Required[int] = REQUIRED
+        # Ours.
+        local_save_every_n_seconds: int | None = None
+        save_every_n_seconds: int | None = None
+        async_save: bool = Settings.async_save
+        save_on_preemption: bool = Settings.save_on_preemption
+        exit_on_preemption: bool = True
+        save_on_stop: bool = Settings.save_on_stop
+        preemption_grace_s: float = Settings.preemption_grace_s
+        host_state_buddies: int | None = Settings.host_state_buddies
+        host_state_limit_bytes: int = Settings.host_state_limit_bytes
+        host_state_remap: Callable[..., Any] | None = Settings.host_state_remap
+        allow_missing_host_state: bool = Settings.allow_missing_host_state
+        take_over_dir: bool = Settings.take_over_dir
+        on_divergence: OnDivergence = Settings.on_divergence
+        persistent_writers: str = Settings.persistent_writers
+        require_storage: bool = Settings.require_storage
+        require_signed: bool = Settings.require_signed
+        storage_buffer_bytes: int = Settings.storage_buffer_bytes
+        bind_host: str | None = None
+        bind_port: int = Settings.bind_port
+        secret_file: str | None = Settings.secret_file
+        require_secret: bool = Settings.require_secret
+        transfer_security: Security = Settings.transfer_security
+        extra_holders: tuple[str, ...] = Settings.extra_holders
+        copy_threads: int | None = Settings.copy_threads
+        copy_batch_bytes: int = Settings.copy_batch_bytes
+        save_niceness: int = Settings.save_niceness
+        transfer_streams: int = Settings.transfer_streams
+        start_timeout_s: float = Settings.start_timeout_s
+        restore_timeout_s: float = Settings.restore_timeout_s
+        storage_wait_timeout_s: float = Settings.storage_wait_timeout_s
+        exit_timeout_s: float = Settings.exit_timeout_s
+        transfer_timeout_s: float = Settings.transfer_timeout_s
+        on_event: Callable[[Event], None] | None = Settings.on_event
+
+    def __init__(self, cfg: Config, *, parent: Module | None) -> None:
+        """Raises ConfigError, with every fault. As all of axlearn's modules: from its config."""
+        super().__init__(cfg, parent=parent)
+        filled_in: Any = self.config
+        self._build(filled_in)
+
+    def _build(self, cfg: Any) -> None:
+        self._policies = _Asked(cfg.local_save_policy), _Asked(cfg.save_policy)
+        self._settings = _settings_of(cfg, *self._policies).set(on_event=self._on_event)
+        self._settings.validated()
+        self._listener = cfg.on_event
+        self._index = StepIndex(cfg.dir)
+        self._entries: dict[int, Entries] = {}
+        self._saving: PyTree = None
+        self._running: core.EmergencyCheckpointer | None = None
+
+    @classmethod
+    def checkpoint_steps(cls, base_dir: str) -> list[int]:
+        """The whole steps in storage under ``base_dir``, oldest first. Blocks for storage."""
+        return PersistentTier(os.path.join(base_dir, _TENSORS)).whole_steps()
+
+    @classmethod
+    def checkpoint_paths(cls, base_dir: str) -> list[str]:
+        """``ckpt_dir`` of each of ``checkpoint_steps``."""
+        return [step_dir(base_dir, step) for step in cls.checkpoint_steps(base_dir)]
+
+    def ckpt_dir(self, step: int, dir: str | None = None) -> str:
+        """The directory with the index of ``step``."""
+        return step_dir(self.config.dir if dir is None else dir, step)
+
+    @property
+    def last_restore(self) -> RestoreReport | None:
+        """What the last restore did on this process; None before one that found something."""
+        return None if self._running is None else self._running.last_restore
+
+    def save(
+        self, *, step: int, state: PyTree, evaler_summaries: dict[str, Any] | None = None
+    ) -> None:
+        """Save in the tiers whose policies say so.
+
+        As ``emergency_ckpt.EmergencyCheckpointer.save``. Errors of the background part do not end
+        training; ``wait_until_finished`` raises them.
+        """
+        for policy in self._policies:
+            policy.summaries = evaler_summaries or {}
+        running = self._running or self._start(state)
+        if not (running.takes_every_step or running.should_save(step)):
+            return
+        tensors, iterators = split(state)
+        self._saving = state
+        try:
+            running.save(step=step, state=tensors, host_state=iterators or None)
+        finally:
+            if not running.takes_every_step:  # else ``stop`` may save it
+                self._saving = None
+
+    def restore(self, *, step: int | None = None, state: PyTree) -> tuple[int | None, PyTree]:
+        """Bring back the newest whole step, or just ``step``. Collective; blocks.
+
+        As ``emergency_ckpt.EmergencyCheckpointer.restore``: iterators in ``state`` are
+        repositioned in place; (None, ``state``) when there is nothing.
+
+        Raises, on all processes, having moved no iterator:
+          StepNotFound: a ValueError; there is no such step.
+          StateMismatch: a ValueError; arrays or iterators are not those of the checkpoint.
+          Any other error of ``emergency_ckpt.errors``.
+        """
+        running = self._running or self._start(state)
+        tensors, iterators = split(state)
+        found, restored = running.restore(step, state=tensors, host_state=iterators or None)
+        return (None, state) if found is None else (found, join(state, restored))
+
+    def wait_until_finished(self) -> None:
+        """Return when no save is under way; raises the newest error of one. Not collective."""
+        if self._running is not None:
+            self._running.wait_until_finished()
+            self._running.check_for_errors()
+
+    def stop(self, *, has_exception: bool = False) -> None:
+        """Finish the saves under way, after an exception only what ends soon. Idempotent."""
+        running, self._running = self._running, None
+        if running is None:
+            return
+        if not has_exception:
+            running.stop()
+            self._saving = None
+            return
+        try:
+            running.stop(timeout_s=_STOP_AFTER_ERROR_TIMEOUT_S, after_error=True)
+        except DeadlineExceeded as error:
+            # The others may have died: what is under way can never become whole.
+            logging.error("stopped after an exception: %s", error)
+
+    def _start(self, state: PyTree) -> core.EmergencyCheckpointer:
+        self._running = core.EmergencyCheckpointer(self._settings, mesh=_mesh_of(state))
+        return self._running
+
+    def _on_event(self, event: Event) -> None:
+        """In the threads of the saves."""
+        try:
+            step = event.fields.get("step")
+            if isinstance(step, int):
+                self._keep_index(event, step)
+        finally:
+            if self._listener is not None:
+                self._listener(event)
+
+    def _keep_index(self, event: Event, step: int) -> None:
+        if event.name == "save.started" and event.fields.get("tier") == "persistent":
+            self._entries[step] = entries_of(step, self._saving)  # inside ``save`` or ``stop``
+        elif event.name == "persistent.published":
+            self._index.write(step, self._entries[step])
+        elif event.name == "persistent.removing":
+            self._index.remove(step)
+        elif event.name in ("persistent.complete", "persistent.failed"):
+            self._entries.pop(step, None)
+
+
+class _Asked:
+    """axlearn's policy in the form of Orbax's, which is asked once a step on every process."""
+
+    def __init__(self, config: InstantiableConfig[CheckpointPolicy]) -> None:
+        self._policy = config.instantiate()
+        self.summaries: dict[str, Any] = {}
+
+    def should_save(self, step: Any, previous_steps: Any, *, context: Any) -> bool:
+        """What the policy says, of what the evalers said last."""
+        return bool(self._policy(step=step.step, evaler_summaries=self.summaries))
+
+
+_SAME = (
+    "local_dir",
+    "keep_last_n",
+    "local_keep_last_n",
+    "async_save",
+    "save_on_preemption",
+    "exit_on_preemption",
+    "save_on_stop",
+    "preemption_grace_s",
+    "host_state_buddies",
+    "host_state_limit_bytes",
+    "host_state_remap",
+    "allow_missing_host_state",
+    "take_over_dir",
+    "on_divergence",
+    "persistent_writers",
+    "require_storage",
+    "require_signed",
+    "storage_buffer_bytes",
+    "bind_port",
+    "secret_file",
+    "require_secret",
+    "transfer_security",
+    "extra_holders",
+    "copy_threads",
+    "copy_batch_bytes",
+    "save_niceness",
+    "transfer_streams",
+    "start_timeout_s",
+    "restore_timeout_s",
+    "storage_wait_timeout_s",
+    "exit_timeout_s",
+    "transfer_timeout_s",
+)
+"""Fields that are settings of the same name."""
+
+
+def _settings_of(cfg: Any, local: _Asked, persistent: _Asked) -> Settings:
+    """``cfg``: a config of ``EmergencyCheckpointer`` with all that is required."""
+    settings = Settings(
+        dir=os.path.join(cfg.dir, _TENSORS),
+        run_id=run_id_of(cfg.trainer_dir),
+        replica_axis=cfg.replica_axis_index,
+        local_save_policy=_policy_of(local, cfg.local_save_every_n_seconds),
+        save_policy=_policy_of(persistent, cfg.save_every_n_seconds),
+        keep_every_n_steps=cfg.keep_every_n_steps or None,
+        save_timeout_s=float(cfg.non_tensor_async_timeout_secs),
+        persistent_timeout_s=float(cfg.async_timeout_secs),
+        bind_host=cfg.bind_host,
+    )
+    return settings.set(**{name: getattr(cfg, name) for name in _SAME})
+
+
+def _policy_of(asked: _Asked, every_n_seconds: int | None) -> SavePolicy:
+    if every_n_seconds is None:
+        return cast("SavePolicy", PerProcessPolicy(asked))
+    continuous = ocm.ContinuousCheckpointingPolicy(minimum_interval_secs=every_n_seconds)
+    return cast("SavePolicy", PerProcessPolicy(ocm.AnySavePolicy([asked, continuous])))
+
+
+def _mesh_of(state: PyTree) -> jax.sharding.Mesh | None:
+    for leaf in jax.tree_util.tree_leaves(state):
+        sharding = getattr(leaf, "sharding", None)
+        if isinstance(sharding, jax.sharding.NamedSharding):
+            mesh = sharding.mesh
+            if isinstance(mesh, jax.sharding.Mesh):
+                return mesh
+    return None

@@ -1,0 +1,209 @@
+"""One background thread with room for one piece of work, and a record of what failed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
+
+from absl import logging
+
+from emergency_ckpt.core.save.backoff import Repeats
+from emergency_ckpt.errors import CheckpointError, SaveFailed
+
+LOWEST_PRIORITY = 19
+"""The highest niceness on Linux."""
+
+# Steps, times, names made at random: what differs between two occurrences of one failure.
+_NUMBER = re.compile(r"[0-9a-f]*[0-9][0-9a-f]*")
+
+
+class Closeable(Protocol):
+    def close(self) -> None: ...
+
+
+class Failures:
+    """Errors of background work: their number, and the newest until somebody asks."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pending: CheckpointError | None = None
+        self._count = 0
+        self._repeats = Repeats()
+
+    @property
+    def count(self) -> int:
+        """Failures since the start, also those already raised."""
+        return self._count
+
+    def record(self, error: CheckpointError) -> None:
+        """Log ``error`` and keep it for ``raise_pending``.
+
+        The first of its kind is logged with the trace of its cause, later ones at intervals, with
+        their number.
+        """
+        self._log(error)
+        for part in _causes(error):
+            part.__traceback__ = None  # its frames hold the snapshot
+        with self._lock:
+            self._count += 1
+            self._pending = error
+
+    def _log(self, error: CheckpointError) -> None:
+        with self._lock:
+            mention = self._repeats.occurred(_NUMBER.sub("#", str(error)), time.monotonic())
+        if mention is None:
+            return
+        if not mention.is_new:
+            logging.error("%s (%d times since this was last said)", error, mention.times)
+            return
+        # As text: a log handler that keeps records would keep the frames, and so the snapshot.
+        cause = error.__cause__
+        trace = "" if cause is None else "\n" + "".join(traceback.format_exception(cause))
+        logging.error("%s%s", error, trace)
+
+    def raise_pending(self) -> None:
+        """Raise the newest error that was not raised before, if any, and forget the others."""
+        with self._lock:
+            pending, self._pending = self._pending, None
+        if pending is not None:
+            raise pending
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """Return ``error``, what it was raised from or during, and so on; each once.
+
+    A chain may be a cycle, and branch: an error has a cause and a context.
+    """
+    found: dict[int, BaseException] = {}
+    left: list[BaseException | None] = [error]
+    while left:
+        part = left.pop()
+        if part is not None and id(part) not in found:
+            found[id(part)] = part
+            left += (part.__cause__, part.__context__)
+    return list(found.values())
+
+
+class BackgroundWorker:
+    """Runs one piece of work at a time. ``submit`` and ``wait_idle`` belong to one thread.
+
+    Work that raises is recorded in ``failures`` and does not end the thread.
+
+    Args:
+      niceness: how much later than the thread that makes this one the kernel runs it, and the
+        threads that it makes, where more want to run than there are cores.
+    """
+
+    def __init__(self, name: str, failures: Failures, niceness: int = 0) -> None:
+        self._failures = failures
+        self._niceness = niceness
+        self._changed = threading.Condition()
+        self._work: Callable[[], None] | None = None
+        self._next: Callable[[], None] | None = None
+        self._stopping = False
+        self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Callable[[], None]) -> None:
+        """Start ``work``. RuntimeError while other work is under way."""
+        with self._changed:
+            if self._work is not None or self._stopping:
+                raise RuntimeError(f"{self._thread.name} is busy or stopped")
+            self._work = work
+            self._changed.notify_all()
+
+    def submit_next(self, work: Callable[[], None]) -> None:
+        """Start ``work``, or do it after what is under way: once, however often it is asked for.
+
+        RuntimeError when the thread was stopped.
+        """
+        with self._changed:
+            if self._stopping:
+                raise RuntimeError(f"{self._thread.name} is stopped")
+            if self._work is None:
+                self._work = work
+            else:
+                self._next = work
+            self._changed.notify_all()
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """True once nothing is under way; False when that takes longer than ``timeout_s``."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._work is None, timeout_s)
+
+    def stop(self, timeout_s: float) -> bool:
+        """Let the work under way end, then end the thread. False when it did not in time."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _loop(self) -> None:
+        self._lower_priority()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._work is not None or self._stopping)
+                work = self._work
+            if work is None:
+                return
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001 - recorded, raised by check_for_errors
+                failure = SaveFailed(
+                    "run", self._thread.name, f"unexpected {type(error).__name__}: {error}"
+                )
+                failure.__cause__ = error
+                self._failures.record(failure)
+            finally:
+                # Drop the last reference to the snapshot before telling anyone: its buffers go.
+                del work
+                with self._changed:
+                    self._work, self._next = self._next, None
+                    self._changed.notify_all()
+
+    def _lower_priority(self) -> None:
+        if not self._niceness:
+            return
+        try:
+            # Linux keeps a priority for each thread, and its id stands for a process's here.
+            me = threading.get_native_id()
+            lower = os.getpriority(os.PRIO_PROCESS, me) + self._niceness
+            os.setpriority(os.PRIO_PROCESS, me, min(lower, LOWEST_PRIORITY))
+        except OSError as error:  # a sandbox may forbid it; a thread without work would be worse
+            logging.warning("%s keeps the priority of training: %s", self._thread.name, error)
+
+
+def run_in_thread(name: str, work: Callable[[], None]) -> Future[None]:
+    """Do ``work`` once, in a thread of its own; ``result`` waits for it and raises what it did."""
+    pool = ThreadPoolExecutor(1, name)
+    started = pool.submit(work)
+    pool.shutdown(wait=False)
+    return started
+
+
+def chain(*parts: Callable[[], object]) -> Callable[[], None]:
+    """One piece of work out of several; what raises ends it."""
+
+    def work() -> None:
+        for part in parts:
+            part()
+
+    return work
+
+
+def closing(resource: Closeable, work: Callable[[], object]) -> Callable[[], None]:
+    """``work``, after which ``resource`` is closed in any case."""
+
+    def work_and_close() -> None:
+        with contextlib.closing(resource):
+            work()
+
+    return work_and_close

@@ -1,0 +1,316 @@
+"""Every use of JAX's coordination service, and nothing else of JAX's internals.
+
+Control data only: a value takes about 0.4 ms, and the service carries some tens of MB/s. No call
+here belongs on the training thread's save path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar
+
+import jax
+from absl import logging
+from jax._src import distributed  # the one use of a private module: it has no public name
+
+from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineExceeded
+
+ERROR_LIMIT_CHARS = 2000
+"""Of an error that one process tells the others."""
+JOINED_LIMIT_CHARS = 1000
+
+Told = TypeVar("Told")
+
+
+class Coordinator(Protocol):
+    """A small shared store. Keys are set once. All methods block, with a deadline.
+
+    A ``get`` that runs into its deadline costs the service some 15 kB until the key is set: repeat
+    ``find`` instead (``collectives.wait_for_key``).
+    """
+
+    @property
+    def process_index(self) -> int: ...
+    @property
+    def process_count(self) -> int: ...
+
+    def put(self, key: str, value: bytes) -> None:
+        """Set ``key`` once and for all; CoordinationError when it is there already."""
+        ...
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        """Wait for ``key``; DeadlineExceeded when it does not come."""
+        ...
+
+    def list(self, prefix: str) -> Mapping[str, bytes]:
+        """All that is set below ``prefix`` now, by the rest of the key."""
+        ...
+
+    def delete(self, prefix: str) -> None:
+        """Forget ``prefix`` and all below it."""
+        ...
+
+    def find(self, key: str) -> bytes | None:
+        """Return the value of ``key``, or None when it is not set. Waits for nobody."""
+        ...
+
+    def replace(self, key: str, value: bytes) -> None:
+        """Set ``key``, whatever it was before."""
+        ...
+
+    def count(self, key: str) -> int:
+        """Add one to the number at ``key``, 0 before the first call, and return the sum."""
+        ...
+
+    def barrier(self, name: str, timeout_s: float) -> None:
+        """Return when every process has called with this ``name``; names are used once.
+
+        The service keeps some 900 bytes for each name until it ends: not for saves or restores.
+        """
+        ...
+
+
+class JaxCoordinator:
+    """Coordinator over the service that ``jax.distributed.initialize`` started."""
+
+    def __init__(self, client: Any, namespace: str, process_index: int, process_count: int) -> None:
+        self._client = client
+        self._namespace = namespace
+        self._process_index = process_index
+        self._process_count = process_count
+
+    @property
+    def process_index(self) -> int:
+        return self._process_index
+
+    @property
+    def process_count(self) -> int:
+        return self._process_count
+
+    def _key(self, key: str) -> str:
+        return f"{self._namespace}/{key}"
+
+    def put(self, key: str, value: bytes) -> None:
+        try:
+            self._client.key_value_set_bytes(self._key(key), value)
+        except jax.errors.JaxRuntimeError as error:
+            raise _service_error("put", key, error) from error
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        try:
+            return self._client.blocking_key_value_get_bytes(self._key(key), _millis(timeout_s))
+        except jax.errors.JaxRuntimeError as error:
+            raise _service_error("wait for", key, error) from error
+
+    def list(self, prefix: str) -> Mapping[str, bytes]:
+        try:
+            found = self._client.key_value_dir_get_bytes(self._key(prefix))
+        except jax.errors.JaxRuntimeError as error:
+            raise _service_error("list", prefix, error) from error
+        start = len(self._key(prefix)) + 1
+        return {key[start:]: value for key, value in found}
+
+    def delete(self, prefix: str) -> None:
+        try:
+            self._client.key_value_delete(self._key(prefix))
+        except jax.errors.JaxRuntimeError as error:
+            raise _service_error("delete", prefix, error) from error
+
+    def find(self, key: str) -> bytes | None:
+        try:
+            return self._client.key_value_try_get_bytes(self._key(key))
+        except jax.errors.JaxRuntimeError as error:
+            if str(error).startswith("NOT_FOUND"):
+                return None
+            raise _service_error("look for", key, error) from error
+
+    def replace(self, key: str, value: bytes) -> None:
+        try:
+            self._client.key_value_set_bytes(self._key(key), value, allow_overwrite=True)
+        except jax.errors.JaxRuntimeError as error:
+            raise _service_error("replace", key, error) from error
+
+    def count(self, key: str) -> int:
+        try:
+            return self._client.key_value_increment(self._key(key), 1)
+        except jax.errors.JaxRuntimeError as error:
+            raise _service_error("count", key, error) from error
+
+    def barrier(self, name: str, timeout_s: float) -> None:
+        try:
+            self._client.wait_at_barrier(self._key(name), _millis(timeout_s))
+        except jax.errors.JaxRuntimeError as error:
+            raise _service_error("barrier", name, error) from error
+
+
+class LocalCoordinator:
+    """Coordinator of a job of one process: the same contract, in memory."""
+
+    process_index = 0
+    process_count = 1
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._changed = threading.Condition()
+        self._barriers: set[str] = set()
+
+    def put(self, key: str, value: bytes) -> None:
+        with self._changed:
+            if key in self._values:
+                raise CoordinationError("put", key, "the key is set already")
+            self._values[key] = value
+            self._changed.notify_all()
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        with self._changed:
+            if not self._changed.wait_for(lambda: key in self._values, timeout_s):
+                raise DeadlineExceeded("wait for", key, f"not set within {timeout_s:g} s")
+            return self._values[key]
+
+    def list(self, prefix: str) -> Mapping[str, bytes]:
+        start = len(prefix) + 1
+        with self._changed:
+            return {k[start:]: v for k, v in self._values.items() if k.startswith(prefix + "/")}
+
+    def delete(self, prefix: str) -> None:
+        with self._changed:
+            for key in [k for k in self._values if k == prefix or k.startswith(prefix + "/")]:
+                del self._values[key]
+            gone = {name for name in self._barriers if name.startswith(prefix + "/")}
+            self._barriers -= gone
+
+    def find(self, key: str) -> bytes | None:
+        with self._changed:
+            return self._values.get(key)
+
+    def replace(self, key: str, value: bytes) -> None:
+        with self._changed:
+            self._values[key] = value
+            self._changed.notify_all()
+
+    def count(self, key: str) -> int:
+        with self._changed:
+            number = int(self._values.get(key, b"0")) + 1
+            self._values[key] = str(number).encode()
+            return number
+
+    def barrier(self, name: str, timeout_s: float) -> None:
+        del timeout_s  # alone, one never waits
+        with self._changed:
+            if name in self._barriers:
+                raise CoordinationError("barrier", name, "the name was used before")
+            self._barriers.add(name)
+
+
+def namespace(run_id: str, number: int) -> str:
+    """Prefix of all keys of one checkpointer: short, because each of them travels with it."""
+    return f"eckpt/{hashlib.sha256(run_id.encode()).hexdigest()[:8]}/{number}"
+
+
+_instances: dict[str, itertools.count[int]] = {}
+
+
+def connect(run_id: str) -> Coordinator:
+    """The coordinator of this job, in a namespace of its own for each call with a ``run_id``.
+
+    All processes must make the same sequence of calls.
+    """
+    client = distributed.global_state.client
+    if client is None or jax.process_count() == 1:
+        return LocalCoordinator()
+    number = next(_instances.setdefault(run_id, itertools.count()))
+    return JaxCoordinator(
+        client, namespace(run_id, number), jax.process_index(), jax.process_count()
+    )
+
+
+def connect_start() -> Coordinator:
+    """The coordinator for the beginning of a start, before the processes know that they agree.
+
+    As ``connect``, in a namespace that hangs on no setting.
+    """
+    return connect("")  # no run has this name
+
+
+def jax_hears_notices() -> bool:
+    """Whether JAX takes preemption notices (``jax_enable_preemption_service``)."""
+    return distributed.global_state.preemption_sync_manager is not None
+
+
+def own_address() -> str:
+    """The address by which this host reaches the job's coordinator, and so peers reach it.
+
+    127.0.0.1 in a job on one machine, or without ``jax.distributed``.
+    """
+    address = distributed.global_state.coordinator_address
+    if not address:
+        return "127.0.0.1"
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    try:
+        kind, _, _, _, place = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]
+        with socket.socket(kind, socket.SOCK_DGRAM) as probe:
+            probe.connect(place)  # sends nothing: it only chooses the route
+            return str(probe.getsockname()[0])
+    except (OSError, ValueError) as error:
+        problem = f"no address of this host leads to {address}: {error}"
+        raise CoordinationError("find", "this host's address", problem) from error
+
+
+def joined_errors(errors: Mapping[int, str]) -> str:
+    """What failed, by process, in one line of bounded length; empty texts are no errors."""
+    failed = [(p, text[:JOINED_LIMIT_CHARS]) for p, text in sorted(errors.items()) if text]
+    return "; ".join(f"process {p}: {text}" for p, text in failed[:4])
+
+
+def run_and_report(work: Callable[[], object], tell: Callable[[str], Told]) -> Told:
+    """Do ``work``, ``tell`` the others how it went, and return what that gives.
+
+    ``tell`` gets the text of ``work``'s error, empty when all is well; that error is raised after
+    it, as a CheckpointError.
+    """
+    failure: CheckpointError | None = None
+    try:
+        work()
+    except CheckpointError as error:
+        failure = error
+    except Exception as error:  # noqa: BLE001 - else it is raised here alone, and others wait
+        text = f"unexpected {type(error).__name__}: {error}"
+        failure = CheckpointError("do", "what all wait for", text)
+        failure.__cause__ = error
+    told = tell(str(failure or "")[:ERROR_LIMIT_CHARS])
+    if failure is not None:
+        raise failure
+    return told
+
+
+def forget(coordinator: Coordinator, prefix: str) -> None:
+    """Delete what nobody needs any more. A failure is logged: a few keys stay."""
+    try:
+        coordinator.delete(prefix)
+    except CheckpointError as error:
+        logging.warning("%s", error)
+
+
+def deadline_left_s(deadline_s: float) -> float:
+    """Seconds until ``deadline_s`` of ``time.monotonic``, never below a millisecond."""
+    return max(0.001, deadline_s - time.monotonic())
+
+
+def _millis(timeout_s: float) -> int:
+    return max(1, int(timeout_s * 1000))
+
+
+def _service_error(
+    operation: str, key: str, error: Exception
+) -> CoordinationError | DeadlineExceeded:
+    # The service gives its code only at the start of the text.
+    text = str(error).split("\n", maxsplit=1)[0][:300]
+    if text.startswith("DEADLINE_EXCEEDED"):
+        return DeadlineExceeded(operation, key, text)
+    return CoordinationError(operation, key, text)

@@ -1,0 +1,129 @@
+"""Which processes have left the job, and why: so that nobody waits for what will never come.
+
+A process that leaves says so twice. At once (``LEAVING``): why, and the newest save that it has
+begun in each tier; it still carries these out, so nobody gives them up, and nobody waits for it in
+a later one. When it has let go of everything (``collectives.GONE``): nothing more comes from it.
+
+A process that dies cannot say it. Its port is closed then, which its host tells whoever asks.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+from collections.abc import Callable, Collection, Mapping
+
+import msgspec
+from absl import logging
+
+from emergency_ckpt.cluster.collectives import GONE
+from emergency_ckpt.cluster.coordination import Coordinator
+from emergency_ckpt.core.address import parse_address
+from emergency_ckpt.core.save.step_agreement import TierName
+from emergency_ckpt.errors import CheckpointError
+from emergency_ckpt.types import SaveId
+
+LEAVING = "leaving"
+_REASON_LIMIT_CHARS = 500
+_PROBE_TIMEOUT_S = 1.0
+_PROBED_AT_MOST = 4
+
+
+class _Leaving(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``begun``: the newest save begun in each tier, as (incarnation, step)."""
+
+    reason: str
+    begun: dict[str, tuple[str, int]]
+
+
+def in_order(save: SaveId) -> tuple[str, int]:
+    """Return what rises from one save of a process to its next: later lives sort after earlier."""
+    return save.incarnation, save.step
+
+
+def leaving(coordinator: Coordinator) -> dict[int, str]:
+    """Return which processes begin no more saves, each with a sentence."""
+    found = coordinator.list(LEAVING)
+    reasons = {int(p): msgspec.json.decode(data, type=_Leaving).reason for p, data in found.items()}
+    return {p: f"process {p} has left: {reason}" for p, reason in sorted(reasons.items())}
+
+
+class Departures:
+    """Departures: the announcement of this process and those of the others. Thread-safe."""
+
+    def __init__(
+        self, coordinator: Coordinator, address_of: Callable[[int], str] | None = None
+    ) -> None:
+        """``address_of``: where a process serves; None: the dead are not asked for."""
+        self._coordinator = coordinator
+        self._address_of = address_of
+        self._lock = threading.Lock()
+        self._said: set[str] = set()
+
+    def leave(self, reason: str, begun: Mapping[TierName, SaveId]) -> None:
+        """Tell the others that this process begins no more saves. Idempotent; never raises."""
+        saves: dict[str, tuple[str, int]] = {tier: in_order(s) for tier, s in begun.items()}
+        leaving = _Leaving(reason[:_REASON_LIMIT_CHARS], saves)
+        self._say(LEAVING, msgspec.json.encode(leaving))
+
+    def gone(self, reason: str) -> None:
+        """Tell the others that nothing more comes from this process. Idempotent; never raises."""
+        self._say(GONE, reason[:_REASON_LIMIT_CHARS].encode())
+
+    def _say(self, kind: str, value: bytes) -> None:
+        coordinator = self._coordinator
+        if coordinator.process_count == 1:
+            return
+        with self._lock:
+            if kind in self._said:
+                return
+            self._said.add(kind)
+        try:
+            coordinator.put(f"{kind}/{coordinator.process_index}", value)
+        except CheckpointError as error:
+            # The service is gone as well, and with it all who could have heard.
+            logging.info("leaving without a word to the other processes: %s", error)
+
+    def absent(self, tier: TierName, save: SaveId, processes: Collection[int]) -> dict[int, str]:
+        """Return which of ``processes`` take no part in ``save`` any more, each with a sentence.
+
+        Blocks for about a second for each of a few of them, whose hosts may be silent.
+        """
+        found = {
+            process: f"process {process} has left: {reason}"
+            for process, reason in self._reasons(tier, save).items()
+            if process in processes
+        }
+        return found or self._dead(processes)
+
+    def _reasons(self, tier: TierName, save: SaveId) -> dict[int, str]:
+        reasons: dict[int, str] = {}
+        for text, data in self._coordinator.list(LEAVING).items():
+            leaving = msgspec.json.decode(data, type=_Leaving)
+            if leaving.begun.get(tier, ("", -1)) < in_order(save):
+                reasons[int(text)] = leaving.reason
+        for text, data in self._coordinator.list(GONE).items():
+            reasons.setdefault(int(text), data.decode())
+        return reasons
+
+    def _dead(self, processes: Collection[int]) -> dict[int, str]:
+        if self._address_of is None:
+            return {}
+        found: dict[int, str] = {}
+        for process in sorted(processes)[:_PROBED_AT_MOST]:
+            if process != self._coordinator.process_index and self._refuses(process):
+                found[process] = f"process {process} has ended: its host refuses connections to it"
+        return found
+
+    def _refuses(self, process: int) -> bool:
+        """Whether nobody listens at the address of ``process``; a silent host may only be slow."""
+        assert self._address_of is not None
+        try:
+            host, port = parse_address(self._address_of(process))
+            with socket.create_connection((host, port), _PROBE_TIMEOUT_S):
+                return False
+        except OSError as error:
+            return error.errno == errno.ECONNREFUSED
+        except CheckpointError:
+            return False

@@ -1,0 +1,191 @@
+"""One process's place in a life of the job: its ramdisk, its server, and the way to its peers."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from emergency_ckpt.cluster.coordination import connect, own_address
+from emergency_ckpt.cluster.peers import Peers, agree_start
+from emergency_ckpt.cluster.secret.agreement import MADE_UP, agree_secret, forget_exchange
+from emergency_ckpt.cluster.shard_source import ProcessHoldings
+from emergency_ckpt.cluster.start_agreement import settings_digest
+from emergency_ckpt.events import EventSink
+from emergency_ckpt.tiers.local.signatures import Signer
+from emergency_ckpt.tiers.local.tier import LocalTier
+from emergency_ckpt.tiers.ramdisk.other_runs import LeftRun, OtherRuns
+from emergency_ckpt.transfer.client import TransferClient
+from emergency_ckpt.transfer.server import TransferServer
+from emergency_ckpt.types import Security, Writer
+
+_PART_TO_WAIT = 0.7
+"""So much of the start's deadline may pass in waiting for an earlier life."""
+
+
+class Settings(Protocol):
+    """The part of the config that joining needs."""
+
+    @property
+    def local_dir(self) -> str: ...
+    @property
+    def secret_file(self) -> str | None: ...
+    @property
+    def transfer_security(self) -> Security: ...
+    @property
+    def bind_host(self) -> str | None: ...
+    @property
+    def bind_port(self) -> int: ...
+    @property
+    def host_state_limit_bytes(self) -> int: ...
+    @property
+    def copy_threads(self) -> int | None: ...
+    @property
+    def local_keep_last_n(self) -> int: ...
+    @property
+    def transfer_streams(self) -> int: ...
+    @property
+    def transfer_timeout_s(self) -> float: ...
+    def shared_settings(self) -> Mapping[str, str]: ...
+    @property
+    def start_timeout_s(self) -> float: ...
+    @property
+    def ramdisk_wait_s(self) -> float | None: ...
+    @property
+    def other_runs_grace_s(self) -> float: ...
+
+
+class Membership:
+    """Joins the job on construction, which is collective: it works on all processes or on none.
+
+    Attributes:
+      incarnation: the id of this life, as the leader made it.
+      secret: the run's, the same on all processes.
+      coordinator: carries a mark on each value, which only the processes of this start can make.
+
+    Raises:
+      ConfigError: the processes do not have the same secret; on all of them.
+      LocalTierError: on the process that is at fault. RestoreFailed: on the others.
+      DeadlineExceeded: a process did not come.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        run_id: str,
+        process: tuple[int, int],
+        slice_index: int,
+        start: str,
+        events: EventSink,
+    ) -> None:
+        """``start``: what ``agree_settings`` called this start of the job; compared once more."""
+        me, count = process
+        self._events = events
+        self._settings = settings
+        self._run_id = run_id
+        self._writer = Writer(
+            process_index=me,
+            process_count=count,
+            slice_index=slice_index,
+            hostname=socket.gethostname(),
+        )
+        self._server: TransferServer | None = None
+        self._tier: LocalTier | None = None
+        unsealed = connect(run_id)
+        agreed = agree_secret(
+            unsealed,
+            run_id,
+            settings.secret_file,
+            settings.start_timeout_s,
+            settings=f"{start} {settings_digest(settings.shared_settings())}",
+        )
+        self.secret, self.coordinator, self._start = agreed.secret, agreed.coordinator, agreed.start
+        if agreed.is_made_up and me == 0:
+            events.emit("start.warning", text=MADE_UP)
+        self.client = TransferClient(
+            run_id=run_id,
+            secret=self.secret.value,
+            security=settings.transfer_security,
+            io_timeout_s=settings.transfer_timeout_s,
+            streams=settings.transfer_streams,
+        )
+        self.peers = Peers(self.coordinator, self.client)
+        try:
+            self.incarnation = agree_start(
+                self.coordinator,
+                self._start_serving,
+                settings.start_timeout_s,
+            )
+        except BaseException:
+            self.leave()
+            raise
+        forget_exchange(unsealed)  # all have come through it
+
+    def adopt_orphans(self) -> None:
+        """Offer what is left in RAM of this run. For when all have come through the constructor.
+
+        All have claimed by then: what is left belongs to nobody, or to an earlier life, which is
+        waited for. LocalTierError, of this process alone.
+        """
+        self.tier.adopt_orphans(self._wait_s)
+
+    @property
+    def _wait_s(self) -> float:
+        # The others have to hear of it before they give up themselves.
+        longest_s = _PART_TO_WAIT * self._settings.start_timeout_s
+        asked_s = self._settings.ramdisk_wait_s
+        return longest_s if asked_s is None else min(asked_s, longest_s)
+
+    @property
+    def tier(self) -> LocalTier:
+        """This process's ramdisk directory."""
+        assert self._tier is not None, "the constructor opens it or raises"
+        return self._tier
+
+    def _start_serving(self) -> str:
+        """Claim the ramdisk and serve what is on it; returns this process's address."""
+        settings, local_dir = self._settings, Path(self._settings.local_dir)
+        self._tier = LocalTier.open(
+            local_dir,
+            self._run_id,
+            self._writer,
+            host_state_limit_bytes=settings.host_state_limit_bytes,
+            copy_threads=settings.copy_threads or 1,
+            slots=settings.local_keep_last_n + 1,
+            start=self._start,
+            wait_s=self._wait_s,
+            signer=Signer.of(self.secret),
+            other_runs=OtherRuns(
+                local_dir, self._run_id, settings.other_runs_grace_s, self._tell_removed
+            ),
+        )
+        self.holdings = ProcessHoldings(self._tier, self._writer.process_index)
+        self._server = TransferServer(
+            self.holdings,
+            run_id=self._run_id,
+            secret=self.secret.value,
+            security=settings.transfer_security,
+            bind_host=settings.bind_host or own_address(),
+            port=settings.bind_port,
+            io_timeout_s=settings.transfer_timeout_s,
+        )
+        self.holdings.address = self._server.contact
+        self._server.start()
+        return self._server.contact
+
+    def _tell_removed(self, run: LeftRun) -> None:
+        age_s = round(run.age_s(time.time()))
+        self._events.emit(
+            "ramdisk.run_removed", run=run.run_id, size_bytes=run.size_bytes, age_s=age_s
+        )
+
+    def leave(self) -> None:
+        """Let go of port and ramdisk; the bytes stay. Not collective. Idempotent."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.stop()
+        self.client.close()
+        if self._tier is not None:
+            self._tier.close()

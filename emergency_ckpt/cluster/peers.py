@@ -1,0 +1,117 @@
+"""The start of a job's life: server, addresses and incarnation, agreed by all."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from emergency_ckpt.cluster.collectives import gather, share
+from emergency_ckpt.cluster.coordination import (
+    ERROR_LIMIT_CHARS,
+    Coordinator,
+    deadline_left_s,
+)
+from emergency_ckpt.errors import CheckpointError, RestoreFailed
+from emergency_ckpt.tiers.local.manifest import decode_contents
+from emergency_ckpt.transfer.client import TransferClient
+from emergency_ckpt.types import Contents, SaveId
+
+_ADDRESS_TIMEOUT_S = 30.0
+_CLOCK = re.compile(r"([0-9a-f]{12})-")
+_LAST_MS = (1 << 48) - 1
+
+
+class _Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    address: str
+    error: str
+
+
+class _Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    incarnation: str
+    error: str
+
+
+class Peers:
+    """Talks to the other processes of the job by process index. Thread-safe."""
+
+    def __init__(self, coordinator: Coordinator, client: TransferClient) -> None:
+        self._coordinator = coordinator
+        self.client = client
+        self._lock = threading.Lock()
+        self._addresses: dict[int, str] = {}
+
+    def address_of(self, process: int) -> str:
+        """Where ``process`` serves; asked of the coordination service once."""
+        with self._lock:
+            known = self._addresses.get(process)
+        if known is None:
+            known = self._coordinator.get(f"address/{process}", _ADDRESS_TIMEOUT_S).decode()
+            with self._lock:
+                self._addresses[process] = known
+        return known
+
+    def push_host_state(self, process: int, save: SaveId, data: bytes) -> None:
+        """Give ``process`` a copy of this process's host state; published there on return."""
+        me, count = self._coordinator.process_index, self._coordinator.process_count
+        self.client.push_host_state(self.address_of(process), save, me, count, data)
+
+    def fetch_contents(self, process: int, digest: str) -> Contents:
+        """Contents of a manifest that ``process`` holds."""
+        return fetch_contents(self.client, self.address_of(process), digest)
+
+
+def fetch_contents(client: TransferClient, address: str, digest: str) -> Contents:
+    """Contents of a manifest at ``address``, checked against every rule of FORMAT.md.
+
+    CorruptData when they break one or have another digest; TransferError when they do not come.
+    """
+    return decode_contents(client.fetch_contents_bytes(address, digest), digest)
+
+
+def agree_start(coordinator: Coordinator, start: Callable[[], str], timeout_s: float) -> str:
+    """Run ``start`` (which returns this process's address) on all; return the incarnation.
+
+    Collective: when it fails on one process, every process raises.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    failure: Exception | None = None
+    address = ""
+    try:
+        address = start()
+        coordinator.put(f"address/{coordinator.process_index}", address.encode())
+    except (CheckpointError, OSError) as error:
+        failure = error
+    hello = _Hello(address, "" if failure is None else str(failure)[:ERROR_LIMIT_CHARS])
+    hellos = gather(coordinator, "hello", msgspec.json.encode(hello), deadline_left_s(deadline_s))
+    verdict = None
+    if coordinator.process_index == 0:
+        decoded = {p: msgspec.json.decode(data, type=_Hello) for p, data in hellos.items()}
+        verdict = msgspec.json.encode(_Verdict(new_incarnation(), _objection(decoded)))
+    data = share(coordinator, "started", verdict, deadline_left_s(deadline_s), "hello")
+    agreed = msgspec.json.decode(data, type=_Verdict)
+    if failure is not None:
+        raise failure
+    if agreed.error:
+        raise RestoreFailed("start", "the job", agreed.error)
+    return agreed.incarnation
+
+
+def new_incarnation(after: str = "") -> str:
+    """A fresh id; sorts by this machine's clock, and after ``after``, see ``types.SaveId``."""
+    now_ms = time.time_ns() // 1_000_000
+    earlier = _CLOCK.match(after)
+    if earlier is not None:
+        # A clock that lags must not make a later life an earlier one; nor one that is far ahead
+        # leave no room for those to come.
+        now_ms = max(now_ms, min(int(earlier[1], 16) + 1, _LAST_MS))
+    return f"{now_ms:012x}-{secrets.token_hex(8)}"
+
+
+def _objection(hellos: dict[int, _Hello]) -> str:
+    failed = {p: hello.error for p, hello in sorted(hellos.items()) if hello.error}
+    return "; ".join(f"process {p}: {error}" for p, error in list(failed.items())[:4])

@@ -1,0 +1,64 @@
+"""What all processes agree on before any goes on, after a start or a restore: one round for all.
+
+Each round costs milliseconds with two processes and more with thousands, and a restore with nothing
+lost consists of little else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+from absl import logging
+
+from emergency_ckpt.cluster.collectives import exchange
+from emergency_ckpt.cluster.coordination import Coordinator, joined_errors, run_and_report
+from emergency_ckpt.cluster.preemption import PreemptionWatch
+from emergency_ckpt.errors import CheckpointError
+
+
+class _Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A process's word, and in the end that of all. ``number``: of its last preemption check."""
+
+    error: str
+    number: int
+
+
+def run_on_all(
+    coordinator: Coordinator,
+    name: str,
+    work: Callable[[], object],
+    watch: PreemptionWatch,
+    timeout_s: float,
+) -> str:
+    """Do ``work`` and return when all have; ``watch`` goes on from the same number. Collective.
+
+    Raises this process's own error, as a CheckpointError; returns the errors of the others, empty
+    when it went well everywhere.
+    """
+
+    def tell(error: str) -> str:
+        own = msgspec.json.encode(_Ready(error, watch.last_number))
+        data = exchange(coordinator, name, own, _together, timeout_s)
+        together = msgspec.json.decode(data, type=_Ready)
+        watch.go_on_from(together.number)
+        return together.error
+
+    return run_and_report(work, tell)
+
+
+def leave_together(coordinator: Coordinator, timeout_s: float) -> None:
+    """Return when all processes have come here. A failure is logged.
+
+    Who leaves first has the others killed, or takes JAX's service along.
+    """
+    try:
+        exchange(coordinator, "preempted", b"", lambda _: b"", timeout_s)
+    except CheckpointError as error:
+        logging.warning("not all processes were done in time after the notice: %s", error)
+
+
+def _together(found: Mapping[int, bytes]) -> bytes:
+    words = {p: msgspec.json.decode(data, type=_Ready) for p, data in found.items()}
+    errors = joined_errors({p: word.error for p, word in words.items()})
+    return msgspec.json.encode(_Ready(errors, max(word.number for word in words.values())))

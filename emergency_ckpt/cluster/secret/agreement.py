@@ -1,0 +1,135 @@
+"""The second round of a start: all processes have the same secret, and keys for this start.
+
+The first round, ``start_agreement``, has nothing to authenticate it with; so its outcome, that the
+settings agree, is compared here once more.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from typing import NamedTuple, Protocol
+
+from emergency_ckpt.cluster.collectives import await_leader, gather
+from emergency_ckpt.cluster.coordination import (
+    ERROR_LIMIT_CHARS,
+    Coordinator,
+    deadline_left_s,
+    forget,
+)
+from emergency_ckpt.cluster.secret.exchange import Exchange, Session
+from emergency_ckpt.cluster.secret.sealed_coordination import SealedCoordinator
+from emergency_ckpt.core.keys import RunSecret
+from emergency_ckpt.errors import ConfigError, ForgedValue
+from emergency_ckpt.run_secret import (
+    OwnSecret,
+    generate_secret,
+    own_secret,
+)
+
+_HELLO, _ANSWER = "secret/hello", "secret/answer"
+MADE_UP = (
+    "no secret is given, so the processes made one up through JAX's coordination service. It keeps"
+    " out who reaches the ports of transfers only, and who only reads; not who could write at the"
+    " coordinator's port while this job started. Saves cannot be authenticated with it. Set"
+    " secret_file or ECKPT_SECRET, and require_secret=True to refuse a start without one"
+)
+"""The warning of a job of several processes whose secret is made up."""
+
+
+class Settings(Protocol):
+    """The part of the config that says where the secret comes from."""
+
+    @property
+    def secret_file(self) -> str | None: ...
+
+
+class Agreed(NamedTuple):
+    """What all processes of this start have in common.
+
+    Attributes:
+      secret: the run's.
+      is_made_up: the processes made it up, and had to tell each other.
+      coordinator: the given one; in a job of several processes with a mark on each value that only
+        these processes can make.
+      start: the name of this start, which no other start has.
+    """
+
+    secret: RunSecret
+    is_made_up: bool
+    coordinator: Coordinator
+    start: str
+
+
+def agree_secret(
+    coordinator: Coordinator,
+    run_id: str,
+    secret_file: str | None,
+    timeout_s: float,
+    *,
+    settings: str = "",
+) -> Agreed:
+    """Return the run's secret, and a coordinator that only its owners can write to. Collective.
+
+    Args:
+      settings: a digest of what must be equal on all processes.
+
+    Raises:
+      ConfigError: on all processes, when one cannot read its secret, or has another one than the
+        others, or none. ForgedValue: somebody else answered in the leader's place, or deleted
+        a value. DeadlineExceeded: a process did not come.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    own: OwnSecret | None = None
+    failure: ConfigError | None = None
+    try:
+        own = own_secret(secret_file, os.environ)
+    except ConfigError as error:
+        failure = error
+    if coordinator.process_count == 1:
+        if failure is not None:
+            raise failure
+        return _alone(coordinator, run_id, own)
+    exchange = Exchange(run_id, coordinator.process_index, own, settings)
+    problem = "" if failure is None else str(failure)[:ERROR_LIMIT_CHARS]
+    hellos = gather(coordinator, _HELLO, exchange.hello(problem), deadline_left_s(deadline_s))
+    if coordinator.process_index == 0:
+        answers, found = exchange.answers(hellos)
+        for process, answer in answers.items():
+            if process != 0:
+                coordinator.put(f"{_ANSWER}/{process}", answer)
+    else:
+        found = _answered(coordinator, exchange, deadline_left_s(deadline_s))
+    if failure is not None:
+        raise failure
+    if isinstance(found, str):
+        raise ConfigError([f"the run's secret is not configured alike: {found}"])
+    sealed = SealedCoordinator(coordinator, found.key_for("coordination"))
+    is_made_up = own is None
+    return Agreed(found.secret, is_made_up, sealed, found.key_for("name of the start").hex()[:16])
+
+
+def forget_exchange(coordinator: Coordinator) -> None:
+    """Delete what the agreement left. For the leader, once all processes are through it."""
+    if coordinator.process_index == 0:
+        forget(coordinator, "secret")
+
+
+def _answered(coordinator: Coordinator, exchange: Exchange, timeout_s: float) -> Session | str:
+    key = f"{_ANSWER}/{coordinator.process_index}"
+    found = exchange.session(await_leader(coordinator, key, timeout_s, _HELLO))
+    if found is None:
+        raise ForgedValue(
+            "start",
+            key,
+            "it is no answer to this process by one that has the run's secret",
+            hint="compare the secrets of the processes; if they are equal, somebody else wrote it",
+        )
+    return found
+
+
+def _alone(coordinator: Coordinator, run_id: str, own: OwnSecret | None) -> Agreed:
+    value = generate_secret() if own is None else own.value
+    secret = RunSecret(run_id, value, given=own is not None and own.kind == "given")
+    return Agreed(secret, False, coordinator, secrets.token_hex(8))

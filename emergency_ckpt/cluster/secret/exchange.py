@@ -1,0 +1,209 @@
+"""Both sides of the round in which a start agrees on its secret; reads and writes no keys itself.
+
+Each process says hello with a fresh number, sealed with a key of the secret that it was given. The
+leader answers each, sealed for that number: so what was recorded at an earlier start is of no use.
+A secret that the leader makes up travels under keys of an X25519 exchange between the two. Who only
+reads does not learn it; who also writes can stand between them, because nothing else is known about
+the other side.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections.abc import Mapping
+from typing import TypeVar
+
+import msgspec
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from emergency_ckpt.core.keys import RunSecret, derive_key
+from emergency_ckpt.core.sealed_values import OpenedValue, open_value, seal_value
+from emergency_ckpt.run_secret import OwnSecret, generate_secret
+
+T = TypeVar("T")
+
+_NONCE_BYTES = 16
+_MOST_BYTES = 16384
+_NOBODY = b"no secret was given to this process"
+"""In place of a secret: its seals prove nothing, and tell processes without one apart."""
+_ONCE = bytes(12)  # the nonce of a key that seals one text
+
+
+class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A process's part. ``public``: its key, in hexadecimal; ``settings``: a digest of them."""
+
+    nonce: str
+    public: str
+    settings: str
+    problem: str = ""
+
+
+class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The leader's answer to one process.
+
+    Attributes:
+      session: the fresh name of this start; empty when it fails.
+      public, box: the leader's key and the secret that it made up, for this process alone.
+      problem: why the start fails, the same for all.
+    """
+
+    session: str = ""
+    public: str = ""
+    box: str = ""
+    problem: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Session:
+    """What all processes of one start have in common, and no other start has."""
+
+    secret: RunSecret
+    name: str
+
+    def key_for(self, purpose: str) -> bytes:
+        """Return the key of 32 bytes for ``purpose`` in this start."""
+        return derive_key(self.secret.value, f"{purpose} {self.name}", self.secret.run_id)
+
+
+class Exchange:
+    """One process's side of the round. ``own``: None when it has no secret, or cannot read it."""
+
+    def __init__(self, run_id: str, process: int, own: OwnSecret | None, settings: str) -> None:
+        self._run_id = run_id
+        self._process = process
+        self._own = own
+        self._settings = settings
+        self._nonce = secrets.token_hex(_NONCE_BYTES)
+        self._private = X25519PrivateKey.generate()
+        self._public = self._private.public_key().public_bytes_raw().hex()
+
+    def hello(self, problem: str = "") -> bytes:
+        """Return what this process tells the leader; ``problem``: why it cannot start."""
+        hello = Hello(self._nonce, self._public, self._settings, problem)
+        name = _hello_name(self._process)
+        return _sealed(_key(self._run_id, self._own), name, msgspec.json.encode(hello))
+
+    # The leader.
+
+    def answers(self, hellos: Mapping[int, bytes]) -> tuple[dict[int, bytes], Session | str]:
+        """Return the answer to each process, and the session or the problem. At the leader."""
+        opened = {p: self._opened_hello(p, data) for p, data in hellos.items()}
+        lines = [f"process {p}: {text}" for p, found in opened.items() if (text := found.problem)]
+        problem = "; ".join(lines[:4])
+        session = None if problem else self._new_session()
+        answers: dict[int, bytes] = {}
+        for process, found in opened.items():
+            box = ""
+            if session is not None and self._own is None:
+                box = self._box(found.public).encrypt(_ONCE, session.secret.value, None).hex()
+            answer = Answer("" if session is None else session.name, self._public, box, problem)
+            name = _answer_name(process, found.nonce)
+            answers[process] = _sealed(found.key, name, msgspec.json.encode(answer))
+        return answers, session or problem
+
+    def _new_session(self) -> Session:
+        made_up = generate_secret() if self._own is None else b""
+        return Session(self._run_secret(made_up), secrets.token_hex(_NONCE_BYTES))
+
+    def _opened_hello(self, process: int, data: bytes) -> _OpenedHello:
+        nobody = _key(self._run_id, None)
+        for key in (_key(self._run_id, self._own), nobody):
+            hello = _decoded(key, _hello_name(process), data, Hello)
+            if hello is None:
+                continue
+            problem = hello.problem
+            problem = hello.problem or self._objection(hello, has_secret=key != nobody)
+            return _OpenedHello(key, hello.nonce, hello.public, problem)
+        has = "another one than process 0" if self._own is not None else "one, and process 0 none"
+        return _OpenedHello(nobody, "", "", f"has {has} (or somebody else wrote in its name)")
+
+    def _objection(self, hello: Hello, *, has_secret: bool) -> str:
+        if self._own is not None and not has_secret:
+            return "has none, and process 0 has one"
+        if hello.settings != self._settings:
+            return "has other settings, although it was said before that all have the same"
+        try:
+            self._box(hello.public)
+        except ValueError:
+            return "sent no key of X25519"
+        return ""
+
+    # The others.
+
+    def session(self, data: bytes) -> Session | str | None:
+        """Return the session that the leader's answer gives, or the problem; None: not for us.
+
+        It is not when it was not sealed for this process, now, with the same secret.
+        """
+        for own in (self._own, None):
+            name = _answer_name(self._process, self._nonce if own is self._own else "")
+            answer = _decoded(_key(self._run_id, own), name, data, Answer)
+            if answer is None:
+                continue
+            if answer.problem:
+                return answer.problem
+            if own is not self._own or not answer.session:
+                return None  # from somebody without our secret
+            made_up = b"" if self._own is not None else self._unboxed(answer)
+            return None if made_up is None else Session(self._run_secret(made_up), answer.session)
+        return None
+
+    def _unboxed(self, answer: Answer) -> bytes | None:
+        try:
+            return self._box(answer.public).decrypt(_ONCE, bytes.fromhex(answer.box), None)
+        except (InvalidTag, ValueError):
+            return None
+
+    def _box(self, public: str) -> AESGCM:
+        """Return the cipher between this process and the owner of ``public``, for one text.
+
+        ValueError when that is no key.
+        """
+        shared = self._private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(public)))
+        both = " ".join(sorted((self._public, public)))
+        return AESGCM(derive_key(shared, f"box {both}", self._run_id))
+
+    def _run_secret(self, made_up: bytes) -> RunSecret:
+        own = self._own
+        if own is None:
+            return RunSecret(self._run_id, made_up, given=False)
+        return RunSecret(self._run_id, own.value, given=own.kind == "given")
+
+
+@dataclasses.dataclass(frozen=True)
+class _OpenedHello:
+    key: bytes
+    nonce: str
+    public: str
+    problem: str
+
+
+def _key(run_id: str, own: OwnSecret | None) -> bytes:
+    value, kind = (_NOBODY, "nobody") if own is None else (own.value, own.kind)
+    return derive_key(value, f"start {kind}", run_id)
+
+
+def _hello_name(process: int) -> str:
+    return f"hello {process}"
+
+
+def _answer_name(process: int, nonce: str) -> str:
+    return f"answer {process} {nonce}"
+
+
+def _sealed(key: bytes, name: str, value: bytes) -> bytes:
+    return seal_value(key, name, OpenedValue(0, 0, value))
+
+
+def _decoded(key: bytes, name: str, data: bytes, kind: type[T]) -> T | None:
+    """Return the message that was sealed for ``name``, None when there is none in ``data``."""
+    opened = open_value(key, name, data) if len(data) <= _MOST_BYTES else None
+    if opened is None:
+        return None
+    try:
+        return msgspec.json.decode(opened.value, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None

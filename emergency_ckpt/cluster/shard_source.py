@@ -1,0 +1,138 @@
+"""What this process serves to its peers, and what they push to it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Generator
+from contextlib import AbstractContextManager
+
+from emergency_ckpt._native import Mapping
+from emergency_ckpt.core.restore.inventory import HolderInventory
+from emergency_ckpt.errors import DeadlineExceeded
+from emergency_ckpt.tiers.local.tier import LocalTier
+from emergency_ckpt.types import Contents, SaveId
+
+_INBOX_SAVES = 4
+_CHECK_INTERVAL_S = 1.0
+
+
+def holder_name(process_index: int) -> str:
+    """Name of a process as a holder."""
+    return f"process/{process_index}"
+
+
+class HostStateInbox:
+    """Host states that peers pushed, for the writers of the persistent tier. Bounded.
+
+    The local tier forgets host states of older saves; a persistent save may still need them.
+    Nothing tells a push for it from one for a local save: a persistent save says what to keep.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._by_save: OrderedDict[SaveId, dict[int, bytes]] = OrderedDict()
+        self._kept: set[SaveId] = set()
+
+    def put(self, save: SaveId, owner: int, data: bytes) -> None:
+        """Keep a pushed document; of what is not ``kept`` the oldest goes when there is much."""
+        with self._changed:
+            self._by_save.setdefault(save, {})[owner] = data
+            self._by_save.move_to_end(save)
+            self._trim()
+            self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def kept(self, save: SaveId) -> Generator[None]:
+        """What is pushed for ``save`` stays, however many other saves come, until this is left.
+
+        For the time of one persistent save, of which there is one at a time. What came before
+        counts too, if it is still here.
+        """
+        with self._changed:
+            self._kept.add(save)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._kept.discard(save)
+                self._trim()
+
+    def _trim(self) -> None:
+        others = [save for save in self._by_save if save not in self._kept]
+        for save in others[: max(0, len(others) - _INBOX_SAVES)]:
+            del self._by_save[save]
+
+    def wait_for(
+        self,
+        save: SaveId,
+        owners: Collection[int],
+        timeout_s: float,
+        check: Callable[[Collection[int]], None] = lambda _: None,
+    ) -> dict[int, bytes]:
+        """The documents of ``owners``; DeadlineExceeded names those that did not come.
+
+        ``check`` is called every second or so with those that are missing; what it raises ends the
+        wait, unless one of them came meanwhile: it may have left right after.
+        """
+        deadline_s = time.monotonic() + timeout_s
+
+        def missing() -> list[int]:
+            return [owner for owner in owners if owner not in self._by_save.get(save, {})]
+
+        while True:
+            with self._changed:
+                left_s = max(deadline_s - time.monotonic(), 0)
+                if self._changed.wait_for(lambda: not missing(), min(left_s, _CHECK_INTERVAL_S)):
+                    found = self._by_save.get(save, {})
+                    return {owner: found[owner] for owner in owners}
+                if time.monotonic() >= deadline_s:
+                    raise DeadlineExceeded(
+                        "wait for host states of",
+                        f"step {save.step}",
+                        f"not all came within {timeout_s:g} s",
+                        missing=[f"process {owner}" for owner in missing()],
+                    )
+            lacking = missing()
+            try:
+                check(lacking)
+            except Exception:
+                if missing() == lacking:
+                    raise
+
+
+class ProcessHoldings:
+    """The local tier of this process, as ``transfer.source.Holdings``."""
+
+    def __init__(self, tier: LocalTier, process_index: int) -> None:
+        self._tier = tier
+        self._process_index = process_index
+        self.address = ""
+        self.inbox = HostStateInbox()
+
+    def inventory(self) -> HolderInventory:
+        tensors, host_states, known_complete = self._tier.held()
+        return HolderInventory(
+            holder=holder_name(self._process_index),
+            process_index=self._process_index,
+            address=self.address,
+            tensors=tensors,
+            host_states=host_states,
+            known_complete=known_complete,
+            timeline=self._tier.timeline,
+        )
+
+    def contents_bytes(self, digest: str) -> bytes | None:
+        return self._tier.contents_bytes(digest)
+
+    def mapping_for(self, digest: str) -> AbstractContextManager[tuple[Mapping, Contents]]:
+        return self._tier.mapping_for(digest)
+
+    def host_state_bytes(self, save: SaveId, owner: int, count: int) -> bytes | None:
+        return self._tier.host_state_bytes(save, owner, count)
+
+    def publish_host_state(self, save: SaveId, owner: int, count: int, data: bytes) -> None:
+        self._tier.publish_host_state(save, owner, count, data)
+        self.inbox.put(save, owner, data)

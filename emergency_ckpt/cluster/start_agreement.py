@@ -1,0 +1,158 @@
+"""The first round of a start: every process has the same settings, and all know the start's name.
+
+It comes before anything that depends on a setting: a job in which ``dir`` differs would otherwise
+wait in two places for processes that never come there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import secrets
+import time
+from collections.abc import Mapping
+
+import msgspec
+
+from emergency_ckpt.cluster.coordination import (
+    ERROR_LIMIT_CHARS,
+    Coordinator,
+    deadline_left_s,
+    joined_errors,
+)
+from emergency_ckpt.core.settings_agreement import differing_settings
+from emergency_ckpt.errors import ConfigError, CoordinationError, DeadlineExceeded
+
+_TOLD_LATE_S = 5.0
+"""The leader's decision may come so much later than its deadline."""
+_LOOK_S = 1.0
+"""How often the leader looks at all, while one that it waits for does not come."""
+_MOST_LINES = 20
+
+
+class _Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    digest: str
+    problem: str
+
+
+class _Decision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``differ``: each process is to tell its settings. ``start``: the name, when all is well."""
+
+    start: str = ""
+    error: str = ""
+    missing: tuple[str, ...] = ()
+    differ: bool = False
+
+
+def tell_problem(coordinator: Coordinator, error: ConfigError) -> None:
+    """Tell the others that this process's settings are invalid, so that none waits for it.
+
+    Does not block. What the coordination service says to it is not raised: the caller has the
+    more important error.
+    """
+    problem = str(error)[:ERROR_LIMIT_CHARS]
+    try:
+        _say_hello(coordinator, _Hello("", problem))
+        if coordinator.process_index == 0:
+            _decide(coordinator, _Decision(error=f"process 0: {problem}"))
+    except CoordinationError as failure:
+        error.add_note(f"The other processes were not told: {failure}")
+
+
+def agree_settings(coordinator: Coordinator, own: Mapping[str, str], timeout_s: float) -> str:
+    """Return the name of this start of the job, which no other start has. Collective; blocks.
+
+    ``own``: the text of each setting that must be equal on all processes.
+
+    Raises:
+      ConfigError: a setting differs, or is invalid on some process; on all of them, as soon as the
+        last process has come. DeadlineExceeded: a process did not come; names it.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    _say_hello(coordinator, _Hello(settings_digest(own), ""))
+    decision = (
+        _lead(coordinator, deadline_s)
+        if coordinator.process_index == 0
+        else _follow(coordinator, timeout_s)
+    )
+    if decision.missing:
+        raise _not_all_came(timeout_s, decision.missing)
+    if decision.differ:
+        # Only now: the texts of all processes are much to store and to read.
+        coordinator.put(f"settings.told/{coordinator.process_index}", msgspec.json.encode(own))
+        raise ConfigError(_learn_differences(coordinator, deadline_s))
+    if decision.error:
+        raise ConfigError([decision.error])
+    return decision.start
+
+
+def _say_hello(coordinator: Coordinator, hello: _Hello) -> None:
+    coordinator.put(f"settings/{coordinator.process_index}", msgspec.json.encode(hello))
+
+
+def _decide(coordinator: Coordinator, decision: _Decision) -> _Decision:
+    coordinator.put("settings.decision", msgspec.json.encode(decision))
+    return decision
+
+
+def _follow(coordinator: Coordinator, timeout_s: float) -> _Decision:
+    try:
+        data = coordinator.get("settings.decision", timeout_s + _TOLD_LATE_S)
+    except DeadlineExceeded as error:
+        raise _not_all_came(timeout_s, ("process 0",)) from error
+    return msgspec.json.decode(data, type=_Decision)
+
+
+def _lead(coordinator: Coordinator, deadline_s: float) -> _Decision:
+    # Not a barrier: it would keep all from a process's error until the last one has come.
+    while True:
+        hellos = {
+            int(key): msgspec.json.decode(data, type=_Hello)
+            for key, data in coordinator.list("settings").items()
+        }
+        errors = joined_errors({p: hello.problem for p, hello in hellos.items()})
+        if errors:
+            return _decide(coordinator, _Decision(error=errors))
+        missing = [p for p in range(coordinator.process_count) if p not in hellos]
+        if not missing:
+            break
+        if time.monotonic() >= deadline_s:
+            named = tuple(f"process {p}" for p in missing)
+            return _decide(coordinator, _Decision(missing=named))
+        with contextlib.suppress(DeadlineExceeded):  # look again: another one may have come
+            limit_s = min(_LOOK_S, deadline_left_s(deadline_s))
+            coordinator.get(f"settings/{missing[0]}", limit_s)
+    if len({hello.digest for hello in hellos.values()}) > 1:
+        return _decide(coordinator, _Decision(differ=True))
+    return _decide(coordinator, _Decision(start=secrets.token_hex(8)))
+
+
+def _learn_differences(coordinator: Coordinator, deadline_s: float) -> list[str]:
+    """Return what differs, worked out by the leader. All processes are here: they have the word."""
+    name = "settings.differences"
+    if coordinator.process_index != 0:
+        data = coordinator.get(name, deadline_left_s(deadline_s) + _TOLD_LATE_S)
+        return msgspec.json.decode(data, type=list[str])
+    deadline_s += _TOLD_LATE_S / 2
+    tables: dict[int, dict[str, str]] = {}
+    for process in range(coordinator.process_count):
+        data = coordinator.get(f"settings.told/{process}", deadline_left_s(deadline_s))
+        tables[process] = msgspec.json.decode(data, type=dict[str, str])
+    lines = differing_settings(tables)[:_MOST_LINES]
+    coordinator.put(name, msgspec.json.encode(lines))
+    return lines
+
+
+def settings_digest(settings: Mapping[str, str]) -> str:
+    """Return a digest of the texts of ``settings``; equal for equal settings."""
+    return hashlib.sha256(msgspec.json.encode(dict(settings), order="sorted")).hexdigest()
+
+
+def _not_all_came(timeout_s: float, missing: tuple[str, ...]) -> DeadlineExceeded:
+    return DeadlineExceeded(
+        "start",
+        "the job",
+        f"not all processes came within {timeout_s:g} s",
+        missing=missing,
+        hint="look at the logs of the missing processes",
+    )

@@ -1,0 +1,215 @@
+"""Orbax's policy objects, taken as they are, and what this package makes of them.
+
+What follows from the step alone (fixed interval, specific steps, initial save) is decided in the
+training thread, alike everywhere. What looks at a clock or at whether a save is under way is asked
+of the leader, in the background, and agreed: Orbax's continuous policy would wait for the leader
+in the training thread at every step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, cast
+
+from orbax.checkpoint import checkpoint_managers as ocm
+from orbax.checkpoint.options import MultiprocessingOptions
+
+from emergency_ckpt.core.save.retention import StepRecord, wanted_by_fields
+from emergency_ckpt.core.save.save_rules import StepRules
+from emergency_ckpt.core.save.timing import (
+    AdaptiveInterval,
+    Continuous,
+    EverySeconds,
+    TimingRule,
+)
+
+_REMEMBERED_STEPS = 1000
+
+
+class SavePolicy(Protocol):
+    """Orbax's ``SaveDecisionPolicy``: what a user's own policy must have."""
+
+    def should_save(self, step: Any, previous_steps: Any, *, context: Any) -> bool: ...
+
+
+class PreservationPolicy(Protocol):
+    """Orbax's ``PreservationPolicy``: what a user's own policy must have."""
+
+    def should_preserve(self, checkpoints: Any, *, context: Any) -> Sequence[bool]: ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CheckpointInfo:
+    """What policies are told of a step: Orbax's ``PolicyCheckpointInfo``."""
+
+    step: int
+    time: datetime.datetime
+    metrics: Mapping[str, Any] | None = None
+
+
+class UserPolicy:
+    """A policy of unknown kind: asked once for each step, in rising order.
+
+    Either by the leader, off the training thread, for a step that is still ahead, at the time when
+    it is asked; or (``PerProcessPolicy``) by every process when it gets there. It may look at all
+    that Orbax gives it.
+    """
+
+    def __init__(self, policy: SavePolicy) -> None:
+        self._policy = policy
+        self._previous: list[CheckpointInfo] = []
+
+    def saved(self, step: int, time_s: float) -> None:
+        """A save of ``step`` was agreed or restored."""
+        self._previous.append(CheckpointInfo(step, _moment(time_s)))
+        del self._previous[:-_REMEMBERED_STEPS]
+
+    def wants(
+        self, step: int, time_s: float, *, busy: bool = False, preempted: bool = False
+    ) -> bool:
+        """What the policy says of ``step``; raises what it raises."""
+        context = ocm.DecisionContext(
+            is_saving_in_progress=busy,
+            reached_preemption=preempted,
+            multiprocessing_options=MultiprocessingOptions(primary_host=0),
+        )
+        info = CheckpointInfo(step, _moment(time_s))
+        return bool(self._policy.should_save(info, list(self._previous), context=context))
+
+
+@dataclasses.dataclass(frozen=True)
+class PerProcessPolicy:
+    """``policy``, of whose parts those of unknown kind are asked on every process, at each step.
+
+    As Orbax asks them: in the training thread. They must answer alike on all processes; a save
+    that only some begin never becomes whole. Parts of known kinds are treated as ever.
+    """
+
+    policy: SavePolicy
+
+
+@dataclasses.dataclass(frozen=True)
+class SavePlan:
+    """When one tier saves.
+
+    Attributes:
+      rules: decided from the step alone.
+      timing, asked: decided by the leader and agreed.
+      everywhere: asked on every process.
+      on_preemption: a policy asks for a save at the sync point.
+    """
+
+    rules: StepRules = dataclasses.field(default_factory=StepRules)
+    timing: tuple[TimingRule, ...] = ()
+    asked: tuple[UserPolicy, ...] = ()
+    everywhere: tuple[UserPolicy, ...] = ()
+    on_preemption: bool = False
+
+    @property
+    def is_agreed(self) -> bool:
+        """Whether any save of the tier is agreed in the background."""
+        return bool(self.timing or self.asked)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the tier ever saves."""
+        rules = self.rules
+        by_step = any(n > 0 for n in rules.intervals) or rules.steps or rules.initial
+        return bool(by_step or self.is_agreed or self.everywhere or self.on_preemption)
+
+
+def plan_saves(
+    policy: object | None, *, every_n_steps: int = 0, every_n_seconds: float | None = None
+) -> SavePlan:
+    """The plan of one tier: that of ``policy``, or without one that of the simple fields."""
+    if policy is None:
+        timing = () if every_n_seconds is None else (EverySeconds(interval_s=every_n_seconds),)
+        return SavePlan(rules=StepRules(intervals=(every_n_steps,)), timing=timing)
+    rules, timing_rules, unknown = StepRules(), list[TimingRule](), list[UserPolicy]()
+    on_preemption = False
+    for part in parts_of(policy):
+        # By exact type: a subclass may decide otherwise.
+        kind = type(part)
+        if kind is ocm.FixedIntervalPolicy:
+            interval = cast("ocm.FixedIntervalPolicy", part).interval
+            rules = rules._replace(intervals=(*rules.intervals, interval))
+        elif kind is ocm.SpecificStepsPolicy:
+            steps = cast("ocm.SpecificStepsPolicy", part).steps
+            rules = rules._replace(steps=(*rules.steps, steps))
+        elif kind is ocm.InitialSavePolicy:
+            rules = rules._replace(initial=True)
+        elif kind is ocm.PreemptionCheckpointingPolicy:
+            on_preemption = True
+        elif kind is ocm.ContinuousCheckpointingPolicy:
+            minimum = cast("ocm.ContinuousCheckpointingPolicy", part).minimum_interval_secs
+            timing_rules.append(Continuous(minimum_interval_s=float(minimum or 0.0)))
+        elif kind is AdaptiveInterval:
+            timing_rules.append(cast("AdaptiveInterval", part))
+        else:
+            unknown.append(UserPolicy(cast("SavePolicy", part)))
+    everywhere = isinstance(policy, PerProcessPolicy)
+    return SavePlan(
+        rules,
+        tuple(timing_rules),
+        asked=() if everywhere else tuple(unknown),
+        everywhere=tuple(unknown) if everywhere else (),
+        on_preemption=on_preemption,
+    )
+
+
+def plan_text(plan: SavePlan | None) -> str:
+    """When a tier saves, in words; ``plan`` None: the tier is off."""
+    if plan is None:
+        return "off"
+    texts = ["every step" if n == 1 else f"every {n} steps" for n in plan.rules.intervals if n > 0]
+    for rule in plan.timing:
+        if isinstance(rule, EverySeconds):
+            texts.append(f"every {rule.interval_s:g} s")
+        else:
+            texts.append("continuously" if isinstance(rule, Continuous) else "adaptively")
+    if plan.asked or plan.everywhere or plan.rules.steps or plan.rules.initial:
+        texts.append("as its policy asks")
+    return "saved " + (" and ".join(texts) or "at a preemption")
+
+
+def wanted_steps(
+    records: Sequence[StepRecord],
+    policy: PreservationPolicy | None,
+    *,
+    keep_last_n: int | None = None,
+    keep_every_n_steps: int | None = None,
+) -> list[bool]:
+    """What the policy, or without one the simple fields, say of whole steps, oldest first."""
+    if policy is None:
+        return wanted_by_fields([r.step for r in records], keep_last_n, keep_every_n_steps)
+    infos = [CheckpointInfo(r.step, _moment(r.time_s), r.metrics) for r in records]
+    context = ocm.PreservationContext()
+    return [bool(keep) for keep in policy.should_preserve(infos, context=context)]
+
+
+def policy_identity(policy: object) -> object:
+    """What two processes must have in common, without the addresses that a plain repr has."""
+    if isinstance(policy, list | tuple):
+        return [policy_identity(part) for part in cast("Sequence[object]", policy)]
+    kind = f"{type(policy).__module__}.{type(policy).__qualname__}"
+    if callable(policy):
+        return getattr(policy, "__qualname__", kind)
+    if dataclasses.is_dataclass(policy):
+        names = [field.name for field in dataclasses.fields(policy)]
+        return kind, [(name, policy_identity(getattr(policy, name, None))) for name in names]
+    return kind if type(policy).__repr__ is object.__repr__ else (kind, repr(policy))
+
+
+def parts_of(policy: object) -> list[object]:
+    """The policies of which ``policy`` is made: any of them may ask for a save."""
+    if isinstance(policy, PerProcessPolicy):
+        return parts_of(policy.policy)
+    if type(policy) is ocm.AnySavePolicy and isinstance(policy.policies, list | tuple):
+        return [part for child in policy.policies for part in parts_of(child)]
+    return [policy]
+
+
+def _moment(time_s: float) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(time_s, datetime.UTC)

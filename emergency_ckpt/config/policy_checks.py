@@ -1,0 +1,109 @@
+"""What is wrong with policy objects, found before training: Orbax's own take any value."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, cast
+
+from orbax.checkpoint import checkpoint_managers as ocm
+
+from emergency_ckpt.config.policies import parts_of
+from emergency_ckpt.core.save.timing import AdaptiveInterval
+
+_Check = Callable[[Any], bool]
+
+
+def save_policy_problems(name: str, policy: object | None) -> list[str]:
+    """What is wrong with a save policy; empty when nothing is."""
+    problems: list[str] = []
+    for part in parts_of(policy) if policy is not None else []:
+        if not isinstance(part, AdaptiveInterval) and not _has_method(part, "should_save"):
+            problems.append(f"{name}: {part!r} has no should_save")
+        else:
+            problems += _field_problems(name, part)
+    return problems
+
+
+def preservation_policy_problems(name: str, policy: object | None) -> list[str]:
+    """What is wrong with a preservation policy; empty when nothing is."""
+    if policy is None:
+        return []
+    if not _has_method(policy, "should_preserve"):
+        return [f"{name}: {policy!r} has no should_preserve"]
+    if type(policy) is ocm.AnyPreservationPolicy and _is_sequence(policy.policies):
+        parts: Sequence[object] = policy.policies
+        return [line for part in parts for line in preservation_policy_problems(name, part)]
+    return _field_problems(name, policy)
+
+
+def _field_problems(name: str, policy: object) -> list[str]:
+    problems: list[str] = []
+    # By exact type: a subclass may give a field another meaning.
+    for field, is_right, wanted in _FIELDS.get(type(policy), ()):
+        value = getattr(policy, field)
+        if not is_right(value):
+            problems.append(
+                f"{name}: {field} of {type(policy).__name__} must be {wanted}, not {value!r}"
+            )
+    return problems
+
+
+def _has_method(value: object, name: str) -> bool:
+    return callable(getattr(value, name, None))
+
+
+def _is_sequence(value: object) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def is_whole(value: object, least: int) -> bool:
+    """Whether ``value`` is a whole number of Python, at least ``least``."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_time(value: object) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and math.isfinite(cast("float", value)) and cast("float", value) >= 0
+
+
+def _is_duration(value: object) -> bool:
+    return isinstance(value, datetime.timedelta)
+
+
+def _has_steps(value: object) -> bool:
+    if isinstance(value, str | bytes):
+        return False
+    try:
+        return (0 in cast("Any", value)) in (True, False)
+    except TypeError:
+        return False
+
+
+def _optional(check: _Check) -> _Check:
+    def check_given(value: Any) -> bool:
+        return value is None or check(value)
+
+    return check_given
+
+
+_INTERVAL = (partial(is_whole, least=1), "a whole number of at least 1")
+_COUNT = (_optional(partial(is_whole, least=0)), "None or a whole number from 0 on")
+_SECONDS = (_is_time, "a number of seconds")
+_FIELDS: dict[type, tuple[tuple[str, _Check, str], ...]] = {
+    ocm.AnySavePolicy: (("policies", _is_sequence, "a list of policies"),),
+    ocm.FixedIntervalPolicy: (("interval", *_INTERVAL),),
+    ocm.SpecificStepsPolicy: (("steps", _has_steps, "a collection of steps"),),
+    ocm.ContinuousCheckpointingPolicy: (
+        ("minimum_interval_secs", _optional(_is_time), "None or a number of seconds"),
+    ),
+    ocm.AnyPreservationPolicy: (("policies", _is_sequence, "a list of policies"),),
+    ocm.LatestN: (("n", *_COUNT),),
+    ocm.BestN: (("n", *_COUNT), ("get_metric_fn", callable, "a function")),
+    ocm.EveryNSeconds: (("interval_secs", *_SECONDS),),
+    ocm.EveryNSteps: (("interval_steps", *_INTERVAL), ("max_to_keep", *_COUNT)),
+    ocm.EveryNStepsClosest: (("interval_steps", *_INTERVAL), ("max_to_keep", *_COUNT)),
+    ocm.LatestDuration: (("duration", _is_duration, "a timedelta"),),
+}

@@ -1,0 +1,1 @@
+"""Which process stores which shards, and what each choice survives. Pure."""

@@ -1,0 +1,217 @@
+"""Placement: which shards a process stores, and who keeps copies of its host state."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import assert_never
+
+from emergency_ckpt.core.placement.striping import HeldLeaves, Striping
+from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.types import ShardId
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Which slice each process belongs to.
+
+    Attributes:
+      process_count: number of processes of the job.
+      slice_of: slice index of each process, by process index. Slices may differ in size.
+
+    Raises:
+      ConfigError: the two do not agree, or an index is negative.
+    """
+
+    process_count: int
+    slice_of: tuple[int, ...]
+
+    primary_slice = 0
+    """The slice that writes the persistent tier."""
+
+    def __post_init__(self) -> None:
+        if self.process_count != len(self.slice_of) or self.process_count < 1:
+            problem = f"a topology of {self.process_count} processes names the slices of"
+            raise ConfigError([f"{problem} {len(self.slice_of)}"])
+        if min(self.slice_of) < 0:
+            raise ConfigError([f"slice indices must not be negative, got {min(self.slice_of)}"])
+
+    @cached_property
+    def members(self) -> Mapping[int, tuple[int, ...]]:
+        """Process indices of each slice, in order. The place in this order is the position."""
+        members: dict[int, list[int]] = {index: [] for index in sorted(set(self.slice_of))}
+        for process, slice_index in enumerate(self.slice_of):
+            members[slice_index].append(process)
+        return {index: tuple(processes) for index, processes in members.items()}
+
+    @property
+    def slices(self) -> tuple[int, ...]:
+        """All slice indices, sorted."""
+        return tuple(self.members)
+
+    def position(self, process: int) -> int:
+        """Place of the process among the processes of its slice."""
+        return self.members[self.slice_of[process]].index(process)
+
+
+@dataclass(frozen=True)
+class AllButPrimary:
+    """Each shard on every slice but the primary, which is busy with the persistent tier.
+
+    The primary slice stores a shard only where fewer than two other slices hold it: one copy
+    would be none after a failure.
+    """
+
+
+@dataclass(frozen=True)
+class Striped:
+    """Each shard on ``copies`` of the slices that have it, never twice on one slice.
+
+    A process stores ``copies / slices`` of its part of the state, and fetches the rest from peers
+    when it restores. The RAM tier survives the loss of any ``copies - 1`` slices. With as many
+    copies as slices, or more, every slice stores everything.
+
+    Attributes:
+      everywhere_below_bytes: a leaf with fewer bytes in all is stored by every process that holds
+        a part of it: to fetch it would take longer than to keep it.
+
+    Raises:
+      ConfigError: fewer than one copy, negative bytes, or what is no whole number.
+    """
+
+    copies: int
+    everywhere_below_bytes: int = 64 * 1024
+
+    def __post_init__(self) -> None:
+        numbers: tuple[object, ...] = (self.copies, self.everywhere_below_bytes)
+        whole = all(type(number) is int for number in numbers)
+        if not whole or self.copies < 1 or self.everywhere_below_bytes < 0:
+            raise ConfigError([f"{self} is no placement: at least one copy, no negative size"])
+
+
+PlacementPolicy = AllButPrimary | Striped
+
+ALL_BUT_PRIMARY = "all_but_primary"
+
+
+def parse_policy(text: str) -> PlacementPolicy:
+    """``"all_but_primary"`` or ``"striped(<copies>)"``.
+
+    Raises:
+      ConfigError: anything else.
+    """
+    if text == ALL_BUT_PRIMARY:
+        return AllButPrimary()
+    match = re.fullmatch(r"striped\(([1-9][0-9]{0,5})\)", text)
+    if match:
+        return Striped(int(match[1]))
+    raise ConfigError([f"placement must be 'all_but_primary' or 'striped(<copies>)', got {text!r}"])
+
+
+def place(
+    policy: PlacementPolicy, topology: Topology, process: int, held: Sequence[HeldLeaves]
+) -> tuple[ShardId, ...]:
+    """The shards that ``process`` stores, sorted. All processes must give the same ``held``.
+
+    Together the processes store every box that any of them holds.
+    """
+    match policy:
+        case AllButPrimary():
+            kept = _all_but_primary(topology, process, held)
+        case Striped():
+            kept = _striping(policy, topology, held).stored_by(process)
+        case _:
+            assert_never(policy)
+    return tuple(sorted(kept))
+
+
+def place_all(
+    policy: PlacementPolicy, topology: Topology, held: Sequence[HeldLeaves]
+) -> dict[int, tuple[ShardId, ...]]:
+    """``place`` of every process. For studies of whole jobs; a job does not need it."""
+    processes = range(topology.process_count)
+    if isinstance(policy, AllButPrimary):
+        stored = _all_but_primary_by_all(topology, held)
+    else:
+        stored = _striping(policy, topology, held).stored_by_all()
+    return {process: tuple(sorted(stored.get(process, ()))) for process in processes}
+
+
+def _striping(policy: Striped, topology: Topology, held: Sequence[HeldLeaves]) -> Striping:
+    return Striping(
+        topology.slice_of,
+        held,
+        copies=policy.copies,
+        everywhere_below_bytes=policy.everywhere_below_bytes,
+    )
+
+
+def _all_but_primary(
+    topology: Topology, process: int, held: Iterable[HeldLeaves]
+) -> Iterator[ShardId]:
+    for leaves in held:
+        for box, holders in leaves.holders.items():
+            if process in holders and _stores(topology, process, _slices(topology, holders)):
+                yield from (ShardId(path, box) for path in leaves.item_bytes)
+
+
+def _all_but_primary_by_all(
+    topology: Topology, held: Iterable[HeldLeaves]
+) -> dict[int, list[ShardId]]:
+    stored: dict[int, list[ShardId]] = {}
+    for leaves in held:
+        for box, holders in leaves.holders.items():
+            shards = [ShardId(path, box) for path in leaves.item_bytes]
+            slices = _slices(topology, holders)
+            for process in holders:
+                if _stores(topology, process, slices):
+                    stored.setdefault(process, []).extend(shards)
+    return stored
+
+
+def _slices(topology: Topology, processes: Iterable[int]) -> set[int]:
+    return {topology.slice_of[process] for process in processes}
+
+
+def _stores(topology: Topology, process: int, slices: Collection[int]) -> bool:
+    """Whether ``all_but_primary`` has a holder store a shard that these slices hold.
+
+    On the primary slice only where fewer than two other slices hold it.
+    """
+    own = topology.slice_of[process]
+    return own != Topology.primary_slice or len(slices) < 3
+
+
+def buddies(process: int, topology: Topology, copies: int | None = None) -> tuple[int, ...]:
+    """Processes on other slices that keep copies of this process's host state.
+
+    One on each of the ``copies`` slices that follow its own (every other slice when None), at the
+    same position, modulo the size of that slice. None at all in a job of one slice.
+    """
+    position = topology.position(process)
+    chosen: list[int] = []
+    for slice_index in _following(topology, topology.slice_of[process], copies):
+        members = topology.members[slice_index]
+        chosen.append(members[position % len(members)])
+    return tuple(chosen)
+
+
+def wards(process: int, topology: Topology, copies: int | None = None) -> tuple[int, ...]:
+    """The inverse of ``buddies``: processes that push their host state here, sorted."""
+    own = topology.slice_of[process]
+    position, size = topology.position(process), len(topology.members[own])
+    pushing: list[int] = []
+    for slice_index, members in topology.members.items():
+        if slice_index != own and own in _following(topology, slice_index, copies):
+            pushing.extend(members[position::size])
+    return tuple(sorted(pushing))
+
+
+def _following(topology: Topology, own: int, copies: int | None) -> tuple[int, ...]:
+    """Other slices in cyclic order after ``own``, at most ``copies`` of them."""
+    slices = topology.slices
+    place_of_own = slices.index(own)
+    others = slices[place_of_own + 1 :] + slices[:place_of_own]
+    return others if copies is None else others[: max(0, copies)]

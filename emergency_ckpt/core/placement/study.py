@@ -1,0 +1,182 @@
+"""What each placement costs and survives for a given job, and which one to take. Computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from emergency_ckpt.core.placement.policies import (
+    ALL_BUT_PRIMARY,
+    AllButPrimary,
+    PlacementPolicy,
+    Striped,
+)
+from emergency_ckpt.core.placement.survivability import loss_probability, slices_that_may_fail
+from emergency_ckpt.errors import ConfigError
+
+SLOTS = 2
+"""Slots of a process at rest: two saves, of which one is whole while the other is written."""
+
+MAX_SLICES = 256
+MAX_LOST_HOSTS = 64
+"""More is not what a RAM tier is for, and the exact counts grow with the square of it."""
+
+_SLOWEST_BYTES_PER_S = 1.0
+
+
+@dataclass(frozen=True)
+class JobShape:
+    """A job of equal hosts, and what they can do.
+
+    Attributes:
+      state_bytes: of one replica of the state; each host of a slice holds an equal part.
+      ramdisk_bytes: of one host; None: any.
+      transfer_bytes_per_s: from a host's devices to its memory.
+      copy_bytes_per_s: into the ramdisk, with checksum.
+      network_bytes_per_s: of a host, in each direction, between slices.
+      most_lost_hosts: survival is told for the loss of 1 to so many hosts.
+
+    Raises:
+      ConfigError: with every fault.
+    """
+
+    slices: int
+    hosts_per_slice: int
+    state_bytes: int
+    ramdisk_bytes: int | None
+    transfer_bytes_per_s: float
+    copy_bytes_per_s: float
+    network_bytes_per_s: float
+    most_lost_hosts: int = 4
+
+    def __post_init__(self) -> None:
+        problems: list[str] = []
+        if not 1 <= self.slices <= MAX_SLICES:
+            problems.append(f"slices must be 1 to {MAX_SLICES}, not {self.slices}")
+        if self.hosts_per_slice < 1:
+            problems.append(f"hosts per slice must be at least 1, not {self.hosts_per_slice}")
+        sizes = (self.state_bytes, 1 if self.ramdisk_bytes is None else self.ramdisk_bytes)
+        if min(sizes) <= 0:
+            problems.append("state and ramdisk must have some bytes")
+        rates = (self.transfer_bytes_per_s, self.copy_bytes_per_s, self.network_bytes_per_s)
+        if not all(_SLOWEST_BYTES_PER_S <= rate < float("inf") for rate in rates):
+            problems.append(f"rates must be at least one byte a second, not {rates}")
+        if not 1 <= self.most_lost_hosts <= MAX_LOST_HOSTS:
+            problems.append(f"lost hosts must be 1 to {MAX_LOST_HOSTS}, not {self.most_lost_hosts}")
+        if problems:
+            raise ConfigError(problems, target="the plan")
+
+    @property
+    def host_bytes(self) -> float:
+        """A host's part of the state."""
+        return self.state_bytes / self.hosts_per_slice
+
+
+@dataclass(frozen=True)
+class PlacementCosts:
+    """What one placement comes to, for the host that is worst off.
+
+    Attributes:
+      stored_bytes: of one save; the RAM tier has room for ``SLOTS`` of them.
+      stall_s: the training thread waits for the transfer of what is stored.
+      publish_s: until the save is in the ramdisk, the stall included.
+      fetch_bytes: that a host fetches when nothing is lost.
+      restore_s: these, at the rate of the network.
+      slice_lost_s: the same when one slice lost its RAM: what the busiest host sends or receives;
+        None when the RAM tier does not survive that.
+      survival: probability that it survives the loss of 1, 2, ... random hosts.
+      slices_that_may_fail: at once, whichever they are.
+    """
+
+    name: str
+    stored_bytes: float
+    stall_s: float
+    publish_s: float
+    fetch_bytes: float
+    restore_s: float
+    slice_lost_s: float | None
+    survival: tuple[float, ...]
+    slices_that_may_fail: int
+
+    @property
+    def ram_bytes(self) -> float:
+        """What the slots take."""
+        return SLOTS * self.stored_bytes
+
+
+def study(job: JobShape) -> list[PlacementCosts]:
+    """``striped(r)`` for r from 1 to the number of slices, and the default."""
+    rows = [_costs(job, f"striped({r})", Striped(r)) for r in range(1, job.slices + 1)]
+    return [*rows, _costs(job, ALL_BUT_PRIMARY, AllButPrimary())]
+
+
+def _costs(job: JobShape, name: str, policy: PlacementPolicy) -> PlacementCosts:
+    part, slices = job.host_bytes, job.slices
+    if isinstance(policy, Striped):
+        stored = part * policy.copies / slices
+        fetched = part - stored
+        lost_slice_bytes = _striped_slice_loss(part, slices, policy.copies)
+    else:
+        stored = part
+        alone = slices > 2  # the primary stores nothing then
+        fetched = part if alone else 0.0
+        lost_slice_bytes = part * max(1.0, 2 / (slices - 2)) if alone else part
+    hosts = slices * job.hosts_per_slice
+    may_fail = slices_that_may_fail(policy, slices)
+    stall_s = stored / job.transfer_bytes_per_s
+    return PlacementCosts(
+        name=name,
+        stored_bytes=stored,
+        stall_s=stall_s,
+        publish_s=stall_s + stored / job.copy_bytes_per_s,
+        fetch_bytes=fetched,
+        restore_s=fetched / job.network_bytes_per_s,
+        slice_lost_s=lost_slice_bytes / job.network_bytes_per_s if may_fail else None,
+        survival=tuple(
+            1 - loss_probability(policy, slices, job.hosts_per_slice, lost)
+            for lost in range(1, min(job.most_lost_hosts, hosts) + 1)
+        ),
+        slices_that_may_fail=may_fail,
+    )
+
+
+def _striped_slice_loss(part: float, slices: int, copies: int) -> float:
+    """Bytes of the busiest host: one of the lost slice, or a survivor of its group.
+
+    The part ``copies / slices`` of the state that the lost slice stored has ``copies - 1`` copies
+    left, and is fetched by the lost slice and by those that never stored it.
+    """
+    if copies < 2:
+        return part
+    fetching = slices - copies + 1
+    return part * max(1.0, fetching * copies / (slices * (copies - 1)))
+
+
+def recommend(
+    job: JobShape, rows: Sequence[PlacementCosts], *, wanted_survival: float
+) -> tuple[PlacementCosts, str]:
+    """The placement of fewest bytes that is safe enough, and why.
+
+    Safe enough: the RAM tier survives the loss of any slice (where there are several), and of
+    ``most_lost_hosts`` random hosts with ``wanted_survival``. Where none fits the ramdisk and is
+    safe enough, the safest of those that fit, or the smallest.
+    """
+    by_size = sorted(rows, key=lambda row: (row.stored_bytes, row.fetch_bytes))
+    fitting = [
+        row for row in by_size if job.ramdisk_bytes is None or row.ram_bytes <= job.ramdisk_bytes
+    ]
+    if not fitting:
+        return by_size[0], "none fits the ramdisk; this one needs least: make the ramdisk larger"
+    hosts = f"{len(rows[0].survival)} random hosts"
+    for row in fitting:
+        slice_is_safe = row.slices_that_may_fail > 0 or job.slices == 1
+        if slice_is_safe and row.survival[-1] >= wanted_survival:
+            return row, (
+                f"fewest bytes that survive any lost slice and, in {row.survival[-1]:.4%} of the"
+                f" cases, {hosts}"
+            )
+    best = max(fitting, key=lambda row: (row.slices_that_may_fail > 0, row.survival[-1]))
+    return best, (
+        f"the safest that fits; it survives the loss of {hosts} in {best.survival[-1]:.4%} of the"
+        f" cases, less than the {wanted_survival:.4%} wanted: rely on the persistent tier too"
+    )

@@ -1,0 +1,171 @@
+"""How likely the RAM tier survives the loss of hosts, for each placement. Exact, in whole numbers.
+
+A job of n slices with H hosts each loses k of its hosts, every set of k equally likely, and their
+RAM with them. Hosts of one position (one of each slice) hold copies of the same shards, so the tier
+is lost when, at some position, the hosts that failed include all that hold some shard. With a_j
+sets of j slices that include no such *block*, the sets of k hosts that do no harm are the
+coefficient of x^k in (sum_j a_j x^j)^H.
+
+A state with fewer shards than a position has blocks survives a little more often; a shard that is
+stored by more than one host of a slice, likewise. Host states have copies of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from math import comb
+
+from emergency_ckpt.core.placement.policies import AllButPrimary, PlacementPolicy, Topology
+from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.types import ShardId
+
+Polynomial = tuple[int, ...]
+"""Coefficients, the constant first: how many sets of each size there are."""
+
+
+def loss_probability(
+    policy: PlacementPolicy, slices: int, hosts_per_slice: int, lost_hosts: int
+) -> float:
+    """Probability that some shard has no copy left in RAM after ``lost_hosts`` hosts are lost.
+
+    Raises:
+      ConfigError: no slices or hosts, or more lost than there are.
+    """
+    _check(slices, hosts_per_slice, lost_hosts)
+    harmless = _minus(_binomials(slices), _fatal_sets(policy, slices))
+    return _lost(harmless, slices, hosts_per_slice, lost_hosts)
+
+
+def ring_loss_probability(copies: int, slices: int, hosts_per_slice: int, lost_hosts: int) -> float:
+    """The same if shards were on ``copies`` neighbouring slices of a ring: for comparison only.
+
+    Sets of j of n slices in a ring without ``copies`` neighbours:
+    n / (n - j) times the coefficient of x^j in (1 + x + ... + x^(copies-1))^(n-j).
+    """
+    _check(slices, hosts_per_slice, lost_hosts)
+    harmless = [0] * (slices + 1)
+    for size in range(slices):
+        runs = _power((1,) * copies, slices - size, size)
+        harmless[size] = slices * _coefficient(runs, size) // (slices - size)
+    return _lost(tuple(harmless), slices, hosts_per_slice, lost_hosts)
+
+
+def whole_slice_loss_probability(slices: int, hosts_per_slice: int, lost_hosts: int) -> float:
+    """The same if a restore needs all hosts of one of slices 1..n-1, as Orbax's emergency manager.
+
+    By inclusion and exclusion over the slices that stay whole.
+    """
+    _check(slices, hosts_per_slice, lost_hosts)
+    hosts = slices * hosts_per_slice
+    every_copy_hit = sum(
+        (-1) ** whole * comb(slices - 1, whole) * comb(hosts - whole * hosts_per_slice, lost_hosts)
+        for whole in range(slices)
+    )
+    return every_copy_hit / comb(hosts, lost_hosts)
+
+
+def slices_that_may_fail(policy: PlacementPolicy, slices: int) -> int:
+    """So many whole slices can be lost, whichever they are, without losing the RAM tier."""
+    fatal = _fatal_sets(policy, slices)
+    return next(size for size, count in enumerate(fatal) if count) - 1
+
+
+def is_lost(stored: Mapping[int, Iterable[ShardId]], lost_processes: Iterable[int]) -> bool:
+    """Whether a job that stores ``stored`` has lost a shard with these processes."""
+    lost = set(lost_processes)
+    gone = {shard for process in lost for shard in stored.get(process, ())}
+    for process, shards in stored.items():
+        if process not in lost:
+            gone.difference_update(shards)
+    return bool(gone)
+
+
+def _check(slices: int, hosts_per_slice: int, lost_hosts: int) -> None:
+    hosts = slices * hosts_per_slice
+    if slices < 1 or hosts_per_slice < 1 or not 0 <= lost_hosts <= hosts:
+        raise ConfigError(
+            [f"{lost_hosts} hosts cannot be lost of {slices} slices of {hosts_per_slice}"],
+            target="the plan",
+        )
+
+
+def _lost(harmless: Polynomial, slices: int, hosts_per_slice: int, lost_hosts: int) -> float:
+    sets = comb(slices * hosts_per_slice, lost_hosts)
+    survived = _coefficient(_power(harmless, hosts_per_slice, lost_hosts), lost_hosts)
+    return (sets - survived) / sets
+
+
+def _fatal_sets(policy: PlacementPolicy, slices: int) -> Polynomial:
+    """Sets of slices, by size, at one position of which some shard has no copy outside."""
+    if not isinstance(policy, AllButPrimary):
+        return _including(slices, min(policy.copies, slices))
+    if slices <= 2:
+        return _including(slices, slices)
+    # All slices but the primary; the primary may be among the lost or not.
+    assert Topology.primary_slice == 0
+    return _product(_including(slices - 1, slices - 1), (1, 1))
+
+
+@lru_cache(maxsize=1024)
+def _including(slices: int, copies: int) -> Polynomial:
+    """Sets that include one of ``striping.blocks(range(slices), copies)``: see there."""
+    if slices == copies:
+        return (0,) * slices + (1,)
+    if slices < 2 * copies:
+        # Blocks are the complements of blocks: a set includes one if its complement is within.
+        return _within(slices, slices - copies)[::-1]
+    group, rest = _including(copies, copies), _including(slices - copies, copies)
+    neither = _product(_minus(_binomials(copies), group), _minus(_binomials(slices - copies), rest))
+    return _minus(_binomials(slices), neither)
+
+
+@lru_cache(maxsize=1024)
+def _within(slices: int, copies: int) -> Polynomial:
+    """Sets that are part of one of the blocks."""
+    if slices == copies:
+        return _binomials(slices)
+    if slices < 2 * copies:
+        return _including(slices, slices - copies)[::-1]
+    group, rest = _within(copies, copies), _within(slices - copies, copies)
+    padded = group + (0,) * (slices + 1 - len(group))
+    rest += (0,) * (slices + 1 - len(rest))
+    # The empty set is part of both.
+    return tuple(a + b - (size == 0) for size, (a, b) in enumerate(zip(padded, rest, strict=True)))
+
+
+def _binomials(size: int) -> Polynomial:
+    return tuple(comb(size, chosen) for chosen in range(size + 1))
+
+
+def _minus(a: Polynomial, b: Polynomial) -> Polynomial:
+    return tuple(x - y for x, y in zip(a, b, strict=True))
+
+
+def _product(a: Polynomial, b: Polynomial) -> Polynomial:
+    result = [0] * (len(a) + len(b) - 1)
+    for i, x in enumerate(a):
+        for j, y in enumerate(b):
+            result[i + j] += x * y
+    return tuple(result)
+
+
+def _power(base: Polynomial, exponent: int, most: int) -> Polynomial:
+    """``base`` to the power, up to x^``most``; the constant of ``base`` is 1.
+
+    By J. C. P. Miller's recurrence (Knuth, TAOCP volume 2, section 4.7), which needs ``most`` times
+    the degree multiplications by small numbers, and divides without remainder.
+    """
+    assert base[0] == 1, "the empty set is counted once"
+    result = [1]
+    for k in range(1, min(most, exponent * (len(base) - 1)) + 1):
+        total = sum(
+            (i * exponent - (k - i)) * base[i] * result[k - i]
+            for i in range(1, min(k, len(base) - 1) + 1)
+        )
+        result.append(total // k)
+    return tuple(result)
+
+
+def _coefficient(polynomial: Polynomial, size: int) -> int:
+    return polynomial[size] if size < len(polynomial) else 0

@@ -1,0 +1,32 @@
+"""Who writes what into the persistent tier."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from emergency_ckpt.core.placement.policies import Topology
+
+PersistentWriters = Literal["primary", "striped"]
+"""``primary``: the first slice writes. ``striped``: each slice writes its part of the one copy."""
+
+
+def writers(topology: Topology, which: PersistentWriters = "primary") -> tuple[int, ...]:
+    """The processes that talk to storage on a save; the first one leads."""
+    first, *others = topology.slices
+    if which == "primary":
+        return topology.members[first]
+    return sum((topology.members[each] for each in others), topology.members[first])
+
+
+def host_state_writer(owner: int, topology: Topology, members: Sequence[int]) -> int:
+    """The one of the writers that puts the host state of ``owner`` into the persistent tier."""
+    if owner in members:
+        return owner
+    return members[topology.position(owner) % len(members)]
+
+
+def owners_of(writer: int, topology: Topology, members: Sequence[int]) -> tuple[int, ...]:
+    """The processes whose host states ``writer`` puts into the persistent tier, itself included."""
+    every = range(topology.process_count)
+    return tuple(owner for owner in every if host_state_writer(owner, topology, members) == writer)

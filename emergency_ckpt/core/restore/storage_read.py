@@ -1,0 +1,284 @@
+"""Who reads which part of a persistent step, so that no byte leaves storage twice. Pure.
+
+Storage is read in whole chunks: a chunk is stored compressed, and reading a part of it reads it
+all. So each process gets boxes that are whole chunks, each box goes to one process, and the others
+fetch it from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import pairwise, product
+from math import prod
+from types import MappingProxyType
+
+import msgspec
+
+from emergency_ckpt.core.boxes import BoxIndex, volume
+from emergency_ckpt.core.restore.plan_types import TargetSet
+from emergency_ckpt.types import Box, ShardId
+
+TOLERANCE = 0.02
+"""How much more than its share a process may read before large boxes are split."""
+
+_PIECES_PER_PROCESS = (None, 4, 16, 64)
+"""Sizes that are tried: boxes as they are, then pieces of so many to a process's share."""
+
+
+_MOST_TILES = 1024
+"""So many boxes that were not saved are made up at least, if need be."""
+
+
+class StoredArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How storage holds one leaf.
+
+    Attributes:
+      name: of the array in the step, as Orbax names it.
+      shape: of the whole array; chunks begin at its origin, the last of an axis may be cut off.
+      item_bytes: bytes of one element.
+      driver: TensorStore's name of the array format.
+      ocdbt: whether the arrays lie together in one OCDBT database.
+      item: the folder of its Orbax item, where the step's arrays are in several.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    chunk_shape: tuple[int, ...]
+    item_bytes: int
+    driver: str = "zarr"
+    ocdbt: bool = True
+    item: str = ""
+
+    @property
+    def full_name(self) -> str:
+        """Its name among all arrays of the step, each key of a path after a dot."""
+        return f"{self.item}.{self.name}" if self.item else self.name
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """A box that one process reads, and those that need it."""
+
+    size_bytes: int
+    shard: ShardId
+    needed_by: tuple[int, ...]
+
+
+def assign_reads(
+    targets: Mapping[int, TargetSet],
+    arrays: Mapping[str, StoredArray],
+    saved: Mapping[str, Collection[Box]] = MappingProxyType({}),
+) -> dict[int, tuple[ShardId, ...]]:
+    """The boxes that each process reads from storage, sorted.
+
+    The boxes of all processes together hold every element of every target, and no chunk is in
+    two of them. A box goes to a process that needs it where the balance allows: no process reads
+    more than its share by over ``TOLERANCE``, or, where that is too coarse, by over one chunk or
+    saved box. Boxes are those that were saved, and these are never split: who reads one has it
+    whole, and checks its CRC before anybody else can get it. Else they are the targets' own, where
+    these are whole chunks, and split only for the balance. Targets without elements need no read.
+    Deterministic.
+
+    Args:
+      targets: what each process of the job needs. Share the tuple between equals.
+      arrays: how each leaf is stored. Leaves that are not named here are not read.
+      saved: the boxes of each leaf that its CRCs are known of; some may be missing.
+    """
+    needs = _needs(targets, arrays)
+    known = {leaf: frozenset(saved.get(leaf, ())) for leaf in needs}
+    for leaf, boxes in needs.items():
+        tiles = _tiles(known[leaf], arrays[leaf])
+        if tiles:
+            needs[leaf] = _needing(tiles, boxes)
+    total_bytes = 0
+    assigned: dict[int, list[ShardId]] = {}
+    for pieces in _PIECES_PER_PROCESS:
+        share_bytes = total_bytes / len(targets)
+        limit_bytes = None if pieces is None else max(1, int(share_bytes / pieces))
+        units = _units(needs, arrays, known, limit_bytes)
+        total_bytes = sum(unit.size_bytes for unit in units)
+        assigned, most_bytes = _deal(units, sorted(targets))
+        if most_bytes <= (1 + TOLERANCE) * total_bytes / len(targets):
+            break
+    return {process: tuple(sorted(shards)) for process, shards in assigned.items()}
+
+
+def _needs(
+    targets: Mapping[int, TargetSet], arrays: Mapping[str, StoredArray]
+) -> dict[str, dict[Box, tuple[int, ...]]]:
+    """By leaf and box with elements: the processes that need it, sorted."""
+    groups: dict[int, tuple[TargetSet, list[int]]] = {}
+    for process in sorted(targets):
+        groups.setdefault(id(targets[process]), (targets[process], []))[1].append(process)
+    found: dict[str, dict[Box, list[list[int]]]] = {}
+    for target, members in groups.values():
+        for shard in target:
+            if shard.leaf in arrays and volume(shard.box):
+                found.setdefault(shard.leaf, {}).setdefault(shard.box, []).append(members)
+    shared: dict[tuple[int, ...], tuple[int, ...]] = {}
+    needs: dict[str, dict[Box, tuple[int, ...]]] = {}
+    for leaf, boxes in found.items():
+        needs[leaf] = {}
+        for box, lists in boxes.items():
+            members = tuple(sorted({process for each in lists for process in each}))
+            needs[leaf][box] = shared.setdefault(members, members)
+    return needs
+
+
+def _units(
+    needs: Mapping[str, Mapping[Box, tuple[int, ...]]],
+    arrays: Mapping[str, StoredArray],
+    known: Mapping[str, Collection[Box]],
+    limit_bytes: int | None,
+) -> list[_Unit]:
+    """Boxes of whole chunks, no larger than the limit where chunks allow, largest first.
+
+    Those that are ``known`` stay whole.
+    """
+    units: list[_Unit] = []
+    for leaf in sorted(needs):
+        array, boxes = arrays[leaf], needs[leaf]
+        if not _are_whole_chunks(boxes, array):
+            boxes = _blocks(boxes, array, limit_bytes)
+        for box, members in boxes.items():
+            for piece in [box] if box in known[leaf] else _split(box, array, limit_bytes):
+                units.append(_Unit(_size_bytes(piece, array), ShardId(leaf, piece), members))
+    units.sort(key=lambda unit: (-unit.size_bytes, unit.shard))
+    return units
+
+
+def _size_bytes(box: Box, array: StoredArray) -> int:
+    return volume(box) * array.item_bytes
+
+
+def _are_whole_chunks(boxes: Iterable[Box], array: StoredArray) -> bool:
+    """Whether the distinct boxes are made of whole chunks and share none."""
+    boxes = list(boxes)
+    for axis, (size, chunk) in enumerate(zip(array.shape, array.chunk_shape, strict=True)):
+        spans = sorted({box[axis] for box in boxes})
+        if any(start % chunk or (stop % chunk and stop != size) for start, stop in spans):
+            return False
+        if any(first[1] > second[0] for first, second in pairwise(spans)):
+            return False
+    return True
+
+
+def _tiles(saved: Collection[Box], array: StoredArray) -> list[Box]:
+    """The saved boxes, and what the same cuts make of the rest of the array; sorted.
+
+    Nothing when the saved boxes are not whole chunks, or too few to tell where the cuts were.
+    """
+    if not saved or not _are_whole_chunks(saved, array):
+        return []
+    cuts: list[list[tuple[int, int]]] = []
+    for axis, size in enumerate(array.shape):
+        spans = sorted({box[axis] for box in saved})
+        ends = [0, *(stop for _, stop in spans)]
+        starts = [*(start for start, _ in spans), size]
+        gaps = [(end, start) for end, start in zip(ends, starts, strict=True) if end < start]
+        cuts.append(sorted([*spans, *gaps]))
+    if prod(map(len, cuts)) > _MOST_TILES + 2 * len(saved):
+        return []
+    return list(product(*cuts))
+
+
+def _blocks(
+    boxes: Mapping[Box, tuple[int, ...]], array: StoredArray, limit_bytes: int | None
+) -> dict[Box, tuple[int, ...]]:
+    """The array cut along chunks into blocks; those that touch a box, and who needs them.
+
+    For targets that cut through chunks: the state was saved from another mesh. Blocks are about
+    as large as the targets, so that there are not many more of them.
+    """
+    wanted = min(_size_bytes(box, array) for box in boxes)
+    if limit_bytes is not None:
+        wanted = min(wanted, limit_bytes)
+    block = list(array.chunk_shape)
+    for axis in reversed(range(len(block))):
+        while block[axis] < array.shape[axis] and 2 * prod(block) * array.item_bytes <= wanted:
+            block[axis] = min(2 * block[axis], -(-array.shape[axis] // block[axis]) * block[axis])
+    cuts = [
+        [(start, min(start + step, size)) for start in range(0, size, step)]
+        for size, step in zip(array.shape, block, strict=True)
+    ]
+    return _needing(product(*cuts), boxes)
+
+
+def _needing(
+    parts: Iterable[Box], boxes: Mapping[Box, tuple[int, ...]]
+) -> dict[Box, tuple[int, ...]]:
+    """Those of ``parts`` that touch a needed box, and who needs them."""
+    index = BoxIndex(boxes)
+    found: dict[Box, tuple[int, ...]] = {}
+    for part in parts:
+        if part in boxes:
+            found[part] = boxes[part]
+            continue
+        touching = index.touching(part)
+        if touching:
+            found[part] = tuple(sorted({p for box in touching for p in boxes[box]}))
+    return found
+
+
+def _split(box: Box, array: StoredArray, limit_bytes: int | None) -> list[Box]:
+    """``box`` in halves along chunk borders until each is within the limit or one chunk."""
+    if limit_bytes is None or _size_bytes(box, array) <= limit_bytes:
+        return [box]
+    for axis, ((start, stop), chunk) in enumerate(zip(box, array.chunk_shape, strict=True)):
+        chunks = -(-(stop - start) // chunk)
+        if chunks > 1:
+            middle = start + chunks // 2 * chunk
+            halves = [(start, middle), (middle, stop)]
+            return [
+                piece
+                for half in halves
+                for piece in _split((*box[:axis], half, *box[axis + 1 :]), array, limit_bytes)
+            ]
+    return [box]
+
+
+def _deal(units: Sequence[_Unit], processes: Sequence[int]) -> tuple[dict[int, list[ShardId]], int]:
+    """Each unit to the least loaded process that needs it, or, when that has its share, of all.
+
+    Returns also the bytes of the process that reads most.
+    """
+    share_bytes = sum(unit.size_bytes for unit in units) / len(processes)
+    loads = _Loads(processes)
+    dealt: dict[int, list[ShardId]] = {process: [] for process in processes}
+    everyone = tuple(processes)
+    for unit in units:
+        chosen = loads.least(unit.needed_by)
+        if loads.bytes_of[chosen] + unit.size_bytes > (1 + TOLERANCE / 2) * share_bytes:
+            other = loads.least(everyone)
+            if loads.bytes_of[other] < loads.bytes_of[chosen]:
+                chosen = other
+        dealt[chosen].append(unit.shard)
+        loads.add(chosen, unit.size_bytes)
+    return dealt, max(loads.bytes_of.values())
+
+
+class _Loads:
+    """Bytes given to each process, and the least loaded of a group without a scan."""
+
+    def __init__(self, processes: Iterable[int]) -> None:
+        self.bytes_of = dict.fromkeys(processes, 0)
+        self._heaps: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+
+    def add(self, process: int, size_bytes: int) -> None:
+        self.bytes_of[process] += size_bytes
+
+    def least(self, group: tuple[int, ...]) -> int:
+        heap = self._heaps.get(group)
+        if heap is None:
+            heap = self._heaps[group] = [(self.bytes_of[process], process) for process in group]
+            heapify(heap)
+        while True:
+            known, process = heap[0]
+            actual = self.bytes_of[process]
+            if known == actual:
+                return process
+            # Loads only grow: an entry that is out of date sinks to where it belongs.
+            heappop(heap)
+            heappush(heap, (actual, process))

@@ -1,0 +1,71 @@
+"""Whether what storage describes is the expected state, and where each leaf of it lies. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from emergency_ckpt.core.boxes import volume, whole
+from emergency_ckpt.core.restore.leaves import compare_leaves
+from emergency_ckpt.core.restore.storage_read import StoredArray
+from emergency_ckpt.types import LeafSpec
+
+STORED_AS_UINT8 = frozenset(
+    {"int1", "uint1", "uint2", "uint4", "float6_e2m3fn", "float6_e3m2fn", "float8_e4m3"}
+)
+"""Dtypes that the storage format does not have: their bytes are stored, one for each element."""
+
+_ORBAX_HAS_AS_INT8 = frozenset({"int2", "int4"})
+_ORBAX_HAS_AS_UINT8 = frozenset({"uint2", "uint4"})
+
+
+def stored_name(path: str) -> str:
+    """The array that Orbax keeps a leaf in, where no key of the leaf's path has a slash itself."""
+    return path.replace("/", ".")
+
+
+def match_leaves(
+    expected: Mapping[str, LeafSpec],
+    stored: Mapping[str, tuple[LeafSpec, StoredArray]],
+    recorded: tuple[LeafSpec, ...] | None,
+) -> tuple[dict[str, StoredArray], tuple[str, ...]]:
+    """Where each leaf with elements lies, and one line for each leaf that differs.
+
+    Args:
+      stored: what the storage format says of each array. It knows neither zero-size arrays nor
+        key implementations, and has integers of less than a byte as eight-bit ones.
+      recorded: all leaves as they were saved; None when nobody recorded them.
+    """
+    by_name = {array.full_name: (spec, array) for spec, array in stored.values()}
+    found: dict[str, StoredArray] = {}
+    described: list[LeafSpec] = []
+    used: set[str] = set()
+    for path, leaf in expected.items():
+        spec, array = stored.get(path) or by_name.get(stored_name(path), (None, None))
+        if spec is None or array is None:
+            if volume(whole(leaf.global_shape)) == 0:
+                described.append(leaf)
+            continue
+        used.add(array.full_name)
+        found[path] = array
+        holds = _holds(spec.dtype, leaf.dtype, is_recorded=recorded is not None)
+        dtype = leaf.dtype if holds else spec.dtype
+        described.append(LeafSpec(path, dtype, spec.global_shape, leaf.key_impl))
+    described += [spec for spec, array in stored.values() if array.full_name not in used]
+    mismatches = compare_leaves(expected, described)
+    if recorded is not None:
+        # The record is exact; the description must only not contradict it.
+        mismatches = compare_leaves(expected, recorded) or mismatches
+    return found, mismatches
+
+
+def _holds(stored: str, expected: str, *, is_recorded: bool) -> bool:
+    """Whether the bytes of one are those of the other.
+
+    ``is_recorded``: the record says what the bytes are. Without it only values can be compared.
+    """
+    return (
+        stored == expected
+        or (stored == "int8" and expected in _ORBAX_HAS_AS_INT8)
+        or (stored == "uint8" and expected in _ORBAX_HAS_AS_UINT8)
+        or (stored == "uint8" and is_recorded and expected in STORED_AS_UINT8)
+    )

@@ -1,0 +1,1 @@
+"""When a step is saved, by agreement of all processes, and which steps are kept. Pure."""

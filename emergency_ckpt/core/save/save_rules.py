@@ -1,0 +1,208 @@
+"""Whether to save at a step, what a save may be given, and whether it counts for the whole job."""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, cast
+
+from emergency_ckpt.core.limits import MAX_STEP
+from emergency_ckpt.errors import InvalidState
+
+_MAX_METRICS_DEPTH = 64
+
+
+class SaveDecision(NamedTuple):
+    """``save`` says whether a save is due; ``reason`` says why, in words."""
+
+    save: bool
+    reason: str
+
+
+class VoteResult(NamedTuple):
+    """Outcome of the vote on one save, and why."""
+
+    outcome: Literal["complete", "incomplete"]
+    reason: str
+
+
+class StepRules(NamedTuple):
+    """What decides from the step alone, alike on all processes: any one of these.
+
+    Attributes:
+      intervals: due at multiples of each; 0 or less never.
+      steps: due at what is in one of these.
+      initial: due when nothing was saved or restored yet.
+    """
+
+    intervals: tuple[int, ...] = ()
+    steps: tuple[Container[Any], ...] = ()
+    initial: bool = False
+
+
+class SkipReason(NamedTuple):
+    """Why a save was skipped, and what to do about it, in words."""
+
+    problem: str
+    hint: str
+
+
+_NAMED_AT_MOST = 8
+
+
+def skip_reason(
+    tier: Literal["local", "persistent"], limit_s: float, *, waits_for_others: bool
+) -> SkipReason:
+    """Say why a save is skipped that the one before it in ``tier`` holds up.
+
+    Args:
+      limit_s: seconds that a save may wait for the one before.
+      waits_for_others: this process has done its part of that one; other processes have not.
+    """
+    if waits_for_others:
+        return SkipReason(
+            f"the save before it still waits for other processes after {limit_s:.3g} s",
+            "see that all processes call save at the same steps; the failure of that save names "
+            "who was missing",
+        )
+    problem = f"the save before it has not ended within {limit_s:.3g} s"
+    if tier == "persistent":
+        return SkipReason(
+            problem,
+            "look at why storage, or another process that writes there, is slow; or save to it "
+            "less often",
+        )
+    return SkipReason(problem, "save to RAM less often, or look at why this host is slow")
+
+
+def decide_save(step: int, every_n_steps: int, last_saved: int | None) -> SaveDecision:
+    """Fixed interval: due at multiples of ``every_n_steps``, once each.
+
+    Args:
+      every_n_steps: 0 or less turns saving off.
+      last_saved: the last step saved or restored in this life of the job; None before the first.
+    """
+    if every_n_steps <= 0:
+        return SaveDecision(False, "saving is off")
+    if step % every_n_steps:
+        return SaveDecision(False, f"step {step} is no multiple of {every_n_steps}")
+    if last_saved is not None and step <= last_saved:
+        return SaveDecision(False, f"step {last_saved} is saved already")
+    return SaveDecision(True, f"step {step} is a multiple of {every_n_steps}")
+
+
+def decide_by_step(rules: StepRules, step: int, last_saved: int | None) -> SaveDecision:
+    """Whether any of ``rules`` wants ``step``; ``last_saved`` as in ``decide_save``."""
+    if last_saved is not None and step <= last_saved:
+        return SaveDecision(False, f"step {last_saved} is saved already")
+    if rules.initial and last_saved is None:
+        return SaveDecision(True, "nothing is saved yet")
+    for interval in rules.intervals:
+        decision = decide_save(step, interval, last_saved)
+        if decision.save:
+            return decision
+    if any(step in steps for steps in rules.steps):
+        return SaveDecision(True, f"step {step} was asked for")
+    return SaveDecision(False, f"no rule asks for step {step}")
+
+
+def decide_vote(
+    expected: Iterable[int], published: Iterable[int], refused: Iterable[int]
+) -> VoteResult:
+    """A save is complete when every expected process published it and none refused.
+
+    Args:
+      expected, published, refused: process indices. Votes of processes that are not expected do
+        not count. One that did both has refused: the doubt goes against the save.
+    """
+    wanted = frozenset(expected)
+    against = wanted & frozenset(refused)
+    absent = wanted - frozenset(published) - against
+    if not wanted:
+        return VoteResult("incomplete", "no process was expected to publish")
+    if not against and not absent:
+        return VoteResult("complete", all_published(len(wanted)))
+    parts: list[str] = []
+    if against:
+        parts.append(f"{_named(against)} refused")
+    if absent:
+        parts.append(f"{_named(absent)} did not publish")
+    return VoteResult("incomplete", "; ".join(parts))
+
+
+def all_published(count: int) -> str:
+    """Why a save of ``count`` processes is complete."""
+    return f"all {count} processes published"
+
+
+def _named(processes: frozenset[int]) -> str:
+    order = sorted(processes)
+    names = ", ".join(map(str, order[:_NAMED_AT_MOST]))
+    more = f" and {len(order) - _NAMED_AT_MOST} more" if len(order) > _NAMED_AT_MOST else ""
+    return f"process{'es' if len(order) > 1 else ''} {names}{more}"
+
+
+def step_number(operation: str, step: object, *, hint: str = "") -> int:
+    """``step`` as an int: whole numbers of numpy and JAX too, which blocks for the latter.
+
+    Raises:
+      InvalidState: it is no whole number from 0 to ``MAX_STEP``.
+    """
+    if type(step) is int and 0 <= step <= MAX_STEP:
+        return step
+    number = None
+    if not isinstance(step, bool):
+        try:
+            number = operator.index(step)  # pyright: ignore[reportArgumentType]
+        except TypeError:
+            number = None
+    if number is None or not 0 <= number <= MAX_STEP:
+        raise InvalidState(
+            operation,
+            f"step {str(step)[:100]!r}",
+            "this is not the number of a step",
+            expected=f"a whole number from 0 to {MAX_STEP}",
+            actual=type(step).__name__,
+            hint=hint,
+        )
+    return number
+
+
+def wanted_step(operation: str, step: object) -> int | None:
+    """The step to bring back; None for the newest, which ``"latest"`` means too.
+
+    Raises:
+      InvalidState: it is neither that nor a whole number from 0 to ``MAX_STEP``.
+    """
+    if step is None or (isinstance(step, str) and step == "latest"):
+        return None
+    hint = "None or 'latest' means the newest step; give the state by its name, state=..."
+    return step_number(operation, step, hint=hint)
+
+
+def plain_metrics(metrics: Any) -> Any:
+    """``metrics`` as JSON values: numbers and lists for the scalars and arrays of numpy and JAX.
+
+    Blocks for what is on devices. ``InvalidState`` for anything that is no JSON value.
+    """
+    try:
+        plain = _plain(metrics, _MAX_METRICS_DEPTH)
+        json.dumps(plain)
+    except (TypeError, ValueError, RuntimeError, RecursionError) as error:
+        raise InvalidState(
+            "save", "metrics", f"they are not JSON values: {error}", hint="give plain numbers"
+        ) from error
+    return plain
+
+
+def _plain(value: Any, depth: int) -> Any:
+    if depth == 0:
+        raise ValueError("they are nested too deeply")
+    if isinstance(value, Mapping):
+        items = cast("Mapping[Any, Any]", value).items()
+        return {key: _plain(item, depth - 1) for key, item in items}
+    if isinstance(value, list | tuple):
+        return [_plain(item, depth - 1) for item in cast("Sequence[Any]", value)]
+    # Arrays and scalars of numpy and JAX; this package's core knows neither.
+    return value.tolist() if hasattr(value, "dtype") and hasattr(value, "tolist") else value

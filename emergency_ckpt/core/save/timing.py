@@ -1,0 +1,124 @@
+"""When a save is due by the clock: continuous, every so many seconds, adaptive. Pure.
+
+These are decided by the leader alone, on its own clock, and then agreed: see ``save_agreement``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import NamedTuple, Protocol
+
+from emergency_ckpt.core.goodput import daly_interval_s
+from emergency_ckpt.core.save.save_rules import SaveDecision
+
+
+class TierStatus(NamedTuple):
+    """What a rule may look at.
+
+    Attributes:
+      busy: the save before is not whole yet.
+      has_saved: whether a step was saved or restored in this life of the job.
+      since_last_s: from the start of the newest save (or from the start, before the first) to the
+        moment at which a save decided now would start.
+      stall_s: the longest that a process's training thread was held up by the newest save.
+      save_s: how long the newest save took until it was whole.
+      step_time_s: seconds per step.
+    """
+
+    busy: bool
+    has_saved: bool
+    since_last_s: float
+    stall_s: float
+    save_s: float
+    step_time_s: float
+
+
+class TimingRule(Protocol):
+    """Decides from the clock."""
+
+    def due(self, status: TierStatus) -> SaveDecision:
+        """Whether a save should start now."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Continuous:
+    """A save starts as soon as the one before is whole, ``minimum_interval_s`` after its start."""
+
+    minimum_interval_s: float = 0.0
+
+    def due(self, status: TierStatus) -> SaveDecision:
+        """As ``TimingRule``; the first save is due at once."""
+        if status.busy:
+            return SaveDecision(False, "the save before is under way")
+        if not status.has_saved:
+            return SaveDecision(True, "there is no save yet")
+        return _after(status, self.minimum_interval_s)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EverySeconds:
+    """A save every ``interval_s``, the first one so long after the start."""
+
+    interval_s: float
+
+    def due(self, status: TierStatus) -> SaveDecision:
+        """As ``TimingRule``."""
+        if status.busy:
+            return SaveDecision(False, "the save before is under way")
+        return _after(status, self.interval_s)
+
+
+def _after(status: TierStatus, interval_s: float) -> SaveDecision:
+    if status.since_last_s < interval_s:
+        return SaveDecision(False, f"{status.since_last_s:.3g} s of {interval_s:.3g} s have passed")
+    return SaveDecision(True, f"{interval_s:.3g} s have passed")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AdaptiveInterval:
+    """Saves at the interval that loses the least time, from what is measured.
+
+    Saving often costs stalls; saving seldom costs lost work at each failure. With a stall of
+    ``d`` per save and a mean time between failures of ``M``, the work time between two saves that
+    loses least is, to first order, ``sqrt(2 d M)`` (J. W. Young, "A first order approximation to
+    the optimum checkpoint interval", CACM 17(9), 1974). For ``d < 2 M`` this is Daly's estimate of
+    higher order (J. T. Daly, "A higher order estimate of the optimum checkpoint interval for
+    restart dumps", FGCS 22(3), 2006)::
+
+        T = sqrt(2 d M) * (1 + sqrt(d / 2M) / 3 + (d / 2M) / 9) - d
+
+    and ``T = M`` otherwise. Here ``d`` is what the training thread pays, as saves go on beside
+    training; the interval from start to start is ``T + d``. It is never so short that stalls take
+    more than ``max_overhead`` of the time, nor shorter than a save takes until it is whole.
+
+    Attributes:
+      mean_time_between_failures_s: of the whole job, whatever fails.
+      max_overhead: bound on the part of the time that training may be held up, e.g. 0.01.
+    """
+
+    mean_time_between_failures_s: float
+    max_overhead: float = 0.05
+
+    def __post_init__(self) -> None:
+        if not 0 < self.mean_time_between_failures_s < math.inf:
+            raise ValueError("mean_time_between_failures_s must be a positive number of seconds")
+        if not 0 < self.max_overhead < 1:
+            raise ValueError("max_overhead must lie between 0 and 1")
+
+    def interval_s(self, stall_s: float, save_s: float = 0.0) -> float:
+        """Seconds from the start of one save to the start of the next."""
+        best_s = daly_interval_s(stall_s, self.mean_time_between_failures_s)
+        return max(best_s, stall_s / self.max_overhead, save_s)
+
+    def due(self, status: TierStatus) -> SaveDecision:
+        """As ``TimingRule``; the first save, which measures, is due at once."""
+        if status.busy:
+            return SaveDecision(False, "the save before is under way")
+        if not status.has_saved:
+            return SaveDecision(True, "there is no save yet")
+        decision = _after(status, self.interval_s(status.stall_s, status.save_s))
+        return SaveDecision(
+            decision.save, f"adaptive, stall {status.stall_s:.3g} s: {decision.reason}"
+        )

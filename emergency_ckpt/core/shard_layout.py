@@ -1,0 +1,66 @@
+"""Bytes of a shard, and the places of the shards of one process in a slot. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+
+import msgspec
+
+from emergency_ckpt.types import SHARD_ALIGNMENT_BYTES, Box, LeafSpec, ShardId
+
+DTYPE_ITEM_BYTES: Mapping[str, int] = {
+    **dict.fromkeys(("bool", "int8", "uint8"), 1),
+    **dict.fromkeys(("int1", "uint1", "int2", "uint2", "int4", "uint4"), 1),
+    **dict.fromkeys(("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn", "float8_e3m4"), 1),
+    **dict.fromkeys(("float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn"), 1),
+    **dict.fromkeys(("float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"), 1),
+    **dict.fromkeys(("int16", "uint16", "float16", "bfloat16"), 2),
+    **dict.fromkeys(("int32", "uint32", "float32"), 4),
+    **dict.fromkeys(("int64", "uint64", "float64", "complex64"), 8),
+    "complex128": 16,
+}
+"""Bytes of one stored element of each dtype that may be stored."""
+
+
+class PlacedShard(msgspec.Struct, frozen=True):
+    """A shard and its place in a slot, before its CRC is known."""
+
+    shard: ShardId
+    offset: int
+    nbytes: int
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """Places of all shards of one process, in manifest order, and the bytes they need."""
+
+    shards: tuple[PlacedShard, ...]
+    size_bytes: int
+
+
+def shard_nbytes(spec: LeafSpec, box: Box) -> int:
+    """Bytes of the part ``box`` of leaf ``spec`` as stored. KeyError for an unknown dtype."""
+    return prod(stop - start for start, stop in box) * DTYPE_ITEM_BYTES[spec.dtype]
+
+
+def lay_out(leaves: Sequence[LeafSpec], shards: Iterable[tuple[ShardId, int]]) -> Layout:
+    """Give each (shard, nbytes) its offset: in order of (leaf path, box), aligned up to 64 bytes.
+
+    Pure, and independent of the order of ``shards``, so that replicas that store the same
+    shards get equal contents. ValueError for a duplicate, an unknown leaf or a wrong ``nbytes``.
+    """
+    specs = {spec.path: spec for spec in leaves}
+    placed: list[PlacedShard] = []
+    end = 0
+    for shard, nbytes in sorted(shards):
+        if placed and placed[-1].shard == shard:
+            raise ValueError(f"lay out {shard}: named twice")
+        if shard.leaf not in specs:
+            raise ValueError(f"lay out {shard}: its leaf is not among the leaves")
+        expected = shard_nbytes(specs[shard.leaf], shard.box)
+        if nbytes != expected:
+            raise ValueError(f"lay out {shard}: {nbytes} bytes given, its box has {expected}")
+        offset = -(-end // SHARD_ALIGNMENT_BYTES) * SHARD_ALIGNMENT_BYTES
+        placed.append(PlacedShard(shard=shard, offset=offset, nbytes=nbytes))
+        end = offset + nbytes
+    return Layout(shards=tuple(placed), size_bytes=end)

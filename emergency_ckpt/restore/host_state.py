@@ -1,0 +1,167 @@
+"""Bring back non-tensor state: this process's own document, or a remap of all documents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from absl import logging
+
+from emergency_ckpt.background import run_in_thread
+from emergency_ckpt.cluster.peers import Peers
+from emergency_ckpt.core.restore.inventory import Quarantined
+from emergency_ckpt.core.restore.plan_types import HostStateFetch, ProcessPlan
+from emergency_ckpt.errors import (
+    CheckpointError,
+    CorruptData,
+    HostStateError,
+    NotHeld,
+)
+from emergency_ckpt.events import EventSink
+from emergency_ckpt.restore.shards.holder_calls import HolderCalls
+from emergency_ckpt.restore.shards.shard_loader import CopiesFailed
+from emergency_ckpt.state import host_state as host_states
+from emergency_ckpt.state.host_state_codec import as_stateful
+from emergency_ckpt.state.host_state_remap import IteratorRemap, payload_for
+from emergency_ckpt.tiers.local.tier import LocalTier
+from emergency_ckpt.transfer.client import TransferClient
+from emergency_ckpt.types import SaveId
+
+HostStateRemap = Callable[[Sequence[Any], int, int], Any]
+
+
+def fetch_documents(
+    tier: LocalTier,
+    client: TransferClient,
+    calls: HolderCalls,
+    plan: ProcessPlan,
+    save: SaveId,
+    count: int,
+    me: str,
+) -> list[host_states.HostStateDocument]:
+    """The documents that the plan gives this process, from its own RAM or from peers.
+
+    A fetched document is published here too, so that it has as many holders as before the loss.
+    CopiesFailed when no source has one, HolderUnreachable.
+    """
+    found: list[host_states.HostStateDocument] = []
+    for wanted in plan.host_states:
+        failed: list[Quarantined] = []
+
+        def ask(
+            source: str, wanted: HostStateFetch = wanted
+        ) -> tuple[str, bytes, host_states.HostStateDocument]:
+            data = _document_bytes(tier, client, plan, save, wanted, count, source, me)
+            document = host_states.decode(data)
+            if document.digest != wanted.digest or document.save != save:
+                raise CorruptData("read", f"host state of process {wanted.owner}", "another one")
+            return source, data, document
+
+        def note(
+            source: str,
+            error: CheckpointError,
+            wanted: HostStateFetch = wanted,
+            failed: list[Quarantined] = failed,
+        ) -> None:
+            logging.warning("host state of process %d at %s: %s", wanted.owner, source, error)
+            failed.append(Quarantined(source, wanted.digest))
+
+        own_first = sorted(wanted.sources, key=lambda source: source != me)
+        target = f"host state of process {wanted.owner} at step {save.step}"
+        answer = calls.first(target, own_first, ask, note)
+        if answer is None:
+            raise CopiesFailed(save.step, failed)
+        source, data, document = answer
+        if source != me:
+            tier.publish_host_state(save, wanted.owner, count, data)
+        found.append(document)
+    return found
+
+
+def _document_bytes(
+    tier: LocalTier,
+    client: TransferClient,
+    plan: ProcessPlan,
+    save: SaveId,
+    wanted: HostStateFetch,
+    count: int,
+    source: str,
+    me: str,
+) -> bytes:
+    if source != me:
+        return client.fetch_host_state(plan.addresses[source], save, wanted.owner, count)
+    data = tier.host_state_bytes(save, wanted.owner, count)
+    if data is None:
+        raise NotHeld("read", f"host state of process {wanted.owner}", "not here any more")
+    return data
+
+
+class HostStatePush:
+    """Gives this process's buddies its document of a step, in a thread of its own.
+
+    So a buddy that lost its RAM keeps a copy again, as after a save, and nobody waits for it who
+    has something else to do.
+    """
+
+    def __init__(
+        self, tier: LocalTier, peers: Peers, events: EventSink, buddies: Sequence[int]
+    ) -> None:
+        self._tier = tier
+        self._peers = peers
+        self._events = events
+        self._buddies = buddies
+        self._pushed: list[Future[None]] = []
+
+    def start(self, save: SaveId, process: tuple[int, int]) -> None:
+        """Begin with a step of which this process has its document; else nothing."""
+        data = self._tier.host_state_bytes(save, *process)
+        if data is None or not self._buddies:
+            return
+        self._pushed.append(run_in_thread("eckpt-push", lambda: self._push(save, data)))
+
+    def wait(self) -> None:
+        """Return when all that was started has ended."""
+        while self._pushed:
+            self._pushed.pop().result()
+
+    def _push(self, save: SaveId, data: bytes) -> None:
+        for buddy in self._buddies:
+            try:
+                self._peers.push_host_state(buddy, save, data)
+            except CheckpointError as error:
+                # The restore itself is whole; until the next save there is one copy less.
+                self._events.emit("restore.push_failed", buddy=buddy, reason=str(error))
+
+
+def apply_host_state(
+    target: object,
+    documents: Sequence[host_states.HostStateDocument],
+    remap: HostStateRemap | None,
+    process: tuple[int, int],
+) -> object:
+    """Apply the documents to the caller's object; returns the restored value."""
+    if not documents:
+        logging.warning("the restored step has no non-tensor state; it is left as it is")
+        return target
+    me, count = process
+    if len(documents) == 1 and documents[0].count == count:
+        return host_states.apply(target, documents[0].payload)
+    if remap is None:
+        raise HostStateError(
+            "restore",
+            f"host state of process {me}",
+            "it was saved by another number of processes",
+            expected=count,
+            actual=len(documents),
+            hint="set host_state_remap",
+        )
+    payloads = [d.payload for d in sorted(documents, key=lambda document: document.owner)]
+    if isinstance(remap, IteratorRemap):
+        return host_states.apply(target, remap.payload(payloads, me, count))
+    value = remap([host_states.value_of(payload) for payload in payloads], me, count)
+    stateful = as_stateful(target)
+    if stateful is not None:
+        stateful.set_state(value)  # as it is: the remap knows what the object takes
+        return target
+    return host_states.apply(target, payload_for(target, value))

@@ -1,0 +1,205 @@
+"""What the processes of one restore tell each other: reports, plans, outcomes. No tensors."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from emergency_ckpt.cluster.collectives import await_leader, gather, share
+from emergency_ckpt.cluster.coordination import Coordinator, deadline_left_s, forget
+from emergency_ckpt.cluster.messages import decode_message
+from emergency_ckpt.core.restore.inventory import HolderInventory
+from emergency_ckpt.core.restore.plan_types import RestorePlan
+from emergency_ckpt.core.restore.prefetch import PrefetchWord, decide_prefetch
+from emergency_ckpt.errors import CheckpointError, RestoreFailed
+from emergency_ckpt.events import EventSink
+from emergency_ckpt.restore.leader import RestoreLeader
+from emergency_ckpt.restore.protocol import (
+    Answer,
+    LoadPlan,
+    PlanFailed,
+    Report,
+    Status,
+    SurveyAnswer,
+    UsePrefetched,
+    Verdict,
+    WholeSteps,
+    failure_kind,
+    failure_of,
+)
+from emergency_ckpt.state.tree import StateTree
+
+_NO_PREFETCH = PrefetchWord()
+
+
+class RestoreDialogue:
+    """One process's side of one restore; all methods are collective and block.
+
+    Args:
+      name: of this restore, the same everywhere.
+      names: at the leader, of the restores whose keys the coordination service still has.
+      new_leader: called once, in process 0, when all have reported.
+      deadline_s: of ``time.monotonic``; DeadlineExceeded after it.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        name: str,
+        names: deque[str],
+        new_leader: Callable[[], RestoreLeader],
+        events: EventSink,
+        *,
+        deadline_s: float,
+    ) -> None:
+        self._coordinator = coordinator
+        self._name = name
+        self._names = names
+        self._new_leader = new_leader
+        self._events = events
+        self._deadline_s = deadline_s
+        self._leader: RestoreLeader | None = None
+        self._leader_error: CheckpointError | None = None
+        self._uses_prefetched = False
+        self._reports = 0
+        self._gathered = ""  # the newest reports, on which the leader decides
+        if coordinator.process_index == 0:
+            names.append(name)
+
+    def _left_s(self) -> float:
+        return deadline_left_s(self._deadline_s)
+
+    def report(
+        self,
+        inventory: HolderInventory,
+        tree: StateTree,
+        *,
+        wants_host_state: bool,
+        prefetch: PrefetchWord = _NO_PREFETCH,
+    ) -> None:
+        """Tell the leader what this process holds and wants, and whether it is there already."""
+        specs = list(tree.wanted.values())
+        report = Report(
+            inventory=inventory,
+            state_digest=hashlib.sha256(msgspec.json.encode(specs)).hexdigest(),
+            wants_host_state=wants_host_state,
+            prefetch=prefetch,
+        )
+        self._gathered, self._reports = f"{self._name}/report/{self._reports}", self._reports + 1
+        reports = gather(
+            self._coordinator, self._gathered, msgspec.json.encode(report), self._left_s()
+        )
+        if self._coordinator.process_index != 0:
+            return
+        # All have come, so all have left the restores before this one.
+        while self._name in self._names and self._names[0] != self._name:
+            forget(self._coordinator, self._names.popleft())
+        if self._leader is None:
+            self._leader = self._new_leader()
+        try:
+            decoded: dict[int, Report] = {
+                p: decode_message(data, Report, f"report of process {p}")
+                for p, data in reports.items()
+            }
+            if not self._may_use_prefetched({p: r.prefetch for p, r in decoded.items()}):
+                self._leader.take_reports(decoded)
+        except Exception as error:  # noqa: BLE001 - the others wait for an answer
+            self._leader_error = _typed(error)
+
+    def learn_steps(self) -> WholeSteps:
+        """Which steps are whole, instead of a plan. The same error everywhere when that fails."""
+        answer = None
+        if self._leader is not None:
+            try:
+                if self._leader_error is not None:
+                    raise self._leader_error
+                answer = SurveyAnswer(self._leader.whole_steps())
+            except Exception as error:  # noqa: BLE001 - the others wait for an answer
+                self._leader_error = typed = _typed(error)
+                answer = SurveyAnswer(error=str(typed)[:4000] or type(error).__name__)
+        data = None if answer is None else msgspec.json.encode(answer)
+        name = f"{self._name}/steps"
+        shared = share(self._coordinator, name, data, self._left_s(), self._gathered)
+        found: SurveyAnswer = decode_message(shared, SurveyAnswer, name)
+        if found.error:
+            raise self._leader_error or RestoreFailed("survey", "the job", found.error)
+        return found.steps
+
+    def _may_use_prefetched(self, words: Mapping[int, PrefetchWord]) -> bool:
+        decision = decide_prefetch(words)
+        if decision.kind == "fail":
+            raise RestoreFailed("prefetch", "the state", decision.reason, hint="restore again")
+        if decision.kind == "restore" and decision.reason:
+            self._events.emit("prefetch.unused", reason=decision.reason)
+        self._uses_prefetched = decision.kind == "use"
+        return self._uses_prefetched
+
+    def learn_plan(self, attempt: int) -> Answer:
+        """The leader plans and tells each process its part."""
+        name, coordinator = f"{self._name}/{attempt}/plan", self._coordinator
+        me = coordinator.process_index
+        if self._leader is None:
+            data = await_leader(coordinator, f"{name}/{me}", self._left_s(), self._gathered)
+            return decode_message(data, Answer, name)
+        try:
+            if self._leader_error is not None:
+                raise self._leader_error
+            answer: Answer = UsePrefetched() if self._uses_prefetched else self._leader.plan()
+        except Exception as error:  # noqa: BLE001 - the others wait for an answer
+            self._leader_error = typed = _typed(error)
+            answer = PlanFailed(str(typed)[:4000], failure_kind(typed))
+        for process in range(coordinator.process_count):
+            coordinator.put(f"{name}/{process}", msgspec.json.encode(_share(answer, process)))
+        return _share(answer, me)
+
+    def agree(self, attempt: int, status: Status) -> Verdict:
+        """Collect how an attempt went; the leader's verdict is everyone's."""
+        name = f"{self._name}/{attempt}"
+        statuses = gather(
+            self._coordinator, f"{name}/status", msgspec.json.encode(status), self._left_s()
+        )
+        verdict = None
+        if self._leader is not None:
+            verdict = msgspec.json.encode(self._judge(self._leader, statuses))
+        told = f"{name}/verdict"
+        data = share(self._coordinator, told, verdict, self._left_s(), f"{name}/status")
+        return decode_message(data, Verdict, told)
+
+    def _judge(self, leader: RestoreLeader, statuses: Mapping[int, bytes]) -> Verdict:
+        try:
+            return leader.decide(
+                {
+                    p: decode_message(d, Status, f"status of process {p}")
+                    for p, d in statuses.items()
+                }
+            )
+        except Exception as error:  # noqa: BLE001 - the others wait for a verdict
+            self._leader_error = typed = _typed(error)
+            return Verdict(error=str(typed)[:4000])
+
+    def failure(self, answer: PlanFailed) -> CheckpointError:
+        """Why there is no plan: at the leader as it was raised, where that is a fault."""
+        if self._leader_error is not None and answer.kind in ("failed", "given_up"):
+            return self._leader_error
+        failure = failure_of(answer.kind, "the job", answer.error)
+        failure.__cause__ = self._leader_error
+        return failure
+
+
+def _typed(error: Exception) -> CheckpointError:
+    """Return the error to tell all processes; an unexpected one ends the restore on each."""
+    if isinstance(error, CheckpointError):
+        return error
+    failure = RestoreFailed(
+        "restore", "the job", f"unexpected {type(error).__name__} at the leader: {error!s:.300}"
+    )
+    failure.__cause__ = error
+    return failure
+
+
+def _share(answer: Answer, process: int) -> Answer:
+    """What is sent to a process."""
+    return answer.share_of(process) if isinstance(answer, RestorePlan | LoadPlan) else answer

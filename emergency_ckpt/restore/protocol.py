@@ -1,0 +1,271 @@
+"""What the processes tell each other during a restore, and what the caller learns of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import msgspec
+
+from emergency_ckpt.core.restore.inventory import HolderInventory, Quarantined
+from emergency_ckpt.core.restore.plan_types import NoPlan, Rejection, RestorePlan
+from emergency_ckpt.core.restore.prefetch import PrefetchWord
+from emergency_ckpt.core.restore.storage_read import StoredArray
+from emergency_ckpt.core.save.step_agreement import TierName
+from emergency_ckpt.errors import (
+    CheckpointError,
+    HolderUnreachable,
+    HostStateError,
+    PersistentTierError,
+    ReplicasDiffer,
+    RestoreFailed,
+    StateMismatch,
+    StepNotFound,
+    StorageUnreachable,
+    Unrecoverable,
+)
+from emergency_ckpt.types import SaveId, ShardId
+
+
+class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One process's inventory, and a digest of the state that it wants back.
+
+    Attributes:
+      prefetch: what it says of its prefetch. Always ``none`` in a prefetch itself.
+    """
+
+    inventory: HolderInventory
+    state_digest: str
+    wants_host_state: bool
+    prefetch: PrefetchWord = PrefetchWord()
+
+
+class AttemptGivenUp(RestoreFailed):
+    """A process does not want any more what all were about to restore. Nothing is wrong."""
+
+
+FailureKind = Literal["failed", "given_up", "holder", "storage"]
+"""Cause that ends a restore: a fault; a process withdrew; a holder of copies in RAM, or
+storage, could not be reached."""
+
+
+class Status(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How one process's part of a plan went.
+
+    ``unusable`` names copies that failed; with them the leader plans anew. An ``error`` with
+    nothing unusable ends the restore on all processes.
+    """
+
+    error: str = ""
+    unusable: tuple[Quarantined, ...] = ()
+    kind: FailureKind = "failed"
+
+
+class Verdict(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What the leader makes of all statuses: done, once more, or the end.
+
+    ``loaded``: the step lies in RAM now; once more, to restore it from there. ``kind``: of the
+    ``error``, where all processes that ended it agree on one, else ``failed``.
+    """
+
+    done: bool = False
+    loaded: bool = False
+    error: str = ""
+    kind: FailureKind = "failed"
+    incarnation: str = ""
+
+
+class PlanFailed(msgspec.Struct, frozen=True, tag="failed", forbid_unknown_fields=True):
+    """The leader could not plan at all; nobody restores."""
+
+    error: str
+    kind: FailureKind = "failed"
+
+
+def failure_kind(error: Exception) -> FailureKind:
+    """Return what ``error`` means for all processes of the restore."""
+    match error:
+        case AttemptGivenUp():
+            return "given_up"
+        case HolderUnreachable():
+            return "holder"
+        case PersistentTierError(unreachable=True, retryable=True):
+            return "storage"
+        case _:
+            return "failed"
+
+
+def failure_of(kind: FailureKind, target: str, problem: str) -> RestoreFailed:
+    """Return the error that every process raises."""
+    match kind:
+        case "given_up":
+            hint = "no process has restored anything"
+            return AttemptGivenUp("restore", target, problem, hint=hint)
+        case "holder":
+            hint = f"{_UNREACHABLE_HINT}. {_SILENCE_HINT}"
+            return HolderUnreachable("restore", target, problem, hint=hint)
+        case "storage":
+            return StorageUnreachable("restore", target, problem, hint=_UNREACHABLE_HINT)
+        case "failed":
+            hint = "no process has restored anything"
+            return RestoreFailed("restore", target, problem, hint=hint)
+
+
+_UNREACHABLE_HINT = (
+    "no process has restored anything; restore again: what cannot be reached is not lost."
+    " An older step is taken only when it is asked for by its number"
+)
+_SILENCE_HINT = (
+    "A peer may be silent for transfer_timeout_s, the restore may take restore_timeout_s, and JAX"
+    " aborts the job after heartbeat_timeout_seconds (of jax.distributed.initialize)"
+)
+
+
+class StorageRead(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A box to read from storage, and its CRC32C of capture time where that is known."""
+
+    shard: ShardId
+    crc32c: int | None
+
+
+class DocumentRead(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A host-state document to bring into RAM; without a ``digest`` there is none: it is empty."""
+
+    owner: int
+    digest: str
+
+
+class LoadPart(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What one process brings from storage into RAM.
+
+    Attributes:
+      arrays: how the leaves of ``reads`` are stored.
+    """
+
+    reads: tuple[StorageRead, ...] = ()
+    arrays: dict[str, StoredArray] = {}
+    documents: tuple[DocumentRead, ...] = ()
+
+
+class LoadPlan(msgspec.Struct, frozen=True, tag="load", forbid_unknown_fields=True):
+    """Bring a persistent step into RAM, each byte once over the whole job.
+
+    Attributes:
+      save: identity under which it is published in RAM.
+      item: directory with its arrays.
+      complete: storage holds every chunk, also those of zeros.
+      numbers: the stored dtypes of leaves that are Python numbers in the wanted state.
+      document_count: number of processes that the host states are of; 0: none are brought.
+    """
+
+    step: int
+    save: SaveId
+    item: str
+    complete: bool
+    parts: dict[int, LoadPart]
+    numbers: dict[str, str] = {}
+    document_count: int = 0
+    rejected: tuple[Rejection, ...] = ()
+
+    def share_of(self, process: int) -> LoadPlan:
+        """This plan with the part of one process only: what is sent to that process."""
+        part = self.parts.get(process, LoadPart())
+        return msgspec.structs.replace(self, parts={process: part})
+
+
+def passed_over(plan: RestorePlan | LoadPlan, run_id: str) -> set[SaveId]:
+    """Return the saves in RAM that the plan passed over: none of them is whole."""
+    return {
+        SaveId(each.step, each.incarnation, run_id)
+        for each in plan.rejected
+        if each.incarnation is not None
+    }
+
+
+class WholeSteps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Steps that a restore could bring back now, by tier, oldest first."""
+
+    local: tuple[int, ...] = ()
+    persistent: tuple[int, ...] = ()
+
+
+class SurveyAnswer(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What the leader tells of a survey: the steps, or why there is no answer."""
+
+    steps: WholeSteps = WholeSteps()
+    error: str = ""
+
+
+class UsePrefetched(msgspec.Struct, frozen=True, tag="prefetched", forbid_unknown_fields=True):
+    """Instead of a plan: every process takes what it has prefetched."""
+
+
+Answer = RestorePlan | NoPlan | PlanFailed | LoadPlan | UsePrefetched
+
+
+@dataclasses.dataclass
+class Tally:
+    """Bytes of the restored state that this process took from each place."""
+
+    local: int = 0
+    peer: int = 0
+    persistent: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class RestoreReport:
+    """What a restore did, on this process.
+
+    Attributes:
+      step: the restored step.
+      tier: ``"local"`` (own RAM and peers') or ``"persistent"``.
+      seconds: from the call to the return.
+      overlapped_seconds: of a prefetch that was used, how long it had worked before the call.
+      bytes_local, bytes_peer, bytes_persistent: bytes of tensors read from the own ramdisk, from
+        peers and from the persistent directory. What this process read from storage for its peers
+        counts too; what it then took from its own RAM does not.
+      host_state: the restored non-tensor state: the payload, or the object after ``set_state``.
+      rejected: newer steps that were not whole, and what each lacked.
+    """
+
+    step: int
+    tier: TierName
+    seconds: float
+    bytes_local: int
+    bytes_peer: int
+    bytes_persistent: int
+    host_state: object
+    rejected: tuple[Rejection, ...]
+    overlapped_seconds: float = 0.0
+
+
+def no_plan_error(answer: NoPlan, run: str) -> CheckpointError:
+    """What the caller gets when there is something, but nothing that may be restored."""
+    step = f"step {answer.step}"
+    match answer.kind:
+        case "state_mismatch":
+            return StateMismatch("restore", step, answer.mismatches)
+        case "host_state_count":
+            return HostStateError(
+                "restore",
+                f"host states of {step}",
+                "they were saved by another number of processes",
+                expected=answer.process_count,
+                actual=answer.saved_count,
+                hint="set host_state_remap (emergency_ckpt.remaps has some), or start as many"
+                " processes as at the save",
+            )
+        case "no_host_state":
+            return HostStateError(
+                "restore",
+                f"host states of {step}",
+                "it has tensors only: plain Orbax wrote it, or its host_state directory is gone",
+                hint="set allow_missing_host_state to start with the non-tensor state as it is now,"
+                " or call restore without host_state",
+            )
+        case "diverged":
+            return ReplicasDiffer(step, answer.missing)
+        case "step_not_found":
+            return StepNotFound("restore", step, "; ".join(answer.missing))
+        case _:
+            return Unrecoverable(run, answer.missing)

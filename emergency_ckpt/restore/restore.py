@@ -1,0 +1,241 @@
+"""A restore as the caller sees it: bring the state, put the host state back, go on from there."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+
+from absl import logging
+
+from emergency_ckpt.core.restore.plan_types import NoPlan, Rejection
+from emergency_ckpt.core.restore.prefetch import PrefetchWord
+from emergency_ckpt.core.wording import TIER_WORDS
+from emergency_ckpt.errors import CheckpointError
+from emergency_ckpt.restore.execution import (
+    AgreedState,
+    RestoredState,
+    RestoreExecution,
+    RestoreParts,
+    RestoreRequest,
+)
+from emergency_ckpt.restore.host_state import HostStatePush, apply_host_state
+from emergency_ckpt.restore.prefetch import Prefetch
+from emergency_ckpt.restore.protocol import PlanFailed, RestoreReport, no_plan_error
+from emergency_ckpt.state import host_state as host_states
+from emergency_ckpt.state.tree import PyTree
+from emergency_ckpt.types import SaveId
+
+_MOST_PASSED_OVER = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """The outcome of a restore that found something.
+
+    Attributes:
+      save: identity of the restored save, which lies in RAM now, wherever it came from.
+      incarnation: the id under which the job saves from now on.
+    """
+
+    state: PyTree
+    report: RestoreReport
+    save: SaveId
+    incarnation: str
+
+
+class _HostState:
+    """The caller's non-tensor state, as one ``Attempt``: what moved can be moved back."""
+
+    def __init__(self, parts: RestoreParts, value: object, buddies: Sequence[int]) -> None:
+        self._parts = parts
+        self._push = HostStatePush(parts.tier, parts.peers, parts.events, buddies)
+        self._value = value
+        self._before = host_states.capture(value)
+        self._moved = False
+        self.restored: object = None
+
+    def check(self) -> None:
+        """Nothing ends a restore from outside."""
+
+    def apply_host_state(self, restored_state: RestoredState) -> None:
+        parts = self._parts
+        # The step is whole, whatever becomes of this attempt: a copy of it does no harm.
+        self._push.start(restored_state.save, parts.process)
+        if self._value is None:
+            return
+        self._moved = True
+        self.restored = apply_host_state(
+            self._value, restored_state.documents, parts.remap, parts.process
+        )
+
+    def finish(self) -> None:
+        """The attempt was the last one: wait for what still goes on beside it."""
+        self._push.wait()
+
+    def undo(self) -> None:
+        self._push.wait()
+        if self._moved:
+            host_states.apply(self._value, self._before)
+            self._moved = False
+
+
+class Restore:
+    """One restore: ``run``, which is collective, then ``settle``; each once, on all processes.
+
+    ``number`` is the same everywhere.
+
+    ``prefetch``: what this process has prefetched for it, or for another one; None: nothing.
+    """
+
+    def __init__(
+        self,
+        parts: RestoreParts,
+        request: RestoreRequest,
+        *,
+        host_state: object,
+        buddies: tuple[int, ...],
+        number: int,
+        keep_newer: bool = False,
+        prefetch: Prefetch | None,
+    ) -> None:
+        self._parts = parts
+        self._request = request
+        self._keep_newer = keep_newer
+        self._prefetch = prefetch
+        self._started_s = time.monotonic()
+        if prefetch is not None:
+            prefetch.wait()
+        self._execution = RestoreExecution(parts, request, f"restore/{number}")
+        self._host_state = _HostState(parts, host_state, buddies)
+        self._found: AgreedState | None = None
+        self.settled: Restored | None = None
+
+    def run(self) -> None:
+        """Bring back the newest whole step, if there ever was one.
+
+        Raises the same kind of error on every process, and then leaves the host state as it was.
+        """
+        try:
+            self._run()
+        except BaseException:
+            self.undo()
+            raise
+        finally:
+            if self._prefetch is not None:
+                self._prefetch.cancel("a restore came after it")
+
+    def undo(self) -> None:
+        """Put the host state back to where it was before ``run``."""
+        self._host_state.undo()
+
+    def settle(self) -> None:
+        """Forget what is newer than what ``run`` brought; then that is ``settled``.
+
+        Of this process alone, as are its errors: all must hear of them, and nobody may train before
+        all are through this.
+        """
+        tier = self._parts.tier
+        if self._found is None:
+            # Leftovers of saves that never became whole must not mix with what comes.
+            tier.invalidate_newer(SaveId(-1, "", self._parts.run_id))
+            self._parts.events.emit("restore.nothing")
+            return
+        restored_state = self._found.restored_state
+        # No leftover of another life may ever look newer than what training goes on from.
+        if not self._keep_newer:
+            tier.invalidate_newer(restored_state.save)
+        if restored_state.gathered is not None:
+            # All processes have gathered what they keep: what peers took from here is not needed.
+            tier.keep_only(restored_state.save, restored_state.gathered)
+        self._begin_life(restored_state, self._found.incarnation)
+        self._note_complete(restored_state.save)
+        self._host_state.finish()
+        report = self._finished(restored_state)
+        self.settled = Restored(
+            restored_state.state, report, restored_state.save, self._found.incarnation
+        )
+
+    def _begin_life(self, restored_state: RestoredState, incarnation: str) -> None:
+        parts, asked = self._parts, self._request.requested_step is not None
+        at_once = asked and not self._keep_newer
+        parts.timelines.begin(
+            restored_state.timeline, restored_state.save, incarnation, at_once=at_once
+        )
+        if at_once and parts.process[0] == 0 and parts.storage_timeline is not None:
+            parts.storage_timeline.follow_soon()
+
+    def _note_complete(self, save: SaveId) -> None:
+        """Put it on record. A failure is told and ends nothing, as after a save.
+
+        The step is whole without the record, which only tells a loss of everything from a fresh
+        start. A ramdisk that others have filled must not keep all from what RAM still holds.
+        """
+        try:
+            self._parts.tier.note_complete(save)
+        except (CheckpointError, OSError) as error:
+            logging.warning("step %d is not on record as complete: %s", save.step, error)
+            self._parts.events.emit(
+                "restore.note", text=f"step {save.step} is not on record as complete: {error}"
+            )
+
+    def _run(self) -> None:
+        self._parts.events.emit("restore.started", requested_step=self._request.requested_step)
+        prefetch = self._prefetch
+        word = PrefetchWord() if prefetch is None else prefetch.decision_on(self._request)
+        ready = prefetch if word.kind == "ready" else None
+        outcome = self._execution.run(self._host_state, word, ready)
+        if isinstance(outcome, NoPlan | PlanFailed):
+            self._without_plan(outcome)
+        else:
+            self._found = outcome
+
+    def _finished(self, restored_state: RestoredState) -> RestoreReport:
+        tally, prefetch = restored_state.tally, self._prefetch
+        overlapped_s = 0.0
+        if prefetch is not None and prefetch.is_taken:
+            overlapped_s = prefetch.seconds_until(self._started_s)
+        report = RestoreReport(
+            step=restored_state.step,
+            tier=restored_state.tier,
+            seconds=time.monotonic() - self._started_s,
+            overlapped_seconds=overlapped_s,
+            bytes_local=tally.local,
+            bytes_peer=tally.peer,
+            bytes_persistent=tally.persistent,
+            host_state=self._host_state.restored,
+            rejected=restored_state.rejected,
+        )
+        self._parts.events.emit(
+            "restore.finished",
+            step=report.step,
+            tier=report.tier,
+            seconds=report.seconds,
+            overlapped_seconds=report.overlapped_seconds,
+            bytes_local=report.bytes_local,
+            bytes_peer=report.bytes_peer,
+            bytes_persistent=report.bytes_persistent,
+            passed_over=_passed_over(report.rejected),
+        )
+        return report
+
+    def _without_plan(self, answer: NoPlan | PlanFailed) -> None:
+        if isinstance(answer, PlanFailed):
+            prefetch_error = self._prefetch and self._prefetch.take_error()
+            raise prefetch_error or self._execution.dialogue.failure(answer)
+        for note in answer.notes:
+            self._parts.events.emit("restore.note", text=note)
+        for each in answer.rejected:
+            self._parts.events.emit(
+                "restore.rejected", step=each.step, tier=each.tier, reason=each.reason
+            )
+        if answer.kind != "nothing":
+            raise no_plan_error(answer, f"run {self._parts.run_id!r}")
+
+
+def _passed_over(rejected: Sequence[Rejection]) -> str:
+    """Each newer step that was not restored, and why; empty without any."""
+    texts = [f"step {each.step} in {TIER_WORDS[each.tier]} ({each.reason})" for each in rejected]
+    hidden = len(texts) - _MOST_PASSED_OVER
+    more = [f"and {hidden} more"] if hidden > 0 else []
+    return "; ".join([*texts[:_MOST_PASSED_OVER], *more])

@@ -1,0 +1,1 @@
+"""Shards of one restore: read, fetched from peers, checked, and put into slots."""

@@ -1,0 +1,399 @@
+"""One process's part of a local plan: get every shard it needs into its own slots, verified."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from itertools import groupby
+from operator import attrgetter
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from emergency_ckpt.core.boxes import describe, divide, relative, shape_of, volume
+from emergency_ckpt.core.placement.retained_shards import RetainedShards
+from emergency_ckpt.core.restore.inventory import Quarantined
+from emergency_ckpt.core.restore.plan_types import FetchGroup, ProcessPlan, selected
+from emergency_ckpt.core.shard_layout import Layout, lay_out
+from emergency_ckpt.errors import (
+    RestoreFailed,
+)
+from emergency_ckpt.events import EventSink
+from emergency_ckpt.restore.protocol import Tally
+from emergency_ckpt.restore.shards.arrivals import Arrivals
+from emergency_ckpt.restore.shards.holder_calls import HolderCalls
+from emergency_ckpt.restore.shards.room import begin_restore_write
+from emergency_ckpt.restore.shards.shard_fetch import CopiesFailed, Fetching, ShardFetcher
+from emergency_ckpt.state.dtypes import dtype_named
+from emergency_ckpt.tiers.local.manifest import build_contents
+from emergency_ckpt.tiers.local.scratch import Scratch
+from emergency_ckpt.tiers.local.tier import LocalTier, SlotWriter
+from emergency_ckpt.transfer.client import TransferClient
+from emergency_ckpt.transfer.source import FileTarget
+from emergency_ckpt.types import Box, Contents, LeafSpec, SaveId, ShardId
+
+_Own = list[tuple[str, list[int]]]
+"""Digest of an own manifest, and intact shards of it."""
+
+_Lender = Callable[[], npt.NDArray[np.uint8]]
+
+
+_GRACE_S = 5.0
+"""Added to the deadline of the calls to holders: their error says more."""
+
+_ALIGNMENT = 64
+_VERIFY_BYTES = 256 << 20
+"""Own shards that are checked at once: so large that it costs nothing to check them in parts."""
+
+
+class ShardCollection:
+    """The shards of one save that this process needs, by shard identity, as they become usable.
+
+    Attributes:
+      gathered: digest of the slot that all went into which this process keeps; None when it was all
+        here, or nothing of it stays.
+    """
+
+    def __init__(
+        self,
+        tier: LocalTier,
+        client: TransferClient,
+        events: EventSink,
+        *,
+        save: SaveId,
+        me: str,
+        retained: RetainedShards | None,
+        calls: HolderCalls,
+        expendable: Collection[SaveId] = (),
+    ) -> None:
+        """``retained``: what stays in this process's RAM; None: all that it needs.
+
+        ``expendable``: as in ``begin_restore_write``.
+        """
+        self._tier = tier
+        self._fetcher = ShardFetcher(client, events, calls, save=save)
+        self._save = save
+        self._me = me
+        self._retained = retained
+        self._expendable = expendable
+        self.gathered: str | None = None
+        self._located: dict[str, dict[Box, _Lender]] = {}
+        self._leaves: dict[str, LeafSpec] = {}
+        self._arrivals = Arrivals(calls.deadline_s + _GRACE_S)
+
+    @functools.cached_property
+    def _lends(self) -> bool:
+        """Whether arrays may keep the slot. Elsewhere than on CPU it is only read.
+
+        Without room for another slot no save would find a free one while the arrays live.
+        """
+        on_cpu = jax.local_devices()[0].platform == "cpu"
+        return not on_cpu or self._tier.has_room_to_lend()
+
+    @property
+    def tally(self) -> Tally:
+        """Bytes by where they came from, so far."""
+        return self._fetcher.tally
+
+    @contextmanager
+    def collecting(self, plan: ProcessPlan) -> Generator[Iterable[Sequence[ShardId]]]:
+        """Verify what is here and fetch what is not, in a thread of its own, while inside.
+
+        Gives the shards whose boxes are as in the save, as they become usable: then ``bytes_of``
+        has them. All else it has at the end of these. Blocks at the exit until nothing is written
+        any more. From what it gives or at the exit CopiesFailed when sources ran out, and
+        HolderUnreachable.
+        """
+        with ThreadPoolExecutor(1, "eckpt-collect") as pool:
+            collected = pool.submit(self._collect, plan)
+
+            def arrivals() -> Generator[Sequence[ShardId]]:
+                yield from self._arrivals
+                collected.result()
+
+            try:
+                yield arrivals()
+            except Exception as error:
+                # What is used of a slot that was given up fails too: say what it was given up for.
+                if (cause := collected.exception()) is not None:
+                    raise cause from error
+                raise
+            collected.result()
+
+    def _collect(self, plan: ProcessPlan) -> None:
+        try:
+            self._bring(plan)
+        finally:
+            self._arrivals.end()
+
+    def _bring(self, plan: ProcessPlan) -> None:
+        for read in plan.local:
+            self._know(self._own_contents(read.digest))
+        own, lost = self._verify_own(plan, in_place=not plan.fetch)
+        groups = [*plan.fetch, *lost]
+        contents = {digest: self._own_contents(digest) for digest, _ in own}
+        for group in groups:
+            if group.digest not in contents:
+                contents[group.digest] = self._fetcher.contents_from(group, plan.addresses)
+                self._know(contents[group.digest])
+        kept, used = self._divide(groups, contents)
+        fetching = Fetching(contents, plan.addresses)
+        if kept:
+            # What is kept goes into one slot, so that the old ones are free.
+            own_kept, own = self._divide_own(own, contents)
+            self._gather_into_slot(own_kept, kept, fetching)
+        for digest, shards in own:
+            self._locate(digest, shards)
+        if used:
+            self._fetch_into_scratch(used, fetching)
+
+    def _know(self, contents: Contents) -> None:
+        self._leaves.update({leaf.path: leaf for leaf in contents.leaves})
+
+    def _divide(
+        self, groups: Sequence[FetchGroup], contents: Mapping[str, Contents]
+    ) -> tuple[list[FetchGroup], list[FetchGroup]]:
+        """What is fetched to be kept in a slot, and what only to be used."""
+        if self._retained is None:
+            return list(groups), []
+        kept: list[FetchGroup] = []
+        used: list[FetchGroup] = []
+        for group in groups:
+            for keep, into in ((True, kept), (False, used)):
+                shards = self._shards_kept(
+                    group.digest, selected(group.shards, contents[group.digest]), contents, keep
+                )
+                if shards:
+                    into.append(FetchGroup(group.digest, tuple(shards), group.sources))
+        return kept, used
+
+    def _divide_own(self, own: _Own, contents: Mapping[str, Contents]) -> tuple[_Own, _Own]:
+        """Own shards that go along into the new slot, and those that are used where they are."""
+        if self._retained is None:
+            return own, []
+        moving, staying = (
+            [(digest, self._shards_kept(digest, shards, contents, keep)) for digest, shards in own]
+            for keep in (True, False)
+        )
+        return moving, staying
+
+    def _shards_kept(
+        self, digest: str, shards: Iterable[int], contents: Mapping[str, Contents], keep: bool
+    ) -> list[int]:
+        assert self._retained is not None, "else all are kept"
+        of = contents[digest]
+        return [shard for shard in shards if (of.shard_id(shard) in self._retained) == keep]
+
+    def _verify_own(self, plan: ProcessPlan, *, in_place: bool) -> tuple[_Own, list[FetchGroup]]:
+        """The plan's own shards that are intact, and groups to fetch for those that are not.
+
+        With ``in_place`` the intact ones can be used at once, where they are.
+        """
+        own: _Own = []
+        lost: list[FetchGroup] = []
+        for read in plan.local:
+            contents = self._own_contents(read.digest)
+            bad: dict[int, int] = {}
+            intact: list[int] = []
+            for batch in _batches(list(selected(read.shards, contents)), contents):
+                found = dict(self._tier.verify(read.digest, batch))
+                good = [shard for shard in batch if shard not in found]
+                bad.update(found)
+                intact += good
+                if in_place:
+                    self._locate(read.digest, good)
+            for shard, actual in bad.items():
+                expected = contents.shards[shard].crc32c
+                detail = f"CRC32C {actual:08x}, expected {expected:08x}"
+                self._tier.quarantine(read.digest, shard, detail)
+                self._fetcher.mark_failed(
+                    Quarantined(self._me, read.digest, shard), contents, detail
+                )
+            if bad and not read.alternates:
+                raise CopiesFailed(self._save.step, self._fetcher.unusable)
+            if bad:
+                lost.append(FetchGroup(read.digest, tuple(bad), read.alternates))
+            own.append((read.digest, intact))
+        return own, lost
+
+    def _own_contents(self, digest: str) -> Contents:
+        contents = self._tier.contents(digest)
+        if contents is None:
+            raise CopiesFailed(self._save.step, [Quarantined(self._me, digest)])
+        return contents
+
+    def _locate(self, digest: str, shards: Sequence[int]) -> None:
+        if not shards:
+            return
+        contents = self._own_contents(digest)
+        for shard in shards:
+            lender = partial(self._tier.lend, digest, shard)
+            if self._put(contents.shard_id(shard), lender):
+                self._fetcher.tally.local += contents.shards[shard].nbytes
+
+    def _gather_into_slot(
+        self, own: _Own, groups: Sequence[FetchGroup], fetching: Fetching
+    ) -> None:
+        """Copy and fetch all that is kept into one free slot and publish it there.
+
+        So this host holds what it has to hold again, and its old slots are free.
+        """
+        contents = fetching.contents
+        leaves = next(iter(contents.values())).leaves
+        layout = _layout(leaves, contents, [*own, *_parts(groups, contents)])
+        places = {placed.shard: placed.offset for placed in layout.shards}
+        sizes = {placed.shard: placed.nbytes for placed in layout.shards}
+        writer = begin_restore_write(
+            self._tier,
+            self._save,
+            layout.size_bytes,
+            expendable=self._expendable,
+            sources=[self._save],
+            sparse=True,
+        )
+
+        def put(shard: ShardId) -> bool:
+            return self._put(shard, partial(writer.lend, places[shard], sizes[shard]))
+
+        try:
+            # First what comes over the network: the slot is still being reserved meanwhile.
+            with writer.sparse_file() as file:
+                into = writer.mapping if file is None else FileTarget(*file)
+                crcs = self._fetcher.fetch_all(groups, fetching, places, into, put)
+            crcs.update(self._copy_own(own, contents, places, writer, put))
+            built = build_contents(
+                self._save, leaves, layout, [crcs[placed.shard] for placed in layout.shards]
+            )
+            self.gathered = writer.stage(built)
+            writer.publish()
+        except BaseException:
+            writer.abort()
+            raise
+
+    def _fetch_into_scratch(self, groups: Sequence[FetchGroup], fetching: Fetching) -> None:
+        """What other hosts keep: it lives here as long as the arrays that are made of it."""
+        contents = fetching.contents
+        leaves = next(iter(contents.values())).leaves
+        layout = _layout(leaves, contents, _parts(groups, contents))
+        places = {placed.shard: placed.offset for placed in layout.shards}
+        sizes = {placed.shard: placed.nbytes for placed in layout.shards}
+        scratch = Scratch(layout.size_bytes)
+
+        def put(shard: ShardId) -> bool:
+            return self._put(shard, partial(scratch.view, places[shard], sizes[shard]))
+
+        try:
+            into = FileTarget(scratch.fd, scratch.size_bytes)
+            self._fetcher.fetch_all(groups, fetching, places, into, put)
+        finally:
+            scratch.close()
+
+    def _put(self, shard: ShardId, lender: _Lender) -> bool:
+        """The shard can be used; False when that was known already. From several threads."""
+        if self._located.setdefault(shard.leaf, {}).setdefault(shard.box, lender) is not lender:
+            return False
+        self._arrivals.put(shard)
+        return True
+
+    def _copy_own(
+        self,
+        own: _Own,
+        contents: Mapping[str, Contents],
+        places: Mapping[ShardId, int],
+        writer: SlotWriter,
+        put: Callable[[ShardId], bool],
+    ) -> dict[ShardId, int]:
+        crcs: dict[ShardId, int] = {}
+        for digest, shards in own:
+            if not shards:
+                continue
+            ids = [contents[digest].shard_id(shard) for shard in shards]
+            entries = [contents[digest].shards[shard] for shard in shards]
+            with self._tier.mapping_for(digest) as (mapping, _):
+                views = [mapping.view(entry.offset, entry.nbytes, None) for entry in entries]
+                copied = writer.copy(list(zip(views, (places[i] for i in ids), strict=True)))
+            for shard, shard_id, entry, crc in zip(shards, ids, entries, copied, strict=True):
+                if crc != entry.crc32c:  # changed since it was verified, a moment ago
+                    copy = Quarantined(self._me, digest, shard)
+                    self._fetcher.mark_failed(
+                        copy, contents[digest], f"CRC32C {crc:08x} when copied"
+                    )
+                    raise CopiesFailed(self._save.step, self._fetcher.unusable)
+                crcs[shard_id] = crc
+                if put(shard_id):
+                    self._fetcher.tally.local += entry.nbytes
+        return crcs
+
+    def dtype_of(self, path: str) -> str:
+        """The dtype in which a leaf was saved; known at the end of the arrivals."""
+        return self._leaves[path].dtype
+
+    def bytes_of(self, wanted: ShardId) -> npt.NDArray[np.uint8]:
+        """Bytes of a wanted shard: lent from the slot, or put together when boxes differ."""
+        held = self._located.get(wanted.leaf, {})
+        if wanted.box in held:
+            lent = held[wanted.box]()
+            return lent if self._lends else _copied(lent)
+        if volume(wanted.box) == 0:
+            return np.empty(0, np.uint8)
+        dtype = dtype_named(self._leaves[wanted.leaf].dtype)
+        # Boxes of one save may overlap: see ``boxes.divide``.
+        portions, missing = divide(wanted.box, tuple(held))
+        if missing:
+            raise RestoreFailed(
+                "restore",
+                f"{wanted.leaf}{describe(wanted.box)}",
+                f"{', '.join(map(describe, missing[:4]))} is held nowhere"
+                f" ({sum(map(volume, missing))} elements)",
+            )
+        target = np.empty(shape_of(wanted.box), dtype)
+        for source, parts in groupby(portions, key=attrgetter("source")):
+            array = held[source]().view(dtype).reshape(shape_of(source))
+            for portion in parts:
+                into, out_of = relative(portion.part, wanted.box), relative(portion.part, source)
+                target[_index(into)] = array[_index(out_of)]
+        return target.reshape(-1).view(np.uint8)
+
+
+def _copied(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """The bytes in memory of their own, aligned so that JAX takes it as it is."""
+    room = np.empty(data.nbytes + _ALIGNMENT, np.uint8)
+    start = -room.ctypes.data % _ALIGNMENT
+    copy = room[start : start + data.nbytes]
+    copy[:] = data
+    copy.flags.writeable = False
+    return copy
+
+
+def _batches(shards: Sequence[int], contents: Contents) -> Generator[list[int]]:
+    """The shards in their order, so many bytes at once; each batch has one at least."""
+    batch: list[int] = []
+    nbytes = 0
+    for shard in shards:
+        batch.append(shard)
+        nbytes += contents.shards[shard].nbytes
+        if nbytes >= _VERIFY_BYTES:
+            yield batch
+            batch, nbytes = [], 0
+    if batch:
+        yield batch
+
+
+def _parts(groups: Iterable[FetchGroup], contents: Mapping[str, Contents]) -> _Own:
+    return [(g.digest, list(selected(g.shards, contents[g.digest]))) for g in groups]
+
+
+def _layout(leaves: Sequence[LeafSpec], contents: Mapping[str, Contents], parts: _Own) -> Layout:
+    sizes: dict[ShardId, int] = {}
+    for digest, shards in parts:
+        for shard in shards:
+            sizes[contents[digest].shard_id(shard)] = contents[digest].shards[shard].nbytes
+    return lay_out(leaves, sizes.items())
+
+
+def _index(box: Sequence[tuple[int, int]]) -> tuple[slice, ...]:
+    return tuple(slice(start, stop) for start, stop in box)

@@ -1,0 +1,247 @@
+"""Which steps there are, over all processes and both tiers; what is in one; and its removal."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+from absl import logging
+
+from emergency_ckpt.cluster.collectives import agree
+from emergency_ckpt.cluster.coordination import forget, run_and_report
+from emergency_ckpt.errors import CorruptData, PersistentTierError, RestoreFailed, StepNotFound
+from emergency_ckpt.restore.execution import RestoreParts
+from emergency_ckpt.restore.leader import LISTING_TIMEOUT_S, RestoreLeader, Wanted
+from emergency_ckpt.restore.messages import RestoreDialogue
+from emergency_ckpt.restore.protocol import WholeSteps
+from emergency_ckpt.restore.shards.holder_calls import HolderCalls
+from emergency_ckpt.state import host_state as host_states
+from emergency_ckpt.state.tree import BoxTable, PyTree, describe
+from emergency_ckpt.tiers.local.tier import LocalTier
+from emergency_ckpt.tiers.persistent.steps.removal import StepRecords
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
+from emergency_ckpt.types import LeafSpec, SaveId
+
+
+class StepDescription(NamedTuple):
+    """What one process can tell of a whole step.
+
+    Attributes:
+      leaves: every leaf of its state.
+      host_state: the non-tensor state of one of its processes, this one's where it is at hand;
+        None when there is none.
+      tier: where this was read.
+      written_s: Unix time of its marker in the persistent tier; None when it is not there.
+      metrics: as given to ``save``, from the persistent tier.
+    """
+
+    leaves: tuple[LeafSpec, ...]
+    host_state: Any
+    tier: str
+    written_s: float | None = None
+    metrics: Mapping[str, Any] | None = None
+
+
+@dataclasses.dataclass
+class StepCatalog:
+    """The steps of one run. Its collective methods are numbered by the order of calls.
+
+    Attributes:
+      last_complete: the newest save of the local tier in this life.
+      removals_held: a context in which nothing else removes old steps.
+      forget: called with a step that this process has removed.
+      names: at the leader, of the surveys whose keys the coordination service still has. Apart
+        from those of restores: a prefetch may be under way during a survey.
+    """
+
+    parts: RestoreParts
+    last_complete: Callable[[], SaveId | None]
+    removals_held: Callable[[], AbstractContextManager[object]]
+    forget: Callable[[int], None]
+    surveys: int = 0
+    removals: int = 0
+    looks: int = 0
+    names: deque[str] = dataclasses.field(default_factory=deque[str])
+
+    @property
+    def _tier(self) -> LocalTier:
+        return self.parts.tier
+
+    @property
+    def _persistent(self) -> PersistentTier | None:
+        return self.parts.persistent
+
+    def known(self) -> list[int]:
+        """Return the steps known here to be whole, oldest first. Not collective; reads storage.
+
+        Where storage does not answer within ``LISTING_TIMEOUT_S``, what RAM has is all that is
+        known. PersistentTierError when it has nothing: that storage has nothing, nobody has said.
+        """
+        in_ram = self._known_in_ram()
+        if self._persistent is None:
+            return in_ram
+        try:
+            return sorted({*in_ram, *self._known_in_storage(self._persistent)})
+        except (PersistentTierError, CorruptData) as error:
+            if not in_ram:
+                raise
+            logging.warning("the steps in storage cannot be listed, RAM has %s: %s", in_ram, error)
+            self.parts.events.emit("persistent.unreachable", reason=str(error)[:500])
+            return in_ram
+
+    def _known_in_storage(self, tier: PersistentTier) -> set[int]:
+        limit_s = min(LISTING_TIMEOUT_S, tier.storage.timeout_s)
+        deadline_s = time.monotonic() + limit_s
+        found = tier.steps(deadline_s) + tier.found.whole(deadline_s)  # the older ones too
+        objection = self.parts.timelines.objection
+        return {
+            each.step
+            for each in found
+            if not each.problem and not objection(each.step, each.incarnation)
+        }
+
+    def _known_in_ram(self) -> list[int]:
+        complete = self.last_complete()
+        if complete is None:
+            tensors, _, complete = self._tier.held()
+            if complete not in {held.save for held in tensors}:
+                complete = None  # a restore went back behind it
+        return [] if complete is None else [complete.step]
+
+    def survey(self, state: PyTree) -> WholeSteps:
+        """The whole steps of both tiers, by what all processes hold now. Collective; blocks.
+
+        ``state`` is what would be restored into. Nothing is forgotten, and no save waited for.
+
+        Raises:
+          PersistentTierError: storage cannot be reached, and RAM has no whole step.
+          HolderUnreachable: what some process holds cannot be read.
+          RestoreFailed, DeadlineExceeded: a process failed or did not come.
+        """
+        parts, number = self.parts, self.surveys
+        self.surveys += 1
+        tree = describe(state, "survey")
+        deadline_s = time.monotonic() + parts.timeout_s
+        wanted = Wanted(
+            targets=BoxTable(tree, parts.coordinator.process_count).targets(),
+            leaves=tree.wanted,
+            requested_step=None,
+            run_id=parts.run_id,
+            remap=parts.remap is not None,
+            allow_missing_host_state=True,
+            extra_holders=parts.extra_holders,
+            on_divergence=parts.on_divergence,
+            deadline_s=deadline_s,
+        )
+        # Ends before the others stop waiting for its outcome.
+        calls = HolderCalls(parts.events, deadline_s - parts.timeout_s / 10)
+        dialogue = RestoreDialogue(
+            parts.coordinator,
+            f"survey/{number}",
+            self.names,
+            lambda: RestoreLeader(
+                parts.tier, parts.client, parts.persistent, parts.events, wanted, calls
+            ),
+            parts.events,
+            deadline_s=deadline_s,
+        )
+        dialogue.report(parts.holdings.inventory(), tree, wants_host_state=True)
+        return dialogue.learn_steps()
+
+    def ramdisks_intact(self) -> bool:
+        """Whether every process still has its directory in RAM. Collective."""
+        number = self.looks
+        self.looks += 1
+        own = "" if self._tier.is_intact() else "lost"
+        return not self._agree("intact", number, own)
+
+    def remove(self, step: int) -> None:
+        """Remove ``step`` from both tiers, also the last. Collective; blocks.
+
+        No save may be under way.
+
+        Raises:
+          RestoreFailed, PersistentTierError, LocalTierError: it may be gone in part then, and is
+          whole nowhere.
+        """
+        number = self.removals
+        self.removals += 1
+        with self.removals_held():
+            errors = run_and_report(
+                lambda: self._remove(step),
+                lambda error: self._agree("remove", number, error),
+            )
+        if errors:
+            raise RestoreFailed("remove", f"step {step}", errors)
+
+    def _agree(self, kind: str, number: int, error: str) -> str:
+        parts = self.parts
+        errors = agree(parts.coordinator, f"{kind}/{number}/errors", error, parts.timeout_s)
+        if parts.coordinator.process_index == 0 and number > 0:
+            # All have come to this round, so all have left the one before it.
+            forget(parts.coordinator, f"{kind}/{number - 1}")
+        return errors
+
+    def _remove(self, step: int) -> None:
+        tier = self._persistent
+        if tier is not None and self.parts.coordinator.process_index == 0 and _has(tier, step):
+            if self.parts.claim is not None:
+                self.parts.claim.renew()
+            StepRecords(tier).remove(step)
+        self._tier.remove(step)
+        self.forget(step)
+
+    def describe(self, step: int) -> StepDescription:
+        """What is in ``step``. Not collective: from this process's RAM, else from storage.
+
+        StepNotFound when it is in neither; PersistentTierError, CorruptData.
+        """
+        local, stored = self._describe_local(step), self._describe_stored(step)
+        if local is None:
+            if stored is None:
+                raise StepNotFound("describe", f"step {step}", "it is in no tier at hand")
+            return stored
+        if stored is None:
+            return local
+        return local._replace(written_s=stored.written_s, metrics=stored.metrics)
+
+    def _describe_local(self, step: int) -> StepDescription | None:
+        tensors, states, _ = self._tier.held()
+        for held in reversed(tensors):
+            contents = self._tier.contents(held.digest) if held.save.step == step else None
+            if contents is None:
+                continue
+            value: Any = None
+            me = self.parts.coordinator.process_index
+            of_step = [state for state in states if state.save == held.save]
+            for state in sorted(of_step, key=lambda state: state.owner != me)[:1]:
+                data = self._tier.host_state_bytes(state.save, state.owner, state.count)
+                if data is not None:
+                    value = host_states.value_of(host_states.decode(data).payload)
+            return StepDescription(contents.leaves, value, "local")
+        return None
+
+    def _describe_stored(self, step: int) -> StepDescription | None:
+        tier, me = self._persistent, self.parts.coordinator.process_index
+        if tier is None or not _has(tier, step):
+            return None
+        stored = tier.describe(step)
+        if stored.marker is None:
+            leaves = tuple(leaf.spec for _, leaf in sorted(stored.leaves.items()))
+            return StepDescription(leaves, None, "persistent")
+        record = StepRecords(tier).record(step)
+        count = len(stored.marker.digests)
+        owner = me if me < count else 0
+        data = tier.read_document(step, owner, count, stored.marker.digests[owner])
+        value = host_states.value_of(host_states.decode(data).payload)
+        return StepDescription(
+            stored.marker.leaves, value, "persistent", record.time_s, record.metrics
+        )
+
+
+def _has(tier: PersistentTier, step: int) -> bool:
+    return any(found.step == step and not found.problem for found in tier.steps(wanted=step))

@@ -1,0 +1,41 @@
+"""Saves: when one is due, its snapshot, and its way into the local tier.
+
+One save to the local tier:
+
+1. ``saver`` asks ``due_saves``. When nothing is due it returns: no flattening, no call.
+2. The training thread waits for the previous save of the tier (a local event, no peer), captures
+   the host state, and takes a snapshot of the shards that ``core.placement`` gives this process.
+3. In the background ``local_save`` removes the manifest of a free slot, copies the shards into it
+   with their CRC32C in one pass, writes the new manifest beside it and renames it, publishes the
+   host state, and pushes it to the buddies.
+4. ``vote``: each process puts a ballot (digest of its manifest, or the reason of its refusal) and
+   adds one to a count. The process that makes it full says so. The leader sets the decision once,
+   within a deadline, and every process acts on that value alone.
+5. After "complete" the older slot may be written again. Otherwise it stays protected.
+
+Guaranteed: at any instant one published slot holds a complete step; no process overwrites step s
+while another still counts on it; a step without a save costs no communication.
+Not guaranteed: that a save succeeds. A failed one is logged, counted, raised by
+``check_for_errors``, and never ends training.
+
+The decision is a value, and not a barrier, because a barrier can succeed at one process and time
+out at another: the first would then overwrite s, the second s+k, and after a crash neither is
+whole. A process that cannot read the decision is in doubt: it protects both saves, skips, and asks
+again at the next save. A process that knows that the leader will never decide (it has left, or is
+at a later save) sets "incomplete" itself. The decision of the newest complete save is never
+deleted. The coordination service keeps the name of each barrier, some 900 bytes, until it ends, and
+a ``get`` that runs into its deadline costs 15 kB until the key is set; so there are no barriers,
+and waits look again (``cluster.collectives.wait_for_key``).
+
+A process that leaves (``stop``, an exception, the program's end) tells the others at once, with the
+newest save that it has begun in each tier. A vote or a stage that waits looks for that, checks
+whether the port of a silent process is closed, and whether that process is at a later save.
+
+When to save: what follows from the step alone is decided in the training thread, alike everywhere.
+What depends on a clock or on a save under way (continuous, adaptive, every so many seconds, a
+user's policy) is decided by the leader and agreed by ``step_agreement``; the rules are
+``core.save.step_agreement``. The leader proposes a step ahead of everyone, each process accepts it
+before reaching it, and the decision is yes when all did. A process that reaches the step before the
+decision takes the snapshot and holds it; on "no" (``save.dropped``) it discards it. A process that
+had passed the step makes the lead longer; each save makes it a little shorter.
+"""

@@ -1,0 +1,302 @@
+"""The background half of a save to the local tier: copy, publish, push, vote."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import queue
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from emergency_ckpt.background import Failures
+from emergency_ckpt.cluster.peers import Peers
+from emergency_ckpt.cluster.shard_source import holder_name
+from emergency_ckpt.cluster.timelines import Timelines
+from emergency_ckpt.config.policies import PreservationPolicy, wanted_steps
+from emergency_ckpt.core.restore.divergence import find_divergence
+from emergency_ckpt.core.save.retention import StepRecord, choose_removals
+from emergency_ckpt.core.shard_layout import Layout
+from emergency_ckpt.errors import CheckpointError, SaveFailed, TransferError
+from emergency_ckpt.events import EventSink
+from emergency_ckpt.save.vote import Ballot, Outcome, Vote
+from emergency_ckpt.state import host_state as host_states
+from emergency_ckpt.state.staging import Snapshot
+from emergency_ckpt.tiers.local.manifest import build_contents
+from emergency_ckpt.tiers.local.tier import LocalTier, SlotWriter
+from emergency_ckpt.types import Contents, LeafSpec, SaveId
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalSave:
+    """One save of one process, with its bytes still in the snapshot.
+
+    Attributes:
+      layout: where each shard goes; ``snapshot`` has them in the same order.
+      host_state: captured payload of the non-tensor state.
+      buddies: processes that get a copy of the host state.
+    """
+
+    save: SaveId
+    leaves: Sequence[LeafSpec]
+    layout: Layout
+    snapshot: Snapshot
+    host_state: host_states.Payload
+    buddies: tuple[int, ...]
+
+
+class LocalSaves:
+    """Carries out local saves, one at a time, in a background thread.
+
+    Keeps the rule that makes two slots enough: the newest save known to be complete everywhere,
+    and any whose outcome is in doubt, are never overwritten.
+    """
+
+    def __init__(
+        self,
+        tier: LocalTier,
+        vote: Vote,
+        peers: Peers,
+        events: EventSink,
+        failures: Failures,
+        *,
+        process: tuple[int, int],
+        host_state_limit_bytes: int,
+        copy_batch_bytes: int,
+        timelines: Timelines | None = None,
+        preservation: PreservationPolicy | None = None,
+    ) -> None:
+        self._tier = tier
+        self._vote = vote
+        self._peers = peers
+        self._events = events
+        self._failures = failures
+        self._process_index, self._process_count = process
+        self._host_state_limit_bytes = host_state_limit_bytes
+        self._copy_batch_bytes = copy_batch_bytes
+        self._timelines = timelines or Timelines(tier, events)
+        self._preservation = preservation
+        self._published_s: dict[SaveId, float] = {}
+        self._complete: SaveId | None = None
+        self._in_doubt: set[SaveId] = set()
+        self._skipped: queue.SimpleQueue[SaveId] = queue.SimpleQueue()
+        self._is_voting = False
+
+    @property
+    def waits_for_others(self) -> bool:
+        """Whether this process has done its part of the save under way. From any thread."""
+        return self._is_voting
+
+    @property
+    def last_complete(self) -> SaveId | None:
+        """The newest save that is known to be whole on all processes."""
+        return self._complete
+
+    def restart_from(self, save: SaveId | None) -> None:
+        """After a restore: ``save`` is what must not be lost; nothing else is in doubt."""
+        self._complete = save
+        self._in_doubt.clear()
+        self._protect()
+
+    def note_skipped(self, save: SaveId) -> None:
+        """This process takes no part in ``save``: the one before is still under way.
+
+        At once, from any thread. The others are told in the background, as soon as this process
+        is done with that one: their vote must not wait for it in vain.
+        """
+        self._skipped.put(save)
+
+    def run(self, job: LocalSave) -> None:
+        """Save, publish and vote. Never raises: what fails is recorded, and the vote says no."""
+        try:
+            self._run(job)
+        finally:
+            self._refuse_skipped()
+
+    def _refuse_skipped(self) -> None:
+        """A second save of a step that is whole was skipped for good: the others keep it too."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                save = self._skipped.get_nowait()
+                if self._complete is None or save.step != self._complete.step:
+                    self._vote.refuse(save)
+
+    def _run(self, job: LocalSave) -> None:
+        started_s = time.monotonic()
+        if self._in_doubt:
+            job.snapshot.start(everything=True)  # training does not wait for the others' word
+        self._resolve_doubts()
+        if self._complete is not None and self._complete.step == job.save.step:
+            # The save before was this very step, and the others know already that it is whole.
+            self._events.emit("save.kept", step=job.save.step)
+            job.snapshot.close()
+            return
+        ballot, refusal = Ballot(), None
+        try:
+            ballot = self._publish(job)
+        except Exception as error:  # noqa: BLE001 - recorded, voted, raised by check_for_errors
+            refusal = error
+            ballot = Ballot(refused=f"{type(error).__name__}: {error}")
+            # Nobody reads it any more: training must not wait for it until the others have voted.
+            job.snapshot.close()
+        self._is_voting = True
+        try:
+            outcome = self._vote.cast(job.save, ballot)
+        finally:
+            self._is_voting = False
+        self._settle(job.save, outcome, refusal, time.monotonic() - started_s)
+        if outcome.ballots:
+            self._compare_replicas(job.save, outcome)
+
+    def _publish(self, job: LocalSave) -> Ballot:
+        step = job.save.step
+        writer = self._tier.begin_write(job.save, job.layout.size_bytes)
+        try:
+            self._events.emit("save.invalidated", step=step)
+            crcs = self._copy(job, writer)
+            self._events.emit("save.copied", step=step, size_bytes=job.layout.size_bytes)
+            digest = writer.stage(build_contents(job.save, job.leaves, job.layout, crcs))
+            self._events.emit("save.staged", step=step)
+            writer.publish()
+        except BaseException:
+            writer.abort()
+            raise
+        self._events.emit("save.published", step=step, size_bytes=job.layout.size_bytes)
+        self._publish_host_state(job)
+        return Ballot(digest=digest, layout=layout_digest(job.layout))
+
+    def _copy(self, job: LocalSave, writer: SlotWriter) -> list[int]:
+        """CRC of each shard. What was copied is let go before the next batch is waited for."""
+        shards = job.layout.shards
+        crcs: dict[int, int] = {}
+        for batch in job.snapshot.batches(self._copy_batch_bytes):
+            positions = [position for position, _ in batch]
+            # Flat bytes: extension types have no buffer interface of their own.
+            copies = [
+                (np.ascontiguousarray(view).reshape(-1).view(np.uint8), shards[position].offset)
+                for position, view in batch
+            ]
+            crcs.update(zip(positions, writer.copy(copies), strict=True))
+            del copies
+            if len(crcs) < len(shards):
+                self._events.emit("save.copying", step=job.save.step, shards=len(crcs))
+        return [crcs[position] for position in range(len(shards))]
+
+    def _publish_host_state(self, job: LocalSave) -> None:
+        data = host_states.encode(
+            job.save,
+            self._process_index,
+            self._process_count,
+            job.host_state,
+            limit_bytes=self._host_state_limit_bytes,
+        )
+        self._tier.publish_host_state(job.save, self._process_index, self._process_count, data)
+        self._events.emit("save.host_state_published", step=job.save.step, size_bytes=len(data))
+        for buddy in job.buddies:
+            self._peers.push_host_state(buddy, job.save, data)
+        self._events.emit("save.pushed", step=job.save.step, buddies=len(job.buddies))
+
+    def _settle(
+        self, save: SaveId, outcome: Outcome, refusal: Exception | None, seconds: float
+    ) -> None:
+        self._events.emit("save.voted", step=save.step, outcome=outcome.kind)
+        if outcome.kind == "complete":
+            self._note_complete(save)
+            self._events.emit("save.complete", step=save.step, seconds=seconds)
+            return
+        if outcome.kind == "in_doubt":
+            self._in_doubt.add(save)
+            self._protect()
+        self._events.emit("save.incomplete", step=save.step, reason=outcome.reason)
+        error = SaveFailed(
+            "save",
+            f"step {save.step} to the local tier",
+            f"{outcome.kind.replace('_', ' ')}: {outcome.reason}",
+            hint="training goes on; the last complete step is kept and the next save tries again",
+        )
+        error.__cause__ = refusal
+        self._failures.record(error)
+
+    def _resolve_doubts(self) -> None:
+        for save in sorted(self._in_doubt):
+            outcome = self._vote.learn(save)
+            if outcome.kind == "in_doubt":
+                continue
+            self._in_doubt.discard(save)
+            if outcome.kind == "complete" and (self._complete is None or save > self._complete):
+                self._note_complete(save)
+        self._protect()
+
+    def _note_complete(self, save: SaveId) -> None:
+        self._complete = save
+        self._timelines.bind()
+        # Whatever became of older saves, nobody needs them any more.
+        self._in_doubt = {doubtful for doubtful in self._in_doubt if doubtful > save}
+        try:
+            self._tier.note_complete(save)
+            self._tier.release_orphans()
+        except (CheckpointError, OSError) as error:
+            failure = SaveFailed("note", f"step {save.step} as complete", str(error))
+            failure.__cause__ = error
+            self._failures.record(failure)
+        self._protect()
+        if self._preservation is None:
+            return
+        try:
+            self._drop_unwanted(save, self._preservation)
+        except Exception as error:  # noqa: BLE001 - the user's policy; the save is complete
+            failure = SaveFailed("remove", f"the step before {save.step}", str(error))
+            failure.__cause__ = error
+            self._failures.record(failure)
+
+    def _drop_unwanted(self, newest: SaveId, policy: PreservationPolicy) -> None:
+        """Ask the policy about the slot of the step before ``newest``, which always stays."""
+        held = sorted({each.save for each in self._tier.held()[0]} | {newest})
+        now_s = time.time()
+        self._published_s = {save: self._published_s.get(save, now_s) for save in held}
+        steps = [save.step for save in held]
+        records = [StepRecord(save.step, self._published_s[save]) for save in held]
+        removals = choose_removals(steps, wanted_steps(records, policy))
+        for save in held:
+            if save.step in removals.steps and save.step < newest.step:
+                self._tier.drop(save)
+                self._events.emit("save.removed", step=save.step)
+
+    def _protect(self) -> None:
+        complete = set[SaveId]() if self._complete is None else {self._complete}
+        self._tier.protect(complete | self._in_doubt)
+
+    def _compare_replicas(self, save: SaveId, outcome: Outcome) -> None:
+        """At the leader: replicas that stored the same shards must have stored the same bits."""
+        by_layout: dict[str, dict[str, int]] = {}
+        for process, ballot in sorted(outcome.ballots.items()):
+            if ballot.digest:
+                by_layout.setdefault(ballot.layout, {}).setdefault(ballot.digest, process)
+        for digests in by_layout.values():
+            if len(digests) > 1:
+                self._report_divergence(save, digests)
+
+    def _report_divergence(self, save: SaveId, digests: dict[str, int]) -> None:
+        try:
+            held = {
+                holder_name(process): (self._contents(process, digest),)
+                for digest, process in digests.items()
+            }
+        except (TransferError, CheckpointError) as error:
+            processes = sorted(digests.values())
+            self._events.emit("divergence", step=save.step, text=f"{processes}: {error}")
+            return
+        for found in find_divergence(save, held):
+            self._events.emit("divergence", step=save.step, text=found.describe())
+
+    def _contents(self, process: int, digest: str) -> Contents:
+        own = self._tier.contents(digest)
+        return own if own is not None else self._peers.fetch_contents(process, digest)
+
+
+def layout_digest(layout: Layout) -> str:
+    """Short name of which shards are stored: equal for replicas that store the same."""
+    names = "\n".join(f"{placed.shard.leaf} {placed.shard.box}" for placed in layout.shards)
+    return hashlib.sha256(names.encode()).hexdigest()[:16]

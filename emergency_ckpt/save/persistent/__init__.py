@@ -1,0 +1,31 @@
+"""Saves into the persistent tier, and the removal of steps that no policy keeps.
+
+One save:
+
+1. The writers are the processes of the primary slice; with ``persistent_writers="striped"`` those
+   of all slices, each with its part of every leaf.
+2. Every other process sends its host state to its ``host_state_writer`` in the primary slice, or
+   the reason why it cannot.
+3. The writers write host states, then tensors (Orbax commits), then checksums, then
+   ``marker.json``. After each stage they exchange reports.
+4. The first writer sets one value, the outcome. Every process waits for it in the background and
+   emits ``persistent.complete`` where the save is known to be whole.
+
+Guaranteed: a step with a marker is whole; what is written is an ordinary Orbax step.
+Not guaranteed: that a step without a marker is absent. A step that has no host-state directory at
+all was written by plain Orbax and counts as tensors only.
+
+Arrays over the writers' devices are made from the snapshot's host memory, so Orbax sees ordinary
+arrays, without replicas where a leaf can be divided, and writes one layout for any number of
+slices. Each writer runs Orbax as a single-process job, because Orbax's barriers have fixed timeouts
+of minutes and a thread blocked in one aborts the process at exit. The writers meet by keys instead
+(``writer_meetings``), within the save's deadline: when the first has made the folders, and when all
+is written, before it commits. A save that is given up raises before it commits; a commit that was
+under way is withdrawn unless host states lie beside it: the next save removes it with them.
+
+From the second failed save in a row on the first writer pauses, twice as long each time
+(``core.save.backoff``, five minutes at most; not for forced saves), and tells the others at a due
+step. ``retention`` removes old steps in the background on the process that published the newest:
+the marker first, then the name under which Orbax finds the step, then the bytes. It never removes
+the last whole step, nor any step while a restore reads.
+"""

@@ -1,0 +1,96 @@
+"""Whether a persistent save is whole: one value, set once by the first writer, for all processes.
+
+Only the first writer knows whether the marker was written. What the others have done says nothing
+of that, so they wait for its word, in the background.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import msgspec
+
+from emergency_ckpt.errors import (
+    CoordinationError,
+    DeadlineExceeded,
+    PeerLeft,
+    PersistentTierError,
+)
+from emergency_ckpt.save.persistent.keys import OUTCOME, PersistentSaveKeys
+from emergency_ckpt.types import SaveId
+
+_STAGES = 4
+"""So many stages, each with the timeout, lie between a process's own part and the outcome."""
+
+
+class _Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``error``: empty when the step is whole. ``kept``: it was so before this save.
+
+    ``pauses``: the error is a pause after failed saves.
+    """
+
+    error: str
+    kept: bool = False
+    pauses: bool = False
+
+
+class SavePaused(PersistentTierError):
+    """The first writer leaves this save out, after others have failed, and so nobody saves."""
+
+
+class Outcomes:
+    """Decides and learns outcomes. For the background thread, but where any thread is named."""
+
+    def __init__(self, keys: PersistentSaveKeys, timeout_s: float) -> None:
+        self._keys = keys
+        self._timeout_s = timeout_s
+        self._ending = threading.Event()
+        self._is_learning = False
+
+    @property
+    def is_learning(self) -> bool:
+        """Whether this process has done its part, and waits for the first writer. Any thread."""
+        return self._is_learning
+
+    def decide(self, save: SaveId, error: str, *, kept: bool = False, pauses: bool = False) -> None:
+        """Say how ``save`` ended: for the first writer. CoordinationError when nobody hears it.
+
+        Of a failed save that error is left to the deadline of those who wait.
+        """
+        try:
+            self._keys.put(save, OUTCOME, msgspec.json.encode(_Outcome(error, kept, pauses)))
+        except CoordinationError:
+            if not error:
+                raise
+
+    def learn(self, save: SaveId, first_writer: int) -> bool:
+        """Return when ``save`` is whole; whether it was so before. Blocks.
+
+        PersistentTierError when it failed, SavePaused when it was left out; DeadlineExceeded when
+        there is no word of it.
+        """
+        limit_s = _STAGES * self._timeout_s
+        look = lambda: "this process ends" if self._ending.is_set() else ""  # noqa: E731
+        self._is_learning = True
+        try:
+            data = self._keys.get(save, OUTCOME, first_writer, limit_s, look)
+        except (DeadlineExceeded, PeerLeft) as error:
+            reason = "" if isinstance(error, DeadlineExceeded) else f": {error.problem}"
+            raise DeadlineExceeded(
+                "learn the outcome of",
+                f"step {save.step} in the persistent tier",
+                f"the first writer has not said whether it is whole{reason}",
+                missing=[f"process {first_writer}"],
+            ) from error
+        finally:
+            self._is_learning = False
+        outcome = msgspec.json.decode(data, type=_Outcome)
+        if outcome.error:
+            problem = f"process {first_writer} failed: {outcome.error}"
+            kind = SavePaused if outcome.pauses else PersistentTierError
+            raise kind("save", f"step {save.step}", problem)
+        return outcome.kept
+
+    def end_waits(self) -> None:
+        """Wait no longer, now or later. From any thread."""
+        self._ending.set()

@@ -1,0 +1,140 @@
+"""Removes persistent steps that nothing asks to keep: in the background, by one process."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Collection, Generator
+
+from absl import logging
+
+from emergency_ckpt.background import BackgroundWorker, Failures
+from emergency_ckpt.cluster.storage.claim import DirectoryClaim
+from emergency_ckpt.cluster.timelines import Timelines
+from emergency_ckpt.config.policies import PreservationPolicy, wanted_steps
+from emergency_ckpt.core.restore.inventory import PersistentStep
+from emergency_ckpt.core.save.retention import choose_removals
+from emergency_ckpt.errors import SaveFailed
+from emergency_ckpt.events import EventSink
+from emergency_ckpt.tiers.persistent.steps.removal import StepRecords
+
+
+class Preservation:
+    """Keeps what the policy, or the simple fields, ask for, and always the last whole step.
+
+    ``after_save`` belongs to the background thread of persistent saves, the rest to the training
+    thread.
+    """
+
+    def __init__(
+        self,
+        shelf: StepRecords,
+        events: EventSink,
+        failures: Failures,
+        *,
+        policy: PreservationPolicy | None,
+        keep_last_n: int | None,
+        keep_every_n_steps: int | None,
+        timelines: Timelines | None = None,
+        claim: DirectoryClaim | None = None,
+        niceness: int = 0,
+    ) -> None:
+        self._shelf = shelf
+        self._events = events
+        self._failures = failures
+        self._policy = policy
+        self._keep = keep_last_n, keep_every_n_steps
+        self._timelines = timelines
+        self._claim = claim
+        self._distrusted: frozenset[int] = frozenset()
+        self._changed = threading.Condition()
+        self._holders = 0
+        self._is_removing = False
+        self._is_on = policy is not None or keep_last_n is not None
+        self._worker: BackgroundWorker | None = None
+        if self._is_on:
+            self._worker = BackgroundWorker("eckpt-preservation", failures, niceness)
+
+    def mark_failed(self, steps: Collection[int]) -> None:
+        """A restore found these unusable: they neither go, nor stay in place of one that is whole.
+
+        From any thread.
+        """
+        with self._changed:
+            self._distrusted |= frozenset(steps)
+
+    def after_save(self, step: int | None = None) -> None:
+        """``step`` was published by this process: look at what may go. Does not wait for it.
+
+        An earlier look that is under way is followed by another one.
+        """
+        with self._changed:
+            self._distrusted -= {step}
+        if self._worker is not None:
+            self._worker.submit_next(self._run)
+
+    @contextlib.contextmanager
+    def held(self) -> Generator[None]:
+        """Nothing is removed inside: a restore may be reading any step.
+
+        A removal under way ends with the step that it is at, which is waited for, but no longer
+        than for storage. Where that does not answer, that step, an old one, may still go inside:
+        a restore must not hang on it, nor fail on one process alone.
+        """
+        with self._changed:
+            self._holders += 1
+            if not self._changed.wait_for(lambda: not self._is_removing, self._shelf.timeout_s):
+                logging.warning("an old persistent step is still being removed; going on")
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._holders -= 1
+                self._changed.notify_all()
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """True once nothing is being removed; False when that takes longer."""
+        return self._worker is None or self._worker.wait_idle(timeout_s)
+
+    def stop(self, timeout_s: float) -> bool:
+        """End the thread; what it has not removed stays. False when it did not end in time."""
+        return self._worker is None or self._worker.stop(timeout_s)
+
+    def _run(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._holders == 0)
+            self._is_removing = True
+        try:
+            self._remove_unwanted()
+        except Exception as error:  # noqa: BLE001 - storage or the user's policy; saves go on
+            failure = SaveFailed(
+                "remove", "old steps of the persistent tier", f"{type(error).__name__}: {error}"
+            )
+            failure.__cause__ = error
+            self._failures.record(failure)
+        finally:
+            with self._changed:
+                self._is_removing = False
+                self._changed.notify_all()
+
+    def _counts(self, found: PersistentStep) -> bool:
+        """Whether a step is one of those to keep so many of."""
+        if found.step in self._distrusted:
+            return False
+        lines = self._timelines
+        return lines is None or not lines.objection(found.step, found.incarnation)
+
+    def _remove_unwanted(self) -> None:
+        records = self._shelf.records(self._counts)
+        last_n, every_n = self._keep
+        wanted = wanted_steps(records, self._policy, keep_last_n=last_n, keep_every_n_steps=every_n)
+        removals = choose_removals([record.step for record in records], wanted)
+        for step in removals.steps:
+            with self._changed:
+                if self._holders:
+                    return  # the next save looks again
+            if self._claim is not None:
+                self._claim.renew()
+            self._events.emit("persistent.removing", step=step)
+            self._shelf.remove(step)
+            self._events.emit("persistent.removed", step=step)

@@ -1,0 +1,396 @@
+"""The background half of a save to the persistent tier.
+
+Only the writers (the processes of the primary slice, or of all slices) touch storage. Every other
+process sends its host state to its scribe among them. The host states are written first, then the
+tensors, then one marker: until it is there the step does not count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import queue
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from absl import logging
+
+from emergency_ckpt._native import crc32c
+from emergency_ckpt.background import Failures
+from emergency_ckpt.cluster.coordination import Coordinator, deadline_left_s
+from emergency_ckpt.cluster.departures import Departures
+from emergency_ckpt.cluster.peers import Peers
+from emergency_ckpt.cluster.shard_source import HostStateInbox
+from emergency_ckpt.cluster.storage.timeline import StorageTimeline
+from emergency_ckpt.core.placement.policies import Topology
+from emergency_ckpt.core.placement.writers import host_state_writer, owners_of
+from emergency_ckpt.errors import (
+    CoordinationError,
+    CorruptData,
+    PersistentTierError,
+    SaveFailed,
+)
+from emergency_ckpt.events import EventSink
+from emergency_ckpt.save.persistent.keys import (
+    FIRST_STAGE,
+    REFUSED,
+    PersistentSaveKeys,
+)
+from emergency_ckpt.save.persistent.outcomes import Outcomes, SavePaused
+from emergency_ckpt.save.persistent.reports import (
+    Crc,
+    Document,
+    Report,
+    Written,
+    agreed_crcs,
+    flat_bytes,
+    text_of,
+)
+from emergency_ckpt.save.persistent.writer_meetings import WriterMeetings
+from emergency_ckpt.state import host_state as host_states
+from emergency_ckpt.state.staging import HostShard
+from emergency_ckpt.state.tree import StateTree
+from emergency_ckpt.tiers.persistent.steps.removal import StepRecords
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
+from emergency_ckpt.types import SaveId, ShardId
+
+T = TypeVar("T")
+_SKIPPED = "skipped it: the save before was under way"
+_PAUSE = "skipped it: the tier pauses after failed saves"
+
+
+@dataclasses.dataclass(frozen=True)
+class PersistentSave:
+    """One persistent save of one process.
+
+    ``load``: blocks until this process's shards are on the host; none where it does not write.
+    ``metrics``: JSON values for the preservation policy; those of the first writer are kept.
+    ``keeps``: the save that was restored: not written again where storage has it whole.
+    """
+
+    save: SaveId
+    tree: StateTree
+    load: Callable[[], Mapping[ShardId, HostShard]]
+    host_state: host_states.Payload
+    topology: Topology
+    writers: tuple[int, ...]
+    metrics: Mapping[str, Any] | None = None
+    keeps: SaveId | None = None
+
+
+class PersistentSaves:
+    """Carries out persistent saves, one at a time, in a background thread; ``outcomes``: theirs."""
+
+    def __init__(
+        self,
+        tier: PersistentTier,
+        coordinator: Coordinator,
+        peers: Peers,
+        inbox: HostStateInbox,
+        events: EventSink,
+        failures: Failures,
+        *,
+        timeline: StorageTimeline,
+        host_state_limit_bytes: int,
+        timeout_s: float,
+        departures: Departures | None = None,
+    ) -> None:
+        self._tier = tier
+        self._coordinator = coordinator
+        self._keys = PersistentSaveKeys(coordinator, departures)
+        self.outcomes = Outcomes(self._keys, timeout_s)
+        self._complete: SaveId | None = None
+        self._peers = peers
+        self._inbox = inbox
+        self._events = events
+        self._timeline = timeline
+        self._failures = failures
+        self._host_state_limit_bytes = host_state_limit_bytes
+        self._timeout_s = timeout_s
+        self._may_have_leftovers = True
+        self._skipped: queue.SimpleQueue[SaveId] = queue.SimpleQueue()
+
+    @property
+    def last_complete(self) -> SaveId | None:
+        """The newest save that is known to be whole in storage, of this life of the job."""
+        return self._complete
+
+    def restart(self) -> None:
+        """After a restore: what was saved before it may be behind it."""
+        self._complete = None
+
+    def end_waits(self) -> None:
+        """Do not wait for outcomes that only others decide, now or later: this process ends."""
+        self.outcomes.end_waits()
+
+    def note_skipped(self, save: SaveId) -> None:
+        """Leave ``save`` out here: the one before is under way. From any thread, does not block.
+
+        The others are told in the background, as soon as this process is done with that one.
+        """
+        self._skipped.put(save)
+
+    def run(self, job: PersistentSave) -> bool:
+        """Save and publish; whether the step is whole. Never raises: what fails is recorded."""
+        complete = False
+        try:
+            complete = self._run(job)
+        finally:
+            self._tell_skipped(job.save.step if complete else None)
+        return complete
+
+    def tell_pause(self, save: SaveId, writers: Sequence[int]) -> None:
+        """Tell all that the first of the ``writers``, this process, leaves ``save`` out. Blocks."""
+        self._events.emit("persistent.skipped", step=save.step, reason=_PAUSE)
+        with contextlib.suppress(CoordinationError):  # the keys go later, or never
+            self._keys.forget_old(writers)
+        self._tell(save, _PAUSE, pauses=True)
+
+    def _tell_skipped(self, complete_step: int | None) -> None:
+        """A second save of ``complete_step`` was skipped for good: the others keep it too."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                save = self._skipped.get_nowait()
+                if save.step != complete_step:
+                    self._tell(save, _SKIPPED)
+
+    def _tell(self, save: SaveId, reason: str, *, pauses: bool = False) -> None:
+        """For the other writers, if this process is one; else for its scribe."""
+        try:
+            self._keys.put(save, FIRST_STAGE, msgspec.json.encode(Report(reason, pauses=pauses)))
+            self._keys.put(save, REFUSED, reason.encode())
+            self.outcomes.decide(save, reason, pauses=pauses)
+        except CoordinationError as error:
+            # Who waits for it runs into its deadline, and says so.
+            logging.warning("step %d was skipped: %s", save.step, error)
+
+    def _run(self, job: PersistentSave) -> bool:
+        step = job.save.step
+        started_s = time.monotonic()
+        self._events.emit("persistent.started", step=step)
+        try:
+            kept = self._save(job)
+        except SavePaused as error:
+            self._events.emit("persistent.skipped", step=step, reason=error.problem)
+            return False
+        except Exception as error:  # noqa: BLE001 - recorded, raised by check_for_errors
+            self._may_have_leftovers = True
+            self._events.emit("persistent.failed", step=step, reason=text_of(error)[:500])
+            failure = SaveFailed(
+                "save",
+                f"step {step} to the persistent tier",
+                text_of(error),
+                hint="training goes on and the next persistent save tries again",
+            )
+            failure.__cause__ = error
+            self._failures.record(failure)
+            return False
+        self._complete = job.save
+        self._timeline.note_complete()
+        if kept:
+            self._events.emit("persistent.kept", step=step)
+        else:
+            seconds = time.monotonic() - started_s
+            self._events.emit("persistent.complete", step=step, seconds=seconds)
+        return True
+
+    def _save(self, job: PersistentSave) -> bool:
+        """Return when the step is whole; whether it was so before."""
+        self._keys.begin(job.save)
+        members, me = job.writers, self._coordinator.process_index
+        to = host_state_writer(me, job.topology, members)
+        if to != me:
+            self._send_host_state(job, to)
+            return self.outcomes.learn(job.save, members[0])
+        if me != members[0]:
+            self._write(job)
+            return self.outcomes.learn(job.save, members[0])
+        self._keys.forget_old(members)
+        try:
+            kept = self._write(job)
+        except Exception as error:
+            self.outcomes.decide(job.save, text_of(error)[:500])
+            raise
+        self.outcomes.decide(job.save, "", kept=kept)
+        return kept
+
+    def _write(self, job: PersistentSave) -> bool:
+        """This writer's part; the first one publishes. Whether the step is kept as it is."""
+        members = job.writers
+        is_first = self._coordinator.process_index == members[0]
+        shards: dict[ShardId, HostShard] = {}
+        kept = False
+
+        def first() -> dict[int, bytes]:
+            nonlocal kept
+            kept = is_first and self._is_kept(job)
+            if kept:
+                return {}
+            shards.update(job.load())
+            return self._collect(job)
+
+        documents = self._stage(
+            job.save, FIRST_STAGE, first, members, told=lambda _: Report(kept=kept)
+        )
+        if not is_first:
+            kept = self._report(job.save, FIRST_STAGE, members[0], self._timeout_s).kept
+        if kept:
+            return True
+        written = self._stage(
+            job.save,
+            "documents",
+            lambda: self._write_documents(job, documents, shards),
+            members,
+            told=lambda written: Report(written=written),
+        )
+        self._stage(job.save, "tensors", lambda: self._write_tensors(job, shards, members), members)
+        if is_first:
+            self._publish(job, written, members)
+        return False
+
+    def _is_kept(self, job: PersistentSave) -> bool:
+        """Whether storage has the step whole, of this life or the way to it: it must not go."""
+        try:
+            stored = self._tier.describe(job.save.step)
+        except (CorruptData, PersistentTierError) as error:
+            if error.retryable:
+                raise
+            return False  # it is not there, or not whole
+        keeps, marker = job.keeps, stored.marker
+        if marker is None:
+            there = (job.save.step, stored.incarnation)
+            return keeps is not None and (keeps.step, keeps.incarnation) == there
+        if stored.doubt:
+            return False  # whoever wrote it may know our lives; written anew it is signed
+        fits = marker.leaves == tuple(leaf.spec for leaf in job.tree.leaves)
+        return marker.save == keeps or (fits and self._timeline.leads_to(job.save, marker.save))
+
+    def _send_host_state(self, job: PersistentSave, to: int) -> None:
+        try:
+            self._peers.push_host_state(to, job.save, self._own_document(job))
+        except Exception as error:
+            # The scribe would wait for the whole deadline.
+            self._keys.put(job.save, REFUSED, f"{type(error).__name__}: {error}"[:500].encode())
+            raise
+
+    def _own_document(self, job: PersistentSave) -> bytes:
+        me, count = self._coordinator.process_index, self._coordinator.process_count
+        limit_bytes = self._host_state_limit_bytes
+        return host_states.encode(job.save, me, count, job.host_state, limit_bytes=limit_bytes)
+
+    def _collect(self, job: PersistentSave) -> dict[int, bytes]:
+        me = self._coordinator.process_index
+        own = self._own_document(job)
+        others = [owner for owner in owners_of(me, job.topology, job.writers) if owner != me]
+        found = self._inbox.wait_for(
+            job.save,
+            others,
+            self._timeout_s,
+            lambda absent: self._keys.check_sent(job.save, absent),
+        )
+        if me == job.writers[0]:
+            self._tier.create()  # storage may have been down at the start
+            self._timeline.claim()
+            # Here the other writers wait for this one: nothing is being written.
+            self._remove_leftovers()
+            self._timeline.make_room(job.save)
+        return {me: own, **found}
+
+    def _remove_leftovers(self) -> None:
+        """What saves of earlier lives, or a failed one, have left; it counts nowhere."""
+        if not self._may_have_leftovers:
+            return
+        try:
+            removed, left = self._tier.remove_leftovers()
+        except PersistentTierError as error:
+            self._events.emit("persistent.cleanup_failed", reason=str(error)[:500])
+            return
+        self._may_have_leftovers = bool(left)
+        for step in removed:
+            self._events.emit("persistent.removed", step=step)
+
+    def _write_tensors(
+        self, job: PersistentSave, shards: Mapping[ShardId, HostShard], members: tuple[int, ...]
+    ) -> None:
+        meetings = WriterMeetings(self._keys, job.save, members)
+        try:
+            self._tier.write_tensors(job.save, job.tree, shards, members, meetings.meet)
+        except Exception as error:
+            meetings.leave(text_of(error)[:500])
+            raise
+        self._events.emit("persistent.tensors_written", step=job.save.step)
+
+    def _write_documents(
+        self,
+        job: PersistentSave,
+        documents: Mapping[int, bytes],
+        shards: Mapping[ShardId, HostShard],
+    ) -> Written:
+        """Before the tensors: a step that has none is then known to be of plain Orbax."""
+        save, count = job.save, self._coordinator.process_count
+        written: dict[int, Document] = {}
+        for owner, data in documents.items():
+            document = host_states.decode(data)
+            self._tier.write_document(save.step, owner, count, data)
+            digest = hashlib.sha256(data).hexdigest()
+            written[owner] = Document(digest, document.payload is None)
+        self._events.emit("persistent.host_states_written", step=save.step)
+        crcs = tuple(
+            Crc(shard, crc32c(flat_bytes(each.view).data)) for shard, each in shards.items()
+        )
+        return Written(written, crcs)
+
+    def _publish(self, job: PersistentSave, written: Written, members: tuple[int, ...]) -> None:
+        """Set the marker, with what all writers said they have written: for the first writer."""
+        every = [written]
+        for writer in members[1:]:
+            every.append(self._report(job.save, "documents", writer, self._timeout_s).written)
+        documents = {owner: each for part in every for owner, each in part.documents.items()}
+        crcs, differing = agreed_crcs(every)
+        for shard in differing:
+            text = f"{shard.leaf}{shard.box} differs between the processes that write it"
+            self._events.emit("divergence", step=job.save.step, text=text)
+        if job.metrics is not None:
+            StepRecords(self._tier).write_metrics(job.save.step, job.metrics)
+        specs = [leaf.spec for leaf in job.tree.leaves]
+        described = {owner: (each.digest, each.empty) for owner, each in documents.items()}
+        self._timeline.publish(
+            job.save, lambda: self._tier.publish(job.save, described, specs, crcs)
+        )
+
+    def _stage(
+        self,
+        save: SaveId,
+        name: str,
+        work: Callable[[], T],
+        members: tuple[int, ...],
+        told: Callable[[T], Report] = lambda _: Report(),
+    ) -> T:
+        """Do ``work``, tell the other writers, and go on only when it went well for all.
+
+        ``told`` makes of its result what the others are told.
+        """
+        try:
+            result = work()
+            report = told(result)
+        except Exception as error:
+            report = Report(text_of(error)[:500], pauses=isinstance(error, SavePaused))
+            self._keys.put(save, name, msgspec.json.encode(report))
+            raise
+        self._keys.put(save, name, msgspec.json.encode(report))
+        deadline_s = time.monotonic() + self._timeout_s
+        for writer in members:
+            if writer == self._coordinator.process_index:
+                continue
+            theirs = self._report(save, name, writer, deadline_left_s(deadline_s))
+            if theirs.error:
+                kind = SavePaused if theirs.pauses else PersistentTierError
+                problem = f"process {writer} failed: {theirs.error}"
+                raise kind("save", f"step {save.step}", problem)
+        return result
+
+    def _report(self, save: SaveId, name: str, writer: int, timeout_s: float) -> Report:
+        return msgspec.json.decode(self._keys.get(save, name, writer, timeout_s), type=Report)

@@ -1,0 +1,42 @@
+"""One call of ``save``, as the saver hands it to the tiers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from emergency_ckpt.state import host_state as host_states
+from emergency_ckpt.state.tree import PyTree
+from emergency_ckpt.types import SaveId
+
+
+@dataclasses.dataclass
+class SaveRequest:
+    """One call of ``save``, for all tiers.
+
+    Attributes:
+      must_exist: the step is wanted whatever the policies say; a tier that has it keeps it.
+      limit_s: how long a save may wait for the one before it; None: as the tier's setting says.
+    """
+
+    save: SaveId
+    state: PyTree
+    host_state: object
+    metrics: Mapping[str, Any] | None
+    begun_s: float
+    must_exist: bool = False
+    limit_s: float | None = None
+    _captured: list[host_states.Payload] = dataclasses.field(
+        default_factory=list[host_states.Payload]
+    )
+
+    @property
+    def step(self) -> int:
+        return self.save.step
+
+    def capture(self) -> host_states.Payload:
+        """The host state of the first call, for every tier: the next one may give other bytes."""
+        if not self._captured:
+            self._captured.append(host_states.capture(self.host_state))
+        return self._captured[0]

@@ -1,0 +1,78 @@
+"""Which steps are whole, as one process knows, and the identities of its next saves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from emergency_ckpt.core.save.step_agreement import TierName
+from emergency_ckpt.save.local_save import LocalSaves
+from emergency_ckpt.save.persistent.save import PersistentSaves
+from emergency_ckpt.types import SaveId
+
+
+class SavedSteps:
+    """Steps found at a restore or survey, and saved since. For the training thread."""
+
+    def __init__(
+        self, local: LocalSaves, persistent: PersistentSaves | None, incarnation: str, run_id: str
+    ) -> None:
+        self._local = local
+        self._persistent = persistent
+        self._incarnation = incarnation
+        self._run_id = run_id
+        self._found: dict[TierName, int] = {}
+        self._demanded = (-1, 0)
+        self.restored: SaveId | None = None
+
+    def start_from(self, save: SaveId, incarnation: str, tier: TierName) -> None:
+        """Go on from ``save``, restored from ``tier``, under ``incarnation``.
+
+        What was saved before it may be behind it.
+        """
+        self._incarnation = incarnation
+        self._demanded = (-1, 0)
+        self.restored = save
+        self._found = {"local": save.step, tier: save.step}
+        if self._persistent is not None:
+            self._persistent.restart()
+
+    def note_found(self, newest: Mapping[TierName, int]) -> None:
+        """After a survey: the newest step of each tier."""
+        self._found = dict(newest)
+
+    def holds(self, name: TierName, step: int) -> bool:
+        """Whether the tier has ``step`` whole: found at a restore or survey, or saved since."""
+        complete = self._complete(name)
+        return self._found.get(name) == step or (complete is not None and complete.step == step)
+
+    def newest(self) -> int | None:
+        """The newest step that was saved whole or restored in this life; None before the first."""
+        complete = (self._complete("local"), self._complete("persistent"))
+        return max((save.step for save in complete if save is not None), default=None)
+
+    def forget(self, step: int) -> None:
+        """``step`` was removed from both tiers."""
+        self._found = {name: found for name, found in self._found.items() if found != step}
+        complete = self._complete("local")
+        if complete is not None and complete.step == step:
+            self._local.restart_from(None)
+        complete = self._complete("persistent")
+        if self._persistent is not None and complete is not None and complete.step == step:
+            self._persistent.restart()
+
+    def _complete(self, name: TierName) -> SaveId | None:
+        saves = self._local if name == "local" else self._persistent
+        return None if saves is None else saves.last_complete
+
+    def identity(self, step: int, *, demanded: bool) -> SaveId:
+        """The identity of the next save.
+
+        A step can be demanded that was saved before, and the bytes may be others by then. They
+        must never be put together, so each demand for a step is of an incarnation of its own: alike
+        on all processes, which all make the same demands.
+        """
+        if not demanded:
+            return SaveId(step, self._incarnation, self._run_id)
+        before, count = self._demanded
+        self._demanded = step, (count if step == before else 0) + 1
+        return SaveId(step, f"{self._incarnation}.{self._demanded[1]:06d}", self._run_id)

@@ -1,0 +1,359 @@
+"""One process's saves: decides, takes snapshots, hands them to the background. No storage, no RPC.
+
+Everything here runs in the training thread, but for the short functions that it submits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from absl import logging
+
+from emergency_ckpt.background import chain, closing
+from emergency_ckpt.cluster.preemption import PREEMPTED_EXIT_CODE
+from emergency_ckpt.cluster.rounds import leave_together
+from emergency_ckpt.config.policies import SavePlan
+from emergency_ckpt.core.save.save_rules import plain_metrics
+from emergency_ckpt.core.save.step_agreement import TierName
+from emergency_ckpt.errors import CheckpointError, DeadlineExceeded
+from emergency_ckpt.save.due_saves import DueSaves
+from emergency_ckpt.save.last_step import LastStep, was_donated
+from emergency_ckpt.save.save_plan import SaveRecipe
+from emergency_ckpt.save.save_request import SaveRequest
+from emergency_ckpt.save.save_work import SaveWork, Work
+from emergency_ckpt.save.saved_steps import SavedSteps
+from emergency_ckpt.save.saver_parts import SaverParts, longest_wait_s, note_skipped
+from emergency_ckpt.save.schedule import TierSchedule
+from emergency_ckpt.state.tree import PyTree
+from emergency_ckpt.tiers.storage.calls import let_go_of_workers
+from emergency_ckpt.types import SaveId
+
+_STOP_TIMEOUT_S = 30.0
+
+
+class Saver:
+    """Saves to both tiers. For the training thread."""
+
+    def __init__(
+        self, parts: SaverParts, plans: Mapping[TierName, SavePlan], incarnation: str
+    ) -> None:
+        """``plans``: of the tiers that are on, the local one first."""
+        self._parts = parts
+        self._schedules: dict[TierName, TierSchedule] = {
+            name: TierSchedule(name, plan, parts.failures, parts.settings.save_niceness)
+            for name, plan in plans.items()
+        }
+        self._saved = SavedSteps(parts.local, parts.persistent, incarnation, parts.run_id)
+        self._work = SaveWork(parts, self._schedules, self._saved)
+        self._newest_due = -1
+        self._named_ignored = False
+        self._left = self._heard_at_end = False
+        self._begun: dict[TierName, SaveId] = {}
+        self._goes_on_from: SaveId | None = None
+        self._last_step = LastStep() if parts.settings.save_on_stop else None
+        self._due = DueSaves(
+            self._schedules,
+            parts.coordinator,
+            parts.failures,
+            timeout_s=parts.settings.save_timeout_s,
+        )
+
+    def begin_restore(self) -> None:
+        """Before a restore: nothing more is agreed. Collective, with ``end_restore``."""
+        self._due.stop()
+        if self._last_step is not None:
+            self._last_step.take()
+
+    def end_restore(self) -> None:
+        """After it, whatever came of it: steps are agreed on again."""
+        self._due.start_again()
+
+    def continue_from(
+        self, save: SaveId, incarnation: str, tier: TierName, *, keep_newer: bool = False
+    ) -> None:
+        """Go on from ``save``, restored from ``tier``, and save under ``incarnation``.
+
+        ``keep_newer``: newer steps are in RAM still; the next save forgets them.
+        """
+        self._saved.start_from(save, incarnation, tier)
+        self._goes_on_from = save if keep_newer else None
+        self._newest_due = save.step
+        for schedule in self._schedules.values():
+            schedule.restart_from(save.step)
+
+    def go_on_after(self, newest: Mapping[TierName, int]) -> None:
+        """These are the newest steps of the tiers: up to them none is due any more."""
+        self._saved.note_found(newest)
+        self._newest_due = max(newest.values(), default=-1)
+        for name, schedule in self._schedules.items():
+            if name in newest:
+                schedule.restart_from(newest[name])
+
+    @property
+    def saved(self) -> SavedSteps:
+        """Which steps are whole, as this process knows."""
+        return self._saved
+
+    def save(
+        self,
+        step: int,
+        state: PyTree,
+        host_state: object,
+        *,
+        force: bool = False,
+        metrics: Mapping[str, Any] | None = None,
+    ) -> bool:
+        """As ``EmergencyCheckpointer.save``."""
+        reached = self._parts.watch.reached(step)
+        due = self._due.take(step, force=force, preempted=reached)
+        preempted = reached and self._parts.watch.sync_step == step
+        if not due and not preempted and (step <= self._newest_due or self._last_step is None):
+            if step <= self._newest_due:
+                self._note_ignored(step)
+            return False
+        plain = None if metrics is None else plain_metrics(metrics)
+        demanded = force or preempted
+        save = self._saved.identity(step, demanded=demanded)
+        request = SaveRequest(save, state, host_state, plain, time.monotonic(), demanded)
+        if self._last_step is not None:
+            self._last_step.hold(request)
+        if not due and not preempted:
+            return False
+        self._forget_newer()
+        if preempted:
+            return self._save_preempted(request)
+        started = [name for name, number in due.items() if self._start(name, request, number)]
+        if started and not self._parts.settings.async_save:
+            self.wait_until_finished()
+        return bool(started)
+
+    def _forget_newer(self) -> None:
+        """Before the first save after a restore that left newer steps in RAM."""
+        if self._goes_on_from is not None:
+            self._parts.tier.invalidate_newer(self._goes_on_from)
+            self._parts.timelines.bind()
+            self._goes_on_from = None
+
+    def _note_ignored(self, step: int) -> None:
+        """Say it once: the steps of a loop rise, and one that does not is probably a mistake."""
+        if not self._named_ignored:
+            self._named_ignored = True
+            self._parts.events.emit("save.ignored", step=step, newest=self._newest_due)
+
+    def _start(self, name: TierName, request: SaveRequest, number: int | None = None) -> bool:
+        """Whether a save was started: not where the step is there, or the one before goes on."""
+        schedule, save = self._schedules[name], request.save
+        if request.must_exist and self._saved.holds(name, request.step):
+            return False
+        is_again = schedule.last_started == request.step
+        schedule.note_due(request.step)
+        self._newest_due = max(self._newest_due, request.step)
+        limit_s = longest_wait_s(self._parts, name) if request.limit_s is None else request.limit_s
+        each_time = request.must_exist or name != "persistent"
+        if not schedule.wait_idle(limit_s, each_time=each_time):
+            note_skipped(self._parts, name, save, limit_s, is_again=is_again)
+            return False
+        if request.must_exist and self._saved.holds(name, request.step):
+            return False  # it was the save that has just ended
+        if schedule.pauses and not request.must_exist and self._tell_pause(schedule, save):
+            return False
+        snapshot, work = self._work.snapshot(name, save, request)
+        first = self._parts.before_save(request.step)
+        if first is not None:
+            work = chain(first, work)
+        if number is not None:
+            work = self._when_confirmed(name, request.step, number, work)
+        # Training waits neither for others, for whom the reader may have to wait, nor for storage.
+        waits = name == "persistent" or first is not None or number is not None
+        snapshot.start(everything=waits)
+        self._parts.events.emit("save.started", step=request.step, tier=name)
+        with contextlib.ExitStack() as kept:
+            if name == "persistent":
+                # Until it is over: local saves go on, and with them what is pushed for those.
+                kept.enter_context(self._parts.inbox.kept(save))
+            schedule.start(closing(kept.pop_all(), closing(snapshot, work)))
+        self._begun[name] = save
+        if not snapshot.wait_captured(self._parts.settings.save_timeout_s):
+            snapshot.close()  # fails the save; training goes on
+        schedule.note_started(request.step, time.monotonic() - request.begun_s)
+        return True
+
+    def _tell_pause(self, schedule: TierSchedule, save: SaveId) -> bool:
+        """Leave ``save`` out everywhere, after those that have failed: at the first writer only."""
+        persistent, recipe = self._parts.persistent, self._work.recipe
+        if persistent is None or recipe is None:
+            return False
+        schedule.start(lambda: persistent.tell_pause(save, recipe.writers))
+        return True
+
+    def _when_confirmed(self, name: TierName, step: int, number: int, work: Work) -> Work:
+        """The step was reached before the leader's word: wait for it in the background."""
+        due, parts = self._due, self._parts
+
+        def wait_and_work() -> None:
+            if due.decision_on(number) is False:
+                parts.events.emit("save.dropped", step=step, tier=name)
+            else:
+                # No word at all: the others may be saving. The vote finds out.
+                work()
+
+        return wait_and_work
+
+    def should_save(self, step: int) -> bool:
+        """As ``EmergencyCheckpointer.should_save``."""
+        reached = self._parts.watch.reached(step)
+        return self._due.look(step, preempted=reached) or self._parts.watch.sync_step == step
+
+    def use_recipe(self, recipe: SaveRecipe, *, in_background: bool = False) -> None:
+        """Save states of this structure, reserve their slots; RamdiskFull when there is no room."""
+        self._work.use_recipe(recipe, in_background=in_background)
+
+    # Preemption.
+
+    def reached_preemption(self, step: int) -> bool:
+        """As ``EmergencyCheckpointer.reached_preemption``."""
+        return self._parts.watch.reached(step)
+
+    def _save_preempted(self, request: SaveRequest) -> bool:
+        """Save in all tiers, whatever the policies say: first to RAM, which is quick."""
+        parts, watch = self._parts, self._parts.watch
+        parts.events.emit("preemption.reached", step=request.step, grace_s=watch.grace_left_s())
+        tiers: list[TierName] = [
+            name
+            for name, schedule in self._schedules.items()
+            if parts.settings.save_on_preemption or schedule.plan.on_preemption
+        ]
+        started = self._start_in_order(tiers, request, watch.grace_left_s)
+        for name in tiers:
+            if name not in started and not self._saved.holds(name, request.step):
+                self._say_not_written(name, request.step, "the time is over")
+        if parts.settings.exit_on_preemption:
+            self._exit(request.step)
+        return bool(started)
+
+    def _start_in_order(
+        self, tiers: Iterable[TierName], request: SaveRequest, left_s: Callable[[], float]
+    ) -> set[TierName]:
+        """Save in ``tiers``, the first to its end before the next begins; where a save started."""
+        started: set[TierName] = set()
+        for name in tiers:
+            request.limit_s = left_s()
+            if self._start(name, request):
+                started.add(name)
+                if name == "local":
+                    self._schedules[name].worker.wait_idle(left_s())
+        return started
+
+    def _exit(self, step: int) -> None:
+        try:
+            self.wait_until_finished()
+        except CheckpointError as error:
+            logging.error("preempted at step %d: %s", step, error)
+        raise SystemExit(PREEMPTED_EXIT_CODE)
+
+    def _say_not_written(self, name: TierName, step: int, why: str) -> None:
+        self._parts.events.emit("preemption.not_written", step=step, tier=name)
+        logging.error("preempted: step %d is not in the %s tier, %s", step, name, why)
+
+    @property
+    def begun(self) -> Mapping[TierName, SaveId]:
+        """The newest save that this process has begun in each tier."""
+        return dict(self._begun)
+
+    # Waiting and ending.
+
+    def wait_until_finished(self, timeout_s: float | None = None) -> None:
+        """As ``EmergencyCheckpointer.wait_until_finished``."""
+        sync_step, deadline_s = self._parts.watch.sync_step, self._deadline_s(timeout_s)
+        for name, schedule in self._schedules.items():
+            if not schedule.worker.wait_idle(max(0.0, deadline_s - time.monotonic())):
+                if sync_step is not None:
+                    self._say_not_written(name, sync_step, "the time is over")
+                raise DeadlineExceeded(
+                    "wait for", f"the save to the {name} tier", "it has not ended in time"
+                )
+        preservation = self._parts.preservation
+        left_s = max(0.0, deadline_s - time.monotonic())
+        if preservation is not None and not preservation.wait_idle(left_s):
+            raise DeadlineExceeded("wait for", "the removal of old steps", "not done in time")
+        if sync_step is not None and not self._left:
+            self._left = True
+            leave_together(self._parts.coordinator, max(1.0, self._parts.watch.grace_left_s()))
+
+    def _deadline_s(self, timeout_s: float | None) -> float:
+        """The longest that saves may take, or ``timeout_s``; the grace period after a notice."""
+        settings, watch = self._parts.settings, self._parts.watch
+        longest_s = 4 * settings.save_timeout_s + 4 * settings.persistent_timeout_s
+        limit_s = longest_s if timeout_s is None else timeout_s
+        if watch.sync_step is not None:
+            limit_s = min(limit_s, watch.grace_left_s())
+        return time.monotonic() + limit_s
+
+    def is_idle(self, timeout_s: float) -> bool:
+        """Whether no save is under way; waits so long for each tier at most. From any thread."""
+        return all(s.worker.wait_idle(timeout_s) for s in self._schedules.values())
+
+    def save_last(self, timeout_s: float | None = None) -> None:
+        """At the end of training: heed a notice that has come since the last step, and save that.
+
+        It is saved with ``save_on_stop`` alone, notice or not: JAX looks for a notice once a
+        second, so of one within the last second nobody here may know. Collective in effect: all
+        processes hold the same step.
+        """
+        watch = self._parts.watch
+        self._heard_at_end = watch.reached_at_end()
+        if self._heard_at_end:
+            left_s = watch.grace_left_s()
+            self._parts.events.emit("preemption.reached", step=watch.sync_step, grace_s=left_s)
+        request = None if self._last_step is None else self._last_step.take()
+        if request is not None and was_donated(request.state):
+            self._parts.events.emit(
+                "stop.not_saved", step=request.step, text="its arrays were donated or deleted since"
+            )
+        elif request is not None:
+            self._forget_newer()
+            save = self._saved.identity(request.step, demanded=True)
+            request = dataclasses.replace(request, save=save, must_exist=True)
+            request.begun_s = time.monotonic()
+            deadline_s = self._deadline_s(timeout_s)
+            self._start_in_order(
+                self._schedules, request, lambda: max(0.0, deadline_s - time.monotonic())
+            )
+
+    def stop(self, timeout_s: float | None = None) -> None:
+        """Wait for what is under way, after a notice not beyond its grace; then end all threads."""
+        try:
+            self.wait_until_finished(timeout_s)
+            step = self._parts.watch.sync_step
+            if self._heard_at_end and step is not None:
+                why = f"the newest that is saved is {self._saved.newest()}; see save_on_stop"
+                for name in self._schedules:
+                    if not self._saved.holds(name, step):
+                        self._say_not_written(name, step, why)
+        finally:
+            self.end_threads(_STOP_TIMEOUT_S)
+
+    def abandon(self, timeout_s: float) -> None:
+        """Wait so long for what is under way, then end what threads can be ended; never raise."""
+        deadline_s = time.monotonic() + timeout_s
+        try:
+            self.wait_until_finished(timeout_s)
+        except CheckpointError as error:
+            logging.error("saves under way are given up: %s", error)
+        self.end_threads(max(1.0, (deadline_s - time.monotonic()) / 3))
+
+    def end_threads(self, timeout_s: float) -> None:
+        """End each thread, after what it is at, if that takes no longer than ``timeout_s``."""
+        self._due.stop()
+        if self._parts.persistent is not None:
+            self._parts.persistent.end_waits()
+        ended = [schedule.worker.stop(timeout_s) for schedule in self._schedules.values()]
+        if self._parts.preservation is not None:
+            ended.append(self._parts.preservation.stop(timeout_s))
+        if not all(ended):
+            # Storage may be silent for hours, and the interpreter's end would wait for its clients.
+            let_go_of_workers()

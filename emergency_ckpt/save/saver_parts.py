@@ -1,0 +1,121 @@
+"""Parts that the saver works with, and the settings that it reads."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from emergency_ckpt.background import Failures
+from emergency_ckpt.cluster.coordination import Coordinator
+from emergency_ckpt.cluster.preemption import PreemptionWatch
+from emergency_ckpt.cluster.shard_source import HostStateInbox
+from emergency_ckpt.cluster.timelines import Timelines
+from emergency_ckpt.config.policies import plan_text
+from emergency_ckpt.core.save.save_rules import skip_reason
+from emergency_ckpt.core.save.step_agreement import TierName
+from emergency_ckpt.errors import SaveFailed
+from emergency_ckpt.events import EventSink
+from emergency_ckpt.save import save_plan as save_recipe
+from emergency_ckpt.save.local_save import LocalSaves
+from emergency_ckpt.save.persistent.retention import Preservation
+from emergency_ckpt.save.persistent.save import PersistentSaves
+from emergency_ckpt.save.save_plan import SaveRecipe, copies_in_ram
+from emergency_ckpt.save.schedule import TierSchedule
+from emergency_ckpt.tiers.local.tier import LocalTier
+from emergency_ckpt.types import SaveId
+
+
+class Settings(save_recipe.Settings, Protocol):
+    """The part of the config that decides how saves are carried out."""
+
+    @property
+    def restore_timeout_s(self) -> float: ...
+    @property
+    def local_keep_last_n(self) -> int: ...
+    @property
+    def save_timeout_s(self) -> float: ...
+    @property
+    def persistent_timeout_s(self) -> float: ...
+    @property
+    def storage_wait_timeout_s(self) -> float: ...
+    @property
+    def async_save(self) -> bool: ...
+    @property
+    def save_niceness(self) -> int: ...
+    @property
+    def save_on_preemption(self) -> bool: ...
+    @property
+    def exit_on_preemption(self) -> bool: ...
+    @property
+    def save_on_stop(self) -> bool: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class SaverParts:
+    """Parts of the saver. ``persistent`` and ``preservation``: None without that tier.
+
+    Attributes:
+      inbox: what others push for the persistent saves of this process.
+      before_save: called when a save of a step starts; gives what its background part does first,
+        if anything.
+    """
+
+    settings: Settings
+    process: tuple[int, int]
+    run_id: str
+    coordinator: Coordinator
+    tier: LocalTier
+    local: LocalSaves
+    persistent: PersistentSaves | None
+    preservation: Preservation | None
+    watch: PreemptionWatch
+    timelines: Timelines
+    events: EventSink
+    failures: Failures
+    inbox: HostStateInbox
+    before_save: Callable[[int], Callable[[], object] | None]
+
+
+def start_facts(
+    parts: SaverParts, recipe: SaveRecipe, schedules: Mapping[TierName, TierSchedule]
+) -> dict[str, int | str]:
+    """Fields of ``start.ready``. ``ram_bytes``: of the slots that this process reserves."""
+    settings, topology = parts.settings, recipe.topology
+    plans = {name: schedule.plan for name, schedule in schedules.items()}
+    slots = settings.local_keep_last_n + 1 if "local" in plans else 0
+    return {
+        "processes": topology.process_count,
+        "slices": len(topology.slices),
+        "copies": copies_in_ram(settings.placement, topology) if slots else 0,
+        "ram_bytes": slots * recipe.layout.size_bytes,
+        "local": plan_text(plans.get("local")),
+        "persistent": plan_text(plans.get("persistent")),
+        "dir": settings.dir or "",
+    }
+
+
+def longest_wait_s(parts: SaverParts, name: TierName) -> float:
+    """How long a save in tier ``name`` may wait for the one before it."""
+    settings = parts.settings
+    # A slow bucket must not hold up training, nor with it the others' local saves.
+    return settings.storage_wait_timeout_s if name == "persistent" else settings.save_timeout_s
+
+
+def note_skipped(
+    parts: SaverParts, name: TierName, save: SaveId, limit_s: float, *, is_again: bool
+) -> None:
+    """``is_again``: what is under way is a save of this very step; nothing is missed yet."""
+    waits = False
+    if name == "local":
+        waits = parts.local.waits_for_others
+        parts.local.note_skipped(save)
+    elif parts.persistent is not None:
+        waits = parts.persistent.outcomes.is_learning
+        parts.persistent.note_skipped(save)
+    if is_again:
+        return
+    why = skip_reason(name, limit_s, waits_for_others=waits)
+    target = f"step {save.step} to the {name} tier"
+    parts.failures.record(SaveFailed("save", target, why.problem, hint=why.hint))
+    parts.events.emit("save.skipped", step=save.step, tier=name, reason=why.problem)

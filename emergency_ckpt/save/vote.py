@@ -1,0 +1,297 @@
+"""The background vote: whether every process has published a save.
+
+Two slots are enough only if no process overwrites the older save while another one still counts on
+it. So the outcome is one value, set once in the coordination service, and every process acts on
+that value alone. Who cannot learn it is *in doubt* and overwrites neither save.
+
+The leader alone sets "complete". "Incomplete" is also set by a process that knows that the leader
+will never decide: who comes first wins, and all act on what was set. So a decision that is not
+there may become "incomplete" at any time, and the decision of the newest complete save is never
+deleted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+from absl import logging
+
+from emergency_ckpt.cluster.collectives import wait_for_key
+from emergency_ckpt.cluster.coordination import Coordinator, deadline_left_s, forget
+from emergency_ckpt.cluster.departures import Departures
+from emergency_ckpt.core.save.save_rules import all_published, decide_vote
+from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineExceeded, PeerLeft
+from emergency_ckpt.types import SaveId
+
+_KEPT_VOTES = 4
+_LEARN_TIMEOUT_S = 0.5
+_REASON_LIMIT_CHARS = 200
+_LATE_AGAIN_S = 5.0
+"""How long the leader waits for a process that was too late for the vote before as well."""
+SKIPPED = "skipped it: the save before was under way"
+
+
+class Ballot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What one process says of a save: under 100 bytes, or a reason why it refuses.
+
+    Names and values of a vote are short: with thousands of processes they all come at once, and
+    the service is one process. ``benchmarks/scale.py`` counts them.
+
+    Attributes:
+      digest: of the published contents.
+      layout: digest of which shards these are; replicas with equal layouts should have equal
+        digests.
+    """
+
+    digest: str = ""
+    layout: str = ""
+    refused: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outcome:
+    """``ballots`` are those of all processes, at the leader only."""
+
+    kind: Literal["complete", "incomplete", "in_doubt"]
+    reason: str
+    ballots: Mapping[int, Ballot] = dataclasses.field(default_factory=dict[int, Ballot])
+
+
+class _Decision(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """``reason``: of an incomplete save only; there is one reason for a complete one."""
+
+    complete: bool
+    reason: str
+
+
+class Vote:
+    """Casts votes of this process. All methods block; they belong to the background thread."""
+
+    def __init__(
+        self, coordinator: Coordinator, timeout_s: float, departures: Departures | None = None
+    ) -> None:
+        self._coordinator = coordinator
+        self._timeout_s = timeout_s
+        self._departures = departures or Departures(coordinator)
+        # At the leader.
+        self._votes: deque[str] = deque()
+        self._life = ""
+        self._newest_complete = ""
+        self._late: set[int] = set()
+
+    def cast(self, save: SaveId, ballot: Ballot) -> Outcome:
+        """Vote on ``save`` and learn the outcome. Collective, each save once."""
+        problem, leads = "", self._coordinator.process_index == 0
+        began_s = time.monotonic()
+        if leads:
+            self._begin(save)
+        try:
+            self.hand_in(save, ballot)
+        except (CoordinationError, DeadlineExceeded) as error:
+            problem = str(error)
+        if not leads:
+            # The leader waits its whole time for a ballot that was not cast, and decides then.
+            return self._learn(save, deadline_left_s(began_s + 2 * self._timeout_s), problem)
+        try:
+            missing = {} if problem else self._wait_for_ballots(save)
+            return self._decide(save, missing)
+        except (CoordinationError, DeadlineExceeded) as error:
+            return Outcome("in_doubt", f"{problem} {error}".strip())
+
+    def refuse(self, save: SaveId) -> None:
+        """Vote against ``save``, in which this process takes no part; does not wait. Never raises.
+
+        The others would wait for its ballot.
+        """
+        try:
+            if self._coordinator.process_index == 0:
+                self._begin(save)
+            self.hand_in(save, Ballot(refused=SKIPPED))
+            if self._coordinator.process_index == 0:
+                self._decide(save, {})
+        except CheckpointError as error:
+            # Who waits for it runs into its deadline, and says so.
+            logging.warning("step %d was skipped: %s", save.step, error)
+
+    def hand_in(self, save: SaveId, ballot: Ballot) -> None:
+        """Put this process's ballot, and wait for nothing: the first half of ``cast``."""
+        coordinator, name = self._coordinator, _name(save)
+        ballot = msgspec.structs.replace(ballot, refused=ballot.refused[:_REASON_LIMIT_CHARS])
+        key = f"{name}/ballot/{coordinator.process_index}"
+        coordinator.put(key, msgspec.json.encode(ballot))
+        # Not a barrier: the service never forgets the name of one.
+        if coordinator.count(f"{name}/n") == coordinator.process_count:
+            coordinator.put(f"{name}/all", b"")
+
+    def learn(self, save: SaveId) -> Outcome:
+        """Ask again for the outcome of a save that is in doubt. Not collective, returns soon.
+
+        The leader decides now when it could not before: else nobody would ever learn it.
+        """
+        outcome = self._learn(save, _LEARN_TIMEOUT_S, "")
+        if outcome.kind != "in_doubt" or self._coordinator.process_index != 0:
+            return outcome
+        try:
+            return self._decide(save, {})
+        except (CoordinationError, DeadlineExceeded) as error:
+            return Outcome("in_doubt", str(error))
+
+    # The leader.
+
+    def _begin(self, save: SaveId) -> None:
+        name, life = _name(save), _life(save)
+        if self._life not in ("", life):
+            # All have restored since then, and nobody is in doubt about a save before that.
+            forget(self._coordinator, self._life)
+            self._votes.clear()
+            self._newest_complete, self._late = "", set()
+        self._life = life
+        # Who waits for the decision on an older save that this process has skipped looks here.
+        self._coordinator.replace(f"{life}/led", _place(save).encode())
+        # What is decided of these, or not, is "incomplete" to whoever still asks.
+        self._votes.append(name)
+        while len(self._votes) > _KEPT_VOTES:
+            oldest = self._votes.popleft()
+            if oldest != self._newest_complete:
+                forget(self._coordinator, oldest)
+
+    def _wait_for_ballots(self, save: SaveId) -> dict[int, str]:
+        """Return why ballots are missing that will not come, by process; {} when all have."""
+        name, began_s = _name(save), time.monotonic()
+        everyone = set(range(self._coordinator.process_count))
+        absent: dict[int, str] = {}
+
+        def look() -> str:
+            ballots, passed = self._seen(save)
+            self._late -= ballots | passed.keys()
+            missing = everyone - ballots
+            if not missing:
+                return "all are here"
+            absent.update(passed)
+            absent.update(self._departures.absent("local", save, missing - passed.keys()))
+            is_over = time.monotonic() - began_s > _LATE_AGAIN_S
+            if not absent and is_over and missing <= self._late:
+                absent.update({p: f"process {p} is late again" for p in missing})
+            return "; ".join(absent.values())
+
+        try:
+            wait_for_key(self._coordinator, f"{name}/all", self._timeout_s, look)
+        except DeadlineExceeded:
+            self._late = everyone - self._seen(save)[0]
+        except PeerLeft:
+            return absent
+        else:
+            self._late.clear()
+        return {}
+
+    def _seen(self, save: SaveId) -> tuple[set[int], dict[int, str]]:
+        """Return who voted on ``save``, and who has only voted on a later one of this life."""
+        voted, passed = set[int](), dict[int, str]()
+        own, in_order = _place(save), _in_order(_place(save))
+        for key in self._coordinator.list(_life(save)):
+            place, _, process = key.partition("/ballot/")
+            if process and place == own:
+                voted.add(int(process))
+            elif process and _in_order(place) > in_order:
+                passed[int(process)] = _has_passed(int(process), place)
+        return voted, {p: text for p, text in passed.items() if p not in voted}
+
+    def _decide(self, save: SaveId, missing: Mapping[int, str]) -> Outcome:
+        coordinator, name = self._coordinator, _name(save)
+        ballots = {
+            int(process): msgspec.json.decode(data, type=Ballot)
+            for process, data in coordinator.list(f"{name}/ballot").items()
+        }
+        refused = {process for process, ballot in ballots.items() if ballot.refused}
+        result = decide_vote(range(coordinator.process_count), ballots.keys() - refused, refused)
+        reasons = [f"process {p}: {ballots[p].refused}" for p in sorted(refused)[:4]]
+        reasons += [missing[p] for p in sorted(missing)[:4] if p not in ballots]
+        reason = "; ".join([result.reason, *reasons])
+        complete = result.outcome == "complete"
+        decided = self._set(name, _Decision(complete, "" if complete else reason))
+        if not decided.complete:
+            return Outcome("incomplete", decided.reason or reason, ballots)
+        if self._newest_complete and self._newest_complete not in self._votes:
+            forget(coordinator, self._newest_complete)
+        self._newest_complete = name
+        return Outcome("complete", result.reason, ballots)
+
+    # All.
+
+    def _set(self, name: str, decision: _Decision) -> _Decision:
+        """Set the decision unless there is one; return the one that counts."""
+        key = f"{name}/decision"
+        try:
+            self._coordinator.put(key, msgspec.json.encode(decision))
+        except CoordinationError:
+            found = self._coordinator.find(key)
+            if found is None:
+                raise
+            return msgspec.json.decode(found, type=_Decision)
+        return decision
+
+    def _learn(self, save: SaveId, timeout_s: float, problem: str) -> Outcome:
+        name = _name(save)
+        try:
+            data = wait_for_key(
+                self._coordinator,
+                f"{name}/decision",
+                timeout_s,
+                lambda: self._why_the_leader_never_decides(save),
+            )
+            decision = msgspec.json.decode(data, type=_Decision)
+        except PeerLeft as error:
+            decision = self._veto(name, error.problem)
+            if isinstance(decision, Outcome):
+                return decision
+        except (CoordinationError, DeadlineExceeded) as error:
+            return Outcome("in_doubt", f"{problem} {error}".strip())
+        if not decision.complete:
+            return Outcome("incomplete", decision.reason)
+        return Outcome("complete", all_published(self._coordinator.process_count))
+
+    def _veto(self, name: str, reason: str) -> _Decision | Outcome:
+        try:
+            return self._set(name, _Decision(False, reason[: 2 * _REASON_LIMIT_CHARS]))
+        except (CoordinationError, DeadlineExceeded) as error:
+            return Outcome("in_doubt", f"{reason}; {error}")
+
+    def _why_the_leader_never_decides(self, save: SaveId) -> str:
+        if self._coordinator.process_index == 0:
+            return ""
+        led = self._coordinator.find(f"{_life(save)}/led")
+        if led is not None and _in_order(led.decode()) > _in_order(_place(save)):
+            return _has_passed(0, led.decode())
+        return self._departures.absent("local", save, {0}).get(0, "")
+
+
+def _life(save: SaveId) -> str:
+    """Short name of the life between two restores, of which each demand begins a part."""
+    life = save.incarnation.partition(".")[0]
+    return f"vote/{hashlib.sha256(life.encode()).hexdigest()[:12]}"
+
+
+def _place(save: SaveId) -> str:
+    """Where ``save`` stands in its life: its step, and the part when it is not the first."""
+    part = save.incarnation.partition(".")[2]
+    return f"{save.step}.{int(part)}" if part else str(save.step)
+
+
+def _in_order(place: str) -> tuple[int, int]:
+    step, _, part = place.partition(".")
+    return int(part or 0), int(step)
+
+
+def _has_passed(process: int, place: str) -> str:
+    step = place.partition(".")[0]
+    return f"process {process} did not save it: it has come to the save of step {step}"
+
+
+def _name(save: SaveId) -> str:
+    return f"{_life(save)}/{_place(save)}"

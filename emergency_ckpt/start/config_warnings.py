@@ -1,0 +1,83 @@
+"""Settings that are allowed, and that few can want: said once, at start, before training."""
+
+from __future__ import annotations
+
+import os
+
+from emergency_ckpt.config import Config
+from emergency_ckpt.core.placement.policies import Topology
+from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.tiers.ramdisk.mounts import RAM_FILE_SYSTEMS, file_system_of
+
+LAUNCHED_COUNT = "ECKPT_PROCESS_COUNT"
+"""Set by ``eckpt launch`` for each process: how many it has started."""
+
+
+def check_joined(process_count: int) -> None:
+    """ConfigError when a launcher has started more processes than JAX knows of, or fewer.
+
+    Each would be a job of its own, all in one directory.
+    """
+    text = os.environ.get(LAUNCHED_COUNT, "")
+    if not (text.isascii() and text.isdigit()) or int(text[:9]) == process_count:
+        return
+    raise ConfigError(
+        [
+            f"the launcher has started {int(text[:9])} processes ({LAUNCHED_COUNT}), but"
+            f" jax.process_count() is {process_count}: call jax.distributed.initialize, or"
+            " initialize_job of emergency_ckpt.testing.simulated_job, before anything else; a"
+            f" program that is no part of the job must not have {LAUNCHED_COUNT} in its environment"
+        ]
+    )
+
+
+def config_warnings(config: Config, topology: Topology, process_index: int) -> list[str]:
+    """Return a line for each setting that is probably a mistake. Not collective.
+
+    What concerns the whole job is returned on process 0 only.
+    """
+    warnings = [] if process_index else _job_warnings(config, topology)
+    if "local" in config.save_plans():
+        kind = file_system_of(config.local_dir)
+        if kind is not None and kind not in RAM_FILE_SYSTEMS:
+            warnings.append(
+                f"local_dir {config.local_dir!r} lies on {kind}, not on tmpfs: saves to RAM wait"
+                " for a disk; use a directory on a tmpfs such as /dev/shm"
+            )
+    return warnings
+
+
+def _job_warnings(config: Config, topology: Topology) -> list[str]:
+    warnings: list[str] = []
+    if not config.save_plans():
+        warnings.append(
+            "neither tier saves: no interval and no policy is set; this job can only restore"
+        )
+    if config.mesh is None:
+        if isinstance(config.replica_axis, str):
+            warnings.append(
+                f"replica_axis {config.replica_axis!r} is set, but mesh is not: slices are taken"
+                " from the devices' slice_index, else from the mesh of the state's shardings"
+            )
+    elif (
+        config.replica_axis is not None and topology.process_count > 1 and len(topology.slices) == 1
+    ):
+        warnings.append(_one_slice(config))
+    return warnings
+
+
+def _one_slice(config: Config) -> str:
+    assert config.mesh is not None, "only called for a mesh"
+    axes = dict(config.mesh.shape)
+    name = config.replica_axis
+    if isinstance(name, int):
+        name = list(axes)[name]
+    assert name is not None, "only called for an axis"
+    if axes[name] == 1:
+        reason = f"its axis {name!r} (replica_axis) has size 1"
+    else:
+        reason = f"each process has devices at several places along {name!r} (replica_axis)"
+    return (
+        f"the mesh has one slice: {reason}, axes {axes}; RAM then has one copy of the state, and a"
+        " lost host takes its part along"
+    )

@@ -1,0 +1,84 @@
+"""Peers greet each other at the start: a wrong secret is an error then, and not at a loss."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from emergency_ckpt.cluster.peers import Peers
+from emergency_ckpt.errors import AuthenticationFailed, CheckpointError
+from emergency_ckpt.events import EventSink
+
+
+def neighbours(process: int, count: int) -> list[int]:
+    """Return the processes before and after ``process`` in a ring of ``count``, without itself."""
+    return sorted({(process - 1) % count, (process + 1) % count} - {process})
+
+
+class Greetings:
+    """Handshakes with this process's neighbours, all at once, from construction on.
+
+    Each process is greeted by two others, however many there are.
+
+    Args:
+      process: (index, count) of this one.
+      timeout_s: how long they may take, all together.
+    """
+
+    def __init__(
+        self, peers: Peers, process: tuple[int, int], events: EventSink, timeout_s: float
+    ) -> None:
+        self._peers = peers
+        self._events = events
+        self._timeout_s = timeout_s
+        self._deadline_s = time.monotonic() + timeout_s
+        self._errors: dict[int, CheckpointError | None] = {}
+        self._addresses: dict[int, str] = {}
+        # Daemons: a name service may be silent for longer than any deadline of ours.
+        self._threads = {
+            peer: threading.Thread(
+                target=self._greet, args=(peer,), name=f"eckpt-greeting-{peer}", daemon=True
+            )
+            for peer in neighbours(*process)
+        }
+        for thread in self._threads.values():
+            thread.start()
+
+    def finish(self) -> None:
+        """Wait for the answers, until the deadline; a peer that cannot be reached is a warning.
+
+        AuthenticationFailed when one does not have the same secret, after all warnings.
+        """
+        refusals: list[AuthenticationFailed] = []
+        for peer, thread in self._threads.items():
+            thread.join(max(0.0, self._deadline_s - time.monotonic()))
+            error = self._errors.get(peer, self._silence(peer))
+            if isinstance(error, AuthenticationFailed):
+                refusals.append(error)
+            if error is not None:
+                self._warn(peer, error)
+        if refusals:
+            raise refusals[0]
+
+    def _greet(self, peer: int) -> None:
+        try:
+            address = self._addresses[peer] = self._peers.address_of(peer)
+            self._peers.client.greet(address, self._timeout_s)
+            self._errors[peer] = None
+        except CheckpointError as error:
+            self._errors[peer] = error
+        except Exception as error:  # noqa: BLE001 - said by the thread that waits
+            text = f"unexpected {type(error).__name__}: {error}"
+            self._errors[peer] = CheckpointError("greet", f"process {peer}", text)
+
+    def _silence(self, peer: int) -> CheckpointError:
+        text = f"no answer within {self._timeout_s:g} s"
+        return CheckpointError("greet", f"process {peer}", text)
+
+    def _warn(self, peer: int, error: CheckpointError) -> None:
+        place = self._addresses.get(peer, "an unknown address")
+        text = (
+            f"process {peer} at {place} cannot be reached from this process, and its RAM would not"
+            f" be of use here: {error}"
+        )
+        self._events.emit("start.warning", text=text)

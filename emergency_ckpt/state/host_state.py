@@ -1,0 +1,260 @@
+"""Non-tensor state of a process as a JSON document. FORMAT.md is the specification.
+
+``capture`` turns live state into a payload that shares nothing with it, ``encode`` and ``decode``
+turn payloads into documents and back, ``apply`` puts a payload back into live objects. No pickle:
+a document can hold values, never code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, cast
+
+import msgspec
+
+from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES, MAX_PROCESSES
+from emergency_ckpt.core.save_identity import check_save
+from emergency_ckpt.errors import CorruptData, HostStateError, HostStateTooLarge
+from emergency_ckpt.state import host_state_codec as codec
+from emergency_ckpt.state.host_state_codec import Payload, as_stateful
+from emergency_ckpt.types import SaveId
+
+SCHEMA_VERSION = 1
+
+
+class HostStateDocument(msgspec.Struct, frozen=True):
+    """A decoded document.
+
+    Attributes:
+      owner, count: the process whose state it is, and how many the job had.
+      digest: SHA-256 (hex) of the payload's bytes.
+      payload: for ``apply`` or ``value_of``.
+      empty: the process had no non-tensor state.
+    """
+
+    save: SaveId
+    owner: int
+    count: int
+    digest: str
+    payload: Any
+
+    @property
+    def empty(self) -> bool:
+        return self.payload is None
+
+
+class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    schema_version: int
+    save: SaveId
+    owner: int
+    count: int
+    digest: str
+    payload: msgspec.Raw
+
+
+class _VersionOnly(msgspec.Struct, frozen=True):
+    schema_version: int
+
+
+def document_name(owner: int, count: int) -> str:
+    """File name of a document: ``process_00003_of_00008.json``."""
+    return f"process_{owner:05d}_of_{count:05d}.json"
+
+
+def capture(value: object) -> Payload:
+    """The state of ``value`` at this instant: later changes to it do not show.
+
+    Takes None, bool, int, float, str, bytes, numeric numpy arrays and scalars, dicts, lists and
+    tuples of these, anything with ``get_state`` and ``set_state``, and iterators of ``tf.data``,
+    at any depth up to 64.
+    ``HostStateError`` names the place of anything else.
+    """
+    return codec.to_payload(value)
+
+
+def value_of(payload: Payload) -> Any:
+    """The captured value; of an object with a state, the state. ``CorruptData``."""
+    return codec.from_payload(payload)
+
+
+def encode(
+    save: SaveId,
+    owner: int,
+    count: int,
+    payload: Payload,
+    *,
+    limit_bytes: int = MAX_HOST_STATE_BYTES,
+) -> bytes:
+    """The document of a payload. ``HostStateTooLarge`` above the limit."""
+    target = f"of process {owner} of {count} at step {save.step}"
+    try:
+        encoded = msgspec.json.encode(payload)
+    except UnicodeEncodeError as error:
+        raise HostStateError("encode host state", target, "text is not valid Unicode") from error
+    document = _Document(
+        schema_version=SCHEMA_VERSION,
+        save=save,
+        owner=owner,
+        count=count,
+        digest=hashlib.sha256(encoded).hexdigest(),
+        payload=msgspec.Raw(encoded),
+    )
+    data = msgspec.json.encode(document, order="sorted")
+    _check_identity(document)
+    if len(data) > limit_bytes:
+        raise HostStateTooLarge(
+            "encode host state",
+            target,
+            "it is over the limit",
+            expected=f"at most {limit_bytes} bytes",
+            actual=f"{len(data)} bytes",
+            hint="raise host_state_limit_bytes, or keep less in the iterator's state",
+        )
+    return data
+
+
+def decode(data: bytes) -> HostStateDocument:
+    """A document from its bytes, with its digest checked. ``CorruptData`` is the only error."""
+    if len(data) > MAX_HOST_STATE_BYTES:
+        raise CorruptData(
+            "decode",
+            "host state",
+            "too long",
+            expected=f"at most {MAX_HOST_STATE_BYTES} bytes",
+            actual=f"{len(data)} bytes",
+        )
+    try:
+        version = msgspec.json.decode(data, type=_VersionOnly).schema_version
+        if version != SCHEMA_VERSION:
+            raise CorruptData(
+                "decode", "host state", "unknown schema version", expected=SCHEMA_VERSION
+            )
+        document = msgspec.json.decode(data, type=_Document)
+        _check_identity(document)
+        encoded = bytes(document.payload)
+        actual = hashlib.sha256(encoded).hexdigest()
+        if actual != document.digest:
+            raise CorruptData("decode", "host state", "digest differs", actual=actual)
+        payload = msgspec.json.decode(encoded)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise CorruptData("decode", "host state", f"not a document: {error!s:.200}") from error
+    codec.from_payload(payload)  # so that what is wrong inside shows now, not half-way in apply
+    return HostStateDocument(
+        save=document.save,
+        owner=document.owner,
+        count=document.count,
+        digest=document.digest,
+        payload=payload,
+    )
+
+
+def apply(target: Any, payload: Payload) -> Any:
+    """Put a payload back into what it was captured from; returns the restored value.
+
+    Objects with ``set_state`` are repositioned in place, wherever they are in the structure. The
+    dicts and lists that lead to one are updated in place as well; the top one always is, when both
+    it and the payload are of its kind. Everything else is replaced. Nothing is changed when the
+    structure does not match: ``HostStateError`` names the place. So it does when a ``set_state``
+    fails, and then objects before that one have moved.
+    """
+    _check_structure(target, payload, "host_state")
+    return _put(target, payload, top=True)
+
+
+def _check_identity(document: _Document) -> None:
+    check_save(document.save)
+    if not 0 <= document.owner < document.count <= MAX_PROCESSES:
+        raise CorruptData(
+            "decode", "host state", f"owner {document.owner!s:.40} of {document.count!s:.40}"
+        )
+
+
+def _is_stateful(value: object) -> bool:
+    return as_stateful(value) is not None
+
+
+def _holds_stateful(value: object) -> bool:
+    if isinstance(value, dict):
+        return any(_holds_stateful(item) for item in cast(dict[Any, Any], value).values())
+    if isinstance(value, (list, tuple)):
+        return any(_holds_stateful(item) for item in cast(list[Any], value))
+    return _is_stateful(value)
+
+
+def _check_structure(target: object, payload: Payload, path: str) -> None:
+    has_state = codec.tag_of(payload) == codec.STATE
+    if _is_stateful(target) != has_state:
+        raise HostStateError(
+            "restore",
+            path,
+            "one is an object with a state, the other is not",
+            expected=type(target).__name__,
+            actual="a state" if has_state else "a plain value",
+            hint="give the same structure as at the save",
+        )
+    if has_state or not _holds_stateful(target):
+        if not has_state and _payload_holds_state(payload):
+            raise _mismatch(path, "an object with a state is missing here")
+        return
+    if isinstance(target, dict):
+        items = codec.dict_items(payload)
+        expected = cast(dict[Any, Any], target)
+        if items is None or {key for key, _ in items} != set(expected):
+            raise _mismatch(path, "keys differ")
+        for key, item in items:
+            _check_structure(expected[key], item, f"{path}[{key!r}]")
+        return
+    sequence = codec.sequence_items(payload)
+    values = cast(list[Any], target)
+    if sequence is None or sequence[0] is not type(target) or len(sequence[1]) != len(values):
+        raise _mismatch(path, "kind or length of a sequence differs")
+    for index, (value, item) in enumerate(zip(values, sequence[1], strict=True)):
+        _check_structure(value, item, f"{path}[{index}]")
+
+
+def _payload_holds_state(payload: object) -> bool:
+    if codec.tag_of(payload) == codec.STATE:
+        return True
+    if (items := codec.dict_items(payload)) is not None:
+        return any(_payload_holds_state(item) for _, item in items)
+    if (sequence := codec.sequence_items(payload)) is not None:
+        return any(_payload_holds_state(item) for item in sequence[1])
+    return False
+
+
+def _put(target: Any, payload: Payload, *, top: bool = False) -> Any:
+    stateful = as_stateful(target)
+    if stateful is not None:
+        state = codec.from_payload(payload)
+        try:
+            stateful.set_state(state)
+        except Exception as error:
+            name = type(target).__name__
+            raise HostStateError("restore", name, f"set_state failed: {error}") from error
+        return target
+    leads_to_state = _holds_stateful(target)
+    if isinstance(target, dict) and (top or leads_to_state):
+        items = codec.dict_items(payload)
+        if items is not None:
+            old = cast(dict[Any, Any], target)
+            new = {key: _put(old.get(key), item) for key, item in items}
+            old.clear()
+            old.update(new)
+            return old
+    if isinstance(target, (list, tuple)) and (top or leads_to_state):
+        sequence = codec.sequence_items(payload)
+        if sequence is not None and sequence[0] is type(target):
+            old_items = cast(list[Any], target)
+            padded = [*old_items, *[None] * len(sequence[1])]
+            restored = [_put(old, new) for old, new in zip(padded, sequence[1], strict=False)]
+            if isinstance(target, tuple):
+                return tuple(restored)
+            target[:] = restored
+            return cast(Any, target)
+    return codec.from_payload(payload)
+
+
+def _mismatch(path: str, problem: str) -> HostStateError:
+    return HostStateError(
+        "restore", path, problem, hint="give host_state the structure that it had at the save"
+    )

@@ -1,0 +1,309 @@
+"""Values of a host state as trees of plain JSON, exactly and without pickle. See FORMAT.md.
+
+What JSON has is written as it is; everything else is an object with one key, its tag. Dicts that
+look like a tagged object, or have keys that are not strings, are written as a list of pairs.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import struct
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, cast, runtime_checkable
+
+import numpy as np
+
+from emergency_ckpt.core.limits import MAX_DIMENSIONS
+from emergency_ckpt.errors import CorruptData, HostStateError
+from emergency_ckpt.state.tf_iterators import tf_iterator
+
+MAX_DEPTH = 64
+_MIN_JSON_INT, _MAX_JSON_INT = -(1 << 63), (1 << 63) - 1
+
+BYTES, TUPLE, FLOAT, INT, DICT, ARRAY, STATE = (
+    "__bytes__",
+    "__tuple__",
+    "__float__",
+    "__int__",
+    "__dict__",
+    "__array__",
+    "__state__",
+)
+_ARRAY_DTYPES = frozenset(np.dtype(code).newbyteorder("<").str for code in "?bBhHiIlLqQefdFD")
+_HINT = (
+    "use dict, list, tuple, str, int, float, bool, None, bytes, numeric numpy arrays,"
+    " tf.data iterators, or objects with get_state and set_state;"
+    " device arrays belong into the state"
+)
+
+Payload = None | bool | int | float | str | list[Any] | dict[str, Any]
+"""A tree of JSON values. Nothing in it is shared with what it was made from."""
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """What has a state of its own, such as a data iterator."""
+
+    def get_state(self) -> Any: ...
+
+    def set_state(self, state: Any, /) -> Any: ...
+
+
+def as_stateful(value: object) -> Stateful | None:
+    """What gets and sets the state of ``value``, itself as a rule; None when it has none."""
+    if isinstance(value, Stateful):
+        return None if isinstance(value, type) else value
+    return tf_iterator(value)
+
+
+def to_payload(value: object, path: str = "host_state", depth: int = 0) -> Payload:
+    """The payload of a value. ``HostStateError`` names the place of what cannot be stored."""
+    if depth > MAX_DEPTH:
+        raise HostStateError(
+            "capture", path, f"nested deeper than {MAX_DEPTH} levels", hint="does it hold itself?"
+        )
+    if value is None or type(value) in {bool, str}:
+        return cast(Payload, value)
+    encoder = _ENCODERS.get(type(value))
+    if encoder is not None:
+        return encoder(value, path, depth + 1)
+    if isinstance(value, (np.ndarray, np.generic)):
+        return {ARRAY: _encode_array(value, path)}
+    stateful = as_stateful(value)
+    if stateful is not None:
+        return {STATE: to_payload(_get_state(stateful, path), f"{path}.get_state()", depth + 1)}
+    name = f"{type(value).__module__}.{type(value).__qualname__}"
+    raise HostStateError("capture", path, f"cannot store a value of type {name}", hint=_HINT)
+
+
+def from_payload(payload: object, depth: int = 0) -> Any:
+    """The value of a payload; a state of an object comes back as the state itself.
+
+    ``CorruptData`` for a tree that ``to_payload`` cannot have made.
+    """
+    if depth > MAX_DEPTH:
+        raise _corrupt(f"nested deeper than {MAX_DEPTH} levels")
+    if payload is None or type(payload) in {bool, int, float, str}:
+        return payload
+    if isinstance(payload, list):
+        items = cast(list[object], payload)
+        return [from_payload(item, depth + 1) for item in items]
+    if not isinstance(payload, dict):
+        raise _corrupt(f"a value of type {type(payload).__name__}")
+    mapping = cast(dict[str, object], payload)
+    tag = tag_of(mapping)
+    if tag is None:
+        return {key: from_payload(item, depth + 1) for key, item in mapping.items()}
+    return _DECODERS[tag](mapping[tag], depth + 1)
+
+
+def tag_of(payload: object) -> str | None:
+    """The tag of a tagged object, None for any other value. ``CorruptData`` for an unknown tag."""
+    if not isinstance(payload, dict):
+        return None
+    mapping = cast(dict[str, object], payload)
+    if len(mapping) != 1:
+        return None
+    key = next(iter(mapping))
+    if not _looks_like_tag(key):
+        return None
+    if key not in _DECODERS:
+        raise _corrupt(f"unknown tag {key[:40]!r}")
+    return key
+
+
+def dict_items(payload: object) -> list[tuple[Any, Any]] | None:
+    """(key, payload of the value) of a dict's payload in either form; None for anything else."""
+    tag = tag_of(payload)
+    if tag == DICT:
+        return _pairs(cast(dict[str, Any], payload)[DICT], 0)
+    if tag is None and isinstance(payload, dict):
+        return list(cast(dict[Any, Any], payload).items())
+    return None
+
+
+def sequence_items(payload: object) -> tuple[type, list[Any]] | None:
+    """(list or tuple, payloads of the items) of a sequence's payload; None for anything else."""
+    if isinstance(payload, list):
+        return list, cast(list[Any], payload)
+    if tag_of(payload) == TUPLE:
+        items = cast(dict[str, Any], payload)[TUPLE]
+        if isinstance(items, list):
+            return tuple, cast(list[Any], items)
+    return None
+
+
+def dict_payload(items: Iterable[tuple[Any, Payload]]) -> Payload:
+    """The payload of a dict, from its keys and the payloads of its values."""
+    pairs = list(items)
+    if all(type(key) is str and not _looks_like_tag(key) for key, _ in pairs):
+        return dict(pairs)
+    return {DICT: [[to_payload(key), item] for key, item in pairs]}
+
+
+def sequence_payload(kind: type, items: Iterable[Payload]) -> Payload:
+    """The payload of a list or tuple, from those of its items."""
+    return {TUPLE: list(items)} if kind is tuple else list(items)
+
+
+def _get_state(value: Stateful, path: str) -> object:
+    try:
+        return value.get_state()
+    except Exception as error:
+        raise HostStateError("capture", path, f"get_state failed: {error}") from error
+
+
+def _looks_like_tag(key: object) -> bool:
+    return isinstance(key, str) and key.startswith("__") and key.endswith("__")
+
+
+def _encode_int(value: int, path: str, depth: int) -> Payload:
+    # Many JSON readers keep 64 bits at most.
+    return value if _MIN_JSON_INT <= value <= _MAX_JSON_INT else {INT: hex(value)}
+
+
+def _encode_float(value: float, path: str, depth: int) -> Payload:
+    # JSON has no NaN and no infinity; the bits keep a NaN's payload too.
+    return value if math.isfinite(value) else {FLOAT: struct.pack(">d", value).hex()}
+
+
+def _encode_bytes(value: bytes, path: str, depth: int) -> Payload:
+    return {BYTES: base64.b64encode(value).decode()}
+
+
+def _encode_list(value: list[Any], path: str, depth: int) -> Payload:
+    return [to_payload(item, f"{path}[{i}]", depth) for i, item in enumerate(value)]
+
+
+def _encode_tuple(value: tuple[Any, ...], path: str, depth: int) -> Payload:
+    return {TUPLE: [to_payload(item, f"{path}[{i}]", depth) for i, item in enumerate(value)]}
+
+
+def _encode_dict(value: dict[Any, Any], path: str, depth: int) -> Payload:
+    items = list(value.items())  # one look, should another thread change it
+    if all(type(key) is str and not _looks_like_tag(key) for key, _ in items):
+        return {key: to_payload(item, f"{path}[{key!r}]", depth) for key, item in items}
+    pairs = [
+        [to_payload(key, f"{path} key {key!r}", depth), to_payload(item, f"{path}[{key!r}]", depth)]
+        for key, item in items
+    ]
+    return {DICT: pairs}
+
+
+def _encode_array(value: np.ndarray[Any, Any] | np.generic, path: str) -> Payload:
+    if value.dtype.newbyteorder("<").str not in _ARRAY_DTYPES:
+        raise HostStateError("capture", path, f"cannot store a numpy {value.dtype}", hint=_HINT)
+    if isinstance(value, np.ndarray) and type(value) not in (np.ndarray, np.memmap):
+        problem = f"a {type(value).__name__} would come back as a plain array"
+        raise HostStateError("capture", path, problem, hint="give numpy.asarray of it")
+    array = np.ascontiguousarray(value)
+    return {
+        "scalar": isinstance(value, np.generic),
+        "dtype": array.dtype.newbyteorder("<").str,
+        "shape": list(value.shape),
+        "data": base64.b64encode(array.astype(array.dtype.newbyteorder("<")).tobytes()).decode(),
+    }
+
+
+def _decode_bytes(value: object, depth: int) -> bytes:
+    if not isinstance(value, str):
+        raise _corrupt("bytes are not a string")
+    try:
+        return base64.b64decode(value.encode("ascii"), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise _corrupt("bytes are not base64") from error
+
+
+def _decode_tuple(value: object, depth: int) -> tuple[Any, ...]:
+    if not isinstance(value, list):
+        raise _corrupt("a tuple is not a list")
+    return tuple(from_payload(item, depth) for item in cast(list[object], value))
+
+
+def _decode_float(value: object, depth: int) -> float:
+    try:
+        if isinstance(value, str) and len(value) == 16:
+            return struct.unpack(">d", bytes.fromhex(value))[0]
+    except ValueError:
+        pass
+    raise _corrupt("a float is not 16 hexadecimal digits")
+
+
+def _decode_int(value: object, depth: int) -> int:
+    try:
+        if isinstance(value, str):
+            return int(value, 16)
+    except ValueError:
+        pass
+    raise _corrupt("an integer is not hexadecimal")
+
+
+def _pairs(value: object, depth: int) -> list[tuple[Any, Any]]:
+    pairs: list[tuple[Any, Any]] = []
+    for pair in cast(list[object], value) if isinstance(value, list) else [None]:
+        if not isinstance(pair, list) or len(cast(list[object], pair)) != 2:
+            raise _corrupt("a dict is not a list of pairs")
+        key, item = cast(list[object], pair)
+        pairs.append((from_payload(key, depth), item))
+    return pairs
+
+
+def _decode_dict(value: object, depth: int) -> dict[Any, Any]:
+    try:
+        return {key: from_payload(item, depth) for key, item in _pairs(value, depth)}
+    except TypeError as error:
+        raise _corrupt("a key cannot be a key") from error
+
+
+def _decode_array(value: object, depth: int) -> Any:
+    fields = cast(dict[str, Any], value) if isinstance(value, dict) else {}
+    if set(fields) != {"scalar", "dtype", "shape", "data"}:
+        raise _corrupt("an array lacks a field")
+    name, shape = fields["dtype"], fields["shape"]
+    data = _decode_bytes(fields["data"], depth)
+    plain_shape = isinstance(shape, list) and len(cast(list[Any], shape)) <= MAX_DIMENSIONS
+    # np.dtype takes strings of many forms: only what the encoder writes is let through.
+    if not isinstance(name, str) or name not in _ARRAY_DTYPES or not plain_shape:
+        raise _corrupt("an array of unknown dtype or shape")
+    dimensions = cast(list[Any], shape)
+    if any(type(n) is not int or not 0 <= n <= _MAX_JSON_INT for n in dimensions):
+        raise _corrupt("an array of unknown dtype or shape")
+    dtype = np.dtype(name)
+    if math.prod(dimensions) * dtype.itemsize != len(data):
+        raise _corrupt("an array's bytes do not fit its shape")
+    try:
+        array = np.frombuffer(data, dtype).reshape(dimensions).astype(dtype.newbyteorder("="))
+    except ValueError as error:  # zero times huge
+        raise _corrupt("an array of impossible shape") from error
+    if fields["scalar"] is True and not dimensions:
+        return array[()]
+    return array
+
+
+def _decode_state(value: object, depth: int) -> Any:
+    return from_payload(value, depth)
+
+
+def _corrupt(problem: str) -> CorruptData:
+    return CorruptData("decode", "host state", problem)
+
+
+_ENCODERS: dict[type, Callable[[Any, str, int], Payload]] = {
+    int: _encode_int,
+    float: _encode_float,
+    bytes: _encode_bytes,
+    list: _encode_list,
+    tuple: _encode_tuple,
+    dict: _encode_dict,
+}
+_DECODERS: dict[str, Callable[[object, int], Any]] = {
+    BYTES: _decode_bytes,
+    TUPLE: _decode_tuple,
+    FLOAT: _decode_float,
+    INT: _decode_int,
+    DICT: _decode_dict,
+    ARRAY: _decode_array,
+    STATE: _decode_state,
+}

@@ -1,0 +1,266 @@
+"""Device to host: a snapshot of the shards that this process stores, by the training thread."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from emergency_ckpt.core.save.snapshot_plan import (
+    Piece,
+    SnapshotSettings,
+    choose_sources,
+    plan_device_copies,
+    transfer_order,
+)
+from emergency_ckpt.core.shard_layout import shard_nbytes
+from emergency_ckpt.errors import StateMismatch
+from emergency_ckpt.state.device_copies import DeviceCopies
+from emergency_ckpt.state.dtypes import PACKED_DTYPES, dtype_named
+from emergency_ckpt.state.staging import Snapshot, Transfer, View
+from emergency_ckpt.state.tree import (
+    Device,
+    Leaf,
+    LeafKind,
+    StateTree,
+    TreeDef,
+    boxes_by_device,
+    is_key_type,
+    is_python_number,
+)
+from emergency_ckpt.types import ShardId
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Take:
+    """Where to find one shard: its leaf, and index among addressable shards, on which device.
+
+    ``is_shared``: a view of it is all the transfer there is. ``memory``: where a transfer goes,
+    see ``Transfer``. ``nbytes``: of its values.
+    """
+
+    shard: ShardId
+    leaf: Leaf
+    addressable: int
+    device: Device | None
+    is_shared: bool
+    memory: str | None
+    nbytes: int
+
+    @property
+    def piece(self) -> Piece:
+        assert self.device is not None
+        return Piece(self.leaf.position, self.device.id, self.nbytes)
+
+
+class SnapshotRecipe:
+    """How to take the shards ``wanted`` out of states like ``tree``, in that order.
+
+    Built once for a structure of state; ``matches`` says cheaply whether it still applies.
+    """
+
+    def __init__(
+        self,
+        tree: StateTree,
+        wanted: Sequence[ShardId],
+        settings: SnapshotSettings | None = None,
+        copies: DeviceCopies | None = None,
+    ) -> None:
+        """``copies``: for ``device_copy``, shared by all recipes of this process."""
+        self._tree = tree
+        self._settings = settings = settings or SnapshotSettings()
+        self._copies = copies or DeviceCopies(settings.device_copy_bytes)
+        self._takes = _takes(tree, wanted, settings)
+        self._used = sorted({take.leaf.position for take in self._takes})
+        self._keys = {leaf.position for leaf in tree.leaves if leaf.kind is LeafKind.KEYS}
+        # Compared as objects: the name of a dtype is put together anew each time it is asked for.
+        self._dtypes = [(leaf, dtype_named(leaf.spec.dtype)) for leaf in tree.leaves]
+        on_devices = [i for i, take in enumerate(self._takes) if take.device is not None]
+        pieces = [self._takes[i].piece for i in on_devices]
+        self._plan = plan_device_copies(
+            (self._takes[i].piece for i in on_devices if _is_copyable(self._takes[i])),
+            self._copies.limit_bytes if settings.mode == "device_copy" else 0,
+        )
+        order = (on_devices[i] for i in transfer_order(pieces, self._plan.leaves))
+        self._order = [
+            position
+            for position in order
+            if not self._takes[position].is_shared
+            or self._takes[position].leaf.position in self._plan.leaves
+        ]
+
+    @property
+    def reason(self) -> str:
+        """What is copied on the devices, in words."""
+        return self._plan.reason
+
+    def matches(self, flat: Sequence[Any], treedef: TreeDef) -> bool:
+        """True when a flattened state has the structure this recipe was built for."""
+        if treedef != self._tree.treedef:
+            return False
+        return all(_is_like(leaf, dtype, flat[leaf.position]) for leaf, dtype in self._dtypes)
+
+    def take(self, flat: Sequence[Any]) -> Snapshot:
+        """The snapshot of the wanted shards, as ``wait`` and ``device_copy`` have it; no waiting.
+
+        Once its ``wait_captured`` is true the state may be donated. On CPU the views share the
+        arrays' buffers, which then live on.
+        """
+        stored = {
+            position: jax.random.key_data(flat[position])
+            if position in self._keys
+            else flat[position]
+            for position in self._used
+        }
+        copied = self._copy_on_devices(stored) if self._plan.leaves else {}
+        waits = self._settings.mode != "auto"
+        views: list[View] = []
+        transfers: list[Transfer] = []
+        for position, take in enumerate(self._takes):
+            if take.device is None:
+                # Host values may be changed in place by the next step: small, so copied.
+                value = np.array(
+                    stored[take.leaf.position], dtype=dtype_named(take.leaf.spec.dtype)
+                )
+                views.append(View(position, value))
+            elif take.is_shared and position not in copied:
+                views.append(View(position, np.asarray(_data(take, stored)), waits))
+        for position in self._order:
+            take, copy = self._takes[position], copied.get(position)
+            if take.is_shared and copy is None:
+                continue
+            assert take.device is not None
+            transfers.append(
+                Transfer(
+                    position,
+                    _data(take, stored) if copy is None else copy,
+                    take.nbytes,
+                    take.memory,
+                    waited_for=copy is None,
+                    release=_nothing
+                    if copy is None
+                    else partial(self._copies.give_back, take.device.id, take.nbytes),
+                )
+            )
+        # Where the budget was spent by another snapshot, nothing is copied and all is waited for.
+        return Snapshot(views, transfers, self._settings.staging_bytes)
+
+    def _copy_on_devices(self, stored: Mapping[int, Any]) -> dict[int, jax.Array]:
+        """Copies of what the plan says, by position; none when there is no room for them now."""
+        of_device: dict[int, list[int]] = {}
+        for position, take in enumerate(self._takes):
+            if take.leaf.position in self._plan.leaves and take.device is not None:
+                of_device.setdefault(take.device.id, []).append(position)
+        made = self._copies.make(
+            {
+                device: [_data(self._takes[position], stored) for position in positions]
+                for device, positions in of_device.items()
+            },
+            self._plan.device_bytes,
+        )
+        if made is None:
+            return {}
+        return {
+            position: copy
+            for device, positions in of_device.items()
+            for position, copy in zip(positions, made[device], strict=True)
+        }
+
+
+def _nothing() -> None:
+    pass
+
+
+def _data(take: _Take, stored: Mapping[int, Any]) -> jax.Array:
+    value = stored[take.leaf.position]
+    if take.addressable > 0 and value.is_fully_replicated:
+        # ``addressable_data`` gives the first device's, whichever is asked for.
+        return value.addressable_shards[take.addressable].data
+    return value.addressable_data(take.addressable)
+
+
+def _is_like(leaf: Leaf, dtype: np.dtype[Any], value: Any) -> bool:
+    if leaf.kind is LeafKind.SCALAR:
+        # A Python number may become one of another type from step to step.
+        return is_python_number(value) and np.asarray(value).dtype == dtype
+    if leaf.kind is LeafKind.NUMPY:
+        is_host = isinstance(value, np.ndarray | np.generic)
+        # Values of another byte order have the same name, and are stored alike.
+        is_named = is_host and value.dtype.name == leaf.spec.dtype
+        return is_named and value.shape == leaf.spec.global_shape
+    sharding = getattr(value, "sharding", None)
+    if sharding is not leaf.sharding and sharding != leaf.sharding:
+        return False
+    if leaf.kind is LeafKind.ARRAY:
+        return value.shape == leaf.spec.global_shape and value.dtype == dtype
+    return (
+        is_key_type(value.dtype)
+        and value.shape == leaf.spec.global_shape[:-1]  # key data have one dimension more
+        and str(jax.random.key_impl(value)) == leaf.spec.key_impl
+    )
+
+
+def _takes(tree: StateTree, wanted: Sequence[ShardId], settings: SnapshotSettings) -> list[_Take]:
+    """Where each wanted shard is taken from: of several devices that hold it, evenly."""
+    leaves = {leaf.spec.path: leaf for leaf in tree.leaves}
+    holders = [_holders(leaves[shard.leaf], shard) for shard in wanted]
+    for i, held in enumerate(holders):
+        first = next(iter(held), None)
+        if first is not None and _is_shared(first, settings):
+            holders[i] = {first: held[first]}  # all in one memory: the first is found fastest
+    sizes = [shard_nbytes(leaves[shard.leaf].spec, shard.box) for shard in wanted]
+    on_devices = [i for i, held in enumerate(holders) if held]
+    chosen, _ = choose_sources(
+        [[device.id for device in holders[i]] for i in on_devices], [sizes[i] for i in on_devices]
+    )
+    source = dict(zip(on_devices, chosen, strict=True))
+    takes: list[_Take] = []
+    for i, shard in enumerate(wanted):
+        leaf = leaves[shard.leaf]
+        device = next((device for device in holders[i] if device.id == source[i]), None)
+        index = 0 if device is None else holders[i][device]
+        shared = device is not None and _is_shared(device, settings)
+        memory = None if device is None else _memory(device, leaf.spec.dtype, settings)
+        takes.append(_Take(shard, leaf, index, device, shared, memory, sizes[i]))
+    return takes
+
+
+def _is_shared(device: Device, settings: SnapshotSettings) -> bool:
+    """Whether a view of a device's array is all the transfer there is."""
+    return device.platform == "cpu" and settings.staging_memory == "auto"
+
+
+def _memory(device: Device, dtype: str, settings: SnapshotSettings) -> str | None:
+    """The host memory to which ``device`` transfers such values; None for JAX's own way."""
+    if settings.staging_memory == "pageable" or _is_shared(device, settings):
+        return None
+    if dtype in PACKED_DTYPES:
+        return None  # packed on the device; only JAX's own transfer gives one byte for each
+    kinds = {memory.kind for memory in device.addressable_memories()}
+    return "pinned_host" if "pinned_host" in kinds else None
+
+
+def _is_copyable(take: _Take) -> bool:
+    """Whether a copy stays in the memory of the device: what was offloaded to the host is not."""
+    assert take.leaf.sharding is not None
+    assert take.device is not None
+    kind = take.leaf.sharding.memory_kind
+    return take.nbytes > 0 and kind in (None, take.device.default_memory().kind)
+
+
+def _holders(leaf: Leaf, shard: ShardId) -> dict[Device, int]:
+    """This process's devices that hold the shard, with its index there; none for host values."""
+    if leaf.sharding is None:
+        return {}
+    me = jax.process_index()
+    mine = [(d, box) for d, box in boxes_by_device(leaf).items() if d.process_index == me]
+    found = {device: index for index, (device, box) in enumerate(mine) if box == shard.box}
+    if not found:
+        raise StateMismatch(
+            "save", f"leaf {shard.leaf!r}", [f"{shard.leaf}: box {shard.box} not here"]
+        )
+    return found

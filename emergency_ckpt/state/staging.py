@@ -1,0 +1,303 @@
+"""One snapshot on its way to the host: a bounded number of bytes at a time, read as they arrive.
+
+The training thread makes it and waits until the state may be donated; one background thread reads
+it. What lies between device and slot is the staging memory: transfers start when it has room.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from emergency_ckpt.core.save.snapshot_plan import startable
+from emergency_ckpt.errors import SaveFailed
+
+Batch = list[tuple[int, npt.NDArray[Any]]]
+
+
+@dataclasses.dataclass(slots=True)
+class View:
+    """Shard number ``position``, readable on the host already.
+
+    ``waited_for``: the training thread waits until the reader has let go of it.
+    """
+
+    position: int
+    view: npt.NDArray[Any]
+    waited_for: bool = False
+
+
+@dataclasses.dataclass(slots=True)
+class Transfer:
+    """Shard number ``position``, still on its device.
+
+    Attributes:
+      source: an array on one device.
+      memory: the kind of host memory that it goes to; None where JAX's own transfer is used.
+      waited_for: the training thread waits for its end; else ``source`` is a copy.
+      let_go: called once when ``source`` is needed no more.
+    """
+
+    position: int
+    source: jax.Array
+    nbytes: int
+    memory: str | None
+    waited_for: bool
+    release: Callable[[], None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class HostShard:
+    """One shard on the host. ``array``: what ``view`` shows, where that is a JAX array there."""
+
+    view: npt.NDArray[Any]
+    array: jax.Array | None
+
+
+class _Flight:
+    """A transfer that was started. ``array``: where it goes; the source, with JAX's own way."""
+
+    def __init__(self, transfer: Transfer, array: jax.Array) -> None:
+        self.transfer = transfer
+        self._array = array
+        self._lock = threading.Lock()
+        self._view: npt.NDArray[Any] | None = None
+
+    @property
+    def pinned(self) -> jax.Array | None:
+        return None if self.transfer.memory is None else self._array
+
+    @property
+    def has_ended(self) -> bool:
+        array: Any = self._array  # ``is_ready`` is public, but not in JAX's type of arrays
+        return array.is_ready()
+
+    def land(self) -> npt.NDArray[Any]:
+        """The bytes on the host; blocks for them. Once they were there, the source may go.
+
+        From both threads: a source that was donated meanwhile cannot be asked again.
+        """
+        with self._lock:
+            if self._view is None:
+                self._view = np.asarray(jax.block_until_ready(self._array))
+            return self._view
+
+
+class Snapshot:
+    """What one save reads; see the module. To be closed in any case; read once."""
+
+    def __init__(
+        self,
+        views: Sequence[View],
+        transfers: Sequence[Transfer] = (),
+        staging_bytes: int | None = None,
+    ) -> None:
+        """``transfers`` start in their order, those that are waited for first.
+
+        ``staging_bytes``: how much may lie on the host, not yet read; None for any amount. A
+        larger shard goes alone.
+        """
+        self._views = deque(views)
+        self._waiting = deque(transfers)
+        self._started: deque[_Flight] = deque()
+        self._waited_for: dict[int, _Flight] = {}  # of those that were started, by position
+        self._staging_bytes = staging_bytes
+        self._in_use_bytes = 0
+        self._shared = any(view.waited_for for view in views)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._failure: Exception | None = None
+        self._nothing_to_start = threading.Event()  # of what is waited for
+        self._note_progress()
+
+    @staticmethod
+    def of_views(views: Sequence[npt.NDArray[Any]]) -> Snapshot:
+        """A snapshot that is on the host already, in memory that nobody changes."""
+        return Snapshot([View(position, view) for position, view in enumerate(views)])
+
+    # Before it is read.
+
+    def start(self, *, everything: bool = False) -> None:
+        """Start the transfers that staging memory has room for. Does not block; never raises.
+
+        ``everything``: all of them, because the reader must wait for others first, or needs all
+        at once. All of the snapshot comes to the host then, whatever the staging memory; and the
+        training thread waits for transfers only, never for the reader.
+        """
+        with self._lock:
+            if everything:
+                self._staging_bytes = None
+                self._shared = False
+            try:
+                self._start()
+            except Exception as error:  # noqa: BLE001 - the reader raises it
+                self._failure = error
+                self._nothing_to_start.set()
+            self._note_progress()
+
+    def wait_captured(self, timeout_s: float) -> bool:
+        """True once the state may be donated; False when that takes longer.
+
+        The deadline is for the reader. The transfers that are under way then have none: a device
+        that does not answer stops the next step just as well.
+        """
+        if not self._nothing_to_start.wait(timeout_s):
+            return False
+        with self._lock:
+            flights = list(self._waited_for.values())
+        try:
+            jax.block_until_ready([f.pinned for f in flights if f.pinned is not None])
+            for flight in flights:
+                if flight.pinned is None:
+                    flight.land()
+        except Exception as error:  # noqa: BLE001 - the reader raises it
+            self._failure = error
+        return True
+
+    # For the reader.
+
+    def batches(self, limit_bytes: int) -> Iterator[Batch]:
+        """All shards as (position, view), at most ``limit_bytes`` or one shard at a time.
+
+        Views are valid until the next batch is asked for. Blocks for transfers.
+
+        Raises:
+          SaveFailed: the snapshot was closed before all was read.
+          Exception: whatever a transfer failed with, in either thread.
+        """
+        with self._lock:
+            self._start()
+        while batch := self._next_views(limit_bytes):
+            yield batch
+            batch.clear()
+        self._shared = False
+        if self._staging_bytes is not None:
+            # So that what follows is transferred while a batch is read.
+            limit_bytes = min(limit_bytes, self._staging_bytes // 2)
+        read_bytes = 0
+        while self._go_on(read_bytes):
+            batch = []
+            read_bytes = 0
+            while (flight := self._next(limit_bytes - read_bytes, at_once=bool(batch))) is not None:
+                batch.append((flight.transfer.position, self._land(flight).view))
+                read_bytes += flight.transfer.nbytes
+                del flight
+            yield batch
+            batch.clear()
+        self._check_open()
+
+    def collect(self) -> list[HostShard]:
+        """All shards at once, in order. As ``batches``; the views stay valid."""
+        self.start(everything=True)
+        found: dict[int, HostShard] = {}
+        for position, view in self._next_views(None):
+            found[position] = HostShard(view, None)
+        while (flight := self._next(0, at_once=False)) is not None:
+            found[flight.transfer.position] = self._land(flight)
+        self._check_open()
+        return [found[position] for position in sorted(found)]
+
+    def close(self) -> None:
+        """Let go of all that was not read: whoever reads on gets an error. Idempotent."""
+        with self._lock:
+            self._closed = self._closed or bool(self._views or self._waiting or self._started)
+            for transfer in [*self._waiting, *(flight.transfer for flight in self._started)]:
+                transfer.release()
+            self._waiting.clear()
+            self._started.clear()
+            self._waited_for.clear()
+            self._views.clear()
+            self._nothing_to_start.set()
+
+    def _next_views(self, limit_bytes: int | None) -> Batch:
+        batch: Batch = []
+        size_bytes = 0
+        with self._lock:
+            while self._views:
+                size_bytes += self._views[0].view.nbytes
+                if batch and limit_bytes is not None and size_bytes > limit_bytes:
+                    break
+                each = self._views.popleft()
+                batch.append((each.position, each.view))
+        return batch
+
+    def _go_on(self, read_bytes: int) -> bool:
+        """So much was read of the staging memory: start more. False when nothing is left."""
+        with self._lock:
+            self._in_use_bytes -= read_bytes
+            self._start()
+            self._note_progress()
+            return bool(self._started)
+
+    def _next(self, room_bytes: int, *, at_once: bool) -> _Flight | None:
+        """The next transfer; ``at_once``: only one that has ended, of at most ``room_bytes``."""
+        with self._lock:
+            if not self._started:
+                return None
+            first = self._started[0]
+            if at_once and (first.transfer.nbytes > room_bytes or not first.has_ended):
+                return None
+            return self._started.popleft()
+
+    def _land(self, flight: _Flight) -> HostShard:
+        try:
+            view = flight.land()
+        finally:
+            flight.transfer.release()
+        with self._lock:
+            self._waited_for.pop(flight.transfer.position, None)
+        return HostShard(view, flight.pinned)
+
+    def _check_open(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._closed:
+            raise SaveFailed("read", "snapshot", "it was given up before all was on the host")
+
+    # With the lock.
+
+    def _start(self) -> None:
+        """Start as many transfers as staging memory has room for, in one call."""
+        count = len(self._waiting)
+        if self._staging_bytes is not None:
+            sizes = (transfer.nbytes for transfer in self._waiting)
+            count = startable(sizes, self._in_use_bytes, self._staging_bytes)
+        if not count or self._failure is not None:
+            return
+        started = _start_together(itertools.islice(self._waiting, count))
+        for flight in started:
+            self._waiting.popleft()
+            self._started.append(flight)
+            self._in_use_bytes += flight.transfer.nbytes
+            if flight.transfer.waited_for:
+                self._waited_for[flight.transfer.position] = flight
+
+    def _note_progress(self) -> None:
+        """Once nothing more has to start that is waited for, the end of what did is the end."""
+        if not self._shared and not (self._waiting and self._waiting[0].waited_for):
+            self._nothing_to_start.set()
+
+
+def _start_together(transfers: Iterable[Transfer]) -> list[_Flight]:
+    now = list(transfers)
+    to_memory = [(each.source, each.memory) for each in now if each.memory is not None]
+    hosts = iter(
+        jax.device_put(
+            [source for source, _ in to_memory],
+            [source.sharding.with_memory_kind(memory) for source, memory in to_memory],
+            # Not even what lies in host memory already: the next step may write there.
+            may_alias=False,
+        )
+    )
+    for each in now:
+        if each.memory is None:
+            each.source.copy_to_host_async()
+    return [_Flight(each, each.source if each.memory is None else next(hosts)) for each in now]

@@ -1,0 +1,303 @@
+"""The training state as leaves, boxes and processes: what JAX knows, in this package's words."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import msgspec
+import numpy as np
+
+from emergency_ckpt.core.boxes import whole
+from emergency_ckpt.core.limits import MAX_PATH_CHARS
+from emergency_ckpt.core.placement.striping import HeldLeaves
+from emergency_ckpt.core.restore.leaves import PYTHON_NUMBERS
+from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES
+from emergency_ckpt.errors import InvalidState
+from emergency_ckpt.types import Box, LeafSpec, ShardId
+
+PyTree = Any
+Device = Any
+TreeDef = Any
+
+_NUMBERS: dict[type, str] = {
+    kind: f"Python {kind.__name__}" for kind in (bool, int, float, complex)
+}
+"""In this order: a bool is an int too."""
+assert set(_NUMBERS.values()) == set(PYTHON_NUMBERS)
+
+
+class LeafKind(enum.Enum):
+    """What the user's leaf is, and so what a restore must give back."""
+
+    ARRAY = "array"
+    KEYS = "keys"  # a PRNG key array
+    NUMPY = "numpy"
+    SCALAR = "scalar"  # a Python bool, int, float or complex
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Leaf:
+    """One leaf of a state.
+
+    Attributes:
+      spec: what is stored.
+      kind: what it is to the user.
+      number: of a Python number, which: a key of ``PYTHON_NUMBERS``; else empty.
+      sharding: placement of the stored array (key data for PRNG keys); None for host values.
+      position: index in the pytree's flattening order.
+    """
+
+    spec: LeafSpec
+    kind: LeafKind
+    sharding: jax.sharding.Sharding | None
+    position: int
+    number: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class StateTree:
+    """A described state: its leaves sorted by path, and the pytree's structure."""
+
+    leaves: tuple[Leaf, ...]
+    treedef: TreeDef
+
+    @property
+    def specs(self) -> dict[str, LeafSpec]:
+        """The leaf specs by path."""
+        return {leaf.spec.path: leaf.spec for leaf in self.leaves}
+
+    @property
+    def wanted(self) -> dict[str, LeafSpec]:
+        """As ``specs``, of a state to restore into: for Python numbers ``PYTHON_NUMBERS``."""
+        return {
+            leaf.spec.path: msgspec.structs.replace(leaf.spec, dtype=leaf.number or leaf.spec.dtype)
+            for leaf in self.leaves
+        }
+
+    def unflatten(self, values: Mapping[str, object]) -> PyTree:
+        """The pytree with ``values`` by path."""
+        ordered: list[object] = [None] * len(self.leaves)
+        for leaf in self.leaves:
+            ordered[leaf.position] = values[leaf.spec.path]
+        return jax.tree_util.tree_unflatten(self.treedef, ordered)
+
+
+def describe(state: PyTree, operation: str) -> StateTree:
+    """Describe ``state`` (arrays or specs with shape, dtype and sharding). Not collective.
+
+    Raises:
+      InvalidState: a leaf of an unsupported type or dtype, a path too long, or two leaves with
+        one path.
+    """
+    flat, treedef = jax.tree_util.tree_flatten_with_path(state)
+    leaves: dict[str, Leaf] = {}
+    for position, (key_path, value) in enumerate(flat):
+        path = jax.tree_util.keystr(key_path, simple=True, separator="/")
+        if path in leaves:
+            raise InvalidState(
+                operation, f"leaf {path!r}", "two leaves have this path", hint="rename a key"
+            )
+        if len(path) > MAX_PATH_CHARS or not _is_unicode(path):
+            raise InvalidState(
+                operation,
+                f"leaf {path[:100]!r}",
+                "its path cannot be stored",
+                expected=f"at most {MAX_PATH_CHARS} characters of valid Unicode",
+                actual=f"{len(path)} characters",
+            )
+        leaf = leaves[path] = _describe_leaf(value, path, position, operation)
+        if leaf.spec.dtype not in DTYPE_ITEM_BYTES:
+            raise InvalidState(
+                operation, f"leaf {path!r}", f"dtype {leaf.spec.dtype} has no bytes to store"
+            )
+    return StateTree(tuple(leaves[path] for path in sorted(leaves)), treedef)
+
+
+def check_values(tree: StateTree, flat: Sequence[Any], operation: str) -> None:
+    """InvalidState for a leaf of a state like ``tree`` that has no values here (any more)."""
+    for leaf in tree.leaves:
+        if leaf.sharding is None:
+            continue
+        value = flat[leaf.position]
+        if not isinstance(value, jax.Array):
+            raise InvalidState(
+                operation,
+                f"leaf {leaf.spec.path!r}",
+                f"a {type(value).__name__} has no values",
+                hint="give the arrays themselves",
+            )
+        if value.is_deleted():
+            raise InvalidState(
+                operation,
+                f"leaf {leaf.spec.path!r}",
+                "its array is deleted: it was donated to a step already",
+                hint="give the state that the step returned",
+            )
+
+
+def is_python_number(value: object) -> bool:
+    """Whether ``value`` is one, and no scalar of numpy, some of which are Python floats too."""
+    return isinstance(value, tuple(_NUMBERS)) and not isinstance(value, np.generic)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _describe_leaf(value: Any, path: str, position: int, operation: str) -> Leaf:
+    if is_python_number(value):
+        spec = LeafSpec(path, np.asarray(value).dtype.name, ())
+        kind = next(kind for kind in _NUMBERS if isinstance(value, kind))
+        return Leaf(spec, LeafKind.SCALAR, None, position, _NUMBERS[kind])
+    if isinstance(value, np.ndarray | np.generic):
+        _check_is_plain(value, path, operation)
+        spec = LeafSpec(path, value.dtype.name, tuple(value.shape))
+        return Leaf(spec, LeafKind.NUMPY, None, position)
+    if not (hasattr(value, "shape") and hasattr(value, "dtype")):
+        raise InvalidState(
+            operation,
+            f"leaf {path!r}",
+            f"type {type(value).__name__} cannot be checkpointed",
+            hint="save its arrays only, as eqx.filter(model, eqx.is_array) gives them"
+            if callable(value)
+            else "put iterators and other Python state into host_state",
+        )
+    shape = tuple(int(dim) for dim in value.shape)
+    sharding = _sharding_of(value, path, operation)
+    if is_key_type(value.dtype):
+        data_spec, impl = _key_data_spec(shape, value.dtype)
+        spec = LeafSpec(path, data_spec.dtype.name, tuple(data_spec.shape), impl)
+        return Leaf(spec, LeafKind.KEYS, sharding, position)
+    spec = LeafSpec(path, np.dtype(value.dtype).name, shape)
+    return Leaf(spec, LeafKind.ARRAY, sharding, position)
+
+
+def _check_is_plain(value: Any, path: str, operation: str) -> None:
+    """InvalidState for a kind of array that has more than its elements: that would be lost."""
+    if isinstance(value, np.ndarray) and type(value) not in (np.ndarray, np.memmap):
+        raise InvalidState(
+            operation,
+            f"leaf {path!r}",
+            f"a {type(value).__name__} would come back as a plain array",
+            hint="give numpy.asarray of it, and of a masked array its data and its mask",
+        )
+
+
+def _sharding_of(value: Any, path: str, operation: str) -> jax.sharding.Sharding:
+    sharding = getattr(value, "sharding", None)
+    if isinstance(sharding, jax.sharding.Sharding):
+        return sharding
+    if jax.process_count() == 1:
+        return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    raise InvalidState(
+        operation,
+        f"leaf {path!r}",
+        "the spec has no sharding",
+        hint="in a job of several processes every array spec needs one",
+    )
+
+
+def _key_data_spec(shape: tuple[int, ...], dtype: Any) -> tuple[jax.ShapeDtypeStruct, str]:
+    impl: list[str] = []
+
+    def data_of(keys: jax.Array) -> jax.Array:
+        impl.append(str(jax.random.key_impl(keys)))
+        return jax.random.key_data(keys)
+
+    data = jax.eval_shape(data_of, jax.ShapeDtypeStruct(shape, dtype))
+    return data, impl[0]
+
+
+def is_key_type(dtype: Any) -> bool:
+    """Whether arrays of ``dtype`` hold PRNG keys."""
+    return bool(jax.numpy.issubdtype(dtype, jax.dtypes.prng_key))
+
+
+def boxes_by_device(leaf: Leaf) -> dict[Device, Box]:
+    """The box that each device of the leaf's sharding holds; empty for host values."""
+    if leaf.sharding is None:
+        return {}
+    shape = leaf.spec.global_shape
+    return {
+        device: tuple(
+            (index.indices(dim)[0], index.indices(dim)[1])
+            for index, dim in zip(indices, shape, strict=True)
+        )
+        for device, indices in leaf.sharding.devices_indices_map(shape).items()
+    }
+
+
+class BoxTable:
+    """Which process holds which boxes of each leaf.
+
+    Leaves that no single process of another host could give back - host values and arrays that
+    live on one process's devices only - count as held, whole, by every process: each process has
+    its own equal copy of them.
+
+    Leaves with one sharding and shape share one entry, so that a large job costs little.
+    """
+
+    def __init__(self, tree: StateTree, process_count: int) -> None:
+        self._process_count = process_count
+        self._by_kind: dict[tuple[object, ...], dict[int, tuple[Box, ...]]] = {}
+        self._leaf_keys: list[tuple[LeafSpec, tuple[object, ...]]] = []
+        for leaf in tree.leaves:
+            key = (leaf.sharding, leaf.spec.global_shape)
+            if key not in self._by_kind:
+                self._by_kind[key] = self._boxes_by_process(leaf)
+            self._leaf_keys.append((leaf.spec, key))
+
+    def _boxes_by_process(self, leaf: Leaf) -> dict[int, tuple[Box, ...]]:
+        found: dict[int, set[Box]] = {}
+        for device, box in boxes_by_device(leaf).items():
+            found.setdefault(device.process_index, set()).add(box)
+        if len(found) <= 1 < self._process_count or not found:
+            everywhere = (whole(leaf.spec.global_shape),)
+            return dict.fromkeys(range(self._process_count), everywhere)
+        return {process: tuple(sorted(boxes)) for process, boxes in found.items()}
+
+    def shards_of(self, process: int) -> tuple[ShardId, ...]:
+        """The distinct shards that ``process`` holds, sorted."""
+        return tuple(
+            ShardId(spec.path, box)
+            for spec, key in self._leaf_keys
+            for box in self._by_kind[key].get(process, ())
+        )
+
+    def targets(self) -> dict[int, tuple[ShardId, ...]]:
+        """``shards_of`` for every process; processes with equal shards share one tuple."""
+        kinds = list(self._by_kind.values())
+        shared: dict[tuple[tuple[Box, ...], ...], tuple[ShardId, ...]] = {}
+        result: dict[int, tuple[ShardId, ...]] = {}
+        for process in range(self._process_count):
+            signature = tuple(kind.get(process, ()) for kind in kinds)
+            if signature not in shared:
+                shared[signature] = self.shards_of(process)
+            result[process] = shared[signature]
+        return result
+
+    def held_leaves(self) -> tuple[HeldLeaves, ...]:
+        """Who holds what, for ``place``: one entry for all leaves of one sharding and shape."""
+        paths: dict[tuple[object, ...], dict[str, int]] = {}
+        for spec, key in self._leaf_keys:
+            paths.setdefault(key, {})[spec.path] = DTYPE_ITEM_BYTES[spec.dtype]
+        shapes = {key: spec.global_shape for spec, key in self._leaf_keys}
+        return tuple(
+            HeldLeaves(shapes[key], items, self._holders(key)) for key, items in paths.items()
+        )
+
+    def _holders(self, key: tuple[object, ...]) -> dict[Box, tuple[int, ...]]:
+        found: dict[Box, list[int]] = {}
+        for process, boxes in sorted(self._by_kind[key].items()):
+            for box in boxes:
+                found.setdefault(box, []).append(process)
+        shared: dict[tuple[int, ...], tuple[int, ...]] = {}
+        return {box: shared.setdefault(t, t) for box, ps in found.items() for t in (tuple(ps),)}

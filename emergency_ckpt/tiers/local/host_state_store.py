@@ -1,0 +1,326 @@
+"""Host states of a process directory: the own ones and buddies' copies, a file each, bounded.
+
+``host_state/<incarnation>-<step>/process_00003_of_00008.json``; the file's presence is the marker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+from collections.abc import Callable, Collection
+
+from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES
+from emergency_ckpt.core.restore.inventory import HeldHostState
+from emergency_ckpt.errors import (
+    CheckpointError,
+    CorruptData,
+    HostStateError,
+    NotSigned,
+    RamdiskFull,
+)
+from emergency_ckpt.state.host_state import HostStateDocument, decode, document_name
+from emergency_ckpt.tiers import files
+from emergency_ckpt.tiers.local.signatures import (
+    OVERHEAD_BYTES,
+    Signer,
+    check_believed,
+    open_signed,
+    signed,
+)
+from emergency_ckpt.tiers.ramdisk.deletion import HOST_STATE_DIRECTORY
+from emergency_ckpt.types import SaveId
+
+MAX_SAVES = 72
+"""More than ``local_keep_last_n`` can ask for: host states stay as long as their tensors."""
+
+MAX_DOCUMENTS = 4096
+MAX_TOTAL_DOCUMENTS_AT_LIMIT = 16
+"""All documents together are at most this many times the bound of one."""
+
+DOCUMENT_PATTERN = re.compile(r"process_\d{5,7}_of_\d{5,7}\.json")
+
+Key = tuple[SaveId, int, int]
+
+
+class HostStateStore:
+    """Published host states of one directory. Thread-safe; nothing here trusts a peer.
+
+    Buddies push into it, so it is bounded in saves, documents and bytes: the oldest saves go
+    first, and what does not fit then is refused.
+    """
+
+    def __init__(
+        self,
+        dir_fd: int,
+        run_id: str,
+        limit_bytes: int,
+        report: Callable[[str, CheckpointError], None],
+        signer: Signer | None = None,
+    ) -> None:
+        """Scan the directory. What is not whole is removed, and told to ``report``.
+
+        What is not signed, where there is a ``signer``, is told, and removed once a save is
+        complete. ``limit_bytes``: of a document that this job saves, by which all together are
+        bounded.
+        """
+        self._run_id = run_id
+        self._signer = signer
+        self._unbelieved: list[tuple[str, str]] = []
+        self._limit_bytes = limit_bytes
+        self._lock = threading.Lock()
+        self._held: dict[Key, HeldHostState] = {}
+        self._complete: SaveId | None = None
+        self._parent_fd = dir_fd
+        self._dir_fd = files.ensure_directory(HOST_STATE_DIRECTORY, dir_fd)
+        for name in os.listdir(self._dir_fd):
+            try:
+                self._scan_save(name, report)
+            except OSError as error:
+                problem = CorruptData("open", name, f"not a directory of host states: {error}")
+                report(name, problem)
+
+    def publish(self, save: SaveId, owner: int, count: int, data: bytes) -> None:
+        """Keep a document under its marker. It survives the end of every process.
+
+        ``CorruptData`` when it is not what it is said to be, ``HostStateError`` for another
+        run's or one that differs from what is held, ``RamdiskFull`` when there is no room.
+        """
+        document = decode(data)
+        if (document.save, document.owner, document.count) != (save, owner, count):
+            raise CorruptData(
+                "publish",
+                document_name(owner, count),
+                "the document is another process's or another save's",
+                expected=(save, owner, count),
+                actual=(document.save, document.owner, document.count),
+            )
+        if save.run_id != self._run_id:
+            raise HostStateError(
+                "publish", f"host state of step {save.step}", "another run's", actual=save.run_id
+            )
+        entry = _entry(document, len(data))
+        with self._lock:
+            known = self._held.get((save, owner, count))
+            if known == entry and self._read(save, owner, count) == data:
+                return
+            if known is not None and known.digest != entry.digest:
+                raise HostStateError(
+                    "publish",
+                    f"{document_name(owner, count)} of step {save.step}",
+                    "another one is published already",
+                    expected=known.digest,
+                    actual=entry.digest,
+                )
+            try:
+                self._mend()
+            except OSError as error:
+                raise files.local_error("publish in", HOST_STATE_DIRECTORY, error) from error
+            self._make_room(save, len(data))
+            try:
+                save_fd = files.ensure_directory(save_directory(save), self._dir_fd)
+            except OSError as error:
+                raise files.local_error("publish", save_directory(save), error) from error
+            try:
+                name = document_name(owner, count)
+                file = signed(signed_name(save_directory(save), name), data, self._signer)
+                files.write_atomic(name, save_fd, file)
+            finally:
+                os.close(save_fd)
+            self._held[save, owner, count] = entry
+
+    def read(self, save: SaveId, owner: int, count: int) -> bytes | None:
+        """A document's bytes; None when it is not held. The digest is the reader's to check."""
+        with self._lock:
+            return self._read(save, owner, count)
+
+    def held(self) -> tuple[HeldHostState, ...]:
+        """All published host states, sorted."""
+        with self._lock:
+            return tuple(sorted(self._held.values()))
+
+    def note_complete(self, save: SaveId, still_published: Collection[SaveId]) -> None:
+        """Remove the documents of saves before ``save``; its own are never dropped for room.
+
+        Those in ``still_published`` stay: their tensors can still be restored.
+        """
+        with self._lock:
+            self._complete = save
+            outdated = [
+                key
+                for key in self._held
+                if key[0] != save and key[0].step <= save.step and key[0] not in still_published
+            ]
+            self._remove(outdated)
+            self._remove_unbelieved()
+
+    def remove_if(self, unwanted: Callable[[HeldHostState], bool]) -> None:
+        """Remove the documents for which ``unwanted`` is true."""
+        with self._lock:
+            self._remove([key for key, entry in self._held.items() if unwanted(entry)])
+
+    def close(self) -> None:
+        """Let go of the directory; later calls find nothing."""
+        with self._lock:
+            self._held.clear()
+            os.close(self._dir_fd)
+            self._dir_fd = -1
+
+    def _read(self, save: SaveId, owner: int, count: int) -> bytes | None:
+        if (save, owner, count) not in self._held:
+            return None
+        try:
+            save_fd = files.open_inner(save_directory(save), self._dir_fd)
+        except OSError:
+            return None  # taken away from outside
+        try:
+            name = document_name(owner, count)
+            return read_file(save_directory(save), name, save_fd, self._signer)
+        except (FileNotFoundError, CorruptData):
+            return None  # taken away, or something else put in its place
+        finally:
+            os.close(save_fd)
+
+    def _mend(self) -> None:
+        """Make the directory again when somebody removed it; what it held is gone."""
+        if os.fstat(self._dir_fd).st_nlink > 0:
+            return
+        dir_fd = files.ensure_directory(HOST_STATE_DIRECTORY, self._parent_fd)
+        os.close(self._dir_fd)
+        self._dir_fd = dir_fd
+        self._held.clear()
+
+    def _remove_unbelieved(self) -> None:
+        """Remove what the scan did not believe, unless a document of ours has its place now."""
+        held = {
+            (save_directory(save), document_name(owner, count)) for save, owner, count in self._held
+        }
+        for save_name, file_name in self._unbelieved:
+            if (save_name, file_name) in held:
+                continue
+            with contextlib.suppress(OSError):  # taken away meanwhile
+                save_fd = files.open_inner(save_name, self._dir_fd)
+                try:
+                    files.remove(file_name, save_fd)
+                finally:
+                    os.close(save_fd)
+                os.rmdir(save_name, dir_fd=self._dir_fd)
+        self._unbelieved.clear()
+
+    def _make_room(self, save: SaveId, size_bytes: int) -> None:
+        """Drop saves older than ``save`` until one document more is within the bounds."""
+        while True:
+            saves = {key[0] for key in self._held}
+            total = sum(entry.size_bytes for entry in self._held.values())
+            if (
+                len(saves | {save}) <= MAX_SAVES
+                and len(self._held) < MAX_DOCUMENTS
+                and total + size_bytes <= MAX_TOTAL_DOCUMENTS_AT_LIMIT * self._limit_bytes
+            ):
+                return
+            older = {held for held in saves if held < save and held != self._complete}
+            if not older:
+                raise RamdiskFull(
+                    "publish host state in",
+                    f"{len(self._held)} documents of {len(saves)} saves",
+                    "the store is full of newer ones",
+                    expected=f"at most {MAX_SAVES} saves, {MAX_DOCUMENTS} documents and"
+                    f" {MAX_TOTAL_DOCUMENTS_AT_LIMIT * self._limit_bytes} bytes",
+                    actual=f"{total} bytes",
+                )
+            oldest = min(older)
+            self._remove([key for key in self._held if key[0] == oldest])
+
+    def _remove(self, keys: list[Key]) -> None:
+        for save, owner, count in keys:
+            del self._held[save, owner, count]
+            with contextlib.suppress(FileNotFoundError):
+                save_fd = files.open_inner(save_directory(save), self._dir_fd)
+                try:
+                    files.remove(document_name(owner, count), save_fd)
+                finally:
+                    os.close(save_fd)
+        for save in {key[0] for key in keys} - {key[0] for key in self._held}:
+            with contextlib.suppress(OSError):  # something else is in it: it stays
+                os.rmdir(save_directory(save), dir_fd=self._dir_fd)
+
+    def _scan_save(self, name: str, report: Callable[[str, CheckpointError], None]) -> None:
+        save_fd = files.open_inner(name, self._dir_fd)
+        try:
+            files.remove_temporaries(save_fd)
+            for file_name in sorted(os.listdir(save_fd)):
+                if not DOCUMENT_PATTERN.fullmatch(file_name):
+                    continue
+                try:
+                    if len(self._held) >= MAX_DOCUMENTS:
+                        raise CorruptData("open", file_name, "there are too many documents")
+                    entry = read_document(name, file_name, save_fd, self._run_id, self._signer)
+                except NotSigned as error:
+                    report(f"{name}/{file_name}", error)
+                    self._unbelieved.append((name, file_name))
+                except CorruptData as error:
+                    report(f"{name}/{file_name}", error)
+                    with contextlib.suppress(IsADirectoryError):
+                        files.remove(file_name, save_fd)
+                else:
+                    self._held[entry.save, entry.owner, entry.count] = entry
+            empty = not os.listdir(save_fd)
+        finally:
+            os.close(save_fd)
+        if empty:
+            os.rmdir(name, dir_fd=self._dir_fd)
+
+
+def signed_name(save_name: str, file_name: str) -> str:
+    """Return the path of a document below the process directory, as it is signed."""
+    return f"{HOST_STATE_DIRECTORY}/{save_name}/{file_name}"
+
+
+def read_file(save_name: str, file_name: str, save_fd: int, signer: Signer | None) -> bytes:
+    """Return a document's bytes. CorruptData, NotSigned, FileNotFoundError."""
+    name = signed_name(save_name, file_name)
+    limit_bytes = MAX_HOST_STATE_BYTES + OVERHEAD_BYTES
+    data, doubt = open_signed(name, files.read_bounded(file_name, save_fd, limit_bytes), signer)
+    check_believed(name, doubt)
+    return data
+
+
+def read_document(
+    save_name: str, file_name: str, save_fd: int, run_id: str, signer: Signer | None = None
+) -> HeldHostState:
+    """What a published document is. ``CorruptData`` when it is not what its names say.
+
+    NotSigned for one that is sound and not signed with the secret of ``signer``.
+    """
+    limit_bytes = MAX_HOST_STATE_BYTES + OVERHEAD_BYTES
+    read = files.read_bounded(file_name, save_fd, limit_bytes)
+    data, doubt = open_signed(signed_name(save_name, file_name), read, signer)
+    document = decode(data)
+    named = (save_directory(document.save), document_name(document.owner, document.count))
+    if named != (save_name, file_name) or document.save.run_id != run_id:
+        raise CorruptData(
+            "open",
+            file_name,
+            "it is the document of another process, save or run",
+            expected=(save_name, file_name, run_id),
+            actual=(*named, document.save.run_id),
+        )
+    check_believed(file_name, doubt)
+    return _entry(document, len(data))
+
+
+def save_directory(save: SaveId) -> str:
+    """Name of the directory that holds the documents of a save."""
+    return f"{save.incarnation}-{save.step}"
+
+
+def _entry(document: HostStateDocument, size_bytes: int) -> HeldHostState:
+    return HeldHostState(
+        save=document.save,
+        owner=document.owner,
+        count=document.count,
+        digest=document.digest,
+        size_bytes=size_bytes,
+        empty=document.empty,
+    )

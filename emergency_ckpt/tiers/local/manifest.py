@@ -1,0 +1,288 @@
+"""Manifest files: what one process published for one step. FORMAT.md is the specification.
+
+The decoder trusts nothing: every length is bounded before it is used, digests are taken over the
+bytes as they lie in the file, and ``CorruptData`` with one reason is the only thing it raises.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import TypeVar
+
+import msgspec
+
+from emergency_ckpt.core.limits import (
+    MAX_DIMENSIONS,
+    MAX_INT,
+    MAX_LABEL_CHARS,
+    MAX_LEAVES,
+    MAX_MANIFEST_BYTES,
+    MAX_PATH_CHARS,
+    MAX_SHARDS,
+)
+from emergency_ckpt.core.save_identity import check_save
+from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES, Layout
+from emergency_ckpt.errors import CorruptData
+from emergency_ckpt.types import (
+    SHARD_ALIGNMENT_BYTES,
+    Box,
+    Contents,
+    LeafSpec,
+    Manifest,
+    SaveId,
+    ShardEntry,
+    Writer,
+)
+
+FORMAT_VERSION = 1
+_T = TypeVar("_T")
+
+
+class _Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: int
+    digest: str
+    manifest: msgspec.Raw
+
+
+class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    contents_digest: str
+    contents: msgspec.Raw
+    writer: Writer
+
+
+class _ContentsParts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    save: SaveId
+    leaves: msgspec.Raw
+    shards: tuple[ShardEntry, ...]
+
+
+class _FormatOnly(msgspec.Struct, frozen=True):
+    format: int
+
+
+def build_contents(
+    save: SaveId, leaves: Iterable[LeafSpec], layout: Layout, crcs: Sequence[int]
+) -> Contents:
+    """Put leaves (any order), a layout and the CRC32C of each of its shards together."""
+    ordered = tuple(sorted(leaves, key=lambda spec: spec.path))
+    index = {spec.path: number for number, spec in enumerate(ordered)}
+    entries = tuple(
+        ShardEntry(
+            leaf=index[placed.shard.leaf],
+            box=placed.shard.box,
+            offset=placed.offset,
+            nbytes=placed.nbytes,
+            crc32c=crc,
+        )
+        for placed, crc in zip(layout.shards, crcs, strict=True)
+    )
+    return Contents(save=save, leaves=ordered, shards=entries)
+
+
+def encode_contents(contents: Contents) -> bytes:
+    """Canonical JSON: UTF-8, keys sorted, no spaces. Equal contents give equal bytes."""
+    try:
+        return msgspec.json.encode(contents, order="sorted")
+    except UnicodeEncodeError as error:
+        raise _corrupt("a name is not valid Unicode", None, error.object) from error
+
+
+def contents_digest(encoded: bytes) -> str:
+    """SHA-256 (hex) of encoded contents: the name that planner and peers use for them."""
+    return hashlib.sha256(encoded).hexdigest()
+
+
+def decode_contents(encoded: bytes, expected_digest: str | None = None) -> Contents:
+    """Contents from their encoding, checked. ``CorruptData`` is the only error."""
+    _check_size(encoded, "decode contents")
+    if expected_digest is not None and (actual := contents_digest(encoded)) != expected_digest:
+        raise _corrupt("contents digest differs", expected_digest, actual)
+    parts = _decode(encoded, _ContentsParts)
+    check_save(parts.save)
+    leaves = _decode_leaves(bytes(parts.leaves))
+    _check_shards(leaves, parts.shards)
+    _share_boxes(parts.shards)
+    return Contents(save=parts.save, leaves=leaves, shards=parts.shards)
+
+
+def _share_boxes(shards: Sequence[ShardEntry]) -> None:
+    """Equal boxes become one object: leaves of one shape have equal ones, and there are few shapes.
+
+    More than half of a decoded manifest is boxes, and the leader of a large job holds thousands.
+    """
+    seen: dict[Box, Box] = {}
+    for entry in shards:
+        first = seen.setdefault(entry.box, entry.box)
+        if first is not entry.box:
+            # Nobody else has the entry yet, and it stays equal to what it was.
+            msgspec.structs.force_setattr(entry, "box", first)
+
+
+@lru_cache(maxsize=4)
+def _decode_leaves(encoded: bytes) -> tuple[LeafSpec, ...]:
+    """Leaves, checked. The manifests of a job all have the same: they share one object."""
+    leaves = _decode(encoded, tuple[LeafSpec, ...])
+    _check_leaves(leaves)
+    return leaves
+
+
+def encode_manifest(contents: Contents, writer: Writer) -> bytes:
+    """The bytes of a manifest file. ``CorruptData`` when the contents break a rule or a limit."""
+    check_contents(contents)
+    _check_writer(writer)
+    return wrap_contents(encode_contents(contents), writer)
+
+
+def wrap_contents(encoded_contents: bytes, writer: Writer) -> bytes:
+    """A manifest file around contents that are encoded and checked already."""
+    body = msgspec.json.encode(
+        _Body(
+            contents_digest=contents_digest(encoded_contents),
+            contents=msgspec.Raw(encoded_contents),
+            writer=writer,
+        ),
+        order="sorted",
+    )
+    digest = hashlib.sha256(body).hexdigest()
+    envelope = _Envelope(format=FORMAT_VERSION, digest=digest, manifest=msgspec.Raw(body))
+    data = msgspec.json.encode(envelope, order="sorted")
+    _check_size(data, "encode manifest")
+    return data
+
+
+def decode_manifest(data: bytes) -> tuple[Manifest, bytes]:
+    """A manifest and the encoded contents inside it, from the bytes of a file.
+
+    Checks the version, both digests and every rule of FORMAT.md, not the CRCs of the slot.
+    ``CorruptData`` is the only error.
+    """
+    _check_size(data, "decode manifest")
+    version = _decode(data, _FormatOnly).format
+    if version != FORMAT_VERSION:
+        raise _corrupt("unknown format version", FORMAT_VERSION, version)
+    envelope = _decode(data, _Envelope)
+    body_bytes = bytes(envelope.manifest)
+    actual = hashlib.sha256(body_bytes).hexdigest()
+    if actual != envelope.digest:
+        raise _corrupt("manifest digest differs", envelope.digest, actual)
+    body = _decode(body_bytes, _Body)
+    _check_writer(body.writer)
+    encoded = bytes(body.contents)
+    contents = decode_contents(encoded, body.contents_digest)
+    manifest = Manifest(contents_digest=body.contents_digest, contents=contents, writer=body.writer)
+    return manifest, encoded
+
+
+def check_contents(contents: Contents) -> None:
+    """``CorruptData`` unless ``contents`` keep every rule and limit of FORMAT.md."""
+    check_save(contents.save)
+    _check_leaves(contents.leaves)
+    _check_shards(contents.leaves, contents.shards)
+
+
+def _check_leaves(leaves: Sequence[LeafSpec]) -> None:
+    _check(len(leaves) <= MAX_LEAVES, "too many leaves", len(leaves))
+    previous_path: str | None = None
+    for spec in leaves:
+        _check_leaf(spec, previous_path)
+        previous_path = spec.path
+
+
+def _check_shards(leaves: Sequence[LeafSpec], shards: Sequence[ShardEntry]) -> None:
+    _check(len(shards) <= MAX_SHARDS, "too many shards", len(shards))
+    end = 0
+    previous: tuple[int, Box] | None = None
+    for entry in shards:
+        key = (entry.leaf, entry.box)
+        if not 0 <= entry.leaf < len(leaves):
+            raise _corrupt("leaf index out of bounds", None, entry.leaf)
+        if previous is not None and previous >= key:
+            raise _corrupt("shards are not sorted", None, key)
+        _check_shard(leaves[entry.leaf], entry, end)
+        previous = key
+        end = entry.offset + entry.nbytes
+
+
+def end_of(contents: Contents) -> int:
+    """First byte of a slot that no shard uses: the least size of a slot that holds these."""
+    return contents.shards[-1].offset + contents.shards[-1].nbytes if contents.shards else 0
+
+
+def _check_leaf(spec: LeafSpec, previous_path: str | None) -> None:
+    # Written out, as is _check_shard: both run for each shard of each save.
+    shape, impl = spec.global_shape, spec.key_impl
+    if len(spec.path) > MAX_PATH_CHARS:
+        raise _corrupt("leaf path too long", MAX_PATH_CHARS, len(spec.path))
+    if previous_path is not None and previous_path >= spec.path:
+        raise _corrupt("leaves are not sorted by path", None, spec.path)
+    if spec.dtype not in DTYPE_ITEM_BYTES:
+        raise _corrupt("unknown dtype", None, spec.dtype)
+    if len(shape) > MAX_DIMENSIONS:
+        raise _corrupt("too many dimensions", MAX_DIMENSIONS, len(shape))
+    if shape and not (min(shape) >= 0 and max(shape) <= MAX_INT):
+        raise _corrupt("dimension out of bounds", None, shape)
+    if impl is not None and len(impl) > MAX_LABEL_CHARS:
+        raise _corrupt("key_impl too long", MAX_LABEL_CHARS, len(impl))
+
+
+def _check_shard(spec: LeafSpec, entry: ShardEntry, end: int) -> None:
+    if len(entry.box) != len(spec.global_shape):
+        raise _corrupt("box of another rank", len(spec.global_shape), len(entry.box))
+    elements = 1
+    for (start, stop), dim in zip(entry.box, spec.global_shape, strict=True):
+        if not 0 <= start <= stop <= dim:
+            raise _corrupt("box is not inside the global shape", spec.global_shape, entry.box)
+        elements *= stop - start
+    expected = elements * DTYPE_ITEM_BYTES[spec.dtype]
+    if entry.nbytes != expected or expected > MAX_INT:
+        raise _corrupt("length does not fit the box", expected, entry.nbytes)
+    if entry.offset % SHARD_ALIGNMENT_BYTES:
+        raise _corrupt("offset is not aligned", None, entry.offset)
+    if not end <= entry.offset <= MAX_INT:
+        raise _corrupt("shard overlaps another", f"an offset from {end}", entry.offset)
+    if not 0 <= entry.crc32c <= 0xFFFFFFFF:
+        raise _corrupt("CRC32C out of bounds", None, entry.crc32c)
+
+
+def _check_writer(writer: Writer) -> None:
+    numbers = (writer.process_index, writer.process_count, writer.slice_index)
+    _check(all(0 <= number <= MAX_INT for number in numbers), "writer out of bounds", numbers)
+    _check(len(writer.hostname) <= MAX_LABEL_CHARS, "hostname too long", len(writer.hostname))
+
+
+def _check_size(data: bytes, operation: str) -> None:
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise CorruptData(
+            operation,
+            "manifest",
+            "it is over the limit of the format",
+            expected=f"at most {MAX_MANIFEST_BYTES} bytes",
+            actual=f"{len(data)} bytes",
+        )
+
+
+def _decode(data: bytes, type_: type[_T]) -> _T:
+    try:
+        return msgspec.json.decode(data, type=type_)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise CorruptData("decode", "manifest", f"not a manifest: {_brief(error)}") from error
+
+
+def _check(condition: object, problem: str, actual: object) -> None:
+    if not condition:
+        raise CorruptData("decode", "manifest", problem, actual=_brief(actual))
+
+
+def _corrupt(problem: str, expected: object, actual: object) -> CorruptData:
+    expected = None if expected is None else _brief(expected)
+    return CorruptData("decode", "manifest", problem, expected=expected, actual=_brief(actual))
+
+
+def _brief(value: object) -> str:
+    # Values may come from a hostile file: an error message stays short.
+    try:
+        return str(value)[:200]
+    except ValueError:  # an integer beyond the interpreter's limit for printing
+        return "a number too long to print"

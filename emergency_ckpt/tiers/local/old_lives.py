@@ -1,0 +1,89 @@
+"""Waiting for an earlier life of a run that still holds directories which a new start needs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from absl import logging
+
+from emergency_ckpt.errors import CheckpointError, LocalTierError
+from emergency_ckpt.tiers import files
+from emergency_ckpt.tiers.local.process_directory import read_known_complete
+from emergency_ckpt.tiers.local.slots import NUMBERS, read_manifest
+from emergency_ckpt.tiers.ramdisk.locks import Holder
+
+SETTLE_S = 5.0
+"""A record that cannot be right may be replaced by its writer for so long."""
+_LOOK_S = 0.05
+
+T = TypeVar("T")
+
+
+def claim_or_wait(claim: Callable[[], T | Holder], run_id: str, wait_s: float) -> T:
+    """Return what ``claim`` gives, once no process of another start holds the directory.
+
+    Raises:
+      LocalTierError: one still does after ``wait_s`` seconds, or is this very process. Names it,
+        its host and the newest step that it holds.
+    """
+    begun_s = time.monotonic()
+    told = False
+    while True:
+        found = claim()
+        if not isinstance(found, Holder):
+            return found
+        limit_s = wait_s if found.is_certain else max(wait_s, SETTLE_S)
+        waited_s = time.monotonic() - begun_s
+        if found.is_this_process or waited_s >= limit_s:
+            raise _error(found, run_id, waited_s)
+        if found.is_certain and not told:
+            told = True
+            logging.warning(
+                "waiting up to %.3g s for an earlier life of run %r to end: %s holds %s",
+                limit_s,
+                run_id,
+                found.describe(),
+                found.path,
+            )
+        time.sleep(_LOOK_S)
+
+
+def _error(holder: Holder, run_id: str, waited_s: float) -> LocalTierError:
+    if holder.is_this_process:
+        return LocalTierError(
+            "start",
+            f"run {run_id!r} in {holder.path}",
+            f"this process has a checkpointer of that run already ({holder.describe()})",
+            hint="stop it before another one is made",
+        )
+    step = newest_step(holder, run_id)
+    held = "no step" if step is None else f"step {step}"
+    return LocalTierError(
+        "start",
+        f"run {run_id!r} in {holder.path}",
+        f"an earlier life of the run is not over: {holder.describe()} holds the directory, with"
+        f" {held}, after {waited_s:.3g} s",
+        hint="end that process; ramdisk_wait_s says how long a start waits for it",
+    )
+
+
+def newest_step(holder: Holder, run_id: str) -> int | None:
+    """Return the newest step in a directory of somebody else; None when none can be read."""
+    steps: list[int] = []
+    with contextlib.suppress(OSError):
+        dir_fd = files.open_directory(holder.path)
+        try:
+            for number in NUMBERS:
+                with contextlib.suppress(CheckpointError):
+                    published = read_manifest(number, dir_fd, run_id)
+                    steps += [published.save.step] if published else []
+            with contextlib.suppress(CheckpointError):
+                known = read_known_complete(dir_fd, run_id)
+                steps += [known[0].step] if known else []
+        finally:
+            os.close(dir_fd)
+    return max(steps, default=None)

@@ -1,0 +1,359 @@
+"""One claimed process directory: its slots, host states, last complete save, quarantine records."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+from absl import logging
+
+from emergency_ckpt.core.save_identity import check_save
+from emergency_ckpt.core.timeline import Timeline
+from emergency_ckpt.errors import CheckpointError, CorruptData, LocalTierError, NotSigned
+from emergency_ckpt.tiers import files
+from emergency_ckpt.tiers.local.host_state_store import HostStateStore
+from emergency_ckpt.tiers.local.signatures import (
+    OVERHEAD_BYTES,
+    Signer,
+    check_believed,
+    open_signed,
+    signed,
+)
+from emergency_ckpt.tiers.local.slot_choice import adds_nothing
+from emergency_ckpt.tiers.local.slots import (
+    NUMBERS,
+    Slot,
+    file_name,
+    make_slot,
+    manifest_name,
+    open_slot,
+)
+from emergency_ckpt.tiers.ramdisk.deletion import KNOWN_COMPLETE, QUARANTINE_DIRECTORY
+from emergency_ckpt.tiers.ramdisk.locks import Claim, Holder, claim_directory
+from emergency_ckpt.tiers.timeline_record import (
+    LIMIT_BYTES as TIMELINE_LIMIT_BYTES,
+)
+from emergency_ckpt.tiers.timeline_record import (
+    TIMELINE_NAME,
+    decode_timeline,
+    encode_timeline,
+)
+from emergency_ckpt.types import SaveId, Writer
+
+MAX_QUARANTINE_RECORDS = 64
+_MAX_SMALL_FILE_BYTES = 4096
+_SLOT_FILES = re.compile(r"slot_(\d{1,2})\.(bin|manifest\.json)")
+
+
+class _KnownComplete(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: int
+    save: SaveId
+
+
+class QuarantineRecord(msgspec.Struct, frozen=True):
+    """Why a copy is never used again. For people; nothing reads it back."""
+
+    directory: str
+    name: str
+    problem: str
+    digest: str | None = None
+    shard: int | None = None
+
+
+class ProcessDirectory:
+    """What a scan of a claimed directory found. State is changed under the tier's lock only."""
+
+    def __init__(
+        self,
+        claim: Claim,
+        run_id: str,
+        host_state_limit_bytes: int,
+        signer: Signer | None = None,
+    ) -> None:
+        """Scan. What is wrong inside never raises: it is quarantined with a record.
+
+        With a ``signer`` nothing is believed that is not signed. What is sound otherwise stays
+        in its place until the room is needed: the user may have given another secret by mistake.
+        ``OSError`` when the directory itself cannot be read or written.
+        """
+        self.claim = claim
+        self.signer = signer
+        self.slots: list[Slot] = []
+        self.quarantined: list[QuarantineRecord] = []
+        self.known_complete: SaveId | None = None
+        self._run_id = run_id
+        self._host_state_limit_bytes = host_state_limit_bytes
+        files.remove_temporaries(claim.dir_fd)
+        self._quarantine_fd = files.ensure_directory(QUARANTINE_DIRECTORY, claim.dir_fd)
+        files.remove_temporaries(self._quarantine_fd)
+        self._next_record = len(os.listdir(self._quarantine_fd))
+        self.host_states = HostStateStore(
+            claim.dir_fd, run_id, host_state_limit_bytes, self._report, signer
+        )
+        self.timeline: Timeline | None = None
+        self._doubts_timeline = False
+        self._scan_known_complete()
+        self._scan_timeline()
+        self._scan_slots()
+
+    def note_complete(self, save: SaveId) -> None:
+        """Remember, across restarts, that ``save`` is complete.
+
+        Host states of older saves are forgotten, but for those whose tensors are still here.
+        """
+        self._record_complete(save)
+        kept = {slot.published.save for slot in self.slots if slot.published is not None}
+        self.host_states.note_complete(save, kept)
+        if self._doubts_timeline and self.timeline is None:
+            files.remove(TIMELINE_NAME, self.claim.dir_fd)
+
+    def _record_complete(self, save: SaveId) -> None:
+        record = msgspec.json.encode(_KnownComplete(format=1, save=save), order="sorted")
+        self._write(KNOWN_COMPLETE, record)
+        self.known_complete = save
+
+    def run_in_thread(self, claim: Claim) -> ProcessDirectory:
+        """Scan another directory of this run. OSError."""
+        return ProcessDirectory(claim, self._run_id, self._host_state_limit_bytes, self.signer)
+
+    def _write(self, name: str, file: bytes) -> None:
+        files.write_atomic(name, self.claim.dir_fd, signed(name, file, self.signer))
+
+    def follow(self, timeline: Timeline) -> None:
+        """Put ``timeline`` on record, and unpublish what it does not have."""
+        self._write(TIMELINE_NAME, encode_timeline(timeline))
+        self.timeline = timeline
+
+        def left(save: SaveId) -> bool:
+            return bool(timeline.objection(save.step, save.incarnation))
+
+        for slot in self.slots:
+            if slot.published is not None and left(slot.published.save):
+                slot.unpublish()
+        self.host_states.remove_if(lambda held: left(held.save))
+
+    def published(self) -> Iterator[Slot]:
+        """The slots that hold a save."""
+        return (slot for slot in self.slots if slot.published is not None)
+
+    def new_slot_number(self) -> int:
+        """The lowest number of which no file exists."""
+        taken = {slot.number for slot in self.slots}
+        for name in os.listdir(self.claim.dir_fd):
+            if match := _SLOT_FILES.fullmatch(name):
+                taken.add(int(match.group(1)))
+        return min(set(NUMBERS) - taken)
+
+    def make_slot(self, size_bytes: int, *, sparse: bool = False) -> Slot:
+        """Reserve a slot more. Not yet in ``slots``. ``RamdiskFull``, ``LocalTierError``."""
+        return make_slot(self.new_slot_number(), self.claim, size_bytes, sparse=sparse)
+
+    def discard(self, slot: Slot) -> None:
+        """Remove a slot and its files, unless it is gone already."""
+        if slot in self.slots:
+            self.slots.remove(slot)
+            slot.delete()
+
+    def drop_twins(self, of: Slot) -> None:
+        """Unpublish every other slot of its digest: they were published before ``of``.
+
+        Such a slot had failed verification, or its shards came here once more. Left published, it
+        would be found again, and perhaps preferred, by the next life, which knows of no damage.
+        """
+        for slot in self.slots:
+            old, new = slot.published, of.published
+            if slot is not of and old is not None and new is not None and old.digest == new.digest:
+                slot.unpublish()
+
+    def _drop_superseded(self) -> None:
+        """Unpublish what adds nothing to a slot of the same save that was published later.
+
+        A crash may have come before the older one was unpublished.
+        """
+        in_order = sorted(self.published(), key=self._published_ns)
+        for number, later in enumerate(in_order):
+            for slot in in_order[:number]:
+                old, new = slot.published, later.published
+                if old is None or new is None or old.save != new.save:
+                    continue
+                if old.digest == new.digest or adds_nothing(old.contents, new.contents):
+                    slot.unpublish()
+
+    def invalidate_newer(self, than: SaveId) -> None:
+        """Unpublish what is after ``than``, or of its step in another incarnation.
+
+        A later save on record as complete gives way to ``than``, or to nothing when ``than`` has
+        no incarnation: it is of the persistent tier then.
+        """
+
+        def newer(save: SaveId) -> bool:
+            return save.step > than.step or (save.step == than.step and save != than)
+
+        for slot in self.slots:
+            if slot.published is not None and newer(slot.published.save):
+                slot.unpublish()
+        self.host_states.remove_if(lambda held: newer(held.save))
+        if self.known_complete is None or not newer(self.known_complete):
+            return
+        if than.incarnation:
+            self._record_complete(than)
+        else:
+            files.remove(KNOWN_COMPLETE, self.claim.dir_fd)
+            self.known_complete = None
+
+    def quarantine(self, record: QuarantineRecord) -> None:
+        """Keep a record: in memory, and a small file (the oldest of 64 is replaced).
+
+        The copy itself is taken out by the caller. Without room for the file the log has it.
+        """
+        self.quarantined.append(record)
+        logging.warning("quarantined %s in %s: %s", record.name, record.directory, record.problem)
+        name = f"{self._next_record % MAX_QUARANTINE_RECORDS:02d}.json"
+        self._next_record += 1
+        try:
+            data = msgspec.json.encode(record, order="sorted")
+            files.write_atomic(name, self._quarantine_fd, data)
+        except CheckpointError as error:
+            logging.warning("no quarantine record was written: %s", error)
+
+    def made_again(self, run_dir: Path, writer: Writer, start: str) -> ProcessDirectory:
+        """Claim a directory in place of this one, which somebody removed, and close this one.
+
+        What readers and arrays still use of this one stays in memory until they are done.
+        LocalTierError; this one stays as it is then.
+        """
+        logging.warning("%s was removed while the job runs; it is made again", self.claim.path)
+        found = claim_directory(run_dir.parent, run_dir.name, writer.process_index, start)
+        if isinstance(found, Holder):
+            raise LocalTierError(
+                "make again", str(found.path), f"{found.describe()} has taken the directory"
+            )
+        try:
+            made = self.run_in_thread(found)
+        except OSError as error:
+            found.release()
+            raise files.local_error("make again", str(found.path), error) from error
+        made.quarantined.extend(self.quarantined)
+        self.close()
+        return made
+
+    def drop_lost_slots(self) -> None:
+        """Let go of slots whose files somebody removed or cut, with what they held."""
+        for slot in [slot for slot in self.slots if not (slot.writing or slot.is_in_place())]:
+            logging.warning("slot %d in %s was removed or cut", slot.number, self.claim.path)
+            self.slots.remove(slot)
+            slot.delete()
+
+    def close(self) -> None:
+        """Unmap what nothing uses and let go of the lock, or, while views live, when they go."""
+        lent = any(slot.lent for slot in self.slots)
+        for slot in self.slots:
+            slot.mapping.close()
+        self._close_parts()
+        if lent:
+            self.claim.retire()
+        else:
+            self.claim.release()
+
+    def delete(self) -> bool:
+        """Delete everything; False when a reader serves it, then it stays and is let go.
+
+        Memory that peers are reading, or views use, goes when they are done.
+        """
+        self._close_parts()
+        return self.claim.delete()
+
+    def _close_parts(self) -> None:
+        self.slots.clear()
+        self.known_complete = None
+        self.host_states.close()
+        os.close(self._quarantine_fd)
+        self._quarantine_fd = -1
+
+    def _scan_known_complete(self) -> None:
+        try:
+            found = read_known_complete(self.claim.dir_fd, self._run_id, self.signer)
+        except CorruptData as error:
+            self._report(KNOWN_COMPLETE, error)
+            return
+        if found is not None:
+            self.known_complete, doubt = found
+            if doubt:
+                # It still says that this may be no fresh start; no save is used for it.
+                logging.warning("%s in %s: %s", KNOWN_COMPLETE, self.claim.path, doubt)
+
+    def _scan_timeline(self) -> None:
+        try:
+            self.timeline = read_timeline(self.claim.dir_fd, self.signer)
+        except CorruptData as error:
+            self._doubts_timeline = isinstance(error, NotSigned)
+            self._report(TIMELINE_NAME, error)
+
+    def _scan_slots(self) -> None:
+        names = os.listdir(self.claim.dir_fd)
+        found = {match.group(1) for name in names if (match := _SLOT_FILES.fullmatch(name))}
+        for number in sorted(map(int, found)):
+            slot, problem = open_slot(number, self.claim, self._run_id, self.signer)
+            if problem is not None:
+                self._report(manifest_name(number), problem)
+            holds_a_save = slot is not None and slot.published is not None
+            stays = slot is not None and isinstance(problem, NotSigned)
+            usable = holds_a_save or stays or self._removed(manifest_name(number))
+            if slot is not None and usable:
+                self.slots.append(slot)
+            else:
+                self._removed(file_name(number))
+        self._drop_superseded()
+
+    def _published_ns(self, slot: Slot) -> int:
+        name = manifest_name(slot.number)
+        return os.stat(name, dir_fd=self.claim.dir_fd, follow_symlinks=False).st_mtime_ns
+
+    def _removed(self, name: str) -> bool:
+        try:
+            files.remove(name, self.claim.dir_fd)
+        except (IsADirectoryError, PermissionError):
+            return False  # a directory: not ours, it stays, and its number is not used
+        return True
+
+    def _report(self, name: str, error: CheckpointError) -> None:
+        directory = str(self.claim.path)
+        self.quarantine(QuarantineRecord(directory=directory, name=name, problem=str(error)))
+
+
+def read_timeline(dir_fd: int, signer: Signer | None = None) -> Timeline | None:
+    """The timeline on record; None without a record. ``CorruptData``, ``NotSigned``."""
+    try:
+        data = files.read_bounded(TIMELINE_NAME, dir_fd, TIMELINE_LIMIT_BYTES + OVERHEAD_BYTES)
+    except FileNotFoundError:
+        return None
+    file, doubt = open_signed(TIMELINE_NAME, data, signer)
+    timeline = decode_timeline(file, TIMELINE_NAME)
+    check_believed(TIMELINE_NAME, doubt)
+    return timeline
+
+
+def read_known_complete(
+    dir_fd: int, run_id: str, signer: Signer | None = None
+) -> tuple[SaveId, str] | None:
+    """(save on record as complete, why it is not believed or ""); None without a record.
+
+    CorruptData. One that is not believed keeps a job from a fresh start without a word: it can
+    only lead to an error, and an attacker who can write it could remove all the same.
+    """
+    try:
+        read = files.read_bounded(KNOWN_COMPLETE, dir_fd, _MAX_SMALL_FILE_BYTES + OVERHEAD_BYTES)
+    except FileNotFoundError:
+        return None
+    data, doubt = open_signed(KNOWN_COMPLETE, read, signer)
+    try:
+        known = msgspec.json.decode(data, type=_KnownComplete)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise CorruptData("decode", KNOWN_COMPLETE, f"not a record: {error!s:.200}") from error
+    check_save(known.save)
+    if known.format != 1 or known.save.run_id != run_id:
+        raise CorruptData("decode", KNOWN_COMPLETE, "another format's or another run's")
+    return known.save, doubt

@@ -1,0 +1,275 @@
+"""What process directories hold, for reading: by digest, from any thread."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Generator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from emergency_ckpt import _native
+from emergency_ckpt._native import Mapping
+from emergency_ckpt.core.restore.inventory import HeldHostState, HeldTensors
+from emergency_ckpt.core.timeline import Timeline, newest
+from emergency_ckpt.errors import NotHeld
+from emergency_ckpt.tiers import files
+from emergency_ckpt.tiers.local.process_directory import ProcessDirectory, QuarantineRecord
+from emergency_ckpt.tiers.local.slots import Published, Slot
+from emergency_ckpt.tiers.ramdisk import locks as claims
+from emergency_ckpt.types import Contents, SaveId, ShardEntry
+
+SMALL_FILES_BYTES = 1 << 20
+"""Room beside the slots, for manifests and host states."""
+
+
+class HeldCopies:
+    """Copies of a process's own directory and of the orphans it adopted. Base of ``LocalTier``.
+
+    ``_lock`` guards the tables of both classes and is held for moments.
+    """
+
+    def __init__(self, own: ProcessDirectory, copy_threads: int, slots_at_rest: int) -> None:
+        self._slots_at_rest = slots_at_rest
+        self._own = own
+        self._orphans: list[ProcessDirectory] = []
+        self._threads = copy_threads
+        self._lock = threading.RLock()
+
+    @property
+    def quarantined(self) -> tuple[QuarantineRecord, ...]:
+        """Everything quarantined since ``open``, also by the scan."""
+        with self._lock:
+            return tuple(record for place in self._directories() for record in place.quarantined)
+
+    def held(self) -> tuple[tuple[HeldTensors, ...], tuple[HeldHostState, ...], SaveId | None]:
+        """Published tensors, host states, and the newest save known to be complete. Cached."""
+        with self._lock:
+            places = self._directories()
+            tensors = {
+                HeldTensors(save=slot.published.save, digest=slot.published.digest)
+                for place in places
+                for slot in place.published()
+                if slot.published is not None
+            }
+            known = [p.known_complete for p in places if p.known_complete is not None]
+            host_states: dict[tuple[SaveId, int, int], HeldHostState] = {}
+            for place in places:
+                for held in place.host_states.held():
+                    host_states.setdefault((held.save, held.owner, held.count), held)
+        return tuple(sorted(tensors)), tuple(sorted(host_states.values())), max(known, default=None)
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """The newest that is on record in any of the directories."""
+        with self._lock:
+            return newest(*(place.timeline for place in self._directories()))
+
+    def follow(self, timeline: Timeline) -> None:
+        """Put ``timeline`` on record; what it does not have counts no more. ``LocalTierError``."""
+        with self._lock:
+            for place in self._directories():
+                place.follow(timeline)
+
+    def contents(self, digest: str) -> Contents | None:
+        """What is published under a digest; None when nothing is."""
+        with self._lock:
+            found = self._find(digest)
+            return found[1].contents if found else None
+
+    def contents_bytes(self, digest: str) -> bytes | None:
+        """Its canonical encoding, whose SHA-256 is ``digest``; None when nothing is held."""
+        with self._lock:
+            found = self._find(digest)
+            return found[1].encoded if found else None
+
+    @contextlib.contextmanager
+    def mapping_for(self, digest: str) -> Generator[tuple[Mapping, Contents]]:
+        """The slot's memory for reading; it is not reused while inside. ``NotHeld`` if gone."""
+        with self._lock:
+            slot, published = self._held_slot(digest)
+            if slot.is_cut():
+                raise NotHeld("read", f"slot {slot.number}", "somebody cut its file short")
+            slot.readers += 1
+            mapping = slot.mapping
+        try:
+            yield mapping, published.contents
+        finally:
+            with self._lock:
+                slot.readers -= 1
+
+    def verify(self, digest: str, shards: Sequence[int]) -> list[tuple[int, int]]:
+        """(shard, CRC32C found) of those of which no copy here has the bytes of capture time.
+
+        What is quarantined has not, whatever is found now.
+
+        Where several slots hold the digest, each is looked at on its own: a copy that is damaged
+        is not used again, a sound one is. Several threads, GIL released. ``NotHeld``, also for a
+        shard that is not in it.
+        """
+        with self._lock:
+            _, published = self._held_slot(digest)
+            slots = [slot for slot, _ in self._found(digest) if not slot.is_cut()]
+            if not slots:
+                raise NotHeld("verify", f"manifest {digest[:12]}", "somebody cut its slot short")
+            for slot in slots:
+                slot.readers += 1
+        try:
+            left = {shard: _entry(published.contents, digest, shard) for shard in shards}
+            crcs: dict[int, int] = {}
+            for slot in slots:
+                ranges = [(entry.offset, entry.nbytes) for entry in left.values()]
+                found = _native.crc32c_ranges(slot.mapping, ranges, self._threads)
+                crcs = dict(zip(left, found, strict=True))
+                left = {
+                    shard: entry
+                    for shard, entry in left.items()
+                    if crcs[shard] != entry.crc32c or shard in slot.bad_shards
+                }
+                with self._lock:
+                    if _digest_of(slot) == digest:
+                        slot.bad_shards.update(left)
+                if not left:
+                    break
+        finally:
+            with self._lock:
+                for slot in slots:
+                    slot.readers -= 1
+        return [(shard, crcs[shard]) for shard in left]
+
+    def lend(self, digest: str, shard: int) -> npt.NDArray[np.uint8]:
+        """Read-only bytes of a shard, without a copy, 64-byte aligned.
+
+        The slot is not written while this array, or anything made from it without a copy (JAX
+        arrays on CPU), lives, also across ``close``. ``NotHeld`` if gone or quarantined.
+        """
+        with self._lock:
+            slot, published = self._held_slot(digest, shard)
+            entry = _entry(published.contents, digest, shard)
+            if shard in slot.bad_shards:
+                raise NotHeld("lend", f"shard {shard} of {digest[:12]}", "it is quarantined")
+            return slot.lend(entry.offset, entry.nbytes)
+
+    def has_room_to_lend(self) -> bool:
+        """Whether saves go on while a slot is lent: a third one finds room beside those at rest.
+
+        For each process of the run on this ramdisk, since all restore at the same time.
+        """
+        with self._lock:
+            slots, dir_fd = list(self._own.slots), self._own.claim.dir_fd
+            largest = max((slot.size_bytes for slot in slots), default=0)
+            missing = max(self._slots_at_rest + 1 - len(slots), 0)
+            holes = sum(slot.size_bytes for slot in slots if not slot.reserved)
+            free = files.free_bytes(dir_fd)
+        processes = max(len(claims.process_directories(self._own.claim.path.parent)), 1)
+        return processes * (missing * largest + holes + SMALL_FILES_BYTES) <= free
+
+    def quarantine(self, digest: str, shard: int | None, detail: str) -> None:
+        """Never use a copy again; a record says why.
+
+        With a shard, only that shard: ``lend`` refuses it, ``quarantined_shards`` names it, the
+        others are still offered. With None the manifest is removed, its slot free again. A
+        digest that is not held (any more) leaves a record only.
+        """
+        with self._lock:
+            for place in self._directories():
+                slots = [slot for slot in place.published() if _digest_of(slot) == digest]
+                if not slots and place is not self._own:
+                    continue
+                for slot in slots:
+                    if shard is None:
+                        slot.unpublish()
+                    else:
+                        slot.bad_shards.add(shard)
+                what = "manifest" if shard is None else f"shard {shard}"
+                place.quarantine(
+                    QuarantineRecord(
+                        directory=str(place.claim.path),
+                        name=what,
+                        problem=detail[:1000],
+                        digest=digest,
+                        shard=shard,
+                    )
+                )
+
+    def keep_only(self, save: SaveId, digest: str) -> None:
+        """Unpublish the slots of ``save`` but ``digest``, which has all that is needed of it here.
+
+        Nothing happens when that is not published. What is read or lent of them stays meanwhile.
+        """
+        with self._lock:
+            slots = [
+                slot
+                for slot in self._own.slots
+                if slot.published is not None and slot.published.save == save
+            ]
+            if any(_digest_of(slot) == digest for slot in slots):
+                for slot in slots:
+                    if _digest_of(slot) != digest:
+                        slot.unpublish()
+
+    def quarantined_shards(self, digest: str) -> frozenset[int]:
+        """Shards of a held manifest that failed verification in this life."""
+        with self._lock:
+            found = self._find(digest)
+            return frozenset(found[0].bad_shards) if found else frozenset()
+
+    def quarantine_host_state(self, save: SaveId, owner: int, count: int, detail: str) -> None:
+        """Remove a host state that failed verification; a record says why."""
+        key = (save, owner, count)
+        with self._lock:
+            for place in self._directories():
+                place.host_states.remove_if(lambda h: (h.save, h.owner, h.count) == key)
+            name = f"host state of process {owner} of {count} at step {save.step}"
+            self._own.quarantine(
+                QuarantineRecord(
+                    directory=str(self._own.claim.path), name=name, problem=detail[:1000]
+                )
+            )
+
+    def host_state_bytes(self, save: SaveId, owner: int, count: int) -> bytes | None:
+        """The encoded document; None when it is not held."""
+        with self._lock:
+            places = self._directories()
+        for place in places:
+            data = place.host_states.read(save, owner, count)
+            if data is not None:
+                return data
+        return None
+
+    def _directories(self) -> list[ProcessDirectory]:
+        return [self._own, *self._orphans]
+
+    def _found(self, digest: str) -> list[tuple[Slot, Published]]:
+        """The slots under a digest, those with the fewest damaged shards first."""
+        found = [
+            (slot, slot.published)
+            for place in self._directories()
+            for slot in place.published()
+            if slot.published is not None and slot.published.digest == digest
+        ]
+        return sorted(found, key=lambda pair: len(pair[0].bad_shards))
+
+    def _find(self, digest: str) -> tuple[Slot, Published] | None:
+        return next(iter(self._found(digest)), None)
+
+    def _held_slot(self, digest: str, shard: int | None = None) -> tuple[Slot, Published]:
+        """A slot under the digest, one with a sound copy of ``shard`` if there is one."""
+        found = self._found(digest)
+        if not found:
+            raise NotHeld(
+                "read", f"manifest {digest[:12]}", f"not held in {self._own.claim.path} (any more)"
+            )
+        sound = (pair for pair in found if shard not in pair[0].bad_shards)
+        return next(sound, found[0])
+
+
+def _digest_of(slot: Slot) -> str | None:
+    return slot.published.digest if slot.published else None
+
+
+def _entry(contents: Contents, digest: str, shard: int) -> ShardEntry:
+    if not 0 <= shard < len(contents.shards):
+        raise NotHeld("read", f"shard {shard} of {digest[:12]}", "there is no such shard")
+    return contents.shards[shard]

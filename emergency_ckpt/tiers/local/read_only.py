@@ -1,0 +1,340 @@
+"""A host's ramdisk, read without owning it: what a server offers while the trainer is down.
+
+Takes no part in saving and changes no file. A trainer may come up beside it at any time: each
+request looks at what is published now, and a slot that is written while it is read shows in the
+CRCs of its shards.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from absl import logging
+
+from emergency_ckpt._native import Mapping
+from emergency_ckpt.core.restore.inventory import HeldHostState, HeldTensors, HolderInventory
+from emergency_ckpt.core.save_identity import check_save
+from emergency_ckpt.core.timeline import Timeline, newest
+from emergency_ckpt.errors import CorruptData, HostStateError, LocalTierError, NotHeld
+from emergency_ckpt.state.host_state import document_name
+from emergency_ckpt.tiers import files
+from emergency_ckpt.tiers.local.host_state_store import (
+    DOCUMENT_PATTERN,
+    MAX_DOCUMENTS,
+    read_document,
+    read_file,
+    save_directory,
+)
+from emergency_ckpt.tiers.local.manifest import end_of
+from emergency_ckpt.tiers.local.process_directory import read_known_complete, read_timeline
+from emergency_ckpt.tiers.local.signatures import Signer
+from emergency_ckpt.tiers.local.slots import (
+    NUMBERS,
+    Published,
+    file_name,
+    manifest_name,
+    read_manifest,
+)
+from emergency_ckpt.tiers.ramdisk.deletion import HOST_STATE_DIRECTORY
+from emergency_ckpt.tiers.ramdisk.locks import (
+    ReaderClaim,
+    check_run_id,
+    process_directories,
+    read_claim,
+)
+from emergency_ckpt.tiers.ramdisk.ownership import open_local_dir
+from emergency_ckpt.types import Contents, SaveId
+
+Version = tuple[int, int, int, int]
+"""Inode, change and modification time in ns, size: differs between two lives of a name."""
+
+
+class ReadOnlyRamdisk:
+    """What all process directories of a run hold. Thread-safe.
+
+    Holds ``reader.lock`` of each directory shared, so that nobody deletes it; directories that
+    appear later are found by the next request. ``address`` is what the inventory tells.
+
+    ``ConfigError`` for a bad run id, ``LocalTierError`` when ``local_dir`` is no directory of
+    ``owner_uid`` (None: the effective user). One of its directories that is not is not served,
+    nor, with a ``signer``, what is not signed.
+    """
+
+    def __init__(
+        self,
+        local_dir: Path,
+        run_id: str,
+        owner_uid: int | None = None,
+        signer: Signer | None = None,
+    ) -> None:
+        check_run_id(run_id)
+        try:
+            os.close(open_local_dir(local_dir, owner_uid))
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise LocalTierError(
+                "serve", str(local_dir), "not a directory", hint="name the ramdisk of the trainer"
+            ) from error
+        except OSError as error:
+            raise files.local_error("serve", str(local_dir), error) from error
+        self._owner_uid = owner_uid
+        self._signer = signer
+        self.address = ""
+        self._run_dir = local_dir / run_id
+        self._run_id = run_id
+        self._lock = threading.Lock()
+        self._directories: dict[Path, _Directory] = {}
+        self._damaged: dict[Path, int | None] = {}
+
+    def inventory(self) -> HolderInventory:
+        """All that is published now. The holder is ``server/<host:port>``."""
+        with self._lock:
+            self._refresh()
+            places = list(self._directories.values())
+            tensors = {
+                HeldTensors(save=slot.published.save, digest=slot.published.digest)
+                for place in places
+                for slot in place.slots.values()
+            }
+            host_states = {
+                (held.save, held.owner, held.count): held
+                for place in places
+                for held in place.host_states()
+            }
+            known = [save for place in places if (save := place.known_complete()) is not None]
+        return HolderInventory(
+            holder=f"server/{self.address.rpartition('@')[2]}",
+            process_index=None,
+            address=self.address,
+            tensors=tuple(sorted(tensors)),
+            host_states=tuple(sorted(host_states.values())),
+            known_complete=max(known, default=None),
+            timeline=newest(*(place.timeline() for place in places)),
+        )
+
+    def contents_bytes(self, digest: str) -> bytes | None:
+        """The canonical encoding whose SHA-256 is ``digest``; None when not published (now)."""
+        with self._lock:
+            slot = self._find(digest)
+            return slot.published.encoded if slot else None
+
+    @contextmanager
+    def mapping_for(self, digest: str) -> Generator[tuple[Mapping, Contents]]:
+        """The slot's bytes. Not locked against a trainer that comes up: compare the CRCs.
+
+        ``NotHeld`` when it is not published (any more), or its slot is gone or too short.
+        """
+        with self._lock:
+            slot = self._find(digest)
+            if slot is None:
+                raise NotHeld("read", f"contents {digest[:12]}", "not published here (any more)")
+            mapping = slot.mapping()
+        yield mapping, slot.published.contents
+
+    def host_state_bytes(self, save: SaveId, owner: int, count: int) -> bytes | None:
+        """The encoded document; None when it is not held. Its digest is the reader's to check."""
+        check_save(save)
+        with self._lock:
+            self._refresh()
+            for place in self._directories.values():
+                data = place.host_state_bytes(save, owner, count)
+                if data is not None:
+                    return data
+        return None
+
+    def publish_host_state(self, save: SaveId, owner: int, count: int, data: bytes) -> None:
+        """Always ``HostStateError``: nothing is written here."""
+        raise HostStateError(
+            "publish",
+            f"host state of process {owner} of {count} at step {save.step} ({len(data)} bytes)",
+            "this server only reads",
+            hint="push to a process of the job",
+        )
+
+    def close(self) -> None:
+        """Let go of the directories. Idempotent; reads under way keep their memory."""
+        with self._lock:
+            for place in self._directories.values():
+                place.close()
+            self._directories.clear()
+
+    def _find(self, digest: str) -> _Slot | None:
+        """The slot that was published last: an older one may have failed verification."""
+        self._refresh()
+        found = [
+            slot
+            for place in self._directories.values()
+            for slot in place.slots.values()
+            if slot.published.digest == digest
+        ]
+        return max(found, key=lambda slot: slot.version[2], default=None)
+
+    def _refresh(self) -> None:
+        present = process_directories(self._run_dir)
+        for path in [path for path, place in self._directories.items() if not place.at_its_path()]:
+            self._directories.pop(path).close()
+        for path in present:
+            if path not in self._directories:
+                self._open(path)
+        for path, place in list(self._directories.items()):
+            try:
+                place.refresh()
+            except OSError as error:
+                self._directories.pop(path).close()
+                self._note_damage(path, error)
+
+    def _open(self, path: Path) -> None:
+        try:
+            claim = read_claim(path, self._owner_uid)
+        except OSError as error:
+            self._note_damage(path, error)
+            return
+        if claim is not None:
+            self._directories[path] = _Directory(claim, self._run_id, self._signer)
+
+    def _note_damage(self, path: Path, error: OSError) -> None:
+        """Damage stays with its directory: the others are served. Each is logged once."""
+        if self._damaged.get(path) != error.errno:
+            self._damaged[path] = error.errno
+            logging.warning("%s is not served: %s", path, error)
+
+
+class _Slot:
+    """A published slot, mapped when it is first read."""
+
+    def __init__(self, number: int, dir_fd: int, version: Version, published: Published) -> None:
+        self.version = version
+        self.published = published
+        self._name = file_name(number)
+        self._dir_fd = dir_fd
+        self._mapping: Mapping | None = None
+
+    def mapping(self) -> Mapping:
+        if self._mapping is None:
+            size_bytes = max(end_of(self.published.contents), mmap.PAGESIZE)
+            try:
+                fd = files.open_regular(self._name, self._dir_fd, os.O_RDONLY)
+                try:
+                    self._mapping = Mapping(fd, size_bytes, writable=False)
+                finally:
+                    os.close(fd)
+            except (OSError, ValueError, CorruptData) as error:
+                raise NotHeld("map", self._name, f"the slot cannot be read: {error}") from error
+        return self._mapping
+
+    def close(self) -> None:
+        if self._mapping is not None:
+            self._mapping.close()
+
+
+class _Directory:
+    """One process directory under a reader's lock. Decodes a manifest once per version of it."""
+
+    def __init__(self, claim: ReaderClaim, run_id: str, signer: Signer | None) -> None:
+        self.slots: dict[int, _Slot] = {}
+        self._claim = claim
+        self._run_id = run_id
+        self._signer = signer
+        self._bad: dict[int, Version] = {}
+
+    def at_its_path(self) -> bool:
+        try:
+            there = os.stat(self._claim.path, follow_symlinks=False)
+        except OSError:
+            return False
+        return os.path.samestat(there, os.fstat(self._claim.dir_fd))
+
+    def refresh(self) -> None:
+        for number in NUMBERS:
+            version = _version(manifest_name(number), self._claim.dir_fd)
+            slot = self.slots.get(number)
+            if slot is not None and slot.version == version:
+                continue
+            if slot is not None:
+                del self.slots[number]  # its mapping goes when the last reader is done with it
+            if version is None or self._bad.get(number) == version:
+                continue
+            try:
+                published = read_manifest(number, self._claim.dir_fd, self._run_id, self._signer)
+            except CorruptData as error:
+                logging.warning("%s is not served: %s", self._claim.path, error)
+                self._bad[number] = version
+                continue
+            # When it was replaced meanwhile, the next request sees another version again.
+            if published is not None:
+                self.slots[number] = _Slot(number, self._claim.dir_fd, version, published)
+
+    def known_complete(self) -> SaveId | None:
+        try:
+            found = read_known_complete(self._claim.dir_fd, self._run_id, self._signer)
+            return found[0] if found else None
+        except CorruptData as error:
+            logging.warning("%s: %s", self._claim.path, error)
+            return None
+
+    def timeline(self) -> Timeline | None:
+        try:
+            return read_timeline(self._claim.dir_fd, self._signer)
+        except CorruptData as error:
+            logging.warning("%s: %s", self._claim.path, error)
+            return None
+
+    def host_states(self) -> Iterator[HeldHostState]:
+        for save_name, save_fd in self._save_directories():
+            names = [name for name in os.listdir(save_fd) if DOCUMENT_PATTERN.fullmatch(name)]
+            for name in sorted(names)[:MAX_DOCUMENTS]:
+                try:
+                    yield read_document(save_name, name, save_fd, self._run_id, self._signer)
+                except FileNotFoundError:
+                    continue  # dropped meanwhile by a trainer that came up
+                except CorruptData as error:
+                    logging.warning("%s is not served: %s", self._claim.path, error)
+
+    def host_state_bytes(self, save: SaveId, owner: int, count: int) -> bytes | None:
+        wanted = save_directory(save)
+        for save_name, save_fd in self._save_directories():
+            if save_name == wanted and save.run_id == self._run_id:
+                name = document_name(owner, count)
+                try:
+                    return read_file(save_name, name, save_fd, self._signer)
+                except FileNotFoundError:
+                    continue
+                except CorruptData as error:
+                    logging.warning("%s is not served: %s", self._claim.path, error)
+        return None
+
+    def close(self) -> None:
+        for slot in self.slots.values():
+            slot.close()
+        self.slots.clear()
+        self._claim.release()
+
+    def _save_directories(self) -> Iterator[tuple[str, int]]:
+        try:
+            parent_fd = files.open_inner(HOST_STATE_DIRECTORY, self._claim.dir_fd)
+        except OSError:
+            return  # no host state was ever published here
+        try:
+            for name in sorted(os.listdir(parent_fd)):
+                try:
+                    save_fd = files.open_inner(name, parent_fd)
+                except OSError:
+                    continue  # not a directory, or gone meanwhile
+                try:
+                    yield name, save_fd
+                finally:
+                    os.close(save_fd)
+        finally:
+            os.close(parent_fd)
+
+
+def _version(name: str, dir_fd: int) -> Version | None:
+    try:
+        status = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_ctime_ns, status.st_mtime_ns, status.st_size

@@ -1,0 +1,191 @@
+"""One save on its way into a slot: copy, stage, publish; or abort."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Generator, Sequence
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+from absl import logging
+from typing_extensions import Buffer
+
+from emergency_ckpt import _native
+from emergency_ckpt.errors import CorruptData, LocalTierError
+from emergency_ckpt.tiers import files
+from emergency_ckpt.tiers.local.manifest import check_contents as check_manifest_contents
+from emergency_ckpt.tiers.local.manifest import (
+    contents_digest,
+    encode_contents,
+    end_of,
+    wrap_contents,
+)
+from emergency_ckpt.tiers.local.process_directory import ProcessDirectory
+from emergency_ckpt.tiers.local.signatures import signed
+from emergency_ckpt.tiers.local.slots import Published, Slot, manifest_name
+from emergency_ckpt.types import Contents, SaveId, Writer
+
+
+class SlotWriter:
+    """The right to write one save into one slot, from ``LocalTier.begin_write``.
+
+    Used by one thread at a time. Until ``publish`` nothing of it counts; after a crash at any
+    point before, the slot holds nothing and the other slots are as they were. As a context
+    manager it aborts on exit when it was not published.
+    """
+
+    def __init__(
+        self,
+        slot: Slot,
+        save: SaveId,
+        writer: Writer,
+        threads: int,
+        tier_lock: threading.RLock,
+        place: ProcessDirectory,
+    ) -> None:
+        self._slot = slot
+        self._save = save
+        self._writer = writer
+        self._threads = threads
+        self._tier_lock = tier_lock
+        self._place = place
+        self._staged: tuple[str, Published] | None = None
+        self._open = True
+
+    @property
+    def mapping(self) -> _native.Mapping:
+        """The slot's memory, for receiving into it directly."""
+        self._check_open("use the mapping of")
+        self._slot.reserve()
+        return self._slot.mapping
+
+    @contextlib.contextmanager
+    def sparse_file(self) -> Generator[tuple[int, int] | None]:
+        """(descriptor, bytes) of a slot with holes, to be written by system calls; else None.
+
+        Where the pages do not exist yet, that costs half of making, clearing and mapping them
+        first; and without room it is an error, not a signal.
+        """
+        self._check_open("use the file of")
+        if self._slot.reserved:
+            yield None
+            return
+        fd = self._slot.open_file()
+        try:
+            yield fd, self._slot.size_bytes
+        finally:
+            os.close(fd)
+
+    def lend(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Read-only bytes that are there already, also before ``publish``; as ``LocalTier.lend``.
+
+        The caller writes to them no more. After ``abort`` the slot is left alone while they live.
+        """
+        with self._tier_lock:
+            is_published = self._staged is not None and self._slot.published is self._staged[1]
+            if not is_published:
+                self._check_open("lend from")
+            return self._slot.lend(offset, nbytes)
+
+    def copy(self, copies: Sequence[tuple[Buffer | npt.NDArray[Any], int]]) -> list[int]:
+        """Copy each buffer to its offset; returns the CRC32C of each. Releases the GIL.
+
+        ``ValueError`` for a range outside of the slot or a buffer that is not contiguous.
+        """
+        self._check_open("copy to")
+        if self._staged is not None:
+            raise self._misuse("copy to", "its manifest is staged already")
+        self._slot.reserve()
+        return _native.copy_crc32c(self._slot.mapping, copies, self._threads)
+
+    def stage(self, contents: Contents) -> str:
+        """Write the manifest beside its place, to be published by a rename; returns the digest.
+
+        All bytes must be in the slot. ``CorruptData`` when the contents break a rule of the
+        format, are of another save or do not fit; ``RamdiskFull`` when there is no room.
+        """
+        self._check_open("stage")
+        if self._staged is not None:
+            raise self._misuse("stage", "it is staged already")
+        self._slot.reserve()
+        check_manifest_contents(contents)
+        if contents.save != self._save:
+            raise CorruptData(
+                "stage", "manifest", "another save's", expected=self._save, actual=contents.save
+            )
+        if end_of(contents) > self._slot.size_bytes:
+            raise CorruptData(
+                "stage",
+                "manifest",
+                "its shards do not fit into the slot",
+                expected=f"at most {self._slot.size_bytes} bytes",
+                actual=f"{end_of(contents)} bytes",
+            )
+        encoded = encode_contents(contents)
+        name = manifest_name(self._slot.number)
+        data = signed(name, wrap_contents(encoded, self._writer), self._place.signer)
+        temporary = files.write_temporary(name, self._slot.claim.dir_fd, data)
+        digest = contents_digest(encoded)
+        self._staged = (temporary, Published(digest=digest, encoded=encoded, contents=contents))
+        return digest
+
+    def publish(self) -> None:
+        """Make the save count, atomically. It survives the end of every process from here on.
+
+        Another slot of the same digest counts no more.
+        """
+        self._check_open("publish")
+        if self._staged is None:
+            raise self._misuse("publish", "its manifest is not staged")
+        temporary, published = self._staged
+        name = manifest_name(self._slot.number)
+        with self._tier_lock:
+            try:
+                files.rename(temporary, name, self._slot.claim.dir_fd)
+            except OSError as error:
+                raise files.local_error("publish", name, error) from error
+            self._slot.published = published
+            self._slot.writing = False
+            self._open = False
+            try:
+                self._place.drop_twins(self._slot)
+            except OSError as error:
+                # It is published all the same; the next life drops the other.
+                logging.warning("an older slot of step %d stays: %s", self._save.step, error)
+
+    def abort(self) -> None:
+        """Give the slot back with nothing in it. Idempotent; nothing happens after ``publish``.
+
+        A slot that could not be reserved is removed.
+        """
+        try:
+            self._slot.reserve()
+        except LocalTierError:
+            with self._tier_lock:
+                self._place.discard(self._slot)
+        with self._tier_lock:
+            if not self._open:
+                return
+            self._open = False
+            self._slot.writing = False
+            if self._staged is not None:
+                with contextlib.suppress(OSError):  # the next owner removes it when it opens
+                    files.remove(self._staged[0], self._slot.claim.dir_fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.abort()
+
+    def _check_open(self, operation: str) -> None:
+        if not self._open:
+            raise self._misuse(operation, "it was published or aborted before")
+
+    def _misuse(self, operation: str, problem: str) -> LocalTierError:
+        return LocalTierError(
+            operation, f"slot {self._slot.number}, step {self._save.step}", problem
+        )

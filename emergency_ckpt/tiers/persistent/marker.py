@@ -1,0 +1,222 @@
+"""The files beside a persistent step: marker and checksums. FORMAT.md is the specification."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from emergency_ckpt.core.save_identity import check_save
+from emergency_ckpt.core.step_signature import StepSignature, StepSigning
+from emergency_ckpt.errors import CorruptData
+from emergency_ckpt.types import Box, LeafSpec, SaveId, ShardId
+
+HOST_STATE = "host_state"
+MARKER_NAME = "marker.json"
+CHECKSUMS_NAME = "checksums.json"
+ASIDE_NAME = "rolled_back.json"
+"""Beside a step that was moved aside, or is about to be: it counts no more."""
+
+VERSION, SIGNED_VERSION = 2, 3
+"""Of markers without and with a signature. Those of version 1 are still read."""
+
+NO_SIGNING = StepSigning()
+
+CHECKSUMS_VERSION = 1
+LIMIT_BYTES = 256 << 20
+
+_T = TypeVar("_T")
+
+
+class TensorsId(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which tensors they are: SHA-256 (hex) of two files of Orbax, each new with every save.
+
+    Attributes:
+      metadata: of ``_CHECKPOINT_METADATA`` of the step.
+      manifest: of ``manifest.ocdbt`` of the item.
+    """
+
+    metadata: str
+    manifest: str
+
+
+class StepMarker(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """``marker.json``: says that all of a persistent step is there, and what.
+
+    Attributes:
+      digests: SHA-256 (hex) of each process's document, by process index.
+      empty: per process, whether its host state is null.
+      leaves: every leaf of the state; Orbax cannot hold zero-size arrays, so these live here only.
+      checksums: SHA-256 (hex) of ``checksums.json``.
+      tensors: which tensors it belongs to; None in a marker of version 1.
+    """
+
+    save: SaveId
+    digests: tuple[str, ...]
+    empty: tuple[bool, ...]
+    leaves: tuple[LeafSpec, ...]
+    checksums: str
+    tensors: TensorsId | None = None
+
+
+class _MarkerFile1(StepMarker, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole file of version 1."""
+
+    format: int
+
+
+class _MarkerFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``digest``: SHA-256 (hex) of the bytes of ``marker`` as they lie in the file."""
+
+    format: int
+    digest: str
+    marker: msgspec.Raw
+
+
+class _SignedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``signature``: of the bytes of ``marker`` as they lie in the file."""
+
+    format: int
+    digest: str
+    signature: StepSignature
+    marker: msgspec.Raw
+
+
+class BoxChecksum(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """CRC32C of the bytes of a box at capture time; ``leaf`` is an index into the leaves."""
+
+    leaf: int
+    box: Box
+    crc32c: int
+
+
+class Checksums(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``checksums.json``: sorted; a box whose copies differed at capture time has none."""
+
+    format: int
+    boxes: tuple[BoxChecksum, ...]
+
+
+def encode_checksums(leaves: Sequence[LeafSpec], crcs: Mapping[ShardId, int]) -> bytes:
+    """The file of the CRCs of some boxes of ``leaves``."""
+    index = {leaf.path: number for number, leaf in enumerate(leaves)}
+    boxes = sorted(
+        ((index[shard.leaf], shard.box, crc) for shard, crc in crcs.items()),
+    )
+    return msgspec.json.encode(
+        Checksums(CHECKSUMS_VERSION, tuple(BoxChecksum(*each) for each in boxes))
+    )
+
+
+def decode_checksums(data: bytes, marker: StepMarker, target: str) -> dict[ShardId, int]:
+    """The CRCs by shard. CorruptData when they are not those that the marker names."""
+    actual = hashlib.sha256(data).hexdigest()
+    if actual != marker.checksums:
+        raise CorruptData(
+            "read", target, "the digest differs", expected=marker.checksums, actual=actual
+        )
+    if _version(data, target) != CHECKSUMS_VERSION:
+        raise CorruptData("decode", target, "unknown version", expected=CHECKSUMS_VERSION)
+    decoded = decode_file(data, Checksums, target)
+    if not all(0 <= each.leaf < len(marker.leaves) for each in decoded.boxes):
+        raise CorruptData("decode", target, "it names a leaf that there is not")
+    return {ShardId(marker.leaves[each.leaf].path, each.box): each.crc32c for each in decoded.boxes}
+
+
+def build_marker(
+    save: SaveId,
+    documents: Mapping[int, tuple[str, bool]],
+    leaves: Iterable[LeafSpec],
+    checksums: bytes,
+    tensors: TensorsId,
+    signing: StepSigning = NO_SIGNING,
+) -> bytes:
+    """The marker's file: ``documents`` has (digest, empty) of every process's document.
+
+    It is signed when ``signing`` has a key.
+    """
+    order = range(len(documents))
+    marker = StepMarker(
+        save=save,
+        digests=tuple(documents[i][0] for i in order),
+        empty=tuple(documents[i][1] for i in order),
+        leaves=tuple(leaves),
+        checksums=hashlib.sha256(checksums).hexdigest(),
+        tensors=tensors,
+    )
+    encoded = msgspec.json.encode(marker)
+    digest = hashlib.sha256(encoded).hexdigest()
+    raw, signature = msgspec.Raw(encoded), signing.sign(encoded)
+    if signature is None:
+        return msgspec.json.encode(_MarkerFile(VERSION, digest, raw))
+    return msgspec.json.encode(_SignedFile(SIGNED_VERSION, digest, signature, raw))
+
+
+def decode_marker(data: bytes, step: int, target: str) -> StepMarker:
+    """The marker of ``step`` from its file, whoever signed it. CorruptData."""
+    marker, _ = check_marker(data, step, target, NO_SIGNING)
+    return marker
+
+
+def check_marker(
+    data: bytes, step: int, target: str, signing: StepSigning
+) -> tuple[StepMarker, str]:
+    """The marker of ``step`` from its file, and the doubt that there is of who wrote it.
+
+    The doubt is empty when there is none, and where ``signing`` has no key. CorruptData, also when
+    a marker signed with that key was altered.
+    """
+    doubt = signing.doubt(b"", None)
+    match _version(data, target):
+        case 1:
+            file = decode_file(data, _MarkerFile1, target)
+            fields = {name: getattr(file, name) for name in StepMarker.__struct_fields__}
+            marker = StepMarker(**fields)
+        case 2:
+            whole = decode_file(data, _MarkerFile, target)
+            marker = _decode_body(whole.marker, whole.digest, target)
+        case 3:
+            signed = decode_file(data, _SignedFile, target)
+            marker = _decode_body(signed.marker, signed.digest, target)
+            try:
+                doubt = signing.doubt(bytes(signed.marker), signed.signature)
+            except ValueError as error:
+                raise CorruptData("check", target, str(error)) from error
+        case version:
+            raise CorruptData(
+                "decode", target, "unknown version", expected=SIGNED_VERSION, actual=version
+            )
+    try:
+        check_save(marker.save)
+    except CorruptData as error:
+        raise CorruptData("decode", target, error.problem, actual=error.actual) from error
+    if marker.save.step != step or len(marker.empty) != len(marker.digests):
+        raise CorruptData("decode", target, "the marker contradicts itself")
+    return marker, doubt
+
+
+def _decode_body(body: msgspec.Raw, digest: str, target: str) -> StepMarker:
+    actual = hashlib.sha256(body).hexdigest()
+    if actual != digest:
+        raise CorruptData("decode", target, "the digest differs", expected=digest, actual=actual)
+    return decode_file(bytes(body), StepMarker, target)
+
+
+class _VersionOnly(msgspec.Struct, frozen=True):
+    format: int
+
+
+def _version(data: bytes, target: str) -> int:
+    return decode_file(data, _VersionOnly, target).format
+
+
+def decode_file(data: bytes, kind: type[_T], target: str) -> _T:
+    """A small JSON file of the persistent tier. CorruptData, whatever is wrong with it."""
+    if len(data) > LIMIT_BYTES:
+        raise CorruptData("decode", target, f"it is larger than {LIMIT_BYTES} bytes")
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise CorruptData("decode", target, f"not such a file: {error!s:.300}") from error

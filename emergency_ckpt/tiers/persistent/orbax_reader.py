@@ -1,0 +1,246 @@
+"""The arrays of an Orbax step, read box by box straight through TensorStore.
+
+Orbax restores whole states onto the devices that need them: on each replica anew. To read each
+byte once, boxes are read as numpy arrays here. What is where, Orbax's metadata say.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import jax
+import numpy as np
+import numpy.typing as npt
+import orbax.checkpoint as ocp
+import tensorstore
+from etils import epath
+
+from emergency_ckpt.core.boxes import shape_of
+from emergency_ckpt.core.restore.storage_read import StoredArray
+from emergency_ckpt.core.restore.stored_leaves import stored_name
+from emergency_ckpt.errors import CorruptData, DeadlineExceeded
+from emergency_ckpt.types import LeafSpec, ShardId
+
+_OCDBT_CACHE_BYTES = 64 << 20
+_CONCURRENT_REQUESTS = 32
+
+
+class StoredLeaf(NamedTuple):
+    """A leaf as the metadata of Orbax describe it: ``spec`` without a key's implementation."""
+
+    spec: LeafSpec
+    array: StoredArray
+
+
+def describe_item(item: epath.Path) -> dict[str, StoredLeaf]:
+    """The arrays of an Orbax item by path, from its metadata alone. Not collective.
+
+    Raises what Orbax and the client of the storage raise.
+    """
+    found = ocp.StandardCheckpointHandler().metadata(item)
+    driver = "zarr3" if found.use_zarr3 else "zarr"
+    ocdbt = ocp.type_handlers.is_ocdbt_checkpoint(item)
+    leaves: dict[str, StoredLeaf] = {}
+    for key_path, value in jax.tree_util.tree_leaves_with_path(found.tree):
+        path = jax.tree_util.keystr(key_path, simple=True, separator="/")
+        if getattr(value, "shape", None) is None or getattr(value, "dtype", None) is None:
+            raise CorruptData(
+                "describe", f"{item}, leaf {path!r}", f"{type(value).__name__} is no array"
+            )
+        shape = tuple(int(size) for size in value.shape)
+        dtype = np.dtype(value.dtype)
+        storage = getattr(value, "storage", None)
+        chunks = getattr(storage, "chunk_shape", None)
+        array = StoredArray(
+            name=value.name,
+            shape=shape,
+            chunk_shape=tuple(int(c) for c in chunks) if chunks is not None else shape,
+            item_bytes=dtype.itemsize,
+            driver=driver,
+            ocdbt=ocdbt,
+        )
+        leaves[path] = StoredLeaf(LeafSpec(path, dtype.name, shape), array)
+    return leaves
+
+
+def open_by_name(
+    item: epath.Path, paths: Iterable[str], deadline_s: float
+) -> dict[str, StoredLeaf] | None:
+    """The arrays of all leaves of an item, as TensorStore finds them; None when names do not tell.
+
+    What ``describe_item`` says of an item that was written here, in a tenth of the time: Orbax asks
+    for all that could be known of each array. Not collective. Raises what TensorStore raises, and
+    DeadlineExceeded at ``deadline_s`` of ``time.monotonic``.
+    """
+    names = {path: stored_name(path) for path in paths}
+    if len(set(names.values())) < len(names):
+        return None  # ``{"a/b": ..., "a.b": ...}``: one of them is not under this name
+    ocdbt, context = ocp.type_handlers.is_ocdbt_checkpoint(item), _context()
+    opening = {
+        path: tensorstore.open(
+            _spec(str(item), name, driver="zarr", ocdbt=ocdbt), open=True, context=context
+        )
+        for path, name in names.items()
+    }
+    try:
+        stores = _results(opening, str(item), deadline_s)
+    except ValueError as error:
+        if str(error).startswith("NOT_FOUND"):
+            return None
+        raise
+    leaves: dict[str, StoredLeaf] = {}
+    for path, store in stores.items():
+        shape, dtype = tuple(store.shape), store.dtype.numpy_dtype
+        chunks = tuple(store.chunk_layout.read_chunk.shape or shape)  # of scalars it has none
+        array = StoredArray(
+            name=names[path],
+            shape=shape,
+            chunk_shape=chunks,
+            item_bytes=dtype.itemsize,
+            driver="zarr",
+            ocdbt=ocdbt,
+        )
+        leaves[path] = StoredLeaf(LeafSpec(path, dtype.name, shape), array)
+    return leaves
+
+
+class BoxReader:
+    """Reads boxes of one item. Used by one thread.
+
+    Args:
+      item: directory of the Orbax item.
+      complete: every chunk was stored, so a missing one is a fault; else it is the fill value.
+      buffer_bytes: how much may be on its way at once. A larger box goes alone.
+      deadline_s: of ``time.monotonic``; DeadlineExceeded after it.
+    """
+
+    def __init__(
+        self,
+        item: str,
+        arrays: Mapping[str, StoredArray],
+        *,
+        complete: bool,
+        buffer_bytes: int,
+        deadline_s: float,
+    ) -> None:
+        self._item = item.rstrip("/")
+        self._arrays = arrays
+        self._complete = complete
+        self._buffer_bytes = buffer_bytes
+        self._deadline_s = deadline_s
+        self._context = _context()
+
+    def read(self, shards: Sequence[ShardId]) -> Iterator[tuple[ShardId, npt.NDArray[Any]]]:
+        """The boxes in the given order, C-contiguous. Raises what TensorStore raises."""
+        stores = self._open({shard.leaf for shard in shards})
+        under_way: deque[tuple[ShardId, int, Any]] = deque()
+        waiting_bytes = 0
+        try:
+            for shard in shards:
+                nbytes = int(np.prod(shape_of(shard.box))) * self._arrays[shard.leaf].item_bytes
+                while under_way and waiting_bytes + nbytes > self._buffer_bytes:
+                    done, done_bytes, future = under_way.popleft()
+                    yield done, _result(future, self._item, self._deadline_s)
+                    waiting_bytes -= done_bytes
+                index = tuple(slice(start, stop) for start, stop in shard.box)
+                under_way.append((shard, nbytes, stores[shard.leaf][index].read(order="C")))
+                waiting_bytes += nbytes
+            while under_way:
+                done, _, future = under_way.popleft()
+                yield done, _result(future, self._item, self._deadline_s)
+        finally:
+            _cancel(future for _, _, future in under_way)
+
+    def _open(self, leaves: set[str]) -> dict[str, Any]:
+        opening = {
+            leaf: tensorstore.open(self._spec(self._arrays[leaf]), open=True, context=self._context)
+            for leaf in sorted(leaves)
+        }
+        stores = _results(opening, self._item, self._deadline_s)
+        for leaf, store in stores.items():
+            array = self._arrays[leaf]
+            actual = (tuple(store.shape), store.dtype.numpy_dtype.itemsize)
+            if actual != (array.shape, array.item_bytes):
+                raise CorruptData(
+                    "open",
+                    f"{self._item}, array {array.name!r}",
+                    "it is not what the metadata say (shape, bytes of an element)",
+                    expected=(array.shape, array.item_bytes),
+                    actual=actual,
+                )
+        return stores
+
+    def _spec(self, array: StoredArray) -> dict[str, Any]:
+        item = f"{self._item}/{array.item}" if array.item else self._item
+        spec = _spec(item, array.name, driver=array.driver, ocdbt=array.ocdbt)
+        return spec | {"fill_missing_data_reads": False} if self._complete else spec
+
+
+def _results(futures: Mapping[str, Any], item: str, deadline_s: float) -> dict[str, Any]:
+    """Of all of them; when one fails or is late, nobody waits for the others any more."""
+    try:
+        return {key: _result(future, item, deadline_s) for key, future in futures.items()}
+    except BaseException:
+        _cancel(futures.values())
+        raise
+
+
+def _result(future: Any, item: str, deadline_s: float) -> Any:
+    """Never waited for without an end: a daemon thread that sits in TensorStore while the
+    interpreter ends aborts the process as soon as storage answers."""
+    try:
+        return future.result(timeout=max(0.001, deadline_s - time.monotonic()))
+    except TimeoutError as error:
+        future.cancel()
+        raise DeadlineExceeded("read", item, "storage did not deliver in time") from error
+
+
+def _cancel(futures: Iterable[Any]) -> None:
+    for future in futures:
+        future.cancel()
+
+
+def _context() -> tensorstore.Context:
+    return tensorstore.Context(
+        {
+            # Chunks are read once: keeping them would only cost memory. Nodes of the
+            # database are needed again and again.
+            "cache_pool": {"total_bytes_limit": 0},
+            "cache_pool#ocdbt": {"total_bytes_limit": _OCDBT_CACHE_BYTES},
+            "gcs_request_concurrency": {"limit": _CONCURRENT_REQUESTS},
+        }
+    )
+
+
+def _spec(item: str, name: str, *, driver: str, ocdbt: bool) -> dict[str, Any]:
+    """How TensorStore is told of an array of an item."""
+    # As Orbax gives it: TensorStore adds the slash, where the name does not end with one.
+    if not ocdbt:
+        return {"driver": driver, "kvstore": _kvstore(item, name)}
+    kvstore = {
+        "driver": "ocdbt",
+        "base": _kvstore(item),
+        "cache_pool": "cache_pool#ocdbt",
+        "path": name,
+    }
+    return {"driver": driver, "kvstore": kvstore}
+
+
+def _kvstore(item: str, name: str = "") -> dict[str, Any] | str:
+    """Where an item, or an array in it, lies for TensorStore.
+
+    By driver and path, as Orbax writes it: in a URL a ``%``, ``#``, ``?`` or ``|`` of the directory
+    would mean something.
+    """
+    scheme, found, rest = item.partition("://")
+    if not found:
+        return {"driver": "file", "path": f"{os.path.normpath(item)}/{name}"}
+    if scheme == "gs":
+        bucket, _, path = rest.partition("/")
+        return {"driver": "gcs", "bucket": bucket, "path": f"{path.rstrip('/')}/{name}".lstrip("/")}
+    return f"{scheme}://{quote(rest.rstrip('/'))}/{quote(name)}"

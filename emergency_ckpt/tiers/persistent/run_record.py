@@ -1,0 +1,182 @@
+"""``run/<number>.json``: on record which run saves in a persistent directory. See FORMAT.md."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import re
+
+import msgspec
+
+from emergency_ckpt.core.run_claim import RunRecord, problem_of
+from emergency_ckpt.errors import CorruptData, PersistentTierError
+from emergency_ckpt.tiers.persistent.marker import HOST_STATE
+from emergency_ckpt.tiers.storage.directory import StorageDirectory
+
+RUN_FOLDER = f"{HOST_STATE}/run"
+LIMIT_BYTES = 4096
+_VERSION = 1
+_NAME = re.compile(r"([0-9]{12})\.json")
+_LAST = 10**12 - 1
+_ATTEMPTS = 5
+_MOST_READ = 4
+"""More than a crash leaves. The rest are not of this program's making."""
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``digest``: SHA-256 (hex) of the bytes of ``run`` as they lie in the file."""
+
+    format: int
+    digest: str
+    run: msgspec.Raw
+
+
+def encode_run(record: RunRecord) -> bytes:
+    """Return the bytes of a file."""
+    encoded = msgspec.json.encode(record)
+    digest = hashlib.sha256(encoded).hexdigest()
+    return msgspec.json.encode(_File(_VERSION, digest, msgspec.Raw(encoded)))
+
+
+def decode_run(data: bytes, target: str) -> RunRecord:
+    """Return the record of a file. CorruptData, whatever is wrong with it."""
+    if len(data) > LIMIT_BYTES:
+        raise CorruptData("decode", target, f"it is larger than {LIMIT_BYTES} bytes")
+    try:
+        file = msgspec.json.decode(data, type=_File)
+        if file.format != _VERSION:
+            raise CorruptData(
+                "decode", target, "unknown version", expected=_VERSION, actual=file.format
+            )
+        actual = hashlib.sha256(file.run).hexdigest()
+        if actual != file.digest:
+            raise CorruptData(
+                "decode", target, "the digest differs", expected=file.digest, actual=actual
+            )
+        record = msgspec.json.decode(file.run, type=RunRecord)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise CorruptData("decode", target, f"not such a file: {error!s:.300}") from error
+    problem = problem_of(record)
+    if problem:
+        raise CorruptData("decode", target, problem)
+    return record
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """The record of a directory, as it was found.
+
+    Attributes:
+      number: of the newest file; 0 when there is none.
+      record: of the newest file that can be decoded.
+      damage: why none of them can be, if so.
+      older: the numbers of all files but the newest one.
+    """
+
+    number: int = 0
+    record: RunRecord | None = None
+    damage: CorruptData | None = None
+    older: tuple[int, ...] = ()
+
+
+class RunFile:
+    """The record of one directory. All methods block for storage; PersistentTierError.
+
+    Each change is a file of the next number, made only where there is none. So of two writers that
+    have seen the same record one alone changes it, on any storage.
+    """
+
+    def __init__(self, storage: StorageDirectory) -> None:
+        self._storage = storage
+
+    @property
+    def target(self) -> str:
+        """The folder with its files."""
+        return f"{self._storage.path}/{RUN_FOLDER}"
+
+    def read(self, deadline_s: float | None = None) -> Found:
+        """Return the record. A damaged one counts only where no earlier one is left."""
+        deadline_s = self._storage.deadline_s(deadline_s)
+        for _ in range(_ATTEMPTS):
+            numbers = self._numbers(deadline_s)
+            if not numbers:
+                return Found()
+            found = self._decode(numbers, deadline_s)
+            if found is not None:
+                return found
+        error = PersistentTierError("read", self.target, "it changes all the time")
+        error.retryable = True
+        raise error
+
+    def _numbers(self, deadline_s: float) -> list[int]:
+        try:
+            names = self._storage.names_in(RUN_FOLDER, deadline_s)
+        except PersistentTierError as error:
+            if not isinstance(error.__cause__, NotADirectoryError):
+                raise
+            return []  # something is in the way: nobody has saved there, and a save will say so
+        numbers = {int(name[1]) for name in map(_NAME.fullmatch, names) if name}
+        if not self._storage.is_object_store:
+            # A file server's listing may be half a minute old; a name that is asked for is not.
+            newest = max(numbers, default=0)
+            while newest < _LAST and self._data(newest + 1, deadline_s) is not None:
+                newest += 1
+                numbers.add(newest)
+        return sorted(numbers)
+
+    def _decode(self, numbers: list[int], deadline_s: float) -> Found | None:
+        """None when the newest one has gone: another one took its place."""
+        damage: CorruptData | None = None
+        newest, older = numbers[-1], tuple(numbers[:-1])
+        for number in reversed(numbers[-_MOST_READ:]):
+            data = self._data(number, deadline_s)
+            if data is None and number == newest:
+                return None
+            try:
+                if data is not None:
+                    return Found(newest, decode_run(data, self._path(number)), older=older)
+            except CorruptData as error:
+                damage = damage or error
+        return Found(newest, damage=damage, older=older)
+
+    def _data(self, number: int, deadline_s: float) -> bytes | None:
+        path = self._storage.path / _below(number)
+
+        def read() -> bytes | None:
+            try:
+                with path.open("rb") as file:
+                    return file.read(LIMIT_BYTES + 1)
+            except FileNotFoundError:
+                return None
+            except IsADirectoryError:
+                return b""  # damaged, as any other junk
+
+        return self._storage.do("read", f"/{_below(number)}", read, deadline_s)
+
+    def _path(self, number: int) -> str:
+        return f"{self._storage.path}/{_below(number)}"
+
+    def replace(self, found: Found, record: RunRecord, deadline_s: float | None = None) -> None:
+        """Put ``record`` in place of ``found``, if that is still the newest one; read it to know.
+
+        It may come after the deadline, and then too only where nobody else was first.
+        """
+        if found.number >= _LAST:
+            raise PersistentTierError(
+                "write", self._path(found.number), "it is the last one", hint="remove it"
+            )
+        below = _below(found.number + 1)
+        self._storage.put_first(below, encode_run(record), record.life, deadline_s)
+
+    def remove_older(self, found: Found) -> None:
+        """Remove the files that count no more."""
+        for number in found.older:
+            path = self._storage.path / _below(number)
+            self._storage.do(
+                "remove", f"/{_below(number)}", functools.partial(path.unlink, missing_ok=True)
+            )
+
+
+def _below(number: int) -> str:
+    return f"{RUN_FOLDER}/{number:012d}.json"

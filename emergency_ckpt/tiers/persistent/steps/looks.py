@@ -1,0 +1,240 @@
+"""Looks at one step of a persistent directory: whether it is whole, or what is wrong with it."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from typing import Any, NamedTuple, cast
+
+import orbax.checkpoint as ocp
+from absl import logging
+from etils import epath
+
+from emergency_ckpt.core.restore.inventory import PersistentStep, plain_incarnation
+from emergency_ckpt.core.step_signature import StepSigning
+from emergency_ckpt.errors import CorruptData, PersistentTierError
+from emergency_ckpt.tiers.persistent.marker import (
+    HOST_STATE,
+    MARKER_NAME,
+    StepMarker,
+    TensorsId,
+    check_marker,
+)
+from emergency_ckpt.tiers.persistent.orbax_writer import ITEM, OURS
+from emergency_ckpt.tiers.persistent.plain_orbax import ITEMS, StepFolders
+from emergency_ckpt.tiers.persistent.steps.replaced import StepPlace
+from emergency_ckpt.tiers.storage.directory import StorageDirectory
+
+_METADATA = "_CHECKPOINT_METADATA"
+_MANIFEST = "manifest.ocdbt"
+_WARNINGS = 16
+_REPLACED = "another program has written it anew: it has tensors only"
+_GONE = "its tensors are gone"
+_NO_STEP = "its folder has the name of a step, and Orbax has written nothing into it"
+
+
+class FoundStep(NamedTuple):
+    """A step that is there.
+
+    Attributes:
+      marker: None for one of plain Orbax, or with a ``problem``.
+      place: its folders.
+      is_junk: neither we nor Orbax have written anything into its folder. It has a ``problem``.
+    """
+
+    step: PersistentStep
+    marker: StepMarker | None
+    place: StepPlace
+    is_junk: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether plain Orbax wrote it."""
+        return self.marker is None and not self.step.problem
+
+
+class StepLooks:
+    """Looks at the folders of a step. All methods block for storage, until their deadline."""
+
+    def __init__(
+        self, storage: StorageDirectory, folders: StepFolders, signing: StepSigning
+    ) -> None:
+        self._storage = storage
+        self._directory = storage.path
+        self._folders = folders
+        self._signing = signing
+        self._told: set[str] = set()
+
+    def ours(self, step: int, place: StepPlace, deadline_s: float | None) -> FoundStep | None:
+        """Return the step with a folder of ours beside it; None when it does not count."""
+        try:
+            marker, doubt = self.marker(step, place.run_in_thread, deadline_s)
+        except CorruptData as error:
+            self._warn(step, str(error))
+            problem = _unreadable(place, error.problem)
+            return FoundStep(PersistentStep(step, 0, False, problem=problem), None, place)
+        except PersistentTierError as error:
+            # Absent means not saved whole. Unreachable does not: then an older step must not be
+            # taken for the newest.
+            if not isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
+                raise
+            written_here = self._is_written_here(place, deadline_s)
+            return None if written_here else self.plain(step, place, deadline_s)
+        return self._marked(step, marker, doubt, place, deadline_s)
+
+    def _marked(
+        self,
+        step: int,
+        marker: StepMarker,
+        doubt: str,
+        place: StepPlace,
+        deadline_s: float | None,
+    ) -> FoundStep | None:
+        problem = ""
+        if marker.tensors is not None:
+            problem = self._compare_tensors(place, marker.tensors, deadline_s)
+        elif not self._folders.is_written_by_orbax(place.tensors, deadline_s):
+            problem = _GONE
+        if problem == _REPLACED:
+            self._warn(step, problem)
+            return self.plain(step, place, deadline_s)
+        path = f"{HOST_STATE}/{place.run_in_thread}/{MARKER_NAME}"
+        if problem == _GONE and not self.exists(path, deadline_s):
+            return None  # it is being removed
+        problem = problem or self._signing.objection(doubt)
+        if problem:
+            self._warn(step, problem)
+        found = PersistentStep(
+            step,
+            len(marker.digests),
+            not all(marker.empty),
+            incarnation=marker.save.incarnation,
+            problem=problem,
+            doubt=doubt,
+        )
+        return FoundStep(found, None if problem else marker, place)
+
+    def marker(
+        self, step: int, run_in_thread: str, deadline_s: float | None = None
+    ) -> tuple[StepMarker, str]:
+        """The marker of ``step`` in a folder below ``host_state``, and what is in doubt of it.
+
+        PersistentTierError without one, CorruptData.
+        """
+        path = self._directory / HOST_STATE / run_in_thread / MARKER_NAME
+        below = f"/{HOST_STATE}/{run_in_thread}/{MARKER_NAME}"
+        data = self._storage.do("read", below, path.read_bytes, deadline_s)
+        return check_marker(data, step, str(path), self._signing)
+
+    def tensors_id(self, folder: str, deadline_s: float | None = None) -> TensorsId:
+        """Which tensors lie in a folder."""
+        return TensorsId(
+            _digest(self._storage.bytes_of(f"{folder}/{_METADATA}", deadline_s)),
+            _digest(self._storage.bytes_of(f"{folder}/{ITEM}/{_MANIFEST}", deadline_s)),
+        )
+
+    def _compare_tensors(
+        self, place: StepPlace, expected: TensorsId, deadline_s: float | None
+    ) -> str:
+        """Why they are not those of the marker, if so. Of the two witnesses one may be hurt."""
+        metadata = self._storage.bytes_of(f"{place.tensors}/{_METADATA}", deadline_s)
+        if _digest(metadata) == expected.metadata:
+            return ""
+        manifest = self._storage.bytes_of(f"{place.tensors}/{ITEM}/{_MANIFEST}", deadline_s)
+        if metadata is None and manifest is None:
+            return _GONE
+        if _digest(manifest) != expected.manifest:
+            return _REPLACED
+        return f"its file {_METADATA} is damaged"
+
+    def _warn(self, step: int, problem: str) -> None:
+        """Say it, for the first steps that have a problem; ``passed_over`` has all of them."""
+        text = f"step {step}: {problem}"
+        if len(self._told) < _WARNINGS or text in self._told:
+            self.tell(text)
+        else:
+            self.tell("further steps that cannot be used are not named one by one")
+
+    def tell(self, text: str) -> None:
+        """Once for each text: the steps are looked at again and again."""
+        if text not in self._told:
+            self._told.add(text)
+            logging.warning("%s in %s", text, self._directory)
+
+    def exists(self, below: str, deadline_s: float | None) -> bool:
+        """Whether there is such a file below the directory. Blocks."""
+        path: epath.Path = self._directory / below
+        return self._storage.do("look at", f"/{below}", path.exists, deadline_s)
+
+    def plain(self, step: int, place: StepPlace, deadline_s: float | None) -> FoundStep | None:
+        """The step of plain Orbax; of folders that may be it, the first with one of Orbax."""
+        if place.is_aside:
+            return self._plain_in(place, step, deadline_s)
+        junk: FoundStep | None = None
+        for folder in self._folders.names_of(step):
+            found = self._plain_in(StepPlace(folder, str(step)), step, deadline_s)
+            if found is not None and not found.is_junk:
+                self._folders.choose(step, folder)
+                return found
+            junk = junk or found
+        return junk
+
+    def _plain_in(self, place: StepPlace, step: int, deadline_s: float | None) -> FoundStep | None:
+        folder = place.tensors
+        if not self._is_finalized(folder, deadline_s):
+            return None
+        metadata = self._storage.bytes_of(f"{folder}/{_METADATA}", deadline_s)
+        if metadata is None and not self._folders.is_written_by_orbax(folder, deadline_s):
+            problem = PersistentStep(step, 0, False, problem=_NO_STEP)
+            return FoundStep(problem, None, place, is_junk=True)
+        digest = hashlib.sha256(metadata or b"")
+        for item in ("", *(f"{name}/" for name in ITEMS)):
+            manifest = self._storage.bytes_of(f"{folder}/{item}{_MANIFEST}", deadline_s)
+            if manifest is not None:
+                digest.update(manifest)
+                break
+        committed_ns = _fields(metadata).get("commit_timestamp_nsecs")
+        committed_ms = committed_ns // 1_000_000 if isinstance(committed_ns, int) else 0
+        incarnation = plain_incarnation(committed_ms, digest.hexdigest()[:16])
+        doubt = self._signing.doubt(b"", None)
+        problem = self._signing.objection(doubt)
+        return FoundStep(PersistentStep(step, 0, False, incarnation, problem, doubt), None, place)
+
+    def _is_written_here(self, place: StepPlace, deadline_s: float | None) -> bool:
+        """Whether the tensors, if they are whole, are of a save of ours that did not end."""
+        fields = _fields(self._storage.bytes_of(f"{place.tensors}/{_METADATA}", deadline_s))
+        if not fields:
+            return True  # not whole, or so old that Orbax wrote no such file beside ours
+        custom = fields.get("custom_metadata")
+        return isinstance(custom, dict) and OURS in custom
+
+    def _is_finalized(self, folder: str, deadline_s: float | None) -> bool:
+        finalized = functools.partial(ocp.utils.is_checkpoint_finalized, self._directory / folder)
+        try:
+            return bool(self._storage.do("look at", f"/{folder}", finalized, deadline_s))
+        except PersistentTierError as error:
+            if isinstance(error.__cause__, ValueError):  # not a directory of Orbax
+                return False
+            raise
+
+
+def _unreadable(place: StepPlace, reason: str) -> str:
+    run_in_thread = f"{HOST_STATE}/{place.run_in_thread}"
+    return (
+        f"its marker {run_in_thread}/{MARKER_NAME} cannot be read ({reason}); to take its"
+        f" tensors as those of a step of plain Orbax, remove the folder {run_in_thread}"
+    )
+
+
+def _digest(data: bytes | None) -> str:
+    return "" if data is None else hashlib.sha256(data).hexdigest()
+
+
+def _fields(metadata: bytes | None) -> dict[str, Any]:
+    """Of Orbax's metadata; none when they cannot be read."""
+    try:
+        decoded = json.loads(metadata or b"{}")
+    except (ValueError, RecursionError):
+        return {}
+    return cast("dict[str, Any]", decoded) if isinstance(decoded, dict) else {}

@@ -1,0 +1,328 @@
+"""Persistent tier: one sharded copy in Orbax's own format, and the host states beside it.
+
+``<dir>/<step>/`` is an ordinary Orbax step (item ``default``, StandardSave), written by the
+processes of the primary slice only, or of all slices together. ``<dir>/host_state/<step>/`` has
+one JSON document for each process, checksums of the boxes, and ``marker.json``, written last. A
+step counts when Orbax's commit marker and ours are both there. FORMAT.md specifies the second.
+
+A step without that second directory was written by plain Orbax: it has tensors only.
+
+This module, ``stored_steps``, ``orbax_writing`` and ``stored_arrays`` are all that uses Orbax for
+storage.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import numpy.typing as npt
+from etils import epath
+
+from emergency_ckpt.core.restore.inventory import PersistentStep
+from emergency_ckpt.core.restore.storage_read import StoredArray
+from emergency_ckpt.core.step_signature import StepSigning
+from emergency_ckpt.errors import CorruptData, PersistentTierError
+from emergency_ckpt.state.host_state import document_name
+from emergency_ckpt.state.staging import HostShard
+from emergency_ckpt.state.tree import StateTree
+from emergency_ckpt.tiers.persistent.marker import (
+    CHECKSUMS_NAME,
+    HOST_STATE,
+    MARKER_NAME,
+    NO_SIGNING,
+    StepMarker,
+    build_marker,
+    decode_checksums,
+    encode_checksums,
+)
+from emergency_ckpt.tiers.persistent.orbax_reader import (
+    BoxReader,
+    StoredLeaf,
+    describe_item,
+    open_by_name,
+)
+from emergency_ckpt.tiers.persistent.orbax_writer import (
+    ITEM,
+    ArrayWriter,
+    Meet,
+    bytes_at_once,
+    meet_nobody,
+    write_step,
+)
+from emergency_ckpt.tiers.persistent.plain_orbax import describe_plain
+from emergency_ckpt.tiers.persistent.steps.changes import StepChanges
+from emergency_ckpt.tiers.persistent.steps.records import StoredSteps
+from emergency_ckpt.tiers.persistent.steps.replaced import StepPlace
+from emergency_ckpt.tiers.persistent.writer_arrays import as_arrays
+from emergency_ckpt.tiers.storage.directory import StorageDirectory
+from emergency_ckpt.types import LeafSpec, SaveId, ShardId
+
+DEFAULT_TIMEOUT_S = 300.0
+DEFAULT_BUFFER_BYTES = 2 << 30
+_T = TypeVar("_T")
+
+
+class StoredStep(NamedTuple):
+    """What is stored under a step.
+
+    Attributes:
+      item: directory of the Orbax item with the arrays.
+      marker: None for a step that plain Orbax wrote.
+      leaves: the arrays by path, as Orbax describes them.
+      crcs: CRC32C of capture time of the boxes that were saved.
+      incarnation: of the save; of one of plain Orbax, see ``core.restore.inventory``.
+      doubt: as of ``PersistentStep``.
+    """
+
+    item: str
+    marker: StepMarker | None
+    leaves: dict[str, StoredLeaf]
+    crcs: dict[ShardId, int]
+    incarnation: str
+    doubt: str = ""
+
+
+class PersistentTier:
+    """Reads and writes one directory. All methods block for storage.
+
+    None is collective but ``write_tensors``, over its ``writers``. Each has a deadline: what is
+    given as ``deadline_s`` (of ``time.monotonic``), else ``timeout_s`` from the call. Until then
+    a call is repeated where that may help. What fails is a PersistentTierError, ``retryable`` when
+    storage was only slow or overloaded, or CorruptData.
+
+    Args:
+      orbax_item: of a step of plain Orbax, the item with the arrays; None: see ``describe_plain``.
+      buffer_bytes: how much of a process's arrays may be on its way to or from storage at once.
+      signing: how markers are signed, and what is made of those that are not.
+
+    Attributes:
+      storage: calls below its directory, with the same deadlines and errors.
+      found: which steps it has.
+      changes: what takes a step out of it.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        buffer_bytes: int = DEFAULT_BUFFER_BYTES,
+        orbax_item: str | None = None,
+        signing: StepSigning = NO_SIGNING,
+    ) -> None:
+        self.storage = StorageDirectory(directory, timeout_s)
+        self.found = StoredSteps(self.storage, signing)
+        self.changes = StepChanges(self.storage, self.found)
+        self._directory = self.storage.path
+        self._buffer_bytes = buffer_bytes
+        self._orbax_item = orbax_item
+        self._signing = signing
+
+    def with_timeout(self, timeout_s: float) -> PersistentTier:
+        """Return the same tier with another time for calls that are given no deadline."""
+        return PersistentTier(
+            self.directory,
+            timeout_s=timeout_s,
+            buffer_bytes=self._buffer_bytes,
+            orbax_item=self._orbax_item,
+            signing=self._signing,
+        )
+
+    @property
+    def directory(self) -> str:
+        """Where the tier lives."""
+        return str(self._directory)
+
+    def create(self, deadline_s: float | None = None) -> None:
+        """Make the directory; of a bucket, only make sure that it is there."""
+        self.storage.create(deadline_s)
+
+    # Which steps there are
+
+    def steps(
+        self,
+        deadline_s: float | None = None,
+        *,
+        wanted: int | None = None,
+        below: int | None = None,
+    ) -> list[PersistentStep]:
+        """The newest steps that a restore may ask about, oldest first; and ``wanted``, however old.
+
+        Steps with both markers; those of plain Orbax, which have no host states; and those that
+        have a ``problem``. ``below``: only steps before this one; None: all.
+        """
+        return self.found.newest(deadline_s, wanted=wanted, below=below)
+
+    def whole_steps(self, deadline_s: float | None = None) -> list[int]:
+        """All steps of ours that are whole by what their markers say, oldest first."""
+        return [found.step for found in self.found.whole(deadline_s)]
+
+    def marker(self, step: int, deadline_s: float | None = None) -> StepMarker:
+        """The marker of ``step``; PersistentTierError without one, CorruptData."""
+        deadline_s = self.storage.deadline_s(deadline_s)
+        return self.found.marker(step, deadline_s, self.found.place_of(step, deadline_s))
+
+    # Restore
+
+    def describe(self, step: int, deadline_s: float | None = None) -> StoredStep:
+        """What is stored under ``step``: metadata only."""
+        deadline_s = self.storage.deadline_s(deadline_s)
+        found = self.found.find(step, deadline_s)
+        if found is not None and found.step.problem:
+            raise CorruptData("describe", f"{self.directory}/{step}", found.step.problem)
+        if found is None:
+            raise PersistentTierError(
+                "describe", f"{self.directory}/{step}", "there is no such step"
+            )
+        marker, place = found.marker, found.place
+
+        def describe() -> tuple[epath.Path, dict[str, StoredLeaf]]:
+            folder = self._directory / place.tensors
+            if marker is None:
+                return describe_plain(folder, self._orbax_item)
+            item = folder / ITEM
+            # Of zero-size arrays Orbax stores nothing.
+            stored = [x.path for x in marker.leaves if 0 not in x.global_shape]
+            opened = open_by_name(item, stored, deadline_s) if stored else None
+            return item, describe_item(item) if opened is None else opened
+
+        item, leaves = self.storage.do("describe", f"/{place.tensors}", describe, deadline_s)
+        crcs: dict[ShardId, int] = {}
+        if marker is not None:
+            path = self._host_state_dir(place) / CHECKSUMS_NAME
+            below = f"/{HOST_STATE}/{place.run_in_thread}/{CHECKSUMS_NAME}"
+            data = self.storage.do("read", below, path.read_bytes, deadline_s)
+            crcs = decode_checksums(data, marker, str(path))
+        return StoredStep(str(item), marker, leaves, crcs, found.step.incarnation, found.step.doubt)
+
+    def read_boxes(
+        self,
+        item: str,
+        arrays: Mapping[str, StoredArray],
+        shards: Sequence[ShardId],
+        *,
+        complete: bool,
+        deadline_s: float,
+    ) -> Iterator[tuple[ShardId, npt.NDArray[Any]]]:
+        """The boxes in the given order, as numpy arrays; see ``BoxReader``."""
+        reader = BoxReader(
+            item,
+            arrays,
+            complete=complete,
+            buffer_bytes=self._buffer_bytes,
+            deadline_s=deadline_s,
+        )
+        try:
+            yield from reader.read(shards)
+        except CorruptData:
+            raise
+        except Exception as error:  # TensorStore raises ValueError for all that lies below it
+            raise self.storage.error("read", item.removeprefix(self.directory), error) from error
+
+    def read_document(
+        self, step: int, owner: int, count: int, digest: str, deadline_s: float | None = None
+    ) -> bytes:
+        """One process's host-state document, checked against the ``digest`` of the marker."""
+        name = document_name(owner, count)
+        deadline_s = self.storage.deadline_s(deadline_s)
+        place = self.found.place_of(step, deadline_s)
+        path = self._host_state_dir(place) / name
+        below = f"/{HOST_STATE}/{place.run_in_thread}/{name}"
+        data = self.storage.do("read", below, path.read_bytes, deadline_s)
+        actual = hashlib.sha256(data).hexdigest()
+        if actual != digest:
+            raise CorruptData(
+                "read", str(path), "the digest differs", expected=digest, actual=actual
+            )
+        return data
+
+    # Save
+
+    def write_tensors(
+        self,
+        save: SaveId,
+        tree: StateTree,
+        shards: Mapping[ShardId, HostShard],
+        writers: Sequence[int],
+        meet: Meet = meet_nobody,
+    ) -> None:
+        """Write the state of ``shards`` as Orbax's step. Collective over ``writers``; blocks.
+
+        Nothing may lie in the step's place: see ``StepChanges.make_room``.
+        ``meet``: where the writers wait for each other.
+        """
+        deadline_s = self.storage.deadline_s(None)
+        state = as_arrays(tree, shards, writers)
+        arrays = ArrayWriter(writers)
+
+        def write() -> None:
+            try:
+                write_step(
+                    self._directory,
+                    save,
+                    state,
+                    writers,
+                    arrays,
+                    at_once_bytes=bytes_at_once(self._buffer_bytes, shards),
+                    meet=lambda name, others: meet(name, others, deadline_s),
+                )
+            finally:
+                # Late, for nobody. With host states beside it, ``remove_leftovers`` sees it.
+                is_late = arrays.is_cancelled and jax.process_index() == writers[0]
+                if is_late and save.step not in self.storage.numbers_in(HOST_STATE):
+                    self.changes.remove_arrays(save.step)
+
+        try:
+            self.storage.do(
+                "save", f"/{save.step}", write, deadline_s, repeat=False, changes=save.step
+            )
+        except PersistentTierError:
+            # What was given up must not write into a step that is tried again.
+            arrays.cancel()
+            raise
+
+    def remove(self, step: int) -> None:
+        """Remove ``step``; see ``StepChanges``."""
+        self.changes.remove(step)
+
+    def remove_leftovers(self) -> tuple[list[int], list[int]]:
+        """Remove what saves that did not end have left; see ``StepChanges``."""
+        return self.changes.remove_leftovers()
+
+    def write_document(self, step: int, owner: int, count: int, data: bytes) -> None:
+        """Write one process's document. It counts only once the marker is there."""
+        self.storage.put(f"{HOST_STATE}/{step}/{document_name(owner, count)}", data, step=step)
+
+    def publish(
+        self,
+        save: SaveId,
+        documents: Mapping[int, tuple[str, bool]],
+        leaves: Sequence[LeafSpec],
+        crcs: Mapping[ShardId, int],
+    ) -> None:
+        """Write checksums, then the marker: ``documents`` has (digest, empty) of every process's.
+
+        From then on the step counts.
+        """
+        checksums = encode_checksums(leaves, crcs)
+        self.storage.put(f"{HOST_STATE}/{save.step}/{CHECKSUMS_NAME}", checksums, step=save.step)
+        self.storage.put(
+            f"{HOST_STATE}/{save.step}/{MARKER_NAME}",
+            build_marker(
+                save,
+                documents,
+                leaves,
+                checksums,
+                self.found.tensors_id(save.step),
+                self._signing,
+            ),
+            step=save.step,
+        )
+
+    # Common to all
+
+    def _host_state_dir(self, place: StepPlace) -> epath.Path:
+        return self._directory / HOST_STATE / place.run_in_thread

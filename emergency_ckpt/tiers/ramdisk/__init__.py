@@ -1,0 +1,1 @@
+"""Directories of a ramdisk: who owns which, and which may be removed."""

@@ -1,0 +1,382 @@
+"""Who may use which process directory of a ramdisk: flock, so that a dead owner lets go by itself.
+
+``owner.lock`` is held exclusively by the process that writes into a directory, or that deletes it;
+an owner writes a record of itself into it. ``reader.lock`` is held shared by whoever serves a
+directory's contents without owning it; deleting needs it exclusively. A lock counts only while the
+locked file is still the one at its path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import itertools
+import os
+import re
+import threading
+import weakref
+from pathlib import Path
+
+from absl import logging
+
+from emergency_ckpt.core.limits import NAME_PATTERN
+from emergency_ckpt.errors import ConfigError, CorruptData, LocalTierError
+from emergency_ckpt.forked import drop_in_child
+from emergency_ckpt.tiers import files
+from emergency_ckpt.tiers.ramdisk.deletion import delete_contents
+from emergency_ckpt.tiers.ramdisk.owners import (
+    OWNER_LOCK,
+    Owner,
+    read_owner,
+    this_process,
+    write_owner,
+)
+from emergency_ckpt.tiers.ramdisk.ownership import (
+    ensure_run_directory,
+    open_process_directory,
+    open_to_delete,
+)
+
+READER_LOCK = "reader.lock"
+MAX_DIRECTORIES_PER_RUN = 1024
+_MAX_ATTEMPTS = 16  # lost races against deleters before giving up
+_LOCKED = -1
+
+_PROCESS_PATTERN = re.compile(r"process_\d{5,10}(\.\d{1,4})?")
+_registry_lock = threading.Lock()
+
+
+class LockedDirectory:
+    """The descriptors of a locked directory, closed when nothing refers to this any more.
+
+    Attributes:
+      retired: no claim stands on it, only arrays that still read slots of the directory.
+    """
+
+    def __init__(self, lock_fd: int, dir_fd: int) -> None:
+        self.lock_fd = lock_fd
+        self.dir_fd = dir_fd
+        self.retired = False
+        self.close = weakref.finalize(self, _close_all, (lock_fd, dir_fd))
+        drop_in_child(self, LockedDirectory._close_copies)
+
+    def _close_copies(self) -> None:
+        """In a forked child: the numbers are of no use any more, also not at its exit."""
+        if self.close.detach() is not None:
+            _close_all((self.lock_fd, self.dir_fd))
+
+
+_held: weakref.WeakValueDictionary[tuple[int, int], LockedDirectory] = weakref.WeakValueDictionary()
+
+
+class Claim:
+    """The owner's lock on one process directory. Lives until ``release``, or the process's end."""
+
+    def __init__(self, path: Path, held: LockedDirectory) -> None:
+        self.path = path
+        self.dir_fd = held.dir_fd
+        self._held: LockedDirectory | None = held
+
+    @property
+    def held(self) -> LockedDirectory:
+        """Return the holder of the lock, for a caller that must keep it longer than this claim."""
+        assert self._held is not None, "the claim was released"
+        return self._held
+
+    def release(self) -> None:
+        """Let go of the directory. Idempotent."""
+        held = self._let_go()
+        if held is None:
+            return
+        with _registry_lock:
+            for key in [key for key, value in _held.items() if value is held]:
+                del _held[key]
+            held.close()
+
+    def retire(self) -> None:
+        """Let go as soon as nothing else refers to what is ``held``. Idempotent.
+
+        Used while arrays still read slots of the directory: until they are gone the lock keeps
+        other processes from writing there; this process may claim the directory again.
+        """
+        held = self._let_go()
+        if held is not None:
+            with _registry_lock:
+                held.retired = True
+
+    def _let_go(self) -> LockedDirectory | None:
+        held, self._held = self._held, None
+        # The number may soon mean another file: no later call may use it.
+        self.dir_fd = -1
+        return held
+
+    def sign(self, start: str) -> None:
+        """Put on record that this process owns the directory, as one of ``start``.
+
+        A failure is logged: the lock holds without it, and a full ramdisk must not stop a restore.
+        """
+        try:
+            write_owner(self.held.lock_fd, this_process(start))
+        except OSError as error:
+            logging.warning("no record of its owner in %s: %s", self.path, error)
+
+    def is_in_place(self) -> bool:
+        """Whether the directory and its lock are still at their paths: nobody removed them."""
+        try:
+            here = os.stat(self.path, follow_symlinks=False)
+            lock = os.stat(OWNER_LOCK, dir_fd=self.dir_fd, follow_symlinks=False)
+        except OSError:
+            return False
+        is_lock = os.path.samestat(lock, os.fstat(self.held.lock_fd))
+        return is_lock and os.path.samestat(here, os.fstat(self.dir_fd))
+
+    def is_served(self) -> bool:
+        """Whether a reader has the directory locked against deletion now."""
+        reader_fd = _try_lock(READER_LOCK, self.dir_fd, fcntl.LOCK_EX, create=False)
+        if reader_fd is not None and reader_fd != _LOCKED:
+            os.close(reader_fd)
+        return reader_fd == _LOCKED
+
+    def delete(self) -> bool:
+        """Delete the directory and let go; False when a reader still serves it (it then stays).
+
+        Removes only names that this package gives; with anything else in it the rest stays.
+        """
+        try:
+            reader_fd = _try_lock(READER_LOCK, self.dir_fd, fcntl.LOCK_EX, create=True)
+        except OSError:
+            self.release()
+            raise
+        if reader_fd is None or reader_fd == _LOCKED:
+            self.release()
+            return False
+        try:
+            delete_contents(self.dir_fd)
+            files.remove(READER_LOCK, self.dir_fd)
+            files.remove(OWNER_LOCK, self.dir_fd)
+            # Not empty: a new claimer made its lock file just now, the directory is its own.
+            remove_empty(self.path)
+            return not self.path.exists()
+        finally:
+            os.close(reader_fd)
+            self.release()
+
+
+class ReaderClaim:
+    """A reader's shared lock on one process directory: it is not deleted meanwhile."""
+
+    def __init__(self, path: Path, dir_fd: int, lock_fd: int) -> None:
+        self.path = path
+        self.dir_fd = dir_fd
+        self.release = weakref.finalize(self, _close_all, (lock_fd, dir_fd))
+        drop_in_child(self, lambda claim: claim.release())
+
+
+def check_run_id(run_id: str) -> None:
+    """``ConfigError`` unless the run id is a plain name that can be a directory."""
+    if not NAME_PATTERN.fullmatch(run_id):
+        raise ConfigError(
+            [f"run_id {run_id[:200]!r}: use 1 to 128 of A-Z a-z 0-9 . _ -, not starting with a dot"]
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Holder:
+    """A process that is not of this start of the job holds the lock on ``path``.
+
+    Attributes:
+      owner: its record; None when there is none to be read.
+    """
+
+    path: Path
+    owner: Owner | None
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the record is the holder's own, not that of somebody before it."""
+        return self.owner is not None and self.owner.is_running is not False
+
+    @property
+    def is_this_process(self) -> bool:
+        return self.owner is not None and self.owner.is_this_process
+
+    def describe(self) -> str:
+        """The process and its host, for people."""
+        if self.owner is None:
+            return "a process without a record"
+        text = f"process {self.owner.pid} on host {self.owner.hostname}"
+        return text if self.is_certain else f"a process that came after {text}, such as its child,"
+
+
+def claim_directory(
+    local_dir: Path, run_id: str, process_index: int, start: str = ""
+) -> Claim | Holder:
+    """Claim a process directory of a run: that of this index, else any unlocked, else a new one.
+
+    The index in the name is only a label: process ids may be permuted after a restart. Makes
+    what is missing (0700); what is there must be this user's own (``ownership``). A directory that
+    a process of another start holds is neither waited for nor passed over: what it holds may be
+    what this start is to restore. Passes over those of processes of the same ``start``.
+    ``LocalTierError`` when the ramdisk cannot be used. Does not block.
+    """
+    label = f"process_{process_index:05d}"
+    run_dir = local_dir / run_id
+    try:
+        for _ in range(_MAX_ATTEMPTS):
+            ensure_run_directory(run_dir)
+            existing = process_directories(run_dir)
+            preferred = [run_dir / label] if run_dir / label in existing else []
+            others = [path for path in existing if path.name != label]
+            names = itertools.chain([label], (f"{label}.{n}" for n in itertools.count(1)))
+            fresh = (run_dir / name for name in names)
+            for path in preferred + others:
+                if (found := claim_existing(path, start)) is not None:
+                    return found
+            new = next(path for path in fresh if not os.path.lexists(path))
+            if claim := _claim_new(new, start):
+                return claim
+    except OSError as error:
+        raise files.local_error("claim", str(run_dir), error) from error
+    raise LocalTierError(
+        "claim", str(run_dir), f"lost {_MAX_ATTEMPTS} races", hint="is something deleting it?"
+    )
+
+
+def claim_existing(path: Path, start: str) -> Claim | Holder | None:
+    """Claim one directory for ``start``; None when another process of it does, or it is gone."""
+    found = _registered_claim(path, create=True)
+    if isinstance(found, Claim):
+        found.sign(start)
+        return found
+    if found is None or (found.owner is not None and found.owner.start == start):
+        return None
+    return found
+
+
+def try_claim(path: Path) -> Claim | None:
+    """Claim one existing directory; None when another owner lives or it has just vanished."""
+    found = _registered_claim(path, create=True)
+    return found if isinstance(found, Claim) else None
+
+
+def read_claim(path: Path, owner_uid: int | None = None) -> ReaderClaim | None:
+    """Lock one directory against deletion; None when it is vanishing or was never claimed.
+
+    OSError, with nothing left open, when its lock is none (a link, a folder), or it is not the
+    owner's (None: the effective user's).
+    """
+    try:
+        dir_fd = open_process_directory(path, owner_uid)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        lock_fd = _try_lock(READER_LOCK, dir_fd, fcntl.LOCK_SH, create=False)
+    except OSError:
+        os.close(dir_fd)
+        raise
+    if lock_fd is None or lock_fd == _LOCKED or not _same_file(os.fstat(dir_fd), path):
+        _close_all((dir_fd,) if lock_fd in (None, _LOCKED) else (lock_fd, dir_fd))
+        return None
+    return ReaderClaim(path, dir_fd, lock_fd)
+
+
+def process_directories(run_dir: Path) -> list[Path]:
+    """The process directories of a run, sorted by name; none when the run directory is absent."""
+    try:
+        with os.scandir(run_dir) as entries:
+            names = [
+                entry.name
+                for entry in entries
+                if _PROCESS_PATTERN.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
+            ]
+    except FileNotFoundError:
+        return []
+    return [run_dir / name for name in sorted(names)[:MAX_DIRECTORIES_PER_RUN]]
+
+
+def claim_to_delete(path: Path) -> Claim | Holder | None:
+    """Lock a directory of another run; None when it has no lock file, or is gone."""
+    return _registered_claim(path, create=False, take_retired=False)
+
+
+def remove_empty(path: Path) -> None:
+    """Remove a directory if nothing is in it. OSError."""
+    try:
+        path.rmdir()
+    except OSError as error:
+        # Not empty: somebody lives in it, or it holds what is not ours. Gone: another deleter.
+        if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT}:
+            raise
+
+
+def _claim_new(path: Path, start: str) -> Claim | None:
+    with contextlib.suppress(FileExistsError, FileNotFoundError):
+        path.mkdir(mode=files.DIRECTORY_MODE)
+        found = claim_existing(path, start)
+        return found if isinstance(found, Claim) else None
+    return None
+
+
+def _registered_claim(
+    path: Path, *, create: bool, take_retired: bool = True
+) -> Claim | Holder | None:
+    try:
+        dir_fd = open_process_directory(path) if create else open_to_delete(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    status = os.fstat(dir_fd)
+    key = (status.st_dev, status.st_ino)
+    with _registry_lock:
+        held = _held.get(key)
+        if held is not None and held.retired and take_retired:
+            os.close(dir_fd)
+            held.retired = False
+            return Claim(path, held)
+        try:
+            lock_fd = _try_lock(OWNER_LOCK, dir_fd, fcntl.LOCK_EX, create=create)
+        except OSError:
+            os.close(dir_fd)
+            raise
+        if lock_fd is None or lock_fd == _LOCKED or not _same_file(status, path):
+            holder = Holder(path, read_owner(dir_fd)) if lock_fd == _LOCKED else None
+            _close_all((dir_fd,) if lock_fd in (None, _LOCKED) else (lock_fd, dir_fd))
+            return holder
+        held = _held[key] = LockedDirectory(lock_fd, dir_fd)
+    if create:
+        os.close(files.open_regular(READER_LOCK, dir_fd, os.O_RDWR | os.O_CREAT))
+    return Claim(path, held)
+
+
+def _try_lock(name: str, dir_fd: int, kind: int, *, create: bool) -> int | None:
+    """A locked descriptor; ``_LOCKED`` when somebody else has the lock; None without the file."""
+    flags = os.O_RDWR | (os.O_CREAT if create else 0)
+    try:
+        fd = files.open_regular(name, dir_fd, flags)
+    except (FileNotFoundError, CorruptData):
+        return None
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+        current = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
+        if os.path.samestat(os.fstat(fd), current):
+            return fd
+    except BlockingIOError:
+        os.close(fd)
+        return _LOCKED
+    except FileNotFoundError:
+        pass
+    os.close(fd)
+    return None
+
+
+def _same_file(status: os.stat_result, path: Path) -> bool:
+    try:
+        return os.path.samestat(status, os.stat(path, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
+
+
+def _close_all(descriptors: tuple[int, ...]) -> None:
+    for fd in descriptors:
+        os.close(fd)

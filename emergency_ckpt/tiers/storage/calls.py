@@ -1,0 +1,234 @@
+"""Calls to storage with a deadline, tried again where that can help.
+
+Clients of object stores retry on their own, for half a minute or for ever, and some wait without
+end on a silent connection. So a call runs in a thread of its own, and whoever asked goes on when
+the deadline is there, whatever the client still does.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import TypeVar
+
+from emergency_ckpt.errors import CheckpointError, DeadlineExceeded
+
+FIRST_PAUSE_S = 0.2
+LONGEST_PAUSE_S = 10.0
+
+_T = TypeVar("_T")
+
+_CLIENTS = frozenset({"orbax", "fsspec", "gcsfs"})
+_numbers = itertools.count()
+
+# Codes of TensorStore, which gives them at the start of the text of a ValueError, or inside it.
+_FINAL_CODES = re.compile(
+    r"\b(NOT_FOUND|INVALID_ARGUMENT|FAILED_PRECONDITION|PERMISSION_DENIED|UNAUTHENTICATED"
+    r"|DATA_LOSS|OUT_OF_RANGE|UNIMPLEMENTED)\b"
+)
+_PASSING_CODES = re.compile(
+    r"\b(UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|ABORTED|CANCELLED|INTERNAL|UNKNOWN)\b"
+)
+_NETWORK_CLIENTS = frozenset({"aiohttp", "google", "requests", "urllib3"})
+# What a file system says that stays so until somebody does something about it.
+_FINAL_ERRNOS = frozenset(
+    {
+        errno.EACCES,
+        errno.EDQUOT,
+        errno.EEXIST,
+        errno.EFBIG,
+        errno.EISDIR,
+        errno.ELOOP,
+        errno.EMLINK,
+        errno.ENAMETOOLONG,
+        errno.ENODEV,
+        errno.ENOENT,
+        errno.ENOSPC,
+        errno.ENOSYS,
+        errno.ENOTDIR,
+        errno.ENXIO,
+        errno.EOPNOTSUPP,
+        errno.EPERM,
+        errno.EROFS,
+        errno.EXDEV,
+    }
+)
+# TensorStore's code for a full disk, RESOURCE_EXHAUSTED, is also that of an overloaded server.
+_OS_ERROR = re.compile(r"\bos_error_code='?(\d{1,9})\b")
+_FINAL_STATUS = frozenset({400, 401, 403, 404, 405, 410, 412, 416})
+_FINAL_ERRORS = (
+    FileExistsError,
+    FileNotFoundError,
+    IsADirectoryError,
+    NotADirectoryError,
+    PermissionError,
+    # Mistakes of a program. A KeyError or ValueError may be a client's word for a damaged answer.
+    AssertionError,
+    AttributeError,
+    ImportError,
+    NameError,
+    NotImplementedError,
+    RecursionError,
+    TypeError,
+)
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether the same call may succeed later: overload, resets, silence.
+
+    Not refusal, absence, a full or read-only disk, or a mistake of this program or a client's,
+    which repetition would hide until the deadline.
+    """
+    if isinstance(error, CheckpointError):
+        return error.retryable
+    if isinstance(error, _FINAL_ERRORS) or _errno_of(error) in _FINAL_ERRNOS:
+        return False
+    status = _status_of(error)
+    if status is not None:
+        return status not in _FINAL_STATUS
+    if is_refusal(error):
+        return False
+    return _FINAL_CODES.search(str(error)) is None
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether storage said that it has no room left for what is to be written."""
+    return _errno_of(error) in (errno.ENOSPC, errno.EDQUOT)
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether storage said that these credentials may not do this."""
+    text = str(error)
+    return (
+        isinstance(error, PermissionError)
+        or _status_of(error) in (401, 403)
+        # gcsfs turns both into a plain OSError.
+        or (isinstance(error, OSError) and text.startswith("Forbidden"))
+        or "PERMISSION_DENIED" in text
+        or "UNAUTHENTICATED" in text
+    )
+
+
+def is_unreachable(error: BaseException) -> bool:
+    """Whether storage did not answer, or refused to: that says nothing about what it holds.
+
+    Absence and answers that make no sense do.
+    """
+    if isinstance(error, CheckpointError):
+        return isinstance(error, DeadlineExceeded)
+    if is_refusal(error):
+        return True
+    if isinstance(error, _FINAL_ERRORS) or _errno_of(error) in _FINAL_ERRNOS:
+        return False
+    status = _status_of(error)
+    if status is not None:
+        return status not in _FINAL_STATUS
+    if isinstance(error, OSError) or _PASSING_CODES.search(str(error)) is not None:
+        return True
+    modules = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
+    return not modules.isdisjoint(_NETWORK_CLIENTS)
+
+
+def _errno_of(error: BaseException) -> int | None:
+    """Error number of the operating system, also of TensorStore's errors, which have it as text."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno
+    found = _OS_ERROR.search(str(error))
+    return int(found[1]) if found else None
+
+
+def _status_of(error: BaseException) -> int | None:
+    """HTTP status of an error of gcsfs or google-cloud-storage."""
+    code = getattr(error, "code", None)
+    try:
+        return int(code) if isinstance(code, int | str) else None
+    except ValueError:
+        return None
+
+
+class StorageTimeout(DeadlineExceeded):
+    """The deadline came first. ``thread``: where the call goes on, unless it is over by now."""
+
+    def __init__(self, target: str, thread: threading.Thread) -> None:
+        super().__init__("use storage at", target, "no answer in time")
+        self.thread = thread
+
+
+def call(target: str, work: Callable[[], _T], *, deadline_s: float) -> _T:
+    """The result of ``work``; StorageTimeout at ``deadline_s`` of ``time.monotonic``.
+
+    What was begun then goes on in its thread, which nobody waits for, nor the interpreter's end.
+    """
+    outcome: list[tuple[bool, object]] = []
+    done = threading.Event()
+
+    def run() -> None:
+        try:
+            outcome.append((True, work()))
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
+            outcome.append((False, error))
+        finally:
+            done.set()
+
+    name = f"eckpt-storage-{next(_numbers)}"
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    if not done.wait(max(0.001, deadline_s - time.monotonic())):
+        let_go_of_workers()
+        raise StorageTimeout(target, thread)
+    good, value = outcome[0]
+    if good:
+        return value  # pyright: ignore[reportReturnType]
+    assert isinstance(value, BaseException)
+    raise value
+
+
+def let_go_of_workers() -> None:
+    """Do not have the end of the interpreter wait for what is now under way, and is given up.
+
+    Threads that a daemon starts are daemons; but all workers of thread pools are joined at the end,
+    daemons too (``concurrent.futures.thread``), and a client may sit in one for half an hour.
+    """
+    frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage] - documented
+    for thread in threading.enumerate():
+        frame = frames.get(thread.ident or 0)
+        if thread.daemon and _serves_storage(frame):
+            thread.join = _no_join
+    frames.clear()  # this frame is one of them, and those of a save hold its snapshot
+
+
+def _serves_storage(frame: FrameType | None) -> bool:
+    """Whether a thread is a pool's worker, and what it is at is a client's business."""
+    modules: set[str] = set()
+    while frame is not None:
+        modules.add(str(frame.f_globals.get("__name__", "")))
+        frame = frame.f_back
+    is_worker = "concurrent.futures.thread" in modules
+    return is_worker and not _CLIENTS.isdisjoint(name.partition(".")[0] for name in modules)
+
+
+def _no_join(timeout: float | None = None) -> None:
+    del timeout
+
+
+def call_with_retries(target: str, work: Callable[[], _T], *, deadline_s: float) -> _T:
+    """As ``call``; ``work`` is repeated, with growing pauses, while its error is a passing one.
+
+    At the deadline the last error is raised. ``work`` must be safe to repeat.
+    """
+    pause_s = FIRST_PAUSE_S
+    while True:
+        try:
+            return call(target, work, deadline_s=deadline_s)
+        except Exception as error:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= pause_s or not is_passing(error):
+                raise
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

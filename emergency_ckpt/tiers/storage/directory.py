@@ -1,0 +1,274 @@
+"""A directory of the persistent tier: on a file system or in an object store, with deadlines."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import fsspec
+from etils import epath
+
+from emergency_ckpt.core.step_names import is_own_name
+from emergency_ckpt.errors import CheckpointError, CorruptData, InvalidState, PersistentTierError
+from emergency_ckpt.tiers.storage.abandoned_calls import LATE_CHANGES
+from emergency_ckpt.tiers.storage.calls import (
+    StorageTimeout,
+    call,
+    call_with_retries,
+    is_full,
+    is_passing,
+    is_refusal,
+    is_unreachable,
+)
+
+_T = TypeVar("_T")
+
+
+class StorageDirectory:
+    """Calls below one directory. All block, until ``deadline_s`` of ``time.monotonic``.
+
+    Without a deadline that is ``timeout_s`` from the call. What fails is a PersistentTierError,
+    ``retryable`` when storage was only slow or overloaded.
+
+    Attributes:
+      path: the directory.
+      is_object_store: files appear when their upload ends, and nothing can be renamed.
+      timeout_s: how long a call waits that has no deadline of its own.
+    """
+
+    def __init__(self, directory: str, timeout_s: float) -> None:
+        self.path = epath.Path(directory)
+        self.is_object_store = "://" in directory
+        self.timeout_s = timeout_s
+
+    def create(self, deadline_s: float | None = None) -> None:
+        """Make the directory; of a bucket, only make sure that it is there."""
+
+        def make() -> None:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._check_bucket()
+
+        self.do("create", "", make, deadline_s)
+
+    def check_bucket(self, deadline_s: float | None = None) -> None:
+        """PersistentTierError without it: an object store tells an empty folder from none so."""
+        self.do("list", "", self._check_bucket, deadline_s)
+
+    def _check_bucket(self) -> None:
+        if not self.is_object_store:
+            return
+        scheme, _, rest = str(self.path).partition("://")
+        bucket = rest.split("/", maxsplit=1)[0]
+        if not epath.Path(f"{scheme}://{bucket}").exists():
+            raise FileNotFoundError(f"bucket {bucket!r} does not exist")
+
+    def names_in(self, below: str = "", deadline_s: float | None = None) -> set[str]:
+        """The names in the folder ``below``; none when it is not there."""
+
+        def names() -> set[str]:
+            self._forget_listings()
+            try:
+                return {path.name for path in (self.path / below).iterdir()}
+            except FileNotFoundError:
+                return set()
+
+        return self.do("list", "", names, deadline_s)
+
+    def numbers_in(self, below: str = "", deadline_s: float | None = None) -> set[int]:
+        """The steps after which a save of ours would name something in the folder ``below``.
+
+        None when the folder is not there. Padded, endless and other numbers are not ours.
+        """
+        return {int(name) for name in self.names_in(below, deadline_s) if is_own_name(name)}
+
+    def _forget_listings(self) -> None:
+        """The client keeps listings, and does not learn of what others have written since."""
+        if self.is_object_store:
+            self._client().invalidate_cache()
+
+    def _client(self) -> Any:
+        """Of an object store."""
+        scheme = str(self.path).partition("://")[0]
+        # The options with which epath makes its client: fsspec keeps one of each kind.
+        options = {"finalize_on_close": True} if scheme in ("gs", "gcs") else {}
+        return fsspec.filesystem(scheme, **options)
+
+    def copy_folder(self, below: str, to: str) -> None:
+        """Copy all objects of a folder, inside of the object store. For use inside of ``do``."""
+        self._forget_listings()
+        client, source = self._client(), f"{self.path}/{below}"
+        root = client._strip_protocol(source)
+        for name in client.find(source):
+            client.cp_file(name, f"{self.path}/{to}{name.removeprefix(root)}")
+        self._forget_listings()
+
+    def bytes_of(self, below: str, deadline_s: float | None = None) -> bytes | None:
+        """All of a small file; None when it is not there."""
+        path = self.path / below
+
+        def read() -> bytes | None:
+            try:
+                return path.read_bytes()
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+        return self.do("read", f"/{below}", read, deadline_s)
+
+    def put(self, below: str, data: bytes, *, step: int | None) -> None:
+        """Write a file of ``step``, if it is of one, all of it or nothing."""
+        path = self.path / below
+
+        def put() -> None:
+            if self.is_object_store:
+                # An object appears when its upload ends. A rename would copy it.
+                _put_object(path, data)
+                return
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_name(f"{path.name}.tmp")
+            temporary.write_bytes(data)
+            temporary.replace(path)
+
+        self.do("write", f"/{below}", put, changes=step)
+
+    def put_new(self, below: str, data: bytes) -> None:
+        """Write a file that must not be there: FileExistsError. For use inside of ``do``.
+
+        May be repeated: it is no error when the file has these bytes already.
+        """
+        path = self.path / below
+        try:
+            if self.is_object_store:
+                self._client().pipe_file(str(path), data, mode="create")
+                return
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with Path(path).open("xb") as file:
+                file.write(data)
+        except FileExistsError:
+            if path.read_bytes() != data:
+                raise
+
+    def put_first(
+        self, below: str, data: bytes, writer: str, deadline_s: float | None = None
+    ) -> bool:
+        """Write a file where there is none, all of it or nothing; whether it was written.
+
+        False also when this call has written it and the reply was lost: read it. ``writer``: a name
+        of this writer, for others may write at the same time.
+        """
+        path = self.path / below
+
+        def put() -> bool:
+            try:
+                if self.is_object_store:
+                    # With the precondition that there is no such object.
+                    self._client().pipe_file(str(path), data, mode="create")
+                else:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    _link_new(path, data, f"{path.name}.{writer}.tmp")
+            except FileExistsError:
+                return False
+            return True
+
+        return self.do("write", f"/{below}", put, deadline_s)
+
+    def clear_folder(self, below: str) -> None:
+        """Remove a folder and all in it, if it is there. For use inside of ``do``."""
+        path = self.path / below
+        # TensorStore writes past the client that keeps the listings.
+        self._forget_listings()
+        if not path.exists():
+            return
+        try:
+            path.rmtree()
+        except FileNotFoundError as error:
+            self._forget_listings()
+            if path.exists():  # one file was gone, as after a lost reply: the rest is still there
+                raise ConnectionError(f"not all of {below} could be removed: {error}") from error
+
+    def deadline_s(self, given: float | None) -> float:
+        """``given``, of ``time.monotonic``; else ``timeout_s`` from now."""
+        return time.monotonic() + self.timeout_s if given is None else given
+
+    def do(
+        self,
+        operation: str,
+        below: str,
+        work: Callable[[], _T],
+        deadline_s: float | None = None,
+        *,
+        repeat: bool = True,
+        changes: int | None = None,
+    ) -> _T:
+        """The result of ``work``, which is called again where that may help, if ``repeat``.
+
+        ``changes``: the step that it changes. Waits first for what was given up there.
+        """
+        deadline_s = self.deadline_s(deadline_s)
+        target = f"{self.path}{below}"
+        try:
+            if changes is not None:
+                LATE_CHANGES.wait(str(self.path), changes, deadline_s)
+            return (call_with_retries if repeat else call)(target, work, deadline_s=deadline_s)
+        except (CorruptData, PersistentTierError, InvalidState):
+            raise
+        except Exception as error:  # Orbax and the clients raise whatever lies below them
+            if changes is not None and isinstance(error, StorageTimeout):
+                LATE_CHANGES.note(str(self.path), changes, error.thread)
+            raise self.error(operation, below, error) from error
+
+    def is_changing(self, step: int) -> bool:
+        """Whether a call that was given up may still change ``step``. Does not wait."""
+        return LATE_CHANGES.under_way(str(self.path), step)
+
+    def error(self, operation: str, below: str, error: Exception) -> PersistentTierError:
+        """What a user is told of ``error``."""
+        text = str(error).split("\n", maxsplit=1)[0][:500]
+        if is_refusal(error):
+            hint = "give this job's credentials the right to read and write there"
+        elif is_full(error):
+            hint = "make room there; keep_last_n bounds how many steps are kept"
+        elif "bucket" in text and isinstance(error, FileNotFoundError):
+            hint = "create the bucket, or correct dir"
+        else:
+            hint = "check that the directory is reachable and writable"
+        problem = text if isinstance(error, CheckpointError) else f"{type(error).__name__}: {text}"
+        failure = PersistentTierError(operation, f"{self.path}{below}", problem, hint=hint)
+        failure.retryable = is_passing(error)
+        failure.unreachable = is_unreachable(error)
+        return failure
+
+
+def _put_object(path: epath.Path, data: bytes) -> None:
+    try:
+        path.write_bytes(data)
+    except FileExistsError as error:
+        # A precondition that nobody set, or the answer to a repeated request whose first
+        # reply was lost.
+        if path.exists() and path.read_bytes() == data:
+            return
+        raise ConnectionError(f"refused with a precondition that was not set: {error}") from error
+
+
+_NO_LINKS = frozenset({errno.EPERM, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
+
+
+def _link_new(path: epath.Path, data: bytes, temporary_name: str) -> None:
+    """Write a whole file at ``path``; FileExistsError when there is one."""
+    temporary = path.with_name(temporary_name)
+    with open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        os.link(temporary, path)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        with open(path, "xb") as file:  # a file system without hard links
+            file.write(data)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""The secret, the handshake, and the seals of frames and pieces."""
