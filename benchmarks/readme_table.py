@@ -1,4 +1,4 @@
-"""Put what compare.py measured into the README: ``python benchmarks/readme_table.py``."""
+"""Put the results of compare.py into RESULTS.md and the README."""
 
 import argparse
 import json
@@ -26,14 +26,17 @@ _ROWS = {
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", type=Path, default=Path("bench_out/compare.json"))
+    parser.add_argument("--results", type=Path, default=Path("benchmarks/RESULTS.md"))
     parser.add_argument("--readme", type=Path, default=Path("README.md"))
     options = parser.parse_args(arguments)
     try:
         document = json.loads(options.json.read_text())
-        text = with_table(options.readme.read_text(), section(document))
+        results = with_table(options.results.read_text(), section(document))
+        readme = with_table(options.readme.read_text(), summary(document))
     except (OSError, ValueError, KeyError) as error:
         parser.error(f"cannot write the table: {error!r}")
-    options.readme.write_text(text)
+    options.results.write_text(results)
+    options.readme.write_text(readme)
     return 0
 
 
@@ -46,18 +49,38 @@ def with_table(text: str, table: str) -> str:
     return f"{before}{BEGIN}\n{table}\n{END}{after}"
 
 
-def section(document: Mapping[str, Any]) -> str:
-    """Markdown of what ``compare.json`` says: medians, and how many times ours the others need."""
-    names = list(document["jobs"][0]["contenders"])
-    rows = [row for job in document["jobs"] for row in _rows(job, names)]
-    about = document["machine"]
-    rates = report.limit_medians(document["limits_gb_per_s"])
-    limits = "; ".join(f"{name} {number(rate)}" for name, rate in rates.items())
-    when = f", {document['date']}" if document["date"] else ""
+def summary(document: Mapping[str, Any]) -> str:
+    """Return Markdown of the first job alone, the largest, for the README."""
+    job = document["jobs"][0]
+    names = list(job["contenders"])
+    shape = job["job"]
+    rows = [row[1:] for row in _rows(job, names)]
     return "\n".join(
         [
-            f"{about['cores']} cores, {about['cpu']}, {about['memory']}{when}. Jobs are slices x"
-            " hosts x MiB / leaves; medians, and in brackets how many times ours.",
+            f"{_about(document)} A state of {shape['state_bytes'] / 2**30:g} GiB on"
+            f" {shape['slices']} slices; medians, and in brackets how many times ours.",
+            "",
+            markdown([["", *names], *rows]),
+        ]
+    )
+
+
+def _about(document: Mapping[str, Any]) -> str:
+    about = document["machine"]
+    when = f", {document['date']}" if document["date"] else ""
+    return f"{about['cores']} cores, {about['cpu']}, {about['memory']}{when}."
+
+
+def section(document: Mapping[str, Any]) -> str:
+    """Return Markdown of ``compare.json``: medians, and how many times ours the others need."""
+    names = list(document["jobs"][0]["contenders"])
+    rows = [row for job in document["jobs"] for row in _rows(job, names)]
+    rates = report.limit_medians(document["limits_gb_per_s"])
+    limits = "; ".join(f"{name} {number(rate)}" for name, rate in rates.items())
+    return "\n".join(
+        [
+            f"{_about(document)} Jobs are slices x hosts x MiB / leaves; medians, and in brackets"
+            " how many times ours.",
             "",
             markdown([["job", "", *names], *rows]),
             "",

@@ -1,4 +1,4 @@
-"""The README's changes for users of Orbax and MaxText, carried out and run."""
+"""The changes in docs/migrating.md for users of Orbax and MaxText, carried out and run."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from jax.sharding import PartitionSpec as P
 from emergency_ckpt import orbax as emergency
 
 HERE = Path(__file__).parent
-README = (HERE.parent / "README.md").read_text()
+DOCUMENT = (HERE.parent / "docs" / "migrating.md").read_text()
 
 
 def block(name: str) -> list[str]:
-    found = re.search(rf"```diff {name}\n(.*?)```", README, re.DOTALL)
+    found = re.search(rf"```diff {name}\n(.*?)```", DOCUMENT, re.DOTALL)
     assert found is not None
     return found.group(1).splitlines()
 

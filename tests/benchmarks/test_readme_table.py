@@ -1,4 +1,4 @@
-"""The table of the README: made from what was measured, and nothing else is touched."""
+"""The tables of README and RESULTS: made from what was measured, and nothing else is touched."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,8 @@ import pytest
 import readme_table
 from readme_table import BEGIN, END
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = (ROOT / "README.md", ROOT / "benchmarks" / "RESULTS.md")
 
 
 def _summary(**medians: float) -> dict[str, Any]:
@@ -54,29 +55,52 @@ def test_the_limits_are_medians_over_the_rounds() -> None:
 
 
 def test_only_what_is_between_the_marks_changes(tmp_path: Path) -> None:
-    readme, found = tmp_path / "README.md", tmp_path / "compare.json"
-    readme.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    found.write_text(json.dumps(DOCUMENT))
+    documents = paths(tmp_path)
+    for path in documents:
+        path.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    (tmp_path / "compare.json").write_text(json.dumps(DOCUMENT))
     for _ in range(2):
-        assert readme_table.main(["--json", str(found), "--readme", str(readme)]) == 0
-        text = readme.read_text()
-        assert text.startswith(f"before\n{BEGIN}\n2 cores, a CPU")
-        assert text.endswith(f"{END}\nafter\n")
-        assert "old" not in text
+        assert readme_table.main(arguments(tmp_path)) == 0
+        for path in documents:
+            text = path.read_text()
+            assert text.startswith(f"before\n{BEGIN}\n2 cores, a CPU")
+            assert text.endswith(f"{END}\nafter\n")
+            assert "old" not in text
 
 
 def test_without_marks_or_figures_nothing_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    readme, found = tmp_path / "README.md", tmp_path / "compare.json"
-    readme.write_text("nothing to replace\n")
+    documents = paths(tmp_path)
+    for path in documents:
+        path.write_text("nothing to replace\n")
     for text in ("{}", "no JSON", json.dumps(DOCUMENT)):
-        found.write_text(text)
+        (tmp_path / "compare.json").write_text(text)
         with pytest.raises(SystemExit):
-            readme_table.main(["--json", str(found), "--readme", str(readme)])
+            readme_table.main(arguments(tmp_path))
         assert "cannot write the table" in capsys.readouterr().err
-        assert readme.read_text() == "nothing to replace\n"
+        assert [path.read_text() for path in documents] == 2 * ["nothing to replace\n"]
 
 
-def test_the_readme_has_the_marks() -> None:
-    assert readme_table.with_table(README.read_text(), "x").count("measured: ") == 2
+def test_readme_and_results_have_the_marks() -> None:
+    for path in DOCUMENTS:
+        assert readme_table.with_table(path.read_text(), "x").count("measured: ") == 2
+
+
+def test_summary_has_the_first_job_alone() -> None:
+    lines = readme_table.summary(DOCUMENT).splitlines()
+    assert "A state of 1 GiB on 2 slices" in lines[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[4:]]
+    assert rows[0] == ["stall of the training thread", "2 ms", "100 ms (50x)", "-"]
+
+
+def paths(directory: Path) -> tuple[Path, Path]:
+    return directory / "README.md", directory / "RESULTS.md"
+
+
+def arguments(directory: Path) -> list[str]:
+    readme, results = paths(directory)
+    return [
+        *("--json", str(directory / "compare.json")),
+        *("--readme", str(readme), "--results", str(results)),
+    ]

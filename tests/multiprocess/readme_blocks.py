@@ -1,15 +1,18 @@
-"""The quick starts of the README, as they stand there."""
+"""Code that the documents show, as it stands there."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "docs" / "examples" / "plain_jax.py"
+_DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "migrating.md")
 
 
 def readme_block(name: str, language: str = "python") -> str:
-    """The lines of the one code block that is fenced as ``python <name>``."""
-    fenced = re.findall(rf"^```{language} {name}\n(.*?)^```$", README.read_text(), re.M | re.S)
+    """Return the lines of the one block that is fenced as ``<language> <name>``."""
+    pattern = re.compile(rf"^```{language} {name}\n(.*?)^```$", re.M | re.S)
+    fenced = [found for path in _DOCUMENTS for found in pattern.findall(path.read_text())]
     assert len(fenced) == 1, f"{len(fenced)} blocks are called {name!r}"
     return fenced[0]

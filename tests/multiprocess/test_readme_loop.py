@@ -1,4 +1,4 @@
-"""The README's program, run as it stands there, by the supervisors that stand there."""
+"""The example in plain JAX, run as it stands, by the supervisors that docs/operations.md names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from readme_blocks import readme_block
+from readme_blocks import EXAMPLE, readme_block
 
 LONG_S = 120.0
 LAST_STEP = 600
@@ -32,7 +32,7 @@ def root() -> Iterator[Path]:
 
 def program_in(directory: Path) -> Path:
     """The program, with directories of its own and another last step."""
-    lines = readme_block("loop")
+    lines = EXAMPLE.read_text()
     for old, new in (
         ("/mnt/checkpoints/run7", str(directory / "persistent")),
         ('"/dev/shm/eckpt"', repr(str(directory / "ram"))),
@@ -70,6 +70,12 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     found = results_of(done.stdout)
     assert len(found) == 1
     return found
+
+
+def test_readme_loop_is_part_of_the_example() -> None:
+    example = iter(EXAMPLE.read_text().splitlines())
+    missing = [line for line in readme_block("loop").splitlines() if line not in example]
+    assert missing == []
 
 
 def test_readme_loop_launched_resumes_after_a_lost_slice(root: Path, undisturbed: set[str]) -> None:

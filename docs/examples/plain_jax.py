@@ -1,0 +1,53 @@
+"""A training loop in plain JAX: one process, a cluster, or ``eckpt launch``."""
+
+import os
+
+import grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from emergency_ckpt import EmergencyCheckpointer
+from emergency_ckpt.launch.environment import JobEnvironment, report_step
+from emergency_ckpt.testing.simulated_job import initialize_job
+
+job = JobEnvironment.from_environ() if JobEnvironment.present() else None
+if job is not None:
+    initialize_job(job)  # of `eckpt launch`: several hosts on this machine
+elif "JAX_COORDINATOR_ADDRESS" in os.environ:
+    jax.distributed.initialize()  # your cluster; one process needs none of this
+
+slices = job.slice_count if job else 1
+mesh = Mesh(np.array(jax.devices()).reshape(slices, -1), ("slice", "fsdp"))
+shardings = {"w": NamedSharding(mesh, PartitionSpec("fsdp"))}
+state = jax.jit(lambda: {"w": jnp.zeros(1024)}, out_shardings=shardings)()
+data = iter(grain.MapDataset.range(1000).seed(0).shuffle().repeat().batch(8).to_iter_dataset())
+
+
+@jax.jit(donate_argnums=0)
+def train_step(state, batch):
+    return {"w": 0.9 * state["w"] + jnp.sin(batch).sum()}
+
+
+last_step = 100
+config = EmergencyCheckpointer.default_config().set(
+    dir="/mnt/checkpoints/run7",  # persistent tier: an absolute path, or a URL such as gs://
+    local_dir=job.local_dir if job else "/dev/shm/eckpt",  # local tier: this host's tmpfs
+    mesh=mesh,
+    replica_axis="slice",  # slices are replicas along this axis
+    local_save_every_n_steps=10,
+    save_every_n_steps=1000,
+)
+with config.instantiate() as ckpt:  # on every process
+    step, state = ckpt.restore(state=state, host_state=data)  # (None, state) on a fresh start
+    print(f"start after step {step}", flush=True)
+    for step in range((step or 0) + 1, last_step + 1):
+        state = train_step(state, next(data))  # may donate the state
+        ckpt.save(step=step, state=state, host_state=data)  # after every step
+        report_step(step)  # to `eckpt launch`, if that is there
+        if ckpt.reached_preemption(step):  # SIGTERM: both tiers save this step
+            ckpt.wait_until_finished()
+            raise SystemExit(143)
+    ckpt.save(step=last_step, state=state, host_state=data, force=True)  # the last one, in both
+print(f"done: {state['w'].addressable_shards[0].data[0]!r}")
