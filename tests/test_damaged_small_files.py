@@ -16,6 +16,7 @@ from emergency_ckpt.core.keys import derive_key
 from emergency_ckpt.core.step_signature import PURPOSE, StepSigning
 from emergency_ckpt.errors import CheckpointError, CorruptData, Unrecoverable
 from emergency_ckpt.state import host_state
+from emergency_ckpt.tiers import step_looks
 from emergency_ckpt.tiers.local.manifest import decode_manifest
 from emergency_ckpt.tiers.local.process_directory import read_known_complete
 from emergency_ckpt.tiers.persistent.marker import check_marker, decode_checksums, decode_marker
@@ -150,3 +151,21 @@ def test_restore_with_an_unreadable_marker_can_take_the_tensors(world: World) ->
     with world.open_both() as ckpt:
         like = {name: leaf for name, leaf in world.state(0).items() if name != "empty"}
         assert ckpt.restore(state=like)[0] == 2
+
+
+def test_oversized_document_in_storage_is_not_read_whole(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sparse file of a terabyte would fill the memory before its digest is compared."""
+    persist(world, 2)
+    run_in_thread = marker_of(world, 2).parent
+    tier = PersistentTier(str(world.persistent))
+    digest = tier.marker(2).digests[0]
+    assert tier.read_document(2, 0, 1, digest)
+    for name in ("process_00000_of_00001.json", "checksums.json", "marker.json"):
+        os.truncate(run_in_thread / name, 1 << 40)
+    with pytest.raises(CorruptData, match="too long"):
+        tier.read_document(2, 0, 1, digest)
+    monkeypatch.setattr(step_looks, "LIMIT_BYTES", 1 << 20)
+    with pytest.raises(CorruptData, match="too long"):
+        tier.marker(2)

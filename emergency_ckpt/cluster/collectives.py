@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from emergency_ckpt.cluster.coordination import JOINED_LIMIT_CHARS, Coordinator, joined_errors
+from emergency_ckpt.cluster.messages import by_process, reason_of
 from emergency_ckpt.errors import CoordinationError, DeadlineExceeded, ForgedValue, PeerLeft
 
 GONE = "gone"
@@ -114,8 +115,8 @@ def _all_values(coordinator: Coordinator, name: str) -> dict[int, bytes]:
 
 def departed(coordinator: Coordinator) -> dict[int, str]:
     """Return a sentence for each process that has left this job for good; see ``departures``."""
-    found = coordinator.list(GONE)
-    return {int(p): f"process {p} has left: {text.decode()}" for p, text in sorted(found.items())}
+    found = by_process(coordinator.list(GONE), GONE, coordinator.process_count)
+    return {p: f"process {p} has left: {reason_of(text)}" for p, text in sorted(found.items())}
 
 
 def _missing(coordinator: Coordinator, name: str) -> list[int]:
@@ -192,6 +193,6 @@ def agree(coordinator: Coordinator, name: str, error: str, timeout_s: float) -> 
     own = error[:JOINED_LIMIT_CHARS].encode()
 
     def join(found: Mapping[int, bytes]) -> bytes:
-        return joined_errors({p: data.decode() for p, data in found.items()}).encode()
+        return joined_errors({p: reason_of(data) for p, data in found.items()}).encode()
 
-    return exchange(coordinator, name, own, join, timeout_s).decode()
+    return reason_of(exchange(coordinator, name, own, join, timeout_s))

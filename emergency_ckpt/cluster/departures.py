@@ -19,6 +19,7 @@ from absl import logging
 
 from emergency_ckpt.cluster.collectives import GONE
 from emergency_ckpt.cluster.coordination import Coordinator
+from emergency_ckpt.cluster.messages import by_process, decode_each, reason_of
 from emergency_ckpt.core.address import parse_address
 from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.errors import CheckpointError
@@ -44,9 +45,14 @@ def in_order(save: SaveId) -> tuple[str, int]:
 
 def leaving(coordinator: Coordinator) -> dict[int, str]:
     """Return which processes begin no more saves, each with a sentence."""
-    found = coordinator.list(LEAVING)
-    reasons = {int(p): msgspec.json.decode(data, type=_Leaving).reason for p, data in found.items()}
-    return {p: f"process {p} has left: {reason}" for p, reason in sorted(reasons.items())}
+    found = sorted(_leaving(coordinator).items())
+    return {p: f"process {p} has left: {leaving.reason}" for p, leaving in found}
+
+
+def _leaving(coordinator: Coordinator) -> dict[int, _Leaving]:
+    """One that cannot be read leaves all the same, and takes part in no save."""
+    found = by_process(coordinator.list(LEAVING), LEAVING, coordinator.process_count)
+    return decode_each(found, _Leaving, LEAVING, lambda text: _Leaving(text, {}))
 
 
 class Departures:
@@ -99,12 +105,12 @@ class Departures:
 
     def _reasons(self, tier: TierName, save: SaveId) -> dict[int, str]:
         reasons: dict[int, str] = {}
-        for text, data in self._coordinator.list(LEAVING).items():
-            leaving = msgspec.json.decode(data, type=_Leaving)
+        for process, leaving in _leaving(self._coordinator).items():
             if leaving.begun.get(tier, ("", -1)) < in_order(save):
-                reasons[int(text)] = leaving.reason
-        for text, data in self._coordinator.list(GONE).items():
-            reasons.setdefault(int(text), data.decode())
+                reasons[process] = leaving.reason
+        found = self._coordinator.list(GONE)
+        for process, data in by_process(found, GONE, self._coordinator.process_count).items():
+            reasons.setdefault(process, reason_of(data))
         return reasons
 
     def _dead(self, processes: Collection[int]) -> dict[int, str]:

@@ -1,7 +1,13 @@
-"""Decoding of messages between processes in the coordination service."""
+"""Decoding of messages between processes in the coordination service.
+
+Every value there may be damaged, of another version, or a stranger's. What cannot be decoded is a
+CoordinationError that names the message and its process; a collective call makes it that process's
+failure, so that all hear of it (``decode_each``).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -9,16 +15,88 @@ import msgspec
 from emergency_ckpt.errors import CoordinationError
 
 _T = TypeVar("_T")
+SMALL_BYTES = 1 << 20
+"""Bound of a message that does not grow with the state or the number of processes."""
+LARGE_BYTES = 256 << 20
+"""Bound of any message; its objects take several times as much memory."""
+_REASON_LIMIT_BYTES = 4000
+_UNREADABLE_LIMIT_CHARS = 400
+_HINT = "all processes must run the same version"
 
 
-def decode_message(data: bytes, kind: type[_T] | Any, name: str) -> _T:
+def decode_message(
+    data: bytes, kind: type[_T] | Any, name: str, *, limit_bytes: int = LARGE_BYTES
+) -> _T:
     """The message ``name``. CoordinationError, whatever is wrong with it."""
+    if len(data) > limit_bytes:
+        raise _not_a_message(name, f"{len(data)} bytes are more than {limit_bytes}")
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise CoordinationError(
-            "decode",
-            f"message {name!r}",
-            f"not such a message: {error!s:.300}",
-            hint="all processes must run the same version",
-        ) from error
+        raise _not_a_message(name, f"{error!s:.300}") from error
+
+
+def decode_each(
+    found: Mapping[int, bytes],
+    kind: type[_T],
+    name: str,
+    unreadable: Callable[[str], _T],
+    *,
+    limit_bytes: int = SMALL_BYTES,
+) -> dict[int, _T]:
+    """Return the message ``name`` of each process; never raises.
+
+    ``unreadable`` makes the message that stands for one which cannot be decoded, of the reason.
+    """
+    messages: dict[int, _T] = {}
+    for process, data in found.items():
+        try:
+            messages[process] = decode_message(
+                data, kind, f"{name}/{process}", limit_bytes=limit_bytes
+            )
+        except CoordinationError as error:
+            messages[process] = unreadable(str(error)[:_UNREADABLE_LIMIT_CHARS])
+    return messages
+
+
+def by_process(found: Mapping[str, bytes], name: str, process_count: int) -> dict[int, bytes]:
+    """Return values below the key ``name`` by process. CoordinationError: a key that is none's."""
+    return {process_of(text, name, process_count): data for text, data in found.items()}
+
+
+def process_of(text: str, name: str, process_count: int) -> int:
+    """Return the process in the last part of a key below ``name``. CoordinationError: none is."""
+    process = number_of(text, name)
+    if process >= process_count:
+        raise _not_a_message(f"{name}/{text[:40]}", f"there are {process_count} processes")
+    return process
+
+
+def number_of(text: str | bytes, name: str) -> int:
+    """Return a whole number from 0 on, in its shortest decimal form. CoordinationError."""
+    plain = text if isinstance(text, str) else text[:40].decode(errors="replace")
+    is_number = plain.isascii() and plain.isdecimal() and len(plain) <= 20
+    if not is_number or str(int(plain)) != plain:
+        raise _not_a_message(name, f"{plain[:40]!r} is no number")
+    return int(plain)
+
+
+def text_of(data: bytes, name: str) -> str:
+    """Return a message that is a short text. CoordinationError: it is too long, or no text."""
+    if len(data) > _REASON_LIMIT_BYTES:
+        raise _not_a_message(name, f"{len(data)} bytes are more than {_REASON_LIMIT_BYTES}")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise _not_a_message(name, str(error)) from error
+
+
+def reason_of(data: bytes) -> str:
+    """Return a sentence for people, as much of it as can be read. Never raises."""
+    return data[:_REASON_LIMIT_BYTES].decode(errors="replace")
+
+
+def _not_a_message(name: str, problem: str) -> CoordinationError:
+    return CoordinationError(
+        "decode", f"message {name!r}", f"not such a message: {problem}", hint=_HINT
+    )

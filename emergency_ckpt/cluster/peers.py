@@ -16,6 +16,7 @@ from emergency_ckpt.cluster.coordination import (
     Coordinator,
     deadline_left_s,
 )
+from emergency_ckpt.cluster.messages import SMALL_BYTES, decode_each, decode_message, text_of
 from emergency_ckpt.errors import CheckpointError, RestoreFailed
 from emergency_ckpt.tiers.local.manifest import decode_contents
 from emergency_ckpt.transfer.client import TransferClient
@@ -50,7 +51,8 @@ class Peers:
         with self._lock:
             known = self._addresses.get(process)
         if known is None:
-            known = self._coordinator.get(f"address/{process}", _ADDRESS_TIMEOUT_S).decode()
+            key = f"address/{process}"
+            known = text_of(self._coordinator.get(key, _ADDRESS_TIMEOUT_S), key)
             with self._lock:
                 self._addresses[process] = known
         return known
@@ -87,13 +89,13 @@ def agree_start(coordinator: Coordinator, start: Callable[[], str], timeout_s: f
     except (CheckpointError, OSError) as error:
         failure = error
     hello = _Hello(address, "" if failure is None else str(failure)[:ERROR_LIMIT_CHARS])
-    hellos = gather(coordinator, "hello", msgspec.json.encode(hello), deadline_left_s(deadline_s))
+    found = gather(coordinator, "hello", msgspec.json.encode(hello), deadline_left_s(deadline_s))
     verdict = None
     if coordinator.process_index == 0:
-        decoded = {p: msgspec.json.decode(data, type=_Hello) for p, data in hellos.items()}
-        verdict = msgspec.json.encode(_Verdict(new_incarnation(), _objection(decoded)))
+        hellos = decode_each(found, _Hello, "hello", lambda text: _Hello("", text))
+        verdict = msgspec.json.encode(_Verdict(new_incarnation(), _objection(hellos)))
     data = share(coordinator, "started", verdict, deadline_left_s(deadline_s), "hello")
-    agreed = msgspec.json.decode(data, type=_Verdict)
+    agreed = decode_message(data, _Verdict, "started", limit_bytes=SMALL_BYTES)
     if failure is not None:
         raise failure
     if agreed.error:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Mapping
 from typing import Protocol
 
 from absl import logging
@@ -20,7 +21,8 @@ from jax.experimental import multihost_utils
 
 from emergency_ckpt.cluster import signals
 from emergency_ckpt.cluster.coordination import Coordinator, jax_hears_notices
-from emergency_ckpt.errors import CheckpointError
+from emergency_ckpt.cluster.messages import number_of
+from emergency_ckpt.errors import CheckpointError, CoordinationError
 
 PREEMPTED_EXIT_CODE = 128 + signal.SIGTERM
 """Exit status after ``exit_on_preemption``: a supervisor takes it for a death and starts again."""
@@ -146,8 +148,7 @@ class AgreedNotices:
             while not self._stopping.is_set():
                 told = coordinator.list("preempt/at")
                 if len(told) == coordinator.process_count:
-                    with self._changed:
-                        self._sync = max(map(int, told.values())) + 1
+                    self._act_after(told)
                     return
                 if time.monotonic() > deadline_s:
                     missing = [p for p in range(coordinator.process_count) if str(p) not in told]
@@ -158,6 +159,16 @@ class AgreedNotices:
             with self._changed:
                 self._is_over = True
                 self._changed.notify_all()
+
+    def _act_after(self, told: Mapping[str, bytes]) -> None:
+        try:
+            numbers = [number_of(data, f"preempt/at/{p}") for p, data in told.items()]
+        except CoordinationError as error:
+            # To all alike: nobody acts, rather than some.
+            logging.error("a preemption notice cannot be acted on: %s", error)
+            return
+        with self._changed:
+            self._sync = max(numbers) + 1
 
 
 def find_notices(coordinator: Coordinator, timeout_s: float) -> Notices:

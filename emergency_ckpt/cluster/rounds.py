@@ -13,6 +13,7 @@ from absl import logging
 
 from emergency_ckpt.cluster.collectives import exchange
 from emergency_ckpt.cluster.coordination import Coordinator, joined_errors, run_and_report
+from emergency_ckpt.cluster.messages import SMALL_BYTES, decode_each, decode_message
 from emergency_ckpt.cluster.preemption import PreemptionWatch
 from emergency_ckpt.errors import CheckpointError
 
@@ -39,8 +40,8 @@ def run_on_all(
 
     def tell(error: str) -> str:
         own = msgspec.json.encode(_Ready(error, watch.last_number))
-        data = exchange(coordinator, name, own, _together, timeout_s)
-        together = msgspec.json.decode(data, type=_Ready)
+        data = exchange(coordinator, name, own, lambda f: _together(f, name), timeout_s)
+        together = decode_message(data, _Ready, f"{name}.agreed", limit_bytes=SMALL_BYTES)
         watch.go_on_from(together.number)
         return together.error
 
@@ -58,7 +59,7 @@ def leave_together(coordinator: Coordinator, timeout_s: float) -> None:
         logging.warning("not all processes were done in time after the notice: %s", error)
 
 
-def _together(found: Mapping[int, bytes]) -> bytes:
-    words = {p: msgspec.json.decode(data, type=_Ready) for p, data in found.items()}
+def _together(found: Mapping[int, bytes], name: str) -> bytes:
+    words = decode_each(found, _Ready, name, lambda text: _Ready(text, 0))
     errors = joined_errors({p: word.error for p, word in words.items()})
     return msgspec.json.encode(_Ready(errors, max(word.number for word in words.values())))

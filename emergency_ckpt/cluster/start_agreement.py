@@ -20,6 +20,7 @@ from emergency_ckpt.cluster.coordination import (
     deadline_left_s,
     joined_errors,
 )
+from emergency_ckpt.cluster.messages import SMALL_BYTES, by_process, decode_each, decode_message
 from emergency_ckpt.core.settings_agreement import differing_settings
 from emergency_ckpt.errors import ConfigError, CoordinationError, DeadlineExceeded
 
@@ -27,6 +28,7 @@ _TOLD_LATE_S = 5.0
 """The leader's decision may come so much later than its deadline."""
 _LOOK_S = 1.0
 """How often the leader looks at all, while one that it waits for does not come."""
+_PAUSE_S = 0.1
 _MOST_LINES = 20
 
 
@@ -100,16 +102,17 @@ def _follow(coordinator: Coordinator, timeout_s: float) -> _Decision:
         data = coordinator.get("settings.decision", timeout_s + _TOLD_LATE_S)
     except DeadlineExceeded as error:
         raise _not_all_came(timeout_s, ("process 0",)) from error
-    return msgspec.json.decode(data, type=_Decision)
+    name = "settings.decision, process 0"
+    return decode_message(data, _Decision, name, limit_bytes=SMALL_BYTES)
 
 
 def _lead(coordinator: Coordinator, deadline_s: float) -> _Decision:
-    # Not a barrier: it would keep all from a process's error until the last one has come.
+    # Not a barrier: it would keep all from a process's error until the last one has come. One
+    # ``get`` for each process: all that run into their deadline cost the service memory.
+    waited_for: set[int] = set()
     while True:
-        hellos = {
-            int(key): msgspec.json.decode(data, type=_Hello)
-            for key, data in coordinator.list("settings").items()
-        }
+        found = by_process(coordinator.list("settings"), "settings", coordinator.process_count)
+        hellos = decode_each(found, _Hello, "settings", lambda text: _Hello("", text))
         errors = joined_errors({p: hello.problem for p, hello in hellos.items()})
         if errors:
             return _decide(coordinator, _Decision(error=errors))
@@ -119,8 +122,13 @@ def _lead(coordinator: Coordinator, deadline_s: float) -> _Decision:
         if time.monotonic() >= deadline_s:
             named = tuple(f"process {p}" for p in missing)
             return _decide(coordinator, _Decision(missing=named))
-        with contextlib.suppress(DeadlineExceeded):  # look again: another one may have come
-            limit_s = min(_LOOK_S, deadline_left_s(deadline_s))
+        # Look again then: another one may have come.
+        limit_s = min(_LOOK_S, deadline_left_s(deadline_s))
+        if missing[0] in waited_for:
+            time.sleep(min(_PAUSE_S, limit_s))
+            continue
+        waited_for.add(missing[0])
+        with contextlib.suppress(DeadlineExceeded):
             coordinator.get(f"settings/{missing[0]}", limit_s)
     if len({hello.digest for hello in hellos.values()}) > 1:
         return _decide(coordinator, _Decision(differ=True))
@@ -132,13 +140,18 @@ def _learn_differences(coordinator: Coordinator, deadline_s: float) -> list[str]
     name = "settings.differences"
     if coordinator.process_index != 0:
         data = coordinator.get(name, deadline_left_s(deadline_s) + _TOLD_LATE_S)
-        return msgspec.json.decode(data, type=list[str])
+        return decode_message(data, list[str], f"{name}, process 0", limit_bytes=SMALL_BYTES)
     deadline_s += _TOLD_LATE_S / 2
     tables: dict[int, dict[str, str]] = {}
+    unreadable: list[str] = []
     for process in range(coordinator.process_count):
         data = coordinator.get(f"settings.told/{process}", deadline_left_s(deadline_s))
-        tables[process] = msgspec.json.decode(data, type=dict[str, str])
-    lines = differing_settings(tables)[:_MOST_LINES]
+        key = f"settings.told/{process}"
+        try:
+            tables[process] = decode_message(data, dict[str, str], key, limit_bytes=SMALL_BYTES)
+        except CoordinationError as error:
+            unreadable.append(str(error))
+    lines = [*unreadable, *differing_settings(tables)][:_MOST_LINES]
     coordinator.put(name, msgspec.json.encode(lines))
     return lines
 

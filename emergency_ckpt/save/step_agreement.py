@@ -15,6 +15,7 @@ import msgspec
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster.coordination import Coordinator, forget
 from emergency_ckpt.cluster.departures import leaving
+from emergency_ckpt.cluster.messages import SMALL_BYTES, by_process, decode_message, number_of
 from emergency_ckpt.core.save.step_agreement import (
     Answer,
     Decision,
@@ -201,9 +202,7 @@ class SaveAgreement:
                 if left:
                     return self._without(leader, "; ".join(left))
             if len(answers) < self._coordinator.process_count:
-                found = self._coordinator.list(self._key("answer", proposal.number))
-                for process, data in found.items():
-                    answers[int(process)] = msgspec.json.decode(data, type=Answer)
+                answers |= self._answers(proposal.number)
             with self._changed:
                 own_step = self._follower.step or 0
             decision = leader.decide(answers, own_step, time.monotonic())
@@ -211,6 +210,16 @@ class SaveAgreement:
                 return decision
             self._stopping.wait(_SHORTEST_POLL_S)
         return leader.abandon("the leader is stopping")
+
+    def _answers(self, number: int) -> dict[int, Answer]:
+        """Answers of the others so far; CoordinationError: one that is none."""
+        key = self._key("answer", number)
+        found = by_process(self._coordinator.list(key), key, self._coordinator.process_count)
+        return {
+            p: decode_message(data, Answer, f"{key}/{p}", limit_bytes=SMALL_BYTES)
+            for p, data in found.items()
+            if p != 0
+        }
 
     def _without(self, leader: Leader, reason: str) -> Decision:
         """Nobody saves any more; said once, unless this process ends as well."""
@@ -236,13 +245,19 @@ class SaveAgreement:
         if data is None:
             # It may have come and gone while this process was stopped.
             found = self._coordinator.list(f"{self._name}/proposal")
-            later = [int(n) for n in found if int(n) > number]
+            numbers = [number_of(n, f"{self._name}/proposal") for n in found]
+            later = [n for n in numbers if n > number]
             if later and str(number) not in found:
                 next_number[0] = min(later)
             return
-        proposal = msgspec.json.decode(data, type=Proposal)
-        answer = self._answer(proposal)
         next_number[0] += 1
+        try:
+            proposal = self._proposal(data, number)
+            answer = self._answer(proposal)
+        except CoordinationError as error:
+            # The leader would wait for an answer; what was proposed is never saved here.
+            self._failures.record(error)
+            answer = Answer("late", self._follower.step or 0)
         key = f"{self._key('answer', number)}/{self._coordinator.process_index}"
         try:
             self._coordinator.put(key, msgspec.json.encode(answer))
@@ -258,8 +273,18 @@ class SaveAgreement:
                 self._stopping.wait(_FAILED_PAUSE_S)
                 continue
             if data is not None:
-                self._hear(number, msgspec.json.decode(data, type=Decision))
+                name = f"{self._key('decision', number)}, process 0"
+                decision: Decision = decode_message(data, Decision, name, limit_bytes=SMALL_BYTES)
+                self._hear(number, decision)
                 return
+
+    def _proposal(self, data: bytes, number: int) -> Proposal:
+        name = f"{self._key('proposal', number)}, process 0"
+        proposal: Proposal = decode_message(data, Proposal, name, limit_bytes=SMALL_BYTES)
+        if proposal.number != number or proposal.tier not in self._tiers:
+            problem = "its number or its tier is another one"
+            raise CoordinationError("decode", f"message {name!r}", problem)
+        return proposal
 
     def _await(self, kind: str, number: int, timeout_s: float) -> bytes | None:
         """Return what the leader says; None when it does not, or this process is stopping.

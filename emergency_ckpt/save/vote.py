@@ -25,6 +25,15 @@ from absl import logging
 from emergency_ckpt.cluster.collectives import wait_for_key
 from emergency_ckpt.cluster.coordination import Coordinator, deadline_left_s, forget
 from emergency_ckpt.cluster.departures import Departures
+from emergency_ckpt.cluster.messages import (
+    SMALL_BYTES,
+    by_process,
+    decode_each,
+    decode_message,
+    number_of,
+    process_of,
+    text_of,
+)
 from emergency_ckpt.core.save.save_rules import all_published, decide_vote
 from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineExceeded, PeerLeft
 from emergency_ckpt.types import SaveId
@@ -194,20 +203,25 @@ class Vote:
         """Return who voted on ``save``, and who has only voted on a later one of this life."""
         voted, passed = set[int](), dict[int, str]()
         own, in_order = _place(save), _in_order(_place(save))
+        count = self._coordinator.process_count
         for key in self._coordinator.list(_life(save)):
-            place, _, process = key.partition("/ballot/")
-            if process and place == own:
-                voted.add(int(process))
-            elif process and _in_order(place) > in_order:
-                passed[int(process)] = _has_passed(int(process), place)
+            place, is_ballot, text = key.partition("/ballot/")
+            process = process_of(text, f"{_life(save)}/{place}/ballot", count) if is_ballot else -1
+            if is_ballot and place == own:
+                voted.add(process)
+            elif is_ballot and _in_order(place) > in_order:
+                passed[process] = _has_passed(process, place)
         return voted, {p: text for p, text in passed.items() if p not in voted}
 
     def _decide(self, save: SaveId, missing: Mapping[int, str]) -> Outcome:
         coordinator, name = self._coordinator, _name(save)
-        ballots = {
-            int(process): msgspec.json.decode(data, type=Ballot)
-            for process, data in coordinator.list(f"{name}/ballot").items()
-        }
+        found = coordinator.list(f"{name}/ballot")
+        ballots = decode_each(
+            by_process(found, f"{name}/ballot", coordinator.process_count),
+            Ballot,
+            f"{name}/ballot",
+            lambda text: Ballot(refused=text),
+        )
         refused = {process for process, ballot in ballots.items() if ballot.refused}
         result = decide_vote(range(coordinator.process_count), ballots.keys() - refused, refused)
         reasons = [f"process {p}: {ballots[p].refused}" for p in sorted(refused)[:4]]
@@ -233,7 +247,7 @@ class Vote:
             found = self._coordinator.find(key)
             if found is None:
                 raise
-            return msgspec.json.decode(found, type=_Decision)
+            return _decision_of(found, key)
         return decision
 
     def _learn(self, save: SaveId, timeout_s: float, problem: str) -> Outcome:
@@ -245,7 +259,7 @@ class Vote:
                 timeout_s,
                 lambda: self._why_the_leader_never_decides(save),
             )
-            decision = msgspec.json.decode(data, type=_Decision)
+            decision = _decision_of(data, f"{name}/decision")
         except PeerLeft as error:
             decision = self._veto(name, error.problem)
             if isinstance(decision, Outcome):
@@ -265,10 +279,16 @@ class Vote:
     def _why_the_leader_never_decides(self, save: SaveId) -> str:
         if self._coordinator.process_index == 0:
             return ""
-        led = self._coordinator.find(f"{_life(save)}/led")
-        if led is not None and _in_order(led.decode()) > _in_order(_place(save)):
-            return _has_passed(0, led.decode())
+        key = f"{_life(save)}/led"
+        found = self._coordinator.find(key)
+        led = None if found is None else text_of(found, key)
+        if led is not None and _in_order(led) > _in_order(_place(save)):
+            return _has_passed(0, led)
         return self._departures.absent("local", save, {0}).get(0, "")
+
+
+def _decision_of(data: bytes, key: str) -> _Decision:
+    return decode_message(data, _Decision, f"{key}, process 0", limit_bytes=SMALL_BYTES)
 
 
 def _life(save: SaveId) -> str:
@@ -285,7 +305,7 @@ def _place(save: SaveId) -> str:
 
 def _in_order(place: str) -> tuple[int, int]:
     step, _, part = place.partition(".")
-    return int(part or 0), int(step)
+    return number_of(part or "0", f"vote {place!r:.60}"), number_of(step, f"vote {place!r:.60}")
 
 
 def _has_passed(process: int, place: str) -> str:

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import pytest
+from checkpointer_support import logged
 
 from emergency_ckpt.cluster import preemption
 from emergency_ckpt.cluster.preemption import AgreedNotices, PreemptionWatch, SignalNotices
@@ -51,6 +52,22 @@ def test_agreed_notice_is_acted_on_at_one_call_of_all(
         numbers = list(pool.map(call_until_it_is_reached, notices))
     assert len(set(numbers)) == 1
     assert numbers[0] > ahead
+
+
+@pytest.mark.parametrize("told", [b"", b"\xff", b"-1", b"1e3", b"9" * 5000])
+def test_number_that_is_none_is_acted_on_by_nobody(
+    monkeypatch: pytest.MonkeyPatch, told: bytes
+) -> None:
+    monkeypatch.setattr(preemption, "_LOOK_S", 0.02)
+    service = MemoryService(2)
+    service.member(1).replace("preempt/at/1", told)
+    service.member(1).replace("preempt/notice", b"")
+    with logged() as lines:
+        found = AgreedNotices(service.member(0), 60.0)
+        found._thread.join()  # pyright: ignore[reportPrivateUsage]
+        assert [found.reached(number) for number in range(1, 4)] == [False] * 3
+        found.close()
+    assert [line for line in lines if "'preempt/at/1'" in line]
 
 
 def test_sigterm_is_heard_by_every_checkpointer_of_a_process() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from emergency_ckpt.cluster import start_agreement
 from emergency_ckpt.cluster.start_agreement import agree_settings, tell_problem
 from emergency_ckpt.errors import ConfigError, DeadlineExceeded
 from emergency_ckpt.testing.memory_coordination import MemoryService
@@ -87,3 +88,20 @@ def test_start_without_a_process_names_it_everywhere(
     for process in {0, 1, 2} - {absent}:
         assert isinstance(found[process], DeadlineExceeded)
         assert found[process].missing == (f"process {absent}",)
+
+
+def test_leader_waits_once_inside_of_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ``get`` that runs into its deadline costs the service memory until the key is set."""
+    monkeypatch.setattr(start_agreement, "_LOOK_S", 0.01)
+    monkeypatch.setattr(start_agreement, "_PAUSE_S", 0.01)
+    service = MemoryService(2)
+    leader, waits = service.member(0), list[str]()
+
+    def get(key: str, timeout_s: float) -> bytes:
+        waits.append(key)
+        return type(leader).get(leader, key, timeout_s)
+
+    monkeypatch.setattr(leader, "get", get)
+    with pytest.raises(DeadlineExceeded, match="process 1"):
+        agree_settings(leader, {"dir": "'/a'"}, SOON_S)
+    assert waits == ["settings/1"]

@@ -10,7 +10,9 @@ import msgspec
 from emergency_ckpt.cluster.collectives import wait_for_key
 from emergency_ckpt.cluster.coordination import Coordinator, forget
 from emergency_ckpt.cluster.departures import Departures, in_order
+from emergency_ckpt.cluster.messages import SMALL_BYTES, by_process, decode_message, reason_of
 from emergency_ckpt.errors import PersistentTierError
+from emergency_ckpt.save.persistent.reports import Report, report_of
 from emergency_ckpt.types import SaveId
 
 _KEPT_REFUSALS = 2
@@ -69,26 +71,35 @@ class PersistentSaveKeys:
 
         return wait_for_key(self._coordinator, key, timeout_s, why_not)
 
+    def report(self, save: SaveId, stage: str, writer: int, timeout_s: float) -> Report:
+        """Wait for the report of ``writer`` on ``stage``. As ``get``; CoordinationError."""
+        return report_of(self.get(save, stage, writer, timeout_s), stage, save.step, writer)
+
     def absent(self, save: SaveId, processes: Collection[int]) -> dict[int, str]:
         """Return which of ``processes`` take no part in ``save``, each with a sentence."""
         passed: dict[int, str] = {}
-        for process, data in self._coordinator.list(_AT).items():
-            at = msgspec.json.decode(data, type=tuple[str, int])
-            if int(process) in processes and at > in_order(save):
+        found = by_process(self._coordinator.list(_AT), _AT, self._coordinator.process_count)
+        for process, data in found.items():
+            if process not in processes:
+                continue
+            at: tuple[str, int] = decode_message(
+                data, tuple[str, int], f"{_AT}/{process}", limit_bytes=SMALL_BYTES
+            )
+            if at > in_order(save):
                 text = f"process {process} did not save it: it has come to the save of step {at[1]}"
-                passed[int(process)] = text
+                passed[process] = text
         return passed or self._departures.absent("persistent", save, processes)
 
     def list(self, save: SaveId, stage: str) -> dict[int, bytes]:
         """What has been said of ``stage`` so far, by process."""
-        found = self._coordinator.list(f"{_prefix(save)}/{stage}")
-        return {int(process): value for process, value in found.items()}
+        name = f"{_prefix(save)}/{stage}"
+        return by_process(self._coordinator.list(name), name, self._coordinator.process_count)
 
     def check_sent(self, save: SaveId, owners: Collection[int]) -> None:
         """PersistentTierError when one of ``owners`` will not send its host state."""
         refused = self.list(save, REFUSED)
         for owner in sorted(refused.keys() & set(owners)):
-            problem = f"process {owner} cannot send its own: {refused[owner].decode()}"
+            problem = f"process {owner} cannot send its own: {reason_of(refused[owner])}"
             raise PersistentTierError("collect", f"host states of step {save.step}", problem)
         for reason in self.absent(save, owners).values():
             raise PersistentTierError("collect", f"host states of step {save.step}", reason)

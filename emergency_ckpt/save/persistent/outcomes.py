@@ -10,6 +10,7 @@ import threading
 
 import msgspec
 
+from emergency_ckpt.cluster.messages import SMALL_BYTES, decode_message
 from emergency_ckpt.errors import (
     CoordinationError,
     DeadlineExceeded,
@@ -84,7 +85,8 @@ class Outcomes:
             ) from error
         finally:
             self._is_learning = False
-        outcome = msgspec.json.decode(data, type=_Outcome)
+        name = f"{OUTCOME} of step {save.step}, process {first_writer}"
+        outcome: _Outcome = decode_message(data, _Outcome, name, limit_bytes=SMALL_BYTES)
         if outcome.error:
             problem = f"process {first_writer} failed: {outcome.error}"
             kind = SavePaused if outcome.pauses else PersistentTierError

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from emergency_ckpt.cluster.messages import decode_message
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.types import ShardId
 
@@ -41,6 +42,11 @@ class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pauses: bool = False
     written: Written = Written()
     kept: bool = False
+
+
+def report_of(data: bytes, stage: str, step: int, writer: int) -> Report:
+    """Return what ``writer`` says of ``stage``. CoordinationError: it cannot be decoded."""
+    return decode_message(data, Report, f"{stage} of step {step}, process {writer}")
 
 
 def agreed_crcs(every: Sequence[Written]) -> tuple[dict[ShardId, int], list[ShardId]]:

@@ -236,7 +236,7 @@ class PersistentSaves:
             job.save, FIRST_STAGE, first, members, told=lambda _: Report(kept=kept)
         )
         if not is_first:
-            kept = self._report(job.save, FIRST_STAGE, members[0], self._timeout_s).kept
+            kept = self._keys.report(job.save, FIRST_STAGE, members[0], self._timeout_s).kept
         if kept:
             return True
         written = self._stage(
@@ -347,7 +347,7 @@ class PersistentSaves:
         """Set the marker, with what all writers said they have written: for the first writer."""
         every = [written]
         for writer in members[1:]:
-            every.append(self._report(job.save, "documents", writer, self._timeout_s).written)
+            every.append(self._keys.report(job.save, "documents", writer, self._timeout_s).written)
         documents = {owner: each for part in every for owner, each in part.documents.items()}
         crcs, differing = agreed_crcs(every)
         for shard in differing:
@@ -385,12 +385,9 @@ class PersistentSaves:
         for writer in members:
             if writer == self._coordinator.process_index:
                 continue
-            theirs = self._report(save, name, writer, deadline_left_s(deadline_s))
+            theirs = self._keys.report(save, name, writer, deadline_left_s(deadline_s))
             if theirs.error:
                 kind = SavePaused if theirs.pauses else PersistentTierError
                 problem = f"process {writer} failed: {theirs.error}"
                 raise kind("save", f"step {save.step}", problem)
         return result
-
-    def _report(self, save: SaveId, name: str, writer: int, timeout_s: float) -> Report:
-        return msgspec.json.decode(self._keys.get(save, name, writer, timeout_s), type=Report)

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from emergency_ckpt.cluster.coordination import deadline_left_s
+from emergency_ckpt.cluster.messages import reason_of
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.save.persistent.keys import PersistentSaveKeys
 from emergency_ckpt.tiers.persistent.orbax_writer import MEETINGS
@@ -37,7 +38,7 @@ class WriterMeetings:
         for writer in others:
             reason = self._keys.get(self._save, name, writer, deadline_left_s(deadline_s))
             if reason:
-                problem = f"process {writer} failed: {reason.decode()}"
+                problem = f"process {writer} failed: {reason_of(reason)}"
                 raise PersistentTierError("save", step, problem)
 
     def leave(self, reason: str) -> None:

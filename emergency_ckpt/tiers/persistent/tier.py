@@ -21,6 +21,7 @@ import jax
 import numpy.typing as npt
 from etils import epath
 
+from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES
 from emergency_ckpt.core.restore.inventory import PersistentStep
 from emergency_ckpt.core.restore.storage_read import StoredArray
 from emergency_ckpt.core.step_signature import StepSigning
@@ -31,6 +32,7 @@ from emergency_ckpt.state.tree import StateTree
 from emergency_ckpt.tiers.persistent.marker import (
     CHECKSUMS_NAME,
     HOST_STATE,
+    LIMIT_BYTES,
     MARKER_NAME,
     NO_SIGNING,
     StepMarker,
@@ -194,7 +196,7 @@ class PersistentTier:
         if marker is not None:
             path = self._host_state_dir(place) / CHECKSUMS_NAME
             below = f"/{HOST_STATE}/{place.run_in_thread}/{CHECKSUMS_NAME}"
-            data = self.storage.do("read", below, path.read_bytes, deadline_s)
+            data = self.storage.read_bounded(path, below, LIMIT_BYTES, deadline_s)
             crcs = decode_checksums(data, marker, str(path))
         return StoredStep(str(item), marker, leaves, crcs, found.step.incarnation, found.step.doubt)
 
@@ -231,7 +233,7 @@ class PersistentTier:
         place = self.found.place_of(step, deadline_s)
         path = self._host_state_dir(place) / name
         below = f"/{HOST_STATE}/{place.run_in_thread}/{name}"
-        data = self.storage.do("read", below, path.read_bytes, deadline_s)
+        data = self.storage.read_bounded(path, below, MAX_HOST_STATE_BYTES, deadline_s)
         actual = hashlib.sha256(data).hexdigest()
         if actual != digest:
             raise CorruptData(

@@ -26,6 +26,7 @@ from emergency_ckpt.tiers.storage.calls import (
 )
 
 _T = TypeVar("_T")
+_SMALL_FILE_BYTES = 256 << 20
 
 
 class StorageDirectory:
@@ -107,16 +108,32 @@ class StorageDirectory:
         self._forget_listings()
 
     def bytes_of(self, below: str, deadline_s: float | None = None) -> bytes | None:
-        """All of a small file; None when it is not there."""
+        """All of a small file; None when it is not there.
+
+        Of one that is too long only the beginning, which no digest and no decoder takes for it.
+        """
         path = self.path / below
 
         def read() -> bytes | None:
             try:
-                return path.read_bytes()
+                return read_at_most(path, _SMALL_FILE_BYTES)
             except (FileNotFoundError, NotADirectoryError):
                 return None
 
         return self.do("read", f"/{below}", read, deadline_s)
+
+    def read_bounded(
+        self, path: epath.Path, below: str, limit_bytes: int, deadline_s: float | None = None
+    ) -> bytes:
+        """Return all bytes of a file, ``below`` in messages; CorruptData when over the limit.
+
+        No more than that is read, whatever lies there.
+        """
+        data = self.do("read", below, lambda: read_at_most(path, limit_bytes + 1), deadline_s)
+        if len(data) > limit_bytes:
+            expected = f"at most {limit_bytes} bytes"
+            raise CorruptData("read", str(path), "too long", expected=expected)
+        return data
 
     def put(self, below: str, data: bytes, *, step: int | None) -> None:
         """Write a file of ``step``, if it is of one, all of it or nothing."""
@@ -240,6 +257,12 @@ class StorageDirectory:
         failure.retryable = is_passing(error)
         failure.unreachable = is_unreachable(error)
         return failure
+
+
+def read_at_most(path: epath.Path, limit_bytes: int) -> bytes:
+    """Return the first bytes of a file. For use inside of ``StorageDirectory.do``."""
+    with path.open("rb") as file:
+        return file.read(limit_bytes)
 
 
 def _put_object(path: epath.Path, data: bytes) -> None:

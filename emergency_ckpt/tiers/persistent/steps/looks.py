@@ -16,6 +16,7 @@ from emergency_ckpt.core.step_signature import StepSigning
 from emergency_ckpt.errors import CorruptData, PersistentTierError
 from emergency_ckpt.tiers.persistent.marker import (
     HOST_STATE,
+    LIMIT_BYTES,
     MARKER_NAME,
     StepMarker,
     TensorsId,
@@ -124,7 +125,7 @@ class StepLooks:
         """
         path = self._directory / HOST_STATE / run_in_thread / MARKER_NAME
         below = f"/{HOST_STATE}/{run_in_thread}/{MARKER_NAME}"
-        data = self._storage.do("read", below, path.read_bytes, deadline_s)
+        data = self._storage.read_bounded(path, below, LIMIT_BYTES, deadline_s)
         return check_marker(data, step, str(path), self._signing)
 
     def tensors_id(self, folder: str, deadline_s: float | None = None) -> TensorsId:

@@ -14,6 +14,7 @@ from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.tiers.persistent.marker import HOST_STATE, MARKER_NAME
 from emergency_ckpt.tiers.persistent.steps.replaced import StepPlace
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
+from emergency_ckpt.tiers.storage.directory import read_at_most
 
 _METRICS = "metrics.json"
 _METRICS_LIMIT_BYTES = 1 << 20
@@ -83,9 +84,9 @@ class StepRecords:
 def _metrics(path: epath.Path) -> Mapping[str, Any] | None:
     if not path.exists():
         return None
-    data = path.read_bytes()
+    data = read_at_most(path, _METRICS_LIMIT_BYTES + 1)
     try:
-        value = json.loads(data[: _METRICS_LIMIT_BYTES + 1])
+        value = json.loads(data)
     except ValueError:
         return None  # as if there were none: policies say what becomes of such steps
     return cast("Mapping[str, Any]", value) if isinstance(value, dict) else None
