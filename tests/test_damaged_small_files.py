@@ -158,12 +158,12 @@ def test_oversized_document_in_storage_is_not_read_whole(
 ) -> None:
     """A sparse file of a terabyte would fill the memory before its digest is compared."""
     persist(world, 2)
-    run_in_thread = marker_of(world, 2).parent
+    documents = marker_of(world, 2).parent
     tier = PersistentTier(str(world.persistent))
     digest = tier.marker(2).digests[0]
     assert tier.read_document(2, 0, 1, digest)
     for name in ("process_00000_of_00001.json", "checksums.json", "marker.json"):
-        os.truncate(run_in_thread / name, 1 << 40)
+        os.truncate(documents / name, 1 << 40)
     with pytest.raises(CorruptData, match="too long"):
         tier.read_document(2, 0, 1, digest)
     monkeypatch.setattr(step_looks, "LIMIT_BYTES", 1 << 20)

@@ -47,12 +47,12 @@ def _marker(change: Callable[[dict[str, Any]], None]) -> Callable[[Path, int], N
         file = json.loads(real.read_bytes())
         change(file["marker"])
         file["marker"]["save"]["step"] = number
-        run_in_thread = directory / "host_state" / str(number)
-        run_in_thread.mkdir()
+        documents = directory / "host_state" / str(number)
+        documents.mkdir()
         # Of format 1, which has no digest to be wrong, and does not know its tensors.
         tensors = file["marker"].pop("tensors")
         assert tensors
-        (run_in_thread / "marker.json").write_text(json.dumps({"format": 1, **file["marker"]}))
+        (documents / "marker.json").write_text(json.dumps({"format": 1, **file["marker"]}))
 
     return make
 
@@ -69,9 +69,9 @@ def _incarnation(text: str) -> Callable[[Path, int], None]:
 
 def _damaged(directory: Path, number: int) -> None:
     _empty(directory, number)
-    run_in_thread = directory / "host_state" / str(number)
-    run_in_thread.mkdir()
-    (run_in_thread / "marker.json").write_bytes(b"\xff{")
+    documents = directory / "host_state" / str(number)
+    documents.mkdir()
+    (documents / "marker.json").write_bytes(b"\xff{")
 
 
 JUNK: dict[str, Callable[[Path, int], None]] = {
@@ -168,8 +168,8 @@ def test_lives_after_a_marker_of_the_future_stay_in_order(saved: World) -> None:
 
 def _with_tensors(directory: Path, number: int) -> bytes:
     """The marker of format 2, of tensors that are not there."""
-    run_in_thread = directory / "host_state" / str(number) / "marker.json"
-    marker = json.loads(run_in_thread.read_bytes())
+    documents = directory / "host_state" / str(number) / "marker.json"
+    marker = json.loads(documents.read_bytes())
     marker.pop("format")
     marker["tensors"] = {"metadata": "a" * 64, "manifest": "b" * 64}
     encoded = json.dumps(marker, separators=(",", ":"))

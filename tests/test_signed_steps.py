@@ -37,7 +37,7 @@ def restored(world: World, step: int | None = None, **settings: Any) -> int | No
         return ckpt.restore(step, state=world.state(0))[0]
 
 
-def run_in_thread(world: World, step: int) -> Path:
+def documents(world: World, step: int) -> Path:
     return world.persistent / "host_state" / str(step)
 
 
@@ -51,17 +51,17 @@ def write_unsigned(path: Path, marker: dict[str, Any]) -> None:
 def forge(world: World, step: int = FORGED) -> None:
     """A whole step with a higher number, whose tensors anybody could have made."""
     shutil.copytree(world.persistent / str(REAL), world.persistent / str(step))
-    shutil.copytree(run_in_thread(world, REAL), run_in_thread(world, step))
-    marker = json.loads((run_in_thread(world, step) / "marker.json").read_bytes())["marker"]
+    shutil.copytree(documents(world, REAL), documents(world, step))
+    marker = json.loads((documents(world, step) / "marker.json").read_bytes())["marker"]
     marker["save"]["step"] = step
-    document = run_in_thread(world, step) / "process_00000_of_00001.json"
+    document = documents(world, step) / "process_00000_of_00001.json"
     document.write_bytes(document.read_bytes().replace(b'"step":6', b'"step":%d' % step))
     marker["digests"] = [hashlib.sha256(document.read_bytes()).hexdigest()]
-    write_unsigned(run_in_thread(world, step) / "marker.json", marker)
+    write_unsigned(documents(world, step) / "marker.json", marker)
 
 
 def strip(world: World, step: int) -> None:
-    path = run_in_thread(world, step) / "marker.json"
+    path = documents(world, step) / "marker.json"
     write_unsigned(path, json.loads(path.read_bytes())["marker"])
 
 
@@ -74,7 +74,7 @@ def unsigned(world: World) -> list[tuple[Any, Any]]:
 
 
 def test_restore_of_a_signed_step_says_nothing(saved: World) -> None:
-    assert json.loads((run_in_thread(saved, REAL) / "marker.json").read_bytes())["format"] == 3
+    assert json.loads((documents(saved, REAL) / "marker.json").read_bytes())["format"] == 3
     assert restored(saved, require_signed=True) == REAL
     assert unsigned(saved) == []
 
@@ -114,7 +114,7 @@ def test_require_signed_with_nothing_signed_is_no_fresh_start(saved: World) -> N
 @pytest.mark.parametrize("required", [False, True])
 def test_restore_of_altered_crcs_takes_an_older_step(saved: World, required: bool) -> None:
     """The plain digests are right again; the signature is kept."""
-    folder = run_in_thread(saved, REAL)
+    folder = documents(saved, REAL)
     checksums = json.loads((folder / "checksums.json").read_bytes())
     checksums["boxes"] = []
     (folder / "checksums.json").write_text(json.dumps(checksums, separators=(",", ":")))
@@ -211,7 +211,7 @@ def test_save_at_an_unsigned_step_writes_it_anew(
         assert ckpt.save(step=2, state=world.state(2), host_state={"at": 2}, force=True)
         ckpt.wait_until_finished()
         ckpt.check_for_errors()
-    assert json.loads((run_in_thread(world, 2) / "marker.json").read_bytes())["format"] == 3
+    assert json.loads((documents(world, 2) / "marker.json").read_bytes())["format"] == 3
     world.lose_ram()
     assert restored(world, require_signed=True) == 2
     assert list(world.persistent.glob("2.rolled-back-*"))

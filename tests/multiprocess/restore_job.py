@@ -248,9 +248,9 @@ def another_run(world: World) -> Any:
     train(world, "old", range(1, 11))
     shared = str(world.ramdisk("old"))
     world.meet()
-    run_in_thread = restore(world, "new", local_dir=shared)
+    meanwhile = restore(world, "new", local_dir=shared)
     world.meet()
-    return {"beside": run_in_thread, "then": restore(world, "old")}
+    return {"beside": meanwhile, "then": restore(world, "old")}
 
 
 def live_run_is_kept(world: World) -> Any:

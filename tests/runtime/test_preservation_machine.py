@@ -116,8 +116,8 @@ class PreservationMachine(RuleBasedStateMachine):
                 part()
         self.start()
         names = {path.name.partition(".")[0] for path in self.root.iterdir()} - {"host_state"}
-        run_in_thread = {path.name for path in (self.root / "host_state").glob("*")}
-        assert names == run_in_thread == {str(step) for step in self.tier.whole_steps()}
+        documents = {path.name for path in (self.root / "host_state").glob("*")}
+        assert names == documents == {str(step) for step in self.tier.whole_steps()}
         assert self.tier.whole_steps() == [s for s in steps if not done or s not in removed[:1]]
 
     @invariant()

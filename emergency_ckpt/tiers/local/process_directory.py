@@ -115,7 +115,7 @@ class ProcessDirectory:
         self._write(KNOWN_COMPLETE, record)
         self.known_complete = save
 
-    def run_in_thread(self, claim: Claim) -> ProcessDirectory:
+    def sibling(self, claim: Claim) -> ProcessDirectory:
         """Scan another directory of this run. OSError."""
         return ProcessDirectory(claim, self._run_id, self._host_state_limit_bytes, self.signer)
 
@@ -232,7 +232,7 @@ class ProcessDirectory:
                 "make again", str(found.path), f"{found.describe()} has taken the directory"
             )
         try:
-            made = self.run_in_thread(found)
+            made = self.sibling(found)
         except OSError as error:
             found.release()
             raise files.local_error("make again", str(found.path), error) from error

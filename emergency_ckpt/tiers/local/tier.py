@@ -143,7 +143,7 @@ class LocalTier(HeldCopies):
                 )
                 if claim is None:
                     continue
-                orphan = self._own.run_in_thread(claim)
+                orphan = self._own.sibling(claim)
             except OSError as error:
                 raise files.local_error("adopt", str(path), error) from error
             with self._lock:

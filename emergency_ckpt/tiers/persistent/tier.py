@@ -195,7 +195,7 @@ class PersistentTier:
         crcs: dict[ShardId, int] = {}
         if marker is not None:
             path = self._host_state_dir(place) / CHECKSUMS_NAME
-            below = f"/{HOST_STATE}/{place.run_in_thread}/{CHECKSUMS_NAME}"
+            below = f"/{HOST_STATE}/{place.documents}/{CHECKSUMS_NAME}"
             data = self.storage.read_bounded(path, below, LIMIT_BYTES, deadline_s)
             crcs = decode_checksums(data, marker, str(path))
         return StoredStep(str(item), marker, leaves, crcs, found.step.incarnation, found.step.doubt)
@@ -232,7 +232,7 @@ class PersistentTier:
         deadline_s = self.storage.deadline_s(deadline_s)
         place = self.found.place_of(step, deadline_s)
         path = self._host_state_dir(place) / name
-        below = f"/{HOST_STATE}/{place.run_in_thread}/{name}"
+        below = f"/{HOST_STATE}/{place.documents}/{name}"
         data = self.storage.read_bounded(path, below, MAX_HOST_STATE_BYTES, deadline_s)
         actual = hashlib.sha256(data).hexdigest()
         if actual != digest:
@@ -327,4 +327,4 @@ class PersistentTier:
     # Common to all
 
     def _host_state_dir(self, place: StepPlace) -> epath.Path:
-        return self._directory / HOST_STATE / place.run_in_thread
+        return self._directory / HOST_STATE / place.documents

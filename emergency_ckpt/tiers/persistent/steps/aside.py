@@ -51,9 +51,9 @@ class StepsAside:
         name = self._free_name(aside_name(step, incarnation))
         return AsideNote(_VERSION, step, incarnation, name, reason)
 
-    def write_note(self, note: AsideNote, run_in_thread: str) -> None:
+    def write_note(self, note: AsideNote, documents: str) -> None:
         """Put ``note`` into a folder below ``host_state``."""
-        path = f"{HOST_STATE}/{run_in_thread}/{ASIDE_NAME}"
+        path = f"{HOST_STATE}/{documents}/{ASIDE_NAME}"
         self._storage.put(path, msgspec.json.encode(note), step=note.step)
 
     def note(self, step: int) -> AsideNote | None:

@@ -70,7 +70,7 @@ class StepLooks:
     def ours(self, step: int, place: StepPlace, deadline_s: float | None) -> FoundStep | None:
         """Return the step with a folder of ours beside it; None when it does not count."""
         try:
-            marker, doubt = self.marker(step, place.run_in_thread, deadline_s)
+            marker, doubt = self.marker(step, place.documents, deadline_s)
         except CorruptData as error:
             self._warn(step, str(error))
             problem = _unreadable(place, error.problem)
@@ -100,7 +100,7 @@ class StepLooks:
         if problem == _REPLACED:
             self._warn(step, problem)
             return self.plain(step, place, deadline_s)
-        path = f"{HOST_STATE}/{place.run_in_thread}/{MARKER_NAME}"
+        path = f"{HOST_STATE}/{place.documents}/{MARKER_NAME}"
         if problem == _GONE and not self.exists(path, deadline_s):
             return None  # it is being removed
         problem = problem or self._signing.objection(doubt)
@@ -117,14 +117,14 @@ class StepLooks:
         return FoundStep(found, None if problem else marker, place)
 
     def marker(
-        self, step: int, run_in_thread: str, deadline_s: float | None = None
+        self, step: int, documents: str, deadline_s: float | None = None
     ) -> tuple[StepMarker, str]:
         """The marker of ``step`` in a folder below ``host_state``, and what is in doubt of it.
 
         PersistentTierError without one, CorruptData.
         """
-        path = self._directory / HOST_STATE / run_in_thread / MARKER_NAME
-        below = f"/{HOST_STATE}/{run_in_thread}/{MARKER_NAME}"
+        path = self._directory / HOST_STATE / documents / MARKER_NAME
+        below = f"/{HOST_STATE}/{documents}/{MARKER_NAME}"
         data = self._storage.read_bounded(path, below, LIMIT_BYTES, deadline_s)
         return check_marker(data, step, str(path), self._signing)
 
@@ -221,10 +221,10 @@ class StepLooks:
 
 
 def _unreadable(place: StepPlace, reason: str) -> str:
-    run_in_thread = f"{HOST_STATE}/{place.run_in_thread}"
+    documents = f"{HOST_STATE}/{place.documents}"
     return (
-        f"its marker {run_in_thread}/{MARKER_NAME} cannot be read ({reason}); to take its"
-        f" tensors as those of a step of plain Orbax, remove the folder {run_in_thread}"
+        f"its marker {documents}/{MARKER_NAME} cannot be read ({reason}); to take its"
+        f" tensors as those of a step of plain Orbax, remove the folder {documents}"
     )
 
 

@@ -260,8 +260,8 @@ class StoredSteps:
 
         ``place``: where the step lies; None: its own.
         """
-        run_in_thread = str(step) if place is None else place.run_in_thread
-        marker, _ = self._looks.marker(step, run_in_thread, deadline_s)
+        documents = str(step) if place is None else place.documents
+        marker, _ = self._looks.marker(step, documents, deadline_s)
         return marker
 
     def tensors_id(self, step: int, deadline_s: float | None = None) -> TensorsId:

@@ -60,11 +60,11 @@ class StepRecords:
         return self._record(step, self._tier.found.place_of(step, deadline_s), deadline_s)
 
     def _record(self, step: int, place: StepPlace, deadline_s: float) -> StepRecord:
-        run_in_thread = self._directory / HOST_STATE / place.run_in_thread
+        documents = self._directory / HOST_STATE / place.documents
 
         def look() -> StepRecord:
-            written_s = (run_in_thread / MARKER_NAME).stat().mtime
-            return StepRecord(step, float(written_s), _metrics(run_in_thread / _METRICS))
+            written_s = (documents / MARKER_NAME).stat().mtime
+            return StepRecord(step, float(written_s), _metrics(documents / _METRICS))
 
         return self._tier.storage.do("look at", f"/{step}", look, deadline_s)
 

@@ -52,7 +52,7 @@ class StepPlace(NamedTuple):
     """
 
     tensors: str
-    run_in_thread: str
+    documents: str
     is_aside: bool = False
 
 
@@ -140,10 +140,10 @@ class ReplacedSteps:
 
         def look() -> StepPlace:
             tensors = (self._directory / entry.kept_as).exists()
-            run_in_thread = (self._directory / HOST_STATE / entry.kept_as).exists()
+            documents = (self._directory / HOST_STATE / entry.kept_as).exists()
             return StepPlace(
                 entry.kept_as if tensors else own,
-                entry.kept_as if run_in_thread else str(entry.step),
+                entry.kept_as if documents else str(entry.step),
                 True,
             )
 
