@@ -64,14 +64,14 @@ check: $(INSTALLED)
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 bench: $(INSTALLED)
-	$(BIN)/python benchmarks/compare.py --minutes 10 $(BENCH_FLAGS)
+	$(BIN)/python -m benchmarks.compare --minutes 10 $(BENCH_FLAGS)
 
 bench-continuous bench-goodput bench-scale: bench-%: $(INSTALLED)
-	$(BIN)/python benchmarks/$*.py $(BENCH_FLAGS)
+	$(BIN)/python -m benchmarks.$* $(BENCH_FLAGS)
 
 # 77: this machine or user cannot have such hosts, and the benchmark has said why.
 bench-dcn: $(INSTALLED)
-	$(BIN)/python benchmarks/dcn.py $(BENCH_FLAGS) || test $$? -eq 77
+	$(BIN)/python -m benchmarks.dcn $(BENCH_FLAGS) || test $$? -eq 77
 
 clean:
 	rm -rf build demo_out bench_out

@@ -50,7 +50,7 @@ class Ballot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     """What one process says of a save: under 100 bytes, or a reason why it refuses.
 
     Names and values of a vote are short: with thousands of processes they all come at once, and
-    the service is one process. ``benchmarks/scale.py`` counts them.
+    the service is one process. ``benchmarks/scale`` counts them.
 
     Attributes:
       digest: of the published contents.

@@ -1,6 +1,5 @@
 import sys
 from pathlib import Path
 
-# The benchmarks are scripts beside the package, not a part of it.
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
+# The benchmarks are beside the package, and not installed with it.
+sys.path.insert(0, str(Path(__file__).parents[2]))

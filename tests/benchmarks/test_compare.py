@@ -5,15 +5,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-import compare
 import pytest
-import report
-from contenders import modes
-from job import plan_shape
-from lives import Place, RoundFailed, run_round
-from ramdisk import PeakWatch, allocated_bytes
 
-COMPARE = Path(__file__).parents[2] / "benchmarks" / "compare.py"
+from benchmarks import ROOT
+from benchmarks.common.contenders import modes
+from benchmarks.common.job import plan_shape
+from benchmarks.common.lives import Place, RoundFailed, run_round
+from benchmarks.common.ramdisk import PeakWatch, allocated_bytes
+from benchmarks.compare import __main__ as compare
+from benchmarks.compare import report
+
 MIB = 4
 LEAVES = 4
 SAVES = 2
@@ -33,7 +34,15 @@ def outcome(
     out = tmp_path_factory.mktemp("bench_out")
     run = subprocess.run(
         [
-            *(sys.executable, str(COMPARE), "--jobs", f"2x1x{MIB}/{LEAVES}", "--rounds", "1"),
+            *(
+                sys.executable,
+                "-m",
+                "benchmarks.compare",
+                "--jobs",
+                f"2x1x{MIB}/{LEAVES}",
+                "--rounds",
+                "1",
+            ),
             *("--saves", str(SAVES), "--restores", "slice,halves,storage", "--limits-mib", "8"),
             *("--timeout-s", "240", "--out", str(out), "--date", "2001-02-03"),
             *("--storage", str(out), "--contenders", names),
@@ -42,6 +51,7 @@ def outcome(
         text=True,
         timeout=580,
         check=False,
+        cwd=ROOT,
     )
     assert run.returncode == 0, run.stderr
     return run.stdout, out, names.split(",")

@@ -1,8 +1,9 @@
 """Jobs, losses and counters of the comparison."""
 
 import pytest
-import traffic
-from job import (
+
+from benchmarks.common import traffic
+from benchmarks.common.job import (
     FROM_STORAGE,
     HALVES_LOST,
     NOTHING_LOST,
@@ -11,7 +12,7 @@ from job import (
     lost_hosts,
     parse_job,
 )
-from lives import scenarios_of
+from benchmarks.common.lives import scenarios_of
 
 
 def test_a_job_is_slices_hosts_mib_and_leaves() -> None:

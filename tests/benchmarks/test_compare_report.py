@@ -2,9 +2,10 @@
 
 from typing import Any
 
-import job
 import pytest
-import report
+
+from benchmarks.common import job
+from benchmarks.compare import report
 
 
 def _save(

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-import targets
-from job import parse_job
+from benchmarks.common.job import parse_job
+from benchmarks.compare import targets
 
 LIMITS = {
     "copy with CRC32C into a mapped ramdisk file, 1 thread": 5.0,

@@ -3,10 +3,10 @@
 import math
 from typing import Any
 
-import continuous
-import continuous_report as report
 import pytest
-import study
+
+from benchmarks.continuous import __main__ as continuous
+from benchmarks.continuous import report, study
 
 
 def _process(

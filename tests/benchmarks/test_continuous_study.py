@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import study
 
-CONTINUOUS = Path(__file__).parents[2] / "benchmarks" / "continuous.py"
+from benchmarks import ROOT
+from benchmarks.continuous import study
+
 STEPS, EVERY = 200, 20
 
 pytestmark = pytest.mark.timeout(600)
@@ -18,7 +19,15 @@ pytestmark = pytest.mark.timeout(600)
 def _study(out: Path, variants: tuple[str, ...], hosts: int) -> tuple[str, dict[str, Any]]:
     run = subprocess.run(
         [
-            *(sys.executable, str(CONTINUOUS), "--hosts-per-slice", str(hosts), "--mib", "4"),
+            *(
+                sys.executable,
+                "-m",
+                "benchmarks.continuous",
+                "--hosts-per-slice",
+                str(hosts),
+                "--mib",
+                "4",
+            ),
             *("--rounds", "1", "--steps", str(STEPS), "--every", str(EVERY)),
             *("--warm-up-steps", "10", "--mtbf-h", "1,24", "--leaves", "4", "--timeout-s", "240"),
             *("--training-cores", "1", "--variants", ",".join(variants)),
@@ -28,6 +37,7 @@ def _study(out: Path, variants: tuple[str, ...], hosts: int) -> tuple[str, dict[
         text=True,
         timeout=580,
         check=False,
+        cwd=ROOT,
     )
     assert run.returncode == 0, run.stderr
     assert (out / "continuous.png").read_bytes().startswith(b"\x89PNG")

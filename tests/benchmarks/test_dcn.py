@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import dcn
-import dcn_report
-import links
 import pytest
-from job import plan_shape
+
+from benchmarks.common.job import plan_shape
+from benchmarks.dcn import __main__ as dcn
+from benchmarks.dcn import links, report
 
 MIB = 2**20
 
@@ -36,18 +36,18 @@ def _round(seconds: float) -> dict[str, Any]:
 
 def test_a_row_has_the_busiest_links_and_medians_over_rounds() -> None:
     shape = plan_shape(3, 1, 64, 4, 1)
-    row = dcn_report.row("ours", shape, [_round(2.0), _round(4.0), _round(3.0)])
-    assert row == dcn_report.Row("ours", 3, 3.0, None, 64 * MIB, 3 * MIB, 40 * MIB, 69 * MIB)
+    row = report.row("ours", shape, [_round(2.0), _round(4.0), _round(3.0)])
+    assert row == report.Row("ours", 3, 3.0, None, 64 * MIB, 3 * MIB, 40 * MIB, 69 * MIB)
 
 
 def test_growth_is_over_the_first_row_of_the_same_contender() -> None:
     rows = [
-        dcn_report.Row("ours", 2, 2.0),
-        dcn_report.Row("ours", 8, 3.0),
-        dcn_report.Row("other", 2, 10.0),
-        dcn_report.Row("other", 8, 40.0),
+        report.Row("ours", 2, 2.0),
+        report.Row("ours", 8, 3.0),
+        report.Row("other", 2, 10.0),
+        report.Row("other", 8, 40.0),
     ]
-    lines = dcn_report.table(rows, state_s=1.0).splitlines()[2:]
+    lines = report.table(rows, state_s=1.0).splitlines()[2:]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert [cell[3:5] for cell in cells] == [
         ["1x", "2x"],
@@ -59,8 +59,8 @@ def test_growth_is_over_the_first_row_of_the_same_contender() -> None:
 
 def test_a_refusal_is_shown_with_its_reason() -> None:
     refused = {"restores": {"slice": {"refused": "offers step None", "processes": []}}}
-    row = dcn_report.row("other", plan_shape(2, 1, 64, 4, 1), [_round(1.0), refused])
-    text = dcn_report.table([row], state_s=1.0)
+    row = report.row("other", plan_shape(2, 1, 64, 4, 1), [_round(1.0), refused])
+    text = report.table([row], state_s=1.0)
     (line,) = text.splitlines()[2:3]
     assert [cell.strip() for cell in line.strip("|").split("|")][:4] == [
         "other",

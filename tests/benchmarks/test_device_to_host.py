@@ -7,17 +7,28 @@ import subprocess
 import sys
 from pathlib import Path
 
-import device_to_host
 import pytest
 
-SCRIPT = Path(device_to_host.__file__)
+from benchmarks import ROOT
+from benchmarks.micro import device_to_host
+
 ROUNDS = 2
 
 
 def test_every_way_is_measured_and_cpu_figures_are_called_worthless(tmp_path: Path) -> None:
     run = subprocess.run(
         [
-            *(sys.executable, str(SCRIPT), "--platform", "cpu", "--mib", "8", "--leaves", "5"),
+            *(
+                sys.executable,
+                "-m",
+                device_to_host.__name__,
+                "--platform",
+                "cpu",
+                "--mib",
+                "8",
+                "--leaves",
+                "5",
+            ),
             *("--staging-mib", "3", "--device-copy-mib", "4", "--rounds", str(ROUNDS)),
             *("--out", str(tmp_path)),
         ],
@@ -25,6 +36,7 @@ def test_every_way_is_measured_and_cpu_figures_are_called_worthless(tmp_path: Pa
         text=True,
         timeout=240,
         check=False,
+        cwd=ROOT,
     )
     assert run.returncode == 0, run.stderr
     result = json.loads((tmp_path / "device_to_host.json").read_text())

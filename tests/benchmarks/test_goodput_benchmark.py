@@ -6,10 +6,10 @@ import math
 from pathlib import Path
 from typing import Any
 
-import goodput
-import goodput_model as model
 import pytest
 
+from benchmarks.goodput import __main__ as goodput
+from benchmarks.goodput import model
 from emergency_ckpt.core.goodput import best_interval_s
 from emergency_ckpt.core.goodput import goodput as closed_goodput
 

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-import pages
 import pytest
+
+from benchmarks.micro import pages
 
 
 def test_each_cost_is_measured_and_nothing_is_left(

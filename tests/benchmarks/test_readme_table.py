@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import readme_table
-from readme_table import BEGIN, END
+
+from benchmarks.compare import readme_table
+from benchmarks.compare.readme_table import BEGIN, END
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = (ROOT / "README.md", ROOT / "benchmarks" / "RESULTS.md")

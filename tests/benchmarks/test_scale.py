@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-import scale
+
+from benchmarks.scale import __main__ as scale
 
 
 def test_the_exponent_of_a_power_is_found() -> None:

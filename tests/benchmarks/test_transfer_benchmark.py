@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
-TRANSFER = Path(__file__).parents[2] / "benchmarks" / "transfer.py"
+from benchmarks import ROOT
 
 
 def test_transfer_benchmark_without_a_reader_ends() -> None:
-    command = [sys.executable, str(TRANSFER)]
+    command = [sys.executable, "-m", "benchmarks.micro.transfer"]
     command += ["--mib", "4", "--streams", "1,1,1", "--repeat", "1"]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={"PYTHONUNBUFFERED": "1"}
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={"PYTHONUNBUFFERED": "1"},
+        cwd=ROOT,
     ) as run:
         assert run.stdout is not None
         run.stdout.close()

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import warm
+
+from benchmarks.common import warm
 
 TIMEOUT_S = 60
 

@@ -1,0 +1,1 @@
+"""What several benchmarks share: a job, its state, the contenders, the machine."""

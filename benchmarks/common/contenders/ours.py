@@ -1,0 +1,72 @@
+"""This project's checkpointer: local copies placed by its default policy, lost shards fetched."""
+
+from typing import Any
+
+from benchmarks.common.contenders import RAM, CannotRestore, PyTree, Site, modes
+from emergency_ckpt import EmergencyCheckpointer, Event
+
+_OFF = 0
+_COMPLETE = {"save.complete", "persistent.complete"}
+
+
+def prepare() -> None:
+    """Nothing: the checkpointer needs no set-up of its own."""
+
+
+class OurSession:
+    """Our checkpointer with these settings, one tier of it on."""
+
+    def __init__(self, abstract_state: PyTree, **settings: Any) -> None:
+        self._abstract_state = abstract_state
+        config = EmergencyCheckpointer.default_config().set(on_event=self._note, **settings)
+        self._complete_step: int | None = None
+        self._saved_step: int | None = None
+        self._checkpointer = config.instantiate()
+        self._checkpointer.__enter__()
+
+    def start_fresh(self) -> None:
+        # Also tells the checkpointer how large the state is, so that it reserves its slots.
+        found, _ = self._checkpointer.restore(state=self._abstract_state)
+        if found is not None:
+            raise RuntimeError(f"the checkpointer restored step {found} of an empty ramdisk")
+
+    def save(self, step: int, state: PyTree) -> None:
+        if not self._checkpointer.save(step=step, state=state):
+            raise RuntimeError(f"the checkpointer declined to save step {step}")
+        self._saved_step = step
+
+    def wait(self) -> None:
+        self._checkpointer.wait_until_finished()
+        self._checkpointer.check_for_errors()
+        if self._complete_step != self._saved_step:
+            raise RuntimeError(f"the save of step {self._saved_step} is not complete everywhere")
+
+    def restore(self, step: int) -> PyTree:
+        found, state = self._checkpointer.restore(state=self._abstract_state)
+        if found != step:
+            raise CannotRestore(f"restored step {found}, not {step}")
+        return state
+
+    def _note(self, event: Event) -> None:
+        if event.name in _COMPLETE:
+            self._complete_step = event.fields["step"]
+
+    def close(self) -> None:
+        self._checkpointer.__exit__(None, None, None)
+
+
+def open_session(site: Site) -> OurSession:
+    return OurSession(
+        site.abstract_state,
+        dir=str(site.persistent_dir),
+        local_dir=str(site.local_dir),
+        run_id="benchmark",
+        local_save_every_n_steps=1 if site.tier == RAM else _OFF,
+        save_every_n_steps=_OFF if site.tier == RAM else 1,
+        bind_host=site.bind_host,
+        transfer_security=modes.chosen(),
+        # As plain Orbax does by default: each slice writes its part of the one copy.
+        persistent_writers="striped",
+        mesh=site.mesh,
+        replica_axis=site.replica_axis,
+    )

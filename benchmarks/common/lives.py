@@ -1,0 +1,218 @@
+"""One contender, one round: save, end all processes; for each loss, start afresh and restore."""
+
+import contextlib
+import dataclasses
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import ROOT
+from benchmarks.common import contenders, warm
+from benchmarks.common.job import FROM_STORAGE, Orders, Shape, lost_hosts
+from benchmarks.common.ramdisk import allocated_bytes
+from emergency_ckpt.launch.job import JobSpec
+from emergency_ckpt.launch.logs import log_tail
+from emergency_ckpt.launch.process_set import ProcessSet
+
+LOOPBACK_HOST = "127.0.0.1"
+_SAVE = 0
+WORKER = Path(__file__).with_name("worker.py")
+IMPORTED_BY_ALL = ("benchmarks.common.worker", "orbax.checkpoint")
+"""What the processes of every contender import."""
+_POLL_S = 0.05
+
+
+class RoundFailed(Exception):
+    """A process of the job failed or did not end in time. The message has the end of its log."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a round is run.
+
+    Attributes:
+      ramdisks: directory on a tmpfs.
+      storage: directory for the persistent tier.
+      timeout_s: for each life of the job.
+      launcher: put before the program of each process.
+      warm: address of the process to fork the others from (see ``warm``); None: each imports all.
+      environment: added to that of each process.
+      bind_host: where contenders listen; None leaves it to each process.
+    """
+
+    ramdisks: Path
+    storage: Path
+    timeout_s: float
+    launcher: tuple[str, ...] = ()
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    bind_host: str | None = LOOPBACK_HOST
+    warm: Path | None = None
+
+
+def run_round(
+    contender: str, shape: Shape, place: Place, scenarios: Sequence[str]
+) -> dict[str, Any]:
+    """Measurements of one contender in fresh processes and on fresh directories.
+
+    Each tier has lives of its own, storage's first: a RAM tier's ramdisks would take memory away
+    from the page cache. Scenarios that the contender has no tier for, or the job no such loss, are
+    left out. Blocks for up to ``timeout_s`` a life. Raises RoundFailed. Leaves no file and no
+    process.
+    """
+    tiers = contenders.tiers(contender) if contender in contenders.MODULES else (contenders.RAM,)
+    wanted = tuple(scenarios_of(tiers, shape, scenarios))
+    parts = {
+        tier: _run_tier(contender, tier, shape, place, [s for s in wanted if tier_of(s) == tier])
+        for tier in (contenders.STORAGE, contenders.RAM)
+        if tier in tiers and (tier == contenders.RAM or FROM_STORAGE in wanted)
+    }
+    return {
+        "state_bytes": shape.state_bytes,
+        "save": [
+            dict(zip(parts, results, strict=True))
+            for results in zip(*(part["save"] for part in parts.values()), strict=True)
+        ],
+        "restores": {s: parts[tier_of(s)]["restores"][s] for s in wanted},
+        "storage_bytes": sum(part["storage_bytes"] for part in parts.values()),
+    }
+
+
+def _run_tier(
+    contender: str, tier: str, shape: Shape, place: Place, scenarios: Sequence[str]
+) -> dict[str, Any]:
+    with _directory(place.ramdisks) as root, _directory(place.storage) as storage:
+        orders = Orders(
+            contender=contender,
+            shape=shape,
+            tier=tier,
+            restores=tuple(scenarios),
+            bind_host=place.bind_host,
+            persistent_dir=str(storage),
+            results_dir=str(root / "results"),
+            expected_path=str(root / "expected.json"),
+        )
+        Path(orders.results_dir).mkdir()
+        orders.write(root / "orders.json")
+        program = (sys.executable, str(WORKER))
+        if place.warm is not None:
+            program = warm.command(place.warm, WORKER)
+        spec = JobSpec(
+            command=(*place.launcher, *program, str(root / "orders.json")),
+            slices=shape.slices,
+            hosts_per_slice=shape.hosts_per_slice,
+            devices_per_host=1,
+            local_root=root / "ramdisks",
+            log_dir=root / "logs",
+            env={**place.environment, "PYTHONPATH": str(ROOT)},
+        )
+        return _run_lives(spec, orders, place.timeout_s)
+
+
+def tier_of(scenario: str) -> str:
+    """Where what is left after the loss is restored from."""
+    return contenders.STORAGE if scenario == FROM_STORAGE else contenders.RAM
+
+
+def scenarios_of(tiers: Sequence[str], shape: Shape, scenarios: Sequence[str]) -> Iterator[str]:
+    """Those of ``scenarios`` that such tiers and such a job can have."""
+    for scenario in scenarios:
+        if tier_of(scenario) in tiers and lost_hosts(scenario, shape) is not None:
+            yield scenario
+
+
+@contextlib.contextmanager
+def _directory(parent: Path) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="eckpt-bench-", dir=parent) as scratch:
+        yield Path(scratch).resolve()
+
+
+def _run_lives(spec: JobSpec, orders: Orders, timeout_s: float) -> dict[str, Any]:
+    who = f"{orders.contender}, {orders.tier}"
+    saved = run_life(spec, _SAVE, orders.results(_SAVE), f"{who}, saving", timeout_s)
+    hosts = [spec.ramdisk(host) for host in spec.first_topology.host_of_process]
+    expected = _merge_digests(saved)
+    Path(orders.expected_path).write_text(json.dumps(expected))
+    for result, host in zip(saved, hosts, strict=True):
+        result["ramdisk_bytes"] = allocated_bytes(host)
+        del result["digests"]  # of thousands of shards would be most of the document
+    stored = allocated_bytes(Path(orders.persistent_dir))
+    restores: dict[str, Any] = {}
+    for life, scenario in enumerate(orders.restores, start=1):
+        lost = lost_hosts(scenario, orders.shape)
+        assert lost is not None, scenario
+        with _without([hosts[index] for index in lost], spec.local_root.parent / "lost"):
+            name = f"{who}, restoring ({scenario} lost)"
+            results = run_life(spec, life, orders.results(life), name, timeout_s)
+        restores[scenario] = _outcome(orders, set(expected["digests"]), results)
+    return {"save": saved, "restores": restores, "storage_bytes": stored}
+
+
+@contextlib.contextmanager
+def _without(ramdisks: Sequence[Path], aside: Path) -> Iterator[None]:
+    """The hosts start with empty ramdisks; afterwards they have what they had before.
+
+    So that every loss hits what the saves left, not what an earlier restore made of it.
+    """
+    aside.mkdir(exist_ok=True)
+    for ramdisk in ramdisks:
+        ramdisk.rename(aside / ramdisk.name)
+    yield
+    for ramdisk in ramdisks:
+        shutil.rmtree(ramdisk)
+        (aside / ramdisk.name).rename(ramdisk)
+
+
+def run_life(
+    spec: JobSpec, life: int, results: Sequence[Path], who: str, timeout_s: float
+) -> list[dict[str, Any]]:
+    """Run one process per host until all have ended; what they wrote to ``results``, in order.
+
+    Raises RoundFailed; its message begins with ``who``.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    with ProcessSet(spec, restart_count=life) as processes:
+        while processes.running:
+            for ended in processes.poll():
+                if ended.returncode != 0:
+                    raise _failure(spec, life, who, ended.process, str(ended))
+            if processes.running and time.monotonic() > deadline_s:
+                late = processes.running[0]
+                problem = f"process {late} still runs after {timeout_s:g} s"
+                raise _failure(spec, life, who, late, problem)
+            time.sleep(_POLL_S)
+    return [json.loads(path.read_text()) for path in results]
+
+
+def _failure(spec: JobSpec, life: int, who: str, process: int, problem: str) -> RoundFailed:
+    return RoundFailed(f"{who}: {problem}\n{log_tail(spec.log_path(life, process))}")
+
+
+def _merge_digests(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the restore must find. Replicas that differ before the save are the job's own fault."""
+    merged: dict[str, str] = {}
+    for result in results:
+        for shard, digest in result["digests"].items():
+            assert merged.setdefault(shard, digest) == digest, f"replicas differ at {shard}"
+    return {"step": results[0]["step"], "digests": merged}
+
+
+def _outcome(orders: Orders, saved: set[str], results: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the processes measured, or why the contender did not restore. Raises RoundFailed."""
+    if refusals := [result["refused"] for result in results if "refused" in result]:
+        if len(refusals) < len(results):
+            raise RoundFailed(f"{orders.contender}: not all refused to restore: {refusals}")
+        return {"refused": refusals[0], "processes": results}
+    shape = orders.shape
+    verified = {shard for result in results for shard in result.pop("verified_shards")}
+    verified_bytes = sum(result["verified_bytes"] for result in results)
+    if verified != saved or verified_bytes != shape.slices * shape.state_bytes:
+        raise RoundFailed(
+            f"{orders.contender}: restored {len(verified)} of {len(saved)} distinct shards and"
+            f" {verified_bytes} of {shape.slices * shape.state_bytes} bytes"
+        )
+    return {"processes": results, "verified_shards": len(verified)}

@@ -1,0 +1,202 @@
+"""One process of the job: ``python worker.py ORDERS.json``. Started by ``lives.py``."""
+
+import json
+import os
+import resource
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental import multihost_utils
+
+from benchmarks.common import contenders, traffic
+from benchmarks.common import state as model
+from benchmarks.common.job import Orders
+from benchmarks.common.ramdisk import PeakWatch
+from emergency_ckpt.launch.environment import JobEnvironment
+from emergency_ckpt.testing.simulated_job import initialize_job
+
+PyTree = Any
+STORAGE_SAVES = 2
+"""The first one finds nothing warm; both are in the results."""
+
+
+def main(orders: Orders) -> None:
+    environment = JobEnvironment.from_environ()
+    initialize_job(environment)
+    contender = contenders.load(orders.contender)
+    contender.prepare()
+    life = environment.restart_count
+    result: dict[str, Any]
+    if life == 0:
+        result = _save_life(contender, environment, orders)
+    else:
+        result = _restore_life(contender, environment, orders)
+    result["peak_rss_bytes"] = _peak_rss_bytes()
+    orders.result_path(life, environment.process_index).write_text(json.dumps(result))
+    multihost_utils.sync_global_devices("end of life")
+    jax.distributed.shutdown()
+
+
+def _peak_rss_bytes() -> int:
+    # Linux gives kibibytes; pages of mapped ramdisk files count as well.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _site(environment: JobEnvironment, orders: Orders) -> contenders.Site:
+    mesh = model.make_mesh(orders.shape)
+    return contenders.Site(
+        mesh=mesh,
+        replica_axis=model.REPLICA_AXIS,
+        abstract_state=model.abstract_state(orders.shape, mesh),
+        tier=orders.tier,
+        local_dir=environment.local_dir,
+        persistent_dir=Path(orders.persistent_dir),
+        bind_host=orders.bind_host or socket.gethostbyname(socket.gethostname()),
+    )
+
+
+def _save_life(
+    contender: contenders.Contender, environment: JobEnvironment, orders: Orders
+) -> dict[str, Any]:
+    """Saves with the state of a training that goes on."""
+    site = _site(environment, orders)
+    state = model.first_state(site.abstract_state)
+    session = contender.open_session(site)
+    if orders.tier == contenders.RAM:
+        return _save_to_ram(session, site, orders, state)
+    return _save_to_storage(session, state)
+
+
+def _save_to_ram(
+    session: contenders.Session,
+    site: contenders.Site,
+    orders: Orders,
+    state: PyTree,
+) -> dict[str, Any]:
+    """One save to warm up, the timed ones, and one whose state is donated while it is on its way.
+
+    The timed saves have the cores for themselves, as they have on an accelerator's host. The last
+    one shares them with a training step, and is the one that the next lives must find intact.
+    """
+    session.start_fresh()
+    saves, step = [], 0
+    for _ in range(1 + orders.shape.timed_saves):
+        state, step = _train(state, step)
+        saves.append(_timed_save(session, step, state))
+    state, step = _train(state, step)
+    expected = model.digests(state)
+    with PeakWatch(site.local_dir) as peak:
+        donated = _donating_save(session, step, state)
+    multihost_utils.sync_global_devices("all saved")
+    session.close()
+    return {
+        "warm_up": saves[0],
+        "saves": saves[1:],
+        "donated": donated,
+        "step": step,
+        "digests": expected,
+        "peak_ramdisk_bytes": peak.size_bytes,
+    }
+
+
+def _save_to_storage(session: contenders.Session, state: PyTree) -> dict[str, Any]:
+    session.start_fresh()
+    saves, step = [], 0
+    for _ in range(STORAGE_SAVES):
+        # What others have left to be written to the disk must not slow this save down.
+        os.sync()
+        state, step = _train(state, step)
+        saves.append(_timed_save(session, step, state))
+    result = {"saves": saves, "step": step, "digests": model.digests(state)}
+    session.close()
+    return result
+
+
+def _train(state: PyTree, step: int) -> tuple[PyTree, int]:
+    state = jax.block_until_ready(model.train_step(state))
+    # The slowest process's last step must not count as the others' stall.
+    multihost_utils.sync_global_devices(f"step {step}")
+    return state, step + 1
+
+
+def _timed_save(session: contenders.Session, step: int, state: PyTree) -> dict[str, Any]:
+    before = traffic.counters()
+    cpu_s = time.process_time()
+    start = time.monotonic()
+    session.save(step, state)
+    returned = time.monotonic()
+    session.wait()
+    published = time.monotonic()
+    cpu_s = time.process_time() - cpu_s
+    after = traffic.counters()
+    # A process that has nothing to wait for must not train while another still publishes.
+    multihost_utils.sync_global_devices(f"published {step}")
+    return {
+        "start_s": start,
+        "returned_s": returned,
+        "published_s": published,
+        "cpu_s": cpu_s,
+        "traffic_before": before,
+        "traffic_after": after,
+    }
+
+
+def _donating_save(session: contenders.Session, step: int, state: PyTree) -> dict[str, float]:
+    start = time.monotonic()
+    session.save(step, state)
+    returned = time.monotonic()
+    jax.block_until_ready(model.train_step(state))
+    session.wait()
+    return {"start_s": start, "returned_s": returned, "published_s": time.monotonic()}
+
+
+def _restore_life(
+    contender: contenders.Contender, environment: JobEnvironment, orders: Orders
+) -> dict[str, Any]:
+    """From building the checkpointer to values on devices, timed; then the check of each shard."""
+    site = _site(environment, orders)
+    expected = json.loads(Path(orders.expected_path).read_text())
+    read_all = model.reader(site.abstract_state)
+    # Also sets up JAX's own collectives, which are part of its start and not of a restore.
+    multihost_utils.sync_global_devices("before restore")
+    before = traffic.counters()
+    cpu_s = time.process_time()
+    start = time.monotonic()
+    session = contender.open_session(site)
+    opened = time.monotonic()
+    try:
+        state = jax.block_until_ready(session.restore(expected["step"]))
+    except contenders.CannotRestore as refusal:
+        session.close()
+        return {"refused": str(refusal)}
+    restored = time.monotonic()
+    cpu_s = time.process_time() - cpu_s
+    after = traffic.counters()
+    # Restored values may lie in memory that nobody has touched yet.
+    jax.block_until_ready(read_all(state))
+    read = time.monotonic()
+    found = model.digests(state)
+    wrong = {k: d for k, d in found.items() if expected["digests"].get(k) != d}
+    if wrong:
+        raise RuntimeError(f"{len(wrong)} restored shards differ: {wrong}")
+    multihost_utils.sync_global_devices("all verified")
+    session.close()
+    return {
+        "start_s": start,
+        "opened_s": opened,
+        "restored_s": restored,
+        "read_s": read,
+        "cpu_s": cpu_s,
+        "traffic_before": before,
+        "traffic_after": after,
+        "verified_shards": sorted(found),
+        "verified_bytes": sum(s.data.nbytes for a in state.values() for s in a.addressable_shards),
+    }
+
+
+if __name__ == "__main__":
+    main(Orders.read(Path(sys.argv[1])))

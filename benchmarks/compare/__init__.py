@@ -1,0 +1,1 @@
+"""This checkpointer beside Orbax's managers and plain Orbax, and the machine's limits."""

@@ -1,0 +1,278 @@
+"""From raw times of every process to medians, ratios and a table. Pure."""
+
+import contextlib
+import dataclasses
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from benchmarks.common.contenders import RAM, STORAGE
+from benchmarks.common.job import FROM_STORAGE, HALVES_LOST, NOTHING_LOST, SLICE_LOST
+from benchmarks.common.tables import markdown, number
+from benchmarks.common.traffic import LOOPBACK, RECEIVED
+
+Round = Mapping[str, Any]
+"""What ``lives.run_round`` returns."""
+
+
+class NotMeasured(Exception):
+    """The contender has no such tier, or refused; or the job can have no such loss."""
+
+
+Pick = Callable[[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
+"""The saves of one process, out of its results."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Measure:
+    """One row of the table: less is better in all of them."""
+
+    key: str
+    title: str
+    unit: str
+    per_unit: float
+    """How many of the measured quantity (seconds, bytes) make one unit."""
+    of_round: Callable[[Round], float]
+    """Raises NotMeasured."""
+    scenario: str | None = None
+    """The loss that this is about, which a contender may refuse to restore from."""
+
+
+def _timed(result: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    return _tier(result, RAM)["saves"]
+
+
+def _last_stored(result: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """The first save to storage finds nothing warm."""
+    return _tier(result, STORAGE)["saves"][-1:]
+
+
+def _one(key: str) -> Pick:
+    return lambda result: [_tier(result, RAM)[key]]
+
+
+def _tier(result: Mapping[str, Any], tier: str) -> Mapping[str, Any]:
+    if tier not in result:
+        raise NotMeasured(tier)
+    return result[tier]
+
+
+def _events(round_: Round, pick: Pick) -> list[tuple[Mapping[str, Any], ...]]:
+    """For each save, what every process has to say of it."""
+    return list(zip(*(pick(result) for result in round_["save"]), strict=True))
+
+
+def stalls_s(round_: Round, pick: Pick = _timed) -> list[float]:
+    """For each timed save, how long the slowest process's training thread was inside ``save``."""
+    return [max(e["returned_s"] - e["start_s"] for e in event) for event in _events(round_, pick)]
+
+
+def published_s(round_: Round, pick: Pick = _timed) -> list[float]:
+    """For each timed save, from the first call until no process waits for it any more.
+
+    All processes read the same monotonic clock of the same machine.
+    """
+    return [
+        max(e["published_s"] for e in event) - min(e["start_s"] for e in event)
+        for event in _events(round_, pick)
+    ]
+
+
+def cpu_s_per_gib(round_: Round, pick: Pick = _timed) -> list[float]:
+    """For each timed save, CPU time of all processes for each GiB of one copy of the state."""
+    gib = round_["state_bytes"] / 2**30
+    return [sum(e["cpu_s"] for e in event) / gib for event in _events(round_, pick)]
+
+
+def _over_loopback(events: Sequence[Mapping[str, Any]]) -> float:
+    """All processes read one counter of the machine, at slightly different times."""
+    first = min(e["traffic_before"][LOOPBACK][RECEIVED] for e in events)
+    return max(e["traffic_after"][LOOPBACK][RECEIVED] for e in events) - first
+
+
+def restore_s(round_: Round, scenario: str = SLICE_LOST, end: str = "restored_s") -> float:
+    """From building the checkpointer in the first process to values on the last one's devices."""
+    results = _restored(round_, scenario)
+    return max(r[end] for r in results) - min(r["start_s"] for r in results)
+
+
+def _restored(round_: Round, scenario: str) -> Sequence[Mapping[str, Any]]:
+    outcome = round_["restores"].get(scenario)
+    if outcome is None or "refused" in outcome:
+        raise NotMeasured(scenario)
+    return outcome["processes"]
+
+
+def _peak_rss_bytes(round_: Round, tier: str) -> float:
+    return max(_tier(result, tier)["peak_rss_bytes"] for result in round_["save"])
+
+
+def _peak_rss_restoring_bytes(round_: Round) -> float:
+    lives = [life["processes"] for life in round_["restores"].values() if "refused" not in life]
+    if not lives:
+        raise NotMeasured("any restore")
+    return max(result["peak_rss_bytes"] for life in lives for result in life)
+
+
+def _first_over_later(round_: Round) -> float:
+    return published_s(round_, _one("warm_up"))[0] / statistics.median(published_s(round_))
+
+
+def _restore(key: str, title: str, scenario: str, end: str = "restored_s") -> Measure:
+    return Measure(key, title, "s", 1.0, lambda r: restore_s(r, scenario, end), scenario)
+
+
+def _received(key: str, title: str, scenario: str) -> Measure:
+    return Measure(
+        key, title, "MiB", _MIB, lambda r: _over_loopback(_restored(r, scenario)), scenario
+    )
+
+
+_MIB = float(2**20)
+
+MEASURES = (
+    Measure("stall", "stall of the training thread, median", "ms", 1e-3,
+            lambda r: statistics.median(stalls_s(r))),
+    Measure("stall_worst", "stall of the training thread, worst", "ms", 1e-3,
+            lambda r: max(stalls_s(r))),
+    Measure("published", "until published in RAM", "s", 1.0,
+            lambda r: statistics.median(published_s(r))),
+    Measure("published_worst", "until published in RAM, worst", "s", 1.0,
+            lambda r: max(published_s(r))),
+    Measure("published_first", "until published, first save", "s", 1.0,
+            lambda r: published_s(r, _one("warm_up"))[0]),
+    Measure("first_over_later", "first save over later ones", "x", 1.0, _first_over_later),
+    Measure("published_training", "save, a donating step, wait: in all", "s", 1.0,
+            lambda r: published_s(r, _one("donated"))[0]),
+    Measure("save_cpu", "CPU time of a save for each GiB of state", "s", 1.0,
+            lambda r: statistics.median(cpu_s_per_gib(r))),
+    Measure("save_received", "between processes, one save", "MiB", _MIB,
+            lambda r: statistics.median(map(_over_loopback, _events(r, _timed)))),
+    _restore("restore_nothing_lost", "restore, nothing lost", NOTHING_LOST),
+    _restore("restore_lost_slice", "restore, one slice's ramdisks lost", SLICE_LOST),
+    _restore("restore_and_read", "the same, until all values were read once", SLICE_LOST, "read_s"),
+    _restore("restore_lost_halves", "restore, each slice lost another host", HALVES_LOST),
+    _received("received_nothing_lost", "between processes, nothing lost", NOTHING_LOST),
+    _received("received_lost_slice", "between processes, one slice lost", SLICE_LOST),
+    _received("received_lost_halves", "between processes, half-lost slices", HALVES_LOST),
+    Measure("storage_stall", "save to storage, stall", "ms", 1e-3,
+            lambda r: stalls_s(r, _last_stored)[0]),
+    Measure("storage_save", "save to storage, until whole", "s", 1.0,
+            lambda r: published_s(r, _last_stored)[0]),
+    Measure("storage_cpu", "CPU time of it for each GiB of state", "s", 1.0,
+            lambda r: cpu_s_per_gib(r, _last_stored)[0]),
+    _restore("storage_restore", "restore from storage, ramdisks empty", FROM_STORAGE),
+    _received("received_storage", "between processes, from storage", FROM_STORAGE),
+    Measure("ramdisk", "RAM on ramdisks after saves, all hosts", "MiB", _MIB,
+            lambda r: sum(_tier(result, RAM)["ramdisk_bytes"] for result in r["save"])),
+    Measure("ramdisk_peak", "RAM on ramdisks during a save, all hosts", "MiB", _MIB,
+            lambda r: sum(_tier(result, RAM)["peak_ramdisk_bytes"] for result in r["save"])),
+    Measure("rss_save", "largest process while saving to RAM (peak RSS)", "MiB", _MIB,
+            lambda r: _peak_rss_bytes(r, RAM)),
+    Measure("rss_storage", "largest process until saved to storage", "MiB", _MIB,
+            lambda r: _peak_rss_bytes(r, STORAGE)),
+    Measure("rss_restore", "largest process while restoring (peak RSS)", "MiB", _MIB,
+            _peak_rss_restoring_bytes),
+)  # fmt: skip
+
+
+def summarize(rounds: Sequence[Round]) -> dict[str, dict[str, Any]]:
+    """Median, least and most over the rounds, in seconds and bytes, by measure.
+
+    All three are None where no round has a value; ``why`` is then the contender's own word where it
+    refused to restore, else None.
+    """
+    return {measure.key: _summary(measure, rounds) for measure in MEASURES}
+
+
+def _summary(measure: Measure, rounds: Sequence[Round]) -> dict[str, Any]:
+    values: list[float] = []
+    for round_ in rounds:
+        with contextlib.suppress(NotMeasured):
+            values.append(measure.of_round(round_))
+    if values:
+        return _spread(values) | {"rounds": values}
+    refusals = (r["restores"].get(measure.scenario, {}).get("refused") for r in rounds)
+    why = next(filter(None, refusals), None)
+    return {"median": None, "min": None, "max": None, "rounds": [], "why": why}
+
+
+def ratios(
+    summaries: Mapping[str, Mapping[str, Any]], base: str
+) -> dict[str, dict[str, float | None]]:
+    """How many times ``base``'s median every other's is; None where one is missing or 0."""
+    return {
+        name: {
+            key: value["median"] / summaries[base][key]["median"]
+            if summaries[base][key]["median"] and value["median"] is not None
+            else None
+            for key, value in summary.items()
+        }
+        for name, summary in summaries.items()
+        if name != base and base in summaries
+    }
+
+
+def table(summaries: Mapping[str, Mapping[str, Any]], base: str) -> str:
+    """Markdown: a row for each measure, medians with their range, and the ratios to ``base``.
+
+    ``cannot`` is a restore that the contender refused, with its reason below the table; a dash is a
+    tier or a loss that there is not. Rows that nobody has a value for are left out.
+    """
+    compared = ratios(summaries, base)
+    header = ["median (least to most)", *summaries, *(f"{name} / {base}" for name in compared)]
+    rows, refusals = [], []
+    for measure in MEASURES:
+        found = {name: summary[measure.key] for name, summary in summaries.items()}
+        whys = {name: summary.get("why") for name, summary in found.items()}
+        if all(s["median"] is None and not whys[name] for name, s in found.items()):
+            continue
+        refusals += [f"{name} cannot: {measure.title}: {why}" for name, why in whys.items() if why]
+        rows.append(
+            [
+                f"{measure.title}, {measure.unit}",
+                *(_cell(summary, measure.per_unit) for summary in found.values()),
+                *(_times(ratio[measure.key]) for ratio in compared.values()),
+            ]
+        )
+    return "\n".join([markdown([header, *rows]), *([""] if refusals else []), *refusals])
+
+
+def _cell(summary: Mapping[str, Any], per_unit: float) -> str:
+    if summary["median"] is None:
+        return "cannot" if summary["why"] else "-"
+    return _range(summary, per_unit)
+
+
+def limit_medians(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """GB/s of each limit, median over the rounds."""
+    return {name: statistics.median(r[name] for r in rounds) for name in rounds[0]}
+
+
+def limits_table(rounds: Sequence[Mapping[str, float]]) -> str:
+    """Markdown: GB/s of each limit, median with its range over the rounds."""
+    rows = [[name, _range(_spread([r[name] for r in rounds]), 1.0)] for name in rounds[0]]
+    return markdown([["limit of this machine", "GB/s"], *rows])
+
+
+def median(values: Sequence[float]) -> float:
+    """Of at least one value."""
+    return statistics.median(values)
+
+
+def spread_text(values: Sequence[float]) -> str:
+    """The median with the range of the values."""
+    return _range(_spread(values), 1.0)
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def _range(spread: Mapping[str, float], per_unit: float) -> str:
+    median, least, most = (number(spread[k] / per_unit) for k in ("median", "min", "max"))
+    return median if least == most else f"{median} ({least} to {most})"
+
+
+def _times(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{number(ratio)}x"

@@ -1,0 +1,130 @@
+"""What is wanted of this checkpointer, beside what a run measured. Pure."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from benchmarks.common import limits
+from benchmarks.common.job import Shape
+from benchmarks.common.tables import markdown, number
+
+Summaries = Mapping[str, Mapping[str, Mapping[str, Any]]]
+"""By contender and measure, what ``report.summarize`` returns."""
+
+OURS, EMERGENCY, P2P, PLAIN = "ours", "orbax-emergency", "orbax-p2p", "orbax"
+MANY_LEAVES = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """One wish and what came of it; None where the run has no figure for it."""
+
+    job: str
+    title: str
+    wanted: str
+    measured: str
+    is_reached: bool | None
+
+
+def targets(
+    jobs: Sequence[tuple[Shape, Summaries]], limit_rates: Mapping[str, float]
+) -> list[Target]:
+    """Targets for the first job with large leaves, and for the first with many small ones."""
+    found: list[Target] = []
+    large = next((job for job in jobs if job[0].leaves < MANY_LEAVES), None)
+    small = next((job for job in jobs if job[0].leaves >= MANY_LEAVES), None)
+    if large is not None:
+        found += _of_large_leaves(*large, limit_rates)
+    if small is not None:
+        found += _of_small_leaves(*small)
+    return found
+
+
+def _of_large_leaves(
+    shape: Shape, summaries: Summaries, limit_rates: Mapping[str, float]
+) -> Iterator[Target]:
+    job = shape.name
+    stall_s = _median(summaries, OURS, "stall")
+    yield _at_most(job, "stall of the training thread, ms", stall_s and stall_s * 1e3, 5.0)
+    yield _faster(job, summaries, "stall", EMERGENCY, 20)
+    yield _faster(job, summaries, "published", EMERGENCY, 25)
+    # Slices 1 to n-1 store; with two, both do.
+    copies = shape.slices if shape.slices == 2 else shape.slices - 1
+    yield _share_of_limit(
+        job, "published, share of the copy with CRC", copies * shape.state_bytes,
+        _median(summaries, OURS, "published"), limit_rates, limits.COPY_WITH_CRC,
+    )  # fmt: skip
+    for other in (EMERGENCY, P2P):
+        yield _faster(job, summaries, "restore_lost_slice", other, 15)
+    yield _share_of_limit(
+        job, "lost slice restored, share of the loopback", shape.state_bytes,
+        _median(summaries, OURS, "restore_lost_slice"), limit_rates, limits.LOOPBACK,
+    )  # fmt: skip
+    yield _share_of_limit(
+        job, "the same, share of TCP into a new ramdisk file", shape.state_bytes,
+        _median(summaries, OURS, "restore_lost_slice"), limit_rates, limits.INTO_NEW_FILE,
+    )  # fmt: skip
+    yield _faster(job, summaries, "restore_nothing_lost", EMERGENCY, 40)
+    # Every slice's copy is mapped and checked, by processes that share the machine.
+    yield _share_of_limit(
+        job, "nothing lost, share of the CRC of a file mapped anew",
+        shape.slices * shape.state_bytes,
+        _median(summaries, OURS, "restore_nothing_lost"), limit_rates, limits.FIRST_CRC,
+    )  # fmt: skip
+    first = _median(summaries, OURS, "first_over_later")
+    yield _at_most(job, "first save over later ones", first, 2.0)
+    for key in ("storage_save", "storage_restore"):
+        yield _faster(job, summaries, key, PLAIN, 1)
+
+
+def _of_small_leaves(shape: Shape, summaries: Summaries) -> Iterator[Target]:
+    for key in ("stall", "published", "restore_lost_slice", "restore_nothing_lost"):
+        yield _faster(shape.name, summaries, key, EMERGENCY, 10)
+
+
+def _median(summaries: Summaries, contender: str, key: str) -> float | None:
+    return summaries[contender][key]["median"] if contender in summaries else None
+
+
+def _at_most(job: str, title: str, value: float | None, most: float) -> Target:
+    measured = "-" if value is None else number(value)
+    return Target(
+        job, title, f"at most {number(most)}", measured, None if value is None else value <= most
+    )
+
+
+def _faster(job: str, summaries: Summaries, key: str, other: str, times: float) -> Target:
+    ours, theirs = (_median(summaries, name, key) for name in (OURS, other))
+    ratio = theirs / ours if ours and theirs is not None else None
+    return Target(
+        job,
+        f"{key.replace('_', ' ')}, {other} over {OURS}",
+        f"at least {number(times)}x",
+        "-" if ratio is None else f"{number(ratio)}x",
+        None if ratio is None else ratio >= times,
+    )
+
+
+def _share_of_limit(
+    job: str,
+    title: str,
+    moved_bytes: int,
+    seconds: float | None,
+    limit_rates: Mapping[str, float],
+    limit: str,
+) -> Target:
+    share = moved_bytes / seconds / 1e9 / limits.best(limit_rates, limit) if seconds else None
+    return Target(
+        job,
+        title,
+        "at least 0.6",
+        "-" if share is None else number(share),
+        None if share is None else share >= 0.6,
+    )
+
+
+def table(found: Sequence[Target]) -> str:
+    """Markdown: one row for each target."""
+    words = {True: "yes", False: "no", None: "not measured"}
+    rows = [[t.title, t.job, t.wanted, t.measured, words[t.is_reached]] for t in found]
+    return markdown([["target", "job", "wanted", "measured", "reached"], *rows])

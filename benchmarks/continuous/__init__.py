@@ -1,0 +1,1 @@
+"""What continuous saving brings and costs."""

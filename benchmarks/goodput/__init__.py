@@ -1,0 +1,1 @@
+"""Computed, not measured: what large jobs keep of their time."""

@@ -1,0 +1,1 @@
+"""One part each: pages of a ramdisk, a transfer between hosts, device to host."""

@@ -1,0 +1,305 @@
+"""One cell of the scale table, in two fresh processes: the job is built, then the leader is timed.
+
+    python -m benchmarks.scale.cell build DIRECTORY CELL
+    python -m benchmarks.scale.cell lead DIRECTORY CELL
+
+CELL is JSON: slices, hosts, leaves, placement, lost. The leader's code is that of a restore; around
+it stand a coordination service and peers in memory, which count what crosses.
+"""
+
+import dataclasses
+import json
+import os
+import resource
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import msgspec
+
+from benchmarks.scale.model import RUN_ID, SAVE, Shape, contents_digest, holder, manifests
+from emergency_ckpt.cluster.collectives import share
+from emergency_ckpt.cluster.coordination import JaxCoordinator, namespace
+from emergency_ckpt.cluster.preemption import PreemptionWatch
+from emergency_ckpt.cluster.rounds import run_on_all
+from emergency_ckpt.core.placement.policies import parse_policy, place
+from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan, selected
+from emergency_ckpt.errors import DeadlineExceeded
+from emergency_ckpt.events import EventSink
+from emergency_ckpt.restore.leader import RestoreLeader, Wanted
+from emergency_ckpt.restore.messages import RestoreDialogue
+from emergency_ckpt.restore.protocol import Answer, Status
+from emergency_ckpt.restore.shards.holder_calls import HolderCalls
+from emergency_ckpt.save.vote import Ballot, Vote
+
+DEADLINE_S = 3600.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """``lost``: ``nothing``, ``host`` or ``slice``."""
+
+    slices: int
+    hosts: int
+    leaves: int
+    placement: str
+    lost: str
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(self.slices, self.hosts, self.leaves)
+
+
+class Service:
+    """The coordination service: what is set, and bytes of names and values by process."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self.bytes_of: Counter[int] = Counter()
+
+    def coordinator(self, process: int, count: int) -> JaxCoordinator:
+        return JaxCoordinator(_Client(self, process), namespace(RUN_ID, 0), process, count)
+
+
+class _Client:
+    """What ``JaxCoordinator`` calls of JAX's client. Nothing waits: who comes too early fails."""
+
+    def __init__(self, service: Service, process: int) -> None:
+        self._values, self._bytes_of, self._process = service.values, service.bytes_of, process
+
+    def _count(self, *texts: str | bytes) -> None:
+        self._bytes_of[self._process] += sum(map(len, texts))
+
+    def key_value_set_bytes(self, key: str, value: bytes, allow_overwrite: bool = False) -> None:
+        del allow_overwrite
+        self._count(key, value)
+        self._values[key] = value
+
+    def blocking_key_value_get_bytes(self, key: str, _timeout_ms: int) -> bytes:
+        if key not in self._values:
+            raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED: not there yet")
+        self._count(key, self._values[key])
+        return self._values[key]
+
+    def key_value_dir_get_bytes(self, prefix: str) -> list[tuple[str, bytes]]:
+        found = [(k, v) for k, v in self._values.items() if k.startswith(prefix + "/")]
+        self._count(prefix, *(part for pair in found for part in pair))
+        return found
+
+    def key_value_delete(self, prefix: str) -> None:
+        self._count(prefix)
+
+    def key_value_try_get_bytes(self, key: str) -> bytes:
+        raise jax.errors.JaxRuntimeError(f"NOT_FOUND: {key}")  # asked by who came too early
+
+    def key_value_increment(self, key: str, increment: int) -> int:
+        number = int(self._values.get(key, b"0")) + increment
+        self._values[key] = str(number).encode()
+        self._count(key, self._values[key])
+        return number
+
+
+class _Peers:
+    """The leader's tier and client at once: every manifest comes from a peer."""
+
+    def __init__(self, directory: Path, places: dict[str, tuple[int, int]]) -> None:
+        self._file = (directory / "manifests").open("rb", buffering=0)
+        self._places = places
+        self.read_bytes = 0
+
+    def contents(self, _digest: str) -> None:
+        return None
+
+    def fetch_contents_bytes(self, _address: str, digest: str) -> bytes:
+        start, size = self._places[digest]
+        self.read_bytes += size
+        return os.pread(self._file.fileno(), size, start)
+
+
+class _TimedLeader(RestoreLeader):
+    """Times what it does, in CPU seconds of its process: one core, whatever else runs."""
+
+    taken_s = planned_s = searched_s = 0.0
+
+    def take_reports(self, reports: Any) -> None:
+        self.taken_s, _ = _cpu_s(lambda: super(_TimedLeader, self).take_reports(reports))
+
+    def plan(self) -> Answer:
+        self.planned_s, answer = _cpu_s(super().plan)
+        self.answer, self.manifests = answer, self._inventory.manifests
+        return answer
+
+    def _settle(self, plan: RestorePlan) -> RestorePlan | NoPlan | None:
+        self.searched_s, answer = _cpu_s(lambda: super(_TimedLeader, self)._settle(plan))
+        return answer
+
+
+def _cpu_s(work: Callable[[], Any]) -> tuple[float, Any]:
+    started_s = time.process_time()
+    result = work()
+    return time.process_time() - started_s, result
+
+
+def build(directory: Path, cell: Cell) -> None:
+    """Write the job's manifests, and who published which."""
+    places: dict[str, tuple[int, int]] = {}
+    digests = [""] * cell.shape.process_count
+    with (directory / "manifests").open("wb") as file:
+        for encoded, processes in manifests(cell.shape, parse_policy(cell.placement)):
+            digest = contents_digest(encoded)
+            places[digest] = (file.tell(), len(encoded))
+            file.write(encoded)
+            for process in processes:
+                digests[process] = digest
+    (directory / "places.json").write_bytes(msgspec.json.encode([places, digests]))
+
+
+def lead(directory: Path, cell: Cell) -> dict[str, Any]:
+    """A save's vote and a restore of the job, measured at its leader and between processes."""
+    places, digests = msgspec.json.decode(
+        (directory / "places.json").read_bytes(),
+        type=tuple[dict[str, tuple[int, int]], list[str]],
+    )
+    shape, policy = cell.shape, parse_policy(cell.placement)
+    place_s, _ = _cpu_s(
+        lambda: place(policy, shape.topology, 1 % shape.process_count, shape.held())
+    )
+    save = _vote(shape, digests)
+    return {
+        **dataclasses.asdict(cell),
+        "processes": shape.process_count,
+        "place_s": place_s,
+        "save_bytes_per_process": max(save[p] for p in range(1, shape.process_count)),
+        "save_bytes": save.total(),
+        **_restore(shape, digests, cell.lost, _Peers(directory, places)),
+    }
+
+
+def _vote(shape: Shape, digests: list[str]) -> Counter[int]:
+    """Bytes of one save's vote by process."""
+    service, count = Service(), shape.process_count
+    votes = [Vote(service.coordinator(process, count), DEADLINE_S) for process in range(count)]
+    ballots = [Ballot(digest, "0123456789abcdef") for digest in digests]
+    for process in range(1, count):  # what each waits for is then there
+        votes[process].hand_in(SAVE, ballots[process])
+    outcome = votes[0].cast(SAVE, ballots[0])
+    assert outcome.kind == "complete", outcome
+    for vote in votes[1:]:
+        assert vote.learn(SAVE).kind == "complete"
+    return service.bytes_of
+
+
+def _restore(shape: Shape, digests: list[str], lost: str, peers: _Peers) -> dict[str, Any]:
+    service, count, gone = Service(), shape.process_count, shape.lost(lost)
+    made: list[_TimedLeader] = []
+
+    def new_leader() -> RestoreLeader:
+        wanted = Wanted(
+            targets=shape.targets(),
+            leaves=shape.specs(),
+            requested_step=None,
+            run_id=RUN_ID,
+            remap=False,
+            allow_missing_host_state=False,
+            extra_holders=(),
+            on_divergence="warn",
+            deadline_s=time.monotonic() + DEADLINE_S,
+        )
+        tier: Any = peers
+        events = EventSink(None, process_index=0)
+        calls = HolderCalls(events, wanted.deadline_s)
+        made.append(_TimedLeader(tier, tier, None, events, wanted, calls))
+        return made[0]
+
+    tree = shape.tree()
+    dialogues = [
+        RestoreDialogue(
+            service.coordinator(process, count),
+            "restore/0",
+            deque(),
+            new_leader,
+            EventSink(None, process_index=process),
+            deadline_s=time.monotonic() + (0 if process else DEADLINE_S),
+        )
+        for process in range(count)
+    ]
+    for process in range(count - 1, 0, -1):
+        dialogues[process].report(
+            holder(shape, process, digests[process], gone), tree, wants_host_state=True
+        )
+    before_bytes = _resident_bytes()
+    dialogues[0].report(holder(shape, 0, digests[0], gone), tree, wants_host_state=True)
+    (leader,) = made
+    hand_out_s, _ = _cpu_s(lambda: dialogues[0].learn_plan(0))
+    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    plan = leader.answer
+    assert isinstance(plan, RestorePlan), plan
+    _finish(service, dialogues)
+    per_process = [service.bytes_of[process] for process in range(1, count)]
+    return {
+        "inventories_s": leader.taken_s,
+        "plan_s": leader.planned_s - leader.searched_s,
+        "divergence_s": leader.searched_s,
+        "hand_out_s": hand_out_s - leader.planned_s,
+        "leader_bytes": max(0, peak_bytes - before_bytes),
+        "manifest_bytes": peers.read_bytes,
+        "restore_bytes_per_process": max(per_process),
+        "restore_bytes": service.bytes_of.total(),
+        "busiest_to_mean": _busiest_to_mean(plan, leader),
+    }
+
+
+def _finish(service: Service, dialogues: list[RestoreDialogue]) -> None:
+    """The others learn their plans; all say how it went, learn the verdict, and go on together."""
+    for dialogue in dialogues[1:]:
+        dialogue.learn_plan(0)
+        try:
+            dialogue.agree(0, Status())
+        except DeadlineExceeded:
+            continue  # the verdict is not there yet
+    dialogues[0].agree(0, Status())
+    count, watch = len(dialogues), PreemptionWatch(None, grace_s=1)
+    for process in range(1, count):
+        coordinator = service.coordinator(process, count)
+        share(coordinator, "restore/0/0/verdict", None, 1)
+        try:
+            run_on_all(coordinator, "restore/0/ready", lambda: None, watch, 0)
+        except DeadlineExceeded:
+            continue  # the decision is not there yet
+    run_on_all(service.coordinator(0, count), "restore/0/ready", lambda: None, watch, 1)
+    for process in range(1, count):
+        share(service.coordinator(process, count), "restore/0/ready.agreed", None, 1)
+
+
+def _busiest_to_mean(plan: RestorePlan, leader: _TimedLeader) -> float | None:
+    """Bytes that the busiest source sends, in means of all that send; None when nobody sends."""
+    sent: Counter[str] = Counter()
+    for part in plan.processes.values():
+        for group in part.fetch:
+            contents = leader.manifests[group.digest]
+            sent[group.sources[0]] += sum(
+                contents.shards[index].nbytes for index in selected(group.shards, contents)
+            )
+    return max(sent.values()) * len(sent) / sent.total() if sent else None
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def main() -> int:
+    stage, directory, text = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+    cell = Cell(**json.loads(text))
+    if stage == "build":
+        build(directory, cell)
+    else:
+        print(json.dumps(lead(directory, cell)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
