@@ -16,10 +16,10 @@ from emergency_ckpt.core.keys import derive_key
 from emergency_ckpt.core.step_signature import PURPOSE, StepSigning
 from emergency_ckpt.errors import CheckpointError, CorruptData, Unrecoverable
 from emergency_ckpt.state import host_state
-from emergency_ckpt.tiers import step_looks
 from emergency_ckpt.tiers.local.manifest import decode_manifest
 from emergency_ckpt.tiers.local.process_directory import read_known_complete
-from emergency_ckpt.tiers.persistent.marker import check_marker, decode_checksums, decode_marker
+from emergency_ckpt.tiers.persistent.marker import NO_SIGNING, check_marker, decode_checksums
+from emergency_ckpt.tiers.persistent.steps import looks as step_looks
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 
 KEY = derive_key(b"a secret for this page, not for use", PURPOSE, "")
@@ -46,10 +46,10 @@ def persist(world: World, *steps: int) -> None:
 def test_decode_marker_refuses_every_damaged_file(world: World) -> None:
     persist(world, 2)
     data = marker_of(world, 2).read_bytes()
-    marker = decode_marker(data, 2, "marker")
+    marker, _ = check_marker(data, 2, "marker", NO_SIGNING)
     for each in damaged(data):
         with pytest.raises(CorruptData):
-            decode_marker(each, 2, "marker")
+            check_marker(each, 2, "marker", NO_SIGNING)
     checksums = marker_of(world, 2).with_name("checksums.json").read_bytes()
     for each in damaged(checksums):
         with pytest.raises(CorruptData):
@@ -59,8 +59,8 @@ def test_decode_marker_refuses_every_damaged_file(world: World) -> None:
 @pytest.mark.parametrize(
     ("name", "decode"),
     [
-        ("marker_v1.json", lambda data: decode_marker(data, 40, "marker")),
-        ("marker_v2.json", lambda data: decode_marker(data, 40, "marker")),
+        ("marker_v1.json", lambda data: check_marker(data, 40, "marker", NO_SIGNING)),
+        ("marker_v2.json", lambda data: check_marker(data, 40, "marker", NO_SIGNING)),
         ("marker_v3.json", lambda data: check_marker(data, 40, "marker", StepSigning(KEY))),
         ("manifest_v1.json", decode_manifest),
         ("process_00003_of_00008_v1.json", host_state.decode),

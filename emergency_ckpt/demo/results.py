@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -44,11 +42,6 @@ class JobDigest(msgspec.Struct, frozen=True):
     tensors: dict[str, str]
     iterators: dict[int, str]
     disagreements: tuple[str, ...]
-
-    def combined(self) -> str:
-        """One SHA-256 (hex) over all of it."""
-        document = [sorted(self.tensors.items()), sorted(self.iterators.items())]
-        return hashlib.sha256(json.dumps(document).encode()).hexdigest()
 
 
 def encode_result(result: ProcessResult) -> bytes:

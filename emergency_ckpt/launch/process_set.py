@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from emergency_ckpt.errors import DeadlineExceeded, JobFailed
+from emergency_ckpt.errors import DeadlineExceeded
 from emergency_ckpt.launch import janitor
 from emergency_ckpt.launch.environment import JobEnvironment
 from emergency_ckpt.launch.job import EventSink, JobEvent, JobSpec, ProcessExit
@@ -161,26 +161,6 @@ class ProcessSet:
         """
         self._wait_until_gone(range(len(self._processes)), timeout_s, "wait for")
         return self.exits
-
-    def wait_for_step(self, step: int, timeout_s: float) -> int:
-        """Block until some process has reported ``step`` or a later one; the highest reported.
-
-        Raises:
-          JobFailed: all processes ended before that.
-          DeadlineExceeded: it did not happen within ``timeout_s``.
-        """
-        deadline_s = time.monotonic() + timeout_s
-        while (highest := max(self.steps)) < step:
-            if not self.running:
-                ends = "; ".join(map(str, self.exits))
-                raise JobFailed("wait for", f"step {step}", f"all processes have ended: {ends}")
-            if time.monotonic() > deadline_s:
-                raise DeadlineExceeded(
-                    "wait for", f"step {step}", f"step {highest} after {timeout_s:g} s"
-                )
-            self.poll()
-            time.sleep(POLL_S)
-        return highest
 
     def end(self, *, grace_s: float) -> tuple[ProcessExit, ...]:
         """End every process: SIGTERM, ``grace_s``, SIGKILL to the whole group.

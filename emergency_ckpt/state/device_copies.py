@@ -33,12 +33,6 @@ class DeviceCopies:
         self._lock = threading.Lock()
         self._used: dict[int, int] = {}
 
-    @property
-    def used_bytes(self) -> Mapping[int, int]:
-        """Bytes of the copies that are alive, by device id."""
-        with self._lock:
-            return {device: used for device, used in self._used.items() if used}
-
     def make(
         self, sources: Mapping[int, Sequence[jax.Array]], needs: Mapping[int, int]
     ) -> dict[int, list[jax.Array]] | None:

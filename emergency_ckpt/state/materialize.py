@@ -133,15 +133,6 @@ def _typed(leaf: Leaf, shard: ShardId, bytes_of: BytesOf) -> npt.NDArray[Any]:
     return bytes_of(shard).view(dtype_named(leaf.spec.dtype)).reshape(shape)
 
 
-def empty_leaf(leaf: Leaf, like: object) -> object:
-    """A zero-size leaf, on its devices: all there is to know of it is its spec."""
-    tree = StateTree((Leaf(leaf.spec, leaf.kind, leaf.sharding, 0),), _ONE_LEAF)
-    return materialize(tree, like, lambda _: np.empty(0, np.uint8))
-
-
-_ONE_LEAF = jax.tree_util.tree_structure(0)
-
-
 def _host_value(leaf: Leaf, like: object, bytes_of: BytesOf) -> object:
     shard = ShardId(leaf.spec.path, whole(leaf.spec.global_shape))
     value = _typed(leaf, shard, bytes_of).copy()

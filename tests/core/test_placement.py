@@ -14,7 +14,6 @@ from emergency_ckpt.core.placement.policies import (
     parse_policy,
     place,
     place_all,
-    wards,
 )
 from emergency_ckpt.core.placement.striping import HeldLeaves
 from emergency_ckpt.errors import ConfigError
@@ -90,13 +89,6 @@ def test_policies_are_parsed() -> None:
     assert parse_policy("striped(2)") == Striped(2)
     with pytest.raises(ConfigError, match="placement must be"):
         parse_policy("striped(0)")
-
-
-@given(TOPOLOGIES, st.none() | st.integers(0, 5))
-def test_wards_are_the_inverse_of_buddies(topology: Topology, copies: int | None) -> None:
-    processes = range(topology.process_count)
-    pushes = {(p, b) for p in processes for b in buddies(p, topology, copies)}
-    assert pushes == {(w, p) for p in processes for w in wards(p, topology, copies)}
 
 
 @given(TOPOLOGIES, st.none() | st.integers(0, 5))

@@ -81,7 +81,11 @@ def crash(root: Path, kill: Kill, *, life: int = 0) -> ProcessExit:
         log = spec.log_path(life, kill.victim).read_text()[-3000:]
         assert end.returncode == -signal.SIGKILL, f"{kill}: {end}\n{log}"
         if kill.finishes:
-            processes.wait_for_step(1, LIFE_TIMEOUT_S)
+            while max(processes.steps) < 1:
+                assert processes.running, f"{kill}: the survivor ended before it was through"
+                assert time.monotonic() < deadline_s, f"{kill}: the survivor is not through"
+                processes.poll()
+                time.sleep(POLL_S)
         processes.end(grace_s=0)
     return end
 

@@ -14,7 +14,7 @@ from world import World, mesh_of, run_program
 
 from emergency_ckpt import _native
 from emergency_ckpt.core.placement.policies import Striped
-from emergency_ckpt.tiers.local.manifest import decode_manifest, encode_manifest
+from emergency_ckpt.tiers.local.manifest import decode_manifest, encode_contents, wrap_contents
 
 LEAF = "bytes"
 
@@ -37,7 +37,7 @@ def alter(world: World, name: str, *hosts: int) -> None:
         shards = list(contents.shards)
         shards[index] = msgspec.structs.replace(entry, crc32c=_native.crc32c(altered))
         contents = msgspec.structs.replace(contents, shards=tuple(shards))
-        path.write_bytes(encode_manifest(contents, manifest.writer))
+        path.write_bytes(wrap_contents(encode_contents(contents), manifest.writer))
     world.meet()
 
 

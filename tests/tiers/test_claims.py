@@ -218,7 +218,7 @@ def test_a_directory_that_is_deleted_while_it_is_locked_is_not_claimed(
         lock(fd, kind)
 
     monkeypatch.setattr(fcntl, "flock", lock_what_is_gone)
-    assert claims.try_claim(before.path) is None
+    assert claims.claim_existing(before.path, "another") is None
     assert not before.path.exists()
 
 
@@ -242,10 +242,10 @@ def test_a_link_in_place_of_the_run_is_an_error(ramdisk: Path) -> None:
 
 def test_a_locked_directory_of_another_name_cannot_be_taken_twice(ramdisk: Path) -> None:
     first = open_tier(ramdisk)
-    assert claims.try_claim(first.path) is None
+    assert isinstance(claims.claim_existing(first.path, "another"), claims.Holder)
     first.close()
-    claim = claims.try_claim(first.path)
-    assert claim is not None
+    claim = claims.claim_existing(first.path, "another")
+    assert isinstance(claim, claims.Claim)
     claim.release()
     claim.release()
 

@@ -27,7 +27,7 @@ import emergency_ckpt.tiers
 from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES
 from emergency_ckpt.state import host_state
 from emergency_ckpt.state.dtypes import dtype_named
-from emergency_ckpt.tiers.local.manifest import decode_manifest, encode_contents, encode_manifest
+from emergency_ckpt.tiers.local.manifest import decode_manifest, encode_contents, wrap_contents
 from emergency_ckpt.tiers.local.signatures import open_signed
 
 MANIFEST = (GOLDEN / "manifest_v1.json").read_bytes()
@@ -43,7 +43,7 @@ def specification() -> str:
 
 
 def test_the_code_writes_the_golden_bytes() -> None:
-    assert encode_manifest(contents(), writer()) == MANIFEST
+    assert wrap_contents(encode_contents(contents()), writer()) == MANIFEST
     assert slot_bytes() == SLOT
     assert host_state_document() == DOCUMENT
 

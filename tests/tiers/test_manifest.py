@@ -9,7 +9,6 @@ import msgspec
 import pytest
 from golden_example import GOLDEN
 from golden_example import contents as golden_contents
-from golden_example import writer as golden_writer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,7 +22,7 @@ from emergency_ckpt.tiers.local.manifest import (
     decode_contents,
     decode_manifest,
     encode_contents,
-    encode_manifest,
+    wrap_contents,
 )
 from emergency_ckpt.types import Contents, LeafSpec, SaveId, ShardEntry, ShardId, Writer
 
@@ -78,7 +77,7 @@ def contents_values(draw: st.DrawFn) -> Contents:
 
 @given(contents_values(), writers)
 def test_round_trip(contents: Contents, writer: Writer) -> None:
-    data = encode_manifest(contents, writer)
+    data = wrap_contents(encode_contents(contents), writer)
     manifest, encoded = decode_manifest(data)
     assert manifest.contents == contents
     assert manifest.writer == writer
@@ -241,10 +240,10 @@ def test_what_breaks_a_rule_cannot_be_written() -> None:
     entry = good.shards[0]
     bad = ShardEntry(entry.leaf, entry.box, entry.offset, entry.nbytes, -1)
     with pytest.raises(CorruptData, match="CRC32C"):
-        encode_manifest(Contents(good.save, good.leaves, (bad, *good.shards[1:])), golden_writer())
+        check_contents(Contents(good.save, good.leaves, (bad, *good.shards[1:])))
     surrogate = Contents(good.save, (LeafSpec("\ud800", "int8", ()),), ())
     with pytest.raises(CorruptData, match="Unicode"):
-        encode_manifest(surrogate, golden_writer())
+        encode_contents(surrogate)
 
 
 @settings(max_examples=200)

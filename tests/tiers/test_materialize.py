@@ -29,7 +29,7 @@ from state_samples import (
 from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES
 from emergency_ckpt.errors import CorruptData
 from emergency_ckpt.state.dtypes import dtype_named
-from emergency_ckpt.state.materialize import empty_leaf, materialize
+from emergency_ckpt.state.materialize import materialize
 from emergency_ckpt.state.snapshot import SnapshotRecipe
 from emergency_ckpt.state.tree import BoxTable, describe
 from emergency_ckpt.types import ShardId
@@ -120,13 +120,6 @@ def test_a_host_array_is_the_callers_own() -> None:
     like = {"x": np.zeros(2)}
     back = materialize(describe(like, "restore"), like, lambda _: data)
     back["x"][:] = 1
-
-
-def test_an_empty_leaf_needs_no_bytes() -> None:
-    mesh = mesh_of(4)
-    for value in (sharded(np.zeros((0, 4), np.int8), mesh, None, "x"), np.zeros((2, 0))):
-        (leaf,) = describe([value], "restore").leaves
-        assert_same(empty_leaf(leaf, value), value)
 
 
 @pytest.mark.parametrize("name", DTYPE_ITEM_BYTES)

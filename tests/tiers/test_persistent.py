@@ -33,10 +33,10 @@ from emergency_ckpt.state.materialize import materialize
 from emergency_ckpt.state.snapshot import SnapshotRecipe
 from emergency_ckpt.state.tree import BoxTable, describe
 from emergency_ckpt.tiers.persistent.marker import (
+    NO_SIGNING,
     TensorsId,
     build_marker,
     check_marker,
-    decode_marker,
     encode_checksums,
 )
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
@@ -446,7 +446,7 @@ def test_marker_signed_is_that_of_the_specification() -> None:
 
 def test_decode_marker_of_version_1_is_still_read() -> None:
     data = (Path(__file__).parents[1] / "golden" / "marker_v1.json").read_bytes()
-    marker = decode_marker(data, 40, "marker.json")
+    marker, _ = check_marker(data, 40, "marker.json", NO_SIGNING)
     assert marker.save == SaveId(40, "0198f2c4a1b0-5e9d", "demo")
     assert (marker.empty, marker.tensors) == ((False, True), None)
 

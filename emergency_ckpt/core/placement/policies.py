@@ -198,17 +198,6 @@ def buddies(process: int, topology: Topology, copies: int | None = None) -> tupl
     return tuple(chosen)
 
 
-def wards(process: int, topology: Topology, copies: int | None = None) -> tuple[int, ...]:
-    """The inverse of ``buddies``: processes that push their host state here, sorted."""
-    own = topology.slice_of[process]
-    position, size = topology.position(process), len(topology.members[own])
-    pushing: list[int] = []
-    for slice_index, members in topology.members.items():
-        if slice_index != own and own in _following(topology, slice_index, copies):
-            pushing.extend(members[position::size])
-    return tuple(sorted(pushing))
-
-
 def _following(topology: Topology, own: int, copies: int | None) -> tuple[int, ...]:
     """Other slices in cyclic order after ``own``, at most ``copies`` of them."""
     slices = topology.slices

@@ -12,13 +12,11 @@ stored by more than one host of a slice, likewise. Host states have copies of th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from math import comb
 
 from emergency_ckpt.core.placement.policies import AllButPrimary, PlacementPolicy, Topology
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.types import ShardId
 
 Polynomial = tuple[int, ...]
 """Coefficients, the constant first: how many sets of each size there are."""
@@ -37,48 +35,10 @@ def loss_probability(
     return _lost(harmless, slices, hosts_per_slice, lost_hosts)
 
 
-def ring_loss_probability(copies: int, slices: int, hosts_per_slice: int, lost_hosts: int) -> float:
-    """The same if shards were on ``copies`` neighbouring slices of a ring: for comparison only.
-
-    Sets of j of n slices in a ring without ``copies`` neighbours:
-    n / (n - j) times the coefficient of x^j in (1 + x + ... + x^(copies-1))^(n-j).
-    """
-    _check(slices, hosts_per_slice, lost_hosts)
-    harmless = [0] * (slices + 1)
-    for size in range(slices):
-        runs = _power((1,) * copies, slices - size, size)
-        harmless[size] = slices * _coefficient(runs, size) // (slices - size)
-    return _lost(tuple(harmless), slices, hosts_per_slice, lost_hosts)
-
-
-def whole_slice_loss_probability(slices: int, hosts_per_slice: int, lost_hosts: int) -> float:
-    """The same if a restore needs all hosts of one of slices 1..n-1, as Orbax's emergency manager.
-
-    By inclusion and exclusion over the slices that stay whole.
-    """
-    _check(slices, hosts_per_slice, lost_hosts)
-    hosts = slices * hosts_per_slice
-    every_copy_hit = sum(
-        (-1) ** whole * comb(slices - 1, whole) * comb(hosts - whole * hosts_per_slice, lost_hosts)
-        for whole in range(slices)
-    )
-    return every_copy_hit / comb(hosts, lost_hosts)
-
-
 def slices_that_may_fail(policy: PlacementPolicy, slices: int) -> int:
     """So many whole slices can be lost, whichever they are, without losing the RAM tier."""
     fatal = _fatal_sets(policy, slices)
     return next(size for size, count in enumerate(fatal) if count) - 1
-
-
-def is_lost(stored: Mapping[int, Iterable[ShardId]], lost_processes: Iterable[int]) -> bool:
-    """Whether a job that stores ``stored`` has lost a shard with these processes."""
-    lost = set(lost_processes)
-    gone = {shard for process in lost for shard in stored.get(process, ())}
-    for process, shards in stored.items():
-        if process not in lost:
-            gone.difference_update(shards)
-    return bool(gone)
 
 
 def _check(slices: int, hosts_per_slice: int, lost_hosts: int) -> None:

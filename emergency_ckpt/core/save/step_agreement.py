@@ -108,11 +108,6 @@ class Follower:
         """The last step reached; None before the first."""
         return self._step
 
-    @property
-    def has_accepted(self) -> bool:
-        """Whether any step is to come at which a save may fall due."""
-        return bool(self._accepted)
-
     def arrive(self, step: int) -> tuple[Due, ...]:
         """The training thread has reached ``step``; returns the saves that are due here."""
         self._step = step

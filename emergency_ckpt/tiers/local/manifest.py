@@ -128,13 +128,6 @@ def _decode_leaves(encoded: bytes) -> tuple[LeafSpec, ...]:
     return leaves
 
 
-def encode_manifest(contents: Contents, writer: Writer) -> bytes:
-    """The bytes of a manifest file. ``CorruptData`` when the contents break a rule or a limit."""
-    check_contents(contents)
-    _check_writer(writer)
-    return wrap_contents(encode_contents(contents), writer)
-
-
 def wrap_contents(encoded_contents: bytes, writer: Writer) -> bytes:
     """A manifest file around contents that are encoded and checked already."""
     body = msgspec.json.encode(

@@ -215,19 +215,6 @@ class HeldCopies:
             found = self._find(digest)
             return frozenset(found[0].bad_shards) if found else frozenset()
 
-    def quarantine_host_state(self, save: SaveId, owner: int, count: int, detail: str) -> None:
-        """Remove a host state that failed verification; a record says why."""
-        key = (save, owner, count)
-        with self._lock:
-            for place in self._directories():
-                place.host_states.remove_if(lambda h: (h.save, h.owner, h.count) == key)
-            name = f"host state of process {owner} of {count} at step {save.step}"
-            self._own.quarantine(
-                QuarantineRecord(
-                    directory=str(self._own.claim.path), name=name, problem=detail[:1000]
-                )
-            )
-
     def host_state_bytes(self, save: SaveId, owner: int, count: int) -> bytes | None:
         """The encoded document; None when it is not held."""
         with self._lock:

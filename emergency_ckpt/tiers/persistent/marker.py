@@ -154,12 +154,6 @@ def build_marker(
     return msgspec.json.encode(_SignedFile(SIGNED_VERSION, digest, signature, raw))
 
 
-def decode_marker(data: bytes, step: int, target: str) -> StepMarker:
-    """The marker of ``step`` from its file, whoever signed it. CorruptData."""
-    marker, _ = check_marker(data, step, target, NO_SIGNING)
-    return marker
-
-
 def check_marker(
     data: bytes, step: int, target: str, signing: StepSigning
 ) -> tuple[StepMarker, str]:

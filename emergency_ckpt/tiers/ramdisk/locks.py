@@ -255,12 +255,6 @@ def claim_existing(path: Path, start: str) -> Claim | Holder | None:
     return found
 
 
-def try_claim(path: Path) -> Claim | None:
-    """Claim one existing directory; None when another owner lives or it has just vanished."""
-    found = _registered_claim(path, create=True)
-    return found if isinstance(found, Claim) else None
-
-
 def read_claim(path: Path, owner_uid: int | None = None) -> ReaderClaim | None:
     """Lock one directory against deletion; None when it is vanishing or was never claimed.
 
