@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.common.tables import markdown, number
 from benchmarks.continuous.study import OFF, VARIANTS
-from emergency_ckpt.core.goodput import Loss, expected_loss_of_intervals_s, loss_per_failure
+from benchmarks.goodput.closed_form import Loss, expected_loss_of_intervals_s, loss_per_failure
 
 Run = Sequence[Mapping[str, Any]]
 """What ``continuous_worker.py`` wrote, by process."""

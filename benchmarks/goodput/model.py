@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from emergency_ckpt.core.failure_simulation import (
+from benchmarks.goodput.closed_form import best_interval_s
+from benchmarks.goodput.failure_simulation import (
     Design,
     FailingJob,
     Kind,
@@ -17,7 +18,6 @@ from emergency_ckpt.core.failure_simulation import (
     ram_loss_probability,
     simulate,
 )
-from emergency_ckpt.core.goodput import best_interval_s
 
 OURS, ORBAX, STORAGE_ONLY = "ours", "orbax-emergency", "storage-only"
 DESIGNS = (OURS, ORBAX, STORAGE_ONLY)

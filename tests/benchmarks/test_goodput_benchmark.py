@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.goodput import __main__ as goodput
 from benchmarks.goodput import model
-from emergency_ckpt.core.goodput import best_interval_s
-from emergency_ckpt.core.goodput import goodput as closed_goodput
+from benchmarks.goodput.closed_form import best_interval_s
+from benchmarks.goodput.closed_form import goodput as closed_goodput
 
 MEASURED = model.MeasuredCosts(
     stall_s=0.1, save_s=1.1, restore_s=2.0, host_bytes=1e9, source="made up"

@@ -9,7 +9,6 @@ import dataclasses
 import math
 from typing import NamedTuple, Protocol
 
-from emergency_ckpt.core.goodput import daly_interval_s
 from emergency_ckpt.core.save.save_rules import SaveDecision
 
 
@@ -122,3 +121,18 @@ class AdaptiveInterval:
         return SaveDecision(
             decision.save, f"adaptive, stall {status.stall_s:.3g} s: {decision.reason}"
         )
+
+
+def daly_interval_s(cost_s: float, mtbf_s: float) -> float:
+    """Return Daly's interval of higher order (2006, equation 37), from one save to the next.
+
+    Daly gives the work between two saves; ``cost_s`` is added here, as an interval includes it.
+
+    Args:
+      cost_s: time that a save holds up training; finite, 0 or more.
+      mtbf_s: mean time between failures of the whole job; finite, above 0.
+    """
+    if cost_s >= 2 * mtbf_s:
+        return mtbf_s + cost_s
+    ratio = cost_s / (2 * mtbf_s)
+    return math.sqrt(2 * cost_s * mtbf_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9)

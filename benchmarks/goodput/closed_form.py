@@ -7,13 +7,9 @@ mean time ``mtbf`` between them. After each, the job needs ``recovery`` seconds 
 restore), in which a failure can happen as well: recovery then begins anew. All times are wall
 times in seconds.
 
-Sources:
-  Young: A first order approximation to the optimum checkpoint interval, CACM 17(9), 1974.
-  Daly: A higher order estimate of the optimum checkpoint interval for restart dumps, Future
-    Generation Computer Systems 22(3), 2006.
-  Bougeret, Casanova, Rabie, Robert, Vivien: Checkpointing strategies for parallel jobs, SC 2011:
-    the expected time of work under exponential failures, E = M e^(R/M) (e^((W+C)/M) - 1).
-What is added to them is ``publish``: their saves are whole when training goes on.
+Source: Bougeret, Casanova, Rabie, Robert, Vivien: Checkpointing strategies for parallel jobs,
+SC 2011: the expected time of work under exponential failures, E = M e^(R/M) (e^((W+C)/M) - 1).
+What is added to it is ``publish``: their saves are whole when training goes on.
 """
 
 from __future__ import annotations
@@ -32,34 +28,6 @@ class Loss(NamedTuple):
     seconds: float
     steps: float
     chip_hours: float
-
-
-def young_interval_s(cost_s: float, mtbf_s: float) -> float:
-    """sqrt(2 C M): the interval that wastes least to first order (Young 1974).
-
-    Args:
-      cost_s: how long a save holds up training; 0 or more.
-      mtbf_s: mean time between failures of the whole job.
-
-    Raises:
-      ValueError: for numbers that are no times.
-    """
-    _require(cost_s=cost_s)
-    _require_positive(mtbf_s=mtbf_s)
-    return math.sqrt(2 * cost_s * mtbf_s)
-
-
-def daly_interval_s(cost_s: float, mtbf_s: float) -> float:
-    """Daly's higher order estimate (2006, equation 37), from one save to the next.
-
-    Daly gives the work between two saves; ``cost_s`` is added here, as an interval includes it.
-    """
-    _require(cost_s=cost_s)
-    _require_positive(mtbf_s=mtbf_s)
-    if cost_s >= 2 * mtbf_s:
-        return mtbf_s + cost_s
-    ratio = cost_s / (2 * mtbf_s)
-    return math.sqrt(2 * cost_s * mtbf_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9)
 
 
 def best_interval_s(cost_s: float, mtbf_s: float) -> float:
@@ -82,21 +50,6 @@ def best_interval_s(cost_s: float, mtbf_s: float) -> float:
         if abs(step) <= 1e-14 * x:
             break
     return x * mtbf_s
-
-
-def first_order_waste(
-    interval_s: float,
-    cost_s: float,
-    mtbf_s: float,
-    *,
-    publish_s: float = 0.0,
-    recovery_s: float = 0.0,
-) -> float:
-    """Share of the time that is wasted, while it is small: C/T + (T/2 + publish + recovery)/M."""
-    _require_save(interval_s, cost_s)
-    _require(publish_s=publish_s, recovery_s=recovery_s)
-    _require_positive(mtbf_s=mtbf_s)
-    return cost_s / interval_s + (interval_s / 2 + publish_s + recovery_s) / mtbf_s
 
 
 def goodput(

@@ -1,11 +1,11 @@
 """A month of failures in a moment: simulated training with two tiers of checkpoints.
 
-What ``core.goodput`` says in closed form for one tier and one kind of failure, this draws for
+What ``closed_form`` says for one tier and one kind of failure, this draws for
 failures of processes, hosts and slices, with RAM that is lost with its host, failures during
 recovery, and a second loss before the copies of the first are made again. Pure: the same seed
 gives the same result.
 
-Assumptions beside those of ``core.goodput``:
+Assumptions beside those of ``closed_form``:
 
 - A failure stops the whole job; all of it starts again on as many hosts as before.
 - A process's failure keeps the RAM of its host; a host's and a slice's failure lose it.
@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Set
 from typing import Literal, NamedTuple
 
-from emergency_ckpt.core.goodput import expected_loss_s
+from benchmarks.goodput.closed_form import expected_loss_s
 
 Kind = Literal["process", "host", "slice"]
 HostId = tuple[int, int]
@@ -146,7 +146,7 @@ def simulate(design: Design, job: FailingJob, *, duration_s: float, seed: int) -
     """Train for ``duration_s`` seconds of wall time. Takes time in proportion to the failures."""
     if not (math.isfinite(duration_s) and duration_s > 0):
         raise ValueError(f"duration_s must be above 0, got {duration_s}")
-    rng = random.Random(seed)  # noqa: S311 - nothing here is a secret
+    rng = random.Random(seed)
     return _Run(design, job, duration_s, rng).run()
 
 

@@ -9,17 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emergency_ckpt.core.goodput import (
+from benchmarks.goodput.closed_form import (
     best_interval_s,
-    daly_interval_s,
     expected_loss_of_intervals_s,
     expected_loss_s,
-    first_order_waste,
     goodput,
     loss_per_failure,
-    young_interval_s,
 )
-from emergency_ckpt.core.save.timing import AdaptiveInterval
+from emergency_ckpt.core.save.timing import AdaptiveInterval, daly_interval_s
 
 mtbfs_s = st.floats(600, 1e7)
 shares = st.floats(1e-9, 0.5)
@@ -35,25 +32,6 @@ def lambert_w(z: float) -> float:
         else:
             high = middle
     return (low + high) / 2
-
-
-def test_figures_of_a_job_that_fails_every_three_hours() -> None:
-    # 0.2 s of stall: 66 s and 0.6%; 60 s of a blocking save: 19 min and 10.5%.
-    for cost_s, interval_s, waste in ((0.2, 65.7, 0.0061), (60.0, 1138.0, 0.1054)):
-        young = young_interval_s(cost_s, 3 * 3600)
-        assert young == pytest.approx(interval_s, rel=1e-2)
-        assert first_order_waste(young, cost_s, 3 * 3600) == pytest.approx(waste, rel=1e-2)
-
-
-@given(mtbfs_s, shares)
-def test_youngs_interval_wastes_least_to_first_order(mtbf_s: float, share: float) -> None:
-    cost_s = share * mtbf_s
-    best_s = young_interval_s(cost_s, mtbf_s)
-    least = first_order_waste(max(best_s, cost_s), cost_s, mtbf_s)
-    assert best_s < cost_s or least == pytest.approx(math.sqrt(2 * cost_s / mtbf_s))
-    for factor in (0.5, 0.9, 1.1, 2.0):
-        other_s = max(factor * best_s, cost_s)
-        assert first_order_waste(other_s, cost_s, mtbf_s) >= least * (1 - 1e-12)
 
 
 @given(mtbfs_s, shares)
@@ -74,12 +52,9 @@ def test_the_best_interval_is_lamberts_closed_form(mtbf_s: float, share: float) 
 
 
 @given(mtbfs_s, st.floats(1e-12, 1e-3))
-def test_young_and_daly_approach_the_best_interval_for_cheap_saves(
-    mtbf_s: float, share: float
-) -> None:
+def test_daly_interval_of_cheap_saves_is_the_best(mtbf_s: float, share: float) -> None:
     cost_s = share * mtbf_s
     best_s = best_interval_s(cost_s, mtbf_s)
-    assert young_interval_s(cost_s, mtbf_s) == pytest.approx(best_s, rel=math.sqrt(share))
     assert daly_interval_s(cost_s, mtbf_s) == pytest.approx(best_s, rel=share)
 
 
@@ -124,8 +99,8 @@ def test_waste_is_what_goodput_lacks_to_first_order(
 ) -> None:
     cost_s = cost * mtbf_s
     times = {"publish_s": publish * mtbf_s, "recovery_s": recovery * mtbf_s}
-    interval_s = young_interval_s(cost_s, mtbf_s)
-    waste = first_order_waste(interval_s, cost_s, mtbf_s, **times)
+    interval_s = math.sqrt(2 * cost_s * mtbf_s)
+    waste = cost_s / interval_s + (interval_s / 2 + sum(times.values())) / mtbf_s
     assert abs(1 - goodput(interval_s, cost_s, mtbf_s, **times) - waste) <= waste**2
 
 
@@ -216,9 +191,8 @@ def test_hopeless_jobs_do_not_overflow() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: young_interval_s(-1, 10), "cost_s"),
+        (lambda: best_interval_s(-1, 10), "cost_s"),
         (lambda: best_interval_s(1, 0), "mtbf_s"),
-        (lambda: daly_interval_s(1, math.nan), "mtbf_s"),
         (lambda: goodput(10, 11, 100), "does not fit"),
         (lambda: goodput(10, 1, 100, recovery_s=math.inf), "recovery_s"),
         (lambda: expected_loss_s(0), "interval_s"),

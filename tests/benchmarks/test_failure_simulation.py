@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emergency_ckpt.core.failure_simulation import (
+from benchmarks.goodput.closed_form import goodput
+from benchmarks.goodput.failure_simulation import (
     Design,
     FailingJob,
     Kind,
@@ -21,7 +22,6 @@ from emergency_ckpt.core.failure_simulation import (
     ram_loss_probability,
     simulate,
 )
-from emergency_ckpt.core.goodput import goodput
 
 STORAGE = TierCosts(interval_s=3600, cost_s=1, publish_s=200, restore_s=300)
 RAM = TierCosts(interval_s=60, cost_s=0.5, publish_s=5, restore_s=10)
