@@ -12,6 +12,7 @@ from absl import logging
 
 from emergency_ckpt.assembly import agreed_config
 from emergency_ckpt.cluster.preemption import PREEMPTED_EXIT_CODE
+from emergency_ckpt.cluster.process_placement import ProcessPlacement, place_process
 from emergency_ckpt.cluster.rounds import run_on_all
 from emergency_ckpt.cluster.signals import second_signal_ends
 from emergency_ckpt.config import Config
@@ -24,7 +25,6 @@ from emergency_ckpt.restore.execution import RestoreRequest
 from emergency_ckpt.restore.protocol import RestoreReport, WholeSteps
 from emergency_ckpt.restore.restore import Restore
 from emergency_ckpt.restore.steps import StepCatalog
-from emergency_ckpt.save.save_plan import SaveRecipe, build_recipe
 from emergency_ckpt.start.config_warnings import check_joined
 from emergency_ckpt.state.tree import PyTree, describe
 
@@ -186,10 +186,10 @@ class EmergencyCheckpointer:
 
     def _restore_request(
         self, state: PyTree, step: int | None, *, wants_host_state: bool
-    ) -> tuple[RestoreRequest, SaveRecipe]:
+    ) -> tuple[RestoreRequest, ProcessPlacement]:
         tree = describe(state, "restore")
-        recipe = build_recipe(tree, self._config, self._process)
-        return RestoreRequest(tree, state, step, wants_host_state, recipe.retained), recipe
+        placement = place_process(tree, self._config, self._process)
+        return RestoreRequest(tree, state, step, wants_host_state, placement.retained), placement
 
     def _persistent_steps_held(self) -> contextlib.AbstractContextManager[None]:
         return self._preservation.held() if self._preservation else contextlib.nullcontext()
@@ -228,7 +228,7 @@ class EmergencyCheckpointer:
         self._check_running("restore")
         wanted = wanted_step("restore", step)
         self.wait_until_finished()
-        request, recipe = self._restore_request(
+        request, placement = self._restore_request(
             state, wanted, wants_host_state=host_state is not None
         )
         number, self._restores = self._restores, self._restores + 1
@@ -236,7 +236,7 @@ class EmergencyCheckpointer:
             self._restore_parts,
             request,
             host_state=host_state,
-            buddies=recipe.buddies,
+            buddies=placement.buddies,
             number=number,
             keep_newer=keep_newer,
             prefetch=self._prefetches.current,
@@ -250,7 +250,7 @@ class EmergencyCheckpointer:
             errors = run_on_all(
                 self._member.coordinator,
                 f"restore/{number}/ready",
-                lambda: self._settle(restore, recipe),
+                lambda: self._settle(restore, placement),
                 self._watch,
                 self._config.restore_timeout_s,
             )
@@ -275,9 +275,9 @@ class EmergencyCheckpointer:
         self.last_restore = restored.report
         return restored.report.step, restored.state
 
-    def _settle(self, restore: Restore, recipe: SaveRecipe) -> None:
+    def _settle(self, restore: Restore, placement: ProcessPlacement) -> None:
         restore.settle()
-        self._saver.use_recipe(recipe, in_background=restore.settled is not None)
+        self._saver.use_placement(placement, in_background=restore.settled is not None)
 
     def latest_step(self) -> int | None:
         """The newest step that this process knows to be whole in some tier; None if there is none.

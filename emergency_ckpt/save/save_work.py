@@ -1,4 +1,4 @@
-"""What a save consists of: the snapshot of the state, and the work that is left to be done."""
+"""The parts of a save: the snapshot of the state, and the work that is left to be done."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 
 import jax
 
+from emergency_ckpt.cluster.process_placement import ProcessPlacement, place_process
 from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.save.local_save import LocalSave
 from emergency_ckpt.save.persistent.save import PersistentSave
-from emergency_ckpt.save.save_plan import SaveRecipe, build_recipe
+from emergency_ckpt.save.save_plan import SnapshotPlan, plan_snapshots
 from emergency_ckpt.save.save_request import SaveRequest
 from emergency_ckpt.save.saved_steps import SavedSteps
 from emergency_ckpt.save.saver_parts import SaverParts, start_facts
@@ -33,46 +34,48 @@ class SaveWork:
         self._schedules = schedules
         self._saved = saved
         self._copies = DeviceCopies(parts.settings.snapshots.device_copy_bytes)
-        self._recipe: SaveRecipe | None = None
+        self._placement: ProcessPlacement | None = None
+        self._plan: SnapshotPlan | None = None
 
     @property
-    def recipe(self) -> SaveRecipe | None:
-        """How states of the newest structure are saved; None before the first."""
-        return self._recipe
+    def placement(self) -> ProcessPlacement | None:
+        """Return where shards of the newest structure go; None before the first."""
+        return self._placement
 
     def snapshot(self, name: TierName, save: SaveId, request: SaveRequest) -> tuple[Snapshot, Work]:
-        """Take what is to be saved; also returns what is left to be done in the background."""
+        """Take the snapshot of one tier; also return the work that is left for the background."""
         flat, treedef = jax.tree_util.tree_flatten(request.state)
-        recipe = self._recipe_for(request.state, flat, treedef)
-        check_values(recipe.tree, flat, "save")
+        plan = self._plan_for(request.state, flat, treedef)
+        placement = plan.placement
+        check_values(placement.tree, flat, "save")
         payload = request.capture()
         if name == "local":
-            local, snapshot = self._parts.local, recipe.local.take(flat)
+            local, snapshot = self._parts.local, plan.local.take(flat)
             job = LocalSave(
                 save=save,
-                leaves=recipe.leaves,
-                layout=recipe.layout,
+                leaves=placement.leaves,
+                layout=placement.layout,
                 snapshot=snapshot,
                 host_state=payload,
-                buddies=recipe.buddies,
+                buddies=placement.buddies,
             )
             return snapshot, lambda: local.run(job)
         me = self._parts.process[0]
-        writes = me in recipe.writers
-        snapshot = recipe.all_held.take(flat) if writes else Snapshot.of_views([])
-        held = recipe.held if writes else ()
+        writes = me in placement.writers
+        snapshot = plan.all_held.take(flat) if writes else Snapshot.of_views([])
+        held = placement.held if writes else ()
         work = self._persistent_work(
             PersistentSave(
                 save=save,
-                tree=recipe.tree,
+                tree=placement.tree,
                 load=lambda: dict(zip(held, snapshot.collect(), strict=True)),
                 host_state=payload,
-                topology=recipe.topology,
-                writers=recipe.writers,
+                topology=placement.topology,
+                writers=placement.writers,
                 metrics=request.metrics,
                 keeps=self._saved.restored,
             ),
-            publishes=me == recipe.writers[0],
+            publishes=me == placement.writers[0],
         )
         return snapshot, work
 
@@ -92,23 +95,27 @@ class SaveWork:
 
         return work
 
-    def _recipe_for(self, state: PyTree, flat: list[Any], treedef: TreeDef) -> SaveRecipe:
-        if self._recipe is None or not self._recipe.local.matches(flat, treedef):
-            settings, process = self._parts.settings, self._parts.process
-            tree = describe(state, "save")
-            self.use_recipe(build_recipe(tree, settings, process, self._copies))
-        assert self._recipe is not None
-        return self._recipe
+    def _plan_for(self, state: PyTree, flat: list[Any], treedef: TreeDef) -> SnapshotPlan:
+        settings = self._parts.settings
+        plan = self._plan
+        if plan is None and self._placement is not None:  # that of a restore
+            plan = plan_snapshots(self._placement, settings.snapshots, self._copies)
+        if plan is None or not plan.local.matches(flat, treedef):
+            placement = place_process(describe(state, "save"), settings, self._parts.process)
+            plan = plan_snapshots(placement, settings.snapshots, self._copies)
+            self.use_placement(placement)
+        self._plan = plan
+        return plan
 
-    def use_recipe(self, recipe: SaveRecipe, *, in_background: bool = False) -> None:
+    def use_placement(self, placement: ProcessPlacement, *, in_background: bool = False) -> None:
         """Save states of this structure, reserve their slots; RamdiskFull when there is no room."""
-        if self._recipe is None:
-            facts = start_facts(self._parts, recipe, self._schedules)
+        if self._placement is None:
+            facts = start_facts(self._parts, placement, self._schedules)
             self._parts.events.emit("start.ready", **facts)
-        self._recipe = recipe
+        self._placement, self._plan = placement, None
         if "local" not in self._schedules:
             return
-        tier, size_bytes = self._parts.tier, recipe.layout.size_bytes
+        tier, size_bytes = self._parts.tier, placement.layout.size_bytes
         if in_background:  # training waits for nothing that the first save does not need yet
             tier.check_reservable(size_bytes)
             tier.prefault_in_background(size_bytes)

@@ -15,6 +15,7 @@ from absl import logging
 
 from emergency_ckpt.background import chain, closing
 from emergency_ckpt.cluster.preemption import PREEMPTED_EXIT_CODE
+from emergency_ckpt.cluster.process_placement import ProcessPlacement
 from emergency_ckpt.cluster.rounds import leave_together
 from emergency_ckpt.config.policies import SavePlan
 from emergency_ckpt.core.save.save_rules import plain_metrics
@@ -22,7 +23,6 @@ from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.errors import CheckpointError, DeadlineExceeded
 from emergency_ckpt.save.due_saves import DueSaves
 from emergency_ckpt.save.last_step import LastStep, was_donated
-from emergency_ckpt.save.save_plan import SaveRecipe
 from emergency_ckpt.save.save_request import SaveRequest
 from emergency_ckpt.save.save_work import SaveWork, Work
 from emergency_ckpt.save.saved_steps import SavedSteps
@@ -184,10 +184,10 @@ class Saver:
 
     def _tell_pause(self, schedule: TierSchedule, save: SaveId) -> bool:
         """Leave ``save`` out everywhere, after those that have failed: at the first writer only."""
-        persistent, recipe = self._parts.persistent, self._work.recipe
-        if persistent is None or recipe is None:
+        persistent, placement = self._parts.persistent, self._work.placement
+        if persistent is None or placement is None:
             return False
-        schedule.start(lambda: persistent.tell_pause(save, recipe.writers))
+        schedule.start(lambda: persistent.tell_pause(save, placement.writers))
         return True
 
     def _when_confirmed(self, name: TierName, step: int, number: int, work: Work) -> Work:
@@ -208,9 +208,9 @@ class Saver:
         reached = self._parts.watch.reached(step)
         return self._due.look(step, preempted=reached) or self._parts.watch.sync_step == step
 
-    def use_recipe(self, recipe: SaveRecipe, *, in_background: bool = False) -> None:
+    def use_placement(self, placement: ProcessPlacement, *, in_background: bool = False) -> None:
         """Save states of this structure, reserve their slots; RamdiskFull when there is no room."""
-        self._work.use_recipe(recipe, in_background=in_background)
+        self._work.use_placement(placement, in_background=in_background)
 
     # Preemption.
 

@@ -1,54 +1,28 @@
-"""Parts that the saver works with, and the settings that it reads."""
+"""Parts that the saver works with."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster.coordination import Coordinator
 from emergency_ckpt.cluster.preemption import PreemptionWatch
+from emergency_ckpt.cluster.process_placement import ProcessPlacement, copies_in_ram
 from emergency_ckpt.cluster.shard_source import HostStateInbox
 from emergency_ckpt.cluster.timelines import Timelines
+from emergency_ckpt.config import Config
 from emergency_ckpt.config.policies import plan_text
 from emergency_ckpt.core.save.save_rules import skip_reason
 from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.events import EventSink
-from emergency_ckpt.save import save_plan as save_recipe
 from emergency_ckpt.save.local_save import LocalSaves
 from emergency_ckpt.save.persistent.retention import Preservation
 from emergency_ckpt.save.persistent.save import PersistentSaves
-from emergency_ckpt.save.save_plan import SaveRecipe, copies_in_ram
 from emergency_ckpt.save.schedule import TierSchedule
 from emergency_ckpt.tiers.local.tier import LocalTier
 from emergency_ckpt.types import SaveId
-
-
-class Settings(save_recipe.Settings, Protocol):
-    """The part of the config that decides how saves are carried out."""
-
-    @property
-    def restore_timeout_s(self) -> float: ...
-    @property
-    def local_keep_last_n(self) -> int: ...
-    @property
-    def save_timeout_s(self) -> float: ...
-    @property
-    def persistent_timeout_s(self) -> float: ...
-    @property
-    def storage_wait_timeout_s(self) -> float: ...
-    @property
-    def async_save(self) -> bool: ...
-    @property
-    def save_niceness(self) -> int: ...
-    @property
-    def save_on_preemption(self) -> bool: ...
-    @property
-    def exit_on_preemption(self) -> bool: ...
-    @property
-    def save_on_stop(self) -> bool: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +35,7 @@ class SaverParts:
         if anything.
     """
 
-    settings: Settings
+    settings: Config
     process: tuple[int, int]
     run_id: str
     coordinator: Coordinator
@@ -78,17 +52,17 @@ class SaverParts:
 
 
 def start_facts(
-    parts: SaverParts, recipe: SaveRecipe, schedules: Mapping[TierName, TierSchedule]
+    parts: SaverParts, placement: ProcessPlacement, schedules: Mapping[TierName, TierSchedule]
 ) -> dict[str, int | str]:
     """Fields of ``start.ready``. ``ram_bytes``: of the slots that this process reserves."""
-    settings, topology = parts.settings, recipe.topology
+    settings, topology = parts.settings, placement.topology
     plans = {name: schedule.plan for name, schedule in schedules.items()}
     slots = settings.local_keep_last_n + 1 if "local" in plans else 0
     return {
         "processes": topology.process_count,
         "slices": len(topology.slices),
         "copies": copies_in_ram(settings.placement, topology) if slots else 0,
-        "ram_bytes": slots * recipe.layout.size_bytes,
+        "ram_bytes": slots * placement.layout.size_bytes,
         "local": plan_text(plans.get("local")),
         "persistent": plan_text(plans.get("persistent")),
         "dir": settings.dir or "",

@@ -14,12 +14,12 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from emergency_ckpt.cluster.peers import agree_start, new_incarnation
+from emergency_ckpt.cluster.process_placement import place_process
 from emergency_ckpt.cluster.shard_source import HostStateInbox, holder_name
 from emergency_ckpt.cluster.topology import topology_of
 from emergency_ckpt.config import Config
 from emergency_ckpt.core.placement.policies import Topology
 from emergency_ckpt.errors import ConfigError, DeadlineExceeded, InvalidState, RestoreFailed
-from emergency_ckpt.save.save_plan import build_recipe
 from emergency_ckpt.state.tree import describe
 from emergency_ckpt.testing.memory_coordination import MemoryService
 from emergency_ckpt.types import SaveId
@@ -131,18 +131,18 @@ def test_topology_axis_absent_from_the_states_mesh_is_an_error(axis: str | int) 
         topology_of(None, axis, describe({"x": array}, "save"))
 
 
-def test_a_recipe_stores_each_distinct_shard_once() -> None:
+def test_placement_of_replicas_stores_each_shard_once() -> None:
     config = Config(local_dir="/dev/shm/x", run_id="r", mesh=mesh_of(2, 4))
     array = jax.device_put(np.zeros((8, 2), np.int8), NamedSharding(mesh_of(2, 4), P("fsdp")))
-    recipe = build_recipe(describe({"x": array, "n": 1}, "save"), config, (0, 1))
-    assert [placed.nbytes for placed in recipe.layout.shards] == [8, 4, 4, 4, 4]
-    assert len(recipe.held) == 5
-    assert recipe.buddies == ()
+    placement = place_process(describe({"x": array, "n": 1}, "save"), config, (0, 1))
+    assert [placed.nbytes for placed in placement.layout.shards] == [8, 4, 4, 4, 4]
+    assert len(placement.held) == 5
+    assert placement.buddies == ()
 
 
-def test_a_recipe_refuses_early_what_the_persistent_tier_cannot_store() -> None:
+def test_placement_of_unstorable_state_is_refused_early() -> None:
     tree = describe({}, "save")
     local = Config(local_dir="/dev/shm/x", run_id="r")
-    build_recipe(tree, local, (0, 1))
+    place_process(tree, local, (0, 1))
     with pytest.raises(InvalidState, match="it is empty"):
-        build_recipe(tree, local.set(dir="/persistent"), (0, 1))
+        place_process(tree, local.set(dir="/persistent"), (0, 1))

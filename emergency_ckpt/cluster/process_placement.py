@@ -1,0 +1,115 @@
+"""Where the shards of a state go on one process: worked out once, used by saves and restores."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from emergency_ckpt.cluster.topology import topology_of
+from emergency_ckpt.config import Config
+from emergency_ckpt.core.boxes import covers, whole
+from emergency_ckpt.core.placement.policies import (
+    AllButPrimary,
+    PlacementPolicy,
+    Topology,
+    buddies,
+    place,
+)
+from emergency_ckpt.core.placement.retained_shards import RetainedShards
+from emergency_ckpt.core.placement.writers import writers
+from emergency_ckpt.core.shard_layout import Layout, lay_out, shard_nbytes
+from emergency_ckpt.errors import InvalidState
+from emergency_ckpt.state.tree import BoxTable, StateTree
+from emergency_ckpt.tiers.persistent.writer_arrays import check_storable
+from emergency_ckpt.types import LeafSpec, ShardId
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessPlacement:
+    """Where the shards and the host state of one process go, for states of one structure.
+
+    A save and a restore use the same one: what a save stores, a restore keeps.
+
+    Attributes:
+      leaves: of the whole state.
+      held: all distinct shards on this process's devices.
+      layout: where in a slot the shards go that this process stores.
+      retained: what this process keeps in RAM at a restore; None: all that it needs.
+      writers: the processes that talk to storage on a persistent save; the first one leads.
+      buddies: the processes that get a copy of this process's host state.
+    """
+
+    tree: StateTree
+    topology: Topology
+    leaves: tuple[LeafSpec, ...]
+    held: tuple[ShardId, ...]
+    layout: Layout
+    retained: RetainedShards | None
+    writers: tuple[int, ...]
+    buddies: tuple[int, ...]
+
+    @property
+    def stored(self) -> tuple[ShardId, ...]:
+        """Return the shards that this process stores, in the order of ``layout``."""
+        return tuple(placed.shard for placed in self.layout.shards)
+
+
+def copies_in_ram(policy: PlacementPolicy, topology: Topology) -> int:
+    """Return the number of slices that keep each shard in RAM."""
+    slices = len(topology.slices)
+    if isinstance(policy, AllButPrimary):
+        return slices if slices <= 2 else slices - 1
+    return min(policy.copies, slices)
+
+
+def place_process(tree: StateTree, config: Config, process: tuple[int, int]) -> ProcessPlacement:
+    """Return the placement of ``tree`` on this process. Pure but for the devices' slices.
+
+    ``process``: (index, count).
+
+    Raises:
+      InvalidState: with a persistent tier, a leaf that a slice which writes it does not hold
+        whole, or of a dtype that this tier cannot store.
+    """
+    me, count = process
+    topology = topology_of(config.mesh, config.replica_axis, tree)
+    table = BoxTable(tree, count)
+    stored = place(config.placement, topology, me, table.held_leaves())
+    specs = tree.specs
+    leaves = tuple(leaf.spec for leaf in tree.leaves)
+    layout = lay_out(
+        leaves, [(shard, shard_nbytes(specs[shard.leaf], shard.box)) for shard in stored]
+    )
+    if config.dir is not None:
+        check_storable(tree)
+        every = config.persistent_writers == "striped"
+        for index in topology.slices if every else topology.slices[:1]:
+            _check_slice_is_whole(tree, table, topology, index)
+    held = table.shards_of(me)
+    # Fewer copies than slices must not grow to more in a restore; where the primary alone stores
+    # nothing, what it has fetched is one copy more.
+    retained = None if isinstance(config.placement, AllButPrimary) else RetainedShards(stored, held)
+    return ProcessPlacement(
+        tree=tree,
+        topology=topology,
+        leaves=leaves,
+        held=held,
+        layout=layout,
+        retained=retained,
+        writers=writers(topology, config.persistent_writers),
+        buddies=buddies(me, topology, config.host_state_buddies),
+    )
+
+
+def _check_slice_is_whole(tree: StateTree, table: BoxTable, topology: Topology, index: int) -> None:
+    boxes: dict[str, set[tuple[tuple[int, int], ...]]] = {}
+    for writer in topology.members[index]:
+        for shard in table.shards_of(writer):
+            boxes.setdefault(shard.leaf, set()).add(shard.box)
+    for leaf in tree.leaves:
+        if not covers(whole(leaf.spec.global_shape), sorted(boxes.get(leaf.spec.path, ()))):
+            raise InvalidState(
+                "save",
+                f"leaf {leaf.spec.path!r}",
+                f"slice {index} does not hold all of it, so it cannot write it",
+                hint="set mesh and replica_axis so that slices are replicas",
+            )
