@@ -1,0 +1,145 @@
+"""The way of one call through the package: rooms that it enters and climbs on the way, counted.
+
+A room is a folder right below the package. The modules beside the folders are the door
+(``checkpointer``) and what every room uses (``events``, ``errors``, ``types``). A climb is a call
+from a module to one of a higher layer of ``pyproject.toml``, counted once for each pair of
+functions: a reader has to leave the room and look who gave the callback. Generators count, for
+whoever resumes one runs its code. Only the thread of the caller is walked.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import tomllib
+from pathlib import Path
+from types import CodeType, FrameType, TracebackType
+from typing import Any
+
+import pytest
+from checkpointer_support import World
+
+import emergency_ckpt
+
+PACKAGE = Path(emergency_ckpt.__file__).parent
+HOST_STATE = {"position": 4}
+END_OF_SAVE = ("state.snapshot", "SnapshotRecipe.take")
+FIRST_BYTES = {
+    "local": ("tiers.local.published", "verify"),
+    "persistent": ("tiers.persistent.tier", "read_boxes"),
+}
+
+
+def layers() -> dict[str, int]:
+    """Number of the layer of each entry, the highest first."""
+    contracts = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["tool"][
+        "importlinter"
+    ]["contracts"]
+    (found,) = (each for each in contracts if each.get("containers") == ["emergency_ckpt"])
+    entries = (layer.replace(":", "|").split("|") for layer in found["layers"])
+    return {entry.strip(): number for number, names in enumerate(entries) for entry in names}
+
+
+class Walk:
+    """Calls within the package on one thread, until the code named ``end`` is called on any."""
+
+    def __init__(self, end: tuple[str, str]) -> None:
+        self.ended = False
+        self.calls: set[tuple[tuple[str, str] | None, tuple[str, str]]] = set()
+        self._end = end
+        self._thread = threading.get_ident()
+
+    def __enter__(self) -> Walk:
+        threading.setprofile(self._note)
+        sys.setprofile(self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, t: TracebackType | None
+    ) -> None:
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+    def _note(self, frame: FrameType, event: str, _: Any) -> None:
+        if event != "call" or self.ended:
+            return
+        called = _place(frame.f_code)
+        if called is None:
+            return
+        if threading.get_ident() == self._thread:
+            self.calls.add((_caller(frame), called))
+        module, name = self._end
+        self.ended = called[0] == module and called[1].endswith(name)
+
+    @property
+    def modules(self) -> set[str]:
+        return {module for _, (module, _) in self.calls}
+
+    @property
+    def rooms(self) -> set[str]:
+        return {module.partition(".")[0] for module in self.modules if "." in module}
+
+    @property
+    def climbs(self) -> list[tuple[tuple[str, str], tuple[str, str]]]:
+        number = layers()
+        return sorted(
+            (caller, called)
+            for caller, called in self.calls
+            if caller is not None
+            and number[called[0].partition(".")[0]] < number[caller[0].partition(".")[0]]
+        )
+
+
+def _place(code: CodeType) -> tuple[str, str] | None:
+    """Module within the package, and function; None for code from elsewhere."""
+    path = Path(code.co_filename)
+    if not path.is_relative_to(PACKAGE):
+        return None
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts).removesuffix(".__init__"), code.co_qualname
+
+
+def _caller(frame: FrameType) -> tuple[str, str] | None:
+    """The nearest code of the package that ``frame`` was called from, through other libraries."""
+    above = frame.f_back
+    while above is not None:
+        place = _place(above.f_code)
+        if place is not None:
+            return place
+        above = above.f_back
+    return None
+
+
+@pytest.mark.parametrize("tier", ["local", "persistent"])
+def test_restore_until_the_first_byte_walks_few_rooms(world: World, tier: str) -> None:
+    with world.open_both() as saving:
+        for step in (1, 2):
+            saving.save(step=step, state=world.state(step), host_state=dict(HOST_STATE))
+        saving.wait_until_finished()
+    if tier == "persistent":
+        world.lose_ram()
+    with world.open_both() as restoring:
+        with Walk(FIRST_BYTES[tier]) as walk:
+            step, _ = restoring.restore(state=world.state(0), host_state=dict(HOST_STATE))
+        assert restoring.last_restore is not None
+        assert (step, restoring.last_restore.tier) == (2, tier)
+    assert walk.ended
+    assert {"restore", "core", "tiers"} <= walk.rooms
+    assert len(walk.rooms) <= 7, walk.rooms
+    assert len(walk.climbs) <= 4, walk.climbs
+    # It plans no snapshot, and asks ``save`` for nothing but to hold still.
+    assert not walk.modules & {"save.save_plan", "state.snapshot", "core.save.snapshot_plan"}
+
+
+@pytest.mark.parametrize("step", [3, 4], ids=["local", "both"])
+def test_save_until_the_snapshot_walks_few_rooms(world: World, step: int) -> None:
+    with world.open_both() as checkpointer:
+        checkpointer.restore(state=world.state(0), host_state=dict(HOST_STATE))
+        checkpointer.save(step=step - 2, state=world.state(1), host_state=dict(HOST_STATE))
+        checkpointer.wait_until_finished()
+        with Walk(END_OF_SAVE) as walk:
+            checkpointer.save(step=step, state=world.state(step), host_state=dict(HOST_STATE))
+    assert walk.ended
+    assert {"save", "state"} <= walk.rooms
+    assert len(walk.rooms) <= 9, walk.rooms
+    assert not walk.climbs
