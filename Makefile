@@ -54,7 +54,7 @@ soak: $(INSTALLED)
 
 # The file's name keeps it out of `make test`.
 soak-kill: $(INSTALLED)
-	$(BIN)/python -m pytest -s tests/multiprocess/soak_persistent_kills.py $(TEST_FLAGS)
+	$(BIN)/python -m pytest -s tests/system/soak_persistent_kills.py $(TEST_FLAGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .

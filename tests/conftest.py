@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,9 +22,16 @@ settings.register_profile("untimed", deadline=None, suppress_health_check=[Healt
 settings.load_profile("untimed")
 
 
-from checkpointer_support import World  # noqa: E402 - imports what JAX's configuration must precede
+# Test modules are imported by their paths, so that folders may have the names of packages.
+sys.path[:0] = [str(Path(__file__).parent / name) for name in ("support", "jobs")]
 
-_LONG = {"multiprocess", "demo", "launch", "benchmarks", "testing"}
+# ruff: noqa: E402 - these import what the lines above must precede
+from tiers_support import open_tier
+from world import World
+
+from emergency_ckpt.tiers.local.tier import LocalTier
+
+_LONG = {"system", "axlearn", "orbax", "demo", "launch", "benchmarks", "testing"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -36,3 +44,18 @@ def world() -> Iterator[World]:
     root = Path(tempfile.mkdtemp(prefix="eckpt-test-", dir="/dev/shm"))
     yield World(root)
     shutil.rmtree(root)
+
+
+@pytest.fixture
+def ramdisk() -> Iterator[Path]:
+    """A directory on tmpfs, of one test."""
+    path = Path(tempfile.mkdtemp(prefix="eckpt-test-", dir="/dev/shm"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def tier(ramdisk: Path) -> Iterator[LocalTier]:
+    tier = open_tier(ramdisk)
+    yield tier
+    tier.close()

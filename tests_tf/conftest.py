@@ -8,4 +8,5 @@ from pathlib import Path
 import jax
 
 jax.config.update("jax_platforms", "cpu")
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "multiprocess"))
+_TESTS = Path(__file__).parent.parent / "tests"
+sys.path[:0] = [str(_TESTS / "support"), str(_TESTS / "jobs")]

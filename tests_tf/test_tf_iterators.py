@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 from iterator_lives import check, lives
-from support import job_root
+from running_jobs import job_root
 
 from emergency_ckpt.errors import HostStateError, HostStateTooLarge
 from emergency_ckpt.state import host_state

@@ -4,78 +4,31 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 import pytest
+from served_tiers import later, open_tier, save_shards
 from transfer_support import RUN_ID, SAVE, SECRET, fetch_all, random_shards
 
 from emergency_ckpt.cluster.shard_source import ProcessHoldings
 from emergency_ckpt.core.keys import RunSecret
 from emergency_ckpt.core.restore.inventory import HolderInventory
-from emergency_ckpt.core.shard_layout import lay_out
 from emergency_ckpt.errors import LocalTierError, NotHeld, TransferError
 from emergency_ckpt.state import host_state
 from emergency_ckpt.testing.memory_holdings import MemoryHoldings
-from emergency_ckpt.tiers.local import manifest
 from emergency_ckpt.tiers.local.read_only import ReadOnlyRamdisk
 from emergency_ckpt.tiers.local.signatures import Signer
-from emergency_ckpt.tiers.local.tier import LocalTier
 from emergency_ckpt.tiers.ramdisk.other_runs import left_runs, remove_run
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
 from emergency_ckpt.transfer.source import Holdings
-from emergency_ckpt.types import LeafSpec, SaveId, ShardId, Writer
-
-LIMIT_BYTES = 1 << 20
-
-
-@pytest.fixture
-def ramdisk() -> Iterator[Path]:
-    parent = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    path = Path(tempfile.mkdtemp(prefix="eckpt-test-", dir=parent))
-    yield path
-    shutil.rmtree(path)
-
-
-def open_tier(
-    ramdisk: Path,
-    run_id: str = RUN_ID,
-    process_index: int = 0,
-    signer: Signer | None = None,
-) -> LocalTier:
-    return LocalTier.open(
-        ramdisk,
-        run_id,
-        Writer(process_index, 2, 0, "host"),
-        host_state_limit_bytes=LIMIT_BYTES,
-        copy_threads=1,
-        signer=signer,
-    )
-
-
-def save_shards(tier: LocalTier, save: SaveId, shards: list[bytes]) -> str:
-    """Publish one uint8 leaf per shard; the digest."""
-    leaves = [LeafSpec(f"shard/{i:05}", "uint8", (len(data),)) for i, data in enumerate(shards)]
-    places = [
-        (ShardId(leaf.path, ((0, len(data)),)), len(data))
-        for leaf, data in zip(leaves, shards, strict=True)
-    ]
-    layout = lay_out(leaves, places)
-    writer = tier.begin_write(save, layout.size_bytes)
-    crcs = writer.copy(
-        [(data, placed.offset) for data, placed in zip(shards, layout.shards, strict=True)]
-    )
-    digest = writer.stage(manifest.build_contents(save, leaves, layout, crcs))
-    writer.publish()
-    return digest
+from emergency_ckpt.types import SaveId
 
 
 def document(save: SaveId, owner: int, payload: object = None) -> bytes:
@@ -139,10 +92,6 @@ def holder(request: pytest.FixtureRequest, ramdisk: Path) -> Iterator[Holder]:
     made = request.param(ramdisk)
     yield made
     made.close()
-
-
-def later(step: int) -> SaveId:
-    return SaveId(step, SAVE.incarnation, RUN_ID)
 
 
 def test_holdings_start_empty(holder: Holder) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_transfer_readonly import later, open_tier, ramdisk, save_shards  # noqa: F401
+from served_tiers import later, open_tier, save_shards
 from transfer_support import RUN_ID
 
 from emergency_ckpt.tiers.local.read_only import ReadOnlyRamdisk
@@ -45,7 +45,7 @@ NAMES = ["reader.lock", "slot_00.manifest.json", "slot_00.bin", "known_complete.
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_reader_of_damaged_directory_serves_the_others(
-    ramdisk: Path,  # noqa: F811
+    ramdisk: Path,
     damage: Callable[[Path, str], None],
     name: str,
 ) -> None:
@@ -74,7 +74,7 @@ def test_reader_of_damaged_directory_serves_the_others(
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", ["directory", "document"])
 def test_reader_of_damaged_host_states_serves_the_others(
-    ramdisk: Path,  # noqa: F811
+    ramdisk: Path,
     damage: Callable[[Path, str], None],
     name: str,
 ) -> None:

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
-from stranger import TAG, Tamper, pass_on, stranger_between
+from transfer_stranger import TAG, Tamper, pass_on, stranger_between
 from transfer_support import (
     RUN_ID,
     SAVE,

@@ -10,9 +10,9 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import pytest
+from places import JOBS
 from transfer_support import (
     RUN_ID,
     SAVE,
@@ -36,7 +36,7 @@ from emergency_ckpt.transfer.server import TransferServer
 from emergency_ckpt.transfer.source import ShardTarget
 
 MIB = 1 << 20
-FLOOD = Path(__file__).with_name("flood.py")
+FLOOD = JOBS / "flood.py"
 
 
 @contextmanager

@@ -1,0 +1,151 @@
+"""The checkpointer with a persistent directory: lost RAM, damaged steps, storage that is down."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from world import World, same, save_all
+
+from emergency_ckpt.errors import InvalidState, PersistentTierError, SaveFailed
+
+
+def test_all_ram_lost(world: World) -> None:
+    with world.open_both() as checkpointer:
+        save_all(checkpointer, world, 1, 2, 3)
+        assert checkpointer.all_steps() == [2, 3]
+    world.lose_ram()
+    with world.open_both() as checkpointer:
+        host: dict[str, int] = {}
+        step, state = checkpointer.restore(state=world.state(0), host_state=host)
+        assert step == 2
+        assert same(state, world.state(2))
+        assert host == {"at": 2}
+        report = checkpointer.last_restore
+        assert report is not None
+        assert (report.tier, report.bytes_local) == ("persistent", 0)
+        assert report.bytes_persistent > 0
+
+
+def _spoil_document(world: World) -> None:
+    (document,) = (world.persistent / "host_state" / "4").glob("process_*.json")
+    document.write_bytes(document.read_bytes()[:-20])
+
+
+def _spoil_marker(world: World) -> None:
+    (world.persistent / "host_state" / "4" / "marker.json").write_text("{}")
+
+
+def _spoil_tensors(world: World) -> None:
+    shutil.rmtree(world.persistent / "4" / "default")
+
+
+def test_what_a_restore_went_back_behind_is_not_missed_later(world: World) -> None:
+    with world.open_both() as checkpointer:
+        save_all(checkpointer, world, 2, 3, 5)
+    with world.open_both() as checkpointer:
+        assert checkpointer.restore(2, state=world.state(0))[0] == 2
+        assert checkpointer.all_steps() == [2]
+    with world.open_both() as checkpointer:
+        assert checkpointer.restore(state=world.state(0))[0] == 2
+        assert checkpointer.last_restore is not None
+        assert checkpointer.last_restore.rejected == ()
+
+
+@pytest.mark.parametrize("spoil", [_spoil_document, _spoil_marker, _spoil_tensors])
+def test_an_unusable_persistent_step_leads_to_the_older_one(
+    world: World, spoil: Callable[[World], None]
+) -> None:
+    with world.open_both() as checkpointer:
+        save_all(checkpointer, world, 2, 4)
+    world.lose_ram()
+    spoil(world)
+    with world.open_both() as checkpointer:
+        host = {"at": 0}
+        step, state = checkpointer.restore(state=world.state(0), host_state=host)
+        assert (step, host) == (2, {"at": 2})
+        assert same(state, world.state(2))
+        save_all(checkpointer, world, 4)
+    world.lose_ram()
+    with world.open_both() as checkpointer:
+        assert checkpointer.restore(state=world.state(0))[0] == 4
+
+
+def test_keep_last_n(world: World) -> None:
+    with world.open_both(keep_last_n=2, local_save_every_n_steps=0) as checkpointer:
+        save_all(checkpointer, world, 2, 4, 6)
+        assert checkpointer.all_steps() == [4, 6]
+
+
+def _below_a_file(world: World) -> str:
+    blocker = world.persistent.parent / "file"
+    blocker.write_text("")
+    return str(blocker / "dir")
+
+
+def test_storage_that_is_down_stops_neither_start_nor_training_nor_restore(world: World) -> None:
+    directory = _below_a_file(world)
+    with world.open_both(dir=directory) as checkpointer:
+        with pytest.raises(PersistentTierError):
+            checkpointer.check_for_errors()
+        checkpointer.check_for_errors()
+        for step in (1, 2, 3):
+            assert checkpointer.save(step=step, state=world.state(step))
+            checkpointer.wait_until_finished()
+        with pytest.raises(SaveFailed, match="step 2 to the persistent tier"):
+            checkpointer.check_for_errors()
+        checkpointer.check_for_errors()
+        assert checkpointer.failed_saves == 2
+    assert "persistent.unreachable" in world.names()
+    with world.open_both(dir=directory) as checkpointer:
+        step, state = checkpointer.restore(state=world.state(0))
+        assert step == 3
+        assert same(state, world.state(3))
+        (world.persistent.parent / "file").unlink()  # storage is back
+        checkpointer.save(step=4, state=world.state(4))
+        checkpointer.wait_until_finished()
+    world.lose_ram()
+    with world.open_both(dir=directory) as checkpointer:
+        assert checkpointer.restore(state=world.state(0))[0] == 4
+
+
+def test_unreadable_storage_is_an_error_only_where_it_is_needed(world: World) -> None:
+    with world.open_both() as checkpointer:
+        save_all(checkpointer, world, 2, 3)
+    marker = world.persistent / "host_state" / "2" / "marker.json"
+    marker.unlink()
+    marker.mkdir()
+    with world.open_both() as checkpointer:
+        assert checkpointer.restore(state=world.state(0))[0] == 3
+    world.lose_ram()
+    with world.open_both() as checkpointer:
+        host = {"at": 0}
+        with pytest.raises(PersistentTierError, match=r"marker\.json"):
+            checkpointer.restore(state=world.state(0), host_state=host)
+        assert host == {"at": 0}
+
+
+def test_metrics_of_numpy_and_jax_are_kept_as_numbers(world: World) -> None:
+    metrics = {"loss": np.float32(0.5), "top": jnp.int32(3), "each": np.array([1, 2])}
+    with world.open_both() as checkpointer:
+        assert checkpointer.save(step=2, state=world.state(2), metrics=metrics)
+        checkpointer.wait_until_finished()
+        checkpointer.check_for_errors()
+        found = checkpointer.steps.describe(2).metrics
+    assert found == {"loss": 0.5, "top": 3, "each": [1, 2]}
+
+
+def test_restore_latest_is_the_newest_and_a_name_is_refused(world: World) -> None:
+    with world.open_both() as checkpointer:
+        save_all(checkpointer, world, 2, 3)
+        checkpointer.prefetch(world.state(0), step="latest", wants_host_state=False)
+        assert checkpointer.restore("latest", state=world.state(0))[0] == 3
+        wrong: Any = "newest"
+        with pytest.raises(InvalidState, match="not the number of a step"):
+            checkpointer.restore(wrong, state=world.state(0))
+        with pytest.raises(InvalidState, match="not the number of a step"):
+            checkpointer.prefetch(world.state(0), step=wrong)

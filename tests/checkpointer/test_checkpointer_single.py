@@ -1,0 +1,456 @@
+"""The checkpointer in a job of one process: the code of a large one, every promise of its face."""
+
+from __future__ import annotations
+
+import os
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from world import LONG_S, World, same, save_all, small_tmpfs
+
+from emergency_ckpt.cluster import membership
+from emergency_ckpt.errors import (
+    CheckpointError,
+    DeadlineExceeded,
+    HostStateError,
+    InvalidState,
+    LocalTierError,
+    RamdiskFull,
+    SaveFailed,
+    StateMismatch,
+    StepNotFound,
+)
+from emergency_ckpt.events import Event
+from emergency_ckpt.testing.memory_coordination import MemoryService
+
+
+def test_save_and_restore(world: World) -> None:
+    with world.open() as checkpointer:
+        assert checkpointer.last_restore is None
+        assert (checkpointer.all_steps(), checkpointer.latest_step()) == ([], None)
+        save_all(checkpointer, world, 1, 2, 3)
+        assert (checkpointer.all_steps(), checkpointer.latest_step()) == ([3], 3)
+    with world.open() as checkpointer:
+        assert checkpointer.latest_step() == 3
+        host: dict[str, int] = {"at": 0}
+        step, state = checkpointer.restore(state=world.state(0), host_state=host)
+        assert step == 3
+        assert same(state, world.state(3))
+        assert host == {"at": 3}
+        report = checkpointer.last_restore
+        assert report is not None
+        assert (report.step, report.tier, report.rejected) == (3, "local", ())
+        assert (report.bytes_local, report.bytes_peer) == (128 + 4 + 8, 0)
+        assert report.host_state == {"at": 3}
+
+
+def test_nothing_there_gives_the_state_back(world: World) -> None:
+    with world.open() as checkpointer:
+        given = world.state(0)
+        step, state = checkpointer.restore(state=given)
+        assert step is None
+        assert state is given
+
+
+def test_restore_takes_specs(world: World) -> None:
+    with world.open() as checkpointer:
+        save_all(checkpointer, world, 1)
+        specs = jax.tree.map(
+            lambda x: (
+                jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+                if isinstance(x, jax.Array)
+                else x
+            ),
+            world.state(0),
+        )
+        step, state = checkpointer.restore(state=specs)
+        assert step == 1
+        assert same(state, world.state(1))
+
+
+def test_an_iterator_is_repositioned(world: World) -> None:
+    class Batches:
+        position = 0
+
+        def get_state(self) -> dict[str, Any]:
+            return {"position": self.position, "rng": b"\x00\xff"}
+
+        def set_state(self, state: dict[str, Any]) -> None:
+            assert state["rng"] == b"\x00\xff"
+            self.position = state["position"]
+
+    batches = Batches()
+    with world.open() as checkpointer:
+        batches.position = 17
+        checkpointer.save(step=1, state=world.state(1), host_state=batches)
+        batches.position = 99  # moves on while the save is under way
+        checkpointer.wait_until_finished()
+        checkpointer.restore(state=world.state(0), host_state=batches)
+    assert batches.position == 17
+
+
+def test_no_mesh_and_no_devices_arrays_at_all(world: World) -> None:
+    state = {"weights": np.arange(5.0), "step": 4}
+    with world.open_both(mesh=None, save_every_n_steps=1) as checkpointer:
+        checkpointer.save(step=4, state=state)
+        checkpointer.wait_until_finished()
+        checkpointer.check_for_errors()
+    with world.open_both(mesh=None) as checkpointer:
+        step, back = checkpointer.restore(state={"weights": np.zeros(5), "step": 0})
+        assert step == 4
+        assert same(back, state)
+
+
+def test_saves_happen_at_their_intervals_once(world: World) -> None:
+    with world.open_both(local_save_every_n_steps=2, save_every_n_steps=4) as checkpointer:
+        started = []
+        for step in (0, 1, 2, 2, 3, 4, 4, 3, 2, 5, 6):
+            started.append(checkpointer.save(step=step, state=world.state(step)))
+        checkpointer.wait_until_finished()
+    yes = [e.fields["step"] for e in world.events if e.name == "save.started"]
+    assert started == [True, False, True, False, False, True, False, False, False, False, True]
+    assert sorted(yes) == [0, 0, 2, 4, 4, 6]
+
+
+@pytest.mark.parametrize("niceness", [0, 4])
+def test_training_goes_before_saving(world: World, niceness: int) -> None:
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    found: dict[str, int] = {}
+
+    def note(event: Event) -> None:
+        found[event.name] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    with world.open_both(on_event=note, save_niceness=niceness) as checkpointer:
+        save_all(checkpointer, world, 1, 2)
+    lower = min(before + niceness, 19)
+    assert found["save.started"] == before
+    assert found["save.copied"] == found["persistent.tensors_written"] == lower
+
+
+def test_force_saves_in_every_tier_that_is_on(world: World) -> None:
+    with world.open_both(local_save_every_n_steps=100, save_every_n_steps=1000) as checkpointer:
+        assert not checkpointer.save(step=7, state=world.state(7))
+        assert checkpointer.save(step=7, state=world.state(7), force=True)
+        assert not checkpointer.save(step=7, state=world.state(7), force=True), "it is saved"
+        assert not checkpointer.save(step=6, state=world.state(6), force=True), "time goes on"
+        checkpointer.wait_until_finished()
+        checkpointer.check_for_errors()
+        assert checkpointer.all_steps() == [7]
+    world.lose_ram()
+    with world.open_both() as checkpointer:
+        assert checkpointer.restore(state=world.state(0))[0] == 7
+    with world.open(local_save_every_n_steps=0) as off:
+        assert not off.save(step=9, state=world.state(9), force=True)
+
+
+def test_after_a_restore_the_run_goes_back_and_saves_again(world: World) -> None:
+    with world.open_both(save_every_n_steps=4) as checkpointer:
+        save_all(checkpointer, world, 4, 5, 6, 7)
+        step, _ = checkpointer.restore(step=4, state=world.state(0))
+        assert step == 4
+        assert checkpointer.all_steps() == [4]
+        assert not checkpointer.save(step=4, state=world.state(4))
+        changed = {**world.state(8), "host": -1}
+        assert checkpointer.save(step=8, state=changed)
+        checkpointer.wait_until_finished()
+        checkpointer.check_for_errors()
+        step, state = checkpointer.restore(state=world.state(0))
+        assert step == 8
+        assert same(state, changed)
+
+
+def test_a_step_that_nobody_has(world: World) -> None:
+    with world.open() as checkpointer:
+        save_all(checkpointer, world, 1, 2)
+        host = {"at": 0}
+        with pytest.raises(StepNotFound, match="step 17") as caught:
+            checkpointer.restore(step=17, state=world.state(0), host_state=host)
+        assert isinstance(caught.value, ValueError)
+        assert host == {"at": 0}
+        assert checkpointer.restore(state=world.state(0))[0] == 2
+
+
+def test_another_state_is_refused_leaf_by_leaf(world: World) -> None:
+    with world.open() as checkpointer:
+        save_all(checkpointer, world, 1)
+        other = {**world.state(0), "w": jnp.zeros((8, 5)), "new": 1}
+        del other["host"]
+        with pytest.raises(StateMismatch) as caught:
+            checkpointer.restore(state=other)
+        text = "\n".join(caught.value.mismatches)
+        for part in ("w", "(8, 5)", "(8, 4)", "new", "host"):
+            assert part in text
+
+
+def test_what_is_saved_is_not_changed_by_donation(world: World) -> None:
+    """The training loop gives its state away right after every save."""
+
+    @partial(jax.jit, donate_argnums=0)
+    def train(state: dict[str, Any]) -> dict[str, Any]:
+        return {**state, "w": state["w"] * 2 + 1, "step": state["step"] + 1}
+
+    def arrays(step: int) -> dict[str, Any]:
+        return {k: v for k, v in world.state(step).items() if k != "host"}
+
+    with world.open() as checkpointer:
+        state, want = arrays(0), None
+        for step in range(1, 31):
+            state = train(state)
+            want = jax.tree.map(np.array, state)
+            checkpointer.save(step=step, state=state)
+            if step % 10 == 0:
+                checkpointer.wait_until_finished()
+                found, state = checkpointer.restore(state=arrays(0))
+                assert found == step
+                assert all(jax.tree.leaves(jax.tree.map(np.array_equal, state, want)))
+        state = train(train(state))  # gives restored memory away, twice
+        again = checkpointer.restore(state=arrays(0))
+        assert again[0] == 30
+        assert all(jax.tree.leaves(jax.tree.map(np.array_equal, again[1], want)))
+        checkpointer.check_for_errors()
+
+
+def test_a_number_that_changes_its_type_is_saved_as_what_it_is(world: World) -> None:
+    with world.open() as checkpointer:
+        for step, value in enumerate((1, 0.75, True, np.float32(0.5)), start=1):
+            checkpointer.save(step=step, state={"best": value})
+            checkpointer.wait_until_finished()
+            assert checkpointer.restore(state={"best": value})[1] == {"best": value}
+        checkpointer.check_for_errors()
+
+
+def test_a_host_state_that_is_too_large_fails_the_save_and_not_the_training(world: World) -> None:
+    with world.open_both(host_state_limit_bytes=2000) as checkpointer:
+        save_all(checkpointer, world, 1)
+        assert checkpointer.save(step=2, state=world.state(2), host_state="x" * 5000)
+        checkpointer.wait_until_finished()
+        assert checkpointer.failed_saves == 2
+        with pytest.raises(SaveFailed, match=r"step 2.*over the limit"):
+            checkpointer.check_for_errors()
+        checkpointer.check_for_errors()
+        assert checkpointer.latest_step() == 1
+        save_all(checkpointer, world, 4)
+        assert checkpointer.failed_saves == 2
+        assert checkpointer.restore(state=world.state(0))[0] == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"state": {"x": "text"}}, InvalidState),
+        ({"state": {"x": 1}, "host_state": object()}, HostStateError),
+        ({"state": {"x": np.zeros(2)}, "host_state": {"f": print}}, HostStateError),
+    ],
+)
+def test_what_cannot_be_saved_is_refused_at_once(
+    world: World, arguments: dict[str, Any], error: type[Exception]
+) -> None:
+    with world.open() as checkpointer:
+        with pytest.raises(error):
+            checkpointer.save(step=1, **arguments)
+        save_all(checkpointer, world, 2)
+
+
+def test_a_ramdisk_that_is_too_small_stops_before_training(world: World) -> None:
+    huge = {"w": jax.ShapeDtypeStruct((1 << 42,), jnp.float32)}
+    with world.open() as checkpointer:
+        with pytest.raises(RamdiskFull) as caught:
+            checkpointer.restore(state=huge)
+        assert "free" in str(caught.value)
+        save_all(checkpointer, world, 1)
+
+
+@pytest.mark.parametrize("in_training", [False, True], ids=["at the first save", "later"])
+def test_a_full_ramdisk_fails_the_save_and_never_kills(world: World, in_training: bool) -> None:
+    """The file system takes no more: an error of the save, not a SIGBUS, and training goes on."""
+    with small_tmpfs(world.ramdisk, size_bytes=5 << 20):
+        big = {"w": np.ones(3 << 20, np.uint8)}
+        with world.open() as checkpointer:
+            if in_training:
+                save_all(checkpointer, world, 1)
+            with pytest.raises(RamdiskFull):
+                checkpointer.save(step=2, state=big)
+            for step in (3, 4, 5):
+                checkpointer.save(step=step, state=big)
+                checkpointer.wait_until_finished()
+            with pytest.raises(SaveFailed, match="RamdiskFull"):
+                checkpointer.check_for_errors()
+            assert checkpointer.failed_saves == 2, "one slot has room, a second has not"
+            assert checkpointer.latest_step() == 3
+            save_all(checkpointer, world, 6)
+            assert checkpointer.restore(state=world.state(0))[0] == 6
+
+
+def test_a_ramdisk_without_room_for_more_saves_leaves_the_host_state_alone(world: World) -> None:
+    size = 3 << 20
+    with small_tmpfs(world.ramdisk, size_bytes=16 << 20):
+        with world.open_both(local_save_every_n_steps=0) as checkpointer:
+            state = {"w": np.ones(size, np.uint8)}
+            assert checkpointer.save(step=2, state=state, host_state={"at": 2})
+            checkpointer.wait_until_finished()
+            checkpointer.check_for_errors()
+        (world.ramdisk / "filler").write_bytes(bytes(12 << 20))
+        with world.open_both() as checkpointer:
+            host = {"at": 0}
+            with pytest.raises(RamdiskFull):
+                checkpointer.restore(state=state, host_state=host)
+            assert host == {"at": 0}
+            (world.ramdisk / "filler").unlink()
+            assert checkpointer.restore(state=state, host_state=host)[0] == 2
+            assert host == {"at": 2}
+
+
+def test_nothing_is_saved_or_restored_after_stop(world: World) -> None:
+    checkpointer = world.open()
+    save_all(checkpointer, world, 1)
+    checkpointer.stop()
+    checkpointer.stop()
+    for call in (
+        lambda: checkpointer.save(step=2, state=world.state(2)),
+        lambda: checkpointer.restore(state=world.state(0)),
+    ):
+        with pytest.raises(CheckpointError, match=r"was stopped; build another one"):
+            call()
+    with world.open() as again:
+        assert again.restore(state=world.state(0))[0] == 1
+
+
+def test_keys_of_restores_and_saves_do_not_pile_up(world: World) -> None:
+    service = MemoryService(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(membership, "connect", lambda _: service.member(0))
+        with world.open_both() as checkpointer:
+            counts: list[int] = []
+            for step in range(1, 51):
+                save_all(checkpointer, world, step)
+                if step % 5 == 0:
+                    assert checkpointer.restore(state=world.state(0))[0] == step
+                    counts.append(len(service.values))
+    assert max(counts) <= counts[3]
+
+
+def test_a_listener_that_raises_disturbs_nobody(world: World) -> None:
+    seen: list[str] = []
+
+    def broken(event: Event) -> None:
+        seen.append(event.name)
+        raise RuntimeError("observer's fault")
+
+    with world.open_both(on_event=broken) as checkpointer:
+        save_all(checkpointer, world, 1, 2)
+        step, state = checkpointer.restore(state=world.state(0))
+        assert step == 2
+        assert same(state, world.state(2))
+    assert {"save.complete", "persistent.complete", "restore.finished"} <= set(seen)
+
+
+def test_stop_twice_and_by_context(world: World) -> None:
+    checkpointer = world.open()
+    with checkpointer as entered:
+        assert entered is checkpointer
+        checkpointer.save(step=1, state=world.state(1))
+    checkpointer.stop()
+    assert "save.complete" in world.names(), "stop finishes what is under way"
+    with world.open() as again:
+        assert again.latest_step() == 1
+
+
+def test_waiting_has_a_deadline(world: World) -> None:
+    release = threading.Event()
+    entered = threading.Event()
+
+    def slow(event: Event) -> None:
+        if event.name == "save.copied":
+            entered.set()
+            release.wait(LONG_S)
+
+    with world.open(on_event=slow, save_timeout_s=0.05) as checkpointer:
+        assert checkpointer.save(step=1, state=world.state(1))
+        assert entered.wait(LONG_S)
+        for timeout_s in (0, 0.01):
+            with pytest.raises(DeadlineExceeded, match="save to the local tier"):
+                checkpointer.wait_until_finished(timeout_s)
+        assert not checkpointer.save(step=2, state=world.state(2)), "the one before is not done"
+        release.set()
+        checkpointer.wait_until_finished(LONG_S)
+        with pytest.raises(SaveFailed, match="step 2 to the local tier"):
+            checkpointer.check_for_errors()
+        assert checkpointer.latest_step() == 1
+
+
+def test_steps_without_a_save_do_nothing(world: World) -> None:
+    class Untouchable:
+        def __getattr__(self, name: str) -> Any:
+            raise AssertionError(f"{name} was used on a step without a save")
+
+    with world.open(local_save_every_n_steps=10) as checkpointer:
+        before = len(world.events)
+        for step in range(1, 10):
+            assert not checkpointer.save(step=step, state=Untouchable(), host_state=Untouchable())
+        assert len(world.events) == before
+
+
+def test_second_checkpointer_of_the_run_in_one_process_is_an_error(world: World) -> None:
+    """A notebook's cell that is run twice: it must not train from step 1 beside the first."""
+    with world.open() as first:
+        save_all(first, world, 1)
+        with pytest.raises(LocalTierError, match="this process has a checkpointer of that run"):
+            world.open()
+        save_all(first, world, 2)
+    with world.open() as again:
+        assert again.restore(state=world.state(0))[0] == 2
+
+
+def test_save_after_the_ramdisk_was_removed_succeeds(world: World) -> None:
+    with world.open() as checkpointer:
+        save_all(checkpointer, world, 1, 2)
+        world.lose_ram()
+        save_all(checkpointer, world, 3, 4)
+        assert checkpointer.failed_saves == 0
+    with world.open() as checkpointer:
+        assert checkpointer.restore(state=world.state(0))[0] == 4
+
+
+def test_saves_go_on_while_restored_arrays_are_held(world: World) -> None:
+    """On a ramdisk with room for two slots, as README asks for."""
+
+    def state(step: int) -> dict[str, Any]:
+        return {"w": jnp.full(3 << 20, step, jnp.uint8)}
+
+    with small_tmpfs(world.ramdisk, size_bytes=8 << 20):
+        with world.open() as checkpointer:
+            for step in (1, 2):
+                checkpointer.save(step=step, state=state(step))
+                checkpointer.wait_until_finished()
+            checkpointer.check_for_errors()
+        with world.open() as checkpointer:
+            found, held = checkpointer.restore(state=state(0))
+            assert found == 2
+            for step in (3, 4, 5):
+                checkpointer.save(step=step, state=state(step))
+                checkpointer.wait_until_finished()
+            checkpointer.check_for_errors()
+            assert same(held, state(2))
+            assert checkpointer.latest_step() == 5
+
+
+def test_restore_with_room_lends_the_slot(world: World) -> None:
+    state = {"w": jnp.full(1 << 20, 1, jnp.uint8)}
+    with world.open() as checkpointer:
+        checkpointer.save(step=1, state=state)
+        checkpointer.wait_until_finished()
+    with world.open() as checkpointer:
+        _, held = checkpointer.restore(state=state)
+        (path,) = world.ramdisk.glob("run/process_00000/slot_0.bin")
+        assert path.stat().st_size == 1 << 20
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        maps = [line.split() for line in lines if line.endswith(str(path))]
+        spans = [tuple(int(end, 16) for end in fields[0].split("-")) for fields in maps]
+        at = held["w"].unsafe_buffer_pointer()
+        assert any(start <= at < end for start, end in spans)

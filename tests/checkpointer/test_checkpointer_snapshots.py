@@ -1,0 +1,88 @@
+"""Snapshots that pass through staging memory, as on accelerators, in a job of one process."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import Any
+
+import jax
+import pytest
+from world import LONG_S, World, same
+
+from emergency_ckpt.errors import SaveFailed
+from emergency_ckpt.events import Event
+
+WAIT = {"snapshot_mode": "wait", "staging_memory": "pinned_host", "staging_bytes": 40}
+COPY = {**WAIT, "snapshot_mode": "device_copy", "device_copy_bytes": 40}
+
+
+@partial(jax.jit, donate_argnums=0)
+def donating_step(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    return {name: array + 1 for name, array in arrays.items()}
+
+
+def donate(state: dict[str, Any]) -> None:
+    arrays = {name: value for name, value in state.items() if isinstance(value, jax.Array)}
+    jax.block_until_ready(donating_step(arrays))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        WAIT,
+        COPY,
+        {**WAIT, "staging_memory": "pageable"},
+        {"snapshot_mode": "wait"},
+        {"snapshot_mode": "device_copy", "device_copy_bytes": 40},
+    ],
+    ids=["wait", "device_copy", "pageable", "wait_on_cpu", "device_copy_on_cpu"],
+)
+def test_both_tiers_have_what_was_donated_after_the_save(
+    world: World, settings: dict[str, Any]
+) -> None:
+    with world.open_both(**settings) as checkpointer:
+        for step in (1, 2, 3, 4, 5):
+            state = world.state(step)
+            assert checkpointer.save(step=step, state=state, host_state=step)
+            donate(state)
+            # Where JAX hands out the array's own memory, the step could not have it yet.
+            assert state["w"].is_deleted() or settings.get("staging_memory") != "pinned_host"
+        checkpointer.wait_until_finished()
+        checkpointer.check_for_errors()
+    with world.open_both() as checkpointer:
+        step, state = checkpointer.restore(state=world.state(0))
+        assert step == 5
+        assert same(state, world.state(5))
+    world.lose_ram()
+    with world.open_both() as checkpointer:
+        step, state = checkpointer.restore(state=world.state(0))
+        assert step == 4
+        assert same(state, world.state(4))
+
+
+def test_a_snapshot_that_takes_too_long_fails_the_save_and_training_goes_on(world: World) -> None:
+    with world.open() as checkpointer:
+        checkpointer.save(step=1, state=world.state(1), host_state=1)
+        checkpointer.wait_until_finished()
+    reached, release = threading.Event(), threading.Event()
+
+    def hold_up(event: Event) -> None:
+        if event.name == "save.invalidated":
+            reached.set()
+            release.wait(LONG_S)
+
+    with world.open(**WAIT, on_event=hold_up, save_timeout_s=1.0) as checkpointer:
+        assert checkpointer.restore(state=world.state(0))[0] == 1
+        state = world.state(2)
+        assert checkpointer.save(step=2, state=state, host_state=2)
+        assert reached.wait(LONG_S)
+        donate(state)
+        release.set()
+        checkpointer.wait_until_finished(LONG_S)
+        with pytest.raises(SaveFailed, match="step 2"):
+            checkpointer.check_for_errors()
+    with world.open() as checkpointer:
+        step, state = checkpointer.restore(state=world.state(0))
+        assert step == 1
+        assert same(state, world.state(1))

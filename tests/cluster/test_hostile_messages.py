@@ -1,0 +1,318 @@
+"""Values of the coordination service that nobody of this job can have written, or not like this."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+import pytest
+from damage import damaged
+
+from emergency_ckpt.background import Failures
+from emergency_ckpt.cluster import departures, messages, peers, start_agreement
+from emergency_ckpt.cluster import rounds as going_on
+from emergency_ckpt.cluster.coordination import Coordinator
+from emergency_ckpt.cluster.departures import Departures, leaving
+from emergency_ckpt.cluster.messages import (
+    SMALL_BYTES,
+    by_process,
+    decode_each,
+    decode_message,
+    number_of,
+    reason_of,
+    text_of,
+)
+from emergency_ckpt.cluster.preemption import PreemptionWatch
+from emergency_ckpt.core.save import step_agreement as words
+from emergency_ckpt.errors import CheckpointError, ConfigError, CoordinationError
+from emergency_ckpt.save import vote
+from emergency_ckpt.save.persistent import outcomes as persistent_save_outcomes
+from emergency_ckpt.save.persistent.keys import FIRST_STAGE, OUTCOME, PersistentSaveKeys
+from emergency_ckpt.save.persistent.outcomes import Outcomes
+from emergency_ckpt.save.persistent.reports import Crc, Document, Report, Written
+from emergency_ckpt.save.step_agreement import Choice, SaveAgreement
+from emergency_ckpt.save.vote import Ballot, Vote
+from emergency_ckpt.testing.memory_coordination import MemoryService
+from emergency_ckpt.types import SaveId, ShardId
+
+# pyright: reportPrivateUsage=false
+
+LONG_S = 30.0
+SAVE = SaveId(40, "0198f2c4a1b0-5e9d000000000000", "run")
+SHARD = ShardId("['w']", ((0, 4),))
+MESSAGES: tuple[tuple[Any, Any], ...] = (
+    (Ballot("5e" * 32, "9d" * 32), Ballot),
+    (vote._Decision(False, "process 1: no"), vote._Decision),
+    (peers._Hello("127.0.0.1:4000", ""), peers._Hello),
+    (peers._Verdict("0198f2c4a1b0-5e9d000000000000", ""), peers._Verdict),
+    (going_on._Ready("", 7), going_on._Ready),
+    (start_agreement._Hello("5e" * 32, ""), start_agreement._Hello),
+    (start_agreement._Decision("5e9d", "", ("process 1",)), start_agreement._Decision),
+    (departures._Leaving("done", {"local": ("0198", 40)}), departures._Leaving),
+    (words.Proposal(3, "local", 40), words.Proposal),
+    (words.Answer("late", 41, 0.25), words.Answer),
+    (words.Decision(True), words.Decision),
+    (persistent_save_outcomes._Outcome("", kept=True), persistent_save_outcomes._Outcome),
+    (Report(written=Written({0: Document("5e", False)}, (Crc(SHARD, 77),))), Report),
+    (("0198f2c4a1b0-5e9d", 40), tuple[str, int]),
+    ({"dir": "'/a'"}, dict[str, str]),
+    (["dir differs"], list[str]),
+)
+HOSTILE: dict[str, bytes] = {
+    "empty": b"",
+    "no text": b"\xff\xfe",
+    "number": b"17",
+    "null": b"null",
+    "text": b'"a"',
+    "list of list": b"[[1]]",
+    "unknown field": b'{"nobody": 1}',
+    "deep": b"[" * 200_000,
+    "deep objects": b'{"error":' * 100_000,
+    "huge number": b"9" * 100_000,
+    "oversized": b'"' + b"a" * SMALL_BYTES + b'"',
+}
+
+
+@pytest.mark.parametrize(("value", "kind"), MESSAGES, ids=[str(kind) for _, kind in MESSAGES])
+def test_every_damaged_message_is_one_or_a_typed_error(value: Any, kind: Any) -> None:
+    data = msgspec.json.encode(value)
+    assert decode_message(data, kind, "a") == value
+    name, errors = "vote/5e9d/40/ballot/1", list[str]()
+    for each in damaged(data):
+        try:
+            decode_message(each, kind, name)
+        except CoordinationError as error:
+            errors.append(str(error))
+    assert len(errors) > len(data)
+    assert all(name in text for text in errors)
+
+
+@pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
+@pytest.mark.parametrize("kind", [kind for _, kind in MESSAGES], ids=str)
+def test_hostile_message_is_a_typed_error(kind: Any, data: bytes) -> None:
+    with pytest.raises(CoordinationError, match="hello/3"):
+        decode_message(data, kind, "hello/3", limit_bytes=SMALL_BYTES)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-1", "+1", "01", "1_0", " 1", "1\n", "x", "\u0661", "9" * 5000, "3", "1/ballot/2"]
+)
+def test_key_of_no_process_is_a_typed_error(text: str) -> None:
+    with pytest.raises(CoordinationError, match="leaving"):
+        by_process({text: b""}, "leaving", 3)
+
+
+def test_damaged_number_and_text_are_that_or_a_typed_error() -> None:
+    errors: list[str] = []
+    for data in (b"1207", b"127.0.0.1:4000"):
+        for each in [*damaged(data), b"a" * 5000]:
+            for decode in (number_of, text_of):
+                try:
+                    decode(each, "address/1")
+                except CoordinationError as error:
+                    errors.append(str(error))
+            assert len(reason_of(each)) <= 4000
+    assert errors
+    assert all("address/1" in text for text in errors)
+
+
+def test_limit_of_a_message_is_its_size() -> None:
+    data = msgspec.json.encode(["a" * 100])
+    assert decode_message(data, list[str], "a", limit_bytes=len(data)) == ["a" * 100]
+    with pytest.raises(CoordinationError, match="more than 50"):
+        decode_message(data, list[str], "a", limit_bytes=50)
+    (text,) = decode_each({2: data}, list[str], "a", lambda text: [text], limit_bytes=50)[2]
+    assert "'a/2'" in text
+
+
+# What becomes of it: each call below is made as a job would, with one value of a stranger.
+
+
+class Tampered:
+    """A coordinator which writes ``data`` in place of each value whose key has ``part``."""
+
+    def __init__(self, inner: Coordinator, part: str, data: bytes) -> None:
+        self._inner = inner
+        self._part = part
+        self._data = data
+
+    def put(self, key: str, value: bytes) -> None:
+        self._inner.put(key, self._data if self._part in key else value)
+
+    def replace(self, key: str, value: bytes) -> None:
+        self._inner.replace(key, self._data if self._part in key else value)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def together(
+    call: Callable[[Any], object], part: str, data: bytes, liar: int, count: int = 3
+) -> list[object]:
+    """Make ``call`` on all; what each returned or raised. ``liar`` writes ``data``."""
+    service = MemoryService(count)
+
+    def run(process: int) -> object:
+        member: Any = service.member(process)
+        try:
+            return call(Tampered(member, part, data) if process == liar else member)
+        except CheckpointError as error:
+            return error
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(run, range(count)))
+
+
+DATA = pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
+
+
+@DATA
+def test_start_with_hostile_hello_fails_everywhere(data: bytes) -> None:
+    outcomes = together(
+        lambda member: peers.agree_start(member, lambda: "127.0.0.1:1", LONG_S), "hello/", data, 1
+    )
+    assert all("process 1: decode message 'hello/1'" in str(o) for o in outcomes), outcomes
+
+
+@DATA
+def test_settings_with_hostile_hello_fail_everywhere(data: bytes) -> None:
+    outcomes = together(
+        lambda member: start_agreement.agree_settings(member, {"a": "1"}, LONG_S),
+        "settings/",
+        data,
+        2,
+    )
+    assert all(isinstance(o, ConfigError) and "'settings/2'" in str(o) for o in outcomes), outcomes
+
+
+@DATA
+def test_differing_settings_with_hostile_table_are_told(data: bytes) -> None:
+    def call(member: Coordinator) -> object:
+        own = {"a": str(member.process_index)}
+        return start_agreement.agree_settings(member, own, LONG_S)
+
+    outcomes = together(call, "settings.told/", data, 1)
+    assert all(isinstance(o, ConfigError) and "settings.told/1" in str(o) for o in outcomes)
+
+
+@DATA
+def test_going_on_with_hostile_word_fails_everywhere(data: bytes) -> None:
+    def call(member: Coordinator) -> object:
+        watch = PreemptionWatch(None, grace_s=1.0)
+        return going_on.run_on_all(member, "ready", lambda: None, watch, LONG_S)
+
+    outcomes = together(call, "ready/", data, 1)
+    assert all("process 1: decode message 'ready/1'" in str(o) for o in outcomes), outcomes
+
+
+@DATA
+def test_vote_with_hostile_ballot_is_decided_against(data: bytes) -> None:
+    def call(member: Coordinator) -> object:
+        return Vote(member, LONG_S).cast(SAVE, Ballot("5e", "9d"))
+
+    outcomes: list[Any] = together(call, "/ballot/", data, 2)
+    assert [outcome.kind for outcome in outcomes] == ["incomplete"] * 3
+    assert all("/ballot/2" in outcome.reason for outcome in outcomes)
+
+
+@DATA
+def test_vote_with_hostile_decision_is_in_doubt(data: bytes) -> None:
+    def call(member: Coordinator) -> object:
+        return Vote(member, LONG_S).cast(SAVE, Ballot("5e", "9d"))
+
+    outcomes: list[Any] = together(call, "/decision", data, 0)
+    assert [outcome.kind for outcome in outcomes[1:]] == ["in_doubt"] * 2
+    assert all("/decision, process 0" in outcome.reason for outcome in outcomes[1:])
+
+
+@DATA
+def test_hostile_departure_counts_as_one(data: bytes) -> None:
+    service = MemoryService(2)
+    service.member(1).put("leaving/1", data)
+    assert "leaving/1" in leaving(service.member(0))[1]
+    absent = Departures(service.member(0)).absent("local", SAVE, {1})
+    assert "leaving/1" in absent[1]
+
+
+@DATA
+def test_hostile_outcome_of_persistent_save_is_typed(data: bytes) -> None:
+    service = MemoryService(2)
+    keys = [PersistentSaveKeys(service.member(p)) for p in range(2)]
+    keys[0].put(SAVE, OUTCOME, data)
+    with pytest.raises(CoordinationError, match="outcome of step 40, process 0"):
+        Outcomes(keys[1], LONG_S).learn(SAVE, 0)
+    service.member(0).put("persist.at/0", data)
+    with pytest.raises(CoordinationError, match=r"persist\.at/0"):
+        keys[1].absent(SAVE, [0])
+    service.member(0).put(f"persist/{SAVE.incarnation}/40/{FIRST_STAGE}/stranger", data)
+    with pytest.raises(CoordinationError, match="stranger"):
+        keys[1].list(SAVE, FIRST_STAGE)
+
+
+@dataclasses.dataclass
+class Tier:
+    """A tier that wants two saves, far ahead."""
+
+    stall_s: float = 0.0
+    agreed_at: list[int] = dataclasses.field(default_factory=list[int])
+
+    def is_ready(self, timeout_s: float) -> bool:
+        del timeout_s
+        return True
+
+    def choose_step(self, progress: Any, first_step: int, lead_s: float) -> Choice | None:
+        del progress, lead_s
+        return None if len(self.agreed_at) > 1 else Choice(first_step + 1000, waits=True)
+
+    def agreed(self, step: int, stall_s: float) -> None:
+        del stall_s
+        self.agreed_at.append(step)
+
+
+class FailOnce(Tampered):
+    """Tampers with the first such value alone."""
+
+    def put(self, key: str, value: bytes) -> None:
+        part, self._part = (self._part, "\n" if self._part in key else self._part)
+        self._inner.put(key, self._data if part in key else value)
+
+
+@pytest.mark.parametrize("data", [HOSTILE[n] for n in ("empty", "unknown field", "deep")])
+@pytest.mark.parametrize(("part", "liar"), [("/proposal/", 0), ("/answer/", 1), ("/word/", 0)])
+def test_agreement_goes_on_after_a_hostile_message(part: str, liar: int, data: bytes) -> None:
+    service, failures, tiers = MemoryService(2), [Failures(), Failures()], [Tier(), Tier()]
+    agreements: list[SaveAgreement] = []
+    for process in range(2):
+        member: Any = service.member(process)
+        if process == liar:
+            member = FailOnce(member, part, data)
+        found: Mapping[Any, Any] = {"local": tiers[process]}
+        agreements.append(
+            SaveAgreement(member, "agree", found, failures[process], timeout_s=LONG_S)
+        )
+    try:
+        for step in (1, 2, 3):
+            for each in agreements:
+                each.arrive(step)
+        assert [each.decision_on(1, LONG_S) for each in agreements] == [True, True]
+    finally:
+        for each in agreements:
+            each.stop()
+    assert any(part in str(error) for error in _recorded(failures))
+
+
+def _recorded(failures: list[Failures]) -> list[Exception]:
+    found: list[Exception] = []
+    for each in failures:
+        try:
+            each.raise_pending()
+        except CheckpointError as error:
+            found.append(error)
+    return found
+
+
+def test_bounds_of_messages_are_in_order() -> None:
+    assert messages.SMALL_BYTES < messages.LARGE_BYTES

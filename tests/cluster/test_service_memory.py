@@ -1,0 +1,31 @@
+"""The process of JAX's coordination service does not grow with the number of saves."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from places import JOBS
+
+PROGRAM = JOBS / "service_memory_program.py"
+BYTES_PER_VOTE = 200
+"""A barrier of a name of its own costs more than 900."""
+
+
+@pytest.mark.parametrize(
+    "votes", [1500, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
+)
+def test_service_memory_after_many_votes_is_flat(votes: int) -> None:
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), str(votes)],
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    before_bytes, after_bytes = map(int, done.stdout.split())
+    assert after_bytes - before_bytes < BYTES_PER_VOTE * votes * 0.9

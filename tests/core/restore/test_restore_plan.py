@@ -1,0 +1,223 @@
+"""Parts of the planner that scenarios do not show: size of plans, contradictions, leaves."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from planner_world import Layout, PlannerWorld, contents_of
+
+from emergency_ckpt.core.restore.inventory import (
+    HeldHostState,
+    HeldTensors,
+    HolderInventory,
+    Inventory,
+    Quarantined,
+)
+from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan, clip, few, selected
+from emergency_ckpt.core.restore.restore_plan import compare_leaves, plan_restore
+from emergency_ckpt.types import LeafSpec, SaveId, ShardId
+
+
+def planned(world: PlannerWorld, inventory: Inventory | None = None) -> RestorePlan:
+    layout = world.layout
+    plan = plan_restore(inventory or world.inventory(), layout.targets(), layout.leaves())
+    assert isinstance(plan, RestorePlan), plan
+    return plan
+
+
+def saved(slices: int = 2, hosts: int = 2) -> PlannerWorld:
+    world = PlannerWorld(Layout(slices, hosts))
+    world.save(40, "a", complete=True)
+    return world
+
+
+def test_process_that_reads_its_own_ram_has_a_tiny_plan() -> None:
+    paths = tuple(f"params/layer{i:03}/attention/kernel" for i in range(300))
+    world = PlannerWorld(Layout(2, 2, sharded=paths))
+    world.save(40, "a", complete=True)
+    plan = planned(world)
+    assert len(msgspec.json.encode(plan.processes[3])) < 512
+    share = plan.share_of(3)
+    assert set(share.processes) == {3}
+    assert len(msgspec.json.encode(share)) < 1024
+    assert msgspec.json.decode(msgspec.json.encode(share), type=RestorePlan | NoPlan) == share
+
+
+def test_selected_expands_none_to_all_shards() -> None:
+    layout = Layout(1, 1)
+    contents = contents_of(SaveId(1, "a", "r"), layout.leaves(), layout.shards(0))
+    assert list(selected(None, contents)) == [0, 1]
+    assert list(selected((1,), contents)) == [1]
+
+
+def test_plan_names_the_address_of_every_peer_but_not_its_own() -> None:
+    world = saved()
+    world.lose(1)
+    plan = planned(world)
+    assert plan.processes[1].addresses == {"process/3": "10.0.0.3:7000"}
+    assert plan.processes[0].addresses == {"process/2": "10.0.0.2:7000"}
+
+
+def test_two_holders_of_one_name_are_both_ignored_with_a_note() -> None:
+    world = saved()
+    inventory = world.inventory()
+    impostor = msgspec.structs.replace(inventory.holders[1], address="10.9.9.9:1", tensors=())
+    inventory = msgspec.structs.replace(inventory, holders=(*inventory.holders, impostor))
+    plan = planned(world, inventory)
+    assert [group.sources for group in plan.processes[1].fetch] == [("process/3",)]
+    (note,) = plan.notes
+    assert "process/1" in note
+
+
+def test_two_holders_of_one_process_index_are_both_ignored() -> None:
+    world = saved()
+    inventory = world.inventory()
+    twin = msgspec.structs.replace(inventory.holders[1], holder="process/1b")
+    plan = planned(world, msgspec.structs.replace(inventory, holders=(*inventory.holders, twin)))
+    assert plan.processes[1].local == ()
+    assert "process/1, process/1b" in plan.notes[0]
+
+
+def test_the_same_inventory_twice_is_one() -> None:
+    world = saved()
+    inventory = world.inventory()
+    twice = msgspec.structs.replace(inventory, holders=inventory.holders * 2)
+    assert planned(world, twice) == planned(world)
+
+
+def with_host_states(world: PlannerWorld, digests: dict[int, str]) -> None:
+    """Machine i holds a host state of process 0 with the given digest."""
+    for machine in world.machines:
+        machine.host_states = [s for s in machine.host_states if s.owner != 0]
+    for index, digest in digests.items():
+        state = HeldHostState(SaveId(40, "a", "run"), 0, world.layout.process_count, digest, 9,
+                              empty=False)  # fmt: skip
+        world.machines[index].host_states.append(state)
+
+
+def test_of_two_host_states_of_one_process_the_one_of_most_holders_is_used() -> None:
+    world = saved(slices=3, hosts=1)
+    with_host_states(world, {0: "x", 1: "y", 2: "y"})
+    plan = planned(world)
+    (state,) = plan.processes[0].host_states
+    assert (state.digest, set(state.sources)) == ("y", {"process/1", "process/2"})
+    assert "different host states of process 0" in plan.notes[0]
+
+
+def test_after_quarantine_of_all_copies_the_other_host_state_is_used() -> None:
+    world = saved(slices=3, hosts=1)
+    with_host_states(world, {0: "x", 1: "y", 2: "y"})
+    world.quarantined |= {Quarantined("process/1", "y"), Quarantined("process/2", "y")}
+    (state,) = planned(world).processes[0].host_states
+    assert (state.digest, state.sources) == ("x", ("process/0",))
+
+
+def test_manifest_that_claims_another_save_is_not_used() -> None:
+    world = saved(slices=1, hosts=1)
+    save = SaveId(45, "a", "run")
+    digest = world.machines[0].tensors[0].digest
+    world.machines[0].tensors.append(HeldTensors(save, digest))
+    plan = planned(world)
+    assert plan.step == 40
+    assert "is of another save (step 40)" in plan.rejected[0].reason
+
+
+def test_shards_without_elements_need_no_source() -> None:
+    leaves = {"z": LeafSpec("z", "float32", (0, 4))}
+    shard = ShardId("z", ((0, 0), (0, 4)))
+    save = SaveId(1, "a", "r")
+    holder = HolderInventory("process/0", 0, "h:1", (HeldTensors(save, "d"),), ())
+    contents = contents_of(save, leaves, (shard,))
+    inventory = Inventory((holder,), {"d": contents})
+    plan = plan_restore(inventory, {0: (shard,), 1: (shard,)}, leaves, needs_host_state=False)
+    assert isinstance(plan, RestorePlan)
+    assert plan.processes[1].fetch == ()
+
+
+def test_reasons_are_bounded() -> None:
+    world = PlannerWorld(Layout(1, 2, rows=8, sharded=tuple(f"w{i}" * 30 for i in range(50))))
+    for step in range(100):
+        world.save(step, "a", by=[0])
+    outcome = plan_restore(world.inventory(), world.layout.targets(), world.layout.leaves())
+    assert isinstance(outcome, NoPlan)
+    assert len(outcome.rejected) == 32
+    assert [item.step for item in outcome.rejected] == list(range(99, 67, -1))
+    assert all(len(item.reason) <= 400 for item in outcome.rejected)
+    assert clip("x" * 401) == "x" * 397 + "..."
+    assert few(range(6)) == "0, 1, 2, 3 and 2 more"
+
+
+@pytest.mark.parametrize(
+    ("found", "line"),
+    [
+        ([], "w: expected float32(2,), not in the checkpoint"),
+        ([LeafSpec("w", "int8", (2,))], "w: expected dtype float32, checkpoint has dtype int8"),
+        (
+            [LeafSpec("w", "float32", (3,))],
+            "w: expected shape (2,), checkpoint has shape (3,)",
+        ),
+        (
+            [LeafSpec("w", "float32", (2,), "rbg")],
+            "w: expected key_impl None, checkpoint has key_impl rbg",
+        ),
+        (
+            [LeafSpec("w", "float32", (2,)), LeafSpec("x", "uint32", (1,), "rbg")],
+            "x: not in the given state, checkpoint has uint32(1,) key rbg",
+        ),
+        (
+            [LeafSpec("w", "float32", (2,)), LeafSpec("w", "int8", (2,))],
+            "w: stored with two different descriptions",
+        ),
+    ],
+)
+def test_compare_leaves_names_both_values(found: list[LeafSpec], line: str) -> None:
+    assert compare_leaves({"w": LeafSpec("w", "float32", (2,))}, found) == (line,)
+
+
+def test_compare_leaves_of_equal_leaves_is_empty_in_any_order() -> None:
+    leaves = {path: LeafSpec(path, "float32", (2,)) for path in "ab"}
+    assert compare_leaves(leaves, reversed(list(leaves.values()))) == ()
+
+
+def test_one_copy_that_is_not_empty_is_enough_to_need_host_states() -> None:
+    world = PlannerWorld(Layout(2, 1))
+    world.save(40, "a", empty=True)
+    with_host_states(world, {0: "x"})
+    empty = world.machines[1].host_states[0]
+    world.machines[1].host_states.append(msgspec.structs.replace(empty, owner=0, digest="a"))
+    outcome = plan_restore(
+        world.inventory(), dict.fromkeys(range(3), world.layout.shards(0)), world.layout.leaves()
+    )
+    assert isinstance(outcome, NoPlan)
+    assert (outcome.kind, outcome.saved_count, outcome.process_count) == ("host_state_count", 2, 3)
+
+
+def test_a_manifest_reported_twice_by_one_holder_is_one_source() -> None:
+    world = saved()
+    world.lose(1)
+    world.machines[3].tensors *= 2
+    (group,) = planned(world).processes[1].fetch
+    assert group.sources == ("process/3",)
+
+
+def test_of_different_manifests_with_a_shard_the_less_loaded_holder_is_used() -> None:
+    """Only even processes fetch: going round by process index alone would load one holder."""
+    layout, save = Layout(1, 1), SaveId(40, "a", "run")
+    leaves, (b, w) = layout.leaves(), layout.shards(0)
+    manifests = {
+        "d0": contents_of(save, leaves, (w,)),
+        "d1": contents_of(save, leaves, (b, w)),
+    }
+    holders = tuple(
+        HolderInventory(f"process/{i}", i, f"h:{i}", (HeldTensors(save, f"d{i}"),), ())
+        for i in range(2)
+    )
+    plan = plan_restore(
+        Inventory(holders, manifests),
+        dict.fromkeys((0, 1, 2, 4, 6, 8), (w,)),
+        leaves,
+        needs_host_state=False,
+    )
+    assert isinstance(plan, RestorePlan)
+    sources = [plan.processes[p].fetch[0].sources[0] for p in (2, 4, 6, 8)]
+    assert sorted(sources) == ["process/0"] * 2 + ["process/1"] * 2

@@ -1,0 +1,37 @@
+"""What the tests of restarts share: a run in mid-training, and copies of its hosts' RAM."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from collections.abc import Iterable, Sequence
+
+from running_jobs import LIFE_TIMEOUT_S
+
+from emergency_ckpt.launch.job import JobSpec
+from emergency_ckpt.launch.process_set import POLL_S, ProcessSet
+
+RUN_ID = "lives"
+HOLDERS_VARIABLE = "ECKPT_TEST_HOLDERS"
+HELD_STEP = 12
+
+
+def train_and_kill(spec: JobSpec, victims: Sequence[int]) -> None:
+    """Train until all have reached step 12, kill ``victims`` at once, end the others."""
+    with ProcessSet(spec) as processes:
+        everyone = range(len(processes.pids))
+        processes.hold_at(everyone, HELD_STEP)
+        deadline_s = time.monotonic() + LIFE_TIMEOUT_S
+        while min(processes.steps) < HELD_STEP:
+            assert not processes.poll(), f"{processes.exits}; logs in {spec.log_dir}"
+            assert time.monotonic() < deadline_s, f"steps {processes.steps}"
+            time.sleep(POLL_S)
+        processes.signal(victims, signal.SIGKILL)
+        processes.end(grace_s=0)
+
+
+def new_world(spec: JobSpec, name: str, hosts: Iterable[int], lost: Iterable[int] = ()) -> None:
+    """Copy what ``hosts`` hold of the world ``base`` to ``name``, but for those ``lost``."""
+    for host in set(hosts) - set(lost):
+        shutil.copytree(spec.ramdisk(host) / "base", spec.ramdisk(host) / name)

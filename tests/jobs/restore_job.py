@@ -1,0 +1,379 @@
+"""Restore scenarios, each on fresh ramdisk directories, all in one job of four real processes.
+
+A lost host is an emptied directory; other process ids are other directories given to the processes.
+Each program returns what its process saw; ``test_restore.py`` judges.
+"""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from job_process import Iterator, JobProcess, differences, mesh_of, run_program, specs_on, state_at
+from restoring import lose, newest_manifest, process_dir, restore, train
+
+from emergency_ckpt import EmergencyCheckpointer
+from emergency_ckpt.errors import CheckpointError
+
+
+def nothing_lost(world: JobProcess) -> Any:
+    train(world, "intact", range(1, 11))
+    return restore(world, "intact")
+
+
+def slice_lost(world: JobProcess) -> Any:
+    train(world, "slice", range(1, 11))
+    lose(world, "slice", 2, 3)
+    first = restore(world, "slice")
+    # The fetched copies count: now the other slice may go.
+    lose(world, "slice", 0, 1)
+    return [first, restore(world, "slice")]
+
+
+def half_lost(world: JobProcess) -> Any:
+    train(world, "half", range(1, 11))
+    lose(world, "half", 0, 3)
+    return restore(world, "half")
+
+
+def permuted(world: JobProcess) -> Any:
+    train(world, "permuted", range(1, 11))
+    world.meet()
+    return restore(world, "permuted", host=3 - world.process)
+
+
+def permuted_and_lost(world: JobProcess) -> Any:
+    train(world, "permlost", range(1, 11))
+    lose(world, "permlost", 1)
+    return restore(world, "permlost", host=(world.process + 1) % world.count)
+
+
+def slices_swapped(world: JobProcess) -> Any:
+    train(world, "swapped", range(1, 11))
+    return restore(world, "swapped", mesh=mesh_of(world.slices, [1, 0]))
+
+
+def corrupt_shard(world: JobProcess) -> Any:
+    train(world, "corrupt", range(1, 11))
+    world.meet()
+    if world.process == 1:
+        slot = newest_manifest(process_dir(world, "corrupt", 1)).name.split(".")[0]
+        path = process_dir(world, "corrupt", 1) / f"{slot}.bin"
+        with path.open("r+b") as file:
+            first = file.read(1)
+            file.seek(0)
+            file.write(bytes([first[0] ^ 1]))
+    world.meet()
+    return restore(world, "corrupt")
+
+
+def mended_and_lost(world: JobProcess) -> Any:
+    """A damaged shard is mended by a peer; then the peer goes, and the mended copy must do."""
+    train(world, "mended", range(1, 11))
+    world.meet()
+    if world.process == 1:
+        slot = newest_manifest(process_dir(world, "mended", 1)).name.split(".")[0]
+        with (process_dir(world, "mended", 1) / f"{slot}.bin").open("r+b") as file:
+            first = file.read(1)
+            file.seek(0)
+            file.write(bytes([first[0] ^ 1]))
+    first = restore(world, "mended")
+    lose(world, "mended", 2, 3)
+    return [first, restore(world, "mended")]
+
+
+def corrupt_everywhere(world: JobProcess) -> Any:
+    """The same shard is damaged on both slices: the older whole step is taken."""
+    train(world, "corrupt2", range(1, 11))
+    world.meet()
+    directory = process_dir(world, "corrupt2", world.process)
+    slot = newest_manifest(directory).name.split(".")[0]
+    with (directory / f"{slot}.bin").open("r+b") as file:
+        first = file.read(1)
+        file.seek(0)
+        file.write(bytes([first[0] ^ 1]))
+    world.meet()
+    return restore(world, "corrupt2")
+
+
+def truncated_manifest(world: JobProcess) -> Any:
+    train(world, "truncated", range(1, 11))
+    world.meet()
+    if world.process == 2:
+        path = newest_manifest(process_dir(world, "truncated", 2))
+        path.write_bytes(path.read_bytes()[:-40])
+    world.meet()
+    return restore(world, "truncated")
+
+
+def missing_manifest_everywhere(world: JobProcess) -> Any:
+    """Both holders of one part lost the newest manifest: the older step is whole."""
+    train(world, "nomanifest", range(1, 11))
+    world.meet()
+    if world.process in (1, 3):
+        newest_manifest(process_dir(world, "nomanifest", world.process)).unlink()
+    world.meet()
+    return restore(world, "nomanifest")
+
+
+def host_state_missing(world: JobProcess) -> Any:
+    """Tensors of step 10 are whole, the host state of process 1 is held nowhere."""
+    train(world, "nohoststate", range(1, 11))
+    world.meet()
+    for path in process_dir(world, "nohoststate", world.process).glob(
+        "host_state/*-10/process_00001_of_*.json"
+    ):
+        path.unlink()
+    world.meet()
+    return restore(world, "nohoststate")
+
+
+def two_incarnations(world: JobProcess) -> Any:
+    """Step 10 by one half of the processes in one life, by the other half in the next."""
+    name = "lives"
+    train(world, name, range(1, 6))
+    for half in ((0, 2), (1, 3)):
+        mesh = mesh_of(world.slices)
+        iterator = Iterator(world.process)
+        with world.config(name, save_timeout_s=1.5).instantiate() as ckpt:
+            restored, _ = ckpt.restore(state=specs_on(mesh), host_state=iterator)
+            assert restored == 5, restored
+            if world.process in half:
+                ckpt.save(step=10, state=state_at(10, mesh), host_state=iterator.at(10))
+                ckpt.wait_until_finished()
+            world.meet()
+            # Undo what the next restore does to newer leftovers, to have both halves on disk.
+        keep_leftovers(world, name, world.process in half)
+    put_back_leftovers(world, name)
+    return restore(world, name)
+
+
+def keep_leftovers(world: JobProcess, name: str, mine: bool) -> None:
+    world.meet()
+    if mine:
+        directory = process_dir(world, name, world.process)
+        aside = world.root / f"aside_{world.process}"
+        shutil.copytree(directory, aside)
+    world.meet()
+
+
+def put_back_leftovers(world: JobProcess, name: str) -> None:
+    directory = process_dir(world, name, world.process)
+    shutil.rmtree(directory)
+    shutil.copytree(world.root / f"aside_{world.process}", directory)
+    world.meet()
+
+
+def two_steps_on_different_hosts(world: JobProcess) -> Any:
+    """Slice 0 holds step 10 alone, slice 1 step 5 alone: 10 is whole, and newer."""
+    train(world, "mixed", range(1, 11))
+    world.meet()
+    directory = process_dir(world, "mixed", world.process)
+    newest = newest_manifest(directory)
+    if world.process in (2, 3):
+        newest.unlink()
+    else:
+        for path in directory.glob("slot_*.manifest.json"):
+            if path != newest:
+                path.unlink()
+    world.meet()
+    return restore(world, "mixed")
+
+
+def other_mesh(world: JobProcess) -> Any:
+    """Saved on (2, 2), restored on one slice of four hosts: boxes intersect."""
+    train(world, "mesh", range(1, 11))
+    return restore(world, "mesh", mesh=mesh_of(1))
+
+
+def other_mesh_after_loss(world: JobProcess) -> Any:
+    train(world, "meshlost", range(1, 11), mesh=mesh_of(2))
+    lose(world, "meshlost", 1, 2)
+    return restore(world, "meshlost", mesh=mesh_of(1))
+
+
+def nothing_anywhere(world: JobProcess) -> Any:
+    return restore(world, "fresh")
+
+
+def more_lost_than_copies(world: JobProcess) -> Any:
+    directory = str(world.root / "persistent_copies")
+    settings = {"dir": directory, "save_every_n_steps": 5}
+    train(world, "deep", range(1, 8), **settings)
+    lose(world, "deep", 0, 2)
+    return restore(world, "deep", **settings)
+
+
+def unrecoverable(world: JobProcess) -> Any:
+    train(world, "gone", range(1, 11))
+    lose(world, "gone", 0, 2)
+    return restore(world, "gone")
+
+
+def requested_step(world: JobProcess) -> Any:
+    train(world, "requested", range(1, 11))
+    older = restore(world, "requested", requested=5)
+    # Step 10 was newer than what training went on from: it is gone, whatever was on the disks.
+    return [older, restore(world, "requested"), restore(world, "requested", requested=7)]
+
+
+def state_mismatch(world: JobProcess) -> Any:
+    train(world, "mismatch", range(1, 11))
+    mesh = mesh_of(world.slices)
+    other = dict(specs_on(mesh))
+    sharding = NamedSharding(mesh, P("fsdp"))
+    other["embed"] = jax.ShapeDtypeStruct((64, 16), np.float32, sharding=sharding)
+    other["flags"] = jax.ShapeDtypeStruct((16,), np.int8, sharding=sharding)
+    other["new"] = jax.ShapeDtypeStruct((4,), np.float32, sharding=NamedSharding(mesh, P()))
+    del other["wide"]
+    try:
+        with world.config("mismatch", mesh=mesh).instantiate() as ckpt:
+            ckpt.restore(state=other, host_state=Iterator(0))
+    except CheckpointError as error:
+        world.meet()
+        return {
+            "error": type(error).__name__,
+            "text": str(error),
+            "then": restore(world, "mismatch"),
+        }
+    raise AssertionError("the mismatch was not seen")
+
+
+def another_run(world: JobProcess) -> Any:
+    """A run neither restores nor removes what a run that crashed left on the same ramdisk."""
+    train(world, "old", range(1, 11))
+    shared = str(world.ramdisk("old"))
+    world.meet()
+    meanwhile = restore(world, "new", local_dir=shared)
+    world.meet()
+    return {"beside": meanwhile, "then": restore(world, "old")}
+
+
+def live_run_is_kept(world: JobProcess) -> Any:
+    """The same, while the other run lives: nothing of it is touched."""
+    mesh = mesh_of(world.slices)
+    shared = str(world.ramdisk("live"))
+    with world.config("live", mesh=mesh).instantiate() as ckpt:
+        ckpt.restore(state=specs_on(mesh))
+        ckpt.save(step=5, state=state_at(5, mesh), host_state=Iterator(world.process).at(5))
+        ckpt.wait_until_finished()
+        world.meet()
+        restore(world, "beside", local_dir=shared)
+        world.meet()
+        ckpt.check_for_errors()
+    return restore(world, "live")
+
+
+def drift(world: JobProcess) -> Any:
+    """One process is configured otherwise: all say so, at the start."""
+    try:
+        world.config("drift", local_save_every_n_steps=5 + (world.process == 2)).instantiate()
+    except CheckpointError as error:
+        return {"error": type(error).__name__, "text": str(error)}
+    raise AssertionError("the drift was not seen")
+
+
+def one_ramdisk_unusable(world: JobProcess) -> Any:
+    """The ramdisk of one process is a file: every process gets an error, nobody waits."""
+    if world.process == 1:
+        path = world.root / "not_a_directory"
+        path.write_text("")
+        settings = {"local_dir": str(path)}
+    else:
+        settings = {}
+    try:
+        world.config("unusable", **settings).instantiate()
+    except CheckpointError as error:
+        return {"error": type(error).__name__, "text": str(error)}
+    raise AssertionError("the fault was not seen")
+
+
+def restore_twice(world: JobProcess) -> Any:
+    """A second restore in one life, with saves between, as trainers that retry do it."""
+    mesh = mesh_of(world.slices)
+    iterator = Iterator(world.process)
+    with world.config("twice", mesh=mesh).instantiate() as ckpt:
+        ckpt.restore(state=specs_on(mesh), host_state=iterator)
+        for step in range(1, 11):
+            ckpt.save(step=step, state=state_at(step, mesh), host_state=iterator.at(step))
+        first, state = ckpt.restore(state=specs_on(mesh), host_state=iterator)
+        wrong = differences(state, 10, mesh)
+        for step in range(11, 26):
+            ckpt.save(step=step, state=state_at(step, mesh), host_state=iterator.at(step))
+        # `state` is alive and lent to JAX all the while: its slot must not have been written.
+        still = differences(state, 10, mesh)
+        second, again = ckpt.restore(state=specs_on(mesh), host_state=iterator)
+        ckpt.check_for_errors()
+        world.meet()
+    return {
+        "first": first,
+        "second": second,
+        "wrong": wrong + still + differences(again, 25, mesh),
+        "right_place": iterator.is_at(25, world.process),
+    }
+
+
+def keyword_construction(world: JobProcess) -> Any:
+    """Plain keywords, a dict as host state, and no interval but force."""
+    mesh = mesh_of(world.slices)
+    settings = {"run_id": "plain", "local_dir": str(world.ramdisk("plain")), "mesh": mesh}
+    with EmergencyCheckpointer(**settings) as ckpt:
+        saved = ckpt.save(step=3, state=state_at(3, mesh), host_state={"at": world.process})
+        forced = ckpt.save(
+            step=3, state=state_at(3, mesh), host_state={"at": world.process}, force=True
+        )
+        ckpt.wait_until_finished()
+        ckpt.check_for_errors()
+        world.meet()
+    with EmergencyCheckpointer(**settings) as ckpt:
+        host_state: dict[str, int] = {}
+        step, state = ckpt.restore(state=specs_on(mesh), host_state=host_state)
+        world.meet()
+    return {
+        "saved": saved,
+        "forced": forced,
+        "step": step,
+        "host_state": host_state,
+        "differences": differences(state, 3, mesh),
+    }
+
+
+PROGRAMS = {
+    program.__name__: program
+    for program in (
+        nothing_lost,
+        slice_lost,
+        half_lost,
+        permuted,
+        permuted_and_lost,
+        slices_swapped,
+        corrupt_shard,
+        mended_and_lost,
+        corrupt_everywhere,
+        truncated_manifest,
+        missing_manifest_everywhere,
+        host_state_missing,
+        two_incarnations,
+        two_steps_on_different_hosts,
+        other_mesh,
+        other_mesh_after_loss,
+        nothing_anywhere,
+        more_lost_than_copies,
+        unrecoverable,
+        requested_step,
+        state_mismatch,
+        another_run,
+        live_run_is_kept,
+        drift,
+        one_ramdisk_unusable,
+        restore_twice,
+        keyword_construction,
+    )
+}
+
+if __name__ == "__main__":
+    run_program(PROGRAMS)

@@ -1,0 +1,73 @@
+"""What jobs that lose ramdisks do on each process: train, lose, restore and compare."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from job_process import Iterator, JobProcess, differences, mesh_of, specs_on, state_at
+
+from emergency_ckpt.errors import CheckpointError
+
+
+def train(world: JobProcess, name: str, steps: range, **settings: Any) -> None:
+    """Save at every step that is due, and stop."""
+    mesh = settings.setdefault("mesh", mesh_of(world.slices))
+    iterator = Iterator(world.process)
+    with world.config(name, **settings).instantiate() as ckpt:
+        ckpt.restore(state=specs_on(mesh), host_state=iterator)
+        for step in steps:
+            ckpt.save(step=step, state=state_at(step, mesh), host_state=iterator.at(step))
+        ckpt.wait_until_finished()
+        ckpt.check_for_errors()
+        world.meet()
+
+
+def restore(world: JobProcess, name: str, **settings: Any) -> dict[str, Any]:
+    """Restore in a fresh checkpointer and compare every bit."""
+    mesh = settings.setdefault("mesh", mesh_of(world.slices))
+    requested = settings.pop("requested", None)
+    iterator = Iterator(-1)
+    world.events.clear()
+    try:
+        with world.config(name, **settings).instantiate() as ckpt:
+            step, state = ckpt.restore(requested, state=specs_on(mesh), host_state=iterator)
+            report = ckpt.last_restore
+            world.meet()
+    except CheckpointError as error:
+        world.meet()
+        return {"error": type(error).__name__, "text": str(error)}
+    if step is None:
+        return {"step": None, "untouched": iterator.process == -1}
+    assert report is not None
+    return {
+        "step": step,
+        "tier": report.tier,
+        "differences": differences(state, step, mesh),
+        "iterator": [iterator.process, iterator.position],
+        "iterator_right": iterator.is_at(step, world.process),
+        "local": report.bytes_local,
+        "peer": report.bytes_peer,
+        "persistent": report.bytes_persistent,
+        "rejected": [[r.step, r.reason] for r in report.rejected],
+        "quarantined": world.named("restore.quarantined"),
+    }
+
+
+def lose(world: JobProcess, name: str, *hosts: int) -> None:
+    """The ramdisks of ``hosts`` come back empty."""
+    world.meet()
+    if world.process == 0:
+        for host in hosts:
+            shutil.rmtree(world.ramdisk(name, host))
+    world.meet()
+
+
+def process_dir(world: JobProcess, name: str, host: int) -> Path:
+    (found,) = (world.ramdisk(name, host) / name).glob("process_*")
+    return found
+
+
+def newest_manifest(directory: Path) -> Path:
+    return max(directory.glob("slot_*.manifest.json"), key=lambda path: path.stat().st_mtime_ns)

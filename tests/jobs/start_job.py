@@ -1,0 +1,138 @@
+"""Starts of a job that cannot go well: each process tells how it ended, and how long it took."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+from job_process import JobProcess, mesh_of, run_program, state_at
+
+from emergency_ckpt.core.run_claim import RunRecord
+from emergency_ckpt.tiers.persistent.run_record import encode_run
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
+
+DEADLINE_S = 40.0
+"""Long enough to show that nobody waits for it."""
+
+
+def attempt(world: JobProcess, name: str, **settings: Any) -> dict[str, str]:
+    settings = {"start_timeout_s": DEADLINE_S, **settings}
+    try:
+        with world.config(name, **settings).instantiate():
+            return {"error": "", "text": ""}
+    except Exception as error:  # noqa: BLE001 - the outcome
+        return {"error": type(error).__name__, "text": str(error)}
+
+
+def another_dir(world: JobProcess) -> Any:
+    """The name of the run hangs on the directory."""
+    directory = str(world.root / f"persistent_{world.process}")
+    return attempt(world, "another_dir", run_id=None, dir=directory)
+
+
+def another_interval(world: JobProcess) -> Any:
+    return attempt(world, "another_interval", local_save_every_n_steps=5 + world.process)
+
+
+def invalid_at_one(world: JobProcess) -> Any:
+    settings = {"local_save_every_n_steps": -1} if world.process == 1 else {}
+    return attempt(world, "invalid_at_one", **settings)
+
+
+def another_secret(world: JobProcess) -> Any:
+    file = world.root / f"secret_{world.process}"
+    file.write_text(f"{world.process}f" * 32)
+    file.chmod(0o600)
+    return attempt(world, "another_secret", secret_file=str(file))
+
+
+def no_secret_at_one(world: JobProcess) -> Any:
+    with _environment(world.process == 0):
+        return attempt(world, "no_secret_at_one", require_secret=True)
+
+
+def made_up(world: JobProcess) -> Any:
+    with _environment(False):
+        return _warnings(world, "made_up")
+
+
+def launched(world: JobProcess) -> Any:
+    with _environment(True):
+        return _warnings(world, "launched", require_secret=True)
+
+
+def _warnings(world: JobProcess, name: str, **settings: Any) -> Any:
+    with world.config(name, **settings).instantiate():
+        return {"warnings": [fields["text"] for fields in world.named("start.warning")]}
+
+
+@contextlib.contextmanager
+def _environment(has_secret: bool) -> Generator[None]:
+    """The environment of a process that was started with the launcher's secret, or without."""
+    secret = os.environ.pop("ECKPT_JOB_SECRET")
+    try:
+        if has_secret:
+            os.environ["ECKPT_JOB_SECRET"] = secret
+        yield
+    finally:
+        os.environ["ECKPT_JOB_SECRET"] = secret
+
+
+def storage_refuses(world: JobProcess) -> Any:
+    """Where the host states would lie is a file."""
+    directory = world.root / "refusing"
+    directory.mkdir(exist_ok=True)
+    (directory / "host_state").write_text("in the way")
+    settings = {"dir": str(directory), "save_every_n_steps": 2, "require_storage": True}
+    return attempt(world, "storage_refuses", **settings)
+
+
+def write_record(directory: Path, record: RunRecord) -> dict[str, Any]:
+    """As a job has left it; returns the settings of one that saves there."""
+    folder = directory / "host_state" / "run"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "000000000007.json").write_bytes(encode_run(record))
+    return {"dir": str(directory), "save_every_n_steps": 1, "local_save_every_n_steps": 0}
+
+
+def directory_of_another_run(world: JobProcess) -> Any:
+    directory = world.root / "in_use"
+    settings = write_record(directory, RunRecord("another", False, "0001-a"))
+    return attempt(world, "directory_of_another_run", **settings)
+
+
+def lagging_clock(world: JobProcess) -> Any:
+    """The first writer is process 1, and the life before had a clock that was far ahead."""
+    mesh = mesh_of(2, [1, 0])
+    directory = world.root / "clocks"
+    settings = write_record(directory, RunRecord("clocks", False, "ffffffffff00-a"))
+    config = world.config("lagging_clock", **settings, run_id="clocks", mesh=mesh)
+    with config.instantiate() as checkpointer:
+        saved = checkpointer.save(step=1, state=state_at(1, mesh))
+        checkpointer.wait_until_finished()
+        checkpointer.check_for_errors()
+        whole = PersistentTier(str(directory)).whole_steps()
+    return {"saved": saved, "whole": whole}
+
+
+PROGRAMS = {
+    program.__name__: program
+    for program in (
+        another_dir,
+        another_interval,
+        invalid_at_one,
+        another_secret,
+        no_secret_at_one,
+        made_up,
+        launched,
+        storage_refuses,
+        directory_of_another_run,
+        lagging_clock,
+    )
+}
+
+if __name__ == "__main__":
+    run_program(PROGRAMS)

@@ -1,0 +1,124 @@
+"""MaxText's flags keep their meaning."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import orbax.checkpoint as ocp
+import pytest
+from orbax.checkpoint import checkpoint_managers as ocm
+from world import World, same
+
+from emergency_ckpt.config import Config
+from emergency_ckpt.core.save.timing import Continuous
+from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.maxtext import create_checkpoint_manager, from_maxtext
+from emergency_ckpt.orbax import CheckpointManager
+
+PLACES = {"dir": "/persistent/run", "local_dir": "/dev/shm/eckpt"}
+
+
+def config(**flags: Any) -> Config:
+    return from_maxtext(flags, **PLACES).validated()
+
+
+def test_defaults_are_maxtexts() -> None:
+    made = config()
+    assert (made.save_every_n_steps, made.local_save_every_n_steps) == (10_000, 0)
+    assert made.async_save
+    assert list(made.save_plans()) == ["persistent"]
+
+
+def test_periods() -> None:
+    made = config(checkpoint_period=200, local_checkpoint_period=5, max_num_checkpoints_to_keep=3)
+    plans = made.save_plans()
+    assert plans["local"].rules.intervals == (5,)
+    assert plans["persistent"].rules.intervals == (200,)
+    assert made.keep_last_n == 3
+
+
+def test_max_num_checkpoints_as_text_keeps_all() -> None:
+    assert config(max_num_checkpoints_to_keep="None").keep_last_n is None
+    with pytest.raises(ConfigError, match="checkpoint_period"):
+        config(checkpoint_period="None")
+
+
+def test_continuous() -> None:
+    made = config(
+        enable_continuous_checkpointing=True,
+        local_checkpoint_period=5,
+        max_num_checkpoints_to_keep=4,
+        async_checkpointing=False,
+    )
+    assert {name: plan.timing for name, plan in made.save_plans().items()} == {
+        "local": (Continuous(),),
+        "persistent": (Continuous(),),
+    }
+    assert made.preservation_policy == ocm.LatestN(4)
+    assert not made.async_save
+
+
+def test_continuous_without_a_local_period_leaves_the_local_tier_off() -> None:
+    assert list(config(enable_continuous_checkpointing=True).save_plans()) == ["persistent"]
+
+
+def test_nothing_is_saved_when_checkpointing_is_off() -> None:
+    made = config(enable_checkpointing=False, enable_continuous_checkpointing=True)
+    assert made.save_plans() == {}
+    assert not made.heeds_preemption
+
+
+def test_objects_with_other_settings_beside_and_settings_that_win() -> None:
+    flags = SimpleNamespace(checkpoint_period=7, learning_rate=0.1)
+    made = from_maxtext(flags, keep_last_n=2, **PLACES).validated()
+    assert (made.save_every_n_steps, made.keep_last_n) == (7, 2)
+
+
+def test_all_faults_are_named() -> None:
+    with pytest.raises(ConfigError) as caught:
+        config(checkpoint_period=-1, async_checkpointing="yes", local_checkpoint_period=True)
+    assert len(caught.value.problems) == 3
+
+
+def manager_of(world: World, **flags: Any) -> CheckpointManager | None:
+    flags = {
+        "local_checkpoint_directory": str(world.ramdisk),
+        "checkpoint_dir": str(world.persistent),
+        **flags,
+    }
+    return create_checkpoint_manager(SimpleNamespace(**flags), world.mesh, world.state(0))
+
+
+def test_the_manager_of_the_emergency_mode(world: World) -> None:
+    manager = manager_of(
+        world, local_checkpoint_period=1, checkpoint_period=3, max_num_checkpoints_to_keep=2
+    )
+    assert manager is not None
+    with manager:
+        for step in range(11):
+            manager.save(step, ocp.args.Composite(state=ocp.args.PyTreeSave(world.state(step))))
+            manager.wait_until_finished()
+        assert manager.all_steps() == [6, 9, 10]
+        assert same(manager.restore(9).state, world.state(9))
+
+
+def test_the_manager_saves_continuously(world: World) -> None:
+    manager = manager_of(world, enable_continuous_checkpointing=True, async_checkpointing=False)
+    assert manager is not None
+    with manager:
+        step, deadline_s = 0, time.monotonic() + 60
+        while not manager.all_steps() and time.monotonic() < deadline_s:
+            step += 1
+            manager.save(step, ocp.args.Composite(state=ocp.args.PyTreeSave(world.state(step))))
+        assert manager.all_steps()
+
+
+def test_no_manager_when_checkpointing_is_off(world: World) -> None:
+    assert manager_of(world, enable_checkpointing=False) is None
+
+
+def test_a_manager_needs_both_directories(world: World) -> None:
+    with pytest.raises(ConfigError, match="local_checkpoint_directory"):
+        manager_of(world, local_checkpoint_directory="")

@@ -1,0 +1,244 @@
+"""``emergency_ckpt.orbax.checkpoint``: the loop of plain Orbax, its names and its arguments."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grain.python as grain
+import numpy as np
+import orbax.checkpoint as plain
+import pytest
+from world import World, same
+
+import emergency_ckpt.orbax.checkpoint as ocp
+from emergency_ckpt.errors import CheckpointError
+
+
+@pytest.fixture(autouse=True)
+def ramdisk(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the RAM tier is when the loop says nothing of it."""
+    monkeypatch.setenv("ECKPT_LOCAL_DIR", str(world.ramdisk))
+
+
+def manager_of(world: World, *given: Any, **more: Any) -> ocp.CheckpointManager:
+    return ocp.CheckpointManager(world.persistent, *given, **more)
+
+
+def test_every_other_name_is_orbaxs_own() -> None:
+    ours = {"CheckpointManager", "CheckpointManagerOptions"}
+    names = {name for name in dir(plain) if not name.startswith("_")} - ours
+    assert names >= {"args", "PyTreeCheckpointer", "utils", "AsyncOptions"}
+    assert [name for name in names if getattr(ocp, name) is not getattr(plain, name)] == []
+    with pytest.raises(AttributeError):
+        ocp.no_such_name  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name for name in dir(plain.CheckpointManager) if not name.startswith("_")] + ["__init__"],
+)
+def test_plain_manager_has_orbaxs_methods_and_arguments(name: str) -> None:
+    theirs, mine = (getattr(m.CheckpointManager, name) for m in (plain, ocp))
+    if isinstance(theirs, property):
+        assert isinstance(mine, property)
+        return
+    known = inspect.signature(mine).parameters
+    wanted = inspect.signature(theirs).parameters
+    assert list(known)[: len(wanted)] == list(wanted)
+
+
+# Lives of the same loop, as it is written in several years of Orbax.
+
+
+def train(manager: Any, world: World, last: int, save: Any, restore: Any) -> tuple[int, Any]:
+    """(step that it began at, last state)."""
+    state, first = world.state(0), 0
+    if manager.latest_step() is not None:
+        first = manager.latest_step()
+        state = restore(manager, first, world.state(0))
+        assert same(state, world.state(first))
+    for step in range(first + 1, last + 1):
+        state = world.state(step)
+        save(manager, step, state)
+        if manager.reached_preemption(step):
+            break
+    manager.wait_until_finished()
+    return first, state
+
+
+LOOPS: dict[str, tuple[Any, Any, Any]] = {
+    "args": (
+        {},
+        lambda m, step, state: m.save(step, args=ocp.args.StandardSave(state)),
+        lambda m, step, state: m.restore(step, args=ocp.args.StandardRestore(state)),
+    ),
+    "a checkpointer": (
+        {"checkpointers": ocp.PyTreeCheckpointer()},
+        lambda m, step, state: m.save(step, state),
+        lambda m, step, state: m.restore(
+            step,
+            items=state,
+            restore_kwargs={"restore_args": plain.checkpoint_utils.construct_restore_args(state)},
+        ),
+    ),
+    "handlers": (
+        {"item_handlers": plain.PyTreeCheckpointHandler(use_ocdbt=True)},
+        lambda m, step, state: m.save(step, args=ocp.args.PyTreeSave(state)),
+        lambda m, step, state: m.restore(step, args=ocp.args.PyTreeRestore(state)),
+    ),
+    "checkpointers by name": (
+        {"checkpointers": {"state": ocp.PyTreeCheckpointer()}},
+        lambda m, step, state: m.save(step, {"state": state}),
+        lambda m, step, state: m.restore(step, items={"state": state})["state"],
+    ),
+    "items by name": (
+        {"item_names": ("state", "config")},
+        lambda m, step, state: m.save(
+            step,
+            args=ocp.args.Composite(
+                state=ocp.args.StandardSave(state), config=ocp.args.JsonSave({"lr": step})
+            ),
+        ),
+        lambda m, step, state: (
+            m.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(state))).state
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_loop_of_plain_orbax_goes_on_from_ram(world: World, loop: str) -> None:
+    how, save, restore = LOOPS[loop]
+    options = ocp.CheckpointManagerOptions(save_interval_steps=20, max_to_keep=2)
+    with manager_of(world, options=options, **how) as manager:
+        assert train(manager, world, 31, save, restore)[0] == 0
+    with manager_of(world, options=options, **how) as manager:
+        first, _ = train(manager, world, 45, save, restore)
+        assert first == 30  # every tenth is in RAM, every twentieth in storage
+        assert manager.all_steps() == [20, 40]
+    world.lose_ram()
+    with manager_of(world, options=options, **how) as manager:
+        assert train(manager, world, 46, save, restore)[0] == 40
+
+
+def test_step_of_one_item_is_one_of_plain_orbax(world: World) -> None:
+    state = world.state(7)
+    with manager_of(world) as manager:
+        assert manager.save(7, args=ocp.args.StandardSave(state), metrics={"loss": np.float32(1)})
+        assert isinstance(manager.is_saving_in_progress(), bool)
+        manager.wait_until_finished()
+        assert not manager.is_saving_in_progress()
+        assert manager.metrics(7) == {"loss": 1.0}
+        assert manager.item_metadata(7)["w"].shape == (8, 4)
+    arrays = {name: value for name, value in state.items() if name != "empty"}
+    with plain.CheckpointManager(world.persistent) as manager:
+        assert manager.latest_step() == 7
+        found = manager.restore(7, args=plain.args.StandardRestore({**arrays, "empty": None}))
+    assert same({**found, "empty": state["empty"]}, state)
+
+
+def test_step_of_plain_orbax_is_where_the_loop_goes_on(world: World) -> None:
+    state = {name: value for name, value in world.state(5).items() if name != "empty"}
+    with plain.CheckpointManager(world.persistent) as manager:
+        manager.save(5, args=plain.args.StandardSave(state))
+        manager.wait_until_finished()
+    with manager_of(world) as manager:
+        assert manager.latest_step() == 5
+        assert same(manager.restore(5, args=ocp.args.StandardRestore(state)), state)
+
+
+def test_iterator_and_json_are_of_the_same_step(world: World) -> None:
+    def data() -> Iterator[Any]:
+        return iter(grain.MapDataset.range(100).shuffle(seed=1).to_iter_dataset())
+
+    iterator = data()
+    with manager_of(world) as manager:
+        for step in (1, 2):
+            next(iterator)
+            args = ocp.args.Composite(
+                params=ocp.args.PyTreeSave(world.state(step)),
+                opt=ocp.args.PyTreeSave({"mu": np.full(3, step)}),
+                iter=grain.PyGrainCheckpointSave(iterator),
+                config=ocp.args.JsonSave({"at": step}),
+            )
+            assert manager.save(step, args=args)
+        manager.wait_until_finished()
+    following, again = next(iterator), data()
+    args = ocp.args.Composite(
+        params=ocp.args.PyTreeRestore(world.state(0)),
+        opt=ocp.args.PyTreeRestore({"mu": np.zeros(3, int)}),
+        iter=grain.PyGrainCheckpointRestore(again),
+        config=ocp.args.JsonRestore(),
+    )
+    with manager_of(world) as manager:
+        found = manager.restore(manager.latest_step(), args=args)
+        assert same(found.params, world.state(2))
+        assert same(found.opt, {"mu": np.full(3, 2)})
+        assert found.config == {"at": 2}
+        assert next(again) == following
+        missing = ocp.args.Composite(**dict(args.items()), more=ocp.args.JsonRestore())
+        with pytest.raises(CheckpointError, match="keys differ"):
+            manager.restore(2, args=missing)
+
+
+REFUSED_OPTIONS = [
+    {"step_prefix": "checkpoint"},
+    {"step_format_fixed_length": 8},
+    {"todelete_subdir": "trash"},
+    {"multiprocessing_options": plain.options.MultiprocessingOptions(primary_host=1)},
+]
+
+
+@pytest.mark.parametrize("options", REFUSED_OPTIONS, ids=lambda options: next(iter(options)))
+def test_option_that_cannot_be_followed_is_refused(world: World, options: Any) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        manager_of(world, options=plain.CheckpointManagerOptions(**options))
+
+
+def test_option_without_effect_is_named(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    options = ocp.CheckpointManagerOptions(save_root_metadata=False)
+    with caplog.at_level(logging.WARNING), manager_of(world, options=options):
+        assert "without effect: save_root_metadata" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("call", "problem"),
+    [
+        (lambda m, state: m.save(1), "give the state"),
+        (lambda m, state: m.save(1, state, args=ocp.args.StandardSave(state)), "not both"),
+        (lambda m, state: m.save(1, args=ocp.args.JsonSave({})), "no arrays"),
+        (
+            lambda m, state: m.save(1, args=ocp.args.Composite(x=ocp.args.ArraySave(state["w"]))),
+            "ArraySaveArgs cannot be kept",
+        ),
+        (lambda m, state: m.restore(1), "give the state"),
+        (lambda m, state: m.restore(1, args=ocp.args.StandardRestore()), "give the state"),
+        (lambda m, state: m.restore(1, state, directory="/elsewhere"), "build a manager"),
+    ],
+)
+def test_what_cannot_be_done_is_a_value_error(world: World, call: Any, problem: str) -> None:
+    with manager_of(world) as manager, pytest.raises(ValueError, match=problem):
+        call(manager, world.state(1))
+
+
+def test_read_only_manager_saves_nothing(world: World) -> None:
+    with manager_of(world) as manager:
+        manager.save(1, args=ocp.args.StandardSave(world.state(1)))
+    with manager_of(world, options=ocp.CheckpointManagerOptions(read_only=True)) as manager:
+        assert not manager.save(2, args=ocp.args.StandardSave(world.state(2)))
+        assert not manager.save(2, args=ocp.args.StandardSave(world.state(2)), force=True)
+        restored = manager.restore(None, args=ocp.args.StandardRestore(world.state(0)))
+        assert same(restored, world.state(1))
+
+
+def test_relative_directory_is_that_of_the_program(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with ocp.CheckpointManager("run") as manager:
+        manager.save(1, args=ocp.args.StandardSave(world.state(1)))
+    assert (tmp_path / "run" / "1" / "default").is_dir()

@@ -1,0 +1,74 @@
+"""A loop of plain Orbax as a job of real processes, with nothing but its import changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from places import JOBS
+from readme_blocks import readme_block
+from running_jobs import LIFE_TIMEOUT_S, job_root, of, run_life, spec_of
+
+from emergency_ckpt.launch.job import JobSpec
+from emergency_ckpt.launch.process_set import POLL_S, ProcessSet
+
+pytestmark = pytest.mark.timeout(900)
+
+PROGRAM = JOBS / "plain_orbax_loop.py"
+KILLED_AT, IN_RAM = 15, 10  # storage has the first step, which every manager of Orbax saves
+
+
+def job(root: Path, program: Path) -> JobSpec:
+    spec = spec_of(root, PROGRAM.name, hosts=1)
+    command = (sys.executable, str(program), str(root), "2")
+    return dataclasses.replace(spec, command=command)
+
+
+def train_and_kill(spec: JobSpec, victims: tuple[int, ...]) -> None:
+    """Kill the victims once a step is whole in RAM, and end the others."""
+    with ProcessSet(spec) as processes:
+        processes.hold_at(range(2), KILLED_AT)
+        deadline_s = time.monotonic() + LIFE_TIMEOUT_S
+        while not all(newest_in_ram(spec, host) >= IN_RAM for host in range(2)):
+            assert not processes.poll(), processes.exits
+            assert time.monotonic() < deadline_s, processes.steps
+            time.sleep(POLL_S)
+        processes.signal(victims, signal.SIGKILL)
+        processes.end(grace_s=0)
+
+
+def newest_in_ram(spec: JobSpec, host: int) -> int:
+    """The newest step that the process on this host knew to be whole."""
+    found = [
+        json.loads(path.read_text())["save"]["step"]
+        for path in spec.ramdisk(host).rglob("known_complete.json")
+    ]
+    return max(found, default=-1)
+
+
+@pytest.fixture(scope="module")
+def changed() -> Iterator[tuple[Path, JobSpec]]:
+    with job_root() as root:
+        theirs, ours = (line[1:] + "\n" for line in readme_block("plain", "diff").splitlines())
+        source = PROGRAM.read_text()
+        assert source.count(theirs) == 1
+        program = root / "loop.py"
+        program.write_text(source.replace(theirs, ours))
+        yield root, job(root, program)
+
+
+def test_plain_loop_with_our_import_restores_from_ram(changed: tuple[Path, JobSpec]) -> None:
+    root, spec = changed
+    train_and_kill(spec, victims=(1,))
+    shutil.rmtree(spec.ramdisk(1))  # the second host is gone with its RAM
+    seen: list[Any] = of(run_life(spec, root, life=1), "loop")
+    assert [(each["first"], each["found"]) for each in seen] == [(IN_RAM, IN_RAM)] * 2
+    assert [each["whole"] for each in seen] == [True, True]

@@ -1,0 +1,164 @@
+"""One bit of a small file, or its end: named, never a fresh start, never another exception."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from damage import damaged
+from places import GOLDEN
+from world import World, same, save_all
+
+from emergency_ckpt.core.keys import derive_key
+from emergency_ckpt.core.step_signature import PURPOSE, StepSigning
+from emergency_ckpt.errors import CheckpointError, CorruptData, Unrecoverable
+from emergency_ckpt.state import host_state
+from emergency_ckpt.tiers.local.manifest import decode_manifest
+from emergency_ckpt.tiers.local.process_directory import read_known_complete
+from emergency_ckpt.tiers.persistent.marker import NO_SIGNING, check_marker, decode_checksums
+from emergency_ckpt.tiers.persistent.steps import looks as step_looks
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
+
+KEY = derive_key(b"a secret for this page, not for use", PURPOSE, "")
+
+
+def marker_of(world: World, step: int) -> Path:
+    return world.persistent / "host_state" / str(step) / "marker.json"
+
+
+def persist(world: World, *steps: int) -> None:
+    with world.open_both(save_every_n_steps=1, local_save_every_n_steps=0) as ckpt:
+        save_all(ckpt, world, *steps)
+
+
+def test_decode_marker_refuses_every_damaged_file(world: World) -> None:
+    persist(world, 2)
+    data = marker_of(world, 2).read_bytes()
+    marker, _ = check_marker(data, 2, "marker", NO_SIGNING)
+    for each in damaged(data):
+        with pytest.raises(CorruptData):
+            check_marker(each, 2, "marker", NO_SIGNING)
+    checksums = marker_of(world, 2).with_name("checksums.json").read_bytes()
+    for each in damaged(checksums):
+        with pytest.raises(CorruptData):
+            decode_checksums(each, marker, "checksums")
+
+
+@pytest.mark.parametrize(
+    ("name", "decode"),
+    [
+        ("marker_v1.json", lambda data: check_marker(data, 40, "marker", NO_SIGNING)),
+        ("marker_v2.json", lambda data: check_marker(data, 40, "marker", NO_SIGNING)),
+        ("marker_v3.json", lambda data: check_marker(data, 40, "marker", StepSigning(KEY))),
+        ("manifest_v1.json", decode_manifest),
+        ("process_00003_of_00008_v1.json", host_state.decode),
+    ],
+)
+def test_decoders_of_damaged_golden_files_raise_corrupt_data(
+    name: str, decode: Callable[[bytes], object]
+) -> None:
+    data = (GOLDEN / name).read_bytes()
+    decode(data)
+    refused = 0
+    for each in damaged(data):
+        try:
+            decode(each)
+        except CorruptData:
+            refused += 1
+    assert refused > len(data)
+
+
+def test_read_known_complete_of_damaged_file_raises_corrupt_data(tmp_path: Path) -> None:
+    save = {"incarnation": "0198f2c4a1b0-5e9d", "run_id": "demo", "step": 40}
+    data = json.dumps({"format": 1, "save": save}).encode()
+    fd = os.open(tmp_path, os.O_RDONLY)
+    try:
+        for each in damaged(data):
+            (tmp_path / "known_complete.json").write_bytes(each)
+            try:
+                read_known_complete(fd, "demo")
+            except CorruptData:
+                continue
+    finally:
+        os.close(fd)
+
+
+def test_describe_of_damaged_orbax_file_raises_a_typed_error(world: World) -> None:
+    """Or says what it said: not every bit of them matters."""
+    persist(world, 2)
+    tier, chance = PersistentTier(str(world.persistent), timeout_s=2.0), random.Random(0)
+    whole = tier.describe(2)
+    small = [p for p in sorted((world.persistent / "2").rglob("*")) if p.is_file()]
+    for path in small:
+        data = path.read_bytes()
+        for each in chance.sample(list(damaged(data)), 1):
+            path.write_bytes(each)
+            try:
+                assert tier.describe(2).leaves.keys() == whole.leaves.keys()
+            except CheckpointError:
+                continue
+            finally:
+                path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff", b"{"], ids=["empty", "no text", "truncated"])
+def test_restore_of_the_only_step_unreadable_is_no_fresh_start(world: World, damage: bytes) -> None:
+    persist(world, 2)
+    marker_of(world, 2).write_bytes(damage)
+    with (
+        world.open_both(keep_last_n=1) as ckpt,
+        pytest.raises(Unrecoverable, match=r"host_state/2/marker\.json cannot be read \(.*remove"),
+    ):
+        ckpt.restore(state=world.state(0))
+    assert (world.persistent / "2" / "default").exists()
+    (rejected,) = [e.fields for e in world.events if e.name == "restore.rejected"]
+    assert (rejected["step"], rejected["tier"]) == (2, "persistent")
+
+
+def test_restore_of_an_older_step_names_the_unreadable_newer(world: World) -> None:
+    persist(world, 2, 4)
+    marker_of(world, 4).write_bytes(b"\xff")
+    with world.open_both(save_every_n_steps=1, local_save_every_n_steps=0, keep_last_n=1) as ckpt:
+        found, state = ckpt.restore(state=world.state(0))
+        assert found == 2
+        assert same(state, world.state(2))
+        (rejected,) = ckpt.last_restore.rejected  # pyright: ignore[reportOptionalMemberAccess]
+        assert (rejected.step, rejected.tier) == (4, "persistent")
+        assert ckpt.all_steps() == [2]
+        save_all(ckpt, world, 3, 4)
+        assert ckpt.latest_step() == 4
+    kept = world.persistent / "4.rolled-back-unreadable"
+    assert (kept / "default").exists()  # never overwritten, nor removed
+
+
+def test_restore_with_an_unreadable_marker_can_take_the_tensors(world: World) -> None:
+    """Return the hint of the error."""
+    persist(world, 2)
+    marker_of(world, 2).write_bytes(b"\xff")
+    shutil.rmtree(world.persistent / "host_state" / "2")
+    with world.open_both() as ckpt:
+        like = {name: leaf for name, leaf in world.state(0).items() if name != "empty"}
+        assert ckpt.restore(state=like)[0] == 2
+
+
+def test_oversized_document_in_storage_is_not_read_whole(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sparse file of a terabyte would fill the memory before its digest is compared."""
+    persist(world, 2)
+    documents = marker_of(world, 2).parent
+    tier = PersistentTier(str(world.persistent))
+    digest = tier.marker(2).digests[0]
+    assert tier.read_document(2, 0, 1, digest)
+    for name in ("process_00000_of_00001.json", "checksums.json", "marker.json"):
+        os.truncate(documents / name, 1 << 40)
+    with pytest.raises(CorruptData, match="too long"):
+        tier.read_document(2, 0, 1, digest)
+    monkeypatch.setattr(step_looks, "LIMIT_BYTES", 1 << 20)
+    with pytest.raises(CorruptData, match="too long"):
+        tier.marker(2)

@@ -1,0 +1,101 @@
+"""Somebody writes into the ramdisk of a job that has a secret: the job's own newest step holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forgery import inner, make_up_step, resealed, step_of, write_inside
+from world import World, logged, same, save_all
+
+from emergency_ckpt.errors import Unrecoverable
+
+SECRET, ANOTHER = "5e" * 32, "5f" * 32
+
+
+@pytest.fixture
+def job(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    """A world whose runs are given a secret, with steps 2 and 4 in RAM."""
+    monkeypatch.setenv("ECKPT_SECRET", SECRET)
+    with world.open(local_keep_last_n=2) as ckpt:
+        save_all(ckpt, world, 2, 4)
+    return world
+
+
+def directory(world: World) -> Path:
+    return world.ramdisk / "run" / "process_00000"
+
+
+def restored(world: World, **settings: Any) -> tuple[int | None, Any]:
+    with world.open(local_keep_last_n=2, **settings) as ckpt:
+        return ckpt.restore(state=world.state(0), host_state={"at": 0})
+
+
+def test_made_up_step_in_the_ramdisk_does_not_win(job: World) -> None:
+    make_up_step(directory(job), 1_000_000)
+    with logged() as lines:
+        step, state = restored(job)
+    assert step == 4
+    assert same(state, job.state(4))
+    assert [line for line in lines if "it is not signed" in line]
+    (rejected,) = [e.fields for e in job.events if e.name == "restore.rejected"]
+    assert rejected["step"] == 1_000_000
+
+
+def test_made_up_step_without_a_secret_wins(job: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So give one where others can write to the ramdisk."""
+    make_up_step(directory(job), 1_000_000)
+    monkeypatch.delenv("ECKPT_SECRET")
+    assert restored(job)[0] == 1_000_000
+
+
+def test_altered_manifest_costs_that_step_alone(job: World) -> None:
+    manifests = directory(job).glob("slot_?.manifest.json")
+    (manifest,) = [path for path in manifests if step_of(path) == 4]
+    file = inner(manifest)
+    for shard in file["manifest"]["contents"]["shards"]:
+        shard["crc32c"] = 0
+    write_inside(manifest, resealed(file))
+    with logged() as lines:
+        assert restored(job)[0] == 2
+    assert [line for line in lines if "somebody changed it" in line]
+
+
+def test_changed_secret_is_no_fresh_start_and_costs_nothing(
+    job: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ECKPT_SECRET", ANOTHER)
+    with logged() as lines, pytest.raises(Unrecoverable, match=r"step 4.*knew it to be complete"):
+        restored(job)
+    assert [line for line in lines if "it was signed with another secret" in line]
+    monkeypatch.setenv("ECKPT_SECRET", SECRET)
+    assert restored(job)[0] == 4
+
+
+def test_changed_secret_with_the_step_in_storage_goes_on(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ECKPT_SECRET", SECRET)
+    with world.open_both() as ckpt:
+        save_all(ckpt, world, 2)
+    monkeypatch.setenv("ECKPT_SECRET", ANOTHER)
+    with world.open_both() as ckpt:
+        assert ckpt.restore(state=world.state(0), host_state={"at": 0})[0] == 2
+        save_all(ckpt, world, 3)
+    with world.open_both() as ckpt:
+        assert ckpt.restore(state=world.state(0), host_state={"at": 0})[0] == 3
+
+
+def test_steps_of_a_life_without_a_secret_are_named(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those of a version that did not sign. One start without the secret takes them."""
+    monkeypatch.delenv("ECKPT_SECRET", raising=False)
+    with world.open() as ckpt:
+        save_all(ckpt, world, 2)
+    monkeypatch.setenv("ECKPT_SECRET", SECRET)
+    with pytest.raises(Unrecoverable, match="step 2"):
+        restored(world)
+    monkeypatch.delenv("ECKPT_SECRET")
+    assert restored(world)[0] == 2

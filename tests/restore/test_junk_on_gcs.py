@@ -1,0 +1,42 @@
+"""In a bucket, too, what others leave hides no step; and looks at it cost few requests each."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from places import JOBS
+
+from emergency_ckpt.testing.gcs import FakeGcs
+
+PROGRAM = JOBS / "junk_program.py"
+REQUESTS_A_LOOK = 8
+REQUESTS_BESIDES = 60
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("count", [20, 200, 2000])
+def test_steps_of_a_bucket_among_junk_are_the_signed_ones(count: int) -> None:
+    with FakeGcs(buckets=["bucket"], process=True) as gcs:
+        environ = {**os.environ, **gcs.environment(), "JAX_PLATFORMS": "cpu"}
+        done = subprocess.run(
+            [sys.executable, str(PROGRAM), str(count)],
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=500,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["whole"] == [10, 20]
+    # A quarter was not committed: nobody knows whose save it is, and it does not count.
+    assert found["passed_over"] == count - count // 4 + 1
+    assert found["forged"] == ["it is not signed, and require_signed is set"]
+    assert found["named"] == "it is not signed"
+    assert found["left"] == 1
+    assert found["requests"] < REQUESTS_A_LOOK * count + REQUESTS_BESIDES
+    assert found["described"] < REQUESTS_BESIDES

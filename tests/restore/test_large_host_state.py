@@ -1,0 +1,47 @@
+"""A host state larger than the default limit, read where nobody knows what the limit was."""
+
+from __future__ import annotations
+
+import contextlib
+
+from world import World
+
+from emergency_ckpt.tiers.local.read_only import ReadOnlyRamdisk
+
+LIMIT_BYTES = 32 << 20
+LARGE = bytes(range(256)) * (17 << 12)  # of 17 MiB
+
+
+class Buffered:
+    """An iterator with a large shuffle buffer."""
+
+    def __init__(self, buffer: bytes = b"") -> None:
+        self.buffer = buffer
+
+    def get_state(self) -> bytes:
+        return self.buffer
+
+    def set_state(self, state: bytes) -> None:
+        self.buffer = state
+
+
+def test_host_state_above_default_limit_returns_everywhere(world: World) -> None:
+    with world.open_both(host_state_limit_bytes=LIMIT_BYTES) as checkpointer:
+        data = Buffered(LARGE)
+        assert checkpointer.save(step=2, state=world.state(2), host_state=data)
+        checkpointer.wait_until_finished()
+        checkpointer.check_for_errors()
+        assert checkpointer.steps.describe(2).host_state == LARGE
+    with contextlib.closing(ReadOnlyRamdisk(world.ramdisk, "run")) as reader:
+        (held,) = reader.inventory().host_states
+        document = reader.host_state_bytes(held.save, held.owner, held.count)
+        assert document is not None
+        assert len(document) > len(LARGE)
+    for lose_ram in (False, True):
+        if lose_ram:
+            world.lose_ram()
+        for settings in ({"host_state_limit_bytes": LIMIT_BYTES}, {}):
+            with world.open_both(**settings) as checkpointer:
+                restored = Buffered()
+                assert checkpointer.restore(state=world.state(0), host_state=restored)[0] == 2
+                assert restored.buffer == LARGE

@@ -1,0 +1,103 @@
+"""A stored step is loaded a bounded number of times, and not passed over while storage is down."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from world import World, same, save_all
+
+from emergency_ckpt.errors import StorageUnreachable, Unrecoverable
+from emergency_ckpt.tiers.local.published import HeldCopies
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
+
+
+@pytest.fixture
+def stored(world: World) -> World:
+    """A world with steps 2 and 4 in storage, and nothing in RAM."""
+    with world.open_both() as checkpointer:
+        save_all(checkpointer, world, 2, 4)
+    world.lose_ram()
+    world.events.clear()
+    return world
+
+
+def damage_in_ram(patch: pytest.MonkeyPatch, times: float) -> None:
+    """The first so many looks at shards in RAM find one that is damaged."""
+    verify = HeldCopies.verify
+    looks: list[str] = []
+
+    def find(self: HeldCopies, digest: str, shards: Sequence[int]) -> list[tuple[int, int]]:
+        looks.append(digest)
+        return [(shards[0], 1)] if len(looks) <= times else verify(self, digest, shards)
+
+    patch.setattr(HeldCopies, "verify", find)
+
+
+def loads(world: World) -> list[object]:
+    return [event.fields["step"] for event in world.events if event.name == "restore.loaded"]
+
+
+def test_step_that_failed_in_ram_is_loaded_once_more(
+    stored: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damage_in_ram(monkeypatch, 1)
+    with stored.open_both() as checkpointer:
+        host: dict[str, int] = {}
+        step, state = checkpointer.restore(state=stored.state(0), host_state=host)
+        assert (step, host) == (4, {"at": 4})
+        assert same(state, stored.state(4))
+        assert loads(stored) == [4, 4]
+        save_all(checkpointer, stored, 5)
+
+
+def test_each_stored_step_is_loaded_at_most_twice(
+    stored: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damage_in_ram(monkeypatch, float("inf"))
+    with stored.open_both() as checkpointer:
+        with pytest.raises(Unrecoverable, match="was loaded from storage 2 times"):
+            checkpointer.restore(state=stored.state(0), host_state={})
+        assert loads(stored) == [4, 4, 2, 2]
+        monkeypatch.undo()
+        assert checkpointer.restore(state=stored.state(0), host_state={})[0] == 4
+
+
+def test_damage_in_ram_leads_to_storage_before_an_older_step(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Step 4 is in both tiers: damaged in RAM, it is loaded, although RAM has step 3 too."""
+    with world.open_both(local_keep_last_n=2) as checkpointer:
+        save_all(checkpointer, world, 2, 3, 4)
+    damage_in_ram(monkeypatch, 2)
+    world.events.clear()
+    with world.open_both(local_keep_last_n=2) as checkpointer:
+        step, state = checkpointer.restore(state=world.state(0), host_state={})
+        assert step == 4
+        assert same(state, world.state(4))
+        assert loads(world) == [4]
+
+
+@pytest.mark.parametrize("method", ["describe", "read_boxes"])
+def test_storage_that_fails_after_planning_costs_no_step(
+    stored: World, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Not for a while, and not until the deadline: it is said, and nothing is taken for gone."""
+    working = getattr(PersistentTier, method)
+    failures = [None] * 2
+
+    def fail(self: PersistentTier, *args: object, **more: object) -> object:
+        if failures:
+            failures.pop()
+            raise self.storage.error("read", "/4", ConnectionResetError("scripted"))
+        return working(self, *args, **more)
+
+    monkeypatch.setattr(PersistentTier, method, fail)
+    with stored.open_both(restore_timeout_s=20.0) as checkpointer:
+        if method == "describe":  # its own calls are repeated within the tier
+            with pytest.raises(StorageUnreachable, match="not lost") as failed:
+                checkpointer.restore(state=stored.state(0), host_state={})
+            assert failed.value.retryable
+            assert "remove" not in str(failed.value)
+            failures.clear()
+        assert checkpointer.restore(state=stored.state(0), host_state={})[0] == 4

@@ -1,0 +1,200 @@
+"""Rolled-back steps do not come back: in either tier, from any host, after any restart."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import orbax.checkpoint as ocp
+import pytest
+from world import World, same, save_all
+
+from emergency_ckpt.errors import Unrecoverable
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
+
+STORAGE: dict[str, Any] = {"save_every_n_steps": 1, "local_save_every_n_steps": 0}
+
+
+def restored(world: World, step: int | None = None, **settings: Any) -> int | None:
+    with world.open_both(**{**STORAGE, **settings}) as ckpt:
+        found, state = ckpt.restore(step, state=world.state(0))
+        if found is not None:
+            assert same(state, world.state(found))
+        return found
+
+
+def persist(world: World, *steps: int, start: int | None = None, **settings: Any) -> None:
+    with world.open_both(**{**STORAGE, **settings}) as ckpt:
+        if start is not None:
+            ckpt.restore(start, state=world.state(0))
+        save_all(ckpt, world, *steps)
+
+
+def kept(world: World) -> list[str]:
+    return sorted(path.name.split("-")[0] for path in world.persistent.glob("*.rolled-back-*"))
+
+
+def test_restore_of_an_older_step_is_binding_for_storage_at_once(world: World) -> None:
+    persist(world, 2, 4, 6)
+    assert restored(world, 2) == 2
+    world.lose_ram()
+    assert kept(world) == ["4.rolled", "6.rolled"]
+    assert ocp.utils.checkpoint_steps(world.persistent) == [2]
+    assert restored(world) == 2
+
+
+def test_steps_of_the_new_timeline_are_kept_by_retention(world: World) -> None:
+    persist(world, 2, 4, 6)
+    with world.open_both(**STORAGE, keep_last_n=2) as ckpt:
+        ckpt.restore(2, state=world.state(0))
+        save_all(ckpt, world, 3, 4, 5)
+        assert PersistentTier(str(world.persistent)).whole_steps() == [4, 5]
+    world.lose_ram()
+    assert restored(world) == 5
+    assert kept(world) == ["4.rolled", "6.rolled"]
+
+
+def test_restore_that_keeps_newer_is_binding_at_the_next_save(world: World) -> None:
+    persist(world, 2, 4)
+    with world.open_both(**STORAGE) as ckpt:
+        ckpt.restore(2, state=world.state(0), keep_newer=True)
+        assert ckpt.latest_step() == 4
+        save_all(ckpt, world, 3)
+        assert ckpt.latest_step() == 3
+    world.lose_ram()
+    assert restored(world) == 3
+    assert kept(world) == ["4.rolled"]
+
+
+def test_restore_of_newest_leaves_storage_alone_until_a_save(world: World) -> None:
+    """A newer step that could not be read may be whole again."""
+    persist(world, 2, 4)
+    marker = world.persistent / "host_state" / "4" / "marker.json"
+    whole = marker.read_bytes()
+    marker.write_bytes(b"{")
+    assert restored(world) == 2
+    world.lose_ram()
+    marker.write_bytes(whole)
+    assert restored(world) == 4
+    world.lose_ram()
+    marker.write_bytes(b"{")
+    with world.open_both(**STORAGE, keep_last_n=1) as ckpt:
+        assert ckpt.restore(state=world.state(0))[0] == 2
+        save_all(ckpt, world, 3)
+    world.lose_ram()
+    assert kept(world) == ["4.rolled"]
+    assert restored(world) == 3
+
+
+def test_host_that_was_away_learns_that_its_steps_were_rolled_back(world: World) -> None:
+    """Its RAM has step 10 of the old life; storage has the new one's step 8, and the record."""
+    both = {"save_every_n_steps": 2}
+    with world.open_both(**both) as ckpt:
+        save_all(ckpt, world, *range(1, 11))
+    away = Path(f"{world.ramdisk}.away")
+    shutil.copytree(world.ramdisk, away)
+    with world.open_both(**both) as ckpt:
+        ckpt.restore(4, state=world.state(0))
+        save_all(ckpt, world, 6, 8)
+    world.lose_ram()
+    away.rename(world.ramdisk)
+    world.events.clear()
+    with world.open_both(**both) as ckpt:
+        found, state = ckpt.restore(state=world.state(0))
+        assert found == 8
+        assert same(state, world.state(8))
+    reasons = [e.fields["reason"] for e in world.events if e.name == "restore.rejected"]
+    assert any("rolled back: incarnation" in reason for reason in reasons)
+
+
+def test_ram_of_the_rolled_back_life_alone_is_no_way_back(world: World) -> None:
+    """But for who asks for it by its number."""
+    with world.open() as ckpt:
+        save_all(ckpt, world, 1, 2)
+    away = Path(f"{world.ramdisk}.away")
+    shutil.copytree(world.ramdisk, away)
+    with world.open(local_keep_last_n=2) as ckpt:
+        ckpt.restore(1, state=world.state(0))
+    (record,) = world.ramdisk.glob("*/*/timeline.json")
+    (place,) = away.glob("*/process_*")
+    shutil.copy(record, place)
+    for manifest in place.glob("slot_*.manifest.json"):
+        if '"step":1}' in manifest.read_text():
+            manifest.unlink()
+    world.lose_ram()
+    away.rename(world.ramdisk)
+    with world.open() as ckpt:
+        with pytest.raises(Unrecoverable, match=r"step 2 .* rolled back"):
+            ckpt.restore(state=world.state(0))
+        assert ckpt.restore(2, state=world.state(0))[0] == 2
+
+
+def test_storage_that_was_away_follows_at_the_next_save(world: World) -> None:
+    persist(world, 2, 4)
+    with world.open_both(local_save_every_n_steps=1, save_every_n_steps=1) as ckpt:
+        ckpt.restore(2, state=world.state(0))  # it lies in RAM now
+    for name in kept_paths(world):
+        back(world, name)
+    elsewhere = world.persistent.rename(f"{world.persistent}.elsewhere")
+    with world.open_both(save_every_n_steps=10) as ckpt:
+        assert ckpt.restore(2, state=world.state(0))[0] == 2
+        save_all(ckpt, world, 3)
+    shutil.rmtree(world.persistent)
+    elsewhere.rename(world.persistent)
+    assert kept(world) == []
+    with world.open_both(save_every_n_steps=1) as ckpt:
+        assert ckpt.restore(state=world.state(0))[0] == 3
+        save_all(ckpt, world, 4)
+    assert kept(world) == ["4.rolled"]
+    world.lose_ram()
+    assert restored(world) == 4
+
+
+def kept_paths(world: World) -> list[str]:
+    return [path.name for path in world.persistent.glob("*.rolled-back-*")]
+
+
+def back(world: World, name: str) -> None:
+    """As the specification says, and as if storage had never heard of it."""
+    step = name.split(".", maxsplit=1)[0]
+    for folder in (world.persistent, world.persistent / "host_state"):
+        (folder / name).rename(folder / step)
+    (world.persistent / "host_state" / step / "rolled_back.json").unlink()
+    (world.persistent / "host_state" / "timeline.json").unlink(missing_ok=True)
+
+
+def test_rolled_back_step_put_back_by_hand_can_be_asked_for(world: World) -> None:
+    persist(world, 2, 4)
+    assert restored(world, 2) == 2
+    (name,) = kept_paths(world)
+    for folder in (world.persistent, world.persistent / "host_state"):
+        (folder / name).rename(folder / "4")
+    (world.persistent / "host_state" / "4" / "rolled_back.json").unlink()
+    world.lose_ram()
+    assert restored(world) == 2  # by itself it does not come back
+    assert restored(world, 4) == 4
+    world.lose_ram()
+    assert restored(world) == 4  # from then on the job went on from there
+
+
+def test_job_that_does_not_save_moves_nothing_in_storage(world: World) -> None:
+    """It may read what another one is writing."""
+    persist(world, 2, 4)
+    world.lose_ram()
+    assert restored(world, 2, save_every_n_steps=0) == 2
+    assert kept(world) == []
+
+
+def test_damaged_newest_step_does_not_count_for_retention(world: World) -> None:
+    """The good one that is saved after it must not go in its place."""
+    persist(world, 2, 4)
+    world.lose_ram()
+    for path in (world.persistent / "4" / "default").rglob("d/*"):
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with world.open_both(**STORAGE, keep_last_n=1) as ckpt:
+        assert ckpt.restore(state=world.state(0))[0] == 2
+        save_all(ckpt, world, 3)
+    world.lose_ram()
+    assert restored(world) == 3
+    assert kept(world) == ["4.rolled"]

@@ -1,0 +1,217 @@
+"""Steps of storage that this job's secret has not signed: named, or with a setting refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from world import World, logged, same, save_all
+
+from emergency_ckpt.errors import ConfigError, Unrecoverable
+
+STORAGE: dict[str, Any] = {"save_every_n_steps": 1, "local_save_every_n_steps": 0}
+SECRET, OTHER = "s" * 32, "t" * 32
+REAL, FORGED = 6, 1_000_000
+NAMES = ("marker.json", "checksums.json")
+
+
+@pytest.fixture
+def saved(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setenv("ECKPT_SECRET", SECRET)
+    with world.open_both(**STORAGE) as ckpt:
+        save_all(ckpt, world, 4, REAL)
+    world.lose_ram()
+    world.events.clear()
+    return world
+
+
+def restored(world: World, step: int | None = None, **settings: Any) -> int | None:
+    with world.open_both(**{**STORAGE, **settings}) as ckpt:
+        return ckpt.restore(step, state=world.state(0))[0]
+
+
+def documents(world: World, step: int) -> Path:
+    return world.persistent / "host_state" / str(step)
+
+
+def write_unsigned(path: Path, marker: dict[str, Any]) -> None:
+    """A marker of which every plain digest is right."""
+    encoded = json.dumps(marker, separators=(",", ":"))
+    digest = hashlib.sha256(encoded.encode()).hexdigest()
+    path.write_text(f'{{"format":2,"digest":"{digest}","marker":{encoded}}}')
+
+
+def forge(world: World, step: int = FORGED) -> None:
+    """A whole step with a higher number, whose tensors anybody could have made."""
+    shutil.copytree(world.persistent / str(REAL), world.persistent / str(step))
+    shutil.copytree(documents(world, REAL), documents(world, step))
+    marker = json.loads((documents(world, step) / "marker.json").read_bytes())["marker"]
+    marker["save"]["step"] = step
+    document = documents(world, step) / "process_00000_of_00001.json"
+    document.write_bytes(document.read_bytes().replace(b'"step":6', b'"step":%d' % step))
+    marker["digests"] = [hashlib.sha256(document.read_bytes()).hexdigest()]
+    write_unsigned(documents(world, step) / "marker.json", marker)
+
+
+def strip(world: World, step: int) -> None:
+    path = documents(world, step) / "marker.json"
+    write_unsigned(path, json.loads(path.read_bytes())["marker"])
+
+
+def unsigned(world: World) -> list[tuple[Any, Any]]:
+    return [
+        (event.fields["step"], event.fields["reason"])
+        for event in world.events
+        if event.name == "restore.unsigned"
+    ]
+
+
+def test_restore_of_a_signed_step_says_nothing(saved: World) -> None:
+    assert json.loads((documents(saved, REAL) / "marker.json").read_bytes())["format"] == 3
+    assert restored(saved, require_signed=True) == REAL
+    assert unsigned(saved) == []
+
+
+def test_restore_of_a_forged_newer_step_is_named(saved: World) -> None:
+    forge(saved)
+    with logged() as lines:
+        assert restored(saved) == FORGED
+    assert unsigned(saved) == [(FORGED, "it is not signed")]
+    assert len([line for line in lines if "it is not signed" in line]) == 1
+
+
+def strip_newest(world: World) -> None:
+    strip(world, REAL)
+
+
+@pytest.mark.parametrize("how", [forge, strip_newest])
+def test_require_signed_passes_over_what_is_not(saved: World, how: Callable[[World], None]) -> None:
+    how(saved)
+    with saved.open_both(**STORAGE, require_signed=True) as ckpt:
+        newest = ckpt.latest_step()
+        assert ckpt.restore(state=saved.state(0))[0] == newest
+        assert newest == (REAL if how is forge else 4)
+        save_all(ckpt, saved, 7)
+        assert ckpt.latest_step() == 7
+    saved.lose_ram()
+    assert restored(saved, require_signed=True) == 7
+
+
+def test_require_signed_with_nothing_signed_is_no_fresh_start(saved: World) -> None:
+    for step in (4, REAL):
+        strip(saved, step)
+    with pytest.raises(Unrecoverable, match="it is not signed, and require_signed is set"):
+        restored(saved, require_signed=True)
+
+
+@pytest.mark.parametrize("required", [False, True])
+def test_restore_of_altered_crcs_takes_an_older_step(saved: World, required: bool) -> None:
+    """The plain digests are right again; the signature is kept."""
+    folder = documents(saved, REAL)
+    checksums = json.loads((folder / "checksums.json").read_bytes())
+    checksums["boxes"] = []
+    (folder / "checksums.json").write_text(json.dumps(checksums, separators=(",", ":")))
+    file = json.loads((folder / "marker.json").read_bytes())
+    digest = hashlib.sha256((folder / "checksums.json").read_bytes()).hexdigest()
+    file["marker"]["checksums"] = digest
+    encoded = json.dumps(file["marker"], separators=(",", ":"))
+    file["digest"] = hashlib.sha256(encoded.encode()).hexdigest()
+    (folder / "marker.json").write_text(json.dumps(file, separators=(",", ":")))
+    with logged() as lines:
+        assert restored(saved, require_signed=required) == 4
+    assert any("it was altered after it had been signed" in line for line in lines)
+
+
+def test_restore_after_the_secret_changed_is_named(
+    saved: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ECKPT_SECRET", OTHER)
+    with pytest.raises(Unrecoverable, match="signed with another secret, and require_signed"):
+        restored(saved, require_signed=True)
+    with saved.open_both(**STORAGE) as ckpt:
+        assert ckpt.restore(state=saved.state(0))[0] == REAL
+        save_all(ckpt, saved, 7)
+    assert unsigned(saved) == [(REAL, "it is signed with another secret")]
+    saved.lose_ram()
+    assert restored(saved, require_signed=True) == 7
+
+
+def test_restore_without_a_secret_takes_a_signed_step(
+    saved: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ECKPT_SECRET")
+    assert restored(saved) == REAL
+    assert unsigned(saved) == []
+    with pytest.raises(ConfigError, match="require_signed is set, but no secret is given"):
+        restored(saved, require_signed=True)
+
+
+def test_restart_of_another_run_id_knows_its_signature(saved: World) -> None:
+    assert restored(saved, run_id="other", save_every_n_steps=0, require_signed=True) == REAL
+    assert unsigned(saved) == []
+
+
+def test_require_signed_prefers_ram_to_a_forged_step(saved: World) -> None:
+    both = {"save_every_n_steps": 2, "local_save_every_n_steps": 1, "require_signed": True}
+    with saved.open_both(**both) as ckpt:
+        assert ckpt.restore(state=saved.state(0))[0] == REAL
+        save_all(ckpt, saved, 7)
+    forge(saved)
+    with saved.open_both(**both) as ckpt:
+        found, state = ckpt.restore(state=saved.state(0))
+        assert found == 7
+        assert same(state, saved.state(7))
+
+
+def test_plain_orbax_step_is_named_and_with_the_setting_refused(saved: World) -> None:
+    with ocp.CheckpointManager(saved.persistent) as manager:
+        assert manager.latest_step() == REAL  # reads what is signed as ever
+        state = {"w": np.zeros((8, 4), np.float32), "step": np.int32(0), "host": 0}
+        manager.save(9, args=ocp.args.StandardSave(state))
+    with saved.open_both(**STORAGE, require_signed=True) as ckpt:
+        assert ckpt.all_steps() == [4, REAL]
+        assert ckpt.restore(state=saved.state(0))[0] == REAL
+    assert unsigned(saved) == []
+
+
+def test_plain_orbax_step_alone_is_taken_and_named(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ECKPT_SECRET", SECRET)
+    with ocp.CheckpointManager(world.persistent) as manager:
+        manager.save(9, args=ocp.args.StandardSave({"w": np.ones(4, np.float32)}))
+    for required in (True, False):
+        with world.open_both(**STORAGE, require_signed=required) as ckpt:
+            like = {"w": np.zeros(4, np.float32)}
+            if required:
+                with pytest.raises(Unrecoverable, match="it is not signed"):
+                    ckpt.restore(state=like)
+            else:
+                assert ckpt.restore(state=like)[0] == 9
+    assert unsigned(world) == [(9, "it is not signed")]
+
+
+def test_save_at_an_unsigned_step_writes_it_anew(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Storage has it by its marker; but who else wrote that may have known the life."""
+    monkeypatch.setenv("ECKPT_SECRET", SECRET)
+    with world.open_both() as ckpt:
+        save_all(ckpt, world, 2)
+    strip(world, 2)
+    with world.open_both() as ckpt:
+        assert ckpt.restore(state=world.state(0))[0] == 2  # from RAM
+        assert ckpt.save(step=2, state=world.state(2), host_state={"at": 2}, force=True)
+        ckpt.wait_until_finished()
+        ckpt.check_for_errors()
+    assert json.loads((documents(world, 2) / "marker.json").read_bytes())["format"] == 3
+    world.lose_ram()
+    assert restored(world, require_signed=True) == 2
+    assert list(world.persistent.glob("2.rolled-back-*"))

@@ -1,0 +1,126 @@
+"""Steps over both tiers: what is there, what is in one, removal, and going back to an older one."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import pytest
+from orbax.checkpoint import checkpoint_managers as ocm
+from world import World, same, save_all
+
+from emergency_ckpt.config.policies import PerProcessPolicy
+from emergency_ckpt.errors import CheckpointError, StepNotFound
+from emergency_ckpt.restore.protocol import WholeSteps
+
+KEEPS_THREE: dict[str, Any] = {
+    "local_keep_last_n": 3,
+    "local_preservation_policy": ocm.LatestN(3),
+    "save_every_n_steps": 4,
+}
+
+
+def test_more_steps_than_one_are_kept_in_ram(world: World) -> None:
+    with world.open_both(**KEEPS_THREE) as first:
+        save_all(first, world, *range(1, 8))
+        assert first.steps.survey(world.state(0)) == WholeSteps((5, 6, 7), (4,))
+    assert len(list(world.ramdisk.rglob("slot_*.bin"))) == 4
+    with world.open_both(**KEEPS_THREE) as second:
+        assert second.steps.survey(world.state(0)) == WholeSteps((5, 6, 7), (4,))
+        for step in (5, 7, 4, 6):
+            found, state = second.restore(step, state=world.state(0), keep_newer=True)
+            assert found == step
+            assert same(state, world.state(step))
+
+
+def test_newer_steps_are_forgotten_at_the_next_save(world: World) -> None:
+    with world.open_both(**KEEPS_THREE) as ckpt:
+        save_all(ckpt, world, 1, 2, 3)
+        ckpt.restore(1, state=world.state(0), keep_newer=True)
+        assert ckpt.steps.survey(world.state(0)).local == (1, 2, 3)
+        assert ckpt.save(step=2, state=world.state(20), host_state={"at": 20})
+        ckpt.wait_until_finished()
+        assert ckpt.steps.survey(world.state(0)).local == (1, 2)
+        assert same(ckpt.restore(state=world.state(0))[1], world.state(20))
+
+
+def test_newer_steps_are_forgotten_at_once_unless_they_are_to_stay(world: World) -> None:
+    with world.open_both(**KEEPS_THREE) as ckpt:
+        save_all(ckpt, world, 1, 2, 3)
+        ckpt.restore(1, state=world.state(0))
+        assert ckpt.steps.survey(world.state(0)).local == (1,)
+
+
+def test_a_state_of_another_shape_does_not_hide_steps(world: World) -> None:
+    with world.open_both(**KEEPS_THREE) as ckpt:
+        save_all(ckpt, world, 1, 2)
+        assert ckpt.steps.survey({"other": 1.0}).local == (1, 2)
+
+
+def test_what_is_in_a_step(world: World) -> None:
+    with world.open_both(**KEEPS_THREE) as ckpt:
+        for step in (3, 4, 5):
+            ckpt.save(
+                step=step, state=world.state(step), host_state={"at": step}, metrics={"l": step}
+            )
+            ckpt.wait_until_finished()
+        in_ram, in_both = ckpt.steps.describe(5), ckpt.steps.describe(4)
+        assert (in_ram.tier, in_ram.written_s, in_ram.metrics) == ("local", None, None)
+        assert (in_both.host_state, in_both.metrics) == ({"at": 4}, {"l": 4})
+        assert in_both.written_s is not None
+        shapes = {leaf.path: leaf.global_shape for leaf in in_ram.leaves}
+        assert (shapes["w"], shapes["empty"], shapes["step"]) == ((8, 4), (0, 4), ())
+        with pytest.raises(StepNotFound):
+            ckpt.steps.describe(9)
+    world.lose_ram()
+    with world.open_both(**KEEPS_THREE) as ckpt:
+        assert ckpt.steps.describe(4)._replace(tier="") == in_both._replace(tier="")
+
+
+def test_a_removed_step_is_gone_for_good(world: World) -> None:
+    with world.open_both(**KEEPS_THREE) as ckpt:
+        save_all(ckpt, world, 3, 4, 5)
+        ckpt.steps.remove(5)
+        ckpt.steps.remove(4)
+        assert ckpt.steps.survey(world.state(0)) == WholeSteps((3,), ())
+        assert ckpt.restore(state=world.state(0))[0] == 3
+        ckpt.steps.remove(3)
+    with world.open_both(**KEEPS_THREE) as ckpt:
+        assert ckpt.restore(state=world.state(0))[0] is None
+
+
+def test_a_deleted_ramdisk_is_noticed(world: World) -> None:
+    with world.open_both(**KEEPS_THREE) as ckpt:
+        save_all(ckpt, world, 1)
+        assert ckpt.steps.ramdisks_intact()
+        shutil.rmtree(world.ramdisk)
+        assert not ckpt.steps.ramdisks_intact()
+
+
+class Thirds:
+    """A policy of the user's own."""
+
+    def should_save(self, step: Any, previous_steps: Any, *, context: Any) -> bool:
+        return step.step % 3 == 0 and len(previous_steps) < 2
+
+
+def test_a_policy_asked_on_every_process_is_asked_at_each_step(world: World) -> None:
+    policy = PerProcessPolicy(ocm.AnySavePolicy([Thirds(), ocm.SpecificStepsPolicy([5])]))
+    with world.open(local_save_policy=policy) as ckpt:
+        due = []
+        for step in range(10):
+            looked = ckpt.should_save(step)
+            assert ckpt.should_save(step) == looked, "looking again changes nothing"
+            if ckpt.save(step=step, state=world.state(step)):
+                due.append(step)
+            assert looked == (step in due)
+        assert due == [0, 3, 5]
+    with pytest.raises(CheckpointError):
+        ckpt.should_save(11)
+
+
+def test_nothing_is_due_up_to_what_is_there(world: World) -> None:
+    with world.open_both() as ckpt:
+        ckpt.go_on_after(WholeSteps((3,), (4,)))
+        assert [step for step in range(7) if ckpt.should_save(step)] == [4, 5, 6]
+        assert not ckpt.save(step=3, state=world.state(3), force=True)

@@ -1,0 +1,133 @@
+"""``latest_step`` and ``all_steps`` name what is whole, soon, whatever storage does."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from world import World, save_all
+
+from emergency_ckpt import orbax as emergency
+from emergency_ckpt.errors import PersistentTierError
+from emergency_ckpt.restore import steps as step_catalog
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
+from emergency_ckpt.tiers.storage.directory import StorageDirectory
+
+LONG_S = 60.0
+
+
+def test_steps_of_silent_storage_are_those_of_ram(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with world.open_both() as checkpointer:
+        save_all(checkpointer, world, 2, 3)
+        assert checkpointer.all_steps() == [2, 3]
+
+    def unreachable(*_: Any, **__: Any) -> Any:
+        raise ConnectionError("no route to storage")
+
+    # Else each of these calls would be repeated for half an hour.
+    monkeypatch.setattr(step_catalog, "LISTING_TIMEOUT_S", 0.5, raising=False)
+    with world.open_both(persistent_timeout_s=1800.0) as checkpointer:
+        monkeypatch.setattr(StorageDirectory, "_forget_listings", unreachable)
+        assert (checkpointer.all_steps(), checkpointer.latest_step()) == ([3], 3)
+        assert "persistent.unreachable" in world.names()
+    monkeypatch.undo()
+    monkeypatch.setattr(step_catalog, "LISTING_TIMEOUT_S", 0.5, raising=False)
+    world.lose_ram()
+    with world.open_both(persistent_timeout_s=1800.0) as checkpointer:
+        monkeypatch.setattr(StorageDirectory, "_forget_listings", unreachable)
+        with pytest.raises(PersistentTierError, match="no route to storage"):
+            checkpointer.latest_step()
+
+
+class Storage:
+    """Holds up each save before its tensors, and fails it there when told so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.goes_on = threading.Event(), threading.Event()
+        self.fails = False
+        works = PersistentTier.write_tensors
+
+        def write(*args: Any, **kwargs: Any) -> None:
+            self.begun.set()
+            assert self.goes_on.wait(LONG_S)
+            if self.fails:
+                raise PersistentTierError("write", "tensors", "no space left")
+            works(*args, **kwargs)
+
+        monkeypatch.setattr(PersistentTier, "write_tensors", write)
+
+
+@pytest.fixture
+def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
+    found = Storage(monkeypatch)
+    yield found
+    found.goes_on.set()
+
+
+def manager_of(root: Path) -> emergency.CheckpointManager:
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))  # one slice: storage alone
+    return emergency.CheckpointManager(
+        root / "local",
+        root / "persistent",
+        mesh,
+        state_of(0),
+        options=emergency.CheckpointManagerOptions(
+            persistent=emergency.PersistentCheckpointOptions(save_interval_steps=2)
+        ),
+    )
+
+
+def state_of(step: int) -> dict[str, Any]:
+    return {"w": jax.numpy.full(8, step)}
+
+
+def save(manager: emergency.CheckpointManager, step: int) -> bool:
+    return manager.save(step, ocp.args.Composite(state=ocp.args.PyTreeSave(state_of(step))))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_manager_names_a_step_once_it_is_whole(world: World, storage: Storage, fails: bool) -> None:
+    storage.fails = fails
+    with manager_of(world.ramdisk.parent) as manager:
+        assert manager.latest_step() is None
+        assert save(manager, 2)
+        assert storage.begun.wait(LONG_S)
+        assert (manager.latest_step(), manager.all_steps(), manager.all_steps(read=False)) == (
+            None,
+            [],
+            [],
+        )
+        storage.goes_on.set()
+        if fails:
+            with pytest.raises(Exception, match="no space left"):
+                manager.wait_until_finished()
+        else:
+            manager.wait_until_finished()
+        whole = [] if fails else [2]
+        assert manager.all_steps() == manager.all_steps(read=False) == whole
+        assert manager.latest_step() == (whole or [None])[-1]
+        storage.fails = False
+        assert save(manager, 4)
+        manager.wait_until_finished()
+        assert (manager.latest_step(), manager.all_steps()) == (4, [*whole, 4])
+
+
+def test_manager_forgets_a_step_that_was_deleted(world: World) -> None:
+    with manager_of(world.ramdisk.parent) as manager:
+        for step in (2, 4):
+            assert save(manager, step)
+        manager.wait_until_finished()
+        manager.delete(4)
+        assert (manager.latest_step(), manager.all_steps()) == (2, [2])
+        args = ocp.args.Composite(state=ocp.args.PyTreeSave(state_of(4)))
+        assert manager.save(4, args, force=True)
+        manager.wait_until_finished()
+        assert (manager.latest_step(), manager.all_steps()) == (4, [2, 4])

@@ -1,0 +1,154 @@
+"""Storage that refuses: the true error at once, then a pause, and one line in the log."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from orbax.checkpoint import checkpoint_managers as ocm
+from world import LONG_S, World, logged, small_tmpfs
+
+from emergency_ckpt.background import BackgroundWorker, Failures
+from emergency_ckpt.config.policies import plan_saves
+from emergency_ckpt.core.save.step_agreement import Progress
+from emergency_ckpt.errors import PersistentTierError, SaveFailed
+from emergency_ckpt.save.schedule import TierSchedule
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
+
+
+@pytest.fixture
+def read_only(world: World) -> Iterator[str]:
+    """A directory on a file system that turned read-only."""
+    disk = world.persistent.parent / "disk"
+    with small_tmpfs(disk, 16 << 20):
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        yield str(disk / "run")
+
+
+@pytest.fixture
+def refused(world: World) -> str:
+    """A directory that cannot be made: a file is in its place."""
+    blocker = world.persistent.parent / "file"
+    blocker.write_text("")
+    return str(blocker / "dir")
+
+
+def test_save_read_only_storage_fails_at_once(world: World, read_only: str) -> None:
+    """Else the save is tried again and again for the whole timeout, and the wait fails."""
+    with world.open_both(dir=read_only, persistent_timeout_s=LONG_S) as checkpointer:
+        with pytest.raises(PersistentTierError, match="Read-only"):
+            checkpointer.check_for_errors()
+        assert checkpointer.save(step=2, state=world.state(2))
+        checkpointer.wait_until_finished(LONG_S / 4)
+        with pytest.raises(SaveFailed, match="Read-only"):
+            checkpointer.check_for_errors()
+
+
+def test_save_full_storage_fails_with_a_hint(world: World) -> None:
+    disk = world.persistent.parent / "disk"
+    with (
+        small_tmpfs(disk, 1 << 20),
+        world.open_both(dir=str(disk / "run"), persistent_timeout_s=LONG_S) as checkpointer,
+    ):
+        _fill(disk / "other")
+        assert checkpointer.save(step=2, state=world.state(2))
+        checkpointer.wait_until_finished(LONG_S / 4)
+        with pytest.raises(SaveFailed, match=r"No space left on device.*make room"):
+            checkpointer.check_for_errors()
+
+
+def _fill(path: Path) -> None:
+    with contextlib.suppress(OSError), path.open("wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+
+
+def test_save_after_failures_pauses_and_recovers(world: World, refused: str) -> None:
+    with world.open_both(dir=refused, save_every_n_steps=1) as checkpointer:
+        for step in range(1, 201):
+            checkpointer.save(step=step, state=world.state(step))
+            checkpointer.wait_until_finished(LONG_S)
+        # The pauses double: ten failures would take four minutes.
+        tried, skipped = world.names().count("persistent.failed"), _skipped(world)
+        assert 1 <= tried < 10
+        assert tried + len(skipped) == 200
+        assert world.names().count("save.complete") == 200, "RAM pauses for nothing"
+        Path(refused).parent.unlink()
+        assert checkpointer.save(step=201, state=world.state(201), force=True)
+        checkpointer.wait_until_finished(LONG_S)
+        assert checkpointer.save(step=202, state=world.state(202))
+        checkpointer.wait_until_finished(LONG_S)
+        assert _skipped(world) == skipped, "forced saves know no pause, and a success ends it"
+    assert {201, 202} <= {
+        event.fields["step"] for event in world.events if event.name == "persistent.complete"
+    }
+
+
+def _skipped(world: World) -> list[object]:
+    return [event.fields["step"] for event in world.events if event.name == "persistent.skipped"]
+
+
+def test_schedule_in_a_pause_proposes_no_step() -> None:
+    plan = plan_saves(ocm.ContinuousCheckpointingPolicy())
+    schedule = TierSchedule("persistent", plan, Failures(), niceness=0)
+    progress = Progress(step=5, arrived_s=time.monotonic(), step_time_s=0.01)
+    try:
+        assert schedule.choose_step(progress, 6, 0.01) is not None
+        for _ in range(8):  # a pause of a minute
+            schedule.note_outcome(failed=True)
+        assert schedule.choose_step(progress, 6, 0.01) is None
+        schedule.note_outcome(failed=False)
+        assert schedule.choose_step(progress, 6, 0.01) is not None
+    finally:
+        schedule.worker.stop(LONG_S)
+
+
+def test_failures_repeated_are_logged_once(world: World, refused: str) -> None:
+    with (
+        logged() as lines,
+        world.open_both(dir=refused, local_save_every_n_steps=0) as checkpointer,
+    ):
+        for step in range(1, 41):
+            checkpointer.save(step=step, state=world.state(step), force=True)
+            checkpointer.wait_until_finished(LONG_S)
+        assert checkpointer.failed_saves == 41, "and one at the start"
+    failures = [line for line in lines if "Not a directory" in line]
+    assert [line.split(":", maxsplit=1)[0] for line in failures] == [
+        f"create {refused}",
+        "save step 1 to the persistent tier",
+    ]
+
+
+def test_save_waits_once_for_a_save_that_hangs(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+    limits: list[float] = []
+    wait_idle = BackgroundWorker.wait_idle
+    create = PersistentTier.create
+
+    def hang(tier: PersistentTier, deadline_s: float | None = None) -> None:
+        assert answers.wait(LONG_S)
+        create(tier, deadline_s)
+
+    def note(worker: BackgroundWorker, timeout_s: float) -> bool:
+        limits.append(timeout_s)
+        return wait_idle(worker, timeout_s)
+
+    settings = {"storage_wait_timeout_s": 0.25, "local_save_every_n_steps": 0}
+    with world.open_both(save_every_n_steps=1, **settings) as checkpointer:
+        monkeypatch.setattr(PersistentTier, "create", hang)
+        assert checkpointer.save(step=1, state=world.state(1))
+        monkeypatch.setattr(BackgroundWorker, "wait_idle", note)
+        for step in (2, 3, 4):
+            assert not checkpointer.save(step=step, state=world.state(step))
+        assert limits == [0.25, 0, 0]
+        answers.set()
+        checkpointer.wait_until_finished(LONG_S)
+    assert world.names().count("save.skipped") == 3
+    assert world.names().count("persistent.complete") == 1

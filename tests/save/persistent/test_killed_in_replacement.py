@@ -1,0 +1,45 @@
+"""A process killed while it saves a step over another life's leaves the old one, or the new."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from persistent_steps import save_over, value_of
+from places import JOBS
+
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
+
+PROGRAM = JOBS / "replacement_program.py"
+
+
+@pytest.mark.parametrize(
+    ("event", "end", "value"),
+    [
+        ("os.rename", "4.rolled-back-life-1", 4),  # nothing has been moved
+        ("open", "process_00000_of_00001.json.tmp", 4),  # both folders have
+        ("open", "checksums.json.tmp", 4),  # the new tensors are whole
+        ("os.rename", "4/marker.json", 4),
+        ("os.remove", "replacing.json", 40),
+    ],
+)
+def test_step_replaced_by_a_killed_process_is_there(
+    tmp_path: Path, event: str, end: str, value: int
+) -> None:
+    directory = tmp_path / "steps"
+    save_over(PersistentTier(str(directory)), 2, 2, "life-1")
+    save_over(PersistentTier(str(directory)), 4, 4, "life-1")
+    command = [sys.executable, str(PROGRAM), str(directory), event, end]
+    environ = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    ended = subprocess.run(command, env=environ, check=False, timeout=250)
+    assert ended.returncode == -signal.SIGKILL
+    tier = PersistentTier(str(directory))
+    assert tier.whole_steps() == [2, 4]
+    assert value_of(tier, 4) == value
+    save_over(tier, 4, 41, "life-3")
+    assert value_of(PersistentTier(str(directory)), 4) == 41
+    assert not (directory / "host_state" / "replacing.json").exists()

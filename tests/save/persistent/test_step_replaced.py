@@ -1,0 +1,205 @@
+"""A stored step whose number another life saves again counts until the new one is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import orbax.checkpoint as ocp
+import pytest
+from world import World, same, save_all
+
+from emergency_ckpt import EmergencyCheckpointer
+from emergency_ckpt.errors import PersistentTierError
+from emergency_ckpt.orbax import checkpoint as face
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
+
+STORAGE: dict[str, Any] = {"save_every_n_steps": 1, "local_save_every_n_steps": 0}
+STAGES = ["write_document", "write_tensors", "publish"]
+
+
+@pytest.fixture
+def world(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    """Its states have no array without elements: plain Orbax saves none."""
+    whole = world.state
+
+    def state(step: int) -> dict[str, Any]:
+        return {name: leaf for name, leaf in whole(step).items() if name != "empty"}
+
+    monkeypatch.setattr(world, "state", state)
+    return world
+
+
+def old_life(world: World, *steps: int, **settings: Any) -> None:
+    with world.open_both(**STORAGE, **settings) as ckpt:
+        save_all(ckpt, world, *steps)
+
+
+def old_plain_life(world: World, *steps: int, **_: Any) -> None:
+    with ocp.CheckpointManager(world.persistent) as manager:
+        for step in steps:
+            manager.save(step, args=ocp.args.StandardSave(world.state(step)))
+
+
+def fail_at(monkeypatch: pytest.MonkeyPatch, stage: str) -> None:
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise PersistentTierError("save", "a step", "storage failed")
+
+    monkeypatch.setattr(PersistentTier, stage, fail)
+
+
+def save_another(ckpt: EmergencyCheckpointer, world: World, step: int) -> None:
+    """A save of ``step`` with what belongs to a later one."""
+    ckpt.save(step=step, state=world.state(step + 100), host_state={"at": step + 100})
+    ckpt.wait_until_finished()
+
+
+def fail_to_save(world: World, step: int, **settings: Any) -> None:
+    """In a life that restores nothing."""
+    with world.open_both(**STORAGE, **settings) as ckpt:
+        save_another(ckpt, world, step)
+        assert ckpt.failed_saves == 1
+
+
+def restored(world: World, **settings: Any) -> tuple[int | None, int]:
+    """The step, and the number that its bytes are made of."""
+    with world.open_both(**{**STORAGE, **settings}) as ckpt:
+        step, state = ckpt.restore(state=world.state(0))
+        value = int(state["step"])
+        assert same(state, world.state(value))
+        return step, value
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("write", [old_life, old_plain_life])
+def test_step_of_another_life_outlives_a_failed_save(
+    world: World, monkeypatch: pytest.MonkeyPatch, stage: str, write: Callable[..., None]
+) -> None:
+    write(world, 2, 4)
+    with monkeypatch.context() as patch:
+        fail_at(patch, stage)
+        fail_to_save(world, 4)
+    world.lose_ram()
+    assert restored(world) == (4, 4)
+    world.lose_ram()
+    with world.open_both(**STORAGE) as ckpt:
+        save_another(ckpt, world, 4)
+        ckpt.check_for_errors()
+    world.lose_ram()
+    assert restored(world) == (4, 104)
+
+
+def garble(world: World, step: int) -> Callable[[], object]:
+    """Make the marker of ``step`` unreadable for a while; how to end that."""
+    path = world.persistent / "host_state" / str(step) / "marker.json"
+    data = path.read_bytes()
+    path.write_bytes(b"{")
+    return lambda: path.write_bytes(data)
+
+
+@pytest.mark.parametrize("step", [3, 4])
+@pytest.mark.parametrize("local", [0, 1])
+@pytest.mark.parametrize("stage", STAGES)
+def test_step_passed_over_outlives_a_failed_save(
+    world: World, monkeypatch: pytest.MonkeyPatch, stage: str, step: int, local: int
+) -> None:
+    """It is readable again when this life's first save to storage fails, and all RAM is lost."""
+    old_life(world, 2, 4)
+    world.lose_ram()
+    mend = garble(world, 4)
+    with world.open_both(save_every_n_steps=1, local_save_every_n_steps=local) as ckpt:
+        assert ckpt.restore(state=world.state(0))[0] == 2
+        mend()
+        with monkeypatch.context() as patch:
+            fail_at(patch, stage)
+            save_another(ckpt, world, step)
+            assert ckpt.failed_saves == 1
+    world.lose_ram()
+    assert restored(world) == (4, 4)
+
+
+def test_step_passed_over_is_past_once_a_save_is_whole(world: World) -> None:
+    old_life(world, 2, 4)
+    world.lose_ram()
+    mend = garble(world, 4)
+    with world.open_both(**STORAGE) as ckpt:
+        assert ckpt.restore(state=world.state(0))[0] == 2
+        mend()
+        save_another(ckpt, world, 3)
+        ckpt.check_for_errors()
+    world.lose_ram()
+    assert restored(world) == (3, 103)
+    assert [path.name[:8] for path in world.persistent.glob("*.rolled-back-*")] == ["4.rolled"]
+
+
+def test_step_replaced_by_a_failed_save_goes_with_retention(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old_life(world, 2, 4)
+    with monkeypatch.context() as patch:
+        fail_at(patch, "write_tensors")
+        fail_to_save(world, 4)
+    world.lose_ram()
+    with world.open_both(**STORAGE, keep_last_n=2) as ckpt:
+        assert ckpt.restore(state=world.state(0))[0] == 4
+        save_all(ckpt, world, 5)
+        assert ckpt.all_steps() == [4, 5]
+        save_all(ckpt, world, 6)
+    assert PersistentTier(str(world.persistent)).whole_steps() == [5, 6]
+    assert list((world.persistent / "host_state").glob("replacing.json")) == []
+
+
+def test_step_replaced_then_kept_is_saved_no_second_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is the very step that was restored: a forced save of it has nothing to do."""
+    old_life(world, 4)
+    with monkeypatch.context() as patch:
+        fail_at(patch, "write_tensors")
+        fail_to_save(world, 4)
+    world.lose_ram()
+    with world.open_both(**STORAGE) as ckpt, monkeypatch.context() as patch:
+        assert ckpt.restore(state=world.state(0))[0] == 4
+        fail_at(patch, "write_tensors")
+        ckpt.save(step=4, state=world.state(4), force=True)
+        ckpt.wait_until_finished()
+        assert ckpt.failed_saves == 0
+    world.lose_ram()
+    assert restored(world) == (4, 4)
+
+
+def test_restore_of_an_older_step_rolls_a_replaced_one_back(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old_life(world, 2, 4)
+    with monkeypatch.context() as patch:
+        fail_at(patch, "publish")
+        fail_to_save(world, 4)
+    world.lose_ram()
+    with world.open_both(**STORAGE) as ckpt:
+        assert ckpt.restore(2, state=world.state(0))[0] == 2
+    world.lose_ram()
+    assert restored(world) == (2, 2)
+    with world.open_both(**STORAGE) as ckpt:
+        assert ckpt.restore(state=world.state(0))[0] == 2
+        save_another(ckpt, world, 4)
+        ckpt.check_for_errors()
+    world.lose_ram()
+    assert restored(world) == (4, 104)
+
+
+@pytest.mark.parametrize("write", [old_life, old_plain_life])
+def test_plain_manager_restores_a_step_being_replaced(
+    world: World, monkeypatch: pytest.MonkeyPatch, write: Callable[..., None]
+) -> None:
+    write(world, 2, 4, run_id=None)
+    with monkeypatch.context() as patch:
+        fail_at(patch, "publish")
+        fail_to_save(world, 4, run_id=None)
+    world.lose_ram()
+    monkeypatch.setenv("ECKPT_LOCAL_DIR", str(world.ramdisk))
+    with face.CheckpointManager(world.persistent) as manager:
+        assert manager.all_steps() == [2, 4]
+        args: Any = ocp.args.StandardRestore(world.state(0))
+        found = manager.restore(4, args=args)
+        assert same(found, world.state(4))

@@ -1,0 +1,178 @@
+"""The last step of a loop: saved when the checkpointer stops, or named when it is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from typing import Any
+
+import grain.python as grain
+import numpy as np
+import pytest
+from world import World, logged, same
+
+import emergency_ckpt.orbax.checkpoint as ocp
+from emergency_ckpt import EmergencyCheckpointer
+from emergency_ckpt.errors import CheckpointError, HostStateError
+
+RARE: dict[str, Any] = {"local_save_every_n_steps": 100, "save_every_n_steps": 100}
+LAST = 7
+
+
+def save(checkpointer: EmergencyCheckpointer, world: World, step: int, **more: Any) -> bool:
+    return checkpointer.save(step=step, state=world.state(step), host_state={"at": step}, **more)
+
+
+def check_restored(world: World, step: int | None) -> None:
+    """From both tiers, each alone."""
+    for lose_ram in (False, True):
+        if lose_ram:
+            world.lose_ram()
+        with world.open_both() as checkpointer:
+            host: dict[str, int] = {}
+            found, state = checkpointer.restore(state=world.state(0), host_state=host)
+            assert found == step
+            if step is not None:
+                assert host == {"at": step}
+                assert same(state, world.state(step))
+
+
+@pytest.mark.parametrize("is_noticed", [False, True])
+def test_stop_saves_the_last_step_in_both_tiers(world: World, is_noticed: bool) -> None:
+    with world.open_both(save_on_stop=True, **RARE) as checkpointer:
+        for step in range(1, LAST + 1):
+            assert not save(checkpointer, world, step)
+        if is_noticed:
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert checkpointer.failed_saves == 0
+    assert world.names().count("preemption.reached") == is_noticed
+    assert "preemption.not_written" not in world.names()
+    check_restored(world, LAST)
+
+
+def test_stop_saves_the_step_in_the_tier_that_lacks_it(world: World) -> None:
+    with world.open_both(save_on_stop=True, save_every_n_steps=100) as checkpointer:
+        for step in range(1, LAST + 1):
+            assert save(checkpointer, world, step)
+            checkpointer.wait_until_finished()
+    stored = [e.fields["step"] for e in world.events if e.name == "persistent.complete"]
+    in_ram = [e.fields["step"] for e in world.events if e.name == "save.complete"]
+    assert stored == [LAST]
+    assert in_ram == list(range(1, LAST + 1))
+    check_restored(world, LAST)
+
+
+def test_stop_after_forced_save_saves_nothing_more(world: World) -> None:
+    with world.open_both(save_on_stop=True, **RARE) as checkpointer:
+        assert save(checkpointer, world, LAST, force=True)
+    assert world.names().count("save.started") == 2
+    assert checkpointer.failed_saves == 0
+    check_restored(world, LAST)
+
+
+def test_stop_saves_the_step_as_it_was_given(world: World) -> None:
+    """The caller writes to its own containers and numpy arrays after the call."""
+    state, host = {**world.state(LAST), "counts": np.arange(3)}, {"at": LAST}
+    with world.open_both(save_on_stop=True, **RARE) as checkpointer:
+        checkpointer.save(step=LAST, state=state, host_state=host)
+        state["counts"] += 100
+        state["w"] = state["w"] * 0
+        host["at"] = -1
+    with world.open_both() as checkpointer:
+        target = {**world.state(0), "counts": np.zeros(3, np.int64)}
+        assert checkpointer.restore(state=target, host_state=host)[0] == LAST
+        found = checkpointer.restore(state=target, host_state=host)[1]
+    assert host == {"at": LAST}
+    assert same(found, {**world.state(LAST), "counts": np.arange(3)})
+
+
+def test_stop_after_donation_names_the_lost_step(world: World) -> None:
+    with logged() as lines, world.open_both(save_on_stop=True, **RARE) as checkpointer:
+        save(checkpointer, world, 1, force=True)
+        state = world.state(LAST)
+        checkpointer.save(step=LAST, state=state, host_state={"at": LAST})
+        state["w"].delete()  # as a train step that donates it
+    assert [e.fields["step"] for e in world.events if e.name == "stop.not_saved"] == [LAST]
+    assert any(line.startswith("stop.not_saved: its arrays were donated") for line in lines)
+    check_restored(world, 1)
+
+
+def test_exception_saves_no_last_step(world: World) -> None:
+    def train() -> None:
+        with world.open_both(save_on_stop=True, **RARE) as checkpointer:
+            save(checkpointer, world, LAST)
+            raise KeyError("a bug")
+
+    with pytest.raises(KeyError):
+        train()
+    check_restored(world, None)
+
+
+def test_restore_forgets_the_step_before_it(world: World) -> None:
+    with world.open_both(save_on_stop=True, **RARE) as checkpointer:
+        save(checkpointer, world, 1, force=True)
+        save(checkpointer, world, LAST)
+        checkpointer.restore(1, state=world.state(0), host_state={})
+    check_restored(world, 1)
+
+
+def test_host_state_that_cannot_be_kept_is_refused_at_once(world: World) -> None:
+    with world.open_both(save_on_stop=True, **RARE) as checkpointer:
+        with pytest.raises(HostStateError):
+            checkpointer.save(step=1, state=world.state(1), host_state=object())
+        save(checkpointer, world, LAST)
+    check_restored(world, LAST)
+
+
+def test_error_while_saving_the_last_step_lets_go_of_all(world: World) -> None:
+    """A state that cannot be saved: said by ``stop``, and the ramdisk is free again."""
+    checkpointer = world.open_both(save_on_stop=True, **RARE)
+    checkpointer.save(step=LAST, state={"w": "a text"})
+    with pytest.raises(CheckpointError):
+        checkpointer.stop()
+    with world.open_both() as checkpointer:
+        save(checkpointer, world, 2)
+    check_restored(world, 2)
+
+
+def test_notice_after_the_last_save_names_what_is_lost(world: World) -> None:
+    with logged() as lines, world.open_both(**RARE) as checkpointer:
+        save(checkpointer, world, 4, force=True)
+        save(checkpointer, world, LAST)
+        os.kill(os.getpid(), signal.SIGTERM)
+    lost = [e.fields for e in world.events if e.name == "preemption.not_written"]
+    assert [(each["step"], each["tier"]) for each in lost] == [
+        (LAST, "local"),
+        (LAST, "persistent"),
+    ]
+    (line, _) = [line for line in lines if line.startswith("preempted: step 7 is not in the ")]
+    assert line.endswith("local tier, the newest that is saved is 4; see save_on_stop")
+    check_restored(world, 4)
+
+
+@pytest.mark.parametrize("end", ["close", "with"])
+def test_orbax_manager_saves_the_last_step_at_its_end(
+    world: World, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.setenv("ECKPT_LOCAL_DIR", str(world.ramdisk))
+    options = ocp.CheckpointManagerOptions(save_interval_steps=100, settings={"save_on_stop": True})
+    data = iter(grain.MapDataset.range(100).to_iter_dataset())
+    manager = ocp.CheckpointManager(world.persistent, options=options)
+    with manager if end == "with" else contextlib.nullcontext():
+        for step in range(1, LAST + 1):
+            next(data)
+            state = ocp.args.StandardSave(world.state(step))
+            kept = grain.PyGrainCheckpointSave(data)
+            manager.save(step, args=ocp.args.Composite(state=state, data=kept))
+        next(data)  # one more than the last step had
+    manager.close()
+    world.lose_ram()
+    again = ocp.CheckpointManager(world.persistent)
+    assert again.latest_step() == LAST
+    target = ocp.args.StandardRestore(world.state(0))
+    wanted = grain.PyGrainCheckpointRestore(data)
+    found = again.restore(LAST, args=ocp.args.Composite(state=target, data=wanted))
+    assert same(found.state, world.state(LAST))
+    assert next(data) == LAST
+    again.close()

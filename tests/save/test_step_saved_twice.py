@@ -1,0 +1,164 @@
+"""One step saved twice: it is kept, or replaced once its successor is whole; never lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from world import World, same, save_all
+
+from emergency_ckpt import EmergencyCheckpointer
+from emergency_ckpt.errors import PersistentTierError
+from emergency_ckpt.tiers.local.tier import LocalTier
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
+
+
+def save(checkpointer: EmergencyCheckpointer, world: World, step: int, **settings: Any) -> bool:
+    return checkpointer.save(
+        step=step, state=world.state(step), host_state={"at": step}, **settings
+    )
+
+
+def check_restored(world: World, step: int, value: int | None = None) -> None:
+    """From both tiers, each alone."""
+    for lose_ram in (False, True):
+        if lose_ram:
+            world.lose_ram()
+        with world.open_both() as checkpointer:
+            host: dict[str, int] = {}
+            found, state = checkpointer.restore(state=world.state(0), host_state=host)
+            assert (found, host) == (step, {"at": value or step})
+            assert same(state, world.state(value or step))
+
+
+def preempt() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("is_preempted", [False, True])
+def test_save_step_again_by_force_keeps_it(world: World, waits: bool, is_preempted: bool) -> None:
+    with world.open_both() as checkpointer:
+        save_all(checkpointer, world, 1)
+        if is_preempted:
+            preempt()
+        assert save(checkpointer, world, 2)
+        if waits:
+            checkpointer.wait_until_finished()
+        assert not save(checkpointer, world, 2, force=True)
+        checkpointer.wait_until_finished()
+        checkpointer.check_for_errors()
+        assert checkpointer.failed_saves == 0
+    check_restored(world, 2)
+
+
+def test_save_preempted_at_restored_step_keeps_it(world: World) -> None:
+    with world.open_both() as checkpointer:
+        save_all(checkpointer, world, 2)
+    for lose_ram in (False, True):
+        if lose_ram:
+            world.lose_ram()
+        with world.open_both() as checkpointer:
+            assert checkpointer.restore(state=world.state(0), host_state={"at": 0})[0] == 2
+            preempt()
+            save(checkpointer, world, 2)
+            assert not save(checkpointer, world, 2, force=True)
+            checkpointer.wait_until_finished()
+            checkpointer.check_for_errors()
+            assert checkpointer.all_steps() == [2]
+    check_restored(world, 2)
+
+
+def test_save_forced_at_step_restored_from_ram_fills_storage(world: World) -> None:
+    with world.open_both() as checkpointer:
+        save_all(checkpointer, world, 2, 3)
+    with world.open_both() as checkpointer:
+        assert checkpointer.restore(state=world.state(0), host_state={"at": 0})[0] == 3
+        assert save(checkpointer, world, 3, force=True)
+        checkpointer.wait_until_finished()
+        checkpointer.check_for_errors()
+    check_restored(world, 3)
+
+
+def _fail_once(tier: type, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    works: Callable[..., Any] = getattr(tier, name)
+    failed: list[bool] = []
+
+    def fail_once(*args: Any, **kwargs: Any) -> Any:
+        if not failed:
+            failed.append(True)
+            raise PersistentTierError("save", "step 2", "storage failed once")
+        return works(*args, **kwargs)
+
+    monkeypatch.setattr(tier, name, fail_once)
+
+
+@pytest.mark.parametrize("where", ["write_document", "write_tensors", "publish"])
+def test_save_forced_after_failure_saves_what_is_missing(
+    world: World, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    _fail_once(PersistentTier, where, monkeypatch)
+    with world.open_both() as checkpointer:
+        assert save(checkpointer, world, 2)
+        checkpointer.wait_until_finished()
+        assert checkpointer.failed_saves == 1
+        assert save(checkpointer, world, 2, force=True)
+        checkpointer.wait_until_finished()
+        assert checkpointer.failed_saves == 1
+        assert world.names().count("save.complete") == 1, "RAM has it already"
+        assert world.names().count("persistent.complete") == 1
+    check_restored(world, 2)
+
+
+def _break_writing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        raise PersistentTierError("save", "step 2", "storage failed")
+
+    monkeypatch.setattr(PersistentTier, "write_tensors", fail)
+
+
+def test_save_forced_after_unheard_success_keeps_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The marker was written, but not the answer heard: what is whole must not go."""
+    publish = PersistentTier.publish
+
+    def publish_unheard(*args: Any, **kwargs: Any) -> None:
+        publish(*args, **kwargs)
+        raise PersistentTierError("save", "step 2", "no answer came")
+
+    with world.open_both() as checkpointer:
+        with monkeypatch.context() as patch:
+            patch.setattr(PersistentTier, "publish", publish_unheard)
+            assert save(checkpointer, world, 2)
+            checkpointer.wait_until_finished()
+        assert checkpointer.failed_saves == 1
+        _break_writing(monkeypatch)
+        save(checkpointer, world, 2, force=True)
+        checkpointer.wait_until_finished()
+        assert checkpointer.failed_saves == 1
+        assert "persistent.kept" in world.names()
+    check_restored(world, 2)
+
+
+def test_save_of_step_stored_under_another_demand_cannot_lose_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RAM has the step of a later demand of the same life; storage has that of the first."""
+    with monkeypatch.context() as patch:
+        _fail_once(LocalTier, "publish_host_state", patch)
+        with world.open_both() as checkpointer:
+            assert save(checkpointer, world, 2)
+            checkpointer.wait_until_finished()
+            assert save(checkpointer, world, 2, force=True)
+            checkpointer.wait_until_finished()
+    _break_writing(monkeypatch)
+    with world.open_both() as checkpointer:
+        assert checkpointer.restore(state=world.state(0), host_state={"at": 0})[0] == 2
+        save(checkpointer, world, 2, force=True)
+        checkpointer.wait_until_finished()
+        checkpointer.check_for_errors()
+    check_restored(world, 2)

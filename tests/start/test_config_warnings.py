@@ -1,0 +1,118 @@
+"""Settings that are probably a mistake: said, or refused, before training begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+from world import World, logged
+
+from emergency_ckpt import EmergencyCheckpointer
+from emergency_ckpt.config import Config
+from emergency_ckpt.core.placement.policies import Topology
+from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.start.config_warnings import LAUNCHED_COUNT, config_warnings
+from emergency_ckpt.tiers.ramdisk.mounts import file_system_of
+
+ONE_SLICE = Topology(2, (0, 0))
+TWO_SLICES = Topology(2, (0, 1))
+
+
+def mesh_of(*shape: int) -> Mesh:
+    return Mesh(np.array(jax.devices()).reshape(shape), ("slice", "fsdp"))
+
+
+def config(**settings: Any) -> Config:
+    defaults: dict[str, Any] = {"local_dir": "/dev/shm/x", "run_id": "r", "mesh": mesh_of(2, 4)}
+    return Config().set(**{**defaults, **settings}).validated()
+
+
+@pytest.mark.parametrize(
+    ("settings", "topology", "said"),
+    [
+        ({}, TWO_SLICES, ""),
+        ({"local_save_every_n_steps": 0}, TWO_SLICES, "neither tier saves"),
+        ({"mesh": None, "replica_axis": "slice"}, TWO_SLICES, "but mesh is not"),
+        ({"mesh": None}, ONE_SLICE, ""),
+        ({"mesh": mesh_of(1, 8), "replica_axis": "slice"}, ONE_SLICE, "has size 1"),
+        ({"mesh": mesh_of(1, 8)}, ONE_SLICE, "has size 1"),
+        ({"replica_axis": "slice"}, ONE_SLICE, "devices at several places"),
+        ({"mesh": mesh_of(1, 8)}, Topology(1, (0,)), ""),
+        ({"local_dir": "/proc/x"}, TWO_SLICES, "lies on proc, not on tmpfs"),
+    ],
+)
+def test_config_warnings_doubtful_setting_is_named(
+    settings: dict[str, Any], topology: Topology, said: str
+) -> None:
+    warnings = config_warnings(config(**settings), topology, 0)
+    assert len(warnings) == bool(said)
+    assert said in "".join(warnings)
+
+
+def test_config_warnings_job_wide_ones_come_from_process_0() -> None:
+    settings = config(local_save_every_n_steps=0)
+    assert config_warnings(settings, TWO_SLICES, 1) == []
+
+
+def test_file_system_of_takes_the_innermost_and_newest_mount(tmp_path: Path) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        "1 0 8:1 / / rw - ext4 /dev/sda rw\n"
+        "torn line\n"
+        "2 1 0:5 / /with\\040space rw shared:2 - tmpfs tmpfs rw\n"
+        "3 2 0:6 / /with\\040space/in rw - xfs /dev/sdb rw\n"
+        "4 2 0:7 / /with\\040space/in rw - tmpfs tmpfs rw\n"
+    )
+    found = [
+        file_system_of(path, mounts)
+        for path in ("/", "/with", "/with space/x", "/with space/in/x", "/with space/into")
+    ]
+    assert found == ["ext4", "ext4", "tmpfs", "tmpfs", "tmpfs"]
+    assert file_system_of("/", tmp_path / "absent") is None
+
+
+def test_checkpointer_says_warnings_at_start(world: World) -> None:
+    with logged() as lines, world.open(local_save_every_n_steps=0):
+        pass
+    assert [line for line in lines if "neither tier saves" in line]
+    assert [e.name for e in world.events if e.name == "start.warning"] == ["start.warning"]
+
+
+@pytest.mark.parametrize(
+    ("directory", "local_dir", "problem"),
+    [
+        ("/dev/shm/run/stored", "/dev/shm/run", "would be lost with RAM"),
+        ("/dev/shm/run", "/dev/shm/run/", "would be lost with RAM"),
+        ("/data/run", "/data/run/../run/ram", "lies inside dir"),
+    ],
+)
+def test_config_tiers_inside_each_other_are_refused(
+    directory: str, local_dir: str, problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        Config(dir=directory, local_dir=local_dir).validated()
+    Config(dir="/data/run", local_dir="/data/run2").validated()
+
+
+def test_config_misspelt_attribute_names_the_nearest() -> None:
+    settings = EmergencyCheckpointer.default_config()
+    with pytest.raises(ConfigError, match="did you mean 'save_every_n_steps'"):
+        settings.save_every_n_step = 3  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(ConfigError, match="did you mean 'save_every_n_steps'"):
+        settings.set(save_every_n_step=3)
+    settings.save_every_n_steps = 3
+    assert settings.save_every_n_steps == 3
+
+
+def test_checkpointer_in_a_job_not_joined_is_refused(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LAUNCHED_COUNT, "4")
+    with pytest.raises(ConfigError, match=r"started 4 processes .* is 1: call jax\.distributed"):
+        world.open()
+    monkeypatch.setenv(LAUNCHED_COUNT, "1")
+    world.open().stop()

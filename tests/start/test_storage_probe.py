@@ -1,0 +1,206 @@
+"""What saves need of storage is tried at the start."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from places import JOBS
+from storage_probe_program import OLD, OWN, YOUNG
+from world import LONG_S, World, logged, same, save_all
+
+from emergency_ckpt.config import Config
+from emergency_ckpt.errors import ConfigError, PersistentTierError
+from emergency_ckpt.start.storage_probe import StorageProbe
+from emergency_ckpt.testing.gcs import FakeGcs
+from emergency_ckpt.tiers.persistent.probe import is_left_over
+from emergency_ckpt.tiers.storage import directory as storage_directory
+from emergency_ckpt.tiers.storage.directory import StorageDirectory
+
+PROGRAM = JOBS / "storage_probe_program.py"
+
+
+@pytest.fixture
+def probed(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set when a try in the background has ended."""
+    ended, warn = threading.Event(), StorageProbe._warn
+
+    def warn_and_tell(self: StorageProbe) -> None:
+        warn(self)
+        ended.set()
+
+    monkeypatch.setattr(StorageProbe, "_warn", warn_and_tell)
+    return ended
+
+
+@pytest.fixture
+def refusing(world: World) -> Path:
+    """A directory that is there, and in which no save could write its host states."""
+    world.persistent.mkdir()
+    (world.persistent / "host_state").write_text("in the way")
+    return world.persistent
+
+
+def warnings_of(world: World) -> list[str]:
+    return [str(e.fields["text"]) for e in world.events if e.name == "start.warning"]
+
+
+def test_start_storage_that_refuses_is_a_warning(
+    world: World, refusing: Path, probed: threading.Event
+) -> None:
+    with logged() as lines, world.open_both():
+        assert probed.wait(LONG_S)
+    (text,) = warnings_of(world)
+    assert f"saves to {refusing} would fail now" in text
+    assert "host_state/probe-" in text
+    assert "Error: [Errno" in text
+    assert len([line for line in lines if str(refusing) in line and "would fail" in line]) == 1
+
+
+def test_start_required_storage_that_refuses_is_an_error(world: World, refusing: Path) -> None:
+    del refusing
+    with pytest.raises(PersistentTierError, match="host_state/probe-"):
+        world.open_both(require_storage=True)
+    world.open().stop()  # nothing of the failed start is left in the way
+
+
+def test_start_required_directory_that_cannot_be_made_is_an_error(world: World) -> None:
+    blocker = world.persistent.parent / "file"
+    blocker.write_text("")
+    with pytest.raises(PersistentTierError, match="create "):
+        world.open_both(dir=str(blocker / "dir"), require_storage=True)
+
+
+def test_start_good_storage_is_silent_and_keeps_no_probe(
+    world: World, probed: threading.Event
+) -> None:
+    with world.open_both():
+        assert probed.wait(LONG_S)
+    with world.open_both(require_storage=True):
+        pass
+    assert warnings_of(world) == []
+    left = {path.name for path in world.persistent.rglob("*")}
+    assert left == {"host_state", "run", "000000000001.json"}
+
+
+def test_start_job_that_only_restores_writes_nothing(world: World, refusing: Path) -> None:
+    for required in (False, True):
+        with world.open_both(save_every_n_steps=0, require_storage=required):
+            pass
+    assert warnings_of(world) == []
+    assert [path.name for path in refusing.rglob("*")] == ["host_state"]
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Storage takes what is written, and does not answer until the test is over."""
+    asked, answer = threading.Event(), threading.Event()
+
+    def put_new(self: StorageDirectory, below: str, data: bytes) -> None:
+        del self, below, data
+        asked.set()
+        assert answer.wait(LONG_S)
+
+    monkeypatch.setattr(storage_directory.StorageDirectory, "put_new", put_new)
+    yield asked
+    answer.set()
+
+
+def test_start_silent_storage_holds_up_neither_restore_nor_stop(
+    world: World, silent: threading.Event
+) -> None:
+    with world.open() as checkpointer:
+        save_all(checkpointer, world, 1)
+    with world.open_both() as checkpointer:
+        assert silent.wait(LONG_S)
+        step, state = checkpointer.restore(state=world.state(0))
+    assert step == 1
+    assert same(state, world.state(1))
+    assert warnings_of(world) == []
+
+
+def test_start_required_silent_storage_ends_at_its_deadline(
+    world: World, silent: threading.Event
+) -> None:
+    with pytest.raises(PersistentTierError, match="no answer in time"):
+        world.open_both(require_storage=True, start_timeout_s=4)
+    assert silent.is_set()
+
+
+def test_probes_left_by_crashed_starts_do_no_harm(world: World) -> None:
+    folder = world.persistent / "host_state"
+    folder.mkdir(parents=True)
+    (folder / OLD).write_text("left")
+    (folder / "probe-of-somebody").write_text("kept")
+    with world.open_both(require_storage=True) as checkpointer:
+        assert checkpointer.all_steps() == []
+        save_all(checkpointer, world, 2)
+        assert checkpointer.all_steps() == [2]
+    assert sorted(path.name for path in folder.iterdir()) == ["2", "probe-of-somebody", "run"]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_left"),
+    [
+        (OLD, True),
+        (YOUNG, False),
+        (f"probe-{OWN}", False),
+        ("40", False),
+        ("timeline.json", False),
+        (f"{OLD}.json", False),
+        ("probe-ffffffffffff-00000000000000bb", False),
+    ],
+)
+def test_is_left_over_needs_a_much_older_start(name: str, is_left: bool) -> None:
+    assert is_left_over(name, f"probe-{OWN}") == is_left
+
+
+def test_config_required_storage_needs_a_directory() -> None:
+    with pytest.raises(ConfigError, match="require_storage is set, but dir is not"):
+        Config(local_dir="/dev/shm/x", run_id="r", require_storage=True).validated()
+
+
+@pytest.fixture(scope="module")
+def tries() -> dict[str, Any]:
+    with FakeGcs(buckets=["bucket"], process=True) as gcs:
+        environ = {**os.environ, **gcs.environment(), "JAX_PLATFORMS": "cpu"}
+        done = subprocess.run(
+            [sys.executable, str(PROGRAM)],
+            check=False,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "left"),
+    [
+        ("good", "", []),
+        ("left", "", [YOUNG]),
+        ("lost_reply", "", []),
+        ("refused", "the right to read and write", []),
+        ("undeletable", "remove gs://bucket/undeletable", [f"probe-{OWN}"]),
+        ("silent", "no answer in time", []),
+        ("taken", "FileExistsError", []),
+        ("no_bucket", "create the bucket", []),
+    ],
+)
+def test_probe_storage_of_a_bucket(
+    tries: dict[str, Any], name: str, error: str, left: list[str]
+) -> None:
+    found = tries[name]
+    assert bool(found["error"]) == bool(error), found
+    assert error in found["error"]
+    assert found["steps"] == []
+    assert found["left"] == left

@@ -1,0 +1,145 @@
+"""Host state documents that were damaged or made up: never taken for what was saved."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from places import GOLDEN
+
+from emergency_ckpt.errors import CorruptData
+from emergency_ckpt.state import host_state
+
+DOCUMENT = (GOLDEN / "process_00003_of_00008_v1.json").read_bytes()
+TAGS = ["__bytes__", "__tuple__", "__float__", "__int__", "__dict__", "__array__", "__state__"]
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=6) | st.sampled_from(TAGS)
+
+
+@settings(max_examples=300)
+@given(st.integers(0, len(DOCUMENT) * 8 - 1))
+def test_one_flipped_bit_never_changes_the_payload(bit: int) -> None:
+    data = bytearray(DOCUMENT)
+    data[bit // 8] ^= 1 << bit % 8
+    try:
+        found = host_state.decode(bytes(data))
+    except CorruptData:
+        return
+    # What the digest does not cover is the identity, and that is in the names around it.
+    good = host_state.decode(DOCUMENT)
+    assert found.payload == good.payload
+    assert (found.save, found.owner, found.count) != (good.save, good.owner, good.count)
+
+
+@pytest.mark.parametrize("length", range(0, len(DOCUMENT), 23))
+def test_a_truncated_document_is_found(length: int) -> None:
+    with pytest.raises(CorruptData):
+        host_state.decode(DOCUMENT[:length])
+
+
+def sealed(payload: bytes, **changes: object) -> bytes:
+    fields: dict[str, object] = {
+        "schema_version": 1,
+        "save": {"run_id": "r", "incarnation": "i", "step": 1},
+        "owner": 0,
+        "count": 1,
+        "digest": hashlib.sha256(payload).hexdigest(),
+        "payload": msgspec.Raw(payload),
+    }
+    return msgspec.json.encode({**fields, **changes})
+
+
+HOSTILE_PAYLOADS = [
+    b"[" * 5000 + b"]" * 5000,
+    b"[" * 70 + b"]" * 70,
+    b'{"__unknown__":1}',
+    b'{"__bytes__":1}',
+    b'{"__bytes__":"?"}',
+    b'{"__bytes__":"AA="}',
+    '{"__bytes__":"é"}'.encode(),
+    b'{"__tuple__":{}}',
+    b'{"__float__":1.5}',
+    b'{"__float__":"7ff"}',
+    b'{"__float__":"zzzzzzzzzzzzzzzz"}',
+    b'{"__int__":5}',
+    b'{"__int__":"12z"}',
+    b'{"__dict__":[1]}',
+    b'{"__dict__":[[1]]}',
+    b'{"__dict__":[[[],1]]}',
+    b'{"__dict__":{"a":1}}',
+    b'{"__array__":[]}',
+    b'{"__array__":{"scalar":false,"dtype":"O","shape":[1],"data":"AAAAAAAAAAA="}}',
+    b'{"__array__":{"scalar":false,"dtype":"<u2,<u2","shape":[1],"data":"AAAAAA=="}}',
+    b'{"__array__":{"scalar":false,"dtype":"<u2","shape":[2],"data":"AA=="}}',
+    b'{"__array__":{"scalar":false,"dtype":"<u2","shape":[-1],"data":"AAA="}}',
+    b'{"__array__":{"scalar":false,"dtype":"<u2","shape":[0,9223372036854775807],"data":""}}',
+    b'{"__array__":{"scalar":false,"dtype":"<u2","shape":[true],"data":"AAA="}}',
+    b'{"__array__":{"scalar":false,"dtype":["<u2"],"shape":[1],"data":"AAA="}}',
+    b'{"__array__":{"scalar":false,"dtype":"|u1","shape":' + b"[1]" + b',"data":["A"]}}',
+    b"NaN",
+    b"1e999",
+    b'"\\ud800"',
+]
+
+
+@pytest.mark.parametrize("payload", HOSTILE_PAYLOADS, ids=range(len(HOSTILE_PAYLOADS)))
+def test_a_well_sealed_hostile_payload_is_corrupt(payload: bytes) -> None:
+    with pytest.raises(CorruptData):
+        host_state.decode(sealed(payload))
+
+
+HOSTILE_FIELDS: list[dict[str, object]] = [
+    {"schema_version": 2},
+    {"schema_version": "1"},
+    {"owner": 1},
+    {"owner": -1},
+    {"count": 10**7},
+    {"count": 1 << 80},
+    {"extra": 1},
+    {"save": {"run_id": "../x", "incarnation": "i", "step": 1}},
+    {"save": {"run_id": "r", "incarnation": "a/b", "step": 1}},
+    {"save": {"run_id": "r", "incarnation": "i", "step": -1}},
+    {"digest": "0" * 64},
+    {"save": None},
+]
+
+
+@pytest.mark.parametrize("changes", HOSTILE_FIELDS, ids=str)
+def test_hostile_fields_are_corrupt(changes: dict[str, object]) -> None:
+    host_state.decode(sealed(b"null"))
+    with pytest.raises(CorruptData):
+        host_state.decode(sealed(b"null", **changes))
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | texts,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(TAGS) | texts, inner)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=300)
+@given(json_values.map(lambda v: json.dumps(v).encode()) | st.binary(max_size=60))
+def test_any_payload_decodes_or_is_corrupt(payload: bytes) -> None:
+    try:
+        document = host_state.decode(sealed(payload))
+    except CorruptData:
+        return
+    host_state.value_of(document.payload)
+
+
+@given(st.binary(max_size=100))
+def test_any_bytes_are_corrupt(data: bytes) -> None:
+    with pytest.raises(CorruptData):
+        host_state.decode(data)
+
+
+@pytest.mark.parametrize("data", [b"[" * 100_000, b'{"schema_version":' * 10_000, b"", b"null"])
+def test_hostile_documents(data: bytes) -> None:
+    with pytest.raises(CorruptData):
+        host_state.decode(data)

@@ -1,0 +1,73 @@
+"""The worked example of FORMAT.md, from the code. The golden files hold its bytes for ever."""
+
+from __future__ import annotations
+
+import math
+
+import ml_dtypes
+import numpy as np
+
+from emergency_ckpt import _native
+from emergency_ckpt.core.keys import RunSecret
+from emergency_ckpt.core.shard_layout import lay_out
+from emergency_ckpt.state import host_state
+from emergency_ckpt.tiers.local.manifest import build_contents
+from emergency_ckpt.tiers.local.signatures import Signer
+from emergency_ckpt.types import Contents, LeafSpec, SaveId, ShardId, Writer
+
+SAVE = SaveId(step=40, incarnation="0198f2c4a1b0-5e9d", run_id="demo")
+
+LEAVES = (
+    LeafSpec("params/w", "float32", (4, 2)),
+    LeafSpec("params/b", "bfloat16", (3,)),
+    LeafSpec("rng", "uint32", (2,), "threefry2x32"),
+)
+ARRAYS = {
+    ShardId("params/w", ((2, 4), (0, 2))): np.array([[1.0, -0.0], [math.nan, 0.5]], "<f4"),
+    ShardId("params/b", ((0, 3),)): np.array([1, 2, 3], ml_dtypes.bfloat16),
+    ShardId("rng", ((0, 2),)): np.array([0, 42], "<u4"),
+}
+LAYOUT = lay_out(LEAVES, [(shard, array.nbytes) for shard, array in ARRAYS.items()])
+
+
+class Iterator:
+    """An iterator at position 160."""
+
+    def get_state(self) -> object:
+        return {"position": 160, "seen": b"\x00\xff", "window": (1, 2.5)}
+
+    def set_state(self, state: object) -> None:
+        raise NotImplementedError
+
+
+def signer() -> Signer:
+    made = Signer.of(RunSecret("demo", b"an example: never use this one..", given=True))
+    assert made is not None
+    return made
+
+
+def writer() -> Writer:
+    return Writer(process_index=3, process_count=8, slice_index=1, hostname="host-3")
+
+
+def contents() -> Contents:
+    crcs = [_native.crc32c(ARRAYS[placed.shard].tobytes()) for placed in LAYOUT.shards]
+    return build_contents(SAVE, LEAVES, LAYOUT, crcs)
+
+
+def slot_bytes() -> bytes:
+    data = bytearray(LAYOUT.size_bytes)
+    for placed in LAYOUT.shards:
+        data[placed.offset : placed.offset + placed.nbytes] = ARRAYS[placed.shard].tobytes()
+    return bytes(data)
+
+
+def host_state_document() -> bytes:
+    state = {
+        "iterator": Iterator(),
+        "best": -math.inf,
+        "seed": 1 << 70,
+        1: "a key that is not a string",
+        "table": np.array([1, 2], np.uint16),
+    }
+    return host_state.encode(SAVE, 3, 8, host_state.capture(state))

@@ -1,0 +1,77 @@
+"""A worker made by fork outlives its trainer, which was killed: it keeps nothing from the next."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+from world import World, save_all
+
+PROGRAM = """
+import os, sys, time
+import jax, jax.numpy as jnp
+jax.config.update("jax_platforms", "cpu")
+from emergency_ckpt import EmergencyCheckpointer
+from emergency_ckpt.errors import CheckpointError
+
+checkpointer = EmergencyCheckpointer(
+    run_id="run", local_dir=sys.argv[1], bind_port=int(sys.argv[2]),
+    local_save_every_n_steps=1, save_every_n_steps=0)
+checkpointer.save(step=1, state={"w": jnp.ones(8)})
+checkpointer.wait_until_finished()
+if os.fork() == 0:
+    try:
+        checkpointer.save(step=2, state={})
+    except CheckpointError as error:
+        print("child:", error, flush=True)
+    checkpointer.stop()
+    sys.stdin.readline()
+    with checkpointer:
+        pass
+    print("child is at its end", flush=True)
+    sys.exit(0)  # runs what atexit knows
+time.sleep(600)
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@pytest.mark.timeout(120)
+def test_child_of_a_killed_trainer_keeps_neither_lock_nor_port(world: World) -> None:
+    port = free_port()
+    command = [sys.executable, "-c", PROGRAM, str(world.ramdisk), str(port)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ}
+    ) as trainer:
+        assert trainer.stdout is not None
+        assert trainer.stdin is not None
+        said = trainer.stdout.readline()
+        trainer.send_signal(signal.SIGKILL)
+        trainer.wait(60)
+        assert "the checkpointer is the parent process's" in said
+        with world.open(bind_port=port, ramdisk_wait_s=0) as checkpointer:
+            assert [path.name for path in (world.ramdisk / "run").iterdir()] == ["process_00000"]
+            save_all(checkpointer, world, 2)
+        trainer.stdin.write("\n")
+        trainer.stdin.flush()
+        assert trainer.stdout.readline().strip() == "child is at its end"
+
+
+def test_fork_leaves_the_parents_connections_alone(world: World) -> None:
+    with world.open() as checkpointer:
+        save_all(checkpointer, world, 1)
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        save_all(checkpointer, world, 2)
+        address = checkpointer._member.holdings.address
+        assert checkpointer._member.client.inventory(address).tensors

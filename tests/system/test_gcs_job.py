@@ -1,0 +1,104 @@
+"""Jobs of four real processes whose persistent tier is a bucket of the fake server."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from places import JOBS
+from running_jobs import job_root, run_life, spec_of
+
+from emergency_ckpt.testing.gcs import FakeGcs
+
+pytestmark = pytest.mark.timeout(900)
+
+METADATA_BYTES = 160_000  # directories, markers, checksums, documents, nodes of the database
+
+
+@pytest.fixture
+def gcs(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGcs]:
+    with FakeGcs(buckets=["bucket"], process=True) as server:
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+        yield server
+
+
+def run(root: Path, life: int, slices: int, *programs: str) -> list[dict[str, Any]]:
+    spec = spec_of(root, "gcs_job.py", *programs, slices=slices, hosts=4 // slices)
+    results = run_life(spec, root, life=life)
+    shutil.rmtree(root / "run", ignore_errors=True)  # all RAM is lost between lives
+    return results
+
+
+def values(results: list[dict[str, Any]], program: str) -> list[Any]:
+    assert all("value" in result[program] for result in results), results
+    return [result[program]["value"] for result in results]
+
+
+def check_no_byte_twice(ranges: list[list[str]]) -> None:
+    by_object: dict[str, list[tuple[int, int]]] = {}
+    for target, header in ranges:
+        first, last = header.removeprefix("bytes=").split("-")
+        by_object.setdefault(target, []).append((int(first), int(last)))
+    for target, spans in by_object.items():
+        spans.sort()
+        for (_, last), (first, _) in pairwise(spans):
+            assert first > last, f"bytes {first}-{last} of {target} were read twice"
+
+
+def check_plain_orbax_reads_it() -> None:
+    """One layout, whatever the number of slices, and ordinary Orbax reads it."""
+    command = [sys.executable, str(JOBS / "plain_reader.py"), "gs://bucket/run", "5"]
+    environ = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        command, env=environ, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    seen = json.loads(done.stdout.splitlines()[-1])
+    assert (seen["steps"], seen["manager"], seen["checkpointer"]) == ([5], True, True)
+    assert seen["count"] == 5
+    assert "keys" in seen["leaves"]
+
+
+@pytest.mark.parametrize("slices", [1, 2, 4])
+def test_each_byte_is_written_by_slice_0_and_read_once(gcs: FakeGcs, slices: int) -> None:
+    with job_root() as root:
+        # The other slices have no way to storage here: they need none.
+        program = "save_only_primary"
+        for seen in values(run(root, 0, slices, program), program):
+            assert seen["errors"] == []
+            assert seen["complete"] == [5]
+        check_plain_orbax_reads_it()
+        results = values(run(root, 1, slices, "restore_then_from_ram"), "restore_then_from_ram")
+    first, second = [pair[0] for pair in results], [pair[1] for pair in results]
+    for seen in first:
+        assert (seen["step"], seen["tier"], seen["wrong"]) == (5, "persistent", [])
+        assert seen["iterator_right"]
+    size_bytes = first[0]["state_bytes"]
+    served = first[0]["served"]
+    assert size_bytes <= served <= size_bytes + METADATA_BYTES
+    check_no_byte_twice(first[0]["ranges"])
+    shares = [seen["persistent"] for seen in first]
+    # Evenly, as far as whole chunks go: the largest is a leaf's part on one device.
+    chunk_bytes = 64 * 1024 * 4 * slices // 4
+    assert max(shares) <= sum(shares) / 4 + chunk_bytes
+    for seen in second:
+        assert (seen["step"], seen["tier"], seen["wrong"]) == (5, "local", [])
+        assert (seen["persistent"], seen["peer"]) == (0, 0)
+
+
+def test_local_saves_keep_their_interval_beside_a_slow_bucket(gcs: FakeGcs) -> None:
+    with job_root() as root:
+        for process, seen in enumerate(values(run(root, 0, 2, "slow_bucket"), "slow_bucket")):
+            # The last one may still be under way when the loop ends.
+            assert seen["local"][:5] == [5, 10, 15, 20, 25]
+            if process < 2:  # the writers; for the others their part is done at once
+                assert 10 not in seen["storage"], "the bucket is not slow enough for this test"

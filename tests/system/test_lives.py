@@ -1,0 +1,163 @@
+"""Restarts of real jobs: slices killed in training, other numbers and shapes, no trainers."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from forgery import make_up_step
+from restarts import HOLDERS_VARIABLE, RUN_ID, new_world, train_and_kill
+from running_jobs import job_root, run_life, spec_of
+
+from emergency_ckpt.launch.topology import Topology
+from emergency_ckpt.run_secret import SECRET_VARIABLE
+
+pytestmark = pytest.mark.timeout(900)
+
+ALL = 1386  # bytes that each process of the four holds
+STEP = 10  # all have reached step 12
+SECRET = {SECRET_VARIABLE: secrets.token_hex(32)}
+
+
+@pytest.fixture(scope="module")
+def root() -> Iterator[Path]:
+    with job_root() as path:
+        yield path
+
+
+@pytest.fixture(scope="module")
+def trained(root: Path) -> Path:
+    """Two slices of two hosts train; slice 1 is killed; the ramdisks stay as they are then."""
+    spec = spec_of(root, "lives_job.py", "train")
+    train_and_kill(dataclasses.replace(spec, env=SECRET), victims=(2, 3))
+    return root
+
+
+@pytest.fixture(scope="module")
+def permuted(trained: Path) -> dict[str, list[Any]]:
+    """A life in which every host has another number, and belongs to the other slice."""
+    lost = {
+        "everything_kept": (),
+        "a_host_lost": (1,),
+        "a_slice_lost": (2, 3),
+        "both_slices_half_lost": (0, 3),
+        "a_step_made_up": (),
+    }
+    spec = spec_of(trained, "lives_job.py", *lost, "primary_is_another_slice")
+    spec = dataclasses.replace(spec, env=SECRET)
+    for name, hosts in lost.items():
+        new_world(spec, name, range(4), hosts)
+    for host in (2, 3):  # which hold all shards and all host states
+        (directory,) = (spec.ramdisk(host) / "a_step_made_up" / RUN_ID).iterdir()
+        make_up_step(directory, 1_000_000)
+    topology = Topology.first(2, 2).renumbered([3, 2, 1, 0])
+    return by_program(run_life(spec, trained, life=1, topology=topology))
+
+
+@pytest.fixture(scope="module")
+def smaller(trained: Path) -> dict[str, list[Any]]:
+    """A life of one slice of two hosts; hosts 2 and 3 are served by ``eckpt serve``."""
+    names = ("without_host_state", "with_host_state", "from_servers")
+    spec = spec_of(trained, "lives_job.py", *names, slices=1)
+    for name in names[:2]:
+        new_world(spec, name, (0, 1))
+    new_world(spec, "from_servers", (2, 3))
+    with ExitStack() as stack:
+        served = (spec.ramdisk(host) / "from_servers" for host in (2, 3))
+        holders = [stack.enter_context(serving(directory, SECRET)) for directory in served]
+        spec = dataclasses.replace(spec, env={**SECRET, HOLDERS_VARIABLE: ",".join(holders)})
+        return by_program(run_life(spec, trained, life=2))
+
+
+@contextmanager
+def serving(directory: Path, secret: dict[str, str]) -> Iterator[str]:
+    """``eckpt serve`` on a ramdisk without a trainer; gives its address, with its identity."""
+    command = [sys.executable, "-m", "emergency_ckpt.cli.main", "serve"]
+    command += ["--local-dir", str(directory), "--run-id", RUN_ID]
+    environ = {**os.environ, **secret}
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            word, address = server.stdout.readline().split()
+            assert word == "serving"
+            assert re.fullmatch(r"[0-9a-f]{32}@127\.0\.0\.1:[0-9]+", address)
+            yield address
+        finally:
+            server.terminate()
+            assert server.wait(60) == 0
+
+
+def by_program(results: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    for result in results:
+        assert all("value" in outcome for outcome in result.values()), results
+    return {name: [result[name]["value"] for result in results] for name in results[0]}
+
+
+def check(seen: list[dict[str, Any]], owners: tuple[int, ...]) -> None:
+    """Each process has step 10, bit for bit, and goes on where ``owners`` were then."""
+    assert [(s.get("step"), s.get("tier")) for s in seen] == [(STEP, "local")] * len(seen), seen
+    assert [s["differences"] for s in seen] == [[]] * len(seen)
+    assert [s["iterator"] for s in seen] == [[owner, 100 * STEP + owner] for owner in owners]
+
+
+def test_a_slice_killed_in_training_comes_back_without_its_ram(permuted: dict[str, Any]) -> None:
+    seen = permuted["a_slice_lost"]
+    check(seen, (0, 1, 2, 3))
+    # Processes 0 and 1 run on the hosts 3 and 2, which came back empty.
+    assert [(s["local"], s["peer"]) for s in seen[:2]] == [(0, ALL)] * 2
+    assert all(s["local"] > 0 for s in seen[2:])
+
+
+@pytest.mark.parametrize("program", ["everything_kept", "a_host_lost", "both_slices_half_lost"])
+def test_hosts_with_other_numbers(permuted: dict[str, Any], program: str) -> None:
+    """Iterators follow the process index, wherever their documents are."""
+    seen = permuted[program]
+    check(seen, (0, 1, 2, 3))
+    assert [s["local"] + s["peer"] for s in seen] == [ALL] * 4
+    empty = {"everything_kept": (), "a_host_lost": (2,), "both_slices_half_lost": (0, 3)}[program]
+    assert [process for process in range(4) if seen[process]["local"] == 0] == list(empty)
+
+
+def test_step_made_up_on_the_hosts_of_a_slice_wins_nowhere(permuted: dict[str, Any]) -> None:
+    check(permuted["a_step_made_up"], (0, 1, 2, 3))
+
+
+def test_fewer_slices_without_host_state(smaller: dict[str, Any]) -> None:
+    seen = smaller["without_host_state"]
+    assert [(s["step"], s["differences"]) for s in seen] == [(STEP, [])] * 2
+    assert [s["iterator"] for s in seen] == [[-1, 0]] * 2
+
+
+def test_fewer_slices_need_a_remap_of_host_states(smaller: dict[str, Any]) -> None:
+    for refused, _ in smaller["with_host_state"]:
+        assert refused["error"] == "HostStateError"
+        assert "host_state_remap" in refused["text"]
+        assert refused["untouched"]
+    check([then for _, then in smaller["with_host_state"]], (0, 2))
+
+
+def test_hosts_without_a_trainer_serve_what_they_hold(smaller: dict[str, Any]) -> None:
+    seen = smaller["from_servers"]
+    check(seen, (0, 2))
+    assert [(s["local"], s["peer"]) for s in seen] == [(0, ALL)] * 2
+
+
+def test_the_mesh_may_begin_with_the_other_slice(permuted: dict[str, Any]) -> None:
+    """Two processes write: also numbers, numpy values, and arrays that each made for itself."""
+    wanted = {
+        "step": 5,
+        "tier": "persistent",
+        "differences": [],
+        "own": {"counter": 7, "scale": [0.0, 1.0, 2.0]},
+        "iterator_right": True,
+    }
+    assert permuted["primary_is_another_slice"] == [wanted] * 4

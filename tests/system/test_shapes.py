@@ -1,0 +1,92 @@
+"""Jobs of other shapes than two slices: three slices, one process, one device, no mesh at all."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from restarts import new_world, train_and_kill
+from running_jobs import job_root, of, run_life, spec_of
+
+pytestmark = pytest.mark.timeout(900)
+
+WHOLE = 2634  # bytes of the state, which every host of a slice of one host holds
+LOST = {
+    "everything_kept": (),
+    "a_slice_lost": (1,),
+    "two_slices_lost": (0, 1),
+    "all_copies_lost": (1, 2),
+}
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[list[dict[str, Any]]]:
+    """Three slices of one host: slice 0 stores nothing in RAM, 1 and 2 everything."""
+    with job_root() as root:
+        train_and_kill(spec_of(root, "lives_job.py", "train", slices=3, hosts=1), victims=(0,))
+        spec = spec_of(root, "lives_job.py", *LOST, "primary_is_another_slice", slices=3, hosts=1)
+        for name, hosts in LOST.items():
+            new_world(spec, name, range(3), hosts)
+        yield run_life(spec, root, life=1)
+
+
+@pytest.mark.parametrize(
+    ("program", "empty"),
+    [("everything_kept", [0]), ("a_slice_lost", [0, 1]), ("two_slices_lost", [0, 1])],
+)
+def test_three_slices(three: list[dict[str, Any]], program: str, empty: list[int]) -> None:
+    seen = of(three, program)
+    for process, found in enumerate(seen):
+        own = 0 if process in empty else WHOLE
+        assert found == {
+            "step": 10,
+            "tier": "local",
+            "differences": [],
+            "iterator": [process, 1000 + process],
+            "local": own,
+            "peer": WHOLE - own,
+        }
+
+
+def test_three_slices_and_no_copy_left(three: list[dict[str, Any]]) -> None:
+    for found in of(three, "all_copies_lost"):
+        assert found["error"] == "Unrecoverable"
+        assert found["untouched"]
+
+
+def test_the_mesh_may_begin_with_any_slice(three: list[dict[str, Any]]) -> None:
+    """Numbers, numpy values, and arrays that each process made for itself, from storage."""
+    wanted = {
+        "step": 5,
+        "tier": "persistent",
+        "differences": [],
+        "own": {"counter": 7, "scale": [0.0, 1.0, 2.0]},
+        "iterator_right": True,
+    }
+    assert of(three, "primary_is_another_slice") == [wanted] * 3
+
+
+@pytest.fixture(scope="module", params=[1, 4], ids=["one_device", "four_devices"])
+def alone(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
+    """One process: saved in one life, restored in the next."""
+    with job_root() as root:
+        spec = spec_of(root, "one_job.py", *ALONE[request.param], slices=1, hosts=1)
+        spec = dataclasses.replace(spec, devices_per_host=request.param)
+        (saved,) = run_life(spec, root)
+        assert all("value" in outcome for outcome in saved.values()), saved
+        yield run_life(spec, root, life=1)[0]
+
+
+ALONE = {1: ("no_mesh", "one_slice"), 4: ("no_mesh", "one_slice", "slices_in_one_process")}
+
+
+def test_one_process(alone: dict[str, Any]) -> None:
+    """From its own RAM and, when that is lost, from storage."""
+    wanted = {
+        tier: {"step": 10, "tier": tier, "wrong": [], "iterator": [0, 1000]}
+        for tier in ("local", "persistent")
+    }
+    assert alone == {program: {"value": wanted} for program in alone}
+    assert len(alone) >= 2

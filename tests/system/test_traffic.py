@@ -1,0 +1,101 @@
+"""Who sends how much where during a persistent save: to storage, and to the other slices."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from counting_proxy import URLS_VARIABLE, Way, ways_to
+from places import JOBS
+from running_jobs import job_root, run_life, spec_of
+
+from emergency_ckpt.testing.gcs import FakeGcs, bytes_received
+
+SLICES, HOSTS = 2, 2
+BIG_BYTES = 6 * 64 * 1024 * 4
+CONTROL_BYTES = 64 << 10
+"""JAX's coordination service lives in process 0; scribes get host states of some 100 bytes."""
+
+
+@pytest.fixture
+def gcs(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGcs]:
+    with FakeGcs(buckets=["bucket"], process=True) as server:
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+        yield server
+
+
+def saved(
+    gcs: FakeGcs, monkeypatch: pytest.MonkeyPatch, program: str
+) -> tuple[list[dict[str, Any]], list[Way]]:
+    """What the processes counted, and what came by their ways to storage."""
+    with ways_to(gcs.url, SLICES * HOSTS) as ways, job_root() as root:
+        monkeypatch.setenv(URLS_VARIABLE, " ".join(way.url for way in ways))
+        spec = spec_of(root, "traffic_job.py", program, slices=SLICES, hosts=HOSTS)
+        results = run_life(spec, root)
+    assert all("value" in result[program] for result in results), results
+    return [result[program]["value"] for result in results], ways
+
+
+def received(counts: list[Any], way: Way) -> int:
+    """Bytes that came over any connection but those to storage."""
+    return sum(count for (_, port), (_, count) in counts if port != way.port)
+
+
+def check_nothing_crosses(counted: list[dict[str, Any]], ways: list[Way]) -> None:
+    """No process gets more from others than what it takes to agree, in a save of 1.5 MiB."""
+    for seen, way in zip(counted, ways, strict=True):
+        # The count is one that would show it.
+        assert received(seen["crossing"], way) >= seen["part_bytes"] * (len(counted) - 1)
+        assert received(seen["saving"], way) < CONTROL_BYTES
+
+
+def test_only_slice_0_talks_to_storage_and_nothing_crosses(
+    gcs: FakeGcs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted, ways = saved(gcs, monkeypatch, "save")
+    check_nothing_crosses(counted, ways)
+    primary, others = ways[:HOSTS], ways[HOSTS:]
+    assert [(way.connections, way.to_storage_bytes) for way in others] == [(0, 0)] * len(others)
+    sent = [way.to_storage_bytes for way in primary]
+    assert min(sent) > BIG_BYTES * 2 / HOSTS * 0.9  # two saves
+    # Nobody had another way: the server has not received more than came by these.
+    assert 2 * BIG_BYTES <= bytes_received(gcs.requests()) <= sum(sent)
+
+
+def test_every_slice_writes_its_part_of_one_plain_orbax_step(
+    gcs: FakeGcs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted, ways = saved(gcs, monkeypatch, "save_striped")
+    check_nothing_crosses(counted, ways)
+    # Two saves of one copy, a quarter from each process; the leader also has what is small.
+    sent = [way.to_storage_bytes for way in ways]
+    assert min(sent) > 2 * BIG_BYTES / len(ways) * 0.9
+    assert sum(sent) < 2 * BIG_BYTES * 1.3
+    assert bytes_received(gcs.requests()) <= sum(sent)
+    check_plain_orbax_reads_it("gs://bucket/run", [5, 10])
+    with job_root() as root:  # all RAM is lost
+        program = "restore_then_from_ram"
+        spec = spec_of(root, "gcs_job.py", program, slices=SLICES, hosts=HOSTS)
+        results = run_life(spec, root)
+    for result in results:
+        first, _ = result[program]["value"]
+        assert (first["step"], first["tier"], first["wrong"]) == (10, "persistent", [])
+        assert first["iterator_right"]
+
+
+def check_plain_orbax_reads_it(directory: str, steps: list[int]) -> None:
+    """In an interpreter that never heard of this package."""
+    command = [sys.executable, str(JOBS / "plain_reader.py"), directory, str(steps[-1])]
+    environ = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        command, env=environ, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    seen = json.loads(done.stdout.splitlines()[-1])
+    assert (seen["steps"], seen["manager"], seen["checkpointer"]) == (steps, True, True)

@@ -1,0 +1,556 @@
+"""The persistent tier: Orbax's own format, and the marker that makes a step count."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from etils.epath import backend
+from places import GOLDEN
+from state_samples import assert_same, mesh_of, random_bits, sharded
+
+import emergency_ckpt.tiers
+from emergency_ckpt.core.boxes import volume
+from emergency_ckpt.core.restore.inventory import PersistentStep, is_plain
+from emergency_ckpt.core.step_signature import StepSigning
+from emergency_ckpt.errors import CorruptData, PersistentTierError
+from emergency_ckpt.state import host_state
+from emergency_ckpt.state.host_state import document_name
+from emergency_ckpt.state.materialize import materialize
+from emergency_ckpt.state.snapshot import SnapshotRecipe
+from emergency_ckpt.state.tree import BoxTable, describe
+from emergency_ckpt.tiers.persistent.marker import (
+    NO_SIGNING,
+    TensorsId,
+    build_marker,
+    check_marker,
+    encode_checksums,
+)
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
+from emergency_ckpt.types import SaveId, ShardId
+
+STORABLE = (
+    *("bool", "int4", "int8", "uint8", "int16", "uint16", "int32", "uint32"),
+    *("float16", "bfloat16", "float32", "complex64", "float8_e4m3fn", "float8_e5m2"),
+)
+
+
+def save_id(step: int, incarnation: str = "life") -> SaveId:
+    return SaveId(step=step, incarnation=incarnation, run_id="run")
+
+
+def state_of(step: int) -> dict[str, Any]:
+    mesh = mesh_of(2, 4)
+    return {
+        "params": {
+            dtype: sharded(random_bits((8, 4), dtype, seed=step), mesh, ("x", "y"))
+            for dtype in STORABLE
+        },
+        "columns": sharded(random_bits((2, 8), "float32", seed=step), mesh, None, "y"),
+        "point": sharded(np.array(step, np.int32), mesh),
+        "keys": jax.random.split(jax.random.key(step), 3),
+        "empty": {"device": sharded(np.zeros((0, 4), np.float32), mesh), "host": np.zeros((2, 0))},
+        "host": [np.arange(4) + step, np.float16(0.5), step, 0.25 * step, bool(step % 2)],
+    }
+
+
+def write(
+    tier: PersistentTier, step: int, state: Any, host: Any = None, life: str = "life"
+) -> None:
+    """One save, as ``save.persistent.save`` does it with one process."""
+    save = save_id(step, life)
+    tree = describe(state, "save")
+    shards = BoxTable(tree, 1).shards_of(0)
+    on_host = SnapshotRecipe(tree, shards).take(jax.tree_util.tree_leaves(state)).collect()
+    tier.create()
+    tier.remove(step)
+    tier.write_tensors(save, tree, dict(zip(shards, on_host, strict=True)), (0,))
+    data = host_state.encode(save, 0, 1, host_state.capture(host))
+    tier.write_document(step, 0, 1, data)
+    digest = hashlib.sha256(data).hexdigest()
+    tier.publish(save, {0: (digest, host is None)}, [leaf.spec for leaf in tree.leaves], {})
+
+
+def read(tier: PersistentTier, step: int, like: Any = None) -> Any:
+    like = state_of(0) if like is None else like
+    tree = describe(like, "restore")
+    stored = tier.describe(step)
+    arrays = {path: leaf.array for path, leaf in stored.leaves.items()}
+    wanted = [shard for shard in BoxTable(tree, 1).shards_of(0) if shard.leaf in arrays]
+    found = dict(
+        tier.read_boxes(
+            stored.item, arrays, wanted, complete=True, deadline_s=time.monotonic() + 60
+        )
+    )
+
+    def bytes_of(shard: ShardId) -> np.ndarray:
+        if volume(shard.box) == 0:  # storage has none of these
+            return np.zeros(0, np.uint8)
+        return np.ascontiguousarray(found[shard]).reshape(-1).view(np.uint8)
+
+    return materialize(tree, like, bytes_of)
+
+
+def document(tier: PersistentTier, step: int) -> bytes:
+    return tier.read_document(step, 0, 1, tier.marker(step).digests[0])
+
+
+def steps(tier: PersistentTier) -> list[int]:
+    return [found.step for found in tier.steps()]
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "persistent"
+
+
+@pytest.fixture
+def tier(directory: Path) -> PersistentTier:
+    return PersistentTier(str(directory))
+
+
+def marker_of(directory: Path, step: int) -> Path:
+    return directory / "host_state" / str(step) / "marker.json"
+
+
+def test_what_is_written_is_read_bit_for_bit(tier: PersistentTier) -> None:
+    write(tier, 7, state_of(7), {"position": 70})
+    assert tier.steps() == [PersistentStep(7, 1, True, "life")]
+    assert_same(read(tier, 7), state_of(7))
+    decoded = host_state.decode(document(tier, 7))
+    assert host_state.value_of(decoded.payload) == {"position": 70}
+    assert decoded.save == save_id(7)
+
+
+def test_the_marker_knows_every_leaf_and_whether_there_is_a_host_state(
+    tier: PersistentTier,
+) -> None:
+    write(tier, 1, state_of(1))
+    assert tier.steps() == [PersistentStep(1, 1, False, "life")]
+    assert tier.marker(1).leaves == tuple(
+        leaf.spec for leaf in describe(state_of(1), "save").leaves
+    )
+
+
+PLAIN_READER = """
+import json, sys
+import jax
+jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_num_cpu_devices", 8)
+import orbax.checkpoint as ocp
+import numpy as np
+directory, step = sys.argv[1], int(sys.argv[2])
+with ocp.CheckpointManager(directory) as manager:
+    assert manager.all_steps() == [step], manager.all_steps()
+    managed = manager.restore(step)
+alone = ocp.StandardCheckpointer().restore(f"{directory}/{step}/default")
+found = []
+for state in (managed, alone):
+    w = np.asarray(state["params"]["bfloat16"])
+    found.append([
+        sorted(state), str(w.dtype), w.tobytes().hex(), np.asarray(state["host"][0]).tolist(),
+        int(state["point"]), state["empty"],
+    ])
+assert not [name for name in sys.modules if name.startswith("emergency_ckpt")]
+print(json.dumps(found))
+"""
+
+
+def test_plain_orbax_reads_it_and_knows_nothing_of_this_package(
+    tier: PersistentTier, directory: Path
+) -> None:
+    write(tier, 7, state_of(7), {"position": 70})
+    done = subprocess.run(
+        [sys.executable, "-c", PLAIN_READER, str(directory), "7"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=directory,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    state = state_of(7)
+    w = np.asarray(state["params"]["bfloat16"])
+    wanted = [
+        sorted(state),
+        "bfloat16",
+        w.tobytes().hex(),
+        [7, 8, 9, 10],
+        7,
+        {"device": None, "host": None},
+    ]
+    assert json.loads(done.stdout.splitlines()[-1]) == [wanted, wanted]
+
+
+def _remove(path: Path) -> None:
+    path.unlink()
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:40])
+
+
+def _edit(**changes: Any) -> Callable[[Path], None]:
+    def edit(path: Path) -> None:
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+    return edit
+
+
+def test_steps_without_marker_or_tensors_does_not_count(
+    tier: PersistentTier, directory: Path
+) -> None:
+    for step in (2, 4, 6):
+        write(tier, step, {"x": np.arange(step)})
+    marker_of(directory, 4).unlink()
+    shutil.rmtree(directory / "6")
+    assert steps(tier) == tier.whole_steps() == [2]
+    write(tier, 4, {"x": np.arange(4)}, life="next-life")
+    assert steps(tier) == [2, 4]
+    assert tier.marker(4).save.incarnation == "next-life"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _truncate,
+        _edit(format=4),
+        _edit(digest="0" * 64),
+        _edit(surprise=1),
+        lambda path: path.write_bytes(b"\xff\xfe"),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_text("[]"),
+    ],
+    ids=["truncated", "version", "digest", "unknown field", "no text", "empty", "no marker"],
+)
+def test_steps_with_unreadable_marker_names_the_problem(
+    tier: PersistentTier, directory: Path, damage: Callable[[Path], None]
+) -> None:
+    for step in (2, 4):
+        write(tier, step, {"x": np.arange(step)})
+    damage(marker_of(directory, 4))
+    two, four = tier.steps()
+    assert (two.step, two.problem) == (2, "")
+    assert four.step == 4
+    assert "host_state/4/marker.json cannot be read" in four.problem
+    assert tier.whole_steps() == [2]
+    with pytest.raises(CorruptData, match="cannot be read"):
+        tier.describe(4)
+    assert tier.remove_leftovers() == ([], [])
+    assert (directory / "4").exists()
+
+
+def test_a_step_that_lost_its_host_states_has_tensors_only(
+    tier: PersistentTier, directory: Path
+) -> None:
+    for step in (2, 4):
+        write(tier, step, {"x": np.arange(step)}, {"position": step})
+    shutil.rmtree(directory / "host_state" / "4")
+    two, four = tier.steps()
+    assert two == PersistentStep(2, 1, True, "life")
+    assert is_plain(four.incarnation)
+    assert four == PersistentStep(4, 0, False, four.incarnation)
+    assert tier.whole_steps() == [2]
+    assert tier.remove_leftovers() == ([], [])
+    assert tier.describe(4).marker is None
+    assert read(tier, 4, {"x": np.zeros(4, int)})["x"].tolist() == [0, 1, 2, 3]
+
+
+def test_a_marker_that_is_not_the_steps_own_says_so(tier: PersistentTier, directory: Path) -> None:
+    write(tier, 4, {"x": np.arange(4)})
+    marker = marker_of(directory, 4)
+    _edit(format=9)(marker)
+    with pytest.raises(CorruptData, match=r"unknown version .*expected 3, got 9"):
+        tier.marker(4)
+    _truncate(marker)
+    with pytest.raises(CorruptData, match="not such a file"):
+        tier.marker(4)
+    marker.unlink()
+    with pytest.raises(PersistentTierError, match=r"host_state/4/marker\.json"):
+        tier.marker(4)
+
+
+def test_a_marker_that_cannot_be_read_is_not_one_that_is_absent(
+    tier: PersistentTier, directory: Path
+) -> None:
+    """Or a passing fault of storage would bring back an older step in silence."""
+    for step in (2, 4):
+        write(tier, step, {"x": np.arange(step)})
+    marker = marker_of(directory, 4)
+    marker.unlink()
+    marker.mkdir()
+    with pytest.raises(PersistentTierError, match=r"marker\.json"):
+        tier.steps()
+
+
+def test_an_altered_host_state_is_refused(tier: PersistentTier, directory: Path) -> None:
+    write(tier, 4, {"x": np.arange(4)}, {"position": 1})
+    path = directory / "host_state" / "4" / document_name(0, 1)
+    path.write_bytes(path.read_bytes().replace(b"position", b"positioM"))
+    with pytest.raises(CorruptData, match="the digest differs"):
+        document(tier, 4)
+    path.unlink()
+    with pytest.raises(PersistentTierError, match=re.escape(path.name)):
+        document(tier, 4)
+
+
+def test_removal_takes_tensors_and_host_states(tier: PersistentTier, directory: Path) -> None:
+    for step in (1, 2, 3):
+        write(tier, step, {"x": np.arange(step)}, {"step": step})
+    tier.remove(2)
+    assert steps(tier) == [1, 3]
+    assert sorted(path.name for path in (directory / "host_state").iterdir()) == ["1", "3"]
+    assert sorted(path.name for path in directory.iterdir() if path.name.isdecimal()) == ["1", "3"]
+
+
+def test_a_step_may_be_saved_again_after_the_run_went_back(tier: PersistentTier) -> None:
+    write(tier, 4, {"x": np.arange(4)}, "first")
+    write(tier, 4, {"x": np.arange(4) * 10}, "second", life="next-life")
+    like = {"x": np.zeros(4, int)}
+    assert read(tier, 4, like)["x"].tolist() == [0, 10, 20, 30]
+    assert tier.marker(4).save.incarnation == "next-life"
+    assert b"second" in document(tier, 4)
+
+
+def test_leftovers_of_a_writer_that_died_are_cleared(tier: PersistentTier, directory: Path) -> None:
+    write(tier, 2, {"x": np.arange(2)})
+    unfinished = directory / "4.orbax-checkpoint-tmp-123"
+    unfinished.mkdir()
+    (unfinished / "piece").write_bytes(b"half")
+    assert steps(tier) == [2]
+    write(tier, 4, {"x": np.arange(4)})
+    assert not unfinished.exists()
+    assert steps(tier) == [2, 4]
+    tier.remove(4)
+    tier.remove(4)
+    assert steps(tier) == [2]
+
+
+def test_nothing_there_is_no_step(tier: PersistentTier, directory: Path) -> None:
+    assert tier.steps() == []
+    assert tier.directory == str(directory)
+    tier.create()
+    tier.create()
+    (directory / "notes.txt").write_text("not a step")
+    assert tier.steps() == []
+
+
+def test_a_directory_that_is_none_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    for path in (file, file / "below"):
+        with pytest.raises(PersistentTierError, match=re.escape(str(path))):
+            PersistentTier(str(path)).create()
+    with pytest.raises(PersistentTierError, match="list"):
+        PersistentTier(str(file)).steps()
+
+
+def test_a_step_that_is_not_there_cannot_be_read(tier: PersistentTier) -> None:
+    tier.create()
+    with pytest.raises(PersistentTierError, match=r"/9"):
+        read(tier, 9)
+
+
+def test_a_state_with_nothing_but_empty_leaves(tier: PersistentTier) -> None:
+    state = {"x": np.zeros((0, 3)), "y": None}
+    write(tier, 1, state)
+    assert_same(read(tier, 1, state), state)
+
+
+EXAMPLE_TENSORS = TensorsId(metadata="a1" * 32, manifest="b2" * 32)
+
+
+def write_example(directory: Path) -> bytes:
+    """The worked example of FORMAT.md; returns its marker, but that its tensors are fixed ones."""
+    save = SaveId(step=40, incarnation="0198f2c4a1b0-5e9d", run_id="demo")
+    state = {"params": {"w": np.array([1, -0.0, np.nan, 0.5], np.float32)}, "rng": np.uint32(42)}
+    tree = describe(state, "save")
+    shards = BoxTable(tree, 1).shards_of(0)
+    on_host = SnapshotRecipe(tree, shards).take(jax.tree_util.tree_leaves(state)).collect()
+    tier = PersistentTier(str(directory))
+    tier.create()
+    tier.write_tensors(save, tree, dict(zip(shards, on_host, strict=True)), (0,))
+    documents: dict[int, tuple[str, bool]] = {}
+    for owner, host in enumerate([{"position": 160}, None]):
+        data = host_state.encode(save, owner, 2, host_state.capture(host))
+        tier.write_document(40, owner, 2, data)
+        documents[owner] = (hashlib.sha256(data).hexdigest(), host is None)
+    leaves = [leaf.spec for leaf in tree.leaves]
+    tier.publish(save, documents, leaves, {})
+    return build_marker(save, documents, leaves, encode_checksums(leaves, {}), EXAMPLE_TENSORS)
+
+
+def test_the_specification_shows_the_marker_that_is_written(directory: Path) -> None:
+    text = (Path(emergency_ckpt.tiers.__file__).parent / "FORMAT.md").read_text("utf-8")
+    (example,) = re.findall(r"```json marker\n(.*?)\n```", text, re.DOTALL)
+    assert write_example(directory) == example.encode()
+    listed = {path.relative_to(directory).as_posix() for path in directory.rglob("host_state/*/*")}
+    (tree,) = re.findall(r"```files persistent\n(.*?)\n```", text, re.DOTALL)
+    assert {f"host_state/40/{line.split()[0]}" for line in tree.splitlines()[8:]} == listed
+
+
+def test_a_reader_with_nothing_but_the_specification_checks_it(directory: Path) -> None:
+    """By json and hashlib only."""
+    write_example(directory)
+    text = marker_of(directory, 40).read_text("utf-8")
+    file = json.loads(text)
+    assert file["format"] == 2
+    value = text[text.index('"marker":') + len('"marker":') : -1]
+    assert hashlib.sha256(value.encode()).hexdigest() == file["digest"]
+    marker = file["marker"]
+    assert marker["save"]["step"] == 40
+    for key, name in (("metadata", "_CHECKPOINT_METADATA"), ("manifest", "default/manifest.ocdbt")):
+        data = (directory / "40" / name).read_bytes()
+        assert hashlib.sha256(data).hexdigest() == marker["tensors"][key]
+    for owner, digest in enumerate(marker["digests"]):
+        name = f"process_{owner:05d}_of_{len(marker['digests']):05d}.json"
+        data = (directory / "host_state" / "40" / name).read_bytes()
+        assert hashlib.sha256(data).hexdigest() == digest
+        assert (json.loads(data)["payload"] is None) == marker["empty"][owner]
+
+
+def test_marker_signed_is_that_of_the_specification() -> None:
+    """The key by hand, from the words of FORMAT.md."""
+    text = (Path(emergency_ckpt.tiers.__file__).parent / "FORMAT.md").read_text("utf-8")
+    (example,) = re.findall(r"```json signed marker\n(.*?)\n```", text, re.DOTALL)
+    golden = GOLDEN
+    assert (golden / "marker_v3.json").read_text("utf-8") == example
+    unsigned = json.loads((golden / "marker_v2.json").read_bytes())
+    signed = json.loads(example)
+    assert signed["marker"] == unsigned["marker"]
+    parts = (b"emergency_ckpt key", b"persistent step", b"")
+    info = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+    root = hmac.digest(bytes(32), b"a secret for this page, not for use", "sha256")
+    key = hmac.digest(root, info + b"\x01", "sha256")
+    body = example[example.index('"marker":') + len('"marker":') : -1].encode()
+    assert signed["signature"] == {
+        "key": hmac.digest(key, b"name of the key", "sha256")[:8].hex(),
+        "mac": hmac.digest(key, b"marker " + body, "sha256").hex(),
+    }
+    marker, doubt = check_marker(example.encode(), 40, "marker.json", StepSigning(key))
+    assert (marker.save.run_id, doubt) == ("demo", "")
+
+
+def test_decode_marker_of_version_1_is_still_read() -> None:
+    data = (GOLDEN / "marker_v1.json").read_bytes()
+    marker, _ = check_marker(data, 40, "marker.json", NO_SIGNING)
+    assert marker.save == SaveId(40, "0198f2c4a1b0-5e9d", "demo")
+    assert (marker.empty, marker.tensors) == ((False, True), None)
+
+
+def test_steps_replaced_by_plain_orbax_has_tensors_only(
+    tier: PersistentTier, directory: Path
+) -> None:
+    """Somebody deleted the tensors, not the documents; plain Orbax wrote the number again."""
+    write(tier, 4, {"x": np.arange(4)}, {"position": 1})
+    shutil.rmtree(directory / "4")
+    with ocp.CheckpointManager(directory) as manager:
+        manager.save(4, args=ocp.args.StandardSave({"x": np.arange(4) + 7}))
+    (four,) = tier.steps()
+    assert (four.process_count, four.has_host_state, four.problem) == (0, False, "")
+    assert is_plain(four.incarnation)
+    assert read(tier, 4, {"x": np.zeros(4, int)})["x"].tolist() == [7, 8, 9, 10]
+    assert tier.remove_leftovers() == ([4], [])
+    assert os.listdir(directory / "host_state") == []
+    assert [found.step for found in tier.steps()] == [4]
+
+
+def test_leftovers_of_documents_without_tensors_go(tier: PersistentTier, directory: Path) -> None:
+    for step in (2, 4):
+        write(tier, step, {"x": np.arange(step)})
+    shutil.rmtree(directory / "4")
+    assert tier.remove_leftovers() == ([4], [])
+    assert os.listdir(directory / "host_state") == ["2"]
+
+
+def test_steps_of_plain_orbax_written_again_is_another(
+    tier: PersistentTier, directory: Path
+) -> None:
+    found: list[str] = []
+    for value in (1, 2):
+        with ocp.CheckpointManager(directory) as manager:
+            manager.save(4, args=ocp.args.StandardSave({"x": np.full(4, value)}))
+            manager.wait_until_finished()
+            found.append(tier.steps()[0].incarnation)
+            manager.delete(4)
+    assert found[0] < found[1]
+
+
+def test_steps_with_damaged_orbax_metadata_names_the_problem(
+    tier: PersistentTier, directory: Path
+) -> None:
+    write(tier, 4, {"x": np.arange(4)}, {"position": 1})
+    path = directory / "4" / "_CHECKPOINT_METADATA"
+    path.write_bytes(path.read_bytes().replace(b"default", b"defauld"))
+    assert [(found.step, found.problem) for found in tier.steps()] == [
+        (4, "its file _CHECKPOINT_METADATA is damaged")
+    ]
+
+
+def test_set_aside_hides_a_step_and_keeps_its_bytes(tier: PersistentTier, directory: Path) -> None:
+    for step in (2, 4):
+        write(tier, step, {"x": np.arange(step)}, {"position": step})
+    name = tier.changes.set_aside(4, "rolled back")
+    assert name == "4.rolled-back-life"
+    assert steps(tier) == tier.whole_steps() == [2]
+    assert ocp.utils.checkpoint_steps(directory) == [2]
+    assert tier.remove_leftovers() == ([], [])
+    # By hand, as the specification says.
+    for folder in (directory, directory / "host_state"):
+        (folder / name).rename(folder / "4")
+    assert steps(tier) == [2]
+    (directory / "host_state" / "4" / "rolled_back.json").unlink()
+    assert steps(tier) == [2, 4]
+    assert read(tier, 4, {"x": np.zeros(4, int)})["x"].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("cut", [0, 1])
+def test_set_aside_cut_short_is_finished_later(
+    tier: PersistentTier, directory: Path, monkeypatch: pytest.MonkeyPatch, cut: int
+) -> None:
+    write(tier, 4, {"x": np.arange(4)}, {"position": 4})
+    kind, left = type(backend.os_backend), [cut]
+    rename = kind.rename
+
+    def refuse(self: Any, path: Any, dst: Any) -> None:
+        if left[0] == 0:
+            raise PermissionError("no more")
+        left[0] -= 1
+        rename(self, path, dst)
+
+    monkeypatch.setattr(kind, "rename", refuse)
+    with pytest.raises(PersistentTierError, match="no more"):
+        tier.changes.set_aside(4, "rolled back")
+    assert steps(tier) == []
+    monkeypatch.undo()
+    assert tier.remove_leftovers() == ([], [])
+    assert (directory / "4.rolled-back-life" / "default").exists()
+    assert os.listdir(directory / "host_state") == ["4.rolled-back-life"]
+
+
+def test_make_room_keeps_what_counts_and_what_cannot_be_read(
+    tier: PersistentTier, directory: Path
+) -> None:
+    for step in (2, 4, 6):
+        write(tier, step, {"x": np.arange(step)})
+    _truncate(marker_of(directory, 4))
+    marker_of(directory, 6).unlink()
+    kept = [tier.changes.make_room(step, "saved anew") for step in (2, 4, 6, 8)]
+    assert kept == ["2.rolled-back-life", "4.rolled-back-unreadable", None, None]
+    assert sorted(path.name for path in directory.iterdir()) == sorted(
+        ["2.rolled-back-life", "4.rolled-back-unreadable", "host_state"]
+    )
