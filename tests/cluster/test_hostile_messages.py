@@ -281,7 +281,7 @@ class FailOnce(Tampered):
 
 
 @pytest.mark.parametrize("data", [HOSTILE[n] for n in ("empty", "unknown field", "deep")])
-@pytest.mark.parametrize(("part", "liar"), [("/proposal/", 0), ("/answer/", 1), ("/word/", 0)])
+@pytest.mark.parametrize(("part", "liar"), [("/proposal/", 0), ("/answer/", 1), ("/decision/", 0)])
 def test_agreement_goes_on_after_a_hostile_message(part: str, liar: int, data: bytes) -> None:
     service, failures, tiers = MemoryService(2), [Failures(), Failures()], [Tier(), Tier()]
     agreements: list[SaveAgreement] = []
