@@ -17,7 +17,7 @@ from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 import pytest
-from checkpointer_support import World
+from world import World
 
 import emergency_ckpt
 
