@@ -11,7 +11,7 @@ from rich.console import Console
 
 from emergency_ckpt.cli.arguments import seed
 from emergency_ckpt.demo.run import DemoOptions, run_demo
-from emergency_ckpt.demo.scenarios import ALL, SCENARIOS, Job
+from emergency_ckpt.demo.scenarios import ALL, SCENARIOS, ScenarioJob
 from emergency_ckpt.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     if missing:
         hint = "install emergency-ckpt[demo]"
         raise ConfigError([f"{', '.join(missing)} not installed; {hint}"], target="the demo")
-    job = Job(
+    job = ScenarioJob(
         slices=args.slices,
         hosts_per_slice=args.hosts_per_slice,
         steps=args.steps,

@@ -19,7 +19,7 @@ from emergency_ckpt.errors import CheckpointError
 
 
 class _Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A process's word, and in the end that of all. ``number``: of its last preemption check."""
+    """The error and the last preemption check of one process, and in the end of all."""
 
     error: str
     number: int
@@ -60,6 +60,6 @@ def leave_together(coordinator: Coordinator, timeout_s: float) -> None:
 
 
 def _together(found: Mapping[int, bytes], name: str) -> bytes:
-    words = decode_each(found, _Ready, name, lambda text: _Ready(text, 0))
-    errors = joined_errors({p: word.error for p, word in words.items()})
-    return msgspec.json.encode(_Ready(errors, max(word.number for word in words.values())))
+    reports = decode_each(found, _Ready, name, lambda text: _Ready(text, 0))
+    errors = joined_errors({p: report.error for p, report in reports.items()})
+    return msgspec.json.encode(_Ready(errors, max(report.number for report in reports.values())))

@@ -11,9 +11,9 @@ import hmac
 from typing import NamedTuple
 
 _TAG_BYTES = 16
-_WORD_BYTES = 4
-_HEADER_BYTES = _TAG_BYTES + 2 * _WORD_BYTES
-_MAX_WORD = (1 << (8 * _WORD_BYTES)) - 1
+_NUMBER_BYTES = 4
+_HEADER_BYTES = _TAG_BYTES + 2 * _NUMBER_BYTES
+_MAX_NUMBER = (1 << (8 * _NUMBER_BYTES)) - 1
 
 
 class OpenedValue(NamedTuple):
@@ -31,7 +31,7 @@ class OpenedValue(NamedTuple):
 
 def seal_value(key: bytes, name: str, opened: OpenedValue) -> bytes:
     """Return ``opened`` sealed for ``name``; numbers are taken modulo 2**32."""
-    signed = _word(opened.number) + _word(opened.writer) + opened.value
+    signed = _uint32(opened.number) + _uint32(opened.writer) + opened.value
     return _tag(key, name, signed) + signed
 
 
@@ -40,15 +40,15 @@ def open_value(key: bytes, name: str, sealed: bytes) -> OpenedValue | None:
     tag, signed = sealed[:_TAG_BYTES], sealed[_TAG_BYTES:]
     if len(sealed) < _HEADER_BYTES or not hmac.compare_digest(tag, _tag(key, name, signed)):
         return None
-    number, writer = signed[:_WORD_BYTES], signed[_WORD_BYTES : 2 * _WORD_BYTES]
-    value = signed[2 * _WORD_BYTES :]
+    number, writer = signed[:_NUMBER_BYTES], signed[_NUMBER_BYTES : 2 * _NUMBER_BYTES]
+    value = signed[2 * _NUMBER_BYTES :]
     return OpenedValue(int.from_bytes(number, "big"), int.from_bytes(writer, "big"), value)
 
 
 def _tag(key: bytes, name: str, signed: bytes) -> bytes:
     encoded = name.encode()
-    return hmac.digest(key, _word(len(encoded)) + encoded + signed, "sha256")[:_TAG_BYTES]
+    return hmac.digest(key, _uint32(len(encoded)) + encoded + signed, "sha256")[:_TAG_BYTES]
 
 
-def _word(number: int) -> bytes:
-    return (number & _MAX_WORD).to_bytes(_WORD_BYTES, "big")
+def _uint32(number: int) -> bytes:
+    return (number & _MAX_NUMBER).to_bytes(_NUMBER_BYTES, "big")

@@ -22,7 +22,7 @@ Summary = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RunRecord:
+class FinishedRun:
     """All that one run of the job left behind.
 
     Attributes:
@@ -66,7 +66,7 @@ class Recovery:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Verdict:
+class ScenarioVerdict:
     """What is written down about one scenario; ``problems`` says why it is not a success.
 
     ``saved_seconds``: what the prefetch saved of the restore.
@@ -117,7 +117,7 @@ def recovery_of(events: Sequence[DemoEvent]) -> Recovery:
 
 
 def recovery_problems(
-    scenario: Scenario, process_count: int, faulty: RunRecord, recovery: Recovery
+    scenario: Scenario, process_count: int, faulty: FinishedRun, recovery: Recovery
 ) -> list[str]:
     """Why the recovery is not the one that ``scenario`` must show; empty when it is."""
     found: list[str] = []
@@ -150,7 +150,7 @@ def recovery_problems(
     return found
 
 
-def equality_problems(baseline: RunRecord, faulty: RunRecord) -> list[str]:
+def equality_problems(baseline: FinishedRun, faulty: FinishedRun) -> list[str]:
     """Where the final states differ; empty when they are equal bit for bit."""
     if baseline.digest is None or faulty.digest is None:
         return ["there are not two final states to compare"]
@@ -160,8 +160,8 @@ def equality_problems(baseline: RunRecord, faulty: RunRecord) -> list[str]:
 
 
 def judge(
-    scenario: Scenario, process_count: int, baseline: RunRecord, faulty: RunRecord
-) -> Verdict:
+    scenario: Scenario, process_count: int, baseline: FinishedRun, faulty: FinishedRun
+) -> ScenarioVerdict:
     """The verdict on ``faulty``. ``seconds`` is the time of both runs together."""
     recovery = recovery_of(faulty.events)
     recovery_faults = recovery_problems(scenario, process_count, faulty, recovery)
@@ -186,7 +186,7 @@ def judge(
         "baseline_final_loss": _last(losses(baseline.events)),
         "seconds": round(baseline.seconds + faulty.seconds, 1),
     }
-    return Verdict(
+    return ScenarioVerdict(
         summary=summary,
         problems=(*recovery_faults, *equality_faults),
         saved_seconds=recovery.saved_seconds,
@@ -198,7 +198,7 @@ def _last(by_step: Mapping[int, float]) -> float | None:
 
 
 def summary_document(
-    verdicts: Sequence[Verdict], *, seconds: float, every: bool, not_run: Sequence[str] = ()
+    verdicts: Sequence[ScenarioVerdict], *, seconds: float, every: bool, not_run: Sequence[str] = ()
 ) -> Summary:
     """What ``summary.json`` holds: one summary, or with ``every`` all of them and the totals.
 
@@ -240,7 +240,7 @@ def write_losses(path: Path, events: Sequence[DemoEvent]) -> None:
     write_whole(path, "".join(f"{line}\n" for line in lines))
 
 
-def summary_table(verdicts: Sequence[Verdict]) -> Table:
+def summary_table(verdicts: Sequence[ScenarioVerdict]) -> Table:
     """The verdicts as a table for people, a row for each scenario."""
     table = Table(
         title="The disturbed runs against the undisturbed one",
@@ -289,7 +289,7 @@ def _loss_text(loss: float | None) -> str:
     return "-" if loss is None else f"{loss:.6f}"
 
 
-def plot_losses(path: Path, baseline: RunRecord, faulty: Mapping[str, RunRecord]) -> None:
+def plot_losses(path: Path, baseline: FinishedRun, faulty: Mapping[str, FinishedRun]) -> None:
     """Draw one panel for each faulty run: both loss curves, the fault and the recovery."""
     mpl.use("Agg")
     figure = Figure(figsize=(9, 3.6 * len(faulty)), layout="constrained")

@@ -24,8 +24,8 @@ from rich.console import Console
 from emergency_ckpt.demo import report
 from emergency_ckpt.demo.events import DemoEvent, EventTail
 from emergency_ckpt.demo.results import ProcessResult, decode_result, merge_results
-from emergency_ckpt.demo.scenarios import ALL, Job, Scenario, choose
-from emergency_ckpt.demo.timeline import Timeline, show
+from emergency_ckpt.demo.scenarios import ALL, Scenario, ScenarioJob, choose
+from emergency_ckpt.demo.timeline import RunTimeline, show
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.launch.faults import parse_fault
 from emergency_ckpt.launch.job import JobEvent, JobResult, JobSpec
@@ -53,7 +53,7 @@ class DemoOptions:
 
     scenario: str
     out: Path
-    job: Job = dataclasses.field(default_factory=Job)
+    job: ScenarioJob = dataclasses.field(default_factory=ScenarioJob)
     ram: Path | None = None
     gcs: bool = False
     json_only: bool = False
@@ -71,8 +71,8 @@ def run_demo(options: DemoOptions, console: Console) -> int:
     scenarios = choose(options.scenario, options.job)
     runs_dir = _fresh_runs_dir(options.out)
     started_s = time.monotonic()
-    faulty: dict[str, report.RunRecord] = {}
-    verdicts: list[report.Verdict] = []
+    faulty: dict[str, report.FinishedRun] = {}
+    verdicts: list[report.ScenarioVerdict] = []
     with _ram_directory(options.ram) as ram, _bucket(wanted=options.gcs) as bucket:
         stage = _Stage(options, runs_dir, ram, bucket, console)
         baseline = stage.run("undisturbed", None)
@@ -123,7 +123,7 @@ class _Stage:
         self._bucket = bucket
         self._console = console
 
-    def run(self, name: str, scenario: Scenario | None) -> report.RunRecord:
+    def run(self, name: str, scenario: Scenario | None) -> report.FinishedRun:
         """Run the job to its end, with the scenario's fault if there is one."""
         job = self._options.job
         directory = self._runs_dir / name
@@ -136,7 +136,7 @@ class _Stage:
         if self._bucket is not None:
             spec = _with_bucket(spec, self._bucket, name)
         supervisor = Supervisor(spec, faults=faults, on_event=arrived.put)
-        timeline = Timeline(name, job.steps, subtitle=subtitle)
+        timeline = RunTimeline(name, job.steps, subtitle=subtitle)
         started_s = time.monotonic()
         result, events = self._watch(supervisor, directory, arrived, timeline)
         seconds = time.monotonic() - started_s
@@ -145,7 +145,7 @@ class _Stage:
         finished = result.error is None
         results = _read_results(results_dir) if finished else []
         report.write_losses(directory / "losses.jsonl", events)
-        return report.RunRecord(
+        return report.FinishedRun(
             finished=finished and len(results) == job.process_count,
             events=events,
             digest=merge_results(results) if results else None,
@@ -158,7 +158,7 @@ class _Stage:
         supervisor: Supervisor,
         directory: Path,
         arrived: queue.SimpleQueue[JobEvent],
-        timeline: Timeline,
+        timeline: RunTimeline,
     ) -> tuple[JobResult, list[DemoEvent]]:
         """Run ``supervisor`` in a thread; show its events and those of its processes."""
         tail = EventTail(directory / "logs")
@@ -226,7 +226,7 @@ def _running(supervisor: Supervisor) -> Generator[_Outcome]:
         raise SystemExit(128 + stopped[0])
 
 
-def _job_spec(job: Job, directory: Path, local_root: Path, *, max_restarts: int) -> JobSpec:
+def _job_spec(job: ScenarioJob, directory: Path, local_root: Path, *, max_restarts: int) -> JobSpec:
     """A restart is allowed for each fault, and none for what nobody asked for."""
     command = [sys.executable, "-m", "emergency_ckpt.demo.train"]
     command += ["--steps", str(job.steps), "--seed", str(job.seed)]
@@ -315,7 +315,7 @@ def _ram_directory(chosen: Path | None) -> Generator[Path]:
 def _tell(
     options: DemoOptions,
     console: Console,
-    verdicts: Sequence[report.Verdict],
+    verdicts: Sequence[report.ScenarioVerdict],
     document: report.Summary,
 ) -> None:
     if options.json_only:

@@ -13,7 +13,7 @@ ALL = "all"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Job:
+class ScenarioJob:
     """Size and rhythm of the demo job. Steps count from 1; step 0 is the fresh state."""
 
     slices: int = 2
@@ -45,14 +45,14 @@ class Scenario:
 
     name: str
     title: str
-    hit: Callable[[Job], str]
+    hit: Callable[[ScenarioJob], str]
     tier: Tier = "local"
     needs_peers: bool = False
     is_notice: bool = False
     min_slices: int = 2
     min_hosts_per_slice: int = 1
 
-    def fault_step(self, job: Job) -> int:
+    def fault_step(self, job: ScenarioJob) -> int:
         """The step it strikes at: a while after the save that must survive it."""
         if self.is_notice:
             # JAX looks for notices once a second: the steps must not run out meanwhile.
@@ -61,11 +61,11 @@ class Scenario:
             return job.persistent_every + 3 * job.local_every + 3
         return 4 * job.local_every + 3
 
-    def fault(self, job: Job) -> str:
+    def fault(self, job: ScenarioJob) -> str:
         """The fault in the launcher's words. ``exact``: runs are to be compared by step."""
         return f"step={self.fault_step(job)} {self.hit(job)} exact"
 
-    def problems(self, job: Job) -> list[str]:
+    def problems(self, job: ScenarioJob) -> list[str]:
         """Why this scenario cannot be shown with ``job``; empty when it can."""
         found: list[str] = []
         if job.slices < self.min_slices:
@@ -82,15 +82,15 @@ class Scenario:
         return found
 
 
-def _last_slice(job: Job) -> str:
+def _last_slice(job: ScenarioJob) -> str:
     return f"kill=slice:{job.slices - 1} lose-ram"
 
 
-def _last_host(job: Job) -> str:
+def _last_host(job: ScenarioJob) -> str:
     return f"kill=host:{job.process_count - 1} lose-ram"
 
 
-def _another_host_in_each_slice(job: Job) -> str:
+def _another_host_in_each_slice(job: ScenarioJob) -> str:
     # Slice i loses its host i (mod hosts), so that any two neighbours still make one whole state.
     size = job.hosts_per_slice
     hosts = (index * size + index % size for index in range(job.slices))
@@ -150,7 +150,7 @@ SCENARIOS: dict[str, Scenario] = {
 """Every scenario by name, in the order in which ``all`` shows them."""
 
 
-def choose(name: str, job: Job) -> tuple[Scenario, ...]:
+def choose(name: str, job: ScenarioJob) -> tuple[Scenario, ...]:
     """The scenarios that ``name`` stands for: itself, or every one for ``all``.
 
     Raises:
@@ -168,7 +168,7 @@ def choose(name: str, job: Job) -> tuple[Scenario, ...]:
     return chosen
 
 
-def _job_problems(job: Job) -> list[str]:
+def _job_problems(job: ScenarioJob) -> list[str]:
     least = {
         "slices": 1,
         "hosts_per_slice": 1,

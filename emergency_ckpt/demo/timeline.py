@@ -1,6 +1,6 @@
 """What is seen while the demo runs: a live picture on a terminal, plain lines elsewhere.
 
-``Timeline`` folds events into a picture and into messages; it has no clock and writes nothing.
+``RunTimeline`` folds events into a picture and into messages; it has no clock and writes nothing.
 ``show`` is the only place that prints.
 """
 
@@ -53,7 +53,7 @@ class ProcessView:
     saved_step: int = 0
 
 
-class Timeline:
+class RunTimeline:
     """The picture of one run, made from its events in the order of their times."""
 
     def __init__(self, title: str, steps: int, *, subtitle: str = "") -> None:
@@ -235,25 +235,25 @@ class Timeline:
         view.status = "finished"
 
 
-_REACTIONS: dict[str, Callable[[Timeline, ProcessView, DemoEvent], None]] = {
-    "train.launched": Timeline.on_launched,
-    "train.started": Timeline.on_started,
-    "train.step": Timeline.on_step,
-    "train.finished": Timeline.on_finished,
-    "save.published": Timeline.on_published,
-    "save.complete": Timeline.on_complete,
-    "save.failed": Timeline.on_trouble,
-    "save.incomplete": Timeline.on_trouble,
-    "persistent.complete": Timeline.on_complete,
-    "persistent.failed": Timeline.on_trouble,
-    "prefetch.started": Timeline.on_prefetch_started,
-    "prefetch.finished": Timeline.on_prefetched,
-    "restore.started": Timeline.on_restore_started,
-    "restore.planned": Timeline.on_planned,
-    "restore.rejected": Timeline.on_trouble,
-    "restore.finished": Timeline.on_restore_finished,
-    "restore.quarantined": Timeline.on_trouble,
-    "divergence": Timeline.on_trouble,
+_REACTIONS: dict[str, Callable[[RunTimeline, ProcessView, DemoEvent], None]] = {
+    "train.launched": RunTimeline.on_launched,
+    "train.started": RunTimeline.on_started,
+    "train.step": RunTimeline.on_step,
+    "train.finished": RunTimeline.on_finished,
+    "save.published": RunTimeline.on_published,
+    "save.complete": RunTimeline.on_complete,
+    "save.failed": RunTimeline.on_trouble,
+    "save.incomplete": RunTimeline.on_trouble,
+    "persistent.complete": RunTimeline.on_complete,
+    "persistent.failed": RunTimeline.on_trouble,
+    "prefetch.started": RunTimeline.on_prefetch_started,
+    "prefetch.finished": RunTimeline.on_prefetched,
+    "restore.started": RunTimeline.on_restore_started,
+    "restore.planned": RunTimeline.on_planned,
+    "restore.rejected": RunTimeline.on_trouble,
+    "restore.finished": RunTimeline.on_restore_finished,
+    "restore.quarantined": RunTimeline.on_trouble,
+    "divergence": RunTimeline.on_trouble,
 }
 
 
@@ -271,7 +271,7 @@ def message_line(message: Message) -> str:
     return f"[{message.time_s:6.1f} s] {message.text}"
 
 
-def render(timeline: Timeline) -> RenderableType:
+def render(timeline: RunTimeline) -> RenderableType:
     """The picture for a terminal."""
     bar = Table.grid(padding=(0, 1), expand=True)
     bar.add_column(width=14)
@@ -309,7 +309,7 @@ Observer = Callable[[Iterable[DemoEvent]], None]
 
 
 @contextmanager
-def show(timeline: Timeline, console: Console, *, quiet: bool = False) -> Generator[Observer]:
+def show(timeline: RunTimeline, console: Console, *, quiet: bool = False) -> Generator[Observer]:
     """Feed and show ``timeline`` while the block runs; yields the function that takes events.
 
     On a terminal the picture is redrawn in place; elsewhere each message is a plain line. With
@@ -332,7 +332,7 @@ def show(timeline: Timeline, console: Console, *, quiet: bool = False) -> Genera
             yield redraw
 
 
-def _plain_observer(timeline: Timeline, console: Console | None) -> Observer:
+def _plain_observer(timeline: RunTimeline, console: Console | None) -> Observer:
     def observe(events: Iterable[DemoEvent]) -> None:
         for event in events:
             timeline.observe(event)

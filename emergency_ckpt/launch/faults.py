@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.launch.topology import Topology
+from emergency_ckpt.launch.job_shape import JobShape
 
 TargetKind = Literal["process", "host", "slice", "all"]
 SignalName = Literal["KILL", "TERM", "STOP", "ABRT"]
@@ -52,7 +52,7 @@ class Target:
     kind: TargetKind
     indices: tuple[int, ...] = ()
 
-    def processes(self, topology: Topology) -> tuple[int, ...]:
+    def processes(self, topology: JobShape) -> tuple[int, ...]:
         """The process indices that are hit in ``topology``, ascending."""
         if self.kind == "all":
             return tuple(range(topology.process_count))
@@ -81,7 +81,7 @@ class Permutation:
     seed: int = 0
     new_index: tuple[int, ...] = ()
 
-    def resolve(self, topology: Topology) -> tuple[int, ...]:
+    def resolve(self, topology: JobShape) -> tuple[int, ...]:
         """The new index of each process: a permutation."""
         count = topology.process_count
         if self.kind == "reverse":
@@ -96,7 +96,7 @@ class Permutation:
             return tuple(shuffled)
         return self.new_index
 
-    def fits(self, topology: Topology) -> bool:
+    def fits(self, topology: JobShape) -> bool:
         """Whether it is a permutation of the processes of ``topology``."""
         return sorted(self.resolve(topology)) == list(range(topology.process_count))
 
@@ -123,7 +123,7 @@ class Fault:
         """Whether the processes hit certainly die of it."""
         return self.signal in ("KILL", "ABRT")
 
-    def problems(self, topology: Topology) -> list[str]:
+    def problems(self, topology: JobShape) -> list[str]:
         """What is wrong with this fault for a job of this size; empty when nothing is."""
         found: list[str] = []
         limit = topology.slices if self.target.kind == "slice" else topology.process_count
@@ -180,7 +180,7 @@ def parse_fault(text: str) -> Fault:
     return Fault(lose_ram="lose-ram" in flags, exact="exact" in flags, **parsed)  # type: ignore[arg-type]
 
 
-def check_faults(faults: Sequence[Fault], topology: Topology) -> list[str]:
+def check_faults(faults: Sequence[Fault], topology: JobShape) -> list[str]:
     """What is wrong with ``faults`` for a job of this size; empty when nothing is."""
     return [problem for fault in faults for problem in fault.problems(topology)]
 

@@ -13,8 +13,8 @@ from typing import Literal
 
 from emergency_ckpt.errors import CheckpointError, ConfigError
 from emergency_ckpt.launch.faults import Fault
+from emergency_ckpt.launch.job_shape import JobShape
 from emergency_ckpt.launch.logs import LineSink
-from emergency_ckpt.launch.topology import Topology
 from emergency_ckpt.run_secret import generate_secret
 
 KeepRam = Literal["after-failure", "always", "never"]
@@ -93,9 +93,9 @@ class JobSpec:
             raise ConfigError(problems, target="the job")
 
     @property
-    def first_topology(self) -> Topology:
+    def first_topology(self) -> JobShape:
         """Hosts and processes of the first life."""
-        return Topology.first(self.slices, self.hosts_per_slice)
+        return JobShape.first(self.slices, self.hosts_per_slice)
 
     def ramdisk(self, host: int) -> Path:
         """The directory that stands for the RAM of ``host``."""

@@ -16,10 +16,10 @@ from emergency_ckpt.errors import DeadlineExceeded
 from emergency_ckpt.launch import janitor
 from emergency_ckpt.launch.environment import JobEnvironment
 from emergency_ckpt.launch.job import EventSink, JobEvent, JobSpec, ProcessExit
+from emergency_ckpt.launch.job_shape import JobShape
 from emergency_ckpt.launch.logs import LogFollower
 from emergency_ckpt.launch.ports import ReservedPort
 from emergency_ckpt.launch.progress import NO_STEP, ProgressFile
-from emergency_ckpt.launch.topology import Topology
 from emergency_ckpt.run_secret import LAUNCHER_VARIABLE
 
 POLL_S = 0.01
@@ -59,7 +59,7 @@ class ProcessSet:
     def __init__(
         self,
         spec: JobSpec,
-        topology: Topology | None = None,
+        topology: JobShape | None = None,
         *,
         restart_count: int = 0,
         holds: Mapping[int, int] | None = None,

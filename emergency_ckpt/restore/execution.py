@@ -21,7 +21,7 @@ from emergency_ckpt.cluster.timelines import Timelines
 from emergency_ckpt.core.placement.retained_shards import RetainedShards
 from emergency_ckpt.core.restore.majority import OnDivergence
 from emergency_ckpt.core.restore.plan_types import NoPlan, ProcessPlan, Rejection, RestorePlan
-from emergency_ckpt.core.restore.prefetch import PrefetchWord
+from emergency_ckpt.core.restore.prefetch import PrefetchReport
 from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.errors import CorruptData, PersistentTierError
@@ -199,7 +199,7 @@ class RestoreExecution:
     def run(
         self,
         attempt: Attempt,
-        word: PrefetchWord,
+        word: PrefetchReport,
         prefetched: Prefetched | None = None,
     ) -> AgreedState | NoPlan | PlanFailed:
         """Bring the state, or say why there is no plan. Blocks until the deadline at most.
@@ -230,10 +230,10 @@ class RestoreExecution:
             if verdict.loaded:
                 assert isinstance(answer, LoadPlan)
                 self._loaded = answer
-                self._report(PrefetchWord())
+                self._report(PrefetchReport())
             number += 1
 
-    def _report(self, word: PrefetchWord) -> None:
+    def _report(self, word: PrefetchReport) -> None:
         self.dialogue.report(
             self._parts.holdings.inventory(),
             self._request.tree,

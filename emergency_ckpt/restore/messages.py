@@ -13,7 +13,7 @@ from emergency_ckpt.cluster.coordination import Coordinator, deadline_left_s, fo
 from emergency_ckpt.cluster.messages import decode_message
 from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.core.restore.plan_types import RestorePlan
-from emergency_ckpt.core.restore.prefetch import PrefetchWord, decide_prefetch
+from emergency_ckpt.core.restore.prefetch import PrefetchReport, decide_prefetch
 from emergency_ckpt.errors import CheckpointError, RestoreFailed
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.restore.leader import RestoreLeader
@@ -32,7 +32,7 @@ from emergency_ckpt.restore.protocol import (
 )
 from emergency_ckpt.state.tree import StateTree
 
-_NO_PREFETCH = PrefetchWord()
+_NO_PREFETCH = PrefetchReport()
 
 
 class RestoreDialogue:
@@ -78,7 +78,7 @@ class RestoreDialogue:
         tree: StateTree,
         *,
         wants_host_state: bool,
-        prefetch: PrefetchWord = _NO_PREFETCH,
+        prefetch: PrefetchReport = _NO_PREFETCH,
     ) -> None:
         """Tell the leader what this process holds and wants, and whether it is there already."""
         specs = list(tree.wanted.values())
@@ -128,8 +128,8 @@ class RestoreDialogue:
             raise self._leader_error or RestoreFailed("survey", "the job", found.error)
         return found.steps
 
-    def _may_use_prefetched(self, words: Mapping[int, PrefetchWord]) -> bool:
-        decision = decide_prefetch(words)
+    def _may_use_prefetched(self, reports: Mapping[int, PrefetchReport]) -> bool:
+        decision = decide_prefetch(reports)
         if decision.kind == "fail":
             raise RestoreFailed("prefetch", "the state", decision.reason, hint="restore again")
         if decision.kind == "restore" and decision.reason:

@@ -13,7 +13,7 @@ import jax
 from absl import logging
 
 from emergency_ckpt.core.restore.plan_types import NoPlan
-from emergency_ckpt.core.restore.prefetch import PrefetchWord
+from emergency_ckpt.core.restore.prefetch import PrefetchReport
 from emergency_ckpt.errors import CheckpointError, DeadlineExceeded, RestoreFailed
 from emergency_ckpt.restore.execution import (
     AgreedState,
@@ -92,7 +92,7 @@ class Prefetch:
         self._wait_until(self._saves_ended, "the save before it")
         with self._held():
             try:
-                outcome = self._execution.run(self, PrefetchWord())
+                outcome = self._execution.run(self, PrefetchReport())
             finally:
                 # Also what was fetched just now: until a restore says what may go, all stays.
                 parts.tier.protect(held.save for held in parts.tier.held()[0])
@@ -186,19 +186,19 @@ class Prefetch:
             timeout_s = max(0.0, self._execution.deadline_s - time.monotonic()) + _GRACE_S
         return self._ended.wait(timeout_s)
 
-    def decision_on(self, request: RestoreRequest) -> PrefetchWord:
+    def decision_on(self, request: RestoreRequest) -> PrefetchReport:
         """What this process says when it is asked for ``request``."""
         with self._lock:
             if self._given_up:
-                return PrefetchWord("unfit", self._number, self._given_up)
+                return PrefetchReport("unfit", self._number, self._given_up)
             if self._error is not None:
-                return PrefetchWord("failed", self._number, str(self._error)[:1000])
+                return PrefetchReport("failed", self._number, str(self._error)[:1000])
             if not self._ended.is_set():
-                return PrefetchWord("failed", self._number, "it has not ended in time")
+                return PrefetchReport("failed", self._number, "it has not ended in time")
             different = _difference(self._request, request)
             if different:
-                return PrefetchWord("unfit", self._number, different)
-            return PrefetchWord("ready", self._number)
+                return PrefetchReport("unfit", self._number, different)
+            return PrefetchReport("ready", self._number)
 
     def take(self) -> RestoredState:
         """What was brought, once: from then on it is the caller's alone."""

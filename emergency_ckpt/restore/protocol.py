@@ -9,7 +9,7 @@ import msgspec
 
 from emergency_ckpt.core.restore.inventory import HolderInventory, Quarantined
 from emergency_ckpt.core.restore.plan_types import NoPlan, Rejection, RestorePlan
-from emergency_ckpt.core.restore.prefetch import PrefetchWord
+from emergency_ckpt.core.restore.prefetch import PrefetchReport
 from emergency_ckpt.core.restore.storage_read import StoredArray
 from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.errors import (
@@ -37,7 +37,7 @@ class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     inventory: HolderInventory
     state_digest: str
     wants_host_state: bool
-    prefetch: PrefetchWord = PrefetchWord()
+    prefetch: PrefetchReport = PrefetchReport()
 
 
 class AttemptGivenUp(RestoreFailed):

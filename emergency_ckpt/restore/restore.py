@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from absl import logging
 
 from emergency_ckpt.core.restore.plan_types import NoPlan, Rejection
-from emergency_ckpt.core.restore.prefetch import PrefetchWord
+from emergency_ckpt.core.restore.prefetch import PrefetchReport
 from emergency_ckpt.core.wording import TIER_WORDS
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.restore.execution import (
@@ -182,7 +182,7 @@ class Restore:
     def _run(self) -> None:
         self._parts.events.emit("restore.started", requested_step=self._request.requested_step)
         prefetch = self._prefetch
-        word = PrefetchWord() if prefetch is None else prefetch.decision_on(self._request)
+        word = PrefetchReport() if prefetch is None else prefetch.decision_on(self._request)
         ready = prefetch if word.kind == "ready" else None
         outcome = self._execution.run(self._host_state, word, ready)
         if isinstance(outcome, NoPlan | PlanFailed):

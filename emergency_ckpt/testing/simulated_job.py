@@ -14,7 +14,7 @@ supervisor ends the survivors of a dead process at once; this bounds the wait wh
 """
 
 
-class Job(Protocol):
+class SimulatedProcess(Protocol):
     """What a launcher knows of this process; ``launch.environment.JobEnvironment`` is one."""
 
     @property
@@ -27,7 +27,7 @@ class Job(Protocol):
     def devices_per_host(self) -> int: ...
 
 
-def initialize_job(job: Job) -> None:
+def initialize_job(job: SimulatedProcess) -> None:
     """Make this process part of ``job``. Collective; must come before any other use of JAX.
 
     The coordination service listens on the given address only: JAX's default is all interfaces.

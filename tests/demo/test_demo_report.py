@@ -21,7 +21,7 @@ from demo_support import (
 from rich.console import Console
 
 from emergency_ckpt.demo import report
-from emergency_ckpt.demo.report import RunRecord, Verdict, judge
+from emergency_ckpt.demo.report import FinishedRun, ScenarioVerdict, judge
 from emergency_ckpt.demo.results import (
     JobDigest,
     ProcessResult,
@@ -34,8 +34,8 @@ from emergency_ckpt.demo.scenarios import SCENARIOS
 
 
 def verdict(
-    record: RunRecord, scenario: str = "slice-loss", undisturbed: RunRecord | None = None
-) -> Verdict:
+    record: FinishedRun, scenario: str = "slice-loss", undisturbed: FinishedRun | None = None
+) -> ScenarioVerdict:
     return judge(SCENARIOS[scenario], 2, undisturbed or baseline(), record)
 
 
@@ -99,7 +99,7 @@ def test_summary_has_exactly_the_promised_keys_and_values() -> None:
     ],
 )
 def test_a_run_that_proves_less_is_not_recovered(
-    scenario: str, record: RunRecord, problem: str
+    scenario: str, record: FinishedRun, problem: str
 ) -> None:
     found = verdict(record, scenario)
     assert not found.summary["recovered"]
@@ -139,7 +139,7 @@ def test_recovery_from_the_persistent_tier() -> None:
         (faulty(digest=None), "two final states"),
     ],
 )
-def test_other_bits_are_not_equal(record: RunRecord, problem: str) -> None:
+def test_other_bits_are_not_equal(record: FinishedRun, problem: str) -> None:
     found = verdict(record)
     assert found.summary["recovered"]
     assert not found.summary["bitwise_equal"]

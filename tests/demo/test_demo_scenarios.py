@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from emergency_ckpt.cli import main as cli
-from emergency_ckpt.demo.scenarios import ALL, SCENARIOS, Job, choose
+from emergency_ckpt.demo.scenarios import ALL, SCENARIOS, ScenarioJob, choose
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.launch.faults import check_faults, parse_fault
-from emergency_ckpt.launch.topology import Topology
+from emergency_ckpt.launch.job_shape import JobShape
 
-JOB = Job()
+JOB = ScenarioJob()
 SIZES = [(2, 2), (2, 1), (3, 2), (4, 3)]
 
 
@@ -22,14 +22,14 @@ SIZES = [(2, 2), (2, 1), (3, 2), (4, 3)]
 def test_every_fault_fits_every_job_that_is_large_enough(
     name: str, slices: int, hosts_per_slice: int
 ) -> None:
-    job = Job(slices=slices, hosts_per_slice=hosts_per_slice)
+    job = ScenarioJob(slices=slices, hosts_per_slice=hosts_per_slice)
     scenario = SCENARIOS[name]
     if scenario.problems(job):
         assert name == "half-lost"
         assert hosts_per_slice == 1
         return
     fault = parse_fault(scenario.fault(job))
-    assert check_faults([fault], Topology.first(slices, hosts_per_slice)) == []
+    assert check_faults([fault], JobShape.first(slices, hosts_per_slice)) == []
     assert fault.deadly is not scenario.is_notice
     assert fault.exact
     assert job.local_every < fault.step < job.steps
@@ -54,9 +54,9 @@ def test_faults_of_the_default_job(name: str, fault: str) -> None:
 
 @pytest.mark.parametrize(("slices", "hosts_per_slice"), [(2, 2), (3, 2), (3, 3), (4, 3)])
 def test_half_lost_leaves_a_copy_of_every_part(slices: int, hosts_per_slice: int) -> None:
-    job = Job(slices=slices, hosts_per_slice=hosts_per_slice)
+    job = ScenarioJob(slices=slices, hosts_per_slice=hosts_per_slice)
     fault = parse_fault(SCENARIOS["half-lost"].fault(job))
-    topology = Topology.first(slices, hosts_per_slice)
+    topology = JobShape.first(slices, hosts_per_slice)
     lost = set(fault.target.processes(topology))
     assert {topology.slice_of(process) for process in lost} == set(range(slices))
     alive = set(range(topology.process_count)) - lost

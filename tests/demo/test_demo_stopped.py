@@ -12,7 +12,7 @@ from demo_support import baseline, faulty
 from rich.console import Console
 
 from emergency_ckpt.demo import run
-from emergency_ckpt.demo.report import RunRecord
+from emergency_ckpt.demo.report import FinishedRun
 from emergency_ckpt.demo.scenarios import ALL, SCENARIOS
 
 
@@ -21,7 +21,7 @@ def test_run_demo_stopped_leaves_what_was_judged(
 ) -> None:
     records = iter([baseline(), faulty()])
 
-    def one_run(stage: Any, name: str, scenario: Any) -> RunRecord:
+    def one_run(stage: Any, name: str, scenario: Any) -> FinishedRun:
         del stage, name, scenario
         record = next(records, None)
         if record is None:

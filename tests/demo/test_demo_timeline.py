@@ -18,13 +18,13 @@ from emergency_ckpt.demo.events import (
     decode_event,
     encode_event,
 )
-from emergency_ckpt.demo.timeline import KEPT_MESSAGES, Timeline, render, show
+from emergency_ckpt.demo.timeline import KEPT_MESSAGES, RunTimeline, render, show
 
 
 def shown(events: list[DemoEvent], *, terminal: bool, quiet: bool = False) -> str:
     output = io.StringIO()
     console = Console(file=output, force_terminal=terminal, width=100, height=40)
-    with show(Timeline("slice-loss", 30), console, quiet=quiet) as observe:
+    with show(RunTimeline("slice-loss", 30), console, quiet=quiet) as observe:
         for each in events:
             observe([each])
     return output.getvalue()
@@ -62,14 +62,14 @@ def test_quiet_prints_nothing() -> None:
     assert shown(faulty_events(SLICE_LOSS), terminal=True, quiet=True) == ""
 
 
-def picture(timeline: Timeline) -> str:
+def picture(timeline: RunTimeline) -> str:
     output = io.StringIO()
     Console(file=output, width=100).print(render(timeline))
     return output.getvalue()
 
 
 def test_picture_shows_every_process_as_last_heard_of() -> None:
-    timeline = Timeline("host-loss", 30)
+    timeline = RunTimeline("host-loss", 30)
     for each in faulty_events(SLICE_LOSS):
         timeline.observe(each)
         if each.name == "process.exited":
@@ -81,7 +81,7 @@ def test_picture_shows_every_process_as_last_heard_of() -> None:
 
 
 def test_late_words_of_a_dead_life_change_nothing() -> None:
-    timeline = Timeline("", 30)
+    timeline = RunTimeline("", 30)
     timeline.observe(job_event(0, "life.started", life=1, host_of_process=[0]))
     timeline.observe(event(1, "train.step", life=0, step=23, loss=1.0))
     assert timeline.step == 0
@@ -89,7 +89,7 @@ def test_late_words_of_a_dead_life_change_nothing() -> None:
 
 
 def test_trouble_is_told_once_for_all_processes_that_report_it() -> None:
-    timeline = Timeline("", 30)
+    timeline = RunTimeline("", 30)
     for process in range(4):
         each = event(1, "save.incomplete", process=process, step=5, reason="process 3 refused")
         timeline.observe(each)
@@ -102,7 +102,7 @@ def test_trouble_is_told_once_for_all_processes_that_report_it() -> None:
 
 
 def test_unknown_events_are_ignored() -> None:
-    timeline = Timeline("", 30)
+    timeline = RunTimeline("", 30)
     timeline.observe(event(1, "save.some_new_thing", step=5))
     timeline.observe(job_event(1, "job.some_new_thing"))
     assert timeline.take_messages() == []
@@ -172,7 +172,7 @@ def test_an_event_has_a_largest_size() -> None:
 
 
 def test_timeline_panel_keeps_fault_and_recovery() -> None:
-    timeline = Timeline("slice-loss", 200)
+    timeline = RunTimeline("slice-loss", 200)
     fields = {"step": 3, "hosts": [2, 3]}
     timeline.observe(DemoEvent(time_s=1.0, name="fault.fired", life=0, fields=fields))
     for step in range(10, 10 * (3 * KEPT_MESSAGES), 10):

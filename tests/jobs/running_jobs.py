@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from emergency_ckpt.launch.job import JobSpec
+from emergency_ckpt.launch.job_shape import JobShape
 from emergency_ckpt.launch.process_set import ProcessSet
-from emergency_ckpt.launch.topology import Topology
 
 HERE = Path(__file__).parent
 LIFE_TIMEOUT_S = 600.0
@@ -51,7 +51,7 @@ def spec_of(
 
 
 def run_life(
-    spec: JobSpec, root: Path, *, life: int = 0, topology: Topology | None = None
+    spec: JobSpec, root: Path, *, life: int = 0, topology: JobShape | None = None
 ) -> list[dict[str, Any]]:
     """One life of a job that is to end well; the results of its processes."""
     with ProcessSet(spec, topology, restart_count=life) as processes:

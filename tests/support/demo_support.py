@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from emergency_ckpt.demo.events import DemoEvent
-from emergency_ckpt.demo.report import RunRecord
+from emergency_ckpt.demo.report import FinishedRun
 from emergency_ckpt.demo.results import JobDigest
 
 DIGEST = JobDigest({"params/w[0:2]": "aa", "params/w[2:4]": "bb"}, {0: "i0", 1: "i1"}, ())
@@ -70,8 +70,8 @@ def faulty_events(restores: Sequence[DemoEvent]) -> list[DemoEvent]:
 SLICE_LOSS = (restored(0, local=1000), restored(1, peer=900))
 
 
-def baseline(**changes: Any) -> RunRecord:
-    record = RunRecord(
+def baseline(**changes: Any) -> FinishedRun:
+    record = FinishedRun(
         finished=True,
         events=[job_event(0, "life.started", host_of_process=[0, 1]), *steps(0, 1, 30, start_s=1)],
         digest=DIGEST,
@@ -81,8 +81,8 @@ def baseline(**changes: Any) -> RunRecord:
     return dataclasses.replace(record, **changes)
 
 
-def faulty(restores: Sequence[DemoEvent] = SLICE_LOSS, **changes: Any) -> RunRecord:
-    record = RunRecord(
+def faulty(restores: Sequence[DemoEvent] = SLICE_LOSS, **changes: Any) -> FinishedRun:
+    record = FinishedRun(
         finished=True,
         events=faulty_events(restores),
         digest=DIGEST,

@@ -18,7 +18,7 @@ from emergency_ckpt.cluster.coordination import (
     deadline_left_s,
     forget,
 )
-from emergency_ckpt.cluster.secret.exchange import Exchange, Session
+from emergency_ckpt.cluster.secret.exchange import Exchange, SharedSecret
 from emergency_ckpt.cluster.secret.sealed_coordination import SealedCoordinator
 from emergency_ckpt.core.keys import RunSecret
 from emergency_ckpt.errors import ConfigError, ForgedValue
@@ -116,7 +116,7 @@ def forget_exchange(coordinator: Coordinator) -> None:
         forget(coordinator, "secret")
 
 
-def _answered(coordinator: Coordinator, exchange: Exchange, timeout_s: float) -> Session | str:
+def _answered(coordinator: Coordinator, exchange: Exchange, timeout_s: float) -> SharedSecret | str:
     key = f"{_ANSWER}/{coordinator.process_index}"
     found = exchange.session(await_leader(coordinator, key, timeout_s, _HELLO))
     if found is None:

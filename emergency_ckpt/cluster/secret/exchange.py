@@ -32,7 +32,7 @@ _NOBODY = b"no secret was given to this process"
 _ONCE = bytes(12)  # the nonce of a key that seals one text
 
 
-class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SecretHello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A process's part. ``public``: its key, in hexadecimal; ``settings``: a digest of them."""
 
     nonce: str
@@ -41,7 +41,7 @@ class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     problem: str = ""
 
 
-class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SecretAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The leader's answer to one process.
 
     Attributes:
@@ -57,7 +57,7 @@ class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclasses.dataclass(frozen=True)
-class Session:
+class SharedSecret:
     """What all processes of one start have in common, and no other start has."""
 
     secret: RunSecret
@@ -82,13 +82,13 @@ class Exchange:
 
     def hello(self, problem: str = "") -> bytes:
         """Return what this process tells the leader; ``problem``: why it cannot start."""
-        hello = Hello(self._nonce, self._public, self._settings, problem)
+        hello = SecretHello(self._nonce, self._public, self._settings, problem)
         name = _hello_name(self._process)
         return _sealed(_key(self._run_id, self._own), name, msgspec.json.encode(hello))
 
     # The leader.
 
-    def answers(self, hellos: Mapping[int, bytes]) -> tuple[dict[int, bytes], Session | str]:
+    def answers(self, hellos: Mapping[int, bytes]) -> tuple[dict[int, bytes], SharedSecret | str]:
         """Return the answer to each process, and the session or the problem. At the leader."""
         opened = {p: self._opened_hello(p, data) for p, data in hellos.items()}
         lines = [f"process {p}: {text}" for p, found in opened.items() if (text := found.problem)]
@@ -99,19 +99,21 @@ class Exchange:
             box = ""
             if session is not None and self._own is None:
                 box = self._box(found.public).encrypt(_ONCE, session.secret.value, None).hex()
-            answer = Answer("" if session is None else session.name, self._public, box, problem)
+            answer = SecretAnswer(
+                "" if session is None else session.name, self._public, box, problem
+            )
             name = _answer_name(process, found.nonce)
             answers[process] = _sealed(found.key, name, msgspec.json.encode(answer))
         return answers, session or problem
 
-    def _new_session(self) -> Session:
+    def _new_session(self) -> SharedSecret:
         made_up = generate_secret() if self._own is None else b""
-        return Session(self._run_secret(made_up), secrets.token_hex(_NONCE_BYTES))
+        return SharedSecret(self._run_secret(made_up), secrets.token_hex(_NONCE_BYTES))
 
     def _opened_hello(self, process: int, data: bytes) -> _OpenedHello:
         nobody = _key(self._run_id, None)
         for key in (_key(self._run_id, self._own), nobody):
-            hello = _decoded(key, _hello_name(process), data, Hello)
+            hello = _decoded(key, _hello_name(process), data, SecretHello)
             if hello is None:
                 continue
             problem = hello.problem
@@ -120,7 +122,7 @@ class Exchange:
         has = "another one than process 0" if self._own is not None else "one, and process 0 none"
         return _OpenedHello(nobody, "", "", f"has {has} (or somebody else wrote in its name)")
 
-    def _objection(self, hello: Hello, *, has_secret: bool) -> str:
+    def _objection(self, hello: SecretHello, *, has_secret: bool) -> str:
         if self._own is not None and not has_secret:
             return "has none, and process 0 has one"
         if hello.settings != self._settings:
@@ -133,14 +135,14 @@ class Exchange:
 
     # The others.
 
-    def session(self, data: bytes) -> Session | str | None:
+    def session(self, data: bytes) -> SharedSecret | str | None:
         """Return the session that the leader's answer gives, or the problem; None: not for us.
 
         It is not when it was not sealed for this process, now, with the same secret.
         """
         for own in (self._own, None):
             name = _answer_name(self._process, self._nonce if own is self._own else "")
-            answer = _decoded(_key(self._run_id, own), name, data, Answer)
+            answer = _decoded(_key(self._run_id, own), name, data, SecretAnswer)
             if answer is None:
                 continue
             if answer.problem:
@@ -148,10 +150,12 @@ class Exchange:
             if own is not self._own or not answer.session:
                 return None  # from somebody without our secret
             made_up = b"" if self._own is not None else self._unboxed(answer)
-            return None if made_up is None else Session(self._run_secret(made_up), answer.session)
+            return (
+                None if made_up is None else SharedSecret(self._run_secret(made_up), answer.session)
+            )
         return None
 
-    def _unboxed(self, answer: Answer) -> bytes | None:
+    def _unboxed(self, answer: SecretAnswer) -> bytes | None:
         try:
             return self._box(answer.public).decrypt(_ONCE, bytes.fromhex(answer.box), None)
         except (InvalidTag, ValueError):

@@ -10,7 +10,7 @@ import msgspec
 _AT_MOST = 4
 
 
-class PrefetchWord(
+class PrefetchReport(
     msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, array_like=True
 ):
     """What one process says of its prefetch when it is asked to restore.
@@ -39,8 +39,8 @@ class PrefetchUse(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-def decide_prefetch(reports: Mapping[int, PrefetchWord]) -> PrefetchUse:
-    """One decision from the words of all processes, by process index.
+def decide_prefetch(reports: Mapping[int, PrefetchReport]) -> PrefetchUse:
+    """Return one decision from the reports of all processes, by process index.
 
     A failure comes first: it is never lost, even where another state is asked for. What was
     prefetched is used only when every process has the same prefetch.

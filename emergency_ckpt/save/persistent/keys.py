@@ -12,7 +12,7 @@ from emergency_ckpt.cluster.coordination import Coordinator, forget
 from emergency_ckpt.cluster.departures import Departures, in_order
 from emergency_ckpt.cluster.messages import SMALL_BYTES, by_process, decode_message, reason_of
 from emergency_ckpt.errors import PersistentTierError
-from emergency_ckpt.save.persistent.reports import Report, report_of
+from emergency_ckpt.save.persistent.reports import StageReport, report_of
 from emergency_ckpt.types import SaveId
 
 _KEPT_REFUSALS = 2
@@ -71,7 +71,7 @@ class PersistentSaveKeys:
 
         return wait_for_key(self._coordinator, key, timeout_s, why_not)
 
-    def report(self, save: SaveId, stage: str, writer: int, timeout_s: float) -> Report:
+    def report(self, save: SaveId, stage: str, writer: int, timeout_s: float) -> StageReport:
         """Wait for the report of ``writer`` on ``stage``. As ``get``; CoordinationError."""
         return report_of(self.get(save, stage, writer, timeout_s), stage, save.step, writer)
 

@@ -31,7 +31,7 @@ class Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     crcs: tuple[Crc, ...] = ()
 
 
-class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class StageReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Report of one writer on one stage.
 
     ``kept``: of the first writer, that storage has the step already. ``pauses``: the error is a
@@ -44,9 +44,9 @@ class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kept: bool = False
 
 
-def report_of(data: bytes, stage: str, step: int, writer: int) -> Report:
+def report_of(data: bytes, stage: str, step: int, writer: int) -> StageReport:
     """Return what ``writer`` says of ``stage``. CoordinationError: it cannot be decoded."""
-    return decode_message(data, Report, f"{stage} of step {step}, process {writer}")
+    return decode_message(data, StageReport, f"{stage} of step {step}, process {writer}")
 
 
 def agreed_crcs(every: Sequence[Written]) -> tuple[dict[ShardId, int], list[ShardId]]:

@@ -43,7 +43,7 @@ from emergency_ckpt.save.persistent.outcomes import Outcomes, SavePaused
 from emergency_ckpt.save.persistent.reports import (
     Crc,
     Document,
-    Report,
+    StageReport,
     Written,
     agreed_crcs,
     flat_bytes,
@@ -160,7 +160,9 @@ class PersistentSaves:
     def _tell(self, save: SaveId, reason: str, *, pauses: bool = False) -> None:
         """For the other writers, if this process is one; else for its scribe."""
         try:
-            self._keys.put(save, FIRST_STAGE, msgspec.json.encode(Report(reason, pauses=pauses)))
+            self._keys.put(
+                save, FIRST_STAGE, msgspec.json.encode(StageReport(reason, pauses=pauses))
+            )
             self._keys.put(save, REFUSED, reason.encode())
             self.outcomes.decide(save, reason, pauses=pauses)
         except CoordinationError as error:
@@ -233,7 +235,7 @@ class PersistentSaves:
             return self._collect(job)
 
         documents = self._stage(
-            job.save, FIRST_STAGE, first, members, told=lambda _: Report(kept=kept)
+            job.save, FIRST_STAGE, first, members, told=lambda _: StageReport(kept=kept)
         )
         if not is_first:
             kept = self._keys.report(job.save, FIRST_STAGE, members[0], self._timeout_s).kept
@@ -244,7 +246,7 @@ class PersistentSaves:
             "documents",
             lambda: self._write_documents(job, documents, shards),
             members,
-            told=lambda written: Report(written=written),
+            told=lambda written: StageReport(written=written),
         )
         self._stage(job.save, "tensors", lambda: self._write_tensors(job, shards, members), members)
         if is_first:
@@ -367,7 +369,7 @@ class PersistentSaves:
         name: str,
         work: Callable[[], T],
         members: tuple[int, ...],
-        told: Callable[[T], Report] = lambda _: Report(),
+        told: Callable[[T], StageReport] = lambda _: StageReport(),
     ) -> T:
         """Do ``work``, tell the other writers, and go on only when it went well for all.
 
@@ -377,7 +379,7 @@ class PersistentSaves:
             result = work()
             report = told(result)
         except Exception as error:
-            report = Report(text_of(error)[:500], pauses=isinstance(error, SavePaused))
+            report = StageReport(text_of(error)[:500], pauses=isinstance(error, SavePaused))
             self._keys.put(save, name, msgspec.json.encode(report))
             raise
         self._keys.put(save, name, msgspec.json.encode(report))

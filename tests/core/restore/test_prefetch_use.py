@@ -1,25 +1,25 @@
-"""What a restore makes of the words that the processes say of their prefetches."""
+"""A restore decides from all processes' reports whether a prefetch is used."""
 
 from __future__ import annotations
 
 import pytest
 
-from emergency_ckpt.core.restore.prefetch import PrefetchWord, decide_prefetch
+from emergency_ckpt.core.restore.prefetch import PrefetchReport, decide_prefetch
 
-NONE = PrefetchWord()
-READY = PrefetchWord("ready", 0)
-UNFIT = PrefetchWord("unfit", 0, "step 7 was saved")
-FAILED = PrefetchWord("failed", 0, "no room")
+NONE = PrefetchReport()
+READY = PrefetchReport("ready", 0)
+UNFIT = PrefetchReport("unfit", 0, "step 7 was saved")
+FAILED = PrefetchReport("failed", 0, "no room")
 
 
 @pytest.mark.parametrize(
-    ("words", "kind", "reason"),
+    ("reports", "kind", "reason"),
     [
         ([READY, READY, READY], "use", ""),
         ([NONE, NONE], "restore", ""),
         ([], "restore", ""),
         ([READY, NONE, READY, NONE], "restore", "not by the processes [1, 3]"),
-        ([READY, PrefetchWord("ready", 1)], "restore", "not the same one everywhere"),
+        ([READY, PrefetchReport("ready", 1)], "restore", "not the same one everywhere"),
         ([READY, UNFIT], "restore", "process 1: step 7 was saved"),
         ([NONE, UNFIT], "restore", "process 1: step 7 was saved"),
         ([FAILED, READY], "fail", "process 0: no room"),
@@ -27,8 +27,10 @@ FAILED = PrefetchWord("failed", 0, "no room")
         ([FAILED] * 9, "fail", "; ".join(f"process {p}: no room" for p in range(4))),
     ],
 )
-def test_one_decision_for_all(words: list[PrefetchWord], kind: str, reason: str) -> None:
-    decision = decide_prefetch(dict(enumerate(words)))
+def test_decide_prefetch_gives_one_decision_for_all(
+    reports: list[PrefetchReport], kind: str, reason: str
+) -> None:
+    decision = decide_prefetch(dict(enumerate(reports)))
     assert (decision.kind, decision.reason) == (kind, reason)
-    reordered = dict(reversed(list(enumerate(words))))
+    reordered = dict(reversed(list(enumerate(reports))))
     assert decide_prefetch(reordered) == decision
