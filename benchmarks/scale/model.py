@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from emergency_ckpt.core.placement.policies import PlacementPolicy, Topology, place_all
+from emergency_ckpt.core.placement.policies import PlacementPolicy, Topology, place_on
 from emergency_ckpt.core.placement.striping import HeldLeaves
 from emergency_ckpt.core.restore.inventory import HeldHostState, HeldTensors, HolderInventory
 from emergency_ckpt.core.restore.plan_types import TargetSet
@@ -95,7 +95,8 @@ def manifests(shape: Shape, policy: PlacementPolicy) -> Iterator[tuple[bytes, li
     """Each distinct manifest, encoded, and the processes that published it."""
     specs = shape.specs()
     by_shards: dict[tuple[ShardId, ...], list[int]] = {}
-    for process, shards in place_all(policy, shape.topology, shape.held()).items():
+    everyone = range(shape.process_count)
+    for process, shards in place_on(policy, shape.topology, everyone, shape.held()).items():
         by_shards.setdefault(shards, []).append(process)
     for shards, processes in by_shards.items():
         layout = lay_out(

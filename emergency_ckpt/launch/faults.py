@@ -33,9 +33,6 @@ TargetKind = Literal["process", "host", "slice", "all"]
 SignalName = Literal["KILL", "TERM", "STOP", "ABRT"]
 PermutationKind = Literal["reverse", "swap-slices", "seed", "explicit"]
 
-MAX_NUMBER = 10**15
-"""Bound of every number in a fault."""
-
 _NUMBER = re.compile(r"[0-9]{1,15}")
 _SECONDS = re.compile(r"[0-9]{1,7}(\.[0-9]{1,6})?")
 

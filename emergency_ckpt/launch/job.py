@@ -183,11 +183,6 @@ class JobResult:
     faults_left: tuple[Fault, ...]
     error: CheckpointError | None
 
-    @property
-    def restarts(self) -> int:
-        """Lives after the first."""
-        return max(0, len(self.lives) - 1)
-
     def check(self) -> JobResult:
         """This result, when the job succeeded.
 

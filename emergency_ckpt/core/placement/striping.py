@@ -6,7 +6,7 @@ hosts at each position are then fatal when they fail together; in a ring it woul
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
 
@@ -119,18 +119,16 @@ class Striping:
     def _one_in_each_slice(self, holders: Holders) -> bool:
         return len({self._slice_of[process] for process in holders}) == len(holders)
 
-    def stored_by(self, process: int) -> list[ShardId]:
-        """The shards that ``process`` stores, in no order."""
-        return self._deal(self._replicas_of(process)).get(process, [])
+    def stored_by(self, processes: Collection[int]) -> dict[int, list[ShardId]]:
+        """Return the shards that each of ``processes`` stores, in no order; others may be there."""
+        return self._deal(self._replicas_of(processes))
 
-    def stored_by_all(self) -> dict[int, list[ShardId]]:
-        """The shards of every process, in no order."""
-        return self._deal(None)
-
-    def _replicas_of(self, process: int) -> set[int]:
-        """The process, those that hold a box that it holds alone in its slice, and so on."""
+    def _replicas_of(self, processes: Collection[int]) -> set[int]:
+        """Return ``processes``, those that hold a box that one of them alone holds in its slice,
+        those that hold a box that one of these alone holds in its slice, and so on.
+        """
         sets = {leaves.holders[box] for leaves, _, boxes in self._exclusive for box in boxes}
-        found, size = {process}, 0
+        found, size = set(processes), 0
         while size < len(found):
             size = len(found)
             for holders in sets:
@@ -138,15 +136,15 @@ class Striping:
                     found.update(holders)
         return found
 
-    def _deal(self, among: set[int] | None) -> dict[int, list[ShardId]]:
-        """What each process stores; complete for the processes of ``among``, or for all."""
+    def _deal(self, among: set[int]) -> dict[int, list[ShardId]]:
+        """Return what each process stores; complete for the processes of ``among``."""
         stored: dict[int, list[ShardId]] = {}
         loads = dict.fromkeys(range(len(self._slice_of)), 0)
         units = [
             _Unit(volume(box) * item_bytes, ShardId(path, box), leaves.holders[box])
             for leaves, striped, boxes in self._exclusive
             for box in boxes
-            if among is None or not among.isdisjoint(leaves.holders[box])
+            if not among.isdisjoint(leaves.holders[box])
             for path, item_bytes in striped
         ]
         for some in (self._shared, units):
@@ -161,7 +159,7 @@ class Striping:
         for path, leaves in self._everywhere:
             for box, holders in leaves.holders.items():
                 for process in holders:
-                    if among is None or process in among:
+                    if process in among:
                         stored.setdefault(process, []).append(ShardId(path, box))
         return stored
 

@@ -13,7 +13,7 @@ from emergency_ckpt.core.placement.policies import (
     buddies,
     parse_policy,
     place,
-    place_all,
+    place_on,
 )
 from emergency_ckpt.core.placement.striping import HeldLeaves
 from emergency_ckpt.errors import ConfigError
@@ -41,13 +41,13 @@ def stores(topology: Topology, process: int, held_by: set[int]) -> bool:
 
 
 @given(st.data(), TOPOLOGIES, st.sampled_from([AllButPrimary(), Striped(1), Striped(2, 0)]))
-def test_place_all_is_place_of_every_process(
+def test_place_on_all_is_place_of_every_process(
     data: st.DataObject, topology: Topology, policy: AllButPrimary | Striped
 ) -> None:
     processes = range(topology.process_count)
     some = st.sets(st.sampled_from(processes), min_size=1).map(lambda found: tuple(sorted(found)))
     held = held_alike({SHARD: data.draw(some), OTHER: data.draw(some)})
-    assert place_all(policy, topology, held) == {
+    assert place_on(policy, topology, processes, held) == {
         process: place(policy, topology, process, held) for process in processes
     }
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emergency_ckpt.core.boxes import volume
-from emergency_ckpt.core.placement.policies import Striped, Topology, place, place_all
+from emergency_ckpt.core.placement.policies import Striped, Topology, place, place_on
 from emergency_ckpt.core.placement.striping import HeldLeaves, blocks
 from emergency_ckpt.types import Box, ShardId
 
@@ -34,6 +34,12 @@ def regular(slices: int, hosts: int, sizes: list[int], cut: int | None = None) -
         }
         found.append(HeldLeaves((parts * size,), {f"leaf{number:04}": 1}, holders))
     return found
+
+
+def place_on_all(
+    policy: Striped, topology: Topology, held: list[HeldLeaves]
+) -> dict[int, tuple[ShardId, ...]]:
+    return place_on(policy, topology, range(topology.process_count), held)
 
 
 def stored_bytes(stored: dict[int, tuple[ShardId, ...]]) -> list[int]:
@@ -71,7 +77,7 @@ def test_every_shard_is_on_as_many_slices_as_asked_for_and_once_on_each(
     job: tuple[Topology, list[HeldLeaves]], copies: int, small: int
 ) -> None:
     topology, held = job
-    stored = place_all(Striped(copies, small), topology, held)
+    stored = place_on_all(Striped(copies, small), topology, held)
     for leaves in held:
         for path, item_bytes in leaves.item_bytes.items():
             for box, holders in leaves.holders.items():
@@ -90,7 +96,7 @@ def test_each_process_alone_works_out_what_all_together_do(
     job: tuple[Topology, list[HeldLeaves]], copies: int
 ) -> None:
     topology, held = job
-    together = place_all(Striped(copies, 50), topology, held)
+    together = place_on_all(Striped(copies, 50), topology, held)
     for process in range(topology.process_count):
         assert place(Striped(copies, 50), topology, process, held[::-1]) == together[process]
 
@@ -102,7 +108,7 @@ def test_each_process_alone_works_out_what_all_together_do(
     st.lists(st.integers(1, 1000), min_size=1, max_size=40),
 )
 def test_bytes_per_host_are_even(slices: int, hosts: int, copies: int, sizes: list[int]) -> None:
-    stored = place_all(Striped(copies, 0), grid(slices, hosts), regular(slices, hosts, sizes))
+    stored = place_on_all(Striped(copies, 0), grid(slices, hosts), regular(slices, hosts, sizes))
     # With fewer shards than slices, blocks that share slices and one that does not cannot always
     # be balanced one shard after the other: 9 slices, 4 copies, sizes 6, 6, 9.
     check_even(stored_bytes(stored), max(sizes), 1 if len(sizes) >= slices else 1.25)
@@ -124,7 +130,7 @@ def test_leaves_replicated_inside_a_slice_are_stored_once_there_and_spread_evenl
         HeldLeaves(leaves.shape, {f"cut/{path}": 1 for path in leaves.item_bytes}, leaves.holders)
         for leaves in regular(slices, 2 * hosts, cut)
     ]
-    stored = place_all(Striped(copies, 0), grid(slices, 2 * hosts), held)
+    stored = place_on_all(Striped(copies, 0), grid(slices, 2 * hosts), held)
     # The two kinds are dealt one after the other, each even within one shard of its own; or, as
     # above, a little more where there are fewer shards than places: 4 slices, 3 copies, 3 shards.
     many = all(len(sizes) >= 2 * slices for sizes in (whole, cut) if sizes)
@@ -138,7 +144,7 @@ def test_blocks_can_be_filled_so_that_all_slices_get_equally_much(slices: int, c
     assert all(len(set(block)) == len(block) == min(copies, slices) for block in found)
     assert len(found) == len(set(map(frozenset, found)))
     sizes = [1] * (60 * slices)
-    stored = place_all(Striped(copies, 0), grid(slices, 1), regular(slices, 1, sizes))
+    stored = place_on_all(Striped(copies, 0), grid(slices, 1), regular(slices, 1, sizes))
     loads = stored_bytes(stored)
     assert max(loads) - min(loads) <= 1
 
@@ -157,7 +163,7 @@ def test_blocks_are_groups_and_not_a_ring() -> None:
 def test_hosts_that_are_fatal_together_stand_at_one_position(cut: int | None) -> None:
     slices, hosts = 4, 3
     held = regular(slices, hosts, [10] * 60, cut)
-    stored = place_all(Striped(2, 0), grid(slices, hosts), held)
+    stored = place_on_all(Striped(2, 0), grid(slices, hosts), held)
     copies: dict[ShardId, list[int]] = {}
     for process, shards in stored.items():
         for shard in shards:
@@ -168,5 +174,5 @@ def test_hosts_that_are_fatal_together_stand_at_one_position(cut: int | None) ->
 
 
 def test_a_process_with_nothing_to_store_stores_nothing() -> None:
-    stored = place_all(Striped(1, 0), grid(3, 1), regular(3, 1, [8]))
+    stored = place_on_all(Striped(1, 0), grid(3, 1), regular(3, 1, [8]))
     assert sorted(map(len, stored.values())) == [0, 0, 1]

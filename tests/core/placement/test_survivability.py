@@ -16,7 +16,7 @@ from emergency_ckpt.core.placement.policies import (
     PlacementPolicy,
     Striped,
     Topology,
-    place_all,
+    place_on,
 )
 from emergency_ckpt.core.placement.striping import HeldLeaves
 from emergency_ckpt.core.placement.survivability import (
@@ -37,7 +37,7 @@ def stored_by_job(
     }
     held = [HeldLeaves((hosts,), {f"leaf{number}": 4}, holders) for number in range(leaves)]
     topology = Topology(slices * hosts, tuple(p // hosts for p in range(slices * hosts)))
-    return place_all(policy, topology, held)
+    return place_on(policy, topology, range(topology.process_count), held)
 
 
 def is_lost(stored: dict[int, tuple[ShardId, ...]], lost: Iterable[int]) -> bool:
