@@ -25,9 +25,9 @@ from orbax.checkpoint import checkpoint_managers as ocm
 from emergency_ckpt import checkpointer as core
 from emergency_ckpt.axlearn.mixed_state import join, split
 from emergency_ckpt.axlearn.step_index import Entries, StepIndex, entries_of, step_dir
-from emergency_ckpt.config import Config as Settings
-from emergency_ckpt.config import run_id_of
 from emergency_ckpt.config.policies import PerProcessPolicy, SavePolicy
+from emergency_ckpt.config.settings import Config as Settings
+from emergency_ckpt.config.settings import run_id_of
 from emergency_ckpt.core.restore.majority import OnDivergence
 from emergency_ckpt.errors import DeadlineExceeded, MissingDependency
 from emergency_ckpt.events import Event

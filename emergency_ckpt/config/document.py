@@ -8,8 +8,8 @@ import re
 import sys
 from pathlib import Path
 
-from emergency_ckpt.config import Config
 from emergency_ckpt.config.agreement import MAY_DIFFER
+from emergency_ckpt.config.settings import Config
 from emergency_ckpt.core.placement.policies import ALL_BUT_PRIMARY, AllButPrimary
 
 _HEAD = """# Settings

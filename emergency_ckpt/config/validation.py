@@ -29,7 +29,7 @@ from emergency_ckpt.run_secret import own_secret
 from emergency_ckpt.types import Security
 
 if TYPE_CHECKING:
-    from emergency_ckpt.config import Config
+    from emergency_ckpt.config.settings import Config
 
 _LONGEST_TIMEOUT_S = 1e7
 _MOST_LOCAL_STEPS = 64

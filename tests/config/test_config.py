@@ -16,7 +16,7 @@ import pytest
 from orbax.checkpoint import checkpoint_managers as ocm
 
 from emergency_ckpt import CheckpointerConfig, EmergencyCheckpointer
-from emergency_ckpt.config import Config, run_id_of
+from emergency_ckpt.config.settings import Config, run_id_of
 from emergency_ckpt.core.placement.policies import Striped
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.testing.simulated_job import HEARTBEAT_TIMEOUT_S
