@@ -20,7 +20,7 @@ from emergency_ckpt.cluster.start_agreement import agree_settings, tell_problem
 from emergency_ckpt.cluster.storage.claim import DirectoryClaim
 from emergency_ckpt.cluster.storage.timeline import StorageTimeline
 from emergency_ckpt.cluster.timelines import Timelines
-from emergency_ckpt.config.settings import Config, run_id_of
+from emergency_ckpt.config import Config, run_id_of
 from emergency_ckpt.core.keys import RunSecret
 from emergency_ckpt.core.run_claim import RunRecord
 from emergency_ckpt.core.step_signature import step_signing

@@ -15,7 +15,7 @@ from emergency_ckpt.cluster.preemption import PREEMPTED_EXIT_CODE
 from emergency_ckpt.cluster.process_placement import ProcessPlacement, place_process
 from emergency_ckpt.cluster.rounds import run_on_all
 from emergency_ckpt.cluster.signals import second_signal_ends
-from emergency_ckpt.config.settings import Config
+from emergency_ckpt.config import Config
 from emergency_ckpt.core.save.save_rules import step_number, wanted_step
 from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.errors import CheckpointError, RestoreFailed

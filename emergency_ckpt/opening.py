@@ -11,7 +11,7 @@ from emergency_ckpt.cluster.membership import Membership
 from emergency_ckpt.cluster.preemption import PreemptionWatch
 from emergency_ckpt.cluster.rounds import run_on_all
 from emergency_ckpt.cluster.topology import topology_of
-from emergency_ckpt.config.settings import Config
+from emergency_ckpt.config import Config
 from emergency_ckpt.errors import RestoreFailed
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.start.claim import told_refusal

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -26,6 +28,7 @@ settings.load_profile("untimed")
 sys.path[:0] = [str(Path(__file__).parent / name) for name in ("support", "jobs")]
 
 # ruff: noqa: E402 - these import what the lines above must precede
+from places import AXLEARN_DOUBLE
 from tiers_support import open_tier
 from world import World
 
@@ -59,3 +62,14 @@ def tier(ramdisk: Path) -> Iterator[LocalTier]:
     tier = open_tier(ramdisk)
     yield tier
     tier.close()
+
+
+@pytest.fixture
+def axlearn_face(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The module, beside the double of axlearn, which is not among the installed packages."""
+    monkeypatch.syspath_prepend(AXLEARN_DOUBLE)
+    before = set(sys.modules)
+    yield importlib.import_module("emergency_ckpt.axlearn")
+    for name in set(sys.modules) - before:
+        if name.startswith(("axlearn", "emergency_ckpt.axlearn")):
+            del sys.modules[name]

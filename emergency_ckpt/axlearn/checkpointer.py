@@ -15,8 +15,7 @@ Process ids are not negotiated: any process may run on any host, under any numbe
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import jax
 from absl import logging
@@ -25,16 +24,15 @@ from orbax.checkpoint import checkpoint_managers as ocm
 from emergency_ckpt import checkpointer as core
 from emergency_ckpt.axlearn.mixed_state import join, split
 from emergency_ckpt.axlearn.step_index import Entries, StepIndex, entries_of, step_dir
+from emergency_ckpt.config import Config as Settings
+from emergency_ckpt.config import run_id_of
 from emergency_ckpt.config.policies import PerProcessPolicy, SavePolicy
-from emergency_ckpt.config.settings import Config as Settings
-from emergency_ckpt.config.settings import run_id_of
-from emergency_ckpt.core.restore.majority import OnDivergence
+from emergency_ckpt.config.table import settings_table
 from emergency_ckpt.errors import DeadlineExceeded, MissingDependency
 from emergency_ckpt.events import Event
 from emergency_ckpt.restore.protocol import RestoreReport
 from emergency_ckpt.state.tree import PyTree
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
-from emergency_ckpt.types import Security
 
 try:
     from axlearn.common.checkpointer import (
@@ -62,6 +60,25 @@ __all__ = ["EmergencyCheckpointer"]
 
 _TENSORS = "tensors"
 _STOP_AFTER_ERROR_TIMEOUT_S = 10.0
+_OWN = {
+    *("dir", "run_id", "mesh", "replica_axis", "keep_every_n_steps"),
+    *("save_every_n_steps", "save_every_n_seconds", "save_policy", "preservation_policy"),
+    *("local_save_every_n_steps", "local_save_every_n_seconds", "local_save_policy"),
+    *("save_timeout_s", "persistent_timeout_s"),
+}
+"""Settings that axlearn has in a form of its own, which ``_settings_of`` turns into ours."""
+_SAME = [row for row in settings_table(Settings) if row.name not in _OWN]
+
+C = TypeVar("C", bound=type)
+
+
+def _with_settings(config: C) -> C:
+    """Add a field to ``config`` for each setting that axlearn's has in the same form."""
+    for row in _SAME:
+        if row.name not in config.__annotations__:
+            config.__annotations__[row.name] = row.annotation
+            setattr(config, row.name, row.default)
+    return config
 
 
 class EmergencyCheckpointer(BaseCheckpointer):
@@ -75,6 +92,7 @@ class EmergencyCheckpointer(BaseCheckpointer):
     """
 
     @config_class
+    @_with_settings
     class Config(BaseCheckpointer.Config):
         """The settings; must be equal on all processes but where ``emergency_ckpt.config`` says so.
 
@@ -92,8 +110,6 @@ class EmergencyCheckpointer(BaseCheckpointer):
           non_tensor_async_timeout_secs: how long a save to RAM may wait for all processes.
           async_timeout_secs: how long one stage of a save to storage may take.
           replica_axis_index: index of the mesh axis along which slices are replicas.
-          bind_host: where this host serves its shards; None: the address by which it reaches JAX's
-            coordinator.
           host_state_remap: a function that makes a process's iterator states out of those of a job
             of another size: from a list of dicts by path to a dict by path.
 
@@ -115,37 +131,12 @@ class EmergencyCheckpointer(BaseCheckpointer):
         # Ours.
         local_save_every_n_seconds: int | None = None
         save_every_n_seconds: int | None = None
-        async_save: bool = Settings.async_save
-        save_on_preemption: bool = Settings.save_on_preemption
         exit_on_preemption: bool = True
-        save_on_stop: bool = Settings.save_on_stop
-        preemption_grace_s: float = Settings.preemption_grace_s
-        host_state_buddies: int | None = Settings.host_state_buddies
-        host_state_limit_bytes: int = Settings.host_state_limit_bytes
-        host_state_remap: Callable[..., Any] | None = Settings.host_state_remap
-        allow_missing_host_state: bool = Settings.allow_missing_host_state
-        take_over_dir: bool = Settings.take_over_dir
-        on_divergence: OnDivergence = Settings.on_divergence
-        persistent_writers: str = Settings.persistent_writers
-        require_storage: bool = Settings.require_storage
-        require_signed: bool = Settings.require_signed
-        storage_buffer_bytes: int = Settings.storage_buffer_bytes
-        bind_host: str | None = None
-        bind_port: int = Settings.bind_port
-        secret_file: str | None = Settings.secret_file
-        require_secret: bool = Settings.require_secret
-        transfer_security: Security = Settings.transfer_security
-        extra_holders: tuple[str, ...] = Settings.extra_holders
-        copy_threads: int | None = Settings.copy_threads
-        copy_batch_bytes: int = Settings.copy_batch_bytes
-        save_niceness: int = Settings.save_niceness
-        transfer_streams: int = Settings.transfer_streams
-        start_timeout_s: float = Settings.start_timeout_s
-        restore_timeout_s: float = Settings.restore_timeout_s
-        storage_wait_timeout_s: float = Settings.storage_wait_timeout_s
-        exit_timeout_s: float = Settings.exit_timeout_s
-        transfer_timeout_s: float = Settings.transfer_timeout_s
-        on_event: Callable[[Event], None] | None = Settings.on_event
+
+        if TYPE_CHECKING:  # the fields of ``_with_settings``
+
+            def __getattr__(self, name: str) -> Any: ...
+            def __setattr__(self, name: str, value: Any) -> None: ...
 
     def __init__(self, cfg: Config, *, parent: Module | None) -> None:
         """Raises ConfigError, with every fault. As all of axlearn's modules: from its config."""
@@ -155,8 +146,9 @@ class EmergencyCheckpointer(BaseCheckpointer):
 
     def _build(self, cfg: Any) -> None:
         self._policies = _Asked(cfg.local_save_policy), _Asked(cfg.save_policy)
-        self._settings = _settings_of(cfg, *self._policies).set(on_event=self._on_event)
+        self._settings = _settings_of(cfg, *self._policies)
         self._settings.validated()
+        self._settings.set(on_event=self._on_event)
         self._listener = cfg.on_event
         self._index = StepIndex(cfg.dir)
         self._entries: dict[int, Entries] = {}
@@ -277,43 +269,6 @@ class _Asked:
         return bool(self._policy(step=step.step, evaler_summaries=self.summaries))
 
 
-_SAME = (
-    "local_dir",
-    "keep_last_n",
-    "local_keep_last_n",
-    "async_save",
-    "save_on_preemption",
-    "exit_on_preemption",
-    "save_on_stop",
-    "preemption_grace_s",
-    "host_state_buddies",
-    "host_state_limit_bytes",
-    "host_state_remap",
-    "allow_missing_host_state",
-    "take_over_dir",
-    "on_divergence",
-    "persistent_writers",
-    "require_storage",
-    "require_signed",
-    "storage_buffer_bytes",
-    "bind_port",
-    "secret_file",
-    "require_secret",
-    "transfer_security",
-    "extra_holders",
-    "copy_threads",
-    "copy_batch_bytes",
-    "save_niceness",
-    "transfer_streams",
-    "start_timeout_s",
-    "restore_timeout_s",
-    "storage_wait_timeout_s",
-    "exit_timeout_s",
-    "transfer_timeout_s",
-)
-"""Fields that are settings of the same name."""
-
-
 def _settings_of(cfg: Any, local: _Asked, persistent: _Asked) -> Settings:
     """``cfg``: a config of ``EmergencyCheckpointer`` with all that is required."""
     settings = Settings(
@@ -325,9 +280,8 @@ def _settings_of(cfg: Any, local: _Asked, persistent: _Asked) -> Settings:
         keep_every_n_steps=cfg.keep_every_n_steps or None,
         save_timeout_s=float(cfg.non_tensor_async_timeout_secs),
         persistent_timeout_s=float(cfg.async_timeout_secs),
-        bind_host=cfg.bind_host,
     )
-    return settings.set(**{name: getattr(cfg, name) for name in _SAME})
+    return settings.set(**{row.name: getattr(cfg, row.name) for row in _SAME})
 
 
 def _policy_of(asked: _Asked, every_n_seconds: int | None) -> SavePolicy:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from emergency_ckpt.cluster.topology import topology_of
-from emergency_ckpt.config.settings import Config
+from emergency_ckpt.config import Config
 from emergency_ckpt.core.boxes import covers, whole
 from emergency_ckpt.core.placement.policies import (
     AllButPrimary,

@@ -3,53 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from typing import Any
 
 import jax
 
 from emergency_ckpt.config.policies import policy_identity
-
-MAY_DIFFER = frozenset(
-    {
-        "async_save",
-        "bind_host",
-        "bind_port",
-        "copy_batch_bytes",
-        "copy_threads",
-        "device_copy_bytes",
-        "local_dir",
-        "on_event",
-        "other_runs_grace_s",
-        "persistent_timeout_s",
-        "preemption_grace_s",
-        "ramdisk_wait_s",
-        "restore_timeout_s",
-        "save_niceness",
-        "save_timeout_s",
-        "secret_file",
-        "snapshot_mode",
-        "staging_bytes",
-        "staging_memory",
-        "start_timeout_s",
-        "exit_timeout_s",
-        "storage_buffer_bytes",
-        "storage_wait_timeout_s",
-        "transfer_streams",
-        "transfer_timeout_s",
-    }
-)
-"""Settings that are a process's own affair. All others must be equal, also those added later."""
+from emergency_ckpt.config.table import settings_table
 
 _LONGEST_TEXT_CHARS = 200
 
 
-def shared_settings(settings: Mapping[str, object]) -> dict[str, str]:
-    """Return the text of each setting that must agree: equal texts, equal settings."""
+def shared_settings(config: object) -> dict[str, str]:
+    """Return the text of each setting that must agree; equal texts are equal settings."""
+    rows = sorted(settings_table(type(config)), key=lambda row: row.name)
     return {
-        name: _bounded(_identity(value))
-        for name, value in sorted(settings.items())
-        if name not in MAY_DIFFER
+        row.name: _bounded(_identity(getattr(config, row.name)))
+        for row in rows
+        if not row.may_differ
     }
 
 

@@ -11,6 +11,7 @@ from typing import Any, cast
 from orbax.checkpoint import checkpoint_managers as ocm
 
 from emergency_ckpt.config.policies import parts_of
+from emergency_ckpt.config.table import is_whole
 from emergency_ckpt.core.save.timing import AdaptiveInterval
 
 _Check = Callable[[Any], bool]
@@ -57,11 +58,6 @@ def _has_method(value: object, name: str) -> bool:
 
 def _is_sequence(value: object) -> bool:
     return isinstance(value, list | tuple)
-
-
-def is_whole(value: object, least: int) -> bool:
-    """Whether ``value`` is a whole number of Python, at least ``least``."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def _is_time(value: object) -> bool:

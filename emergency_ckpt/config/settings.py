@@ -1,4 +1,4 @@
-"""The configuration: one value, filled in by the user, validated whole when it is built."""
+"""``Config``: every setting, declared once; filled in by the user, validated whole."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from emergency_ckpt.background import LOWEST_PRIORITY
 from emergency_ckpt.config.agreement import shared_settings
 from emergency_ckpt.config.policies import (
     PreservationPolicy,
@@ -21,7 +22,9 @@ from emergency_ckpt.config.policies import (
     SavePolicy,
     plan_saves,
 )
+from emergency_ckpt.config.table import setting
 from emergency_ckpt.config.validation import config_problems
+from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES
 from emergency_ckpt.core.placement.policies import (
     AllButPrimary,
     PlacementPolicy,
@@ -48,198 +51,197 @@ HostStateRemap = Callable[[Sequence[Any], int, int], Any]
 
 @dataclasses.dataclass(kw_only=True)
 class Config:
-    """All settings of an ``EmergencyCheckpointer``. Must be equal on all processes but where said.
+    """All settings of an ``EmergencyCheckpointer``. ``docs/configuration.md`` has them as a table.
 
-    The start compares them; ``config_agreement.MAY_DIFFER`` lists the exceptions.
-
-    Attributes:
-      dir: directory of the persistent tier, an absolute path or a URL that etils.epath can reach,
-        without ``\\``, ``*``, ``?`` and ``[``. None: local tier only.
-      local_dir: directory on this host's ramdisk (tmpfs). May differ between hosts.
-      run_id: name of the run; what lies in ``local_dir`` under another name is never restored.
-        None: derived from ``dir``.
-      mesh: the device mesh of the training state. None: taken from the state's own shardings where
-        slices matter, which needs ``slice_index`` on the devices; else everything is one slice.
-      replica_axis: name or index of the mesh axis along which slices are replicas. None: the first
-        axis along which no leaf of the state is split; without one everything is one slice.
-      local_save_every_n_steps: interval of the local tier, in steps; 0 for none.
-      save_every_n_steps: interval of the persistent tier, in steps; 0 for none.
-      local_save_every_n_seconds: interval of the local tier on the leader's clock, agreed by all in
-        the background; besides the one in steps. A tier with no interval and no policy is off.
-      save_every_n_seconds: the same for the persistent tier.
-      local_save_policy: when the local tier saves, instead of its intervals: Orbax's
-        ``SaveDecisionPolicy`` objects, a user's own subclass, or ``AdaptiveInterval``; several in
-        an ``AnySavePolicy``. What depends on clocks or on a save being under way is decided by
-        the leader and agreed in the background.
-      save_policy: the same for the persistent tier.
-      local_keep_last_n: whole steps that the local tier has room for, besides the one being
-        written; each takes as much RAM as the first.
-      keep_last_n: whole steps kept in the persistent tier; None keeps all.
-      keep_every_n_steps: with ``keep_last_n``: steps kept besides, the multiples of this.
-      preservation_policy: what the persistent tier keeps, instead of the two before: an Orbax
-        ``PreservationPolicy`` object or a user's own. The last whole step always stays.
-      local_preservation_policy: the same for the local tier, which has one slot more than
-        ``local_keep_last_n``: the newest whole step always stays, older ones until their slot is
-        written again. What a policy does not want is dropped as soon as a newer one is complete.
-      async_save: False: ``save`` returns when the step is whole, or has failed. May differ.
-      save_on_preemption: at the sync point of a preemption notice (SIGTERM) save in both tiers,
-        whatever the policies. False: only where a policy is or has
-        ``PreemptionCheckpointingPolicy``; without any, notices are left to others.
-      exit_on_preemption: end the process in ``save`` at the sync point, once the step is written,
-        by ``SystemExit`` with status 143.
-      save_on_stop: at a good end (``stop``, or the end of the ``with`` block without an exception)
-        save the step that ``save`` was last called with in each tier that does not have it, whether
-        it was due or not. A notice within the last second, which nobody has seen yet, costs no step
-        then. Each ``save`` captures the host state, and the state of the last one is held: device
-        memory of one state, where the caller drops it without donating it.
-      preemption_grace_s: time from the sync point to the kill. What is not written by then is
-        named in the log; the local tier comes first. May differ.
-      persistent_writers: ``"primary"``: the first slice alone writes the persistent tier, and
-        the others have no traffic. ``"striped"``: every slice writes its part of the one copy,
-        through its own network cards; leaves that the number of slices does not divide along any
-        axis are written by the first slice. What is stored is a plain Orbax step either way.
-      placement: which slices store which shards in the local tier, as a policy or its text:
-        ``"all_but_primary"``: all of them on every slice but the first; ``"striped(2)"``: each on
-        two, so that a process transfers, keeps and writes less. See ``eckpt plan-placement``.
-      host_state_buddies: processes on other slices that keep a copy of a host state; None: one on
-        every other slice.
-      host_state_limit_bytes: largest encoded host state of a process; at most 64 MiB, what a peer
-        takes.
-      host_state_remap: makes a process's host state out of those of a job of another size: one of
-        ``emergency_ckpt.remaps``, or a function of ``(all former ones, process, count)``.
-      allow_missing_host_state: start from a step that plain Orbax wrote, with the non-tensor state
-        as it is; else such a step is an error where ``restore`` is given a host state.
-      take_over_dir: save in ``dir`` although another run's name lies there, in whose place this
-        one's is put, once; what that run still saves there fails from then on. For one start.
-      on_divergence: what a restore does where replicas of a shard in RAM differ and no bytes are
-        held by more than half of its holders. "warn": it goes on, each process with its own copy
-        where it has one, and the event ``divergence`` names step, leaf and holders. "stop":
-        ReplicasDiffer on all processes; no older step is taken instead. Where there is a majority
-        its bytes are restored in either case. Only differences are settled: see docs/security.md.
-      orbax_item: of steps that plain Orbax wrote, the item that is the state; None: the item
-        ``default``, ``state`` or ``items``, the only one that has arrays, or several together as a
-        dict of them (``{"params": ..., "opt": ...}``).
-      require_storage: end the start with an error when a small file cannot be written, read and
-        removed in ``dir``. False: that is a warning, the event ``start.warning``, and the start
-        does not wait for it. Nothing is tried in a job that does not save to ``dir``.
-      require_signed: restore only what was signed with the secret that this job was given. Else a
-        step of ``dir`` that is not, as those of plain Orbax, is restored and named, by the event
-        ``restore.unsigned``. Needs ``secret_file`` or ECKPT_SECRET. See docs/security.md.
-      storage_buffer_bytes: how much of a process's arrays may be on its way to or from the
-        persistent directory at once; a larger array goes alone. May differ.
-      bind_host: address on which this process serves its shards to peers. None: that by which
-        this host reaches the job's coordinator, which is 127.0.0.1 in a job on one machine. May
-        differ.
-      bind_port: port for it; 0 takes a free one. May differ.
-      secret_file: file with the run's secret (32 to 4096 bytes, closed to others, such as a mounted
-        credential of the cluster); else the environment's ECKPT_SECRET; else that of `eckpt
-        launch`; else the processes make one up, and the start warns. The path may differ.
-      require_secret: a start for which the processes would make up a secret is a ConfigError.
-      transfer_security: how peers protect what travels between them; every frame of control is
-        authenticated in each mode. "mac": bytes of shards are authenticated too. "aead": all is
-        encrypted (AES-256-GCM). "crc": bytes of shards travel as they are, for a network that is
-        trusted by other means. See docs/security.md.
-      extra_holders: addresses of ``eckpt serve`` on hosts whose trainer is not part of this job,
-        ``"host:port"``, or ``"identity@host:port"`` as it prints it: then no other server counts,
-        nor that one after a new start.
-      snapshot_mode: how a save takes the state off the devices; the state may be donated when
-        ``save`` returns in each. "wait": the training thread waits until all bytes have left the
-        devices, which takes no device memory; on CPU, until they are copied to the slot, so that
-        the next step need not write to fresh memory. "device_copy": leaves are copied on their
-        devices first, as many as ``device_copy_bytes`` allows, the largest first; the training
-        thread waits for the other leaves only. "auto": "wait"; on CPU the arrays' buffers are
-        shared and nothing is waited for. May differ.
-      device_copy_bytes: device memory, of each device, for copies that are not transferred yet.
-        While those of one save fill it, another save waits. May differ.
-      staging_bytes: host memory, beyond the slots, through which a save to the local tier passes;
-        a larger shard goes alone. All of the state at once takes host memory where a save to the
-        persistent tier is on its way, and where a save was begun before the leader's word. May
-        differ.
-      staging_memory: "pinned_host", "pageable" (JAX's own transfer), or "auto": pinned where the
-        device has it, and on CPU none, for views need none. May differ.
-      copy_threads: threads that copy and check; None: 2, or 1 on a one-core machine. May differ.
-      copy_batch_bytes: bytes per native copy call. May differ.
-      save_niceness: 0 to 19, how much later than training the kernel runs the threads that save
-        where cores are short (as nice(1)). With 0 they compete as equals. May differ.
-      transfer_streams: connections per source when shards are fetched. May differ.
-      ramdisk_wait_s: how long a start waits for an earlier life of the run that still holds its
-        directory on this host; then it is an error. 0: an error at once. None: most of
-        ``start_timeout_s``, which is also the longest. May differ.
-      other_runs_grace_s: what other runs left in ``local_dir`` is removed only when the room is
-        needed, the oldest first, and not before it was left alone for so many seconds. May differ.
-      start_timeout_s, restore_timeout_s: deadline of the start and of a restore, all of it. May
-        differ.
-      save_timeout_s: how long ``save`` may wait for the save before it, and a save for its vote.
-        May differ.
-      persistent_timeout_s: how long one stage of a persistent save may take. May differ.
-      storage_wait_timeout_s: how long ``save`` may wait for the persistent save before it, of which
-        it then skips one. May differ.
-      exit_timeout_s: how long saves under way are waited for when an exception leaves the ``with``
-        block; they are given up then. May differ.
-      transfer_timeout_s: longest silence of a peer; then a restore asks other holders, and the same
-        one again until ``restore_timeout_s``. A process that is silent for longer than
-        ``heartbeat_timeout_seconds`` of ``jax.distributed.initialize`` (JAX's default: 100) makes
-        JAX abort all processes: keep that longer than this. May differ.
-      on_event: called with each ``events.Event``, in the thread that emits it. May differ.
+    Each must be equal on all processes but for those with ``may_differ``; the start compares them.
     """
 
-    dir: str | None = None
-    local_dir: str = ""
+    dir: str | None = setting(None, tier="persistent", least=1)
+    r"""Directory of the persistent tier, an absolute path or a URL that etils.epath can reach,
+    without ``\``, ``*``, ``?`` and ``[``. None: local tier only."""
+    local_dir: str = setting("", tier="local", may_differ=True)
+    """Directory on this host's ramdisk (tmpfs)."""
     run_id: str | None = None
+    """Name of the run; what lies in ``local_dir`` under another name is never restored. None:
+    derived from ``dir``."""
     mesh: jax.sharding.Mesh | None = None
+    """Device mesh of the training state. None: taken from the state's own shardings where
+    slices matter, which needs ``slice_index`` on the devices; else everything is one slice."""
     replica_axis: str | int | None = 0
-    local_save_every_n_steps: int = 10
-    save_every_n_steps: int = 1000
-    local_save_every_n_seconds: float | None = None
-    save_every_n_seconds: float | None = None
-    local_save_policy: SavePolicy | AdaptiveInterval | None = None
-    save_policy: SavePolicy | AdaptiveInterval | None = None
-    local_keep_last_n: int = 1
-    keep_last_n: int | None = None
-    keep_every_n_steps: int | None = None
-    preservation_policy: PreservationPolicy | None = None
-    local_preservation_policy: PreservationPolicy | None = None
-    async_save: bool = True
+    """Name or index of the mesh axis along which slices are replicas. None: the first axis along
+    which no leaf of the state is split; without one everything is one slice."""
+    local_save_every_n_steps: int = setting(10, tier="local")
+    """Interval of the local tier, in steps; 0 for none."""
+    save_every_n_steps: int = setting(1000, tier="persistent", needs="dir")
+    """Interval of the persistent tier, in steps; 0 for none."""
+    local_save_every_n_seconds: float | None = setting(None, tier="local")
+    """Interval of the local tier on the leader's clock, agreed by all in the background; besides
+    the one in steps. A tier with no interval and no policy is off."""
+    save_every_n_seconds: float | None = setting(None, tier="persistent", needs="dir")
+    """The same for the persistent tier."""
+    local_save_policy: SavePolicy | AdaptiveInterval | None = setting(None, tier="local")
+    """Policy of the local tier instead of its intervals: an object of Orbax's
+    ``SaveDecisionPolicy``, a user's own subclass, or ``AdaptiveInterval``; several in an
+    ``AnySavePolicy``. A decision that depends on clocks or on a save under way is the leader's, and
+    is agreed in the background."""
+    save_policy: SavePolicy | AdaptiveInterval | None = setting(
+        None, tier="persistent", needs="dir"
+    )
+    """The same for the persistent tier."""
+    local_keep_last_n: int = setting(1, tier="local", least=1, most=64)
+    """Whole steps that the local tier has room for, besides the one being written; each takes as
+    much RAM as the first."""
+    keep_last_n: int | None = setting(None, tier="persistent", least=1)
+    """Whole steps kept in the persistent tier; None keeps all."""
+    keep_every_n_steps: int | None = setting(None, tier="persistent", least=1, needs="keep_last_n")
+    """With ``keep_last_n``: steps kept besides, the multiples of this."""
+    preservation_policy: PreservationPolicy | None = setting(None, tier="persistent")
+    """Policy of what the persistent tier keeps, instead of the two before: an object of Orbax's
+    ``PreservationPolicy`` or a user's own. The last whole step always stays."""
+    local_preservation_policy: PreservationPolicy | None = setting(None, tier="local")
+    """The same for the local tier, which has one slot more than ``local_keep_last_n``: the newest
+    whole step always stays, older ones until their slot is written again. What a policy does not
+    want is dropped as soon as a newer one is complete."""
+    async_save: bool = setting(True, may_differ=True)
+    """False: ``save`` returns when the step is whole, or has failed."""
     save_on_preemption: bool = True
+    """At the sync point of a preemption notice (SIGTERM) save in both tiers, whatever the policies.
+    False: only where a policy is or has ``PreemptionCheckpointingPolicy``; without any, notices are
+    left to others."""
     exit_on_preemption: bool = False
+    """End the process in ``save`` at the sync point, once the step is written, by ``SystemExit``
+    with status 143."""
     save_on_stop: bool = False
-    preemption_grace_s: float = 25.0
-    persistent_writers: PersistentWriters = "primary"
-    placement: PlacementPolicy = dataclasses.field(default_factory=AllButPrimary)
-    host_state_buddies: int | None = None
-    host_state_limit_bytes: int = 16 * MEBIBYTE
+    """At a good end (``stop``, or the end of the ``with`` block without an exception) save the step
+    that ``save`` was last called with in each tier that does not have it, whether it was due or
+    not. A notice within the last second, which nobody has seen yet, costs no step then. Each
+    ``save`` captures the host state, and the state of the last one is held: device memory of one
+    state, where the caller drops it without donating it."""
+    preemption_grace_s: float = setting(25.0, may_differ=True)
+    """Time from the sync point to the kill. What is not written by then is named in the log; the
+    local tier comes first."""
+    persistent_writers: PersistentWriters = setting("primary", tier="persistent")
+    """``"primary"``: the first slice alone writes the persistent tier, and the others have no
+    traffic. ``"striped"``: every slice writes its part of the one copy, through its own network
+    cards; leaves that the number of slices does not divide along any axis are written by the first
+    slice. What is stored is a plain Orbax step either way."""
+    placement: PlacementPolicy = setting(AllButPrimary(), tier="local")
+    """Choice of the slices that store each shard in the local tier, as a policy or its text:
+    ``"all_but_primary"``: all of them on every slice but the first; ``"striped(2)"``: each on two,
+    so that a process transfers, keeps and writes less. See ``eckpt plan-placement``."""
+    host_state_buddies: int | None = setting(None, tier="local")
+    """Processes on other slices that keep a copy of a host state; None: one on every other
+    slice."""
+    host_state_limit_bytes: int = setting(16 * MEBIBYTE, least=1, most=MAX_HOST_STATE_BYTES)
+    """Largest encoded host state of a process; at most 64 MiB, what a peer takes."""
     host_state_remap: HostStateRemap | None = None
-    allow_missing_host_state: bool = False
-    take_over_dir: bool = False
-    on_divergence: OnDivergence = "warn"
-    orbax_item: str | None = None
-    require_storage: bool = False
+    """Makes a process's host state out of those of a job of another size: one of
+    ``emergency_ckpt.remaps``, or a function of ``(all former ones, process, count)``."""
+    allow_missing_host_state: bool = setting(False, tier="persistent")
+    """Start from a step that plain Orbax wrote, with the non-tensor state as it is; else such a
+    step is an error where ``restore`` is given a host state."""
+    take_over_dir: bool = setting(False, tier="persistent")
+    """Save in ``dir`` although another run's name lies there, in whose place this one's is put,
+    once; what that run still saves there fails from then on. For one start."""
+    on_divergence: OnDivergence = setting("warn", tier="local")
+    """Action of a restore where replicas of a shard in RAM differ and no bytes are held by more
+    than half of its holders. "warn": it goes on, each process with its own copy where it has one,
+    and the event ``divergence`` names step, leaf and holders. "stop": ReplicasDiffer on all
+    processes; no older step is taken instead. Where there is a majority its bytes are restored in
+    either case. Only differences are settled: see docs/security.md."""
+    orbax_item: str | None = setting(None, tier="persistent", least=1)
+    """Of steps that plain Orbax wrote, the item that is the state; None: the item ``default``,
+    ``state`` or ``items``, the only one that has arrays, or several together as a dict of them
+    (``{"params": ..., "opt": ...}``)."""
+    require_storage: bool = setting(False, tier="persistent", needs="dir")
+    """End the start with an error when a small file cannot be written, read and removed in ``dir``.
+    False: that is a warning, the event ``start.warning``, and the start does not wait for it.
+    Nothing is tried in a job that does not save to ``dir``."""
     require_signed: bool = False
-    storage_buffer_bytes: int = 2048 * MEBIBYTE
-    bind_host: str | None = None
-    bind_port: int = 0
-    secret_file: str | None = None
+    """Restore only what was signed with the secret that this job was given. Else a step of ``dir``
+    that is not, as those of plain Orbax, is restored and named, by the event ``restore.unsigned``.
+    Needs ``secret_file`` or ECKPT_SECRET. See docs/security.md."""
+    storage_buffer_bytes: int = setting(
+        2048 * MEBIBYTE, tier="persistent", may_differ=True, least=1
+    )
+    """How much of a process's arrays may be on its way to or from the persistent directory at once;
+    a larger array goes alone."""
+    bind_host: str | None = setting(None, tier="local", may_differ=True, least=1, most=253)
+    """Address on which this process serves its shards to peers. None: that by which this host
+    reaches the job's coordinator, which is 127.0.0.1 in a job on one machine."""
+    bind_port: int = setting(0, tier="local", may_differ=True, most=65535)
+    """Port for it; 0 takes a free one."""
+    secret_file: str | None = setting(None, may_differ=True, least=1)
+    """File with the run's secret (32 to 4096 bytes, closed to others, such as a mounted credential
+    of the cluster); else the environment's ECKPT_SECRET; else that of `eckpt launch`; else the
+    processes make one up, and the start warns."""
     require_secret: bool = False
-    transfer_security: Security = "mac"
-    extra_holders: tuple[str, ...] = ()
-    snapshot_mode: SnapshotMode = "auto"
-    device_copy_bytes: int = 0
-    staging_bytes: int = 256 * MEBIBYTE
-    staging_memory: StagingMemory = "auto"
-    copy_threads: int | None = None
-    copy_batch_bytes: int = 1024 * MEBIBYTE
-    save_niceness: int = 10
-    transfer_streams: int = 2
-    ramdisk_wait_s: float | None = None
-    other_runs_grace_s: float = 86400.0
-    start_timeout_s: float = 120.0
-    restore_timeout_s: float = 600.0
-    save_timeout_s: float = 120.0
-    persistent_timeout_s: float = 1800.0
-    storage_wait_timeout_s: float = 5.0
-    exit_timeout_s: float = 30.0
-    transfer_timeout_s: float = 30.0
-    on_event: Listener | None = None
+    """A start for which the processes would make up a secret is a ConfigError."""
+    transfer_security: Security = setting("mac", tier="local")
+    """How peers protect what travels between them; every frame of control is authenticated in each
+    mode. "mac": bytes of shards are authenticated too. "aead": all is encrypted (AES-256-GCM).
+    "crc": bytes of shards travel as they are, for a network that is trusted by other means. See
+    docs/security.md."""
+    extra_holders: tuple[str, ...] = setting((), tier="local")
+    """Addresses of ``eckpt serve`` on hosts whose trainer is not part of this job, ``"host:port"``,
+    or ``"identity@host:port"`` as it prints it: then no other server counts, nor that one after a
+    new start."""
+    snapshot_mode: SnapshotMode = setting("auto", may_differ=True)
+    """How a save takes the state off the devices; the state may be donated when ``save`` returns in
+    each. "wait": the training thread waits until all bytes have left the devices, which takes no
+    device memory; on CPU, until they are copied to the slot, so that the next step need not write
+    to fresh memory. "device_copy": leaves are copied on their devices first, as many as
+    ``device_copy_bytes`` allows, the largest first; the training thread waits for the other leaves
+    only. "auto": "wait"; on CPU the arrays' buffers are shared and nothing is waited for."""
+    device_copy_bytes: int = setting(0, may_differ=True)
+    """Device memory, of each device, for copies that are not transferred yet. While those of one
+    save fill it, another save waits."""
+    staging_bytes: int = setting(256 * MEBIBYTE, tier="local", may_differ=True, least=1)
+    """Host memory, beyond the slots, through which a save to the local tier passes; a larger shard
+    goes alone. All of the state at once takes host memory where a save to the persistent tier is on
+    its way, and where a save was begun before the leader's decision."""
+    staging_memory: StagingMemory = setting("auto", may_differ=True, internal=True)
+    """Host memory that shards are transferred to: "pinned_host", "pageable" (JAX's own transfer),
+    or "auto": pinned where the device has it, and on CPU none, for views need none."""
+    copy_threads: int | None = setting(None, tier="local", may_differ=True, least=1, most=256)
+    """Threads that copy and check; None: 2, or 1 on a one-core machine."""
+    copy_batch_bytes: int = setting(
+        1024 * MEBIBYTE, tier="local", may_differ=True, least=1, internal=True
+    )
+    """Bytes per native copy call."""
+    save_niceness: int = setting(10, may_differ=True, most=LOWEST_PRIORITY)
+    """0 to 19, how much later than training the kernel runs the threads that save where cores are
+    short (as nice(1)). With 0 they compete as equals."""
+    transfer_streams: int = setting(2, tier="local", may_differ=True, least=1)
+    """Connections per source when shards are fetched."""
+    ramdisk_wait_s: float | None = setting(None, tier="local", may_differ=True, least=0)
+    """Longest wait of a start for an earlier life of the run that still holds its directory on this
+    host; then it is an error. 0: an error at once. None: most of ``start_timeout_s``, which is also
+    the longest."""
+    other_runs_grace_s: float = setting(86400.0, tier="local", may_differ=True)
+    """Seconds for which the directory of another run in ``local_dir`` must have been left alone
+    before it may be removed. It is removed only when the room is needed, the oldest first."""
+    start_timeout_s: float = setting(120.0, may_differ=True)
+    """Deadline of the whole start."""
+    restore_timeout_s: float = setting(600.0, may_differ=True)
+    """Deadline of a whole restore."""
+    save_timeout_s: float = setting(120.0, may_differ=True)
+    """Longest wait of ``save`` for the save before it, and of a save for its vote."""
+    persistent_timeout_s: float = setting(1800.0, tier="persistent", may_differ=True)
+    """Longest time of one stage of a persistent save."""
+    storage_wait_timeout_s: float = setting(5.0, tier="persistent", may_differ=True)
+    """Longest wait of ``save`` for the previous persistent save; then it skips this one. To be
+    raised where no step may be skipped: training waits for storage then."""
+    exit_timeout_s: float = setting(30.0, may_differ=True)
+    """Longest wait for saves under way when an exception leaves the ``with`` block; then they are
+    cancelled."""
+    transfer_timeout_s: float = setting(30.0, tier="local", may_differ=True)
+    """Longest silence of a peer; then a restore asks other holders, and the same one again until
+    ``restore_timeout_s``. A process that is silent for longer than ``heartbeat_timeout_seconds`` of
+    ``jax.distributed.initialize`` (JAX's default: 100) makes JAX abort all processes: keep that
+    longer than this."""
+    on_event: Listener | None = setting(None, may_differ=True)
+    """Called with each ``events.Event``, in the thread that emits it."""
 
     if not TYPE_CHECKING:  # a type checker finds unknown names by itself, unless it sees this
 
@@ -316,7 +318,7 @@ class Config:
 
     def shared_settings(self) -> dict[str, str]:
         """Return what all processes of a job must have set alike, as texts by name."""
-        return shared_settings({f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
+        return shared_settings(self)
 
 
 @functools.cache

@@ -17,7 +17,7 @@ from jax.experimental import multihost_utils
 
 from emergency_ckpt.checkpointer import EmergencyCheckpointer, is_good_end
 from emergency_ckpt.cluster.coordination import jax_hears_notices
-from emergency_ckpt.config.settings import Config, run_id_of
+from emergency_ckpt.config import Config, run_id_of
 from emergency_ckpt.errors import CheckpointError, StepNotFound
 from emergency_ckpt.orbax import items
 from emergency_ckpt.orbax.latest_step import LatestStep

@@ -11,8 +11,8 @@ from emergency_ckpt.cluster.preemption import PreemptionWatch
 from emergency_ckpt.cluster.process_placement import ProcessPlacement, copies_in_ram
 from emergency_ckpt.cluster.shard_source import HostStateInbox
 from emergency_ckpt.cluster.timelines import Timelines
+from emergency_ckpt.config import Config
 from emergency_ckpt.config.policies import plan_text
-from emergency_ckpt.config.settings import Config
 from emergency_ckpt.core.save.save_rules import skip_reason
 from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.errors import SaveFailed

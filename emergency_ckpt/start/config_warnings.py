@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from emergency_ckpt.config.settings import Config
+from emergency_ckpt.config import Config
 from emergency_ckpt.core.placement.policies import Topology
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.tiers.ramdisk.mounts import RAM_FILE_SYSTEMS, file_system_of

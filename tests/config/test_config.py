@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,9 @@ import pytest
 from orbax.checkpoint import checkpoint_managers as ocm
 
 from emergency_ckpt import CheckpointerConfig, EmergencyCheckpointer
-from emergency_ckpt.config.settings import Config, run_id_of
+from emergency_ckpt.config import Config, run_id_of
+from emergency_ckpt.config.document import meanings_of_settings
+from emergency_ckpt.config.table import settings_table
 from emergency_ckpt.core.placement.policies import Striped
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.testing.simulated_job import HEARTBEAT_TIMEOUT_S
@@ -172,28 +173,20 @@ def test_agreement_ignores(name: str) -> None:
     assert changed.shared_settings() == base.shared_settings()
 
 
-def test_the_docstring_says_which_fields_may_differ() -> None:
-    entries = _documented()
-    assert [name for name in FIELDS if "may differ" in entries[name].lower()] == [
+def test_table_says_which_settings_may_differ() -> None:
+    assert [row.name for row in settings_table(Config) if row.may_differ] == [
         name for name in FIELDS if name in MAY_DIFFER
     ]
 
 
-def test_every_field_is_documented_and_nothing_else() -> None:
-    assert sorted(_documented()) == sorted(FIELDS)
+def test_table_every_setting_has_a_meaning() -> None:
+    meanings = meanings_of_settings()
+    assert list(meanings) == FIELDS
+    assert all(len(text) > 10 for text in meanings.values())
 
 
-def _documented() -> dict[str, str]:
-    """The "Attributes" section of the docstring: text by name."""
-    section = (Config.__doc__ or "").split("Attributes:\n")[1]
-    found: dict[str, str] = {}
-    for entry in re.split(r"\n(?=      \w)", "\n" + section.rstrip()):
-        if not entry.strip():
-            continue
-        names, text = entry.split(":", maxsplit=1)
-        assert len(text.strip()) > 10, entry
-        found.update({name.strip(): " ".join(text.split()) for name in names.split(",")})
-    return found
+def test_table_every_default_is_valid_alone() -> None:
+    assert [row.name for row in settings_table(Config) if row.problem(row.default)] == []
 
 
 def test_defaults_are_valid_but_for_the_directories() -> None:
@@ -225,9 +218,9 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
         ({"dir": "/ckpt/gs:/run"}, "cannot store arrays below a name with 'gs:'"),
         ({"dir": "gs://bucket/run#7"}, "store arrays elsewhere"),
         ({"dir": "gs://bucket/a/../run"}, "store arrays elsewhere"),
-        ({"bind_port": -1}, "bind_port -1 is no port"),
-        ({"bind_port": 65536}, "bind_port 65536 is no port"),
-        ({"bind_port": "80"}, "bind_port '80' is no port"),
+        ({"bind_port": -1}, "bind_port must be a whole number of at least 0, not -1"),
+        ({"bind_port": 65536}, "bind_port must be at most 65535, not 65536"),
+        ({"bind_port": "80"}, "bind_port must be a whole number of at least 0, not '80'"),
         ({"secret_file": b"x"}, "secret_file must be a text"),
         ({"dir": None, "run_id": "r", "save_every_n_steps": 5}, "is set, but dir is not"),
         ({"local_save_every_n_steps": -1}, "local_save_every_n_steps must be a whole number"),
@@ -239,16 +232,19 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
         ({"host_state_limit_bytes": (64 << 20) + 1}, "must be at most 67108864, not 67108865"),
         ({"copy_threads": 0}, "copy_threads must be"),
         ({"copy_batch_bytes": 0}, "copy_batch_bytes must be"),
-        ({"save_niceness": -1}, "save_niceness must be a whole number from 0 to 19, not -1"),
-        ({"save_niceness": 20}, "save_niceness must be a whole number from 0 to 19, not 20"),
+        ({"save_niceness": -1}, "save_niceness must be a whole number of at least 0, not -1"),
+        ({"save_niceness": 20}, "save_niceness must be at most 19, not 20"),
         ({"transfer_streams": 0}, "transfer_streams must be"),
         ({"on_divergence": "vote"}, "on_divergence must be 'warn' or 'stop', not 'vote'"),
         ({"on_divergence": ["stop"]}, "on_divergence must be 'warn' or 'stop'"),
         ({"transfer_security": "tls"}, "transfer_security must be 'mac', 'aead' or 'crc'"),
         ({"transfer_security": ["mac"]}, "transfer_security must be 'mac', 'aead' or 'crc'"),
-        ({"snapshot_mode": "copy"}, "snapshot_mode must be one of"),
-        ({"snapshot_mode": ["wait"]}, "snapshot_mode must be one of"),
-        ({"staging_memory": None}, "staging_memory must be one of"),
+        ({"snapshot_mode": "copy"}, "snapshot_mode must be 'auto', 'wait' or 'device_copy', not"),
+        ({"snapshot_mode": ["wait"]}, "snapshot_mode must be 'auto', 'wait' or 'device_copy', not"),
+        (
+            {"staging_memory": None},
+            "staging_memory must be 'auto', 'pinned_host' or 'pageable', not",
+        ),
         ({"staging_bytes": 0}, "staging_bytes must be a whole number of at least 1"),
         ({"staging_bytes": "1"}, "staging_bytes must be a whole number of at least 1"),
         ({"device_copy_bytes": -1}, "device_copy_bytes must be a whole number of at least 0"),

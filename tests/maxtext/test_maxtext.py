@@ -11,7 +11,7 @@ import pytest
 from orbax.checkpoint import checkpoint_managers as ocm
 from world import World, same
 
-from emergency_ckpt.config.settings import Config
+from emergency_ckpt.config import Config
 from emergency_ckpt.core.save.timing import Continuous
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.maxtext import create_checkpoint_manager, from_maxtext

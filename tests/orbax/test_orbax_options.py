@@ -12,7 +12,7 @@ from orbax.checkpoint import checkpoint_managers as ocm
 from orbax.checkpoint.experimental.emergency import checkpoint_manager as orbaxs
 
 from emergency_ckpt import orbax as ours
-from emergency_ckpt.config.settings import Config
+from emergency_ckpt.config import Config
 from emergency_ckpt.orbax.options import settings_of, steps_kept, with_further
 
 OPTIONS = [

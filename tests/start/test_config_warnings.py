@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from world import World, logged
 
 from emergency_ckpt import EmergencyCheckpointer
-from emergency_ckpt.config.settings import Config
+from emergency_ckpt.config import Config
 from emergency_ckpt.core.placement.policies import Topology
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.start.config_warnings import LAUNCHED_COUNT, config_warnings

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +10,6 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from places import AXLEARN_DOUBLE
 from world import World
 
 from emergency_ckpt import orbax as emergency
@@ -29,17 +26,6 @@ MESH = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
 def no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ECKPT_SECRET", "ECKPT_JOB_SECRET"):
         monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
-def axlearn(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The axlearn face, beside the double of axlearn."""
-    monkeypatch.syspath_prepend(AXLEARN_DOUBLE)
-    before = set(sys.modules)
-    yield importlib.import_module("emergency_ckpt.axlearn")
-    for name in set(sys.modules) - before:
-        if name.startswith(("axlearn", "emergency_ckpt.axlearn")):
-            del sys.modules[name]
 
 
 def test_require_secret_of_the_checkpointer_refuses(world: World) -> None:
@@ -77,11 +63,11 @@ def test_require_secret_of_the_plain_face_refuses(world: World) -> None:
         manager.save(1, args=plain.args.StandardSave({"w": jax.numpy.ones(2)}))  # pyright: ignore[reportArgumentType]
 
 
-def test_require_secret_of_the_axlearn_face_refuses(world: World, axlearn: Any) -> None:
+def test_require_secret_of_the_axlearn_face_refuses(world: World, axlearn_face: Any) -> None:
     config = importlib.import_module("axlearn.common.config")
     policies = importlib.import_module("axlearn.common.checkpointer")
     every_step = config.config_for_function(policies.every_n_steps_policy).set(n=1)
-    cfg = axlearn.EmergencyCheckpointer.default_config().set(
+    cfg = axlearn_face.EmergencyCheckpointer.default_config().set(
         name="checkpointer",
         dir=str(world.persistent),
         trainer_dir=str(world.persistent),

@@ -17,7 +17,7 @@ from emergency_ckpt.cluster.peers import agree_start, new_incarnation
 from emergency_ckpt.cluster.process_placement import place_process
 from emergency_ckpt.cluster.shard_source import HostStateInbox, holder_name
 from emergency_ckpt.cluster.topology import topology_of
-from emergency_ckpt.config.settings import Config
+from emergency_ckpt.config import Config
 from emergency_ckpt.core.placement.policies import Topology
 from emergency_ckpt.errors import ConfigError, DeadlineExceeded, InvalidState, RestoreFailed
 from emergency_ckpt.state.tree import describe

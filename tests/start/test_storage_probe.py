@@ -16,7 +16,7 @@ from places import JOBS
 from storage_probe_program import OLD, OWN, YOUNG
 from world import LONG_S, World, logged, same, save_all
 
-from emergency_ckpt.config.settings import Config
+from emergency_ckpt.config import Config
 from emergency_ckpt.errors import ConfigError, PersistentTierError
 from emergency_ckpt.start.storage_probe import StorageProbe
 from emergency_ckpt.testing.gcs import FakeGcs

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -18,7 +17,6 @@ import orbax.checkpoint as ocp
 import pytest
 from flax import linen, nnx
 from flax.training.train_state import TrainState
-from places import AXLEARN_DOUBLE
 from world import World
 
 from emergency_ckpt import orbax as emergency
@@ -190,17 +188,6 @@ def test_training_state_through_the_orbax_face(world: World, build: Build) -> No
         with manager() as again:
             assert again.latest_step() == 1
             assert_values(again.restore(None).state, saved, fresh)
-
-
-@pytest.fixture
-def axlearn_face(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The module, beside the double of axlearn, which is not among the installed packages."""
-    monkeypatch.syspath_prepend(AXLEARN_DOUBLE)
-    before = set(sys.modules)
-    yield importlib.import_module("emergency_ckpt.axlearn")
-    for name in set(sys.modules) - before:
-        if name.startswith(("axlearn", "emergency_ckpt.axlearn")):
-            del sys.modules[name]
 
 
 @pytest.mark.parametrize("build", STATES, ids=lambda build: build.__name__)

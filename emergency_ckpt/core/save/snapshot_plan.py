@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal
 
 SnapshotMode = Literal["auto", "wait", "device_copy"]
 StagingMemory = Literal["auto", "pinned_host", "pageable"]
@@ -18,28 +18,6 @@ class SnapshotSettings:
     device_copy_bytes: int = 0
     staging_bytes: int = 256 << 20
     staging_memory: StagingMemory = "auto"
-
-
-def snapshot_problems(settings: SnapshotSettings) -> list[str]:
-    """What is wrong with settings that a user gave, of any types; nothing when they are valid."""
-    problems: list[str] = []
-    names: tuple[tuple[str, Any, Any], ...] = (
-        ("snapshot_mode", settings.mode, SnapshotMode),
-        ("staging_memory", settings.staging_memory, StagingMemory),
-    )
-    for name, value, allowed in names:
-        if value not in get_args(allowed):
-            problems.append(f"{name} must be one of {get_args(allowed)}, not {value!r}")
-    sizes: list[tuple[str, Any, int]] = [
-        ("device_copy_bytes", settings.device_copy_bytes, 0),
-        ("staging_bytes", settings.staging_bytes, 1),
-    ]
-    for name, size, least in sizes:
-        if isinstance(size, bool) or not isinstance(size, int) or size < least:
-            problems.append(f"{name} must be a whole number of at least {least}, not {size!r}")
-    if not problems and (settings.device_copy_bytes > 0) != (settings.mode == "device_copy"):
-        problems.append("device_copy_bytes and snapshot_mode 'device_copy' need each other")
-    return problems
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,141 @@
+"""Rows of the table of settings. Validation, agreement, the page and axlearn's face read them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from types import NoneType
+from typing import Any, Final, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+
+from emergency_ckpt.core.save.step_agreement import TierName
+
+_LONGEST_TIME_S: Final = 1e7
+_LONGEST_TEXT_CHARS: Final = 4096  # PATH_MAX of Linux
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One row: a setting, and every trait that is checked, compared or told of it.
+
+    Attributes:
+      kind: type of its values, without None.
+      is_optional: None is a value too.
+      tier: the tier that it is about; None: both, or the job.
+      may_differ: it is a process's own affair; all others must be equal on all processes.
+      least, most: of a number; of a text its length. A number of seconds is above zero unless
+        ``least`` is 0; other numbers are at least 0.
+      needs: a setting without which this one has no effect.
+      internal: for measurements; no user has a reason to set it.
+    """
+
+    name: str
+    annotation: str
+    kind: Any
+    is_optional: bool
+    default: Any
+    tier: TierName | None = None
+    may_differ: bool = False
+    least: int | None = None
+    most: int | None = None
+    needs: str = ""
+    internal: bool = False
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The texts that it may be; empty where it is no choice of texts."""
+        return get_args(self.kind) if get_origin(self.kind) is Literal else ()
+
+    def problem(self, value: object) -> str | None:
+        """Return what is wrong with ``value``, of any type; None when nothing can be said of it."""
+        if value is None and self.is_optional:
+            return None
+        if self.kind is str and isinstance(value, str):
+            return self._text_problem(value)
+        wanted, is_right = self._judged(value)
+        if not is_right:
+            return f"{self.name} must be {wanted}, not {value!r}"
+        if self.most is not None and cast("int", value) > self.most:
+            return f"{self.name} must be at most {self.most}, not {value!r}"
+        return None
+
+    def _judged(self, value: Any) -> tuple[str, bool]:
+        is_flag = isinstance(value, bool)
+        if self.kind is bool:
+            return "True or False", is_flag
+        if self.kind is int:
+            least = self.least or 0
+            return f"a whole number of at least {least}", is_whole(value, least)
+        if self.kind is float:
+            is_number = isinstance(value, int | float) and not is_flag
+            is_right = is_number and (0 < value < _LONGEST_TIME_S or value == self.least)
+            return "a positive number of seconds", is_right
+        if self.choices:
+            *others, last = map(repr, self.choices)
+            return f"{', '.join(others)} or {last}", value in self.choices
+        if get_origin(self.kind) is Callable:
+            return "a function", callable(value)
+        return "a text", self.kind is not str
+
+    def _text_problem(self, value: str) -> str | None:
+        longest = self.most or _LONGEST_TEXT_CHARS
+        if len(value) < (self.least or 0):
+            return f"{self.name} is empty"
+        if not value.isprintable():
+            return f"{self.name} {value!r} has characters that no name has"
+        if len(value) > longest:
+            return f"{self.name} {value[:20]!r}... is longer than {longest} characters"
+        return None
+
+
+def setting(
+    default: T,
+    *,
+    tier: TierName | None = None,
+    may_differ: bool = False,
+    least: int | None = None,
+    most: int | None = None,
+    needs: str = "",
+    internal: bool = False,
+) -> T:
+    """Declare a field of ``Config`` with traits; ``Setting`` tells what they mean."""
+    traits = {
+        "tier": tier,
+        "may_differ": may_differ,
+        "least": least,
+        "most": most,
+        "needs": needs,
+        "internal": internal,
+    }
+    return cast(T, dataclasses.field(default=cast(Any, default), metadata=traits))
+
+
+@functools.cache
+def settings_table(config: type) -> tuple[Setting, ...]:
+    """Return a row for each field of ``config``, which is ``Config``, in its order."""
+    kinds = get_type_hints(config)
+    rows: list[Setting] = []
+    for field in dataclasses.fields(config):
+        kind = kinds[field.name]
+        parts = get_args(kind)
+        is_optional = NoneType in parts
+        if is_optional and len(parts) == 2:
+            (kind,) = (part for part in parts if part is not NoneType)
+        rows.append(
+            Setting(
+                name=field.name,
+                annotation=str(field.type),
+                kind=kind,
+                is_optional=is_optional,
+                default=field.default,
+                **field.metadata,
+            )
+        )
+    return tuple(rows)
+
+
+def is_whole(value: object, least: int) -> bool:
+    """Return whether ``value`` is a whole number of Python, at least ``least``."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
