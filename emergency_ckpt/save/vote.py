@@ -7,7 +7,8 @@ that value alone. Who cannot learn it is *in doubt* and overwrites neither save.
 The leader alone sets "complete". "Incomplete" is also set by a process that knows that the leader
 will never decide: who comes first wins, and all act on what was set. So a decision that is not
 there may become "incomplete" at any time, and the decision of the newest complete save is never
-deleted.
+deleted. Others than the leader may delete it, so the leader says with each save that it begins
+which one was the newest complete before, and never decides on a save that it has passed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ from emergency_ckpt.cluster.messages import (
     decode_message,
     number_of,
     process_of,
-    text_of,
 )
 from emergency_ckpt.core.save.save_rules import all_published, decide_vote
 from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineExceeded, PeerLeft
@@ -79,6 +79,13 @@ class _Decision(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     reason: str
 
 
+class _Led(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The places of the save that the leader began last, and of the newest complete one by then."""
+
+    begun: str
+    complete: str = ""
+
+
 class Vote:
     """Casts votes of this process. All methods block; they belong to the background thread."""
 
@@ -90,8 +97,7 @@ class Vote:
         self._departures = departures or Departures(coordinator)
         # At the leader.
         self._votes: deque[str] = deque()
-        self._life = ""
-        self._newest_complete = ""
+        self._life = self._begun = self._newest_complete = ""
         self._late: set[int] = set()
 
     def cast(self, save: SaveId, ballot: Ballot) -> Outcome:
@@ -147,6 +153,9 @@ class Vote:
         if outcome.kind != "in_doubt" or self._coordinator.process_index != 0:
             return outcome
         try:
+            if self._life == _life(save) and _is_after(self._begun, _place(save)):
+                # Others may have set "incomplete", and a stranger may have deleted that.
+                return self._veto(_name(save), _has_passed(0, self._begun))
             return self._decide(save, {})
         except (CoordinationError, DeadlineExceeded) as error:
             return Outcome("in_doubt", str(error))
@@ -160,9 +169,10 @@ class Vote:
             forget(self._coordinator, self._life)
             self._votes.clear()
             self._newest_complete, self._late = "", set()
-        self._life = life
+        self._life, self._begun = life, _place(save)
         # Who waits for the decision on an older save that this process has skipped looks here.
-        self._coordinator.replace(f"{life}/led", _place(save).encode())
+        led = _Led(self._begun, self._newest_complete.rpartition("/")[2])
+        self._coordinator.replace(f"{life}/led", msgspec.json.encode(led))
         # What is decided of these, or not, is "incomplete" to whoever still asks.
         self._votes.append(name)
         while len(self._votes) > _KEPT_VOTES:
@@ -231,10 +241,14 @@ class Vote:
         decided = self._set(name, _Decision(complete, "" if complete else reason))
         if not decided.complete:
             return Outcome("incomplete", decided.reason or reason, ballots)
-        if self._newest_complete and self._newest_complete not in self._votes:
-            forget(coordinator, self._newest_complete)
-        self._newest_complete = name
+        self._note_complete(name)
         return Outcome("complete", result.reason, ballots)
+
+    def _note_complete(self, name: str) -> None:
+        newest = self._newest_complete
+        if newest and newest != name and newest not in self._votes:
+            forget(self._coordinator, newest)
+        self._newest_complete = name
 
     # All.
 
@@ -251,40 +265,50 @@ class Vote:
         return decision
 
     def _learn(self, save: SaveId, timeout_s: float, problem: str) -> Outcome:
-        name = _name(save)
+        name, leads = _name(save), self._coordinator.process_index == 0
+        led = _Led("")
+
+        def look() -> str:
+            nonlocal led
+            if leads:
+                return ""
+            led = self._find_led(save)
+            if _is_after(led.begun, _place(save)):
+                return _has_passed(0, led.begun)
+            return self._departures.absent("local", save, {0}).get(0, "")
+
         try:
-            data = wait_for_key(
-                self._coordinator,
-                f"{name}/decision",
-                timeout_s,
-                lambda: self._why_the_leader_never_decides(save),
-            )
+            data = wait_for_key(self._coordinator, f"{name}/decision", timeout_s, look)
             decision = _decision_of(data, f"{name}/decision")
         except PeerLeft as error:
-            decision = self._veto(name, error.problem)
-            if isinstance(decision, Outcome):
-                return decision
+            if led.complete == _place(save):
+                decision = _Decision(True, "")
+            else:
+                return self._veto(name, error.problem)
         except (CoordinationError, DeadlineExceeded) as error:
             return Outcome("in_doubt", f"{problem} {error}".strip())
+        if leads and decision.complete:
+            self._note_complete(name)
+        return self._outcome_of(decision)
+
+    def _veto(self, name: str, reason: str) -> Outcome:
+        try:
+            decision = self._set(name, _Decision(False, reason[: 2 * _REASON_LIMIT_CHARS]))
+        except (CoordinationError, DeadlineExceeded) as error:
+            return Outcome("in_doubt", f"{reason}; {error}")
+        return self._outcome_of(decision)
+
+    def _outcome_of(self, decision: _Decision) -> Outcome:
         if not decision.complete:
             return Outcome("incomplete", decision.reason)
         return Outcome("complete", all_published(self._coordinator.process_count))
 
-    def _veto(self, name: str, reason: str) -> _Decision | Outcome:
-        try:
-            return self._set(name, _Decision(False, reason[: 2 * _REASON_LIMIT_CHARS]))
-        except (CoordinationError, DeadlineExceeded) as error:
-            return Outcome("in_doubt", f"{reason}; {error}")
-
-    def _why_the_leader_never_decides(self, save: SaveId) -> str:
-        if self._coordinator.process_index == 0:
-            return ""
+    def _find_led(self, save: SaveId) -> _Led:
         key = f"{_life(save)}/led"
         found = self._coordinator.find(key)
-        led = None if found is None else text_of(found, key)
-        if led is not None and _in_order(led) > _in_order(_place(save)):
-            return _has_passed(0, led)
-        return self._departures.absent("local", save, {0}).get(0, "")
+        if found is None:
+            return _Led("")
+        return decode_message(found, _Led, f"{key}, process 0", limit_bytes=SMALL_BYTES)
 
 
 def _decision_of(data: bytes, key: str) -> _Decision:
@@ -306,6 +330,11 @@ def _place(save: SaveId) -> str:
 def _in_order(place: str) -> tuple[int, int]:
     step, _, part = place.partition(".")
     return number_of(part or "0", f"vote {place!r:.60}"), number_of(step, f"vote {place!r:.60}")
+
+
+def _is_after(place: str, other: str) -> bool:
+    """Whether ``place`` comes after ``other`` in a life; "" comes before all."""
+    return bool(place) and _in_order(place) > _in_order(other)
 
 
 def _has_passed(process: int, place: str) -> str:

@@ -86,7 +86,6 @@ def _steered(world: JobProcess, what: str, how: str) -> Any:
 
 def _voted(world: JobProcess, how: str) -> Any:
     """The ballot of process 1 on step 10 is changed before the leader counts."""
-    name, mesh = f"ballot_{how}", mesh_of(world.slices)
 
     def act(key: str) -> None:
         if how == "deleted":
@@ -96,17 +95,38 @@ def _voted(world: JobProcess, how: str) -> Any:
             value = attack(_address(), "find", other) if how == "moved" else FORGED
             attack(_address(), "set", key, value)
 
-    errors: list[str] = []
+    ballots = before_reading(r"vote/\w+/10/ballot", act, below="/1")
+    return _saved(world, f"ballot_{how}", range(1, 11), {0: ballots}, save_timeout_s=5)
+
+
+def _decided(world: JobProcess) -> Any:
+    """The decision on step 10 is deleted before process 1 reads it; all save step 15 as well."""
+
+    def act(key: str) -> None:
+        attack(_address(), "delete", key)
+
+    decision = before_reading(r"vote/\w+/10/decision", act)
+    return _saved(world, "decision_deleted", range(1, 16), {1: decision}, save_timeout_s=60)
+
+
+def _saved(
+    world: JobProcess,
+    name: str,
+    steps: range,
+    attacks: dict[int, contextlib.AbstractContextManager[list[str]]],
+    **settings: Any,
+) -> Any:
+    """Save at each of ``steps``, and attack by process; return what was complete, and errors."""
+    errors, mesh = list[str](), mesh_of(world.slices)
     with (
-        world.config(name, save_timeout_s=5).instantiate() as ckpt,
+        world.config(name, **settings).instantiate() as ckpt,
         contextlib.ExitStack() as stack,
     ):
         ckpt.restore(state=specs_on(mesh))
         acted = ["nothing to do"]
-        if world.process == 0:
-            ballots = before_reading(r"vote/\w+/10/ballot", act, below="/1")
-            acted = stack.enter_context(ballots)
-        for step in range(1, 11):
+        if world.process in attacks:
+            acted = stack.enter_context(attacks[world.process])
+        for step in steps:
             ckpt.save(step=step, state=state_at(step, mesh))
             ckpt.wait_until_finished()
         try:
@@ -145,6 +165,7 @@ PROGRAMS: dict[str, Callable[[JobProcess], Any]] = {
         f"ballot_{how}": functools.partial(_voted, how=how)
         for how in ("written", "deleted", "moved")
     },
+    "decision_deleted": _decided,
     "known_by_reading": known_by_reading,
 }
 

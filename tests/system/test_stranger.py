@@ -64,6 +64,11 @@ def test_vote_without_a_deleted_ballot_is_incomplete(results: list[dict[str, Any
         assert error.startswith("SaveFailed: save step 10 to the local tier: incomplete: ")
 
 
+def test_vote_with_a_deleted_decision_is_complete_for_all(results: list[dict[str, Any]]) -> None:
+    for seen in of(results, "decision_deleted"):
+        assert (seen["complete"], seen["errors"]) == ([5, 10, 15], [])
+
+
 def test_made_up_secret_is_nowhere_to_be_read(results: list[dict[str, Any]]) -> None:
     for seen in of(results, "known_by_reading"):
         assert seen["keys"], "a stranger can read the keys"
