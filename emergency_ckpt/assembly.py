@@ -122,7 +122,7 @@ def assemble(base: Base) -> Assembly:
         SaverParts(
             settings=config,
             process=base.process,
-            run_id=_run_id(config),
+            run_id=config.run_name,
             coordinator=member.coordinator,
             tier=member.tier,
             local=local_saves,
@@ -151,11 +151,6 @@ def assemble(base: Base) -> Assembly:
     )
 
 
-def _run_id(config: Config) -> str:
-    assert config.run_id is not None, "a validated config has one"
-    return config.run_id
-
-
 def _open_persistent(config: Config, secret: RunSecret) -> PersistentTier | None:
     if config.require_signed and not secret.given:
         raise ConfigError(
@@ -173,7 +168,7 @@ def _open_persistent(config: Config, secret: RunSecret) -> PersistentTier | None
 
 
 def _claim(base: Base, tier: PersistentTier) -> DirectoryClaim:
-    config, run_id = base.config, _run_id(base.config)
+    config, run_id = base.config, base.config.run_name
     mine = RunRecord(run_id, run_id == run_id_of(tier.directory), base.member.incarnation)
     coordinator = base.member.coordinator
     known = functools.partial(known_lives, coordinator)
@@ -277,7 +272,7 @@ def _restore_parts(
         peers=member.peers,
         persistent=persistent,
         events=base.events,
-        run_id=_run_id(config),
+        run_id=config.run_name,
         remap=config.host_state_remap,
         extra_holders=config.extra_holders,
         allow_missing_host_state=config.allow_missing_host_state,

@@ -47,13 +47,12 @@ def open_together(config: Config, start: str, process: tuple[int, int]) -> Opene
     and, with ``require_storage``, PersistentTierError on the process that finds it, RestoreFailed
     on the others.
     """
-    assert config.run_id is not None, "a validated config has one"
     events, failures = EventSink(config.on_event, process_index=process[0]), Failures()
     slices = topology_of(config.mesh, config.replica_axis, describe((), "start"))
     for text in config_warnings(config, slices, process[0]):
         events.emit("start.warning", text=text)
     slice_index = slices.slice_of[process[0]]
-    member = Membership(config, config.run_id, process, slice_index, start, events)
+    member = Membership(config, process, slice_index, start, events)
     watch = watch_notices(config, member.coordinator, events)
     departures = Departures(member.coordinator, member.peers.address_of)
     base = Base(config, process, member, watch, events, failures, departures)

@@ -4,57 +4,24 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
 from emergency_ckpt.cluster.coordination import connect, own_address
 from emergency_ckpt.cluster.peers import Peers, agree_start
 from emergency_ckpt.cluster.secret.agreement import MADE_UP, agree_secret, forget_exchange
 from emergency_ckpt.cluster.shard_source import ProcessHoldings
 from emergency_ckpt.cluster.start_agreement import settings_digest
+from emergency_ckpt.config import Config
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.tiers.local.signatures import Signer
 from emergency_ckpt.tiers.local.tier import LocalTier
 from emergency_ckpt.tiers.ramdisk.other_runs import LeftRun, OtherRuns
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
-from emergency_ckpt.types import Security, Writer
+from emergency_ckpt.types import Writer
 
 _PART_TO_WAIT = 0.7
 """So much of the start's deadline may pass in waiting for an earlier life."""
-
-
-class Settings(Protocol):
-    """The part of the config that joining needs."""
-
-    @property
-    def local_dir(self) -> str: ...
-    @property
-    def secret_file(self) -> str | None: ...
-    @property
-    def transfer_security(self) -> Security: ...
-    @property
-    def bind_host(self) -> str | None: ...
-    @property
-    def bind_port(self) -> int: ...
-    @property
-    def host_state_limit_bytes(self) -> int: ...
-    @property
-    def copy_threads(self) -> int | None: ...
-    @property
-    def local_keep_last_n(self) -> int: ...
-    @property
-    def transfer_streams(self) -> int: ...
-    @property
-    def transfer_timeout_s(self) -> float: ...
-    def shared_settings(self) -> Mapping[str, str]: ...
-    @property
-    def start_timeout_s(self) -> float: ...
-    @property
-    def ramdisk_wait_s(self) -> float | None: ...
-    @property
-    def other_runs_grace_s(self) -> float: ...
 
 
 class Membership:
@@ -73,8 +40,7 @@ class Membership:
 
     def __init__(
         self,
-        settings: Settings,
-        run_id: str,
+        config: Config,
         process: tuple[int, int],
         slice_index: int,
         start: str,
@@ -83,8 +49,8 @@ class Membership:
         """``start``: what ``agree_settings`` called this start of the job; compared once more."""
         me, count = process
         self._events = events
-        self._settings = settings
-        self._run_id = run_id
+        self._config = config
+        run_id = self._run_id = config.run_name
         self._writer = Writer(
             process_index=me,
             process_count=count,
@@ -97,9 +63,9 @@ class Membership:
         agreed = agree_secret(
             unsealed,
             run_id,
-            settings.secret_file,
-            settings.start_timeout_s,
-            settings=f"{start} {settings_digest(settings.shared_settings())}",
+            config.secret_file,
+            config.start_timeout_s,
+            settings=f"{start} {settings_digest(config.shared_settings())}",
         )
         self.secret, self.coordinator, self._start = agreed.secret, agreed.coordinator, agreed.start
         if agreed.is_made_up and me == 0:
@@ -107,16 +73,16 @@ class Membership:
         self.client = TransferClient(
             run_id=run_id,
             secret=self.secret.value,
-            security=settings.transfer_security,
-            io_timeout_s=settings.transfer_timeout_s,
-            streams=settings.transfer_streams,
+            security=config.transfer_security,
+            io_timeout_s=config.transfer_timeout_s,
+            streams=config.transfer_streams,
         )
         self.peers = Peers(self.coordinator, self.client)
         try:
             self.incarnation = agree_start(
                 self.coordinator,
                 self._start_serving,
-                settings.start_timeout_s,
+                config.start_timeout_s,
             )
         except BaseException:
             self.leave()
@@ -134,8 +100,8 @@ class Membership:
     @property
     def _wait_s(self) -> float:
         # The others have to hear of it before they give up themselves.
-        longest_s = _PART_TO_WAIT * self._settings.start_timeout_s
-        asked_s = self._settings.ramdisk_wait_s
+        longest_s = _PART_TO_WAIT * self._config.start_timeout_s
+        asked_s = self._config.ramdisk_wait_s
         return longest_s if asked_s is None else min(asked_s, longest_s)
 
     @property
@@ -146,19 +112,19 @@ class Membership:
 
     def _start_serving(self) -> str:
         """Claim the ramdisk and serve what is on it; returns this process's address."""
-        settings, local_dir = self._settings, Path(self._settings.local_dir)
+        config, local_dir = self._config, Path(self._config.local_dir)
         self._tier = LocalTier.open(
             local_dir,
             self._run_id,
             self._writer,
-            host_state_limit_bytes=settings.host_state_limit_bytes,
-            copy_threads=settings.copy_threads or 1,
-            slots=settings.local_keep_last_n + 1,
+            host_state_limit_bytes=config.host_state_limit_bytes,
+            copy_threads=config.copy_threads or 1,
+            slots=config.local_keep_last_n + 1,
             start=self._start,
             wait_s=self._wait_s,
             signer=Signer.of(self.secret),
             other_runs=OtherRuns(
-                local_dir, self._run_id, settings.other_runs_grace_s, self._tell_removed
+                local_dir, self._run_id, config.other_runs_grace_s, self._tell_removed
             ),
         )
         self.holdings = ProcessHoldings(self._tier, self._writer.process_index)
@@ -166,10 +132,10 @@ class Membership:
             self.holdings,
             run_id=self._run_id,
             secret=self.secret.value,
-            security=settings.transfer_security,
-            bind_host=settings.bind_host or own_address(),
-            port=settings.bind_port,
-            io_timeout_s=settings.transfer_timeout_s,
+            security=config.transfer_security,
+            bind_host=config.bind_host or own_address(),
+            port=config.bind_port,
+            io_timeout_s=config.transfer_timeout_s,
         )
         self.holdings.address = self._server.contact
         self._server.start()

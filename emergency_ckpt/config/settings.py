@@ -287,6 +287,12 @@ class Config:
         )
 
     @property
+    def run_name(self) -> str:
+        """The run id of a validated config, which has one."""
+        assert self.run_id is not None, "only a validated config is asked"
+        return self.run_id
+
+    @property
     def snapshots(self) -> SnapshotSettings:
         """How this process takes snapshots."""
         return SnapshotSettings(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from emergency_ckpt.cluster.collectives import await_leader, gather
 from emergency_ckpt.cluster.coordination import (
@@ -36,13 +36,6 @@ MADE_UP = (
     " secret_file or ECKPT_SECRET, and require_secret=True to refuse a start without one"
 )
 """The warning of a job of several processes whose secret is made up."""
-
-
-class Settings(Protocol):
-    """The part of the config that says where the secret comes from."""
-
-    @property
-    def secret_file(self) -> str | None: ...
 
 
 class Agreed(NamedTuple):
