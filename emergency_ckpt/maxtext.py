@@ -10,6 +10,7 @@ import jax
 from orbax.checkpoint import checkpoint_managers as ocm
 
 from emergency_ckpt.checkpointer import CheckpointerConfig
+from emergency_ckpt.config.table import Setting
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.orbax import (
     CheckpointManager,
@@ -156,14 +157,13 @@ def _flag(flags: object, name: str, default: Any) -> Any:
 
 
 def _problems(values: Mapping[str, Any]) -> list[str]:
-    problems: list[str] = []
-    for name, default in DEFAULTS.items():
-        value = values[name]
-        if isinstance(default, bool):
-            if not isinstance(value, bool):
-                problems.append(f"{name} must be True or False, not {value!r}")
-        elif value is None and default is None:
-            continue
-        elif isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            problems.append(f"{name} must be a whole number of at least 0, not {value!r}")
-    return problems
+    rows = [
+        Setting(
+            name=name,
+            kind=bool if isinstance(default, bool) else int,
+            is_optional=default is None,
+            default=default,
+        )
+        for name, default in DEFAULTS.items()
+    ]
+    return [problem for row in rows if (problem := row.problem(values[row.name]))]

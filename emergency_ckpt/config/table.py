@@ -21,7 +21,7 @@ class Setting:
     """One row: a setting, and every trait that is checked, compared or told of it.
 
     Attributes:
-      kind: type of its values, without None.
+      kind: type of its values, without None; ``annotation`` is that of the field, as text.
       is_optional: None is a value too.
       tier: the tier that it is about; None: both, or the job.
       may_differ: it is a process's own affair; all others must be equal on all processes.
@@ -32,10 +32,10 @@ class Setting:
     """
 
     name: str
-    annotation: str
     kind: Any
     is_optional: bool
     default: Any
+    annotation: str = ""
     tier: TierName | None = None
     may_differ: bool = False
     least: int | None = None
@@ -90,25 +90,8 @@ class Setting:
         return None
 
 
-def setting(
-    default: T,
-    *,
-    tier: TierName | None = None,
-    may_differ: bool = False,
-    least: int | None = None,
-    most: int | None = None,
-    needs: str = "",
-    internal: bool = False,
-) -> T:
-    """Declare a field of ``Config`` with traits; ``Setting`` tells what they mean."""
-    traits = {
-        "tier": tier,
-        "may_differ": may_differ,
-        "least": least,
-        "most": most,
-        "needs": needs,
-        "internal": internal,
-    }
+def setting(default: T, **traits: Any) -> T:
+    """Declare a field of ``Config`` with ``traits``: fields of ``Setting``."""
     return cast(T, dataclasses.field(default=cast(Any, default), metadata=traits))
 
 
@@ -118,21 +101,17 @@ def settings_table(config: type) -> tuple[Setting, ...]:
     kinds = get_type_hints(config)
     rows: list[Setting] = []
     for field in dataclasses.fields(config):
-        kind = kinds[field.name]
-        parts = get_args(kind)
-        is_optional = NoneType in parts
-        if is_optional and len(parts) == 2:
-            (kind,) = (part for part in parts if part is not NoneType)
-        rows.append(
-            Setting(
-                name=field.name,
-                annotation=str(field.type),
-                kind=kind,
-                is_optional=is_optional,
-                default=field.default,
-                **field.metadata,
-            )
+        parts = get_args(kinds[field.name])
+        others = [part for part in parts if part is not NoneType]
+        row = Setting(
+            name=field.name,
+            annotation=str(field.type),
+            kind=others[0] if NoneType in parts and len(others) == 1 else kinds[field.name],
+            is_optional=NoneType in parts,
+            default=field.default,
+            **field.metadata,
         )
+        rows.append(row)
     return tuple(rows)
 
 
