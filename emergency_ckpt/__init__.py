@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+from importlib import import_module, metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,12 +11,15 @@ if TYPE_CHECKING:
     from emergency_ckpt.events import Event
     from emergency_ckpt.restore.protocol import RestoreReport
 
+    __version__: str
+
 __all__ = [
     "AdaptiveInterval",
     "CheckpointerConfig",
     "EmergencyCheckpointer",
     "Event",
     "RestoreReport",
+    "__version__",
 ]
 
 _HOMES = {
@@ -30,6 +33,8 @@ _HOMES = {
 
 def __getattr__(name: str) -> object:
     # On first use: the launcher and the command line import this package without JAX.
+    if name == "__version__":
+        return metadata.version("emergency-ckpt")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
