@@ -15,15 +15,15 @@ from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster.coordination import Coordinator, connect_start
 from emergency_ckpt.cluster.departures import Departures
 from emergency_ckpt.cluster.membership import Membership
-from emergency_ckpt.cluster.preemption import PreemptionWatch, find_notices
+from emergency_ckpt.cluster.preemption.watch import PreemptionWatch, find_notices
 from emergency_ckpt.cluster.start_agreement import agree_settings, tell_problem
 from emergency_ckpt.cluster.storage.claim import DirectoryClaim
 from emergency_ckpt.cluster.storage.timeline import StorageTimeline
 from emergency_ckpt.cluster.timelines import Timelines
 from emergency_ckpt.config import Config, run_id_of
-from emergency_ckpt.core.keys import RunSecret
 from emergency_ckpt.core.run_claim import RunRecord
-from emergency_ckpt.core.step_signature import step_signing
+from emergency_ckpt.core.secret.keys import RunSecret
+from emergency_ckpt.core.secret.step_signature import step_signing
 from emergency_ckpt.errors import ConfigError, CorruptData, PersistentTierError
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.restore.execution import RestoreParts

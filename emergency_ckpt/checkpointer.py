@@ -11,10 +11,10 @@ import jax
 from absl import logging
 
 from emergency_ckpt.assembly import agreed_config
-from emergency_ckpt.cluster.preemption import PREEMPTED_EXIT_CODE
+from emergency_ckpt.cluster.preemption.signals import second_signal_ends
+from emergency_ckpt.cluster.preemption.watch import PREEMPTED_EXIT_CODE
 from emergency_ckpt.cluster.process_placement import ProcessPlacement, place_process
 from emergency_ckpt.cluster.rounds import run_on_all
-from emergency_ckpt.cluster.signals import second_signal_ends
 from emergency_ckpt.config import Config
 from emergency_ckpt.core.save.save_rules import step_number, wanted_step
 from emergency_ckpt.core.save.step_agreement import TierName

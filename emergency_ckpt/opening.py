@@ -8,7 +8,7 @@ from emergency_ckpt.assembly import Assembly, Base, assemble, watch_notices
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster.departures import Departures
 from emergency_ckpt.cluster.membership import Membership
-from emergency_ckpt.cluster.preemption import PreemptionWatch
+from emergency_ckpt.cluster.preemption.watch import PreemptionWatch
 from emergency_ckpt.cluster.rounds import run_on_all
 from emergency_ckpt.cluster.topology import topology_of
 from emergency_ckpt.config import Config

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, get_args
 
 from emergency_ckpt import run_secret as auth
 from emergency_ckpt.cli.arguments import port, user_id
-from emergency_ckpt.core.keys import RunSecret
+from emergency_ckpt.core.secret.keys import RunSecret
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.tiers.local.read_only import ReadOnlyRamdisk
 from emergency_ckpt.tiers.local.signatures import Signer

@@ -14,7 +14,7 @@ from absl import logging
 from emergency_ckpt.cluster.collectives import exchange
 from emergency_ckpt.cluster.coordination import Coordinator, joined_errors, run_and_report
 from emergency_ckpt.cluster.messages import SMALL_BYTES, decode_each, decode_message
-from emergency_ckpt.cluster.preemption import PreemptionWatch
+from emergency_ckpt.cluster.preemption.watch import PreemptionWatch
 from emergency_ckpt.errors import CheckpointError
 
 

@@ -15,7 +15,7 @@ import jax
 from absl import logging
 
 from emergency_ckpt.checkpointer import EmergencyCheckpointer
-from emergency_ckpt.cluster.preemption import PREEMPTED_EXIT_CODE
+from emergency_ckpt.cluster.preemption.watch import PREEMPTED_EXIT_CODE
 from emergency_ckpt.demo import data, digest, model, results
 from emergency_ckpt.demo.events import EventLog
 from emergency_ckpt.events import Event

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.launch.job_shape import JobShape
+from emergency_ckpt.launch.job_layout import JobLayout
 
 TargetKind = Literal["process", "host", "slice", "all"]
 SignalName = Literal["KILL", "TERM", "STOP", "ABRT"]
@@ -49,7 +49,7 @@ class Target:
     kind: TargetKind
     indices: tuple[int, ...] = ()
 
-    def processes(self, topology: JobShape) -> tuple[int, ...]:
+    def processes(self, topology: JobLayout) -> tuple[int, ...]:
         """The process indices that are hit in ``topology``, ascending."""
         if self.kind == "all":
             return tuple(range(topology.process_count))
@@ -78,7 +78,7 @@ class Permutation:
     seed: int = 0
     new_index: tuple[int, ...] = ()
 
-    def resolve(self, topology: JobShape) -> tuple[int, ...]:
+    def resolve(self, topology: JobLayout) -> tuple[int, ...]:
         """The new index of each process: a permutation."""
         count = topology.process_count
         if self.kind == "reverse":
@@ -93,7 +93,7 @@ class Permutation:
             return tuple(shuffled)
         return self.new_index
 
-    def fits(self, topology: JobShape) -> bool:
+    def fits(self, topology: JobLayout) -> bool:
         """Whether it is a permutation of the processes of ``topology``."""
         return sorted(self.resolve(topology)) == list(range(topology.process_count))
 
@@ -120,7 +120,7 @@ class Fault:
         """Whether the processes hit certainly die of it."""
         return self.signal in ("KILL", "ABRT")
 
-    def problems(self, topology: JobShape) -> list[str]:
+    def problems(self, topology: JobLayout) -> list[str]:
         """What is wrong with this fault for a job of this size; empty when nothing is."""
         found: list[str] = []
         limit = topology.slices if self.target.kind == "slice" else topology.process_count
@@ -177,7 +177,7 @@ def parse_fault(text: str) -> Fault:
     return Fault(lose_ram="lose-ram" in flags, exact="exact" in flags, **parsed)  # type: ignore[arg-type]
 
 
-def check_faults(faults: Sequence[Fault], topology: JobShape) -> list[str]:
+def check_faults(faults: Sequence[Fault], topology: JobLayout) -> list[str]:
     """What is wrong with ``faults`` for a job of this size; empty when nothing is."""
     return [problem for fault in faults for problem in fault.problems(topology)]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from emergency_ckpt.launch.faults import Fault
-from emergency_ckpt.launch.job_shape import JobShape
+from emergency_ckpt.launch.job_layout import JobLayout
 from emergency_ckpt.launch.process_set import ProcessSet
 from emergency_ckpt.launch.progress import NO_STEP
 
@@ -24,7 +24,7 @@ class RestartEffects:
     """
 
     lost_hosts: tuple[int, ...]
-    topology: JobShape
+    topology: JobLayout
 
 
 class FaultInjector:
@@ -46,7 +46,7 @@ class FaultInjector:
         """Faults that have not fired."""
         return tuple(self._left)
 
-    def begin_life(self, topology: JobShape) -> Mapping[int, int]:
+    def begin_life(self, topology: JobLayout) -> Mapping[int, int]:
         """Prepare for new processes; the steps at which some wait, from their start on."""
         self.struck = False
         self._wake_times_s.clear()
@@ -60,7 +60,7 @@ class FaultInjector:
             for process, step in self._holds(processes.topology).items():
                 processes.hold_at((process,), step)
 
-    def end_life(self, topology: JobShape) -> RestartEffects:
+    def end_life(self, topology: JobLayout) -> RestartEffects:
         """What changes now that all processes of the life have ended."""
         lost_hosts = tuple(sorted(self._lost_hosts))
         for fault in self._renumberings:
@@ -86,7 +86,7 @@ class FaultInjector:
         self.struck = fault.deadly
         self._emit("fault.fired", fault=str(fault), step=step, processes=targets, hosts=hosts)
 
-    def _holds(self, topology: JobShape) -> dict[int, int]:
+    def _holds(self, topology: JobLayout) -> dict[int, int]:
         if not self._left or not self._left[0].exact or self.struck:
             return {}
         fault = self._left[0]

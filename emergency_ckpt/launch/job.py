@@ -13,7 +13,7 @@ from typing import Literal
 
 from emergency_ckpt.errors import CheckpointError, ConfigError
 from emergency_ckpt.launch.faults import Fault
-from emergency_ckpt.launch.job_shape import JobShape
+from emergency_ckpt.launch.job_layout import JobLayout
 from emergency_ckpt.launch.logs import LineSink
 from emergency_ckpt.run_secret import generate_secret
 
@@ -93,9 +93,9 @@ class JobSpec:
             raise ConfigError(problems, target="the job")
 
     @property
-    def first_topology(self) -> JobShape:
+    def first_topology(self) -> JobLayout:
         """Hosts and processes of the first life."""
-        return JobShape.first(self.slices, self.hosts_per_slice)
+        return JobLayout.first(self.slices, self.hosts_per_slice)
 
     def ramdisk(self, host: int) -> Path:
         """The directory that stands for the RAM of ``host``."""

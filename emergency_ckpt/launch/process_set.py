@@ -16,7 +16,7 @@ from emergency_ckpt.errors import DeadlineExceeded
 from emergency_ckpt.launch import janitor
 from emergency_ckpt.launch.environment import JobEnvironment
 from emergency_ckpt.launch.job import EventSink, JobEvent, JobSpec, ProcessExit
-from emergency_ckpt.launch.job_shape import JobShape
+from emergency_ckpt.launch.job_layout import JobLayout
 from emergency_ckpt.launch.logs import LogFollower
 from emergency_ckpt.launch.ports import ReservedPort
 from emergency_ckpt.launch.progress import NO_STEP, ProgressFile
@@ -59,7 +59,7 @@ class ProcessSet:
     def __init__(
         self,
         spec: JobSpec,
-        topology: JobShape | None = None,
+        topology: JobLayout | None = None,
         *,
         restart_count: int = 0,
         holds: Mapping[int, int] | None = None,

@@ -11,10 +11,10 @@ import msgspec
 
 from emergency_ckpt.cluster.peers import new_incarnation
 from emergency_ckpt.core.restore.inventory import Inventory, PersistentStep
+from emergency_ckpt.core.restore.leaves.stored_leaves import match_leaves
 from emergency_ckpt.core.restore.majority import OnDivergence, name_outvoted
 from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan, TargetSet
 from emergency_ckpt.core.restore.restore_plan import plan_restore
-from emergency_ckpt.core.restore.stored_leaves import match_leaves
 from emergency_ckpt.core.timeline import Timeline, newest
 from emergency_ckpt.errors import (
     CheckpointError,

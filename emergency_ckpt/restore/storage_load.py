@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from emergency_ckpt.core.restore.inventory import Inventory, Quarantined
-from emergency_ckpt.core.restore.leaves import PYTHON_NUMBERS
+from emergency_ckpt.core.restore.leaves.leaf_comparison import PYTHON_NUMBERS
 from emergency_ckpt.core.restore.plan_types import RestorePlan, TargetSet
 from emergency_ckpt.core.restore.storage_read import StoredArray, assign_reads
 from emergency_ckpt.core.shard_layout import lay_out, shard_nbytes

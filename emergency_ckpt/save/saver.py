@@ -14,7 +14,7 @@ from typing import Any
 from absl import logging
 
 from emergency_ckpt.background import chain, closing
-from emergency_ckpt.cluster.preemption import PREEMPTED_EXIT_CODE
+from emergency_ckpt.cluster.preemption.watch import PREEMPTED_EXIT_CODE
 from emergency_ckpt.cluster.process_placement import ProcessPlacement
 from emergency_ckpt.cluster.rounds import leave_together
 from emergency_ckpt.config.policies import SavePlan

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster.coordination import Coordinator
-from emergency_ckpt.cluster.preemption import PreemptionWatch
+from emergency_ckpt.cluster.preemption.watch import PreemptionWatch
 from emergency_ckpt.cluster.process_placement import ProcessPlacement, copies_in_ram
 from emergency_ckpt.cluster.shard_source import HostStateInbox
 from emergency_ckpt.cluster.timelines import Timelines

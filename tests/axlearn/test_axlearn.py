@@ -14,7 +14,7 @@ import pytest
 from places import AXLEARN_DOUBLE
 from running_jobs import job_root, run_life, spec_of
 
-from emergency_ckpt.launch.job_shape import JobShape
+from emergency_ckpt.launch.job_layout import JobLayout
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -41,7 +41,7 @@ def life(root: Path, *programs: str, number: int, order: list[int] | None = None
     path = os.pathsep.join([str(AXLEARN_DOUBLE), os.environ.get("PYTHONPATH", "")])
     spec = spec_of(root, "axlearn_job.py", *programs)
     spec = dataclasses.replace(spec, env={"PYTHONPATH": path})
-    topology = None if order is None else JobShape.first(2, 2).renumbered(order)
+    topology = None if order is None else JobLayout.first(2, 2).renumbered(order)
     results = run_life(spec, root, life=number, topology=topology)
     for result in results:
         assert all("value" in outcome for outcome in result.values()), results

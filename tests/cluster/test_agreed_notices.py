@@ -12,8 +12,8 @@ import jax
 import pytest
 from world import logged
 
-from emergency_ckpt.cluster import preemption
-from emergency_ckpt.cluster.preemption import AgreedNotices, PreemptionWatch, SignalNotices
+from emergency_ckpt.cluster.preemption import watch as preemption
+from emergency_ckpt.cluster.preemption.watch import AgreedNotices, PreemptionWatch, SignalNotices
 from emergency_ckpt.testing.memory_coordination import MemoryService
 
 COUNT = 3

@@ -25,7 +25,7 @@ from emergency_ckpt.cluster.messages import (
     reason_of,
     text_of,
 )
-from emergency_ckpt.cluster.preemption import PreemptionWatch
+from emergency_ckpt.cluster.preemption.watch import PreemptionWatch
 from emergency_ckpt.core.save import step_agreement as words
 from emergency_ckpt.errors import CheckpointError, ConfigError, CoordinationError
 from emergency_ckpt.save import vote

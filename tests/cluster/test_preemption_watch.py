@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from emergency_ckpt.cluster.preemption import PreemptionWatch, SignalNotices
+from emergency_ckpt.cluster.preemption.watch import PreemptionWatch, SignalNotices
 from emergency_ckpt.cluster.rounds import run_on_all
 from emergency_ckpt.errors import CheckpointError, RamdiskFull
 from emergency_ckpt.testing.memory_coordination import MemoryService

@@ -11,7 +11,7 @@ import pytest
 
 from emergency_ckpt.cluster.secret.agreement import Agreed, agree_secret, forget_exchange
 from emergency_ckpt.cluster.secret.exchange import Exchange
-from emergency_ckpt.core.keys import RunSecret
+from emergency_ckpt.core.secret.keys import RunSecret
 from emergency_ckpt.errors import CheckpointError, ConfigError, DeadlineExceeded, ForgedValue
 from emergency_ckpt.run_secret import OwnSecret
 from emergency_ckpt.testing.memory_coordination import MemoryService

@@ -11,7 +11,7 @@ from emergency_ckpt.cli import main as cli
 from emergency_ckpt.demo.scenarios import ALL, SCENARIOS, ScenarioJob, choose
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.launch.faults import check_faults, parse_fault
-from emergency_ckpt.launch.job_shape import JobShape
+from emergency_ckpt.launch.job_layout import JobLayout
 
 JOB = ScenarioJob()
 SIZES = [(2, 2), (2, 1), (3, 2), (4, 3)]
@@ -29,7 +29,7 @@ def test_every_fault_fits_every_job_that_is_large_enough(
         assert hosts_per_slice == 1
         return
     fault = parse_fault(scenario.fault(job))
-    assert check_faults([fault], JobShape.first(slices, hosts_per_slice)) == []
+    assert check_faults([fault], JobLayout.first(slices, hosts_per_slice)) == []
     assert fault.deadly is not scenario.is_notice
     assert fault.exact
     assert job.local_every < fault.step < job.steps
@@ -56,7 +56,7 @@ def test_faults_of_the_default_job(name: str, fault: str) -> None:
 def test_half_lost_leaves_a_copy_of_every_part(slices: int, hosts_per_slice: int) -> None:
     job = ScenarioJob(slices=slices, hosts_per_slice=hosts_per_slice)
     fault = parse_fault(SCENARIOS["half-lost"].fault(job))
-    topology = JobShape.first(slices, hosts_per_slice)
+    topology = JobLayout.first(slices, hosts_per_slice)
     lost = set(fault.target.processes(topology))
     assert {topology.slice_of(process) for process in lost} == set(range(slices))
     alive = set(range(topology.process_count)) - lost

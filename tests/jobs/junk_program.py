@@ -9,7 +9,7 @@ import sys
 
 from persistent_steps import fill
 
-from emergency_ckpt.core.step_signature import StepSigning
+from emergency_ckpt.core.secret.step_signature import StepSigning
 from emergency_ckpt.testing.gcs import GcsControl
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 

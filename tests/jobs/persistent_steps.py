@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from emergency_ckpt.core.step_signature import StepSigning
+from emergency_ckpt.core.secret.step_signature import StepSigning
 from emergency_ckpt.state import host_state
 from emergency_ckpt.state.snapshot import SnapshotRecipe
 from emergency_ckpt.state.tree import BoxTable, describe

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from emergency_ckpt.launch.job import JobSpec
-from emergency_ckpt.launch.job_shape import JobShape
+from emergency_ckpt.launch.job_layout import JobLayout
 from emergency_ckpt.launch.process_set import ProcessSet
 
 HERE = Path(__file__).parent
@@ -51,7 +51,7 @@ def spec_of(
 
 
 def run_life(
-    spec: JobSpec, root: Path, *, life: int = 0, topology: JobShape | None = None
+    spec: JobSpec, root: Path, *, life: int = 0, topology: JobLayout | None = None
 ) -> list[dict[str, Any]]:
     """One life of a job that is to end well; the results of its processes."""
     with ProcessSet(spec, topology, restart_count=life) as processes:

@@ -14,9 +14,9 @@ from emergency_ckpt.launch.faults import (
     check_faults,
     parse_fault,
 )
-from emergency_ckpt.launch.job_shape import JobShape
+from emergency_ckpt.launch.job_layout import JobLayout
 
-TWO_BY_TWO = JobShape.first(2, 2)
+TWO_BY_TWO = JobLayout.first(2, 2)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_any_text_is_a_fault_or_a_config_error(text: str) -> None:
         ("hosts:0,1", TWO_BY_TWO.renumbered((1, 2, 3, 0)), (1, 2)),
     ],
 )
-def test_whom_it_hits(target: str, topology: JobShape, processes: tuple[int, ...]) -> None:
+def test_whom_it_hits(target: str, topology: JobLayout, processes: tuple[int, ...]) -> None:
     assert parse_fault(f"step=1 kill={target}").target.processes(topology) == processes
 
 
@@ -165,7 +165,7 @@ def test_whom_it_hits(target: str, topology: JobShape, processes: tuple[int, ...
 def test_permutations(
     permutation: str, slices: int, hosts_per_slice: int, host_of_process: tuple[int, ...]
 ) -> None:
-    topology = JobShape.first(slices, hosts_per_slice)
+    topology = JobLayout.first(slices, hosts_per_slice)
     permute = parse_fault(f"step=1 kill=all permute={permutation}").permute
     assert permute is not None
     assert topology.renumbered(permute.resolve(topology)).host_of_process == host_of_process
@@ -173,7 +173,7 @@ def test_permutations(
 
 @given(st.integers(1, 4), st.integers(1, 4), numbers)
 def test_every_permutation_keeps_every_host(slices: int, hosts: int, seed: int) -> None:
-    topology = JobShape.first(slices, hosts)
+    topology = JobLayout.first(slices, hosts)
     for word in ("reverse", "swap-slices", f"seed:{seed}"):
         permute = parse_fault(f"step=1 kill=all permute={word}").permute
         assert permute is not None

@@ -14,8 +14,8 @@ from damage import damaged
 from places import GOLDEN
 from world import World, same, save_all
 
-from emergency_ckpt.core.keys import derive_key
-from emergency_ckpt.core.step_signature import PURPOSE, StepSigning
+from emergency_ckpt.core.secret.keys import derive_key
+from emergency_ckpt.core.secret.step_signature import PURPOSE, StepSigning
 from emergency_ckpt.errors import CheckpointError, CorruptData, Unrecoverable
 from emergency_ckpt.state import host_state
 from emergency_ckpt.tiers.local.manifest import decode_manifest

@@ -9,7 +9,7 @@ from typing import NoReturn
 import pytest
 from world import World, save_all
 
-from emergency_ckpt.cluster.preemption import PreemptionWatch
+from emergency_ckpt.cluster.preemption.watch import PreemptionWatch
 from emergency_ckpt.cluster.rounds import run_on_all
 from emergency_ckpt.errors import CheckpointError, LocalTierError, RamdiskFull
 from emergency_ckpt.testing.memory_coordination import MemoryService

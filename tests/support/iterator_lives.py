@@ -8,7 +8,7 @@ from typing import Any
 
 from running_jobs import run_life, spec_of
 
-from emergency_ckpt.launch.job_shape import JobShape
+from emergency_ckpt.launch.job_layout import JobLayout
 
 
 def lives(root: Path, name: str) -> dict[str, list[Any]]:
@@ -19,7 +19,7 @@ def lives(root: Path, name: str) -> dict[str, list[Any]]:
     programs = f"{name}_host_lost", f"{name}_ram_lost"
     spec = spec_of(root, "iterators_job.py", *programs)
     shutil.rmtree(spec.ramdisk(1) / f"{name}-kept")
-    topology = JobShape.first(2, 2).renumbered([3, 2, 1, 0])
+    topology = JobLayout.first(2, 2).renumbered([3, 2, 1, 0])
     second = run_life(spec, root, life=1, topology=topology)
     for result in second:
         assert all("value" in outcome for outcome in result.values()), second

@@ -18,7 +18,7 @@ from forgery import make_up_step
 from restarts import HOLDERS_VARIABLE, RUN_ID, new_world, train_and_kill
 from running_jobs import job_root, run_life, spec_of
 
-from emergency_ckpt.launch.job_shape import JobShape
+from emergency_ckpt.launch.job_layout import JobLayout
 from emergency_ckpt.run_secret import SECRET_VARIABLE
 
 pytestmark = pytest.mark.timeout(900)
@@ -59,7 +59,7 @@ def permuted(trained: Path) -> dict[str, list[Any]]:
     for host in (2, 3):  # which hold all shards and all host states
         (directory,) = (spec.ramdisk(host) / "a_step_made_up" / RUN_ID).iterdir()
         make_up_step(directory, 1_000_000)
-    topology = JobShape.first(2, 2).renumbered([3, 2, 1, 0])
+    topology = JobLayout.first(2, 2).renumbered([3, 2, 1, 0])
     return by_program(run_life(spec, trained, life=1, topology=topology))
 
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from emergency_ckpt.testing.gcs.faults import FaultPlan, FaultRule
 from emergency_ckpt.testing.gcs.listing import ListQuery, list_page
-from emergency_ckpt.testing.gcs.multipart import parse_upload, upload_attributes
-from emergency_ckpt.testing.gcs.object_api import parse_range
 from emergency_ckpt.testing.gcs.request_log import RequestLog, RequestRecord
 from emergency_ckpt.testing.gcs.resources import GcsError
-from emergency_ckpt.testing.gcs.routes import find_route, split_target
+from emergency_ckpt.testing.gcs.rest.multipart import parse_upload, upload_attributes
+from emergency_ckpt.testing.gcs.rest.object_api import parse_range
+from emergency_ckpt.testing.gcs.rest.routes import find_route, split_target
 
 
 def status_of(call, *args, **kwargs):

@@ -17,8 +17,8 @@ from served_tiers import later, open_tier, save_shards
 from transfer_support import RUN_ID, SAVE, SECRET, fetch_all, random_shards
 
 from emergency_ckpt.cluster.shard_source import ProcessHoldings
-from emergency_ckpt.core.keys import RunSecret
 from emergency_ckpt.core.restore.inventory import HolderInventory
+from emergency_ckpt.core.secret.keys import RunSecret
 from emergency_ckpt.errors import LocalTierError, NotHeld, TransferError
 from emergency_ckpt.state import host_state
 from emergency_ckpt.testing.memory_holdings import MemoryHoldings

@@ -19,8 +19,8 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from emergency_ckpt.core.keys import RunSecret, derive_key
-from emergency_ckpt.core.sealed_values import OpenedValue, open_value, seal_value
+from emergency_ckpt.core.secret.keys import RunSecret, derive_key
+from emergency_ckpt.core.secret.sealed_values import OpenedValue, open_value, seal_value
 from emergency_ckpt.run_secret import OwnSecret, generate_secret
 
 T = TypeVar("T")

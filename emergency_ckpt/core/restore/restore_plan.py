@@ -27,7 +27,7 @@ from emergency_ckpt.core.restore.host_state_plan import (
     choose_host_states,
 )
 from emergency_ckpt.core.restore.inventory import Inventory, PersistentStep, Quarantined, is_plain
-from emergency_ckpt.core.restore.leaves import compare_leaves
+from emergency_ckpt.core.restore.leaves.leaf_comparison import compare_leaves
 from emergency_ckpt.core.restore.plan_types import (
     MAX_REJECTIONS,
     FetchGroup,

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import msgspec
 
-from emergency_ckpt.testing.gcs.api import GcsApi
 from emergency_ckpt.testing.gcs.faults import FaultPlan, FaultRule, FaultState
 from emergency_ckpt.testing.gcs.request_log import RequestLog, RequestRecord
 from emergency_ckpt.testing.gcs.resources import GcsError, whole_number
-from emergency_ckpt.testing.gcs.routes import ApiReply, ApiRequest
+from emergency_ckpt.testing.gcs.rest.api import GcsApi
+from emergency_ckpt.testing.gcs.rest.routes import ApiReply, ApiRequest
 
 ADMIN_PREFIX = "/_fake/"
 API_PREFIX = "/_fake/api"

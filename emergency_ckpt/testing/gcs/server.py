@@ -16,12 +16,12 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from emergency_ckpt.testing.gcs.admin import ADMIN_PREFIX, Admin
-from emergency_ckpt.testing.gcs.api import GcsApi
 from emergency_ckpt.testing.gcs.faults import FaultPlan, FaultRule
-from emergency_ckpt.testing.gcs.multipart import upload_attributes
 from emergency_ckpt.testing.gcs.request_log import RequestLog, RequestRecord
 from emergency_ckpt.testing.gcs.resources import MIB, GcsError, Limits
-from emergency_ckpt.testing.gcs.routes import (
+from emergency_ckpt.testing.gcs.rest.api import GcsApi
+from emergency_ckpt.testing.gcs.rest.multipart import upload_attributes
+from emergency_ckpt.testing.gcs.rest.routes import (
     ApiReply,
     ApiRequest,
     Route,

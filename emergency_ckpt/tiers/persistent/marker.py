@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from emergency_ckpt.core.save_identity import check_save
-from emergency_ckpt.core.step_signature import StepSignature, StepSigning
+from emergency_ckpt.core.secret.step_signature import StepSignature, StepSigning
 from emergency_ckpt.errors import CorruptData
 from emergency_ckpt.types import Box, LeafSpec, SaveId, ShardId
 

@@ -21,8 +21,8 @@ import tensorstore
 from etils import epath
 
 from emergency_ckpt.core.boxes import shape_of
+from emergency_ckpt.core.restore.leaves.stored_leaves import stored_name
 from emergency_ckpt.core.restore.storage_read import StoredArray
-from emergency_ckpt.core.restore.stored_leaves import stored_name
 from emergency_ckpt.errors import CorruptData, DeadlineExceeded
 from emergency_ckpt.types import LeafSpec, ShardId
 

@@ -24,7 +24,7 @@ from etils import epath
 from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES
 from emergency_ckpt.core.restore.inventory import PersistentStep
 from emergency_ckpt.core.restore.storage_read import StoredArray
-from emergency_ckpt.core.step_signature import StepSigning
+from emergency_ckpt.core.secret.step_signature import StepSigning
 from emergency_ckpt.errors import CorruptData, PersistentTierError
 from emergency_ckpt.state.host_state import document_name
 from emergency_ckpt.state.staging import HostShard

@@ -17,7 +17,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore
 
-from emergency_ckpt.core.restore.stored_leaves import STORED_AS_UINT8
+from emergency_ckpt.core.restore.leaves.stored_leaves import STORED_AS_UINT8
 from emergency_ckpt.errors import InvalidState
 from emergency_ckpt.state.staging import HostShard
 from emergency_ckpt.state.tree import (

@@ -26,7 +26,7 @@ from state_samples import assert_same, mesh_of, random_bits, sharded
 import emergency_ckpt.tiers
 from emergency_ckpt.core.boxes import volume
 from emergency_ckpt.core.restore.inventory import PersistentStep, is_plain
-from emergency_ckpt.core.step_signature import StepSigning
+from emergency_ckpt.core.secret.step_signature import StepSigning
 from emergency_ckpt.errors import CorruptData, PersistentTierError
 from emergency_ckpt.state import host_state
 from emergency_ckpt.state.host_state import document_name

@@ -12,7 +12,7 @@ from absl import logging
 from etils import epath
 
 from emergency_ckpt.core.restore.inventory import PersistentStep, plain_incarnation
-from emergency_ckpt.core.step_signature import StepSigning
+from emergency_ckpt.core.secret.step_signature import StepSigning
 from emergency_ckpt.errors import CorruptData, PersistentTierError
 from emergency_ckpt.tiers.persistent.marker import (
     HOST_STATE,

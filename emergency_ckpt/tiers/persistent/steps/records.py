@@ -9,8 +9,8 @@ from typing import NamedTuple, TypeVar
 
 from emergency_ckpt.core.restore.inventory import PersistentStep
 from emergency_ckpt.core.restore.plan_types import few
+from emergency_ckpt.core.secret.step_signature import StepSigning
 from emergency_ckpt.core.step_names import in_order_of_looks
-from emergency_ckpt.core.step_signature import StepSigning
 from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.tiers.persistent.marker import (
     ASIDE_NAME,

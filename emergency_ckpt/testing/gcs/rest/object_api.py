@@ -14,7 +14,7 @@ from emergency_ckpt.testing.gcs.resources import (
     object_resource,
     whole_number,
 )
-from emergency_ckpt.testing.gcs.routes import ApiReply, ApiRequest, Route
+from emergency_ckpt.testing.gcs.rest.routes import ApiReply, ApiRequest, Route
 from emergency_ckpt.testing.gcs.store import ComposeSource, GcsStore
 
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")

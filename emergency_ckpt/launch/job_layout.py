@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
-class JobShape:
+class JobLayout:
     """Hosts of one life of the job.
 
     Attributes:
@@ -28,7 +28,7 @@ class JobShape:
     host_of_process: tuple[int, ...]
 
     @classmethod
-    def first(cls, slices: int, hosts_per_slice: int) -> JobShape:
+    def first(cls, slices: int, hosts_per_slice: int) -> JobLayout:
         """The first life: host ``i`` runs process ``i``."""
         return cls(slices, hosts_per_slice, tuple(range(slices * hosts_per_slice)))
 
@@ -54,7 +54,7 @@ class JobShape:
         """The hosts that run ``processes``, ascending."""
         return tuple(sorted(self.host_of_process[process] for process in processes))
 
-    def renumbered(self, new_index: Sequence[int]) -> JobShape:
+    def renumbered(self, new_index: Sequence[int]) -> JobLayout:
         """The topology after process ``i`` was given the index ``new_index[i]``.
 
         Args:

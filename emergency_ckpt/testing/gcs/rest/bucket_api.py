@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from emergency_ckpt.testing.gcs.listing import ListQuery, list_page
 from emergency_ckpt.testing.gcs.resources import GcsError, bucket_resource
-from emergency_ckpt.testing.gcs.routes import ApiReply, ApiRequest, Route
+from emergency_ckpt.testing.gcs.rest.routes import ApiReply, ApiRequest, Route
 from emergency_ckpt.testing.gcs.store import GcsStore
 
 

@@ -12,7 +12,7 @@ from email.policy import HTTP
 from typing import Any
 
 from emergency_ckpt.testing.gcs.resources import GcsError
-from emergency_ckpt.testing.gcs.routes import ApiReply, json_object
+from emergency_ckpt.testing.gcs.rest.routes import ApiReply, json_object
 
 _HEADER_END = re.compile(rb"\r?\n\r?\n")
 _STATUS_TEXT = {200: "OK", 204: "No Content", 304: "Not Modified", 404: "Not Found"}

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from emergency_ckpt.testing.gcs import bucket_api, object_api, upload_api
-from emergency_ckpt.testing.gcs.multipart import BatchPart, batch_reply, parse_batch
 from emergency_ckpt.testing.gcs.resources import GcsError
-from emergency_ckpt.testing.gcs.routes import (
+from emergency_ckpt.testing.gcs.rest import bucket_api, object_api, upload_api
+from emergency_ckpt.testing.gcs.rest.multipart import BatchPart, batch_reply, parse_batch
+from emergency_ckpt.testing.gcs.rest.routes import (
     ApiReply,
     ApiRequest,
     Route,

@@ -19,9 +19,9 @@ from typing import Protocol
 from absl import logging
 from jax.experimental import multihost_utils
 
-from emergency_ckpt.cluster import signals
 from emergency_ckpt.cluster.coordination import Coordinator, jax_hears_notices
 from emergency_ckpt.cluster.messages import number_of
+from emergency_ckpt.cluster.preemption import signals
 from emergency_ckpt.errors import CheckpointError, CoordinationError
 
 PREEMPTED_EXIT_CODE = 128 + signal.SIGTERM

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import quote
 
-from emergency_ckpt.testing.gcs.multipart import parse_upload
 from emergency_ckpt.testing.gcs.resources import (
     GcsError,
     Preconditions,
@@ -13,7 +12,8 @@ from emergency_ckpt.testing.gcs.resources import (
     object_resource,
     whole_number,
 )
-from emergency_ckpt.testing.gcs.routes import ApiReply, ApiRequest, Route
+from emergency_ckpt.testing.gcs.rest.multipart import parse_upload
+from emergency_ckpt.testing.gcs.rest.routes import ApiReply, ApiRequest, Route
 from emergency_ckpt.testing.gcs.store import GcsStore, check_object_name
 from emergency_ckpt.testing.gcs.uploads import Uploads, check_digest_header
 

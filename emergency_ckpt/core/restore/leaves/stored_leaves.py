@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from emergency_ckpt.core.boxes import volume, whole
-from emergency_ckpt.core.restore.leaves import compare_leaves
+from emergency_ckpt.core.restore.leaves.leaf_comparison import compare_leaves
 from emergency_ckpt.core.restore.storage_read import StoredArray
 from emergency_ckpt.types import LeafSpec
 
