@@ -12,7 +12,7 @@ from absl import logging
 
 from emergency_ckpt.assembly import agreed_config
 from emergency_ckpt.cluster.preemption.signals import second_signal_ends
-from emergency_ckpt.cluster.preemption.watch import PREEMPTED_EXIT_CODE
+from emergency_ckpt.cluster.preemption.watch import is_good_end
 from emergency_ckpt.cluster.process_placement import ProcessPlacement, place_process
 from emergency_ckpt.cluster.rounds import run_on_all
 from emergency_ckpt.config import Config
@@ -23,7 +23,7 @@ from emergency_ckpt.forked import drop_in_child
 from emergency_ckpt.opening import open_together, text_of
 from emergency_ckpt.restore.execution import RestoreRequest
 from emergency_ckpt.restore.protocol import RestoreReport, WholeSteps
-from emergency_ckpt.restore.restore import Restore
+from emergency_ckpt.restore.restore import Restore, Restored
 from emergency_ckpt.restore.steps import StepCatalog
 from emergency_ckpt.start.config_warnings import check_joined
 from emergency_ckpt.state.tree import PyTree, describe
@@ -31,13 +31,7 @@ from emergency_ckpt.state.tree import PyTree, describe
 _EXIT_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 30.0
 _STOPPED = "its checkpointer was stopped"
-_GOOD_ENDS = (None, 0, PREEMPTED_EXIT_CODE)
 _ENDED = "its program ended"
-
-
-def is_good_end(error: BaseException | None) -> bool:
-    """Return whether a ``with`` block that ``error`` ends has come to its end as intended."""
-    return error is None or (isinstance(error, SystemExit) and error.code in _GOOD_ENDS)
 
 
 class EmergencyCheckpointer:
@@ -241,28 +235,7 @@ class EmergencyCheckpointer:
             keep_newer=keep_newer,
             prefetch=self._prefetches.current,
         )
-        self._saver.begin_restore()
-        restored = None
-        try:
-            with self._persistent_steps_held():
-                restore.run()
-            # All are here after this, so nobody trains while a peer could count on a leftover.
-            errors = run_on_all(
-                self._member.coordinator,
-                f"restore/{number}/ready",
-                lambda: self._settle(restore, placement),
-                self._watch,
-                self._config.restore_timeout_s,
-            )
-            if errors:
-                raise RestoreFailed("settle", "what RAM holds", errors)
-            restored = restore.settled
-        except BaseException:
-            restore.undo()
-            raise
-        finally:
-            self._prefetches.forget()
-            self._saver.end_restore()
+        restored = self._run(restore, placement, f"restore/{number}/ready")
         if restored is None:
             return None, state
         self._saver.continue_from(
@@ -274,6 +247,28 @@ class EmergencyCheckpointer:
             self._preservation.mark_failed(stored)
         self.last_restore = restored.report
         return restored.report.step, restored.state
+
+    def _run(self, restore: Restore, placement: ProcessPlacement, ready: str) -> Restored | None:
+        self._saver.begin_restore()
+        try:
+            with self._persistent_steps_held():
+                restore.run()
+            # All are here after this, so nobody trains while a peer could count on a leftover.
+            if errors := run_on_all(
+                self._member.coordinator,
+                ready,
+                lambda: self._settle(restore, placement),
+                self._watch,
+                self._config.restore_timeout_s,
+            ):
+                raise RestoreFailed("settle", "what RAM holds", errors)
+            return restore.settled
+        except BaseException:
+            restore.undo()
+            raise
+        finally:
+            self._prefetches.forget()
+            self._saver.end_restore()
 
     def _settle(self, restore: Restore, placement: ProcessPlacement) -> None:
         restore.settle()

@@ -159,7 +159,7 @@ def equality_problems(baseline: FinishedRun, faulty: FinishedRun) -> list[str]:
     return differences(baseline.digest, faulty.digest)
 
 
-def judge(
+def decide_verdict(
     scenario: Scenario, process_count: int, baseline: FinishedRun, faulty: FinishedRun
 ) -> ScenarioVerdict:
     """The verdict on ``faulty``. ``seconds`` is the time of both runs together."""

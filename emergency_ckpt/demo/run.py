@@ -84,7 +84,9 @@ def run_demo(options: DemoOptions, console: Console) -> int:
                 stopped = error
                 break
             faulty[scenario.name] = record
-            verdicts.append(report.judge(scenario, options.job.process_count, baseline, record))
+            verdicts.append(
+                report.decide_verdict(scenario, options.job.process_count, baseline, record)
+            )
     if stopped is not None and not verdicts:
         raise stopped
     if not verdicts:

@@ -163,12 +163,12 @@ class RestoreDialogue:
         )
         verdict = None
         if self._leader is not None:
-            verdict = msgspec.json.encode(self._judge(self._leader, statuses))
+            verdict = msgspec.json.encode(self._decide(self._leader, statuses))
         told = f"{name}/verdict"
         data = share(self._coordinator, told, verdict, self._left_s(), f"{name}/status")
         return decode_message(data, Verdict, told)
 
-    def _judge(self, leader: RestoreLeader, statuses: Mapping[int, bytes]) -> Verdict:
+    def _decide(self, leader: RestoreLeader, statuses: Mapping[int, bytes]) -> Verdict:
         try:
             return leader.decide(
                 {

@@ -21,7 +21,7 @@ from demo_support import (
 from rich.console import Console
 
 from emergency_ckpt.demo import report
-from emergency_ckpt.demo.report import FinishedRun, ScenarioVerdict, judge
+from emergency_ckpt.demo.report import FinishedRun, ScenarioVerdict, decide_verdict
 from emergency_ckpt.demo.results import (
     JobDigest,
     ProcessResult,
@@ -36,7 +36,7 @@ from emergency_ckpt.demo.scenarios import SCENARIOS
 def verdict(
     record: FinishedRun, scenario: str = "slice-loss", undisturbed: FinishedRun | None = None
 ) -> ScenarioVerdict:
-    return judge(SCENARIOS[scenario], 2, undisturbed or baseline(), record)
+    return decide_verdict(SCENARIOS[scenario], 2, undisturbed or baseline(), record)
 
 
 def test_summary_has_exactly_the_promised_keys_and_values() -> None:

@@ -26,10 +26,16 @@ from emergency_ckpt.errors import CheckpointError, CoordinationError
 
 PREEMPTED_EXIT_CODE = 128 + signal.SIGTERM
 """Exit status after ``exit_on_preemption``: a supervisor takes it for a death and starts again."""
+_GOOD_ENDS = (None, 0, PREEMPTED_EXIT_CODE)
 
 
 _LOOK_S = 1.0
 _TOLD_PAUSE_S = 0.05
+
+
+def is_good_end(error: BaseException | None) -> bool:
+    """Return whether a ``with`` block that ``error`` ends has come to its end as intended."""
+    return error is None or (isinstance(error, SystemExit) and error.code in _GOOD_ENDS)
 
 
 class Notices(Protocol):

@@ -119,9 +119,9 @@ def plan_restore(
             rejected.append(_rejection(candidate, objection))
             continue
         if isinstance(candidate, PersistentStep):
-            verdict = _judge_persistent(candidate, inventory, request)
+            verdict = _decide_persistent(candidate, inventory, request)
         else:
-            verdict = _judge_local(candidate, usable, inventory, request)
+            verdict = _decide_local(candidate, usable, inventory, request)
         if isinstance(verdict, str):
             rejected.append(_rejection(candidate, verdict))
             continue
@@ -170,7 +170,7 @@ def _rejection(candidate: SaveParts | PersistentStep, reason: str) -> Rejection:
     return Rejection(candidate.save.step, "local", clip(reason), candidate.save.incarnation)
 
 
-def _judge_persistent(
+def _decide_persistent(
     candidate: PersistentStep, inventory: Inventory, request: _Request
 ) -> RestorePlan | _Blocked | str:
     """A persistent step carries both markers; its leaves are compared by whoever reads it."""
@@ -191,7 +191,7 @@ def _judge_persistent(
     )
 
 
-def _judge_local(
+def _decide_local(
     part: SaveParts, usable: UsableInventory, inventory: Inventory, request: _Request
 ) -> RestorePlan | _Blocked | str:
     """The plan for this save, why planning ends at it, or what it lacks."""
@@ -376,5 +376,5 @@ def _was_whole(inventory: Inventory, request: _Request) -> bool:
     before = msgspec.structs.replace(inventory, quarantined=frozenset())
     usable = filter_inventory(before)
     return any(
-        not isinstance(_judge_local(part, usable, before, request), str) for part in usable.saves
+        not isinstance(_decide_local(part, usable, before, request), str) for part in usable.saves
     )

@@ -41,7 +41,7 @@ from emergency_ckpt.tiers.ramdisk.ownership import (
 
 READER_LOCK = "reader.lock"
 MAX_DIRECTORIES_PER_RUN = 1024
-_MAX_ATTEMPTS = 16  # lost races against deleters before giving up
+_MAX_CLAIM_RACES = 16  # lost races against deleters before giving up
 _LOCKED = -1
 
 _PROCESS_PATTERN = re.compile(r"process_\d{5,10}(\.\d{1,4})?")
@@ -224,7 +224,7 @@ def claim_directory(
     label = f"process_{process_index:05d}"
     run_dir = local_dir / run_id
     try:
-        for _ in range(_MAX_ATTEMPTS):
+        for _ in range(_MAX_CLAIM_RACES):
             ensure_run_directory(run_dir)
             existing = process_directories(run_dir)
             preferred = [run_dir / label] if run_dir / label in existing else []
@@ -240,7 +240,7 @@ def claim_directory(
     except OSError as error:
         raise files.local_error("claim", str(run_dir), error) from error
     raise LocalTierError(
-        "claim", str(run_dir), f"lost {_MAX_ATTEMPTS} races", hint="is something deleting it?"
+        "claim", str(run_dir), f"lost {_MAX_CLAIM_RACES} races", hint="is something deleting it?"
     )
 
 

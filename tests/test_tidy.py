@@ -1,0 +1,274 @@
+"""The rules of the house: where lines belong, and that no name or bound has two owners.
+
+Import directions are contracts in ``pyproject.toml``, which ``make check`` holds.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "emergency_ckpt"
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 70
+MAX_MEDIAN_LINES = 150
+MAX_FILES_IN_A_FOLDER = 14
+
+# Names that stand in two adapters because users of each know them from the project that it adapts.
+FACES = {"CheckpointManager", "CheckpointManagerOptions", "EmergencyCheckpointer"}
+
+# Public names that only users call.
+CALLED_BY_USERS = {
+    "axlearn/checkpointer.py": {"checkpoint_paths", "ckpt_dir"},
+    "checkpointer.py": {"failed_saves"},
+    "maxtext.py": {"create_checkpoint_manager", "from_maxtext"},
+    "orbax/manager.py": {"best_step", "in_primary_slice", "reload"},
+}
+
+# Each means something in a dialect that only its authors spoke; the second is what to say.
+SAY_INSTEAD = {
+    "go_on_together": "run_on_all",
+    "do_and_tell": "run_and_report",
+    "in_turn": "chain",
+    "word_on": "decision_on",
+    "Wish": "RestoreRequest",
+    "Brought": "RestoredState",
+    "AllBrought": "RestoredState",
+    "Bringing": "RestoreExecution",
+    "put_back": "apply_host_state",
+    "call_again": "call_with_retries",
+    "GivenUp": "StorageTimeout",
+    "sift": "filter_inventory",
+    "Sifted": "UsableInventory",
+    "distrust": "mark_failed",
+    "hopeless": "not_retryable",
+    "judge": "decide",
+    "scribe": "host_state_writer",
+    "Keeping": "RetainedShards",
+    "StepShelf": "StepRecords",
+    "AskedPolicy": "UserPolicy",
+    "AskedEverywhere": "PerProcessPolicy",
+}
+
+# JAX's coordination client and these parts of Orbax have no public name.
+PRIVATE_MODULES = {
+    "cluster/coordination.py": {"jax._src"},
+    "tiers/persistent/orbax_writer.py": {
+        "orbax.checkpoint._src.handlers.composite_checkpoint_handler",
+        "orbax.checkpoint._src.metadata",
+        "orbax.checkpoint._src.metadata.array_metadata",
+    },
+}
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
+@functools.cache
+def files_of_package() -> tuple[Path, ...]:
+    return tuple(sorted(PACKAGE.rglob("*.py")))
+
+
+def short(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def found(check: Callable[[Path, ast.Module], Iterable[str]]) -> list[str]:
+    """Return every finding of ``check`` in the package, with its file."""
+    return [
+        f"{short(path)}: {finding}"
+        for path in files_of_package()
+        for finding in check(path, parsed(path))
+    ]
+
+
+def line_count(path: Path) -> int:
+    return len(path.read_text("utf-8").splitlines())
+
+
+def definitions(body: Iterable[ast.stmt]) -> Iterator[Function | ast.ClassDef]:
+    """Yield public functions and classes, and the public methods of public classes."""
+    for node in body:
+        if not isinstance(node, Function | ast.ClassDef) or node.name.startswith("_"):
+            continue
+        yield node
+        if isinstance(node, ast.ClassDef):
+            yield from definitions(node.body)
+
+
+def names_used(paths: Iterable[Path]) -> set[str]:
+    """Return the names that are read, called, or stand in a string as a name does."""
+    used: set[str] = set()
+    for path in paths:
+        for node in ast.walk(parsed(path)):
+            match node:
+                case ast.Name(id=name) | ast.Attribute(attr=name) | ast.keyword(arg=str(name)):
+                    used.add(name)
+                case ast.alias(name=name, asname=str()):
+                    used.add(name)
+                case ast.Constant(value=str(text)) if len(text) < 80:
+                    used.update(re.findall(r"\w+", text) if " " not in text else ())
+    return used
+
+
+def imported_modules(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield node.module
+
+
+def test_files_of_the_package_have_at_most_400_lines() -> None:
+    assert [f for f in map(short, files_of_package()) if line_count(PACKAGE / f) > 400] == []
+
+
+def test_median_file_of_the_package_is_at_most_150_lines() -> None:
+    assert statistics.median(map(line_count, files_of_package())) <= MAX_MEDIAN_LINES
+
+
+def test_functions_have_at_most_70_lines() -> None:
+    def too_long(_: Path, tree: ast.Module) -> Iterator[str]:
+        for node in ast.walk(tree):
+            if isinstance(node, Function):
+                lines = (node.end_lineno or 0) - node.lineno + 1
+                if lines > MAX_FUNCTION_LINES:
+                    yield f"{node.name} has {lines} lines"
+
+    assert found(too_long) == []
+
+
+def test_folders_of_the_package_have_at_most_14_files() -> None:
+    sizes = Counter(path.parent.relative_to(ROOT).as_posix() for path in files_of_package())
+    assert {folder: n for folder, n in sizes.items() if n > MAX_FILES_IN_A_FOLDER} == {}
+
+
+def test_bounds_have_one_owner_each() -> None:
+    owners: dict[str, list[str]] = defaultdict(list)
+    for path in files_of_package():
+        for node in parsed(path).body:
+            match node:
+                case (
+                    ast.Assign(targets=[ast.Name(id=name)])
+                    | ast.AnnAssign(target=ast.Name(id=name))
+                ):
+                    owners[name.lstrip("_")].append(short(path))
+                case _:
+                    pass
+    bounds = {name: files for name, files in owners.items() if name.startswith(("MAX_", "MIN_"))}
+    assert "MAX_PROCESSES" in bounds
+    assert {name: files for name, files in bounds.items() if len(files) > 1} == {}
+
+
+def test_public_definitions_are_used_outside_the_tests() -> None:
+    others = [*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "docs").rglob("*.py")]
+    used = names_used([*files_of_package(), *others])
+
+    def unused(path: Path, tree: ast.Module) -> Iterator[str]:
+        if short(path).startswith("testing/"):
+            return  # what tests use
+        allowed = CALLED_BY_USERS.get(short(path), set())
+        for node in definitions(tree.body):
+            if node.name not in used and node.name not in allowed:
+                yield node.name
+
+    assert found(unused) == []
+
+
+def test_names_that_only_users_call_are_needed_on_the_list() -> None:
+    used = names_used(files_of_package())
+    assert {name for names in CALLED_BY_USERS.values() for name in names} & used == set()
+
+
+def test_public_classes_have_names_of_their_own() -> None:
+    owners: dict[str, list[str]] = defaultdict(list)
+    for path in files_of_package():
+        for node in parsed(path).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                owners[node.name].append(short(path))
+    twice = {name: files for name, files in owners.items() if len(files) > 1}
+    assert {name: files for name, files in twice.items() if name not in FACES} == {}
+
+
+def test_identifiers_are_plain_english() -> None:
+    def dialect(_: Path, tree: ast.Module) -> Iterator[str]:
+        for node in ast.walk(tree):
+            match node:
+                case ast.Name(id=name) | ast.arg(arg=name) | ast.Attribute(attr=name):
+                    pass
+                case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                    pass
+                case _:
+                    continue
+            if (better := SAY_INSTEAD.get(name.lstrip("_"))) is not None:
+                yield f"line {node.lineno}: {name}, say {better}"
+
+    assert found(dialect) == []
+
+
+def test_private_modules_are_imported_where_documented() -> None:
+    private = {
+        short(path): {
+            name
+            for name in imported_modules(parsed(path))
+            if re.search(r"(^|\.)_(?!_)", name) and not name.startswith("emergency_ckpt.")
+        }
+        for path in files_of_package()
+    }
+    assert {path: names for path, names in private.items() if names} == PRIVATE_MODULES
+    architecture = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    for path in PRIVATE_MODULES:
+        assert f"`{path.removesuffix('.py')}`" in architecture
+
+
+def test_private_names_are_imported_within_their_folder_only() -> None:
+    def foreign(path: Path, tree: ast.Module) -> Iterator[str]:
+        folder = ".".join(path.relative_to(ROOT).parent.parts)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module not in (None, folder):
+                for alias in node.names:
+                    if re.match(r"_(?!_|native$)", alias.name):
+                        yield f"line {node.lineno}: {alias.name} of {node.module}"
+
+    assert found(foreign) == []
+
+
+def test_events_are_those_of_the_operations_page() -> None:
+    emitted: set[str] = set()
+    for path in files_of_package():
+        if short(path).startswith(("demo/", "launch/")):
+            continue  # these have logs of their own
+        for node in ast.walk(parsed(path)):
+            match node:
+                case ast.Call(func=ast.Attribute(attr="emit"), args=[name, *_]):
+                    emitted |= literals(name)
+                case _:
+                    pass
+    text = (ROOT / "docs" / "operations.md").read_text("utf-8")
+    table = text.split("| event | fields | meaning |")[1]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    listed = {name for cell in rows for name in re.findall(r"`([a-z_.]+)`", cell)}
+    assert emitted == listed
+
+
+def literals(name: ast.expr) -> set[str]:
+    """Return the names that an expression chooses from; one that is computed fails."""
+    match name:
+        case ast.Constant(value=str(text)):
+            return {text}
+        case ast.IfExp(body=body, orelse=orelse):
+            return literals(body) | literals(orelse)
+        case _:
+            pytest.fail(f"the name of an event is computed: {ast.unparse(name)}")
