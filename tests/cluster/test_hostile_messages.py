@@ -32,7 +32,7 @@ from emergency_ckpt.save import vote
 from emergency_ckpt.save.persistent import outcomes as persistent_save_outcomes
 from emergency_ckpt.save.persistent.keys import FIRST_STAGE, OUTCOME, PersistentSaveKeys
 from emergency_ckpt.save.persistent.outcomes import Outcomes
-from emergency_ckpt.save.persistent.reports import Crc, Document, Report, Written
+from emergency_ckpt.save.persistent.reports import Crc, Document, StageReport, Written
 from emergency_ckpt.save.step_agreement import Choice, SaveAgreement
 from emergency_ckpt.save.vote import Ballot, Vote
 from emergency_ckpt.testing.memory_coordination import MemoryService
@@ -56,7 +56,7 @@ MESSAGES: tuple[tuple[Any, Any], ...] = (
     (words.Answer("late", 41, 0.25), words.Answer),
     (words.Decision(True), words.Decision),
     (persistent_save_outcomes._Outcome("", kept=True), persistent_save_outcomes._Outcome),
-    (Report(written=Written({0: Document("5e", False)}, (Crc(SHARD, 77),))), Report),
+    (StageReport(written=Written({0: Document("5e", False)}, (Crc(SHARD, 77),))), StageReport),
     (("0198f2c4a1b0-5e9d", 40), tuple[str, int]),
     ({"dir": "'/a'"}, dict[str, str]),
     (["dir differs"], list[str]),
