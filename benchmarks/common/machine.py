@@ -3,8 +3,11 @@
 import importlib.metadata
 import os
 import platform
+import subprocess
 from pathlib import Path
 from typing import Any
+
+from benchmarks import ROOT
 
 _PACKAGES = ("emergency-ckpt", "orbax-checkpoint", "jax", "jaxlib", "tensorstore", "numpy")
 _PREFIXES = ("XLA_", "JAX_", "OMP_", "MALLOC_", "GLIBC_")
@@ -19,10 +22,26 @@ def facts() -> dict[str, Any]:
         "memory": _field("/proc/meminfo", "MemTotal"),
         "kernel": platform.release(),
         "python": platform.python_version(),
+        "commit": commit(ROOT),
         "versions": {name: _version(name) for name in _PACKAGES},
         "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(_PREFIXES)},
         "load_average_at_start": os.getloadavg()[0],
     }
+
+
+def commit(checkout: Path) -> str | None:
+    """Return the commit that ``checkout`` is at, and that it was changed; None without one."""
+    try:
+        head = _git(checkout, "rev-parse", "--short", "HEAD")
+        changed = _git(checkout, "status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return f"{head} with changes" if changed else head
+
+
+def _git(checkout: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(checkout), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def available_memory_bytes() -> int:

@@ -67,7 +67,8 @@ def summary(document: Mapping[str, Any]) -> str:
 def _about(document: Mapping[str, Any]) -> str:
     about = document["machine"]
     when = f", {document['date']}" if document["date"] else ""
-    return f"{about['cores']} cores, {about['cpu']}, {about['memory']}{when}."
+    commit = f", commit {about['commit']}" if about.get("commit") else ""
+    return f"{about['cores']} cores, {about['cpu']}, {about['memory']}{when}{commit}."
 
 
 def section(document: Mapping[str, Any]) -> str:

@@ -51,6 +51,13 @@ def test_medians_are_shown_with_how_many_times_ours_they_are() -> None:
     assert stored[1:] == ["save to storage", "4 s", "-", "2 s (0.5x)"]
 
 
+def test_tables_name_the_commit_where_it_is_known() -> None:
+    known = DOCUMENT | {"machine": DOCUMENT["machine"] | {"commit": "0123abc"}}
+    for text in (readme_table.section, readme_table.summary):
+        assert "2001-02-03, commit 0123abc. " in text(known)
+        assert "2001-02-03. " in text(DOCUMENT)
+
+
 def test_the_limits_are_medians_over_the_rounds() -> None:
     assert "memcpy 9." in readme_table.section(DOCUMENT)
 
