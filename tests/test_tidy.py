@@ -21,6 +21,7 @@ MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 70
 MAX_MEDIAN_LINES = 150
 MAX_FILES_IN_A_FOLDER = 14
+HEADLESS_DOCSTRINGS_LEFT = 293  # each names its noun in the end: only ever lower this
 
 # Names that stand in two adapters because users of each know them from the project that it adapts.
 FACES = {"CheckpointManager", "CheckpointManagerOptions", "EmergencyCheckpointer"}
@@ -132,7 +133,9 @@ def imported_modules(tree: ast.Module) -> Iterator[str]:
 
 
 def test_files_of_the_package_have_at_most_400_lines() -> None:
-    assert [f for f in map(short, files_of_package()) if line_count(PACKAGE / f) > 400] == []
+    assert [
+        f for f in map(short, files_of_package()) if line_count(PACKAGE / f) > MAX_FILE_LINES
+    ] == []
 
 
 def test_median_file_of_the_package_is_at_most_150_lines() -> None:
@@ -272,3 +275,15 @@ def literals(name: ast.expr) -> set[str]:
             return literals(body) | literals(orelse)
         case _:
             pytest.fail(f"the name of an event is computed: {ast.unparse(name)}")
+
+
+def test_headless_docstrings_become_fewer() -> None:
+    def headless(_: Path, tree: ast.Module) -> Iterator[str]:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | Function):
+                text = ast.get_docstring(node) or ""
+                if re.match(r"(What|Who|Whom|Whose|Whether|Where|When|How)\b", text):
+                    yield text.splitlines()[0]
+
+    left = found(headless)
+    assert len(left) <= HEADLESS_DOCSTRINGS_LEFT, left

@@ -185,7 +185,7 @@ class SaveAgreement:
             decision = leader.abandon(str(error))
             self._failures.record(error)
         # When this fails nobody hears a word: who accepted saves, and the vote decides.
-        self._coordinator.put(self._key("word", number), msgspec.json.encode(decision))
+        self._coordinator.put(self._key("decision", number), msgspec.json.encode(decision))
         if decision.confirmed:
             tier.agreed(proposal.step, max(answer.stall_s for answer in answers.values()))
         self._hear(number, decision)
@@ -232,7 +232,7 @@ class SaveAgreement:
     def _forget(self, number: int) -> None:
         old = number - _KEPT_PROPOSALS
         if old >= 0:
-            for kind in ("proposal", "answer", "word"):
+            for kind in ("proposal", "answer", "decision"):
                 forget(self._coordinator, self._key(kind, old))
 
     # The followers.
@@ -267,7 +267,7 @@ class SaveAgreement:
         deadline_s = time.monotonic() + self._timeout_s
         while not self._stopping.is_set() and time.monotonic() < deadline_s:
             try:
-                data = self._await("word", number, deadline_s - time.monotonic())
+                data = self._await("decision", number, deadline_s - time.monotonic())
             except CoordinationError as error:
                 self._failures.record(error)
                 self._stopping.wait(_FAILED_PAUSE_S)

@@ -99,7 +99,7 @@ def test_all_save_the_same_steps() -> None:
         (0, "list", "/answer/2", 8),
         (1, "put", "/answer/2", 8),
         (1, "get", "/proposal/2", 8),
-        (2, "get", "/word/2", 8),
+        (2, "get", "/decision/2", 8),
         (0, "delete", "/proposal", 20),  # the first is kept until there are sixteen after it
     ],
 )
