@@ -1,4 +1,19 @@
-"""Shards and host states between peers: an authenticated server and client over TCP.
+"""Transfer shards and host states between hosts over TCP. ``PROTOCOL.md`` specifies the bytes.
 
-``PROTOCOL.md`` beside this file is the specification.
+One fetch:
+
+1. ``server`` binds an address and draws an identity (``holder@host:port``) that it tells the job.
+2. ``client`` connects (``pool``). ``entrance`` and ``security.handshake`` prove to each side that
+   the other knows the run's secret. Connections that have not proved it have places of their own.
+3. ``split`` cuts the wanted shards into requests, which several streams share (``fetch``).
+4. ``session`` answers from ``source.Holdings``; ``stream`` moves pieces of 4 MiB straight between
+   the socket and the slot, with a CRC32C of each received range.
+5. The caller compares the CRC32C of each shard with that of capture time.
+
+Guaranteed: no byte is served or taken before the proof; every frame, count and length is bounded;
+every wait has a deadline, and its error names the address; after ``fetch_shards`` returns or
+raises, no thread writes to its target.
+
+Not guaranteed: that the received bytes are those of capture time (step 5); secrecy, unless
+``transfer_security`` is "aead"; a retry at another holder, which the restore decides.
 """

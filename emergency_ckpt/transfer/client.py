@@ -1,4 +1,4 @@
-"""Fetches what peers hold, and pushes host states to them."""
+"""The client of the transfer protocol: fetch from peers, and push host states to them."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class TransferClient:
     another identity is an AuthenticationFailed.
 
     Args:
-      security: how bytes are protected: "mac", "aead" or "crc", as the servers have it.
-      connect_timeout_s: for connecting and proving together.
-      io_timeout_s: how long a peer may stall within a frame or a few MiB.
-      streams: connections that share one ``fetch_shards``.
-      on_bytes_received: called from the fetching threads with bytes of shards as they come.
+      security: "mac", "aead" or "crc", equal to the setting of the servers.
+      connect_timeout_s: maximum time in seconds for the connection and the handshake together.
+      io_timeout_s: maximum time in seconds that a peer may stall within a frame or piece.
+      streams: number of connections that share one ``fetch_shards``.
+      on_bytes_received: called from the fetching threads with the number of bytes received.
     """
 
     def __init__(
@@ -57,16 +57,16 @@ class TransferClient:
         self._on_bytes_received = on_bytes_received or _ignore
 
     def greet(self, address: str, within_s: float) -> None:
-        """Have both sides prove that they know the secret, and ask for nothing."""
+        """Complete a handshake with the server and send no request."""
         self._pool.call("greet", address, lambda _: None, connect_within_s=within_s)
 
     def inventory(self, address: str) -> HolderInventory:
-        """What the holder at ``address`` has published."""
+        """Return the published steps and host states of the holder at ``address``."""
         data = self._ask("fetch inventory", address, wire.GetInventory(), wire.MAX_INVENTORY_BYTES)
         return wire.decode_inventory(data, address)
 
     def fetch_contents(self, address: str, digest: str) -> Contents:
-        """The contents whose canonical encoding has SHA-256 ``digest``.
+        """Fetch the contents whose canonical encoding has SHA-256 ``digest``.
 
         CorruptData when the peer's bytes have another digest.
         """
@@ -74,7 +74,7 @@ class TransferClient:
         return wire.decode_contents(data, digest, address)
 
     def fetch_contents_bytes(self, address: str, digest: str) -> bytes:
-        """The encoding itself, not yet checked against ``digest``."""
+        """Fetch that encoding as bytes, not checked against ``digest``."""
         request = wire.GetContents(digest=digest)
         return self._ask("fetch contents", address, request, MAX_MANIFEST_BYTES)
 
@@ -89,15 +89,15 @@ class TransferClient:
     ) -> list[int]:
         """Fetch whole shards of the contents ``digest`` into a writable mapping or a file.
 
-        Returns the CRC32C of each as received: the caller compares. All within ``deadline_s``
-        seconds from now. On any error nobody writes to the targets any more, and the bytes of
-        those that ``on_shard`` was not told of are undefined. ValueError when a target leaves the
-        mapping.
+        Returns the CRC32C of each as received, in the order of ``wanted``: the caller compares.
+        Blocks for at most ``deadline_s`` seconds. After an error no thread writes to ``into``, and
+        the bytes of shards that ``on_shard`` did not get are undefined. ValueError when a target
+        is out of bounds.
 
         Args:
-          on_shard: told (position in ``wanted``, CRC32C) as soon as a shard of at least one byte
-            is there whole, once, from the fetching threads. Nobody writes to it from then on.
-            What it raises ends the fetch.
+          on_shard: called once with (position in ``wanted``, CRC32C) for each shard of at least
+            one byte when all its bytes have arrived, from the fetching threads. No thread writes
+            to that shard afterwards. An exception that it raises ends the fetch.
         """
         for target in wanted:
             end = target.offset + target.nbytes
@@ -118,7 +118,7 @@ class TransferClient:
         return fetch.run()
 
     def fetch_host_state(self, address: str, save: SaveId, owner: int, count: int) -> bytes:
-        """The encoded host state of process ``owner`` of ``count`` at that save."""
+        """Fetch the encoded host state of process ``owner`` of ``count`` at ``save``."""
         request = wire.GetHostState(
             run_id=save.run_id,
             incarnation=save.incarnation,
@@ -131,7 +131,7 @@ class TransferClient:
     def push_host_state(
         self, address: str, save: SaveId, owner: int, count: int, data: bytes
     ) -> None:
-        """Have the peer publish an encoded host state. It is published there on return.
+        """Send an encoded host state to the peer, which has published it when this returns.
 
         HostStateTooLarge above 64 MiB; TransferError when the peer could not keep it.
         """
@@ -161,7 +161,7 @@ class TransferClient:
         self._pool.call("push host state", address, exchange)
 
     def close(self) -> None:
-        """Close kept connections. Calls under way go on to their end."""
+        """Close unused connections. Calls in progress run to their end."""
         self._pool.close()
 
     def __enter__(self) -> TransferClient:

@@ -1,8 +1,8 @@
-"""The door of a server: newcomers, until they have proved that they know the run's secret.
+"""Newcomers: the connections of a server that have not yet proved the run's secret.
 
-One thread reads all of them, so that a stranger costs a descriptor and at most a frame of memory,
-for a few seconds. They have places of their own; who has proved itself is handed over and is no
-newcomer any more.
+One thread reads all of them, so a stranger costs one descriptor and at most one frame of memory,
+for a few seconds. Newcomers have places of their own. A connection that has proved the secret is
+handed over and takes none of these places.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Newcomer:
         self.received = bytearray()
 
     def read(self) -> bytes | None:
-        """The frame that is whole now, None before; never a byte of what follows it.
+        """Return the next frame once it is complete, else None. Reads no byte beyond the frame.
 
         ConnectionError when the client has left; ProtocolViolation for a frame that is too long.
         """
@@ -56,7 +56,7 @@ class _Newcomer:
             except BlockingIOError:
                 return None
             if not data:
-                raise ConnectionResetError("left before it had proved itself")
+                raise ConnectionResetError("the client closed before it had proved the secret")
             self.received += data
 
     def _missing(self) -> int:
@@ -78,9 +78,9 @@ class Entrance:
     """Accepts connections and proves them. ``run`` blocks until ``close_down``.
 
     Args:
-      on_proved: given socket, the peer's address and the keys, in the entrance's thread; it must
-        not block, and owns the socket.
-      timeout_s: for all of a handshake.
+      on_proved: called with the socket, the peer's address and the keys, in the thread of ``run``;
+        it must not block, and owns the socket.
+      timeout_s: maximum duration of a whole handshake, in seconds.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Entrance:
         self._quiet_until_s = 0.0
 
     def run(self) -> None:
-        """Serve the door. Raises nothing that a stranger can cause."""
+        """Accept connections until ``close_down``. Raises nothing that a stranger can cause."""
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)
         try:
@@ -114,7 +114,7 @@ class Entrance:
                 for key, _ in events:
                     if key.fileobj is self._listener:
                         self._accept()
-                    elif key.fd in self._newcomers:  # not sent away a moment ago
+                    elif key.fd in self._newcomers:  # else it was just closed
                         self._advance(self._newcomers[key.fd])
                 self._expire()
         finally:
@@ -123,7 +123,7 @@ class Entrance:
             self._selector.close()
 
     def close_down(self) -> None:
-        """End ``run`` soon, from another thread."""
+        """Make ``run`` return soon. Called from another thread; does not block."""
         self._stopping = True
         with contextlib.suppress(OSError):  # never listened, or closed down before
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -142,7 +142,7 @@ class Entrance:
                 return
             except OSError as error:
                 if not self._stopping:
-                    # Out of descriptors, or a client that left at once: the next may do better.
+                    # Out of descriptors, or a client that left at once: the next accept may succeed.
                     logging.warning("transfer server: accept: %s", error)
                     time.sleep(_RETRY_S)
                 return
@@ -159,7 +159,7 @@ class Entrance:
         self._newcomers[sock.fileno()] = newcomer
         self._per_host[host] += 1
         self._selector.register(sock, selectors.EVENT_READ)
-        self._advance(newcomer)  # its hello is often here already
+        self._advance(newcomer)  # its hello has often arrived already
 
     def _make_room(self, host: str) -> None:
         oldest = next(each for each in self._newcomers.values() if each.host == host)
@@ -186,7 +186,7 @@ class Entrance:
         code = "unauthenticated" if isinstance(error, AuthenticationFailed) else "protocol"
         self._send(newcomer, wire.Failure(code=code, message=str(error)[: wire.MAX_MESSAGE_CHARS]))
         with contextlib.suppress(OSError):
-            # Bytes that nobody read make closing a reset, which would overtake the reason.
+            # A close with unread bytes is a reset, which may overtake the reason.
             newcomer.sock.shutdown(socket.SHUT_WR)
             newcomer.sock.recv(wire.MAX_FRAME_BYTES)
         self._drop(newcomer)
@@ -194,11 +194,11 @@ class Entrance:
     def _hand_over(self, newcomer: _Newcomer) -> None:
         self._forget(newcomer)
         keys = newcomer.handshake.keys
-        assert keys is not None, "a client is proved by its keys"
+        assert keys is not None, "a client has keys once it has proved the secret"
         self._on_proved(newcomer.sock, newcomer.name, keys)
 
     def _send(self, newcomer: _Newcomer, frame: wire.ServerProof | wire.Failure) -> None:
-        # A fresh connection has room for one frame; who has none does not want to read it.
+        # A fresh connection has room for one frame; a client without room does not read it.
         with contextlib.suppress(OSError):
             newcomer.sock.send(wire.encode_frame(frame))
 
@@ -207,7 +207,7 @@ class Entrance:
         while (oldest := next(iter(self._newcomers.values()), None)) is not None:
             if oldest.since_s + self._timeout_s > now_s:
                 return
-            self._note(oldest.name, "did not prove itself in time")
+            self._note(oldest.name, "did not prove the secret in time")
             self._drop(oldest)
 
     def _drop(self, newcomer: _Newcomer) -> None:
@@ -222,14 +222,14 @@ class Entrance:
             del self._per_host[newcomer.host]
 
     def _note(self, name: str, reason: str) -> None:
-        """Log the first newcomer turned away, then at most one line in a while."""
+        """Log the first refused newcomer, then at most one line per interval."""
         self._turned_away += 1
         now_s = time.monotonic()
         if now_s < self._quiet_until_s:
             return
         self._quiet_until_s = now_s + _LOG_EVERY_S
         logging.warning(
-            "transfer server: %d connections ended before they had proved themselves;"
+            "transfer server: %d connections ended before they had proved the secret;"
             " the last, from %s: %s",
             self._turned_away,
             name,

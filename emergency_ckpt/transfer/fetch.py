@@ -1,4 +1,4 @@
-"""One fetch: requests shared by several streams to one source, straight into a mapping."""
+"""One fetch: requests that several streams to one source share, straight into a mapping."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OPERATION = "fetch shards"
 class Fetch:
     """Fetches ``wanted`` from one address; ``run`` blocks and may be called once.
 
-    No thread writes into ``into`` any more once ``run`` has returned or raised.
+    After ``run`` has returned or raised, no thread writes to ``into``.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Fetch:
         self._crcs: list[dict[int, tuple[int, int]]] = [{} for _ in wanted]
 
     def run(self) -> list[int]:
-        """CRC32C of each wanted shard as received, or the first error of any stream."""
+        """Return the CRC32C of each wanted shard as received, or raise the first error."""
         extra = [
             threading.Thread(target=self._work, name=f"fetch {self._address} {index}", daemon=True)
             for index in range(1, self._stream_count)
@@ -75,8 +75,8 @@ class Fetch:
         return [self._combined(position) for position in range(len(self._wanted))]
 
     def _join(self, thread: threading.Thread) -> None:
-        # Ends: each wait of the thread has the fetch's deadline. Not even an interrupt may leave
-        # a thread behind that writes into the caller's mapping.
+        # This ends, since each wait of the thread has the fetch's deadline. Even an interrupt must
+        # not leave a thread behind that writes to the caller's mapping.
         while thread.is_alive():
             try:
                 thread.join()
@@ -84,8 +84,8 @@ class Fetch:
                 self._fail(interrupt)
 
     def _finish_alone(self) -> None:
-        # A busy server may turn streams away, also the caller's own. As long as a round brings
-        # something, the rest is worth another; a round that brings nothing is the end.
+        # A busy server may refuse streams, also the caller's own. A round that received bytes is
+        # followed by another one for the rest; a round that received none is the last.
         while self._error is None and self._requests:
             before = self._received_bytes
             self._work()
@@ -169,7 +169,7 @@ class Fetch:
             if self._error is None:
                 self._error = error
             for stream in self._active:
-                stream.abort()  # wakes the other streams: the fetch is lost as a whole
+                stream.abort()  # wakes the other streams: the whole fetch has failed
 
     def _explained(self, error: BaseException) -> BaseException:
         if type(error) not in (TransferError, NotConnected):

@@ -1,4 +1,4 @@
-"""Proved connections to peers, kept for the next request."""
+"""Connections to peers that have completed the handshake, kept for the next request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 MAX_IDLE = 256
-"""The leader of a restore asks every peer of a large job once: descriptors are few."""
+"""Bounded, because the leader of a restore asks every peer of a large job once."""
 
 
 _MAX_RESETS = 5
@@ -58,9 +58,9 @@ class ConnectionPool:
     ) -> T:
         """Run one request and its reply on a connection to ``address``.
 
-        A connection from the pool may have died unnoticed: then, and only before a byte of the
-        reply has come, the exchange runs once more on a fresh one. What the network does wrong
-        becomes a TransferError that names the address; NotConnected when there was no connection.
+        A kept connection may be dead. If it fails before the first byte of the reply, the exchange
+        runs once more on a fresh connection. An OSError becomes a TransferError that names the
+        address; NotConnected when no connection was made.
         """
         stream = self._take(address)
         if stream is not None:
@@ -92,7 +92,7 @@ class ConnectionPool:
         try:
             result = exchange(stream)
         except handshake.Refused as refused:
-            # The reply was a whole frame: the connection is in step, unless the server leaves it.
+            # The reply was a whole frame, so the connection is usable, unless the server closes it.
             if refused.failure.code == "protocol":
                 stream.close()
             else:
@@ -129,7 +129,7 @@ class ConnectionPool:
             surplus.close()
 
     def _oldest(self) -> Stream:
-        """One connection to the address that was first asked of those that have one."""
+        """Remove and return a kept connection to the address that was used least recently."""
         address = next(address for address, idle in self._idle.items() if idle)
         stream = self._idle[address].pop(0)
         self._idle_count -= 1
@@ -138,7 +138,7 @@ class ConnectionPool:
         return stream
 
     def _connect(self, operation: str, address: str, within_s: float) -> Stream:
-        """A proved connection. A server with too many newcomers is asked again, within the time."""
+        """Return a connection after its handshake; retry a busy server until the timeout."""
         holder, plain = split_holder(address)
         place = parse_address(plain)
         limit_s = min(self._connect_timeout_s, within_s)
@@ -161,7 +161,7 @@ class ConnectionPool:
                 stream.close()
                 failure = _failed(operation, address, error, NotConnected)
                 resets += 1
-                # A server that turns a newcomer away may reset it before it has read the reason.
+                # The reset of a refused newcomer may overtake the reason.
                 again = isinstance(error, ConnectionError) and resets < _MAX_RESETS
                 failure.__cause__ = error
             except BaseException:
@@ -174,7 +174,7 @@ class ConnectionPool:
 
 
 def failure_error(operation: str, address: str, failure: wire.Failure) -> TransferError:
-    """The typed error for what a server answered."""
+    """Return the typed error for a server's Failure."""
     problem = f"the peer answers {failure.code}: {failure.message!a}"
     match failure.code:
         case "not_held":

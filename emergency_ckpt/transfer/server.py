@@ -1,4 +1,4 @@
-"""Serves a holder's shards and host states to peers that know the run's secret."""
+"""The server of the transfer protocol, for peers that know the run's secret."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ _STOP_TIMEOUT_S = 10.0
 class TransferServer:
     """Listens on one named address; one thread per proved connection, ``max_connections`` at most.
 
-    The address is bound at construction, so that it can be told to others; connections
-    are taken from ``start`` until ``stop``. Those that have not proved themselves have places of
-    their own (``entrance``). When all connections are in use, the one that has been
-    idle longest is closed for a new one (its client reconnects by itself); when none is idle, the
-    new client is told that the server is busy.
+    The address is bound at construction, so that other processes can be told it; connections are
+    accepted from ``start`` until ``stop``. Those that have not proved the secret have places of
+    their own (``entrance``). When all connections are in use, the one that has been idle longest is
+    closed for a new one (its client reconnects); when none is idle, the new client is told that the
+    server is busy.
 
     Attributes:
       address: ``host:port``.
-      contact: ``holder@host:port``, with an identity that is drawn at each construction: who has
-        this text gets this server or an error, never another one that took its port.
+      contact: ``holder@host:port``, with an identity drawn at construction. A client that has this
+        text reaches this server or gets an error, never another server that took its port.
 
     Args:
-      security: how bytes are protected: "mac", "aead" or "crc"; clients must ask for the same.
-      io_timeout_s: how long a peer may stall within a frame or a few MiB, or be idle.
-      allow_all_interfaces: permits ``0.0.0.0`` and ``::``. With "mac" and "crc" whoever can listen
-        on the network reads what travels.
-      on_bytes_sent: called from the serving threads with bytes of bodies as they leave.
+      security: "mac", "aead" or "crc"; clients must have the same.
+      io_timeout_s: maximum time in seconds of an idle connection, or a stall in a frame or piece.
+      allow_all_interfaces: permits ``0.0.0.0`` and ``::``. With "mac" and "crc" the bytes of shards
+        can be read on the network.
+      on_bytes_sent: called from the serving threads with the number of bytes of bodies sent.
 
     Raises ConfigError for an address that cannot be bound or a secret that is too short.
     """
@@ -88,10 +88,10 @@ class TransferServer:
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._sessions: dict[Session, threading.Thread] = {}
-        self._leaving: list[threading.Thread] = []  # done, and perhaps not quite gone
+        self._leaving: list[threading.Thread] = []  # finished their session, perhaps still running
 
     def start(self) -> None:
-        """Begin to serve. Does not block. Call once. ConfigError when the port was just taken."""
+        """Begin to serve. Does not block. Call once. ConfigError when the port is taken."""
         try:
             self._listener.listen(_BACKLOG)
         except OSError as error:
@@ -106,7 +106,7 @@ class TransferServer:
     def stop(self) -> None:
         """End every connection and wait for the threads. Idempotent.
 
-        Raises DeadlineExceeded when a thread does not end: the holdings must then stay open.
+        DeadlineExceeded when a thread does not end: the holdings must then stay open.
         """
         self._stopping.set()
         self._entrance.close_down()
@@ -124,7 +124,7 @@ class TransferServer:
         alive = [thread.name for thread in threads if thread.is_alive()]
         if alive:
             raise DeadlineExceeded(
-                "stop", f"transfer server {self.address}", "threads go on", missing=alive
+                "stop", f"transfer server {self.address}", "threads do not end", missing=alive
             )
 
     def __enter__(self) -> TransferServer:
@@ -163,7 +163,7 @@ class TransferServer:
         self._leaving = [each for each in self._leaving if each.is_alive()]
         try:
             thread.start()
-        except RuntimeError as error:  # no more threads for this process: as good as busy
+        except RuntimeError as error:  # the process can start no more threads: busy
             del self._sessions[session]
             logging.error("transfer server %s: %s", self.address, error)
             return False

@@ -1,4 +1,4 @@
-"""One proved connection: answer requests until the client leaves."""
+"""One connection after its handshake: answer requests until the client leaves."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Service:
-    """What all sessions of a server share."""
+    """The parts that all sessions of a server share."""
 
     holdings: Holdings
     credentials: Credentials
@@ -42,15 +42,15 @@ class Service:
 class Session:
     """Serves one sealed stream. ``run`` blocks until the client leaves, misbehaves or is stopped.
 
-    ``idle_since`` is the monotonic time of the last answer; None while one is being made, and
-    before the first: a client that has just proved itself is about to ask.
+    ``idle_since`` is the monotonic time in seconds of the last answer; None during an answer and
+    before the first one, because a client that has just proved the secret is about to ask.
     """
 
     def __init__(self, stream: Stream, service: Service) -> None:
         self.stream = stream
         self.idle_since: float | None = None
         self.stopped = False
-        self._in_body = False  # bytes of a body are due: a frame would be taken for them
+        self._in_body = False  # the client would read a frame as bytes of the body
         self._service = service
         self._timeout = constant_timeout(service.io_timeout_s)
 
@@ -65,7 +65,7 @@ class Session:
             logging.warning("transfer server: %s", error)
             self._refuse("unauthenticated", error)
         except OSError as error:
-            # A client that leaves, also in mid-stream, is its own business: it has the error.
+            # A client that leaves, also during a body, reports its own error.
             logging.info("transfer server: %s left: %s", self.stream.peer, error)
         except Exception as error:  # noqa: BLE001 - the peer must not be left to guess
             logging.exception(
@@ -77,7 +77,7 @@ class Session:
             self.stream.close()
 
     def stop(self) -> None:
-        """End the session soon, from another thread."""
+        """Make ``run`` return soon. Called from another thread; does not block."""
         self.stopped = True
         self.stream.abort()
 
@@ -174,7 +174,7 @@ class Session:
                 request.save, request.owner, request.count, data
             )
         except (CheckpointError, OSError) as error:
-            # The pusher must know that its buddy has no copy; this connection is still in step.
+            # The client must learn that its buddy has no copy; the connection stays usable.
             logging.warning("transfer server: %s was not kept: %s", _describe(request), error)
             self._fail("refused", error)
             return
@@ -193,11 +193,11 @@ class Session:
 
 
 def _ask(question: Callable[[], T]) -> T:
-    """An answer of the holdings. What they cannot read must not look like a lost connection."""
+    """Return the holdings' answer; an OSError of theirs must not look like a lost connection."""
     try:
         return question()
     except OSError as error:
-        raise LocalTierError("serve", "what is held here", str(error)) from error
+        raise LocalTierError("serve", "the ramdisk", str(error)) from error
 
 
 def _describe(request: wire.GetHostState | wire.PutHostState) -> str:

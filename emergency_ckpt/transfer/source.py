@@ -1,4 +1,4 @@
-"""What a transfer server serves and a client asks for, apart from how it travels."""
+"""The types that the transfer server serves and the client asks for, without the protocol."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from emergency_ckpt.types import Contents, SaveId
 
 
 class ShardTarget(msgspec.Struct, frozen=True):
-    """A shard to fetch and where it goes.
+    """A shard to fetch, and its place in the target.
 
     Attributes:
       shard: index into the ``shards`` of the contents that the fetch names.
       nbytes: length of the whole shard in bytes.
-      offset: first byte in the target mapping.
+      offset: position in bytes of its first byte in the target.
     """
 
     shard: int
@@ -27,9 +27,9 @@ class ShardTarget(msgspec.Struct, frozen=True):
 
 
 class FileTarget(msgspec.Struct, frozen=True):
-    """An open file to fetch into, which may have holes; ``fd`` stays the caller's.
+    """An open file to fetch into, which may have holes; the caller owns and closes ``fd``.
 
-    Cheaper than a mapping where the file's pages do not exist yet.
+    It costs less than a mapping when the file's pages do not exist yet.
     """
 
     fd: int
@@ -37,31 +37,31 @@ class FileTarget(msgspec.Struct, frozen=True):
 
 
 Target = Mapping | FileTarget
-"""Where fetched bytes go: a writable mapping, or a file."""
+"""A writable mapping, or a file, that receives the fetched bytes."""
 
 
 class Holdings(Protocol):
-    """What one holder has. Every method may be called from several threads at once.
+    """The published steps and host states of one holder. Thread-safe.
 
-    A method that cannot do what is asked raises a CheckpointError; its text goes to the peer.
+    A method that fails raises a CheckpointError, whose text is sent to the peer.
     """
 
     def inventory(self) -> HolderInventory:
-        """All that is published here now."""
+        """Return all that is published now."""
         ...
 
     def contents_bytes(self, digest: str) -> bytes | None:
-        """The canonical encoding whose SHA-256 is ``digest``; None when not held."""
+        """Return the canonical encoding whose SHA-256 is ``digest``, or None when not held."""
         ...
 
     def mapping_for(self, digest: str) -> AbstractContextManager[tuple[Mapping, Contents]]:
-        """The bytes and their layout. The slot is not written while inside; NotHeld when gone."""
+        """Lend the bytes and their layout. The slot is not written meanwhile; NotHeld when gone."""
         ...
 
     def host_state_bytes(self, save: SaveId, owner: int, count: int) -> bytes | None:
-        """The encoded host state of process ``owner`` of ``count``; None when not held."""
+        """Return the encoded host state of process ``owner`` of ``count``, or None."""
         ...
 
     def publish_host_state(self, save: SaveId, owner: int, count: int, data: bytes) -> None:
-        """Validate and keep a host state that a buddy pushed. HostStateError when it is not one."""
+        """Check and publish a host state that a peer pushed. HostStateError when it is invalid."""
         ...

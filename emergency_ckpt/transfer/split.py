@@ -1,4 +1,4 @@
-"""How a fetch is cut into requests, and requests into pieces. Pure."""
+"""The division of a fetch into requests, and of requests into pieces. Pure."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Part(NamedTuple):
 
 
 def requests(wanted: Sequence[ShardTarget], streams: int) -> list[list[Part]]:
-    """Cut what is wanted into requests of about equal size, none over MAX_RANGES parts.
+    """Divide the wanted shards into requests of about equal size and at most MAX_RANGES parts.
 
-    Big shards are cut, small ones put together; each byte is in exactly one part. Empty shards
+    Large shards are divided, small ones grouped; each byte is in exactly one part. Empty shards
     need no request.
     """
     total = sum(target.nbytes for target in wanted)

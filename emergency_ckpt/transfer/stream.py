@@ -1,10 +1,10 @@
 """One connected socket: frames and bodies with deadlines, ranges through the native engine.
 
-Each piece of PIECE_BYTES has to move within one io timeout: a slower peer counts as stalled.
+Each piece of PIECE_BYTES must move within one io timeout; a slower peer counts as stalled.
 
-Raises TimeoutError and ConnectionError (OSError) for what the network does, ProtocolViolation for
-what the peer does, AuthenticationFailed for what it did not seal. Whoever knows the operation turns
-the first kind into a TransferError.
+The network causes TimeoutError and ConnectionError (OSError), a peer that breaks the protocol
+ProtocolViolation, and bytes that the peer did not seal AuthenticationFailed. ``pool`` turns an
+OSError into a TransferError that names the operation.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from emergency_ckpt.transfer.source import FileTarget, Target
 
 T = TypeVar("T")
 Timeout = Callable[[], float]
-"""Seconds that the next piece may take. Raises TimeoutError when nothing is left."""
+"""Returns the seconds that the next piece may take; TimeoutError when none are left."""
 
 
 def constant_timeout(timeout_s: float) -> Timeout:
-    """The same time for every piece: bounds a stall, not the whole."""
+    """Return ``timeout_s`` for every piece: a bound on each stall, not on the whole."""
     return lambda: timeout_s
 
 
 def timeout_until(deadline_s: float, io_timeout_s: float, what: str) -> Timeout:
-    """At most ``io_timeout_s`` for a piece, and nothing beyond the monotonic ``deadline_s``."""
+    """Return at most ``io_timeout_s`` per piece, and no time after the monotonic ``deadline_s``."""
 
     def remaining() -> float:
         left_s = deadline_s - time.monotonic()
@@ -48,12 +48,12 @@ def timeout_until(deadline_s: float, io_timeout_s: float, what: str) -> Timeout:
 
 
 class Stream:
-    """A connected stream socket, owned by one thread; ``abort`` may come from any."""
+    """A connected stream socket, owned by one thread; any thread may call ``abort``."""
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
         self._socket = sock
         self.peer = peer
-        self.received_bytes = 0  # of frames and bodies: tells a stale connection from a broken one
+        self.received_bytes = 0  # of frames and bodies; 0 on a stale connection
         self._sending: Direction | None = None
         self._receiving: Direction | None = None
         self._raw_ranges = True
@@ -61,7 +61,7 @@ class Stream:
         drop_in_child(sock, socket.socket.close)
 
     def seal(self, sending: Direction, receiving: Direction, *, raw_ranges: bool) -> None:
-        """From now on both directions are sealed; with ``raw_ranges`` all but ranges."""
+        """Seal both directions from now on; with ``raw_ranges`` all but ranges."""
         self._sending, self._receiving, self._raw_ranges = sending, receiving, raw_ranges
 
     def send_frame(self, frame: msgspec.Struct, timeout_s: float) -> None:
@@ -80,7 +80,7 @@ class Stream:
         *,
         limit_bytes: int = wire.MAX_FRAME_BYTES,
     ) -> T:
-        """Receive one frame within ``timeout_s``, however slowly its bytes trickle in."""
+        """Receive one whole frame within ``timeout_s``."""
         deadline_s = time.monotonic() + timeout_s
         header = self._receive_exactly(wire.LENGTH_BYTES, deadline_s)
         length = int.from_bytes(header, "big")
@@ -110,7 +110,7 @@ class Stream:
             self._socket.sendall(sealed)
 
     def receive_body(self, nbytes: int, timeout: Timeout) -> bytes:
-        """Receive ``nbytes``; memory grows with what really comes, not with what was announced.
+        """Receive ``nbytes``; memory grows with the bytes that arrive, not with ``nbytes``.
 
         Only once sealed.
         """
@@ -145,7 +145,7 @@ class Stream:
         timeout: Timeout,
         on_bytes: Callable[[int], None],
     ) -> list[int]:
-        """Receive into each (offset, nbytes), in order; the CRC32C of each range."""
+        """Receive into each (offset, nbytes), in order; return the CRC32C of each range."""
         crcs = [0] * len(ranges)
         for piece in split.pieces(ranges, PIECE_BYTES):
             batch = [(offset, nbytes) for _, offset, nbytes in piece]
@@ -162,7 +162,7 @@ class Stream:
         return crcs
 
     def looks_alive(self) -> bool:
-        """False when the peer has closed, or has sent what nobody asked for. Never blocks."""
+        """Return False when the peer has closed or has sent unrequested bytes. Never blocks."""
         self._socket.settimeout(0)
         try:
             self._socket.recv(1, socket.MSG_PEEK)
@@ -173,7 +173,7 @@ class Stream:
         return False
 
     def linger(self, limit_bytes: int, timeout_s: float) -> None:
-        """Read and drop what is under way, so that closing does not reset our last frame away."""
+        """Read and drop incoming bytes, because to close with unread bytes loses our last frame."""
         deadline_s = time.monotonic() + timeout_s
         try:
             self._socket.shutdown(socket.SHUT_WR)
@@ -184,17 +184,17 @@ class Stream:
                     return
                 limit_bytes -= got
         except OSError:
-            return  # the peer is gone or too slow: its loss is the explanation, nothing else
+            return  # the peer is gone or too slow: it only loses the explanation
 
     def abort(self) -> None:
         """Make every blocked and later call fail at once. The descriptor stays open."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
-            return  # not connected any more: that was the aim
+            return  # no longer connected, as intended
 
     def close(self) -> None:
-        """Close the socket. Idempotent; only by the thread that uses the stream."""
+        """Close the socket. Idempotent; only the thread that uses the stream may call it."""
         self._socket.close()
 
     def _receive_exactly(self, nbytes: int, deadline_s: float) -> bytearray:
@@ -204,7 +204,7 @@ class Stream:
         while done < nbytes:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
-                raise TimeoutError(f"{done} of {nbytes} bytes came in time")
+                raise TimeoutError(f"{done} of {nbytes} bytes arrived in time")
             self._socket.settimeout(left_s)
             got = self._socket.recv_into(view[done:])
             if got == 0:

@@ -1,7 +1,7 @@
-"""Frames and bodies of the protocol: typed, bounded, decoded without surprises.
+"""Frames and bodies of the protocol: typed, bounded and strictly decoded.
 
-A frame is a 4-byte big-endian length and that many bytes of JSON, one of the structs below, told
-apart by its ``type``. Unknown types, unknown fields and values out of bounds are refused.
+A frame is a 4-byte big-endian length and that many bytes of JSON: one of the structs below, named
+by its ``type``. Unknown types, unknown fields and values out of bounds are refused.
 ``PROTOCOL.md`` is the specification.
 """
 
@@ -32,7 +32,7 @@ LENGTH_BYTES = 4
 
 KIB = 1024
 MIB = 1024 * KIB
-MAX_NEWCOMER_FRAME_BYTES = KIB  # what anybody may send to a server
+MAX_NEWCOMER_FRAME_BYTES = KIB  # from a stranger to a server
 MAX_HANDSHAKE_FRAME_BYTES = 8 * KIB  # a Failure with every character escaped
 MAX_FRAME_BYTES = 64 * KIB
 MAX_INVENTORY_BYTES = 4 * MIB
@@ -59,7 +59,7 @@ class _Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
 
 
 class Hello(_Frame, frozen=True, tag="hello"):
-    """Client to server, first: all that a client shows before the server proved itself."""
+    """Client to server, first: all that a server learns before it has proved the secret."""
 
     protocol: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
     client_nonce: Nonce
@@ -68,14 +68,14 @@ class Hello(_Frame, frozen=True, tag="hello"):
 
 
 class ServerProof(_Frame, frozen=True, tag="server_proof"):
-    """Server to client: knowledge of the secret, bound to both nonces."""
+    """Server to client: proof of the secret, bound to both nonces."""
 
     server_nonce: Nonce
     mac: Mac
 
 
 class ClientProof(_Frame, frozen=True, tag="client_proof"):
-    """Client to server: the same from the other side."""
+    """Client to server: proof of the secret, bound to both nonces."""
 
     mac: Mac
 
@@ -85,17 +85,17 @@ class Welcome(_Frame, frozen=True, tag="welcome"):
 
 
 class GetInventory(_Frame, frozen=True, tag="get_inventory"):
-    """Asks for a HolderInventory; answered by Body."""
+    """Request for a HolderInventory; answered by Body."""
 
 
 class GetContents(_Frame, frozen=True, tag="get_contents"):
-    """Asks for the contents with that digest; answered by Body."""
+    """Request for the contents with that digest; answered by Body."""
 
     digest: Digest
 
 
 class GetShards(_Frame, frozen=True, tag="get_shards"):
-    """Asks for byte ranges of shards; answered by Body, the ranges joined in their order."""
+    """Request for byte ranges of shards; answered by Body, the ranges joined in their order."""
 
     digest: Digest
     ranges: Annotated[list[ByteRange], msgspec.Meta(min_length=1, max_length=MAX_RANGES)]
@@ -114,34 +114,34 @@ class _HostStateFrame(_Frame, frozen=True):
 
 
 class GetHostState(_HostStateFrame, frozen=True, tag="get_host_state"):
-    """Asks for the host state of one process; answered by Body."""
+    """Request for the host state of one process; answered by Body."""
 
 
 class PutHostState(_HostStateFrame, frozen=True, tag="put_host_state"):
-    """Pushes a host state: Go or Failure comes back, then ``nbytes`` bytes go, then Done."""
+    """Push of a host state. The server answers Go or Failure; after ``nbytes`` bytes, Done."""
 
     nbytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_HOST_STATE_BYTES)]
 
 
 class Body(_Frame, frozen=True, tag="body"):
-    """Exactly ``nbytes`` raw bytes follow."""
+    """Reply that ``nbytes`` bytes follow."""
 
     nbytes: Size
 
 
 class Go(_Frame, frozen=True, tag="go"):
-    """The body of a push may come."""
+    """Permission to send the body of a push."""
 
 
 class Done(_Frame, frozen=True, tag="done"):
-    """A push is published."""
+    """Notice that a push is published."""
 
 
 FailureCode = Literal["unauthenticated", "busy", "not_held", "protocol", "refused"]
 
 
 class Failure(_Frame, frozen=True, tag="failure"):
-    """Why the request was not served."""
+    """Notice that the request was not served, and the reason."""
 
     code: FailureCode
     message: Message
@@ -169,7 +169,7 @@ _CONTENTS = _decoder(Contents)
 
 
 def encode_payload(frame: msgspec.Struct) -> bytes:
-    """The frame's JSON."""
+    """Return the frame's JSON. ValueError above MAX_FRAME_BYTES."""
     payload = msgspec.json.encode(frame)
     if len(payload) > MAX_FRAME_BYTES:
         raise ValueError(f"a frame of {len(payload)} bytes is over {MAX_FRAME_BYTES}")
@@ -177,18 +177,18 @@ def encode_payload(frame: msgspec.Struct) -> bytes:
 
 
 def encode_frame(frame: msgspec.Struct) -> bytes:
-    """The frame with its length in front, not sealed."""
+    """Return the frame's length and JSON, not sealed."""
     payload = encode_payload(frame)
     return len(payload).to_bytes(LENGTH_BYTES, "big") + payload
 
 
 def excerpt(text: object) -> str:
-    """At most MAX_EXCERPT_CHARS of what a peer may have chosen, escaped: one line of ASCII."""
+    """Return at most MAX_EXCERPT_CHARS of untrusted text, escaped: one line of ASCII."""
     return ascii(str(text)[:MAX_EXCERPT_CHARS])[1:-1]
 
 
 def decode_json(decoder: msgspec.json.Decoder[T], data: bytes, peer: str) -> T:
-    """The typed value, or ProtocolViolation with one reason."""
+    """Return the typed value, or raise ProtocolViolation with one reason."""
     try:
         return decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -197,19 +197,19 @@ def decode_json(decoder: msgspec.json.Decoder[T], data: bytes, peer: str) -> T:
 
 
 def encode_inventory(inventory: HolderInventory) -> bytes:
-    """An inventory as the body of a reply."""
+    """Return an inventory as the body of a reply."""
     return msgspec.json.encode(inventory)
 
 
 def decode_inventory(data: bytes, peer: str) -> HolderInventory:
-    """The inventory that a peer reported; ProtocolViolation when it is not one."""
+    """Return the inventory that a peer reported; ProtocolViolation when it is invalid."""
     return decode_json(_INVENTORY, data, peer)
 
 
 def decode_contents(data: bytes, digest: str, peer: str) -> Contents:
-    """Contents whose encoding has SHA-256 ``digest``.
+    """Return the contents whose encoding has SHA-256 ``digest``.
 
-    CorruptData when the digest differs or the shards do not fit the leaves: what passes can be
+    CorruptData when the digest differs or the shards do not fit the leaves. The result can be
     indexed without further checks.
     """
     actual = hashlib.sha256(data).hexdigest()

@@ -1,7 +1,7 @@
-"""Both sides of the handshake: who knows the run's secret, and the keys of what follows.
+"""The handshake: each side proves that it knows the run's secret; both derive the session's keys.
 
-Nothing here reads or writes a socket but ``prove_to_server``: the server's side is fed frames,
-because one thread does it for all newcomers.
+Only ``prove_to_server`` uses a socket. ``ServerHandshake`` takes frames, because one thread serves
+all newcomers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class SessionKeys(NamedTuple):
-    """Keys that both sides compute from the secret and their nonces; see PROTOCOL.md."""
+    """The keys that both sides derive from the secret and their nonces; see PROTOCOL.md."""
 
     server_mac: bytes
     client_mac: bytes
@@ -33,16 +33,16 @@ class SessionKeys(NamedTuple):
 
 
 def new_holder() -> str:
-    """A fresh identity of a server, for as long as it serves."""
+    """Return a random identity for a server, valid until it stops."""
     return secrets.token_hex(wire.HOLDER_BYTES)
 
 
 def session_keys(
     credentials: Credentials, holder: str, client_nonce: bytes, server_nonce: bytes
 ) -> SessionKeys:
-    """Keys that only holders of the secret can compute, other ones for each connection.
+    """Derive the keys of one connection from the secret.
 
-    Each field is preceded by its length, so that no two inputs look alike.
+    The length of each field precedes it, so that no two inputs encode alike.
     """
     fields = (
         b"emergency_ckpt transfer",
@@ -68,7 +68,7 @@ def session_keys(
 
 
 class Refused(Exception):
-    """The server answered with a Failure; the client gives it its meaning."""
+    """The server answered with a Failure; ``pool.failure_error`` returns its typed error."""
 
     def __init__(self, failure: wire.Failure) -> None:
         self.failure = failure
@@ -78,12 +78,12 @@ class Refused(Exception):
 def prove_to_server(
     stream: Stream, credentials: Credentials, holder: str, timeout: Timeout
 ) -> None:
-    """The client's side; the stream is sealed on return.
+    """Run the client's side of the handshake; the stream is sealed on return. Blocks.
 
-    Shows nothing but a nonce, the mode and the wanted holder before the server has proved itself.
+    Before the server has proved the secret, it learns a nonce, the mode and the wanted holder only.
 
-    Raises AuthenticationFailed, ProtocolViolation, or Refused when the server says no;
-    TimeoutError and ConnectionError from the network.
+    Raises AuthenticationFailed, ProtocolViolation, Refused when the server answers with a Failure,
+    and TimeoutError and ConnectionError from the network.
     """
     nonce = secrets.token_bytes(wire.NONCE_BYTES)
     hello = wire.Hello(
@@ -94,7 +94,7 @@ def prove_to_server(
     )
     stream.send_frame(hello, timeout())
     proof = _receive(stream, wire.SERVER_PROOF, timeout)
-    if isinstance(proof, wire.Failure):  # from anybody
+    if isinstance(proof, wire.Failure):  # not authenticated: any process can send one
         said = proof.message[: wire.MAX_EXCERPT_CHARS]
         raise Refused(msgspec.structs.replace(proof, message=said))
     keys = session_keys(credentials, holder, nonce, proof.server_nonce)
@@ -113,7 +113,7 @@ def prove_to_server(
 
 
 def seal(stream: Stream, credentials: Credentials, keys: SessionKeys, *, is_server: bool) -> None:
-    """From here on everything on the stream is sealed."""
+    """Seal all later frames and bodies of the stream, as the mode has it."""
     encrypts = credentials.security == "aead"
     from_client = Direction(keys.from_client, encrypts=encrypts, peer=stream.peer)
     from_server = Direction(keys.from_server, encrypts=encrypts, peer=stream.peer)
@@ -122,10 +122,10 @@ def seal(stream: Stream, credentials: Credentials, keys: SessionKeys, *, is_serv
 
 
 class ServerHandshake:
-    """The server's side of one handshake, fed one frame after the other.
+    """The server's side of one handshake. The caller passes each received frame to ``receive``.
 
     Attributes:
-      keys: of the session; only of use once ``proved``.
+      keys: of the session; use them once ``proved`` is true.
     """
 
     def __init__(self, credentials: Credentials, holder: str, peer: str) -> None:
@@ -136,7 +136,7 @@ class ServerHandshake:
         self.proved = False
 
     def receive(self, payload: bytes) -> wire.ServerProof | None:
-        """Take the client's next frame; what is to be answered, None once the client is proved.
+        """Take the client's next frame. Return the answer, or None once the client has proved.
 
         Raises AuthenticationFailed and ProtocolViolation.
         """
@@ -173,5 +173,5 @@ class ServerHandshake:
 
 
 def _receive(stream: Stream, decoder: msgspec.json.Decoder[T], timeout: Timeout) -> T:
-    # Before the proof a peer may send little: it could be anybody.
+    # Before the proof the peer may be a stranger, so its frames are short.
     return stream.receive_frame(decoder, timeout(), limit_bytes=wire.MAX_HANDSHAKE_FRAME_BYTES)

@@ -1,7 +1,7 @@
-"""One piece of a body of shards, sealed: between ranges of memory or a file and a socket.
+"""Sealed pieces of a body of shards, between a socket and ranges of memory or of a file.
 
-A piece of one range that is authenticated only goes straight between mapping and socket, as it
-would without a seal. All others pass through a buffer.
+A piece of one range in mode "mac" goes straight between mapping and socket. All others pass through
+a buffer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from emergency_ckpt.transfer.security.sealing import TAG_BYTES, Buffer, Directio
 from emergency_ckpt.transfer.source import FileTarget, Target
 
 Ranges = Sequence[tuple[int, int]]
-"""(offset, nbytes), together at most a piece."""
+"""(offset, nbytes) pairs, at most PIECE_BYTES in all."""
 
 
 def send(
@@ -25,8 +25,7 @@ def send(
 ) -> None:
     """Send the ranges as one piece. Errors as of ``_native.send_ranges``.
 
-    When somebody writes there meanwhile, the receiver may find a wrong tag where it would have
-    found a wrong CRC.
+    A concurrent write to the source gives the receiver a wrong tag or a wrong CRC.
     """
     fd, nbytes = sock.fileno(), sum(length for _, length in ranges)
     if len(ranges) == 1 and not sending.encrypts:
@@ -49,10 +48,10 @@ def send(
 def receive(
     fd: int, receiving: Direction, into: Target, ranges: Ranges, timeout_s: float
 ) -> list[int]:
-    """Receive one piece into the ranges; the CRC32C of each.
+    """Receive one piece into the ranges and return the CRC32C of each.
 
     Errors as of ``_native.receive_ranges``; AuthenticationFailed when the piece is not the one
-    that the peer sealed: then the ranges may hold what came all the same.
+    that the peer sealed. The bytes of the ranges are then undefined.
     """
     nbytes = sum(length for _, length in ranges)
     with ExitStack() as held:

@@ -1,7 +1,7 @@
-"""Seals for what travels one way on a connection: each frame and piece once, and in order.
+"""Seals for one direction of a connection: each frame and piece opens once, and in order.
 
-The cipher is AES-256-GCM of the ``cryptography`` package, which lets other threads run meanwhile.
-``PROTOCOL.md`` says which bytes are covered.
+The cipher is AES-256-GCM of the ``cryptography`` package, which releases the interpreter's lock.
+``PROTOCOL.md`` says which bytes the tag covers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ IV_BYTES = 12
 SEAL_KEY_BYTES = _KEY_BYTES + IV_BYTES
 TAG_BYTES = 16
 PIECE_BYTES = 4 * wire.MIB
-"""A piece of a body: large, because each costs a few turns of the interpreter's lock."""
+"""Length of a piece. Large, because each piece takes the interpreter's lock a few times."""
 
 _FRAME, _PIECE = 0, 1
 _KEPT_BUFFERS = 8
@@ -60,7 +60,7 @@ _free_lock = threading.Lock()
 
 @contextmanager
 def buffer() -> Generator[Buffer]:
-    """A buffer that nobody else uses meanwhile. OSError where there is no memory for one."""
+    """Lend a buffer to one caller at a time. OSError when there is no memory for one."""
     with _free_lock:
         taken = _free.pop() if _free else None
     if taken is None:
@@ -69,13 +69,13 @@ def buffer() -> Generator[Buffer]:
         yield taken
     finally:
         with _free_lock:
-            _free.append(taken)  # where there are enough, the oldest goes
+            _free.append(taken)  # a full deque drops its oldest
 
 
 class Direction:
-    """The key and the sequence number of one direction. For one thread at a time.
+    """The key and the sequence number of one direction. Not thread-safe.
 
-    What does not open raises AuthenticationFailed, and the connection is of no more use.
+    AuthenticationFailed when a frame or piece does not open; the connection must then be closed.
     """
 
     def __init__(self, seal_key: bytes, *, encrypts: bool, peer: str) -> None:
@@ -86,7 +86,7 @@ class Direction:
         self._peer = peer
 
     def seal_frame(self, payload: bytes) -> bytes:
-        """The frame as it travels: length, payload or its ciphertext, tag."""
+        """Return the sealed frame: length, payload or its ciphertext, tag."""
         header = len(payload).to_bytes(wire.LENGTH_BYTES, "big")
         nonce = self._next_nonce(_FRAME)
         if self.encrypts:
@@ -95,7 +95,7 @@ class Direction:
         return clear + self._cipher.encrypt(nonce, b"", clear)
 
     def open_frame(self, header: bytes, sealed: bytes) -> bytes:
-        """The payload of a frame whose length was ``header``; ``sealed`` ends with the tag."""
+        """Return the payload of a frame of length ``header``; ``sealed`` ends with the tag."""
         nonce = self._next_nonce(_FRAME)
         if self.encrypts:
             return self._opened(nonce, sealed, header)
@@ -106,7 +106,7 @@ class Direction:
     def seal_piece(self, source: memoryview, sealed: memoryview) -> None:
         """Fill ``sealed``, which is TAG_BYTES longer than ``source``.
 
-        Without encryption ``sealed`` begins with the bytes of ``source`` already, and gets the tag.
+        Without encryption ``sealed`` must begin with the bytes of ``source``; the tag is added.
         """
         if self.encrypts:
             self._cipher.encrypt_into(self._next_nonce(_PIECE), source, None, sealed)
@@ -114,11 +114,11 @@ class Direction:
             sealed[len(source) :] = self.tag_of_piece(source)
 
     def tag_of_piece(self, source: memoryview) -> bytes:
-        """The tag of a piece that travels as it is."""
+        """Return the tag of a piece that is sent unencrypted."""
         return self._cipher.encrypt(self._next_nonce(_PIECE), b"", source)
 
     def open_piece(self, sealed: memoryview, target: memoryview) -> memoryview:
-        """The bytes of a piece: in ``target`` where it was encrypted, else where they are."""
+        """Return the bytes of a piece: in ``target`` if it was encrypted, else in ``sealed``."""
         nbytes = len(sealed) - TAG_BYTES
         if not self.encrypts:
             self.check_piece(sealed[:nbytes], sealed[nbytes:])
@@ -130,7 +130,7 @@ class Direction:
         return target[:nbytes]
 
     def check_piece(self, received: memoryview, tag: memoryview) -> None:
-        """Compare the tag of a piece that travelled as it is."""
+        """Check the tag of a piece that was sent unencrypted."""
         self._opened(self._next_nonce(_PIECE), tag, received)
 
     def _opened(self, nonce: bytes, data: bytes | memoryview, clear: bytes | memoryview) -> bytes:
@@ -143,8 +143,8 @@ class Direction:
         return AuthenticationFailed(
             "receive from",
             self._peer,
-            "what came was not sealed by the peer as the next part of this connection",
-            hint="somebody changes, repeats or drops packets, or the peer overwrote what it sent",
+            "the received bytes were not sealed by the peer as the next part of this connection",
+            hint="packets are changed, repeated or dropped, or the peer overwrote a slot it sent",
         )
 
     def _next_nonce(self, kind: int) -> bytes:
