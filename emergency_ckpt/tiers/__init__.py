@@ -1,5 +1,5 @@
-"""The two tiers: RAM of the hosts (``local``), and storage (``persistent``).
+"""The two tiers: host RAM (``local``) and storage (``persistent``).
 
-``ramdisk`` says which process owns which directory. ``storage`` reaches a file system or an object
-store with deadlines. FORMAT.md specifies the bytes of both tiers.
+``ramdisk`` decides which process owns which directory of a ramdisk. ``storage`` calls a file system
+or an object store with deadlines. FORMAT.md specifies the bytes of both tiers.
 """

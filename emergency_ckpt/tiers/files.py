@@ -1,7 +1,7 @@
 """Small files of a directory: whole or absent, bounded, and never through a symbolic link.
 
-Every call works on an open directory and a plain name, so that nothing can lead out of it.
-Files of a ramdisk are not synced: fsync does nothing there, the order of publish does.
+Every call takes the descriptor of an open directory and a plain name, so no path leads out of it.
+Files of a ramdisk are not synced, because tmpfs ignores fsync; the order of publishing suffices.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _sequence = itertools.count()  # next() is atomic: temporary names differ betwee
 
 
 class NotOwn(PermissionError):
-    """A directory that is another user's, or open to others: nothing in it may be believed.
+    """A directory that another user owns or can write to: its contents are not trusted.
 
     Attributes:
-      hint: how to mend it.
+      hint: the command that corrects it.
     """
 
     def __init__(self, problem: str, path: str | os.PathLike[str], hint: str) -> None:
@@ -37,7 +37,7 @@ class NotOwn(PermissionError):
 
 
 def check_own(dir_fd: int, path: str | os.PathLike[str], owner_uid: int) -> None:
-    """NotOwn unless the open directory is the user's and closed to all others."""
+    """Raise NotOwn unless the user owns the open directory and others have no access."""
     status = os.fstat(dir_fd)
     mode = stat.S_IMODE(status.st_mode)
     if status.st_uid != owner_uid:
@@ -56,16 +56,13 @@ def check_own(dir_fd: int, path: str | os.PathLike[str], owner_uid: int) -> None
 
 
 def open_directory(name: str | os.PathLike[str], *, parent_fd: int | None = None) -> int:
-    """Descriptor of a directory; the last component may not be a symbolic link. OSError."""
+    """Return the descriptor of a directory; OSError, also when the last component is a link."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.open(name, flags, dir_fd=parent_fd)
 
 
 def open_inner(name: str, parent_fd: int) -> int:
-    """As ``open_directory``, of one that has the owner of the checked directory around it.
-
-    NotOwn when it has not, or is open to others.
-    """
+    """Open a directory inside a checked one. NotOwn unless it has the same owner and is closed."""
     fd = open_directory(name, parent_fd=parent_fd)
     try:
         check_own(fd, name, os.fstat(parent_fd).st_uid)
@@ -76,18 +73,19 @@ def open_inner(name: str, parent_fd: int) -> int:
 
 
 def ensure_directory(name: str, parent_fd: int) -> int:
-    """As ``open_inner``; makes the directory first when it is absent."""
+    """Make the directory when it is absent, then open it as ``open_inner``."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(name, DIRECTORY_MODE, dir_fd=parent_fd)
     return open_inner(name, parent_fd)
 
 
 def open_regular(name: str, dir_fd: int, flags: int) -> int:
-    """Descriptor of a regular file, never of a link, a pipe or a device. OSError, CorruptData.
+    """Return the descriptor of a regular file. OSError.
 
-    CorruptData also for a file that another user than the directory's owner has, or may write to.
+    CorruptData for a link, a pipe or a device, and for a file that a user other than the
+    directory's owner owns or can write to.
     """
-    # O_NONBLOCK: opening a pipe that somebody put there must not wait for its other end.
+    # O_NONBLOCK: to open a planted pipe must not block until its other end is opened.
     flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     fd = os.open(name, flags, FILE_MODE, dir_fd=dir_fd)
     status = os.fstat(fd)
@@ -105,7 +103,7 @@ def open_regular(name: str, dir_fd: int, flags: int) -> int:
 
 
 def read_bounded(name: str, dir_fd: int, limit_bytes: int) -> bytes:
-    """All bytes of a file. ``CorruptData`` when over the limit, FileNotFoundError when absent."""
+    """Return all bytes of a file. CorruptData over the limit, FileNotFoundError when absent."""
     try:
         fd = open_regular(name, dir_fd, os.O_RDONLY)
     except FileNotFoundError:
@@ -120,9 +118,9 @@ def read_bounded(name: str, dir_fd: int, limit_bytes: int) -> bytes:
 
 
 def write_temporary(name: str, dir_fd: int, data: bytes) -> str:
-    """Write the bytes that will become ``name``; returns the temporary name.
+    """Write a temporary file, which ``rename`` makes ``name``; return its name.
 
-    Nothing is left behind on failure. ``RamdiskFull`` when there is no room.
+    RamdiskFull when there is no room. On failure no file is left.
     """
     temporary = f"{TEMPORARY_PREFIX}{os.getpid()}-{next(_sequence)}-{name}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -136,7 +134,7 @@ def write_temporary(name: str, dir_fd: int, data: bytes) -> str:
 
 
 def rename(temporary: str, name: str, dir_fd: int) -> None:
-    """Make a temporary file visible as ``name``: readers see the old one or the new one."""
+    """Publish a temporary file as ``name``, atomically: readers see the old one or the new one."""
     os.rename(temporary, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
 
 
@@ -151,26 +149,26 @@ def write_atomic(name: str, dir_fd: int, data: bytes) -> None:
 
 
 def remove(name: str, dir_fd: int) -> None:
-    """Remove a name that is not a directory; absent is fine."""
+    """Remove a name that is not a directory; do nothing when it is absent."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(name, dir_fd=dir_fd)
 
 
 def _discard(temporary: str, dir_fd: int) -> None:
-    # The first error is the one to tell; the next owner removes what stays.
+    # The first error is the one to report; the next owner removes what is left.
     with contextlib.suppress(OSError):
         remove(temporary, dir_fd)
 
 
 def remove_temporaries(dir_fd: int) -> None:
-    """Remove what a writer that died left unfinished. Only for the owner of the directory."""
+    """Remove the temporary files of a writer that died. Only the directory's owner may call it."""
     for name in os.listdir(dir_fd):
         if name.startswith(TEMPORARY_PREFIX):
             remove(name, dir_fd)
 
 
 def free_bytes(dir_fd: int) -> int:
-    """Bytes that may still be reserved in the file system of a directory."""
+    """Return the free bytes of a directory's file system."""
     status = os.fstatvfs(dir_fd)
     return status.f_bavail * status.f_frsize
 
@@ -178,7 +176,7 @@ def free_bytes(dir_fd: int) -> int:
 def local_error(
     operation: str, target: str, error: OSError, needed_bytes: int | None = None
 ) -> LocalTierError:
-    """The typed error for a failed system call on the ramdisk."""
+    """Return the typed error for a failed system call on the ramdisk."""
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         needed = None if needed_bytes is None else f"{needed_bytes} bytes free"
         return RamdiskFull(

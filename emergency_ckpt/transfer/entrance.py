@@ -142,7 +142,7 @@ class Entrance:
                 return
             except OSError as error:
                 if not self._stopping:
-                    # Out of descriptors, or a client that left at once: the next accept may succeed.
+                    # Out of descriptors, or a client that left at once: the next may succeed.
                     logging.warning("transfer server: accept: %s", error)
                     time.sleep(_RETRY_S)
                 return

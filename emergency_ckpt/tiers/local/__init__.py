@@ -1,8 +1,18 @@
 """The local tier: slots, manifests and host states of one process on its host's ramdisk.
 
-A slot is a preallocated file that holds one step. Its manifest counts only once it is renamed into
-place after the bytes are complete, so a crash at any instant leaves the previous step whole.
+1. ``tier.LocalTier.open`` claims a directory of the run, and scans it. A damaged file is
+   quarantined with its reason, never used.
+2. ``reserve`` makes two slots (preallocated files of one step each) or finds them.
+3. ``begin_write`` chooses a slot without a step that must be kept (``slot_choice``), removes its
+   manifest, and returns a ``SlotWriter``.
+4. The writer copies the shards with their CRC32C, stages the manifest, and renames it into place:
+   from then on the step counts on this process.
+5. ``note_complete`` records that the step is complete on all processes; its predecessor's slot is
+   then free.
 
-Guaranteed: no published slot is changed; memory lent to JAX is never written, also where its slot
-is not published yet (``LocalTier.lend`` counts the arrays with finalizers, and a third slot takes
-the place of a lent one). Not guaranteed: survival of the host. Other slices hold the copies."""
+Guaranteed: a crash at any instant leaves the previous step whole; a published slot is not changed;
+memory lent to JAX is never written, also when its slot is not yet published (``LocalTier.lend``
+counts the arrays with finalizers, and a third slot takes the place of a lent one).
+
+Not guaranteed: survival of the host, whose copies other slices hold; the bytes of a slot, which a
+restore compares with the CRC32C of capture time."""

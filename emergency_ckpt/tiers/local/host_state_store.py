@@ -1,4 +1,4 @@
-"""Host states of a process directory: the own ones and buddies' copies, a file each, bounded.
+"""Host states in a process directory: the process's own and copies for its buddies, one file each.
 
 ``host_state/<incarnation>-<step>/process_00003_of_00008.json``; the file's presence is the marker.
 """
@@ -33,7 +33,7 @@ from emergency_ckpt.tiers.ramdisk.deletion import HOST_STATE_DIRECTORY
 from emergency_ckpt.types import SaveId
 
 MAX_SAVES = 72
-"""More than ``local_keep_last_n`` can ask for: host states stay as long as their tensors."""
+"""Above ``local_keep_last_n``, because host states stay as long as their tensors."""
 
 MAX_DOCUMENTS = 4096
 MAX_TOTAL_DOCUMENTS_AT_LIMIT = 16
@@ -45,10 +45,10 @@ Key = tuple[SaveId, int, int]
 
 
 class HostStateStore:
-    """Published host states of one directory. Thread-safe; nothing here trusts a peer.
+    """The published host states of one directory. Thread-safe. Peers are not trusted.
 
-    Buddies push into it, so it is bounded in saves, documents and bytes: the oldest saves go
-    first, and what does not fit then is refused.
+    Peers push into it, so saves, documents and bytes are bounded: the oldest saves are removed
+    first; a document that still does not fit is refused.
     """
 
     def __init__(
@@ -59,11 +59,10 @@ class HostStateStore:
         report: Callable[[str, CheckpointError], None],
         signer: Signer | None = None,
     ) -> None:
-        """Scan the directory. What is not whole is removed, and told to ``report``.
+        """Scan the directory; report each damaged document and remove it.
 
-        What is not signed, where there is a ``signer``, is told, and removed once a save is
-        complete. ``limit_bytes``: of a document that this job saves, by which all together are
-        bounded.
+        With a ``signer``, an unsigned document is reported, and removed once a save is complete.
+        ``limit_bytes`` bounds one document of this job; the bound of all follows from it.
         """
         self._run_id = run_id
         self._signer = signer
@@ -82,10 +81,10 @@ class HostStateStore:
                 report(name, problem)
 
     def publish(self, save: SaveId, owner: int, count: int, data: bytes) -> None:
-        """Keep a document under its marker. It survives the end of every process.
+        """Publish a document; it survives the end of every process on the host.
 
-        ``CorruptData`` when it is not what it is said to be, ``HostStateError`` for another
-        run's or one that differs from what is held, ``RamdiskFull`` when there is no room.
+        CorruptData when it is not the document of that save and owner, HostStateError when it is
+        another run's or differs from the held one, RamdiskFull when there is no room.
         """
         document = decode(data)
         if (document.save, document.owner, document.count) != (save, owner, count):
@@ -131,19 +130,19 @@ class HostStateStore:
             self._held[save, owner, count] = entry
 
     def read(self, save: SaveId, owner: int, count: int) -> bytes | None:
-        """A document's bytes; None when it is not held. The digest is the reader's to check."""
+        """Return a document's bytes, or None when not held. The caller checks the digest."""
         with self._lock:
             return self._read(save, owner, count)
 
     def held(self) -> tuple[HeldHostState, ...]:
-        """All published host states, sorted."""
+        """Return all published host states, sorted."""
         with self._lock:
             return tuple(sorted(self._held.values()))
 
     def note_complete(self, save: SaveId, still_published: Collection[SaveId]) -> None:
-        """Remove the documents of saves before ``save``; its own are never dropped for room.
+        """Remove the documents of saves before ``save``, except those in ``still_published``.
 
-        Those in ``still_published`` stay: their tensors can still be restored.
+        The documents of ``save`` are never removed to make room.
         """
         with self._lock:
             self._complete = save
@@ -161,7 +160,7 @@ class HostStateStore:
             self._remove([key for key, entry in self._held.items() if unwanted(entry)])
 
     def close(self) -> None:
-        """Let go of the directory; later calls find nothing."""
+        """Close the directory; later calls find no documents."""
         with self._lock:
             self._held.clear()
             os.close(self._dir_fd)
@@ -173,17 +172,17 @@ class HostStateStore:
         try:
             save_fd = files.open_inner(save_directory(save), self._dir_fd)
         except OSError:
-            return None  # taken away from outside
+            return None  # removed by another program
         try:
             name = document_name(owner, count)
             return read_file(save_directory(save), name, save_fd, self._signer)
         except (FileNotFoundError, CorruptData):
-            return None  # taken away, or something else put in its place
+            return None  # removed or replaced by another program
         finally:
             os.close(save_fd)
 
     def _mend(self) -> None:
-        """Make the directory again when somebody removed it; what it held is gone."""
+        """Make the directory again when another program removed it; its documents are lost."""
         if os.fstat(self._dir_fd).st_nlink > 0:
             return
         dir_fd = files.ensure_directory(HOST_STATE_DIRECTORY, self._parent_fd)
@@ -192,14 +191,14 @@ class HostStateStore:
         self._held.clear()
 
     def _remove_unbelieved(self) -> None:
-        """Remove what the scan did not believe, unless a document of ours has its place now."""
+        """Remove documents that the scan did not trust, unless this process replaced them."""
         held = {
             (save_directory(save), document_name(owner, count)) for save, owner, count in self._held
         }
         for save_name, file_name in self._unbelieved:
             if (save_name, file_name) in held:
                 continue
-            with contextlib.suppress(OSError):  # taken away meanwhile
+            with contextlib.suppress(OSError):  # removed meanwhile
                 save_fd = files.open_inner(save_name, self._dir_fd)
                 try:
                     files.remove(file_name, save_fd)
@@ -209,7 +208,7 @@ class HostStateStore:
         self._unbelieved.clear()
 
     def _make_room(self, save: SaveId, size_bytes: int) -> None:
-        """Drop saves older than ``save`` until one document more is within the bounds."""
+        """Remove saves older than ``save`` until one more document is within the bounds."""
         while True:
             saves = {key[0] for key in self._held}
             total = sum(entry.size_bytes for entry in self._held.values())
@@ -242,7 +241,7 @@ class HostStateStore:
                 finally:
                     os.close(save_fd)
         for save in {key[0] for key in keys} - {key[0] for key in self._held}:
-            with contextlib.suppress(OSError):  # something else is in it: it stays
+            with contextlib.suppress(OSError):  # another file is in it
                 os.rmdir(save_directory(save), dir_fd=self._dir_fd)
 
     def _scan_save(self, name: str, report: Callable[[str, CheckpointError], None]) -> None:
@@ -289,9 +288,9 @@ def read_file(save_name: str, file_name: str, save_fd: int, signer: Signer | Non
 def read_document(
     save_name: str, file_name: str, save_fd: int, run_id: str, signer: Signer | None = None
 ) -> HeldHostState:
-    """What a published document is. ``CorruptData`` when it is not what its names say.
+    """Return the description of a published document. CorruptData when it contradicts its names.
 
-    NotSigned for one that is sound and not signed with the secret of ``signer``.
+    NotSigned when it is valid but not signed with the secret of ``signer``.
     """
     limit_bytes = MAX_HOST_STATE_BYTES + OVERHEAD_BYTES
     read = files.read_bounded(file_name, save_fd, limit_bytes)
@@ -311,7 +310,7 @@ def read_document(
 
 
 def save_directory(save: SaveId) -> str:
-    """Name of the directory that holds the documents of a save."""
+    """Return the name of the directory with the documents of a save."""
     return f"{save.incarnation}-{save.step}"
 
 

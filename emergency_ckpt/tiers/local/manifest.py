@@ -1,7 +1,7 @@
-"""Manifest files: what one process published for one step. FORMAT.md is the specification.
+"""Manifest files: the description of one step of one process. FORMAT.md is the specification.
 
-The decoder trusts nothing: every length is bounded before it is used, digests are taken over the
-bytes as they lie in the file, and ``CorruptData`` with one reason is the only thing it raises.
+The decoder treats the file as hostile: every length is bounded before use, digests cover the bytes
+of the file as read, and the only error is CorruptData with one reason.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _FormatOnly(msgspec.Struct, frozen=True):
 def build_contents(
     save: SaveId, leaves: Iterable[LeafSpec], layout: Layout, crcs: Sequence[int]
 ) -> Contents:
-    """Put leaves (any order), a layout and the CRC32C of each of its shards together."""
+    """Build contents from leaves (in any order), a layout and the CRC32C of each of its shards."""
     ordered = tuple(sorted(leaves, key=lambda spec: spec.path))
     index = {spec.path: number for number, spec in enumerate(ordered)}
     entries = tuple(
@@ -82,7 +82,7 @@ def build_contents(
 
 
 def encode_contents(contents: Contents) -> bytes:
-    """Canonical JSON: UTF-8, keys sorted, no spaces. Equal contents give equal bytes."""
+    """Return canonical JSON: UTF-8, keys sorted, no spaces. Equal contents give equal bytes."""
     try:
         return msgspec.json.encode(contents, order="sorted")
     except UnicodeEncodeError as error:
@@ -90,12 +90,12 @@ def encode_contents(contents: Contents) -> bytes:
 
 
 def contents_digest(encoded: bytes) -> str:
-    """SHA-256 (hex) of encoded contents: the name that planner and peers use for them."""
+    """Return the SHA-256 (hex) of encoded contents: the name that planner and peers use."""
     return hashlib.sha256(encoded).hexdigest()
 
 
 def decode_contents(encoded: bytes, expected_digest: str | None = None) -> Contents:
-    """Contents from their encoding, checked. ``CorruptData`` is the only error."""
+    """Return checked contents from their encoding. CorruptData is the only error."""
     _check_size(encoded, "decode contents")
     if expected_digest is not None and (actual := contents_digest(encoded)) != expected_digest:
         raise _corrupt("contents digest differs", expected_digest, actual)
@@ -108,7 +108,7 @@ def decode_contents(encoded: bytes, expected_digest: str | None = None) -> Conte
 
 
 def _share_boxes(shards: Sequence[ShardEntry]) -> None:
-    """Equal boxes become one object: leaves of one shape have equal ones, and there are few shapes.
+    """Replace equal boxes by one object, since leaves of one shape have equal boxes.
 
     More than half of a decoded manifest is boxes, and the leader of a large job holds thousands.
     """
@@ -116,20 +116,20 @@ def _share_boxes(shards: Sequence[ShardEntry]) -> None:
     for entry in shards:
         first = seen.setdefault(entry.box, entry.box)
         if first is not entry.box:
-            # Nobody else has the entry yet, and it stays equal to what it was.
+            # No other code has the entry yet, and it stays equal.
             msgspec.structs.force_setattr(entry, "box", first)
 
 
 @lru_cache(maxsize=4)
 def _decode_leaves(encoded: bytes) -> tuple[LeafSpec, ...]:
-    """Leaves, checked. The manifests of a job all have the same: they share one object."""
+    """Return checked leaves. All manifests of a job have the same, so they share one object."""
     leaves = _decode(encoded, tuple[LeafSpec, ...])
     _check_leaves(leaves)
     return leaves
 
 
 def wrap_contents(encoded_contents: bytes, writer: Writer) -> bytes:
-    """A manifest file around contents that are encoded and checked already."""
+    """Return the bytes of a manifest file for contents that are already encoded and checked."""
     body = msgspec.json.encode(
         _Body(
             contents_digest=contents_digest(encoded_contents),
@@ -146,10 +146,10 @@ def wrap_contents(encoded_contents: bytes, writer: Writer) -> bytes:
 
 
 def decode_manifest(data: bytes) -> tuple[Manifest, bytes]:
-    """A manifest and the encoded contents inside it, from the bytes of a file.
+    """Return the manifest of a file, and the encoded contents in it.
 
     Checks the version, both digests and every rule of FORMAT.md, not the CRCs of the slot.
-    ``CorruptData`` is the only error.
+    CorruptData is the only error.
     """
     _check_size(data, "decode manifest")
     version = _decode(data, _FormatOnly).format
@@ -169,7 +169,7 @@ def decode_manifest(data: bytes) -> tuple[Manifest, bytes]:
 
 
 def check_contents(contents: Contents) -> None:
-    """``CorruptData`` unless ``contents`` keep every rule and limit of FORMAT.md."""
+    """Raise CorruptData unless ``contents`` keep every rule and limit of FORMAT.md."""
     check_save(contents.save)
     _check_leaves(contents.leaves)
     _check_shards(contents.leaves, contents.shards)
@@ -199,12 +199,12 @@ def _check_shards(leaves: Sequence[LeafSpec], shards: Sequence[ShardEntry]) -> N
 
 
 def end_of(contents: Contents) -> int:
-    """First byte of a slot that no shard uses: the least size of a slot that holds these."""
+    """Return the end of the last shard in bytes: the least size of a slot for these contents."""
     return contents.shards[-1].offset + contents.shards[-1].nbytes if contents.shards else 0
 
 
 def _check_leaf(spec: LeafSpec, previous_path: str | None) -> None:
-    # Written out, as is _check_shard: both run for each shard of each save.
+    # Inlined for speed, as is _check_shard: both run for each shard of each save.
     shape, impl = spec.global_shape, spec.key_impl
     if len(spec.path) > MAX_PATH_CHARS:
         raise _corrupt("leaf path too long", MAX_PATH_CHARS, len(spec.path))

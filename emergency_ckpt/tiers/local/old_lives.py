@@ -1,4 +1,4 @@
-"""Waiting for an earlier life of a run that still holds directories which a new start needs."""
+"""The wait for an earlier life of a run that still holds directories which a new start needs."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from emergency_ckpt.tiers.local.slots import NUMBERS, read_manifest
 from emergency_ckpt.tiers.ramdisk.locks import Holder
 
 SETTLE_S = 5.0
-"""A record that cannot be right may be replaced by its writer for so long."""
+"""Time for the writer of an invalid record to replace it, in seconds."""
 _LOOK_S = 0.05
 
 T = TypeVar("T")
 
 
 def claim_or_wait(claim: Callable[[], T | Holder], run_id: str, wait_s: float) -> T:
-    """Return what ``claim`` gives, once no process of another start holds the directory.
+    """Repeat ``claim`` until no process of another start holds the directory; return its result.
 
     Raises:
-      LocalTierError: one still does after ``wait_s`` seconds, or is this very process. Names it,
-        its host and the newest step that it holds.
+      LocalTierError: the holder is this process, or still holds it after ``wait_s`` seconds. The
+        error names the process, its host and the newest step that it holds.
     """
     begun_s = time.monotonic()
     told = False
@@ -57,8 +57,8 @@ def _error(holder: Holder, run_id: str, waited_s: float) -> LocalTierError:
         return LocalTierError(
             "start",
             f"run {run_id!r} in {holder.path}",
-            f"this process has a checkpointer of that run already ({holder.describe()})",
-            hint="stop it before another one is made",
+            f"this process already has a checkpointer of that run ({holder.describe()})",
+            hint="stop it before you make another one",
         )
     step = newest_step(holder, run_id)
     held = "no step" if step is None else f"step {step}"
@@ -67,12 +67,12 @@ def _error(holder: Holder, run_id: str, waited_s: float) -> LocalTierError:
         f"run {run_id!r} in {holder.path}",
         f"an earlier life of the run is not over: {holder.describe()} holds the directory, with"
         f" {held}, after {waited_s:.3g} s",
-        hint="end that process; ramdisk_wait_s says how long a start waits for it",
+        hint="end that process; ramdisk_wait_s is the maximum time that a start waits for it",
     )
 
 
 def newest_step(holder: Holder, run_id: str) -> int | None:
-    """Return the newest step in a directory of somebody else; None when none can be read."""
+    """Return the newest step in another process's directory, or None when none can be read."""
     steps: list[int] = []
     with contextlib.suppress(OSError):
         dir_fd = files.open_directory(holder.path)

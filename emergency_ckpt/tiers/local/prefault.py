@@ -1,4 +1,4 @@
-"""Touching the pages of slots in the background, so that saves find them mapped."""
+"""Background prefaulting of slots, so that saves find their pages mapped."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _PIECE_BYTES = 64 << 20
 
 
 class Prefaulter:
-    """One thread at a time, made when there is something to do. Thread-safe.
+    """Runs requests in one thread, which it starts when there are any. Thread-safe.
 
     Args:
-      reserve: makes sure of the slots, of so many bytes each.
-      mappings: gives the memory of all slots.
+      reserve: reserves the slots; its argument is their size in bytes.
+      mappings: returns the memory of all slots.
     """
 
     def __init__(
@@ -36,23 +36,23 @@ class Prefaulter:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
-        self._asked: list[int | None] = []  # and not begun
+        self._asked: list[int | None] = []  # requests not yet begun
 
     def ask(self, reserve_bytes: int | None) -> None:
-        """Touch all pages, after ``reserve`` of so many bytes if given. Returns at once.
+        """Touch all pages, after ``reserve(reserve_bytes)`` if given. Does not block.
 
-        What is asked for while the thread is at work, it does next. Changes no byte. A failure is
-        logged; the next save meets it.
+        A request during another one is done next. Changes no byte. A failure is logged, and the
+        next save reports it.
         """
         with self._lock:
             self._asked.append(reserve_bytes)
             if self._thread is None or not self._thread.is_alive():
-                # Not a daemon: one that is inside native code when the interpreter ends aborts it.
+                # A daemon thread inside native code aborts the process at interpreter exit.
                 self._thread = threading.Thread(None, self._run, "eckpt-prefault")
                 self._thread.start()
 
     def close(self, timeout_s: float) -> None:
-        """End the thread; waits for it so long at most."""
+        """End the thread. Blocks for at most ``timeout_s`` seconds."""
         self._closing.set()
         if (thread := self._thread) is not None:
             thread.join(timeout_s)
@@ -77,5 +77,5 @@ class Prefaulter:
                     nbytes = min(_PIECE_BYTES, mapping.size_bytes - offset)
                     _native.prefault(mapping, offset, nbytes, self._threads)
         except (OSError, ValueError, LocalTierError) as error:
-            # ValueError: the slot was dropped meanwhile.
+            # ValueError: the slot was removed meanwhile.
             logging.warning("prefault of %s: %s; saves are slower", self._name, error)

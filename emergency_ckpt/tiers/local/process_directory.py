@@ -54,7 +54,7 @@ class _KnownComplete(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class QuarantineRecord(msgspec.Struct, frozen=True):
-    """Why a copy is never used again. For people; nothing reads it back."""
+    """The reason why a copy is never used again. For people; no code reads it back."""
 
     directory: str
     name: str
@@ -64,7 +64,7 @@ class QuarantineRecord(msgspec.Struct, frozen=True):
 
 
 class ProcessDirectory:
-    """What a scan of a claimed directory found. State is changed under the tier's lock only."""
+    """The contents of a claimed directory. Changed under the tier's lock only."""
 
     def __init__(
         self,
@@ -73,11 +73,11 @@ class ProcessDirectory:
         host_state_limit_bytes: int,
         signer: Signer | None = None,
     ) -> None:
-        """Scan. What is wrong inside never raises: it is quarantined with a record.
+        """Scan the directory. A damaged file does not raise: it is quarantined with a record.
 
-        With a ``signer`` nothing is believed that is not signed. What is sound otherwise stays
-        in its place until the room is needed: the user may have given another secret by mistake.
-        ``OSError`` when the directory itself cannot be read or written.
+        With a ``signer`` an unsigned file is not used. If it is otherwise valid, it stays until a
+        save needs the room, because the user may have given another secret by mistake.
+        OSError when the directory itself cannot be read or written.
         """
         self.claim = claim
         self.signer = signer
@@ -100,9 +100,9 @@ class ProcessDirectory:
         self._scan_slots()
 
     def note_complete(self, save: SaveId) -> None:
-        """Remember, across restarts, that ``save`` is complete.
+        """Record, across restarts, that ``save`` is complete.
 
-        Host states of older saves are forgotten, but for those whose tensors are still here.
+        Removes the host states of older saves whose tensors are no longer held.
         """
         self._record_complete(save)
         kept = {slot.published.save for slot in self.slots if slot.published is not None}
@@ -123,7 +123,7 @@ class ProcessDirectory:
         files.write_atomic(name, self.claim.dir_fd, signed(name, file, self.signer))
 
     def follow(self, timeline: Timeline) -> None:
-        """Put ``timeline`` on record, and unpublish what it does not have."""
+        """Record ``timeline``, and unpublish the saves that it excludes."""
         self._write(TIMELINE_NAME, encode_timeline(timeline))
         self.timeline = timeline
 
@@ -136,11 +136,11 @@ class ProcessDirectory:
         self.host_states.remove_if(lambda held: left(held.save))
 
     def published(self) -> Iterator[Slot]:
-        """The slots that hold a save."""
+        """Return the slots that hold a save."""
         return (slot for slot in self.slots if slot.published is not None)
 
     def new_slot_number(self) -> int:
-        """The lowest number of which no file exists."""
+        """Return the lowest slot number without a file."""
         taken = {slot.number for slot in self.slots}
         for name in os.listdir(self.claim.dir_fd):
             if match := _SLOT_FILES.fullmatch(name):
@@ -148,20 +148,20 @@ class ProcessDirectory:
         return min(set(NUMBERS) - taken)
 
     def make_slot(self, size_bytes: int, *, sparse: bool = False) -> Slot:
-        """Reserve a slot more. Not yet in ``slots``. ``RamdiskFull``, ``LocalTierError``."""
+        """Reserve one more slot; the caller adds it to ``slots``. RamdiskFull, LocalTierError."""
         return make_slot(self.new_slot_number(), self.claim, size_bytes, sparse=sparse)
 
     def discard(self, slot: Slot) -> None:
-        """Remove a slot and its files, unless it is gone already."""
+        """Remove a slot and its files; do nothing when it is already removed."""
         if slot in self.slots:
             self.slots.remove(slot)
             slot.delete()
 
     def drop_twins(self, of: Slot) -> None:
-        """Unpublish every other slot of its digest: they were published before ``of``.
+        """Unpublish every other slot with the digest of ``of``, which was published last.
 
-        Such a slot had failed verification, or its shards came here once more. Left published, it
-        would be found again, and perhaps preferred, by the next life, which knows of no damage.
+        Such a slot failed verification, or its shards were fetched again. The next life, which
+        knows of no damage, would find it and might prefer it.
         """
         for slot in self.slots:
             old, new = slot.published, of.published
@@ -169,9 +169,9 @@ class ProcessDirectory:
                 slot.unpublish()
 
     def _drop_superseded(self) -> None:
-        """Unpublish what adds nothing to a slot of the same save that was published later.
+        """Unpublish each slot whose shards a later slot of the same save all has.
 
-        A crash may have come before the older one was unpublished.
+        A crash may have prevented that the older one was unpublished.
         """
         in_order = sorted(self.published(), key=self._published_ns)
         for number, later in enumerate(in_order):
@@ -183,10 +183,10 @@ class ProcessDirectory:
                     slot.unpublish()
 
     def invalidate_newer(self, than: SaveId) -> None:
-        """Unpublish what is after ``than``, or of its step in another incarnation.
+        """Unpublish saves after ``than``, and other incarnations of its step.
 
-        A later save on record as complete gives way to ``than``, or to nothing when ``than`` has
-        no incarnation: it is of the persistent tier then.
+        A record of a later complete save is replaced by ``than``, or removed when ``than`` has no
+        incarnation, which means that it is of the persistent tier.
         """
 
         def newer(save: SaveId) -> bool:
@@ -205,9 +205,9 @@ class ProcessDirectory:
             self.known_complete = None
 
     def quarantine(self, record: QuarantineRecord) -> None:
-        """Keep a record: in memory, and a small file (the oldest of 64 is replaced).
+        """Keep a record in memory and in a small file (which replaces the oldest of 64).
 
-        The copy itself is taken out by the caller. Without room for the file the log has it.
+        The caller removes the copy itself. When there is no room for the file, only the log has it.
         """
         self.quarantined.append(record)
         logging.warning("quarantined %s in %s: %s", record.name, record.directory, record.problem)
@@ -220,10 +220,10 @@ class ProcessDirectory:
             logging.warning("no quarantine record was written: %s", error)
 
     def made_again(self, run_dir: Path, writer: Writer, start: str) -> ProcessDirectory:
-        """Claim a directory in place of this one, which somebody removed, and close this one.
+        """Claim a directory in place of this one, which another program removed; close this one.
 
-        What readers and arrays still use of this one stays in memory until they are done.
-        LocalTierError; this one stays as it is then.
+        Memory that readers and arrays use stays until they are done. On LocalTierError this
+        directory stays as it is.
         """
         logging.warning("%s was removed while the job runs; it is made again", self.claim.path)
         found = claim_directory(run_dir.parent, run_dir.name, writer.process_index, start)
@@ -241,14 +241,14 @@ class ProcessDirectory:
         return made
 
     def drop_lost_slots(self) -> None:
-        """Let go of slots whose files somebody removed or cut, with what they held."""
+        """Close slots whose files another program removed or cut; their saves are lost."""
         for slot in [slot for slot in self.slots if not (slot.writing or slot.is_in_place())]:
             logging.warning("slot %d in %s was removed or cut", slot.number, self.claim.path)
             self.slots.remove(slot)
             slot.delete()
 
     def close(self) -> None:
-        """Unmap what nothing uses and let go of the lock, or, while views live, when they go."""
+        """Unmap unused slots and release the lock, which live views keep until they end."""
         lent = any(slot.lent for slot in self.slots)
         for slot in self.slots:
             slot.mapping.close()
@@ -259,9 +259,9 @@ class ProcessDirectory:
             self.claim.release()
 
     def delete(self) -> bool:
-        """Delete everything; False when a reader serves it, then it stays and is let go.
+        """Delete the directory; return False when a reader serves it: it then stays, released.
 
-        Memory that peers are reading, or views use, goes when they are done.
+        Memory that peers read or views use is freed when they are done.
         """
         self._close_parts()
         return self.claim.delete()
@@ -282,7 +282,7 @@ class ProcessDirectory:
         if found is not None:
             self.known_complete, doubt = found
             if doubt:
-                # It still says that this may be no fresh start; no save is used for it.
+                # It still shows that this may be no fresh start; it names no save to use.
                 logging.warning("%s in %s: %s", KNOWN_COMPLETE, self.claim.path, doubt)
 
     def _scan_timeline(self) -> None:
@@ -316,7 +316,7 @@ class ProcessDirectory:
         try:
             files.remove(name, self.claim.dir_fd)
         except (IsADirectoryError, PermissionError):
-            return False  # a directory: not ours, it stays, and its number is not used
+            return False  # a foreign directory: it stays, and its number is not used
         return True
 
     def _report(self, name: str, error: CheckpointError) -> None:
@@ -325,7 +325,7 @@ class ProcessDirectory:
 
 
 def read_timeline(dir_fd: int, signer: Signer | None = None) -> Timeline | None:
-    """The timeline on record; None without a record. ``CorruptData``, ``NotSigned``."""
+    """Return the recorded timeline, or None without a record. CorruptData, NotSigned."""
     try:
         data = files.read_bounded(TIMELINE_NAME, dir_fd, TIMELINE_LIMIT_BYTES + OVERHEAD_BYTES)
     except FileNotFoundError:
@@ -339,10 +339,10 @@ def read_timeline(dir_fd: int, signer: Signer | None = None) -> Timeline | None:
 def read_known_complete(
     dir_fd: int, run_id: str, signer: Signer | None = None
 ) -> tuple[SaveId, str] | None:
-    """(save on record as complete, why it is not believed or ""); None without a record.
+    """Return the save recorded as complete and why it is not trusted (or ""); None without one.
 
-    CorruptData. One that is not believed keeps a job from a fresh start without a word: it can
-    only lead to an error, and an attacker who can write it could remove all the same.
+    CorruptData. An untrusted record still prevents a silent fresh start. It can only cause an
+    error, and an attacker who can write it could as well delete everything.
     """
     try:
         read = files.read_bounded(KNOWN_COMPLETE, dir_fd, _MAX_SMALL_FILE_BYTES + OVERHEAD_BYTES)

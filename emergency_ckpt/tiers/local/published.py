@@ -1,4 +1,4 @@
-"""What process directories hold, for reading: by digest, from any thread."""
+"""Read access to the contents of process directories, by digest, from any thread."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from emergency_ckpt.tiers.ramdisk import locks as claims
 from emergency_ckpt.types import Contents, SaveId, ShardEntry
 
 SMALL_FILES_BYTES = 1 << 20
-"""Room beside the slots, for manifests and host states."""
+"""Bytes reserved per process for manifests and host states, in addition to the slots."""
 
 
 class HeldCopies:
-    """Copies of a process's own directory and of the orphans it adopted. Base of ``LocalTier``.
+    """The copies in a process's own directory and in adopted orphans. Base of ``LocalTier``.
 
-    ``_lock`` guards the tables of both classes and is held for moments.
+    ``_lock`` guards the tables of both classes and is never held during a long operation.
     """
 
     def __init__(self, own: ProcessDirectory, copy_threads: int, slots_at_rest: int) -> None:
@@ -39,12 +39,12 @@ class HeldCopies:
 
     @property
     def quarantined(self) -> tuple[QuarantineRecord, ...]:
-        """Everything quarantined since ``open``, also by the scan."""
+        """Return the records of copies quarantined since ``open``, also by the scan."""
         with self._lock:
             return tuple(record for place in self._directories() for record in place.quarantined)
 
     def held(self) -> tuple[tuple[HeldTensors, ...], tuple[HeldHostState, ...], SaveId | None]:
-        """Published tensors, host states, and the newest save known to be complete. Cached."""
+        """Return published tensors, host states, and the newest save known as complete. Cached."""
         with self._lock:
             places = self._directories()
             tensors = {
@@ -62,31 +62,31 @@ class HeldCopies:
 
     @property
     def timeline(self) -> Timeline | None:
-        """The newest that is on record in any of the directories."""
+        """Return the newest timeline recorded in any of the directories, or None."""
         with self._lock:
             return newest(*(place.timeline for place in self._directories()))
 
     def follow(self, timeline: Timeline) -> None:
-        """Put ``timeline`` on record; what it does not have counts no more. ``LocalTierError``."""
+        """Record ``timeline`` and unpublish the saves that it excludes. LocalTierError."""
         with self._lock:
             for place in self._directories():
                 place.follow(timeline)
 
     def contents(self, digest: str) -> Contents | None:
-        """What is published under a digest; None when nothing is."""
+        """Return the contents published under a digest, or None."""
         with self._lock:
             found = self._find(digest)
             return found[1].contents if found else None
 
     def contents_bytes(self, digest: str) -> bytes | None:
-        """Its canonical encoding, whose SHA-256 is ``digest``; None when nothing is held."""
+        """Return the canonical encoding whose SHA-256 is ``digest``, or None when not held."""
         with self._lock:
             found = self._find(digest)
             return found[1].encoded if found else None
 
     @contextlib.contextmanager
     def mapping_for(self, digest: str) -> Generator[tuple[Mapping, Contents]]:
-        """The slot's memory for reading; it is not reused while inside. ``NotHeld`` if gone."""
+        """Lend the slot's memory for reading; it is not reused meanwhile. NotHeld when gone."""
         with self._lock:
             slot, published = self._held_slot(digest)
             if slot.is_cut():
@@ -100,13 +100,11 @@ class HeldCopies:
                 slot.readers -= 1
 
     def verify(self, digest: str, shards: Sequence[int]) -> list[tuple[int, int]]:
-        """(shard, CRC32C found) of those of which no copy here has the bytes of capture time.
+        """Return (shard, CRC32C found) of each shard without a sound copy here.
 
-        What is quarantined has not, whatever is found now.
-
-        Where several slots hold the digest, each is looked at on its own: a copy that is damaged
-        is not used again, a sound one is. Several threads, GIL released. ``NotHeld``, also for a
-        shard that is not in it.
+        A sound copy has the CRC32C of capture time and is not quarantined. If several slots hold
+        the digest, each is checked separately, and a damaged copy is not used again. Uses several
+        threads and releases the GIL. NotHeld, also for a shard that is not in the contents.
         """
         with self._lock:
             _, published = self._held_slot(digest)
@@ -139,10 +137,10 @@ class HeldCopies:
         return [(shard, crcs[shard]) for shard in left]
 
     def lend(self, digest: str, shard: int) -> npt.NDArray[np.uint8]:
-        """Read-only bytes of a shard, without a copy, 64-byte aligned.
+        """Return a read-only uint8 array [nbytes] over a shard's memory, 64-byte aligned, no copy.
 
-        The slot is not written while this array, or anything made from it without a copy (JAX
-        arrays on CPU), lives, also across ``close``. ``NotHeld`` if gone or quarantined.
+        The slot is not written while this array, or an array made from it without a copy (JAX
+        on CPU), is alive, also after ``close``. NotHeld when gone or quarantined.
         """
         with self._lock:
             slot, published = self._held_slot(digest, shard)
@@ -152,9 +150,9 @@ class HeldCopies:
             return slot.lend(entry.offset, entry.nbytes)
 
     def has_room_to_lend(self) -> bool:
-        """Whether saves go on while a slot is lent: a third one finds room beside those at rest.
+        """Return True when a third slot has room, so that saves continue while one is lent.
 
-        For each process of the run on this ramdisk, since all restore at the same time.
+        Counts every process of the run on this ramdisk, since all restore at the same time.
         """
         with self._lock:
             slots, dir_fd = list(self._own.slots), self._own.claim.dir_fd
@@ -166,11 +164,11 @@ class HeldCopies:
         return processes * (missing * largest + holes + SMALL_FILES_BYTES) <= free
 
     def quarantine(self, digest: str, shard: int | None, detail: str) -> None:
-        """Never use a copy again; a record says why.
+        """Never use a copy again, and record the reason ``detail``.
 
-        With a shard, only that shard: ``lend`` refuses it, ``quarantined_shards`` names it, the
-        others are still offered. With None the manifest is removed, its slot free again. A
-        digest that is not held (any more) leaves a record only.
+        With a shard index, only that shard: ``lend`` refuses it, ``quarantined_shards`` names it,
+        the others are still offered. With None the manifest is removed and its slot is free. For a
+        digest that is not held only the record is written.
         """
         with self._lock:
             for place in self._directories():
@@ -194,9 +192,9 @@ class HeldCopies:
                 )
 
     def keep_only(self, save: SaveId, digest: str) -> None:
-        """Unpublish the slots of ``save`` but ``digest``, which has all that is needed of it here.
+        """Unpublish the slots of ``save`` except ``digest``, which has all shards needed here.
 
-        Nothing happens when that is not published. What is read or lent of them stays meanwhile.
+        Does nothing when ``digest`` is not published. Memory being read or lent stays valid.
         """
         with self._lock:
             slots = [
@@ -210,13 +208,13 @@ class HeldCopies:
                         slot.unpublish()
 
     def quarantined_shards(self, digest: str) -> frozenset[int]:
-        """Shards of a held manifest that failed verification in this life."""
+        """Return the indices of a manifest's shards that failed verification in this life."""
         with self._lock:
             found = self._find(digest)
             return frozenset(found[0].bad_shards) if found else frozenset()
 
     def host_state_bytes(self, save: SaveId, owner: int, count: int) -> bytes | None:
-        """The encoded document; None when it is not held."""
+        """Return the encoded document, or None when not held."""
         with self._lock:
             places = self._directories()
         for place in places:
@@ -229,7 +227,7 @@ class HeldCopies:
         return [self._own, *self._orphans]
 
     def _found(self, digest: str) -> list[tuple[Slot, Published]]:
-        """The slots under a digest, those with the fewest damaged shards first."""
+        """Return the slots with a digest, those with the fewest damaged shards first."""
         found = [
             (slot, slot.published)
             for place in self._directories()
@@ -242,7 +240,7 @@ class HeldCopies:
         return next(iter(self._found(digest)), None)
 
     def _held_slot(self, digest: str, shard: int | None = None) -> tuple[Slot, Published]:
-        """A slot under the digest, one with a sound copy of ``shard`` if there is one."""
+        """Return a slot with the digest, preferably with a sound copy of ``shard``. NotHeld."""
         found = self._found(digest)
         if not found:
             raise NotHeld(

@@ -1,8 +1,7 @@
-"""A host's ramdisk, read without owning it: what a server offers while the trainer is down.
+"""Read-only access to a host's ramdisk, for a server that runs while the trainer is down.
 
-Takes no part in saving and changes no file. A trainer may come up beside it at any time: each
-request looks at what is published now, and a slot that is written while it is read shows in the
-CRCs of its shards.
+It changes no file. A trainer may start at any time: each request looks at the files anew, and a
+slot that is written during a read has shards with wrong CRCs.
 """
 
 from __future__ import annotations
@@ -51,18 +50,18 @@ from emergency_ckpt.tiers.ramdisk.ownership import open_local_dir
 from emergency_ckpt.types import Contents, SaveId
 
 Version = tuple[int, int, int, int]
-"""Inode, change and modification time in ns, size: differs between two lives of a name."""
+"""Inode, change and modification time in ns, size in bytes: differs when a file was replaced."""
 
 
 class ReadOnlyRamdisk:
-    """What all process directories of a run hold. Thread-safe.
+    """The contents of all process directories of a run. Thread-safe.
 
-    Holds ``reader.lock`` of each directory shared, so that nobody deletes it; directories that
-    appear later are found by the next request. ``address`` is what the inventory tells.
+    Holds ``reader.lock`` of each directory shared, so that no process deletes it; the next request
+    finds directories that appear later. ``address`` is part of the inventory.
 
-    ``ConfigError`` for a bad run id, ``LocalTierError`` when ``local_dir`` is no directory of
-    ``owner_uid`` (None: the effective user). One of its directories that is not is not served,
-    nor, with a ``signer``, what is not signed.
+    ConfigError for an invalid run id, LocalTierError when ``local_dir`` is no directory of
+    ``owner_uid`` (None: the effective user). Process directories of other users are not served,
+    nor, with a ``signer``, unsigned files.
     """
 
     def __init__(
@@ -91,7 +90,7 @@ class ReadOnlyRamdisk:
         self._damaged: dict[Path, int | None] = {}
 
     def inventory(self) -> HolderInventory:
-        """All that is published now. The holder is ``server/<host:port>``."""
+        """Return all that is published now. The holder is ``server/<host:port>``."""
         with self._lock:
             self._refresh()
             places = list(self._directories.values())
@@ -117,16 +116,16 @@ class ReadOnlyRamdisk:
         )
 
     def contents_bytes(self, digest: str) -> bytes | None:
-        """The canonical encoding whose SHA-256 is ``digest``; None when not published (now)."""
+        """Return the canonical encoding whose SHA-256 is ``digest``, or None."""
         with self._lock:
             slot = self._find(digest)
             return slot.published.encoded if slot else None
 
     @contextmanager
     def mapping_for(self, digest: str) -> Generator[tuple[Mapping, Contents]]:
-        """The slot's bytes. Not locked against a trainer that comes up: compare the CRCs.
+        """Lend the slot's bytes. A trainer that starts may write to them: compare the CRCs.
 
-        ``NotHeld`` when it is not published (any more), or its slot is gone or too short.
+        NotHeld when they are not published, or the slot is gone or too short.
         """
         with self._lock:
             slot = self._find(digest)
@@ -136,7 +135,7 @@ class ReadOnlyRamdisk:
         yield mapping, slot.published.contents
 
     def host_state_bytes(self, save: SaveId, owner: int, count: int) -> bytes | None:
-        """The encoded document; None when it is not held. Its digest is the reader's to check."""
+        """Return the encoded document, or None when not held. The caller checks the digest."""
         check_save(save)
         with self._lock:
             self._refresh()
@@ -147,7 +146,7 @@ class ReadOnlyRamdisk:
         return None
 
     def publish_host_state(self, save: SaveId, owner: int, count: int, data: bytes) -> None:
-        """Always ``HostStateError``: nothing is written here."""
+        """Raise HostStateError: this server writes nothing."""
         raise HostStateError(
             "publish",
             f"host state of process {owner} of {count} at step {save.step} ({len(data)} bytes)",
@@ -156,14 +155,14 @@ class ReadOnlyRamdisk:
         )
 
     def close(self) -> None:
-        """Let go of the directories. Idempotent; reads under way keep their memory."""
+        """Release the directories. Idempotent; reads in progress keep their memory."""
         with self._lock:
             for place in self._directories.values():
                 place.close()
             self._directories.clear()
 
     def _find(self, digest: str) -> _Slot | None:
-        """The slot that was published last: an older one may have failed verification."""
+        """Return the slot that was published last; an older one may have failed verification."""
         self._refresh()
         found = [
             slot
@@ -197,14 +196,14 @@ class ReadOnlyRamdisk:
             self._directories[path] = _Directory(claim, self._run_id, self._signer)
 
     def _note_damage(self, path: Path, error: OSError) -> None:
-        """Damage stays with its directory: the others are served. Each is logged once."""
+        """Log damage of a directory once; the other directories are served."""
         if self._damaged.get(path) != error.errno:
             self._damaged[path] = error.errno
             logging.warning("%s is not served: %s", path, error)
 
 
 class _Slot:
-    """A published slot, mapped when it is first read."""
+    """A published slot, mapped at its first read."""
 
     def __init__(self, number: int, dir_fd: int, version: Version, published: Published) -> None:
         self.version = version
@@ -255,7 +254,7 @@ class _Directory:
             if slot is not None and slot.version == version:
                 continue
             if slot is not None:
-                del self.slots[number]  # its mapping goes when the last reader is done with it
+                del self.slots[number]  # its last reader frees the mapping
             if version is None or self._bad.get(number) == version:
                 continue
             try:
@@ -264,7 +263,7 @@ class _Directory:
                 logging.warning("%s is not served: %s", self._claim.path, error)
                 self._bad[number] = version
                 continue
-            # When it was replaced meanwhile, the next request sees another version again.
+            # If it was replaced meanwhile, the next request sees another version.
             if published is not None:
                 self.slots[number] = _Slot(number, self._claim.dir_fd, version, published)
 
@@ -290,7 +289,7 @@ class _Directory:
                 try:
                     yield read_document(save_name, name, save_fd, self._run_id, self._signer)
                 except FileNotFoundError:
-                    continue  # dropped meanwhile by a trainer that came up
+                    continue  # removed by a trainer that started
                 except CorruptData as error:
                     logging.warning("%s is not served: %s", self._claim.path, error)
 
@@ -317,7 +316,7 @@ class _Directory:
         try:
             parent_fd = files.open_inner(HOST_STATE_DIRECTORY, self._claim.dir_fd)
         except OSError:
-            return  # no host state was ever published here
+            return  # no host state was published
         try:
             for name in sorted(os.listdir(parent_fd)):
                 try:

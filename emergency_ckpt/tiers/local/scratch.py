@@ -1,4 +1,4 @@
-"""Memory outside of the ramdisk for fetched shards that a process uses but does not keep."""
+"""Memory outside the ramdisk for fetched shards that a process uses but does not keep."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from emergency_ckpt.errors import LocalTierError
 class Scratch:
     """An anonymous file: bytes are written to it, then read through views. Nothing is published.
 
-    Its pages are made as they are written, which costs half of making and clearing them first.
-    They belong to this process (not to the ramdisk) and go with the last view, or at ``close``
-    when there is none. Not thread-safe, but for writers of the file.
+    Its pages are allocated by the writes, which takes half the time of clearing them first. They
+    are freed with the last view, or at ``close`` without views. Thread-safe for writes to the file
+    only.
 
     Raises:
-      LocalTierError: the system gives no such file.
+      LocalTierError: the system cannot make such a file.
     """
 
     def __init__(self, size_bytes: int) -> None:
@@ -36,11 +36,11 @@ class Scratch:
             raise _no_memory(size_bytes, error) from error
 
     def view(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Read-only bytes, without a copy; they live as long as what is made of the array."""
+        """Return a read-only uint8 array [nbytes] without a copy; it keeps the memory alive."""
         return self._mapping.view(offset, nbytes, None)
 
     def close(self) -> None:
-        """No more bytes are written; views stay."""
+        """Close the file for writes; views stay valid."""
         os.close(self.fd)
 
 

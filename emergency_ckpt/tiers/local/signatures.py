@@ -1,9 +1,8 @@
 """Signatures of the small files of a ramdisk, which decide what is restored. See FORMAT.md.
 
-A signed file wraps the file as it is without a secret. What is signed is its name in the process
-directory and its bytes, so that none can be changed, made up or put in another's place by somebody
-who does not know the run's secret. An earlier file of the same name can be put back: that is a
-host with an older save, which a restore bears with.
+A signed file wraps the unsigned one. The signature covers its name in the process directory and its
+bytes, so nobody without the run's secret can change, forge or move a file. An earlier file of the
+same name can be put back: then the host has an older save, which a restore allows for.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from emergency_ckpt.errors import CorruptData, NotSigned
 FORMAT_VERSION = 2
 PURPOSE = "ramdisk"
 OVERHEAD_BYTES = 256
-"""More than a signature adds to a file."""
+"""An upper bound of the bytes that a signature adds to a file."""
 
 UNSIGNED = "it is not signed"
 OTHER_SECRET = "it was signed with another secret"  # noqa: S105  a text for people
@@ -37,7 +36,7 @@ class _Signed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Signer:
-    """Signs files of one run, and checks what it or another process of the run signed."""
+    """Signs files of one run, and checks files that any process of the run signed."""
 
     def __init__(self, key: bytes) -> None:
         """``key``: 32 bytes, equal on all processes and in all lives of the run."""
@@ -46,7 +45,7 @@ class Signer:
 
     @classmethod
     def of(cls, secret: RunSecret) -> Signer | None:
-        """Return the signer of a run; None when its secret is made up, which proves nothing."""
+        """Return the signer of a run, or None for a made-up secret, which proves nothing."""
         key = secret.key_for(PURPOSE)
         return None if key is None else cls(key)
 
@@ -56,7 +55,7 @@ class Signer:
         return msgspec.json.encode(signed)
 
     def is_ours(self, name: str, file: bytes, mac: str) -> bool:
-        """Return True when ``mac`` is this key's for the file; takes equal time if it is not."""
+        """Return True when ``mac`` is valid for the file and key. Compares in constant time."""
         return hmac.compare_digest(self._mac(name, file).encode(), mac.encode())
 
     def _mac(self, name: str, file: bytes) -> str:
@@ -66,22 +65,22 @@ class Signer:
 
 
 def signed(name: str, file: bytes, signer: Signer | None) -> bytes:
-    """Return ``file`` as it is to be written: signed, or as it is without a secret."""
+    """Return the bytes to write: the signed file, or ``file`` itself without a signer."""
     return file if signer is None else signer.sign(name, file)
 
 
 def open_signed(name: str, data: bytes, signer: Signer | None) -> tuple[bytes, str]:
-    """Return the file inside, and why it is not believed: ``UNSIGNED``, ``OTHER_SECRET`` or "".
+    """Return the inner file and the reason not to trust it: UNSIGNED, OTHER_SECRET or "".
 
-    Without a signer everything is believed, signed or not.
+    Without a signer every file is trusted, signed or not.
 
     Raises:
-      CorruptData: it says that it was signed with this secret, and was not.
+      CorruptData: the file names this secret, but its signature is wrong.
     """
     try:
         found = msgspec.json.decode(data, type=_Signed)
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        return data, "" if signer is None else UNSIGNED  # the reader of the file says what it is
+        return data, "" if signer is None else UNSIGNED  # the caller decodes it
     file = bytes(found.file)
     well_formed = _KEY_ID.fullmatch(found.key) and _MAC.fullmatch(found.mac)
     if found.format != FORMAT_VERSION or not well_formed:
@@ -91,17 +90,17 @@ def open_signed(name: str, data: bytes, signer: Signer | None) -> tuple[bytes, s
     if found.key != signer.key_id:
         return file, OTHER_SECRET
     if not signer.is_ours(name, file, found.mac):
-        raise CorruptData("open", name, "its signature does not fit: somebody changed it")
+        raise CorruptData("open", name, "its signature is wrong: the file was changed")
     return file, ""
 
 
 def check_believed(name: str, doubt: str) -> None:
-    """NotSigned when there is a reason not to believe a file that is sound otherwise."""
+    """Raise NotSigned with ``doubt``, the reason not to trust a valid file, unless it is empty."""
     if doubt:
         raise NotSigned(
             "open",
             name,
             doubt,
-            hint="it is left alone until its room is needed; docs/security.md says how a secret is"
-            " changed",
+            hint="it is kept until a save needs the room; docs/security.md describes how to change"
+            " a secret",
         )

@@ -1,4 +1,4 @@
-"""Which slot the next save goes to, and which slots are too many. Pure."""
+"""The choice of a slot for the next save, and of surplus slots. Pure."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Collection, Iterable
 from emergency_ckpt.types import Contents, SaveId
 
 SLOTS_AT_REST = 2
-"""One whole step, and one being written; more where more steps are to be kept."""
+"""One whole step and one being written; more when more steps are to be kept."""
 MAX_EXTRA_SLOTS = 2
-"""So many more may be made while slots are lent."""
+"""Maximum number of further slots while others are lent."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SlotState:
-    """What matters of a slot for a choice.
+    """The properties of a slot that a choice depends on.
 
     Attributes:
       number: the slot's number in its directory.
-      save: what is published in it, None when nothing is.
+      save: the published save, or None.
       lent: arrays still read its memory.
-      in_use: being written, or read by a peer.
+      in_use: a writer or a peer uses it now.
     """
 
     number: int
@@ -32,7 +32,7 @@ class SlotState:
 
 @dataclasses.dataclass(frozen=True)
 class SlotChoice:
-    """Write to ``number``; or make a slot; or, with neither, no slot may be written now."""
+    """The decision: write to slot ``number``, or make a slot, or (neither) no slot is available."""
 
     number: int | None
     make_one: bool
@@ -46,12 +46,11 @@ def choose_slot(
     allow_extra: bool,
     at_rest: int = SLOTS_AT_REST,
 ) -> SlotChoice:
-    """The unpublished slot of lowest number, else the one with the oldest unprotected save.
+    """Choose the unpublished slot of lowest number, else the one with the oldest unprotected save.
 
-    While there are fewer slots than ``at_rest``, another is made before a published save is given
-    up. When no slot may be written, one is made if lent slots, or several copies of one protected
-    save, are what is in the way (with ``allow_extra``, whatever is in the way), up to
-    ``MAX_EXTRA_SLOTS`` more.
+    While there are fewer slots than ``at_rest``, a slot is made before a published save is
+    overwritten. When no slot is available, one is made if lent slots or several copies of one
+    protected save are the cause (with ``allow_extra``, for any cause), up to ``MAX_EXTRA_SLOTS``.
     """
     free = [slot for slot in slots if _is_free(slot, protected)]
     chosen = min(free, key=_unpublished_then_oldest, default=None)
@@ -62,14 +61,14 @@ def choose_slot(
     allowed = most if allow_extra else slots_allowed(slots, protected, at_rest)
     blocked = "; ".join(_why_kept(slot) for slot in slots)
     if len(slots) < allowed:
-        return SlotChoice(None, True, f"a slot more is needed: {blocked or 'there is none'}")
+        return SlotChoice(None, True, f"another slot is needed: {blocked or 'there is none'}")
     return SlotChoice(None, False, blocked)
 
 
 def slots_allowed(
     slots: Iterable[SlotState], protected: Collection[SaveId], at_rest: int = SLOTS_AT_REST
 ) -> int:
-    """``at_rest``, and one for each lent slot and each further copy of a protected save."""
+    """Return ``at_rest`` plus one per lent slot and per further copy of a protected save."""
     extra = 0
     seen: set[SaveId] = set()
     for slot in sorted(slots, key=lambda slot: slot.lent):
@@ -87,7 +86,7 @@ def surplus_slots(
     known_complete: SaveId | None,
     at_rest: int = SLOTS_AT_REST,
 ) -> tuple[int, ...]:
-    """Slots to give back: free ones beyond the allowed number, that no restore could need."""
+    """Return the free slots beyond the allowed number that no restore could need."""
     excess = len(slots) - slots_allowed(slots, protected, at_rest)
     outdated = [
         slot
@@ -100,7 +99,7 @@ def surplus_slots(
 
 
 def adds_nothing(old: Contents, new: Contents) -> bool:
-    """Whether ``new`` has every shard of ``old``, with the same bytes."""
+    """Return True when ``new`` has every shard of ``old`` with the same CRC32C."""
     if old.save != new.save or old.leaves != new.leaves:
         return False
     held = {(entry.leaf, entry.box): entry.crc32c for entry in new.shards}

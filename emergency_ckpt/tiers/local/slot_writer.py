@@ -1,4 +1,4 @@
-"""One save on its way into a slot: copy, stage, publish; or abort."""
+"""The write of one save into a slot: copy, stage, publish; or abort."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from emergency_ckpt.types import Contents, SaveId, Writer
 class SlotWriter:
     """The right to write one save into one slot, from ``LocalTier.begin_write``.
 
-    Used by one thread at a time. Until ``publish`` nothing of it counts; after a crash at any
-    point before, the slot holds nothing and the other slots are as they were. As a context
-    manager it aborts on exit when it was not published.
+    Not thread-safe. The save counts from ``publish`` on; after a crash before that, the slot holds
+    no step and the other slots are unchanged. As a context manager it aborts on exit unless it was
+    published.
     """
 
     def __init__(
@@ -57,17 +57,17 @@ class SlotWriter:
 
     @property
     def mapping(self) -> _native.Mapping:
-        """The slot's memory, for receiving into it directly."""
+        """Return the slot's memory, to receive into it directly."""
         self._check_open("use the mapping of")
         self._slot.reserve()
         return self._slot.mapping
 
     @contextlib.contextmanager
     def sparse_file(self) -> Generator[tuple[int, int] | None]:
-        """(descriptor, bytes) of a slot with holes, to be written by system calls; else None.
+        """Lend (descriptor, size in bytes) of a slot with holes; None for a reserved slot.
 
-        Where the pages do not exist yet, that costs half of making, clearing and mapping them
-        first; and without room it is an error, not a signal.
+        Writes by system calls allocate the pages in half the time of clearing and mapping them
+        first, and without room they fail with an error instead of a signal.
         """
         self._check_open("use the file of")
         if self._slot.reserved:
@@ -80,9 +80,10 @@ class SlotWriter:
             os.close(fd)
 
     def lend(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Read-only bytes that are there already, also before ``publish``; as ``LocalTier.lend``.
+        """Return a read-only uint8 array [nbytes], also before ``publish``; see ``LocalTier.lend``.
 
-        The caller writes to them no more. After ``abort`` the slot is left alone while they live.
+        The caller must not write to these bytes again. After ``abort`` the slot is not reused while
+        the array is alive.
         """
         with self._tier_lock:
             is_published = self._staged is not None and self._slot.published is self._staged[1]
@@ -91,9 +92,9 @@ class SlotWriter:
             return self._slot.lend(offset, nbytes)
 
     def copy(self, copies: Sequence[tuple[Buffer | npt.NDArray[Any], int]]) -> list[int]:
-        """Copy each buffer to its offset; returns the CRC32C of each. Releases the GIL.
+        """Copy each buffer to its offset in bytes; return the CRC32C of each. Releases the GIL.
 
-        ``ValueError`` for a range outside of the slot or a buffer that is not contiguous.
+        ValueError for a range outside the slot or a buffer that is not contiguous.
         """
         self._check_open("copy to")
         if self._staged is not None:
@@ -102,10 +103,10 @@ class SlotWriter:
         return _native.copy_crc32c(self._slot.mapping, copies, self._threads)
 
     def stage(self, contents: Contents) -> str:
-        """Write the manifest beside its place, to be published by a rename; returns the digest.
+        """Write the manifest under a temporary name, for ``publish``; return the digest.
 
-        All bytes must be in the slot. ``CorruptData`` when the contents break a rule of the
-        format, are of another save or do not fit; ``RamdiskFull`` when there is no room.
+        All bytes must be in the slot. CorruptData when the contents break a rule of the format,
+        are of another save or do not fit; RamdiskFull when there is no room.
         """
         self._check_open("stage")
         if self._staged is not None:
@@ -133,9 +134,9 @@ class SlotWriter:
         return digest
 
     def publish(self) -> None:
-        """Make the save count, atomically. It survives the end of every process from here on.
+        """Publish the save atomically; it survives the end of every process on the host.
 
-        Another slot of the same digest counts no more.
+        Any other slot of the same digest is unpublished.
         """
         self._check_open("publish")
         if self._staged is None:
@@ -153,11 +154,11 @@ class SlotWriter:
             try:
                 self._place.drop_twins(self._slot)
             except OSError as error:
-                # It is published all the same; the next life drops the other.
+                # The save is published; the next life removes the older slot.
                 logging.warning("an older slot of step %d stays: %s", self._save.step, error)
 
     def abort(self) -> None:
-        """Give the slot back with nothing in it. Idempotent; nothing happens after ``publish``.
+        """Return the slot without a step. Idempotent; does nothing after ``publish``.
 
         A slot that could not be reserved is removed.
         """

@@ -1,7 +1,7 @@
 """Slots: preallocated files of a ramdisk that hold one step of one process each.
 
-A slot's blocks are reserved before it is mapped, so that no write to it can end in SIGBUS. A slot
-counts only while its manifest is published; the manifest is removed before a byte is changed.
+A slot's blocks are reserved before it is mapped, so that no write to it causes SIGBUS. A slot
+counts while its manifest is published; the manifest is removed before a byte is changed.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from emergency_ckpt.tiers.ramdisk.locks import Claim, LockedDirectory
 from emergency_ckpt.types import Contents, SaveId
 
 NUMBERS = range(100)
-"""Numbers that a slot may have: at most two digits."""
+"""Valid slot numbers: at most two digits."""
 
 
 class Published(msgspec.Struct, frozen=True):
-    """What a slot holds: the contents, and their encoding, whose SHA-256 is ``digest``."""
+    """The contents of a slot, and their encoding, whose SHA-256 is ``digest``."""
 
     digest: str
     encoded: bytes
@@ -47,12 +47,12 @@ class Published(msgspec.Struct, frozen=True):
 
 
 class LentCount:
-    """How many views of a slot are alive.
+    """The number of live views of a slot.
 
-    Views die in any thread, in a garbage collection that may run while the same thread holds a
-    lock, and at interpreter exit. So their end is only an append to a deque, which takes no lock;
-    the thread that asks counts them off. One per file in the process, shared by a tier that was
-    closed and the next one that opens the directory.
+    A view may end in any thread, in a garbage collection while that thread holds a lock, and at
+    interpreter exit. So its end only appends to a deque, which takes no lock, and ``alive``
+    subtracts. There is one per file in the process, shared by a closed tier and the next one that
+    opens the directory.
     """
 
     def __init__(self) -> None:
@@ -60,14 +60,14 @@ class LentCount:
         self._returned: deque[None] = deque()
 
     def lease(self, claim: Claim) -> object:
-        """An owner for one view. The caller holds the tier's lock."""
+        """Return the owner of one view. The caller holds the tier's lock."""
         lease = _Lease(self, claim.held)
         weakref.finalize(lease, self._returned.append, None).atexit = False
         self._lent += 1
         return lease
 
     def alive(self) -> int:
-        """Views that are still alive. The caller holds the tier's lock."""
+        """Return the number of live views. The caller holds the tier's lock."""
         while self._returned:
             self._returned.popleft()
             self._lent -= 1
@@ -92,18 +92,18 @@ class Slot:
     """One slot file, mapped. State is changed only under the lock of the tier that owns it.
 
     Attributes:
-      published: what it holds, None when nothing counts.
-      writing: a ``SlotWriter`` is at work in it.
-      readers: how many peers, or verifications, read it now.
+      published: its published contents, or None.
+      writing: a ``SlotWriter`` is in use.
+      readers: number of peers and verifications that read it now.
       bad_shards: indices of shards that failed verification.
-      reserved: False while its file may have holes. Nothing may be written to its mapping then:
-        without room that would be a SIGBUS.
+      reserved: False while its file may have holes. A write to its mapping is then forbidden,
+        because without room it causes SIGBUS.
     """
 
     reserved = True
 
     def __init__(self, number: int, claim: Claim, mapping: Mapping, fd: int) -> None:
-        """``fd``: the mapped file, of which only the identity is kept."""
+        """``fd``: descriptor of the mapped file; only the file's identity is kept."""
         status = os.fstat(fd)
         self._file = (status.st_dev, status.st_ino)
         self.number = number
@@ -116,9 +116,9 @@ class Slot:
         self._count = _count_for(self._file)
 
     def is_in_place(self) -> bool:
-        """Whether its file is still at its name, as long as its mapping and without new holes.
+        """Return True when the file is at its name, has the mapping's length and no new holes.
 
-        Somebody may have removed or cut it: a write to the mapping could be a SIGBUS then.
+        Another program may have removed or cut it; a write to the mapping could then be a SIGBUS.
         """
         status = self._status()
         if status is None or (status.st_dev, status.st_ino) != self._file:
@@ -127,10 +127,10 @@ class Slot:
         return min(status.st_size, held_bytes) >= self.size_bytes
 
     def is_cut(self) -> bool:
-        """Whether its file was made shorter: reading the mapping could be a SIGBUS."""
+        """Return True when the file was made shorter: a read of the mapping could be a SIGBUS."""
         status = self._status()
         if status is None or (status.st_dev, status.st_ino) != self._file:
-            return False  # removed: the memory stays as long as it is mapped
+            return False  # removed: mapped memory stays valid
         return status.st_size < self.size_bytes
 
     def _status(self) -> os.stat_result | None:
@@ -149,7 +149,7 @@ class Slot:
         return self._count.alive() > 0
 
     def lend(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Read-only view of the bytes; the slot is lent until it and all made from it are gone."""
+        """Return a read-only uint8 array [nbytes]; the slot is lent while a view of it is alive."""
         if nbytes == 0:
             empty = np.empty(0, np.uint8)
             empty.flags.writeable = False
@@ -157,9 +157,9 @@ class Slot:
         return self.mapping.view(offset, nbytes, self._count.lease(self.claim))
 
     def grow(self, size_bytes: int) -> None:
-        """Make the file at least this long; its bytes stay. ``RamdiskFull`` leaves it as it was.
+        """Extend the file to at least ``size_bytes``; its bytes stay, also on RamdiskFull.
 
-        Views and readers of the old mapping keep it; it goes when they do.
+        Views and readers keep the old mapping alive.
         """
         size_bytes = whole_pages(size_bytes)
         if size_bytes <= self.size_bytes:
@@ -171,7 +171,7 @@ class Slot:
             try:
                 _reserve(fd, self.size_bytes, size_bytes - self.size_bytes)
             except OSError as error:
-                # Give back what was taken before the room ran out; nothing maps it yet.
+                # Free the blocks reserved before the room ran out; no mapping has them yet.
                 os.ftruncate(fd, self.size_bytes)
                 raise files.local_error("reserve", name, error, size_bytes) from error
             self.mapping = _map(fd, size_bytes, name)
@@ -179,11 +179,11 @@ class Slot:
             os.close(fd)
 
     def open_file(self) -> int:
-        """A descriptor of the slot's file, for reading and writing; the caller closes it."""
+        """Return a read-write descriptor of the slot's file; the caller closes it."""
         return files.open_regular(file_name(self.number), self.claim.dir_fd, os.O_RDWR)
 
     def reserve(self) -> None:
-        """Fill the holes of a sparse slot. ``RamdiskFull`` when there is no room."""
+        """Fill the holes of a sparse slot. RamdiskFull when there is no room."""
         if self.reserved:
             return
         fd = self.open_file()
@@ -198,35 +198,35 @@ class Slot:
         self.reserved = True
 
     def unpublish(self) -> None:
-        """Remove the manifest: from here on the slot holds nothing that counts."""
+        """Remove the manifest: the slot no longer holds a step."""
         files.remove(manifest_name(self.number), self.claim.dir_fd)
         self.published = None
         self.bad_shards.clear()
 
     def delete(self) -> None:
-        """Remove the slot's files. Memory that readers and views still use goes when they do."""
+        """Remove the slot's files. Readers and views keep the memory alive."""
         self.unpublish()
         files.remove(file_name(self.number), self.claim.dir_fd)
         self.mapping.close()
 
 
 def file_name(number: int) -> str:
-    """Name of a slot file."""
+    """Return the name of a slot file."""
     return f"slot_{number}.bin"
 
 
 def manifest_name(number: int) -> str:
-    """Name of the manifest that makes a slot count."""
+    """Return the name of a slot's manifest."""
     return f"slot_{number}.manifest.json"
 
 
 def whole_pages(size_bytes: int) -> int:
-    """Size of the slot for so many bytes: whole pages, at least one (nothing can map zero)."""
+    """Return ``size_bytes`` rounded up to whole pages, at least one: zero cannot be mapped."""
     return max(-(-size_bytes // mmap.PAGESIZE), 1) * mmap.PAGESIZE
 
 
 def check_room(claim: Claim, needed_bytes: int) -> None:
-    """``RamdiskFull`` with both sizes unless so many bytes are free."""
+    """Raise RamdiskFull with both sizes unless ``needed_bytes`` are free."""
     available = files.free_bytes(claim.dir_fd)
     if needed_bytes > available:
         raise RamdiskFull(
@@ -240,10 +240,10 @@ def check_room(claim: Claim, needed_bytes: int) -> None:
 
 
 def make_slot(number: int, claim: Claim, size_bytes: int, *, sparse: bool = False) -> Slot:
-    """Reserve and map a new slot. ``RamdiskFull``, ``LocalTierError``; nothing is left on failure.
+    """Reserve and map a new slot. RamdiskFull, LocalTierError; no file is left on failure.
 
-    Takes time in proportion to the size, but not with ``sparse``: then the file has holes, which
-    ``Slot.reserve`` or writes to the file fill. The check for room is made in any case.
+    The time is proportional to the size. With ``sparse`` it is not: the file has holes, which
+    ``Slot.reserve`` or writes to the file fill. Room is checked in both cases.
     """
     size_bytes = whole_pages(size_bytes)
     check_room(claim, size_bytes)
@@ -272,10 +272,10 @@ def make_slot(number: int, claim: Claim, size_bytes: int, *, sparse: bool = Fals
 def open_slot(
     number: int, claim: Claim, run_id: str, signer: Signer | None = None
 ) -> tuple[Slot | None, CorruptData | None]:
-    """A slot that an earlier life left, with what it holds if that is whole.
+    """Open a slot of an earlier life, with its contents if they are whole.
 
-    Never raises for what it finds: the second result says what is wrong. The file itself is
-    kept as room for a later save where it can be mapped. The bytes' CRCs are not checked here.
+    The second result is the damage found; it is returned, not raised. A file that can be mapped is
+    kept as a free slot. The CRCs of the bytes are not checked here.
     """
     name = file_name(number)
     problem: CorruptData | None = None
@@ -305,9 +305,10 @@ def open_slot(
 def read_manifest(
     number: int, dir_fd: int, run_id: str, signer: Signer | None = None
 ) -> Published | None:
-    """What a slot's manifest says; None without one. ``CorruptData``, also for another run's.
+    """Return the contents of a slot's manifest, or None without one.
 
-    NotSigned for one that is sound and not signed with the secret of ``signer``.
+    CorruptData, also for another run's manifest; NotSigned when it is valid but not signed with the
+    secret of ``signer``.
     """
     name = manifest_name(number)
     try:
@@ -328,7 +329,7 @@ def _adopt_file(fd: int, number: int, claim: Claim) -> Slot:
     if size_bytes == 0:
         raise CorruptData("open", file_name(number), "less than a page long")
     if os.fstat(fd).st_blocks * 512 < size_bytes:
-        # A hole would be a SIGBUS at the first touch when the ramdisk is full.
+        # On a full ramdisk the first access to a hole would be a SIGBUS.
         _reserve(fd, 0, size_bytes)
     return Slot(number, claim, _map(fd, size_bytes, file_name(number)), fd)
 

@@ -1,7 +1,7 @@
 """The local tier: the slots and host states of one process on its host's ramdisk.
 
-See FORMAT.md for the files. One thread at a time saves (``reserve``, ``begin_write``); everything
-else may be called from any thread meanwhile. Nothing here is collective.
+See FORMAT.md for the files. One thread at a time may save (``reserve``, ``begin_write``); all other
+methods are thread-safe. Nothing here is collective.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class LocalTier(HeldCopies):
             slot.published.save for slot in own.published() if slot.published is not None
         )
         self._reserved_bytes = 0
-        # Serialises what may take long, so that _lock is held for moments only.
+        # Serialises long operations, so that _lock is never held for long.
         self._saving = threading.Lock()
         self._closing = threading.Event()
         self._prefaulter = Prefaulter(str(self.path), self.reserve, self._mappings, copy_threads)
@@ -85,15 +85,14 @@ class LocalTier(HeldCopies):
         """Claim ``<local_dir>/<run_id>/<process directory>/`` and scan what it holds.
 
         Takes the directory named for ``writer.process_index``, else any of this run that no live
-        process owns, else makes its own. One that a process of another ``start`` holds is waited
-        for, ``wait_s`` seconds. What is wrong with what it finds is quarantined, never raised.
-        Until the first ``protect`` or ``note_complete`` every save found is protected. ``slots``:
-        how many there are at rest, one more than the whole steps to keep. ``signer``: signs what is
-        published; nothing is believed then that is not signed.
+        process owns, else makes one. Waits up to ``wait_s`` seconds for a directory that a process
+        of another ``start`` holds. Damaged files are quarantined, never raised. Until the first
+        ``protect`` or ``note_complete`` every save found is protected. ``slots``: number of slots
+        at rest, one more than the whole steps to keep. ``signer``: signs published files; unsigned
+        files are then not used.
 
-        ``ConfigError`` for a bad run id, ``LocalTierError`` when the ramdisk cannot be used, or an
-        earlier life of the run does not let go of it. The claim ends with ``close`` or with the
-        process.
+        ConfigError for an invalid run id; LocalTierError when the ramdisk cannot be used, or an
+        earlier life of the run still holds it. The claim ends with ``close`` or with the process.
         """
         claims.check_run_id(run_id)
         claim = claim_or_wait(
@@ -122,16 +121,17 @@ class LocalTier(HeldCopies):
         return self._own.claim.path
 
     def is_intact(self) -> bool:
-        """Whether the directory and the slots are still there: nobody has deleted them."""
+        """Return True when no program has removed the directory or a slot."""
         with self._lock:
             own = self._own
             return own.claim.is_in_place() and all(slot.is_in_place() for slot in own.slots)
 
     def adopt_orphans(self, wait_s: float = 0.0) -> None:
-        """Lock what is left unowned of this run, and offer it too; it is never written.
+        """Lock the directories of this run that no process owns, and offer their contents too.
 
-        To be called when all processes of the job have claimed their directories. Waits, so many
-        seconds, for processes of another start; ``LocalTierError`` when one holds on.
+        Call it when all processes of the job have claimed their directories. Adopted directories
+        are never written. Waits up to ``wait_s`` seconds for processes of another start;
+        LocalTierError when one still holds a directory.
         """
         self._check_open("adopt orphans beside")
         for path in claims.process_directories(self._run_dir):
@@ -150,9 +150,9 @@ class LocalTier(HeldCopies):
                 self._orphans.append(orphan)
 
     def release_orphans(self) -> None:
-        """Delete the adopted directories; those that a reader serves stay, and are let go.
+        """Delete the adopted directories; release those that a reader serves.
 
-        Memory that views and readers still use goes when they do.
+        Views and readers keep their memory alive.
         """
         with self._lock:
             while self._orphans:
@@ -161,12 +161,11 @@ class LocalTier(HeldCopies):
                     logging.info("%s is still being served; it stays", orphan.claim.path)
 
     def reserve(self, slot_bytes: int) -> None:
-        """Make sure of the slots at rest, of at least so many bytes. Idempotent; what is
-        published stays.
+        """Reserve the slots at rest, of at least ``slot_bytes`` each. Idempotent.
 
-        Free slots of an earlier life that are larger are made anew, so that no RAM is wasted.
-        ``RamdiskFull`` with both sizes before anything is changed. Blocks for about a second
-        per GiB: the kernel clears each page.
+        Published slots stay. Larger free slots of an earlier life are replaced, so that no RAM is
+        wasted. RamdiskFull with both sizes before any change. Blocks for about a second per GiB,
+        since the kernel clears each page.
         """
         self._check_open("reserve slots in")
         with self._saving:
@@ -182,13 +181,13 @@ class LocalTier(HeldCopies):
             self._reserved_bytes = target
 
     def check_reservable(self, slot_bytes: int) -> None:
-        """``RamdiskFull`` with both sizes when ``reserve`` would find no room. Makes no slot."""
+        """Raise RamdiskFull with both sizes when ``reserve`` would find no room. Makes no slot."""
         self._check_open("reserve slots in")
         with self._saving:
             self._other_runs.with_room(lambda: self._check_reservable(slot_bytes))
 
     def _check_reservable(self, slot_bytes: int) -> tuple[int, int, list[Slot], list[Slot]]:
-        """(slot size, slots to make, slots to keep, free slots that are too large)."""
+        """Return (slot size, number to make, slots to keep, free slots that are too large)."""
         self._mend()
         target = max(whole_pages(slot_bytes), self._reserved_bytes)
         with self._lock:
@@ -210,24 +209,24 @@ class LocalTier(HeldCopies):
         return target, missing, kept, too_large
 
     def prefault_in_background(self, reserve_bytes: int | None = None) -> None:
-        """Touch the pages of all slots in a thread of its own, so that saves find them mapped.
+        """Touch the pages of all slots in a background thread, so that saves find them mapped.
 
-        With ``reserve_bytes`` it does ``reserve`` first, for which ``check_reservable`` has found
-        room: saves wait for it. What is asked for while that thread is at work, it does next.
-        Changes no byte. A failure is logged; the next save meets it.
+        With ``reserve_bytes``, ``reserve`` runs first, after a successful ``check_reservable``;
+        saves wait for it. A request during another one is done next. Changes no byte. A failure is
+        logged, and the next save reports it.
         """
         self._prefaulter.ask(reserve_bytes)
 
     def begin_write(
         self, save: SaveId, nbytes: int, *, allow_extra: bool = False, sparse: bool = False
     ) -> SlotWriter:
-        """The writer of a slot of at least ``nbytes`` for ``save``; see ``choose_slot``.
+        """Return the writer of a slot of at least ``nbytes`` for ``save``; see ``choose_slot``.
 
-        The slot's old manifest is removed before this returns: nothing of the old save counts from
-        then on. With ``allow_extra`` a slot is made when all hold protected saves (for a restore).
-        With ``sparse`` a slot that must be made has holes, for bytes that are written to its file
-        (``SlotWriter.sparse_file``). ``SlotBusy`` when no slot may be written now; ``RamdiskFull``
-        when one must be made or grown and there is no room (what was published stays then).
+        Removes the slot's old manifest, so the old save no longer counts. With ``allow_extra`` a
+        slot is made when all hold protected saves (for a restore). With ``sparse`` a new slot has
+        holes, for bytes that are written to its file (``SlotWriter.sparse_file``). SlotBusy when no
+        slot is available; RamdiskFull when one must be made or grown without room (published saves
+        then stay).
         """
         self._check_open("write to")
         if save.run_id != self._run_dir.name:
@@ -268,16 +267,15 @@ class LocalTier(HeldCopies):
             return SlotWriter(slot, save, self._writer, self._threads, self._lock, self._own)
 
     def protect(self, saves: Iterable[SaveId]) -> None:
-        """From now on these saves, and no others, are never overwritten."""
+        """Protect these saves, and no others, from being overwritten."""
         with self._lock:
             self._protected = frozenset(saves)
 
     def note_complete(self, save: SaveId) -> None:
-        """``save`` is globally complete: kept on record; slots of older saves may be reused.
+        """Record ``save`` as complete on all processes; slots of older saves may then be reused.
 
-        Host states of older saves are removed, once the slot of their tensors was written again.
-        ``RamdiskFull``, ``LocalTierError`` when the record cannot be written; then nothing is
-        released.
+        Host states of older saves are removed once the slot of their tensors is overwritten.
+        RamdiskFull, LocalTierError when the record cannot be written; then nothing is released.
         """
         self._check_open("note a complete save in")
         with self._saving, self._lock:
@@ -287,7 +285,7 @@ class LocalTier(HeldCopies):
             self._drop_surplus()
 
     def drop(self, save: SaveId) -> None:
-        """Unpublish ``save`` here, unless it is protected or being read: its slot is free then."""
+        """Unpublish ``save`` and free its slot, unless it is protected or being read."""
         with self._lock:
             for slot in self._own.slots:
                 held = slot.published.save if slot.published else None
@@ -297,7 +295,7 @@ class LocalTier(HeldCopies):
     def remove(self, step: int) -> None:
         """Unpublish every save of ``step``, protected or not, with its host states.
 
-        When nothing is published any more, nothing is on record as complete either.
+        If no save is left, the record of a complete save is removed too.
         """
         with self._lock:
             for slot in self._own.slots:
@@ -309,10 +307,10 @@ class LocalTier(HeldCopies):
             self.invalidate_newer(SaveId(-1, "", self._run_dir.name))
 
     def invalidate_newer(self, than: SaveId) -> None:
-        """After a restore of ``than``: nothing later counts any more, here and in orphans.
+        """Unpublish saves later than the restored ``than``, here and in orphans.
 
-        Later: a greater step, or the same step of another incarnation. Nor is anything later on
-        record as complete: ``than`` is instead, or nothing when it has no incarnation.
+        Later means a greater step, or the same step of another incarnation. ``than`` becomes the
+        recorded complete save in place of a later one, or none does when it has no incarnation.
         """
         with self._lock:
             for place in self._directories():
@@ -323,14 +321,14 @@ class LocalTier(HeldCopies):
                     raise files.local_error("invalidate in", target, error) from error
 
     def publish_host_state(self, save: SaveId, owner: int, count: int, data: bytes) -> None:
-        """Keep an encoded host state, own or a buddy's; see ``HostStateStore.publish``."""
+        """Publish an encoded host state, own or a buddy's; see ``HostStateStore.publish``."""
         self._mend()
         self._own.host_states.publish(save, owner, count, data)
 
     def close(self) -> None:
-        """Let go of the directory; what is published stays for the next life. Idempotent.
+        """Release the directory; published saves stay for the next life. Idempotent.
 
-        While lent memory lives, only this process can claim the directory again, and it does not
+        While lent memory is alive, only this process can claim the directory again, and it does not
         write to the lent slots.
         """
         if self._closing.is_set():
@@ -340,7 +338,7 @@ class LocalTier(HeldCopies):
         with self._lock:
             lent = any(slot.lent for place in self._directories() for slot in place.slots)
         if lent:
-            # JAX keeps the host memory of deleted arrays until the next collection.
+            # JAX keeps the host memory of deleted arrays until the next garbage collection.
             gc.collect()
         with self._lock:
             for place in self._directories():
@@ -352,9 +350,9 @@ class LocalTier(HeldCopies):
             raise LocalTierError(operation, str(self.path), "the tier was closed")
 
     def _mend(self) -> None:
-        """Make again what somebody removed under the live job; what it held is lost.
+        """Make the directory or slots again that another program removed; their saves are lost.
 
-        LocalTierError when it cannot be made, or somebody else has taken the directory.
+        LocalTierError when that fails, or another process has claimed the directory.
         """
         with self._lock:
             if self._closing.is_set():
