@@ -1,7 +1,7 @@
-"""What the supervisor tells each process of a job, as environment variables.
+"""The environment variables that the supervisor sets for each process of a job.
 
 A trainer needs two names of this module: ``JobEnvironment.from_environ()`` at its start and
-``report_step(step)`` in its loop. Nothing here imports JAX.
+``report_step(step)`` in its loop. It does not import JAX.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ class JobEnvironment:
     """The place of one process in a job.
 
     Attributes:
-      coordinator_address: ``host:port`` where process 0 runs JAX's coordination service. New in
-        each life.
-      process_index, process_count: this process, and how many there are. A host may get another
-        index in the next life.
-      slice_index: ``process_index // (process_count // slice_count)``: it follows the process
-        index, because JAX on CPU orders devices by it.
-      slice_count: slices in the job.
-      devices_per_host: CPU devices that this process makes.
+      coordinator_address: ``host:port`` of JAX's coordination service in process 0. New in each
+        life.
+      process_index, process_count: this process, and their number. A host may get another index in
+        the next life.
+      slice_index: ``process_index // (process_count // slice_count)``, because JAX on CPU orders
+        devices by process index.
+      slice_count: number of slices in the job.
+      devices_per_host: number of CPU devices that this process makes.
       local_dir: this host's ramdisk directory. It belongs to the host, not to the process index,
-        and lives on from one life to the next unless the host is lost.
+        and survives from one life to the next unless the host is lost.
       restart_count: 0 in the first life, one more in each later one.
-      progress_path: where ``report_step`` writes; None when no supervisor watches.
-      events_path: a file of its own where this process may append events, one JSON object a
-        line; the supervisor never reads it. None when nobody asked for it.
+      progress_path: the file that ``report_step`` writes; None without a supervisor.
+      events_path: a file of this process for its events, one JSON object per line, which the
+        supervisor never reads; None when not requested.
     """
 
     coordinator_address: str
@@ -57,18 +57,18 @@ class JobEnvironment:
 
     @property
     def hosts_per_slice(self) -> int:
-        """Processes in each slice, one per host."""
+        """Return the number of processes in each slice, one per host."""
         return self.process_count // self.slice_count
 
     def to_environ(self) -> dict[str, str]:
-        """The ``ECKPT_*`` variables that ``from_environ`` turns back into an equal value."""
+        """Return the ``ECKPT_*`` variables from which ``from_environ`` makes an equal value."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {_variable(name): str(value) for name, value in values.items() if value is not None}
 
     def jax_environ(self) -> dict[str, str]:
-        """The variables that make JAX a process of a CPU job on loopback.
+        """Return the variables that make JAX a process of a CPU job on loopback.
 
-        The bind address matters: by default the coordination service listens on all interfaces.
+        The bind address is needed: by default the coordination service listens on all interfaces.
         """
         return {
             "JAX_PLATFORMS": "cpu",
@@ -78,7 +78,7 @@ class JobEnvironment:
 
     @staticmethod
     def present(environ: Mapping[str, str] = os.environ) -> bool:
-        """Whether a supervisor started this process."""
+        """Return True when a supervisor started this process."""
         return _variable("process_index") in environ
 
     @classmethod
@@ -105,11 +105,11 @@ class JobEnvironment:
 
 
 def report_step(step: int) -> None:
-    """Tell the supervisor that this process has reached ``step``.
+    """Report to the supervisor that this process has reached ``step``.
 
-    Call it once in each step, at its end. One memory write (about 0.2 us), never a system call;
-    a no-op when no supervisor watches. It blocks only when the supervisor was asked for an
-    ``exact`` fault at this step, for at most ``progress.HOLD_LIMIT_S`` seconds.
+    Call it once per step, at the end. It is one memory write (about 0.2 us), never a system call,
+    and does nothing without a supervisor. It blocks only for an ``exact`` fault at this step, for
+    at most ``progress.HOLD_LIMIT_S`` seconds.
 
     Raises:
       OSError: the progress file cannot be mapped (first call only).
@@ -127,7 +127,7 @@ def _open_and_report(step: int) -> None:
 
 
 def _report_nowhere(step: int) -> None:
-    """Nobody watches."""
+    """Do nothing: there is no supervisor."""
 
 
 _opening = threading.Lock()

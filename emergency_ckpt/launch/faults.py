@@ -1,21 +1,21 @@
-"""Faults that a user asks the supervisor to inject: their text form, parsed and checked. Pure.
+"""The faults that the supervisor injects: their text form, parsed and checked. Pure.
 
 A fault is words separated by spaces, in any order:
 
 ```
-step=23              fires when some process reports this step, or a later one (needed)
-kill=slice:1         whom it hits (needed): process:3 | host:2 | hosts:1,3 | slice:1 | all
+step=23              fires when a process reports this step, or a later one (required)
+kill=slice:1         its target (required): process:3 | host:2 | hosts:1,3 | slice:1 | all
 lose-ram             those hosts' ramdisks are empty in the next life (otherwise RAM is kept)
-permute=reverse      the next life numbers the processes anew:
+permute=reverse      the next life renumbers the processes:
                      reverse | swap-slices | seed:7 | 3,2,1,0 (new index of each process in turn)
-signal=KILL          what the processes get: KILL (default) | TERM | STOP | ABRT
-resume-after-s=1.5   with signal=STOP: they get SIGCONT so many seconds later
-exact                the processes hit wait inside `report_step(step)` until the fault comes
+signal=KILL          the signal sent: KILL (default) | TERM | STOP | ABRT
+resume-after-s=1.5   with signal=STOP: seconds until the SIGCONT
+exact                the target's processes wait inside `report_step(step)` for the fault
 ```
 
-`process` and `slice` count as the job is numbered when the fault fires; `host` is the physical
-host, whatever its process is called by then. Without `exact` the supervisor sees a step some ten
-milliseconds late, so the processes may have moved on a little.
+`process` and `slice` are numbered as in the life in which the fault fires; `host` is the physical
+host, independent of its process's index. Without `exact` the supervisor sees a step some ten
+milliseconds late, so the processes may be some steps further.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _SECONDS = re.compile(r"[0-9]{1,7}(\.[0-9]{1,6})?")
 
 @dataclass(frozen=True)
 class Target:
-    """Whom a fault hits.
+    """The target of a fault.
 
     Attributes:
-      kind: what ``indices`` count.
+      kind: the kind of the ``indices``.
       indices: ascending and distinct; empty for ``all``, one entry except for ``host``.
     """
 
@@ -50,7 +50,7 @@ class Target:
     indices: tuple[int, ...] = ()
 
     def processes(self, topology: JobLayout) -> tuple[int, ...]:
-        """The process indices that are hit in ``topology``, ascending."""
+        """Return the process indices of the target in ``topology``, ascending."""
         if self.kind == "all":
             return tuple(range(topology.process_count))
         if self.kind == "process":
@@ -68,7 +68,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Permutation:
-    """How the next life numbers the processes.
+    """The renumbering of the processes in the next life.
 
     Attributes:
       kind: ``explicit`` uses ``new_index``, ``seed`` shuffles with ``seed``.
@@ -79,7 +79,7 @@ class Permutation:
     new_index: tuple[int, ...] = ()
 
     def resolve(self, topology: JobLayout) -> tuple[int, ...]:
-        """The new index of each process: a permutation."""
+        """Return the new index of each process: a permutation."""
         count = topology.process_count
         if self.kind == "reverse":
             return tuple(reversed(range(count)))
@@ -94,7 +94,7 @@ class Permutation:
         return self.new_index
 
     def fits(self, topology: JobLayout) -> bool:
-        """Whether it is a permutation of the processes of ``topology``."""
+        """Return True when it is a permutation of the processes of ``topology``."""
         return sorted(self.resolve(topology)) == list(range(topology.process_count))
 
     def __str__(self) -> str:
@@ -105,7 +105,7 @@ class Permutation:
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault; it fires once. The module's text says what each field does."""
+    """One fault; it fires once. The module's docstring describes the fields."""
 
     step: int
     target: Target
@@ -117,11 +117,11 @@ class Fault:
 
     @property
     def deadly(self) -> bool:
-        """Whether the processes hit certainly die of it."""
+        """Return True when the fault ends the target's processes in any case."""
         return self.signal in ("KILL", "ABRT")
 
     def problems(self, topology: JobLayout) -> list[str]:
-        """What is wrong with this fault for a job of this size; empty when nothing is."""
+        """Return the problems of this fault for a job of this size; empty without any."""
         found: list[str] = []
         limit = topology.slices if self.target.kind == "slice" else topology.process_count
         for index in self.target.indices:
@@ -143,10 +143,10 @@ class Fault:
 
 
 def parse_fault(text: str) -> Fault:
-    """The fault that ``text`` describes. ``parse_fault(str(fault)) == fault``.
+    """Return the fault that ``text`` describes. ``parse_fault(str(fault)) == fault``.
 
     Raises:
-      ConfigError: lists everything that is wrong with the text.
+      ConfigError: lists all problems of the text.
     """
     problems: list[str] = []
     values: dict[str, str] = {}
@@ -178,7 +178,7 @@ def parse_fault(text: str) -> Fault:
 
 
 def check_faults(faults: Sequence[Fault], topology: JobLayout) -> list[str]:
-    """What is wrong with ``faults`` for a job of this size; empty when nothing is."""
+    """Return the problems of ``faults`` for a job of this size; empty without any."""
     return [problem for fault in faults for problem in fault.problems(topology)]
 
 

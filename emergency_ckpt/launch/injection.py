@@ -1,4 +1,4 @@
-"""Fires the faults that were asked for, each once, in order."""
+"""The injection of the requested faults, each once, in order."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from emergency_ckpt.launch.progress import NO_STEP
 
 @dataclass(frozen=True)
 class RestartEffects:
-    """What the faults of a life change for the next one.
+    """The effects of a life's faults on the next one.
 
     Attributes:
-      lost_hosts: hosts whose ramdisk is empty.
-      topology: hosts and processes.
+      lost_hosts: hosts whose ramdisk is then empty.
+      topology: hosts and processes of the next life.
     """
 
     lost_hosts: tuple[int, ...]
@@ -28,9 +28,9 @@ class RestartEffects:
 
 
 class FaultInjector:
-    """The faults of a job. Only the first that has not fired is considered at any time.
+    """The faults of a job. Only the first that has not fired can fire.
 
-    After a deadly fault nothing more fires in that life: the next one waits for the restart.
+    After a deadly fault no other fires in that life: the next one waits for the restart.
     """
 
     def __init__(self, faults: Sequence[Fault], emit: Callable[..., None]) -> None:
@@ -43,17 +43,17 @@ class FaultInjector:
 
     @property
     def left(self) -> tuple[Fault, ...]:
-        """Faults that have not fired."""
+        """Return the faults that have not fired."""
         return tuple(self._left)
 
     def begin_life(self, topology: JobLayout) -> Mapping[int, int]:
-        """Prepare for new processes; the steps at which some wait, from their start on."""
+        """Prepare for new processes; return the steps at which some of them wait."""
         self.struck = False
         self._wake_times_s.clear()
         return self._holds(topology)
 
     def poll(self, processes: ProcessSet) -> None:
-        """Fire what is due. Never blocks."""
+        """Fire the faults that are due. Never blocks."""
         self._wake(processes)
         while self._left and not self.struck and _due(self._left[0], processes):
             self._fire(self._left.popleft(), processes)
@@ -61,7 +61,7 @@ class FaultInjector:
                 processes.hold_at((process,), step)
 
     def end_life(self, topology: JobLayout) -> RestartEffects:
-        """What changes now that all processes of the life have ended."""
+        """Return the effects on the next life, after all processes of this one have ended."""
         lost_hosts = tuple(sorted(self._lost_hosts))
         for fault in self._renumberings:
             assert fault.permute is not None

@@ -1,12 +1,12 @@
-"""A tiny program that ends the processes of a life when their supervisor is gone.
+"""A program that ends the processes of a life when their supervisor has ended.
 
-Run as a script, in a session of its own, with a pipe from the supervisor as standard input. Each
-host process writes ``+<pgid>`` into that pipe before it becomes the user's command; the supervisor
-writes ``-<pgid>`` once that process and its group are gone. When the pipe closes, however the
-supervisor ended (SIGKILL too), every group still listed gets SIGKILL.
+It runs as a script in its own session, with a pipe from the supervisor as standard input. Each host
+process writes ``+<pgid>`` into that pipe before it becomes the user's command; the supervisor
+writes ``-<pgid>`` once that process and its group have ended. When the pipe closes, also by SIGKILL
+of the supervisor, every group still listed gets SIGKILL.
 
-PR_SET_PDEATHSIG is not used: it reaches only the direct child, and it fires when the *thread* that
-started the child ends.
+PR_SET_PDEATHSIG would reach only the direct child, and it fires when the *thread* that started the
+child ends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _READ_BYTES = 4096
 
 
 def follow(descriptor: int) -> set[int]:
-    """Read registrations until the pipe closes; the groups that are still listed then."""
+    """Read registrations until the pipe closes; return the groups that are still listed."""
     groups: set[int] = set()
     unread = b""
     while data := os.read(descriptor, _READ_BYTES):
@@ -31,12 +31,12 @@ def follow(descriptor: int) -> set[int]:
 
 
 def main() -> int:
-    """Wait for the supervisor's end, then kill what is left."""
+    """Wait for the supervisor's end, then kill the remaining groups."""
     for group in follow(sys.stdin.fileno()):
         try:
             os.killpg(group, signal.SIGKILL)
         except ProcessLookupError:
-            continue  # it ended by itself
+            continue  # it has already ended
     return 0
 
 

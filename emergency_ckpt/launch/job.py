@@ -1,4 +1,4 @@
-"""What a job is, and what is told about it: specification, events, results."""
+"""The types of a job: its specification, events and results."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ KeepRam = Literal["after-failure", "always", "never"]
 Ending = Literal["finished", "died", "hung", "stopped", "timeout"]
 
 MAX_HOSTS = 256
-"""Bound on the processes of one job: they share one machine."""
+"""Maximum number of processes of a job, since they share one machine."""
 
 
 @dataclass(frozen=True)
 class JobEvent:
-    """Something that happened to the job.
+    """An event of the job.
 
     Attributes:
       name: job.started, life.started, process.started, process.exited, fault.fired, ram.lost,
         life.ended, janitor.lost, job.restarting, job.finished or job.failed.
-      fields: details: plain numbers, strings and lists of them.
+      fields: numbers, strings, and lists of them.
       time_s: Unix time.
     """
 
@@ -54,21 +54,20 @@ class JobSpec:
     Attributes:
       command: the program and its arguments, the same for every process.
       slices, hosts_per_slice, devices_per_host: the shape of the job.
-      local_root: directory of all ramdisks; host ``h`` gets ``host_<h>`` in it. Should be on tmpfs.
-      log_dir: gets ``life_<n>/process_<p>.log``; a program may make an events file beside it.
-      env: variables added to this process's own environment for every process of the job. Where
-        neither has ``GLIBC_TUNABLES``, it asks for large pages.
-      secret: of this job, for processes that the user gives none; in their environment, where no
-        other user of the machine reads it. Two jobs have different ones.
-      max_restarts: lives after the first, whatever ended a life.
-      breaker_deaths: stop after so many deaths in a row that brought the job no further than it
-        had been before. Deaths by an injected fault do not count.
-      hang_timeout_s: no process reports a higher step for so long (start-up and compilation
-        included): all are ended, which counts as a death. None: wait for ever.
-      grace_s: time between SIGTERM and SIGKILL when all are ended; process 0 gets it anew, after
-        the others are gone.
-      keep_ram: what becomes of ``local_root`` at the end; by default only a job that succeeded
-        removes it.
+      local_root: directory of all ramdisks, with ``host_<h>`` for host ``h``. Should be on tmpfs.
+      log_dir: directory for ``life_<n>/process_<p>.log`` and the processes' events files.
+      env: variables added to this process's environment for every process of the job. If neither
+        has ``GLIBC_TUNABLES``, it requests large pages.
+      secret: the job's secret for processes without one from the user; in their environment, which
+        no other user of the machine can read. Two jobs have different ones.
+      max_restarts: maximum number of lives after the first.
+      breaker_deaths: stop after this number of successive deaths without progress of the job.
+        Deaths by an injected fault do not count.
+      hang_timeout_s: seconds without a higher step from any process (start-up and compilation
+        included) after which all are ended, which counts as a death. None: no limit.
+      grace_s: seconds between SIGTERM and SIGKILL when all are ended; process 0 gets them again
+        after the others have ended.
+      keep_ram: rule for ``local_root`` at the end; by default only a successful job removes it.
       echo: called with each line that a process prints, prefixed with life and process.
     """
 
@@ -94,39 +93,39 @@ class JobSpec:
 
     @property
     def first_topology(self) -> JobLayout:
-        """Hosts and processes of the first life."""
+        """Return the hosts and processes of the first life."""
         return JobLayout.first(self.slices, self.hosts_per_slice)
 
     def ramdisk(self, host: int) -> Path:
-        """The directory that stands for the RAM of ``host``."""
+        """Return the directory that stands for the RAM of ``host``."""
         return self.local_root / f"host_{host:05d}"
 
     @property
     def private_dir(self) -> Path:
-        """Where the supervisor keeps its own files: it is no host's RAM, so no fault hits it."""
+        """Return the directory of the supervisor's own files, which no fault affects."""
         return self.local_root / "supervisor"
 
     def life_dir(self, restart_count: int) -> Path:
-        """Logs and events of one life."""
+        """Return the directory of one life's logs and events."""
         return self.log_dir / f"life_{restart_count:03d}"
 
     def log_path(self, restart_count: int, process: int) -> Path:
-        """What one process printed in one life."""
+        """Return the path of a process's log in one life."""
         return self.life_dir(restart_count) / f"process_{process:05d}.log"
 
     def events_path(self, restart_count: int, process: int) -> Path:
-        """``JobEnvironment.events_path`` of one process in one life."""
+        """Return the ``JobEnvironment.events_path`` of a process in one life."""
         return self.life_dir(restart_count) / f"events_{process:05d}.jsonl"
 
 
 @dataclass(frozen=True)
 class ProcessExit:
-    """How a process ended.
+    """The end of a process.
 
     Attributes:
-      process, host: who.
+      process, host: their indices.
       returncode: exit status, or minus the signal that ended it.
-      step: the last step that it reported, -1 when none.
+      step: the last step that it reported, -1 without one.
     """
 
     process: int
@@ -147,12 +146,12 @@ class LifeResult:
 
     Attributes:
       restart_count: 0 for the first life.
-      ending: why it ended.
-      step: the highest step that a process reported, -1 when none.
-      first_death: the process whose end ended the life, where one did.
-      exits: every process's end, by process index; also of those that the supervisor ended.
-      injected: a deadly fault was injected in this life.
-      seconds: from the first process's start to the last one's end.
+      ending: the reason of its end.
+      step: the highest step that a process reported, -1 without one.
+      first_death: the process whose death ended the life, or None.
+      exits: the end of every process, by index; also of those that the supervisor ended.
+      injected: True when a deadly fault was injected in this life.
+      seconds: time from the first process's start to the last one's end.
     """
 
     restart_count: int
@@ -166,15 +165,15 @@ class LifeResult:
 
 @dataclass(frozen=True)
 class JobResult:
-    """What became of the job.
+    """The result of the job.
 
     Attributes:
-      exit_code: 0; the status of the process that failed first (128 + signal when one killed it);
-        124 after a timeout or a hang; 128 + signal after a stop.
+      exit_code: 0; the status of the process that failed first (128 + signal if one killed it); 124
+        after a timeout or a hang; 128 + signal after a stop.
       lives: every life, in order.
       events: every event, in order.
       faults_left: faults that never fired.
-      error: why the job failed, with the end of the log that matters; None after success.
+      error: the failure, with the end of the relevant log; None after success.
     """
 
     exit_code: int
@@ -184,10 +183,10 @@ class JobResult:
     error: CheckpointError | None
 
     def check(self) -> JobResult:
-        """This result, when the job succeeded.
+        """Return this result if the job succeeded.
 
         Raises:
-          CheckpointError: ``error``, when it did not.
+          CheckpointError: ``error``, if it did not.
         """
         if self.error is not None:
             raise self.error

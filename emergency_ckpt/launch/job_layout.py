@@ -1,10 +1,9 @@
-"""Which host runs which process, and which slice that process belongs to. Pure.
+"""The hosts, processes and slices of a job. Pure.
 
-A host is a physical thing: it owns a ramdisk and keeps its number for as long as the job lives. A
-process index is a label that a host gets anew in each life. JAX on CPU orders devices by process
-index, so the mesh row of a process, and with it its slice, follows from the index alone:
-``slice = process_index // hosts_per_slice``. When indices are permuted across slices, a host
-therefore changes its slice and keeps its RAM.
+A host is a machine: it owns a ramdisk and keeps its number during the whole job. A process index is
+a label that a host gets in each life. JAX on CPU orders devices by process index, so the mesh row
+of a process, and its slice, follow from the index: ``slice = process_index // hosts_per_slice``. So
+when indices are permuted across slices, a host changes its slice and keeps its RAM.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class JobLayout:
-    """Hosts of one life of the job.
+    """The hosts of one life of the job.
 
     Attributes:
       slices: number of slices.
@@ -29,37 +28,37 @@ class JobLayout:
 
     @classmethod
     def first(cls, slices: int, hosts_per_slice: int) -> JobLayout:
-        """The first life: host ``i`` runs process ``i``."""
+        """Return the topology of the first life: host ``i`` runs process ``i``."""
         return cls(slices, hosts_per_slice, tuple(range(slices * hosts_per_slice)))
 
     @property
     def process_count(self) -> int:
-        """Processes in the job, which is also the number of hosts."""
+        """Return the number of processes in the job, which is also the number of hosts."""
         return len(self.host_of_process)
 
     def slice_of(self, process: int) -> int:
-        """The slice that ``process`` belongs to."""
+        """Return the slice of ``process``."""
         return process // self.hosts_per_slice
 
     def processes_of_slice(self, slice_index: int) -> tuple[int, ...]:
-        """The processes of one slice, ascending."""
+        """Return the processes of one slice, ascending."""
         first = slice_index * self.hosts_per_slice
         return tuple(range(first, first + self.hosts_per_slice))
 
     def process_on(self, host: int) -> int:
-        """The process that runs on ``host`` now."""
+        """Return the process that runs on ``host`` in this life."""
         return self.host_of_process.index(host)
 
     def hosts_of(self, processes: Sequence[int]) -> tuple[int, ...]:
-        """The hosts that run ``processes``, ascending."""
+        """Return the hosts that run ``processes``, ascending."""
         return tuple(sorted(self.host_of_process[process] for process in processes))
 
     def renumbered(self, new_index: Sequence[int]) -> JobLayout:
-        """The topology after process ``i`` was given the index ``new_index[i]``.
+        """Return the topology in which process ``i`` has the index ``new_index[i]``.
 
         Args:
-          new_index: a permutation of all process indices. In the first life, where host and
-            process numbers are equal, it says directly which index each host gets.
+          new_index: a permutation of all process indices. In the first life, in which host and
+            process numbers are equal, it is the new index of each host.
         """
         hosts = [0] * self.process_count
         for old, new in enumerate(new_index):

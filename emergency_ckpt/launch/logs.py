@@ -1,7 +1,7 @@
-"""Log files of host processes: followed line by line, and their tails for error messages.
+"""The log files of host processes: followed line by line, and their tails for error messages.
 
-Processes write straight into files, never into a pipe of the supervisor: nothing they print is
-lost, and none of them blocks or gets SIGPIPE, whatever happens to the supervisor.
+Processes write into files, not into a pipe of the supervisor. So no output is lost, and no process
+blocks or gets SIGPIPE when the supervisor stops or dies.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ LineSink = Callable[[str], None]
 
 MAX_LINE_BYTES = 64 * 1024
 KEPT_DIRECTORIES = 8
-"""So many temporary directories with logs of failed jobs stay, the newest ones."""
+"""Number of temporary directories with logs of failed jobs that are kept, the newest ones."""
 
 _PREFIX = "eckpt-logs-"
 _READ_BYTES = 256 * 1024
 
 
 class LogFollower:
-    """Passes each new line of a growing file on, with a prefix."""
+    """Passes each new line of a growing file to ``sink``, with a prefix."""
 
     def __init__(self, path: Path, prefix: str, sink: LineSink) -> None:
         self._file = path.open("rb", buffering=0)
@@ -34,7 +34,7 @@ class LogFollower:
         self._partial = b""
 
     def poll(self) -> None:
-        """Pass on the lines that were completed since the last call. Never blocks."""
+        """Pass the lines that were completed since the last call. Never blocks."""
         while data := self._file.read(_READ_BYTES):
             *lines, self._partial = (self._partial + data).split(b"\n")
             for line in lines:
@@ -43,7 +43,7 @@ class LogFollower:
                 self._flush()
 
     def close(self) -> None:
-        """Pass on the rest, also a last line without an end, and close the file."""
+        """Pass the rest, also a last line without a line end, and close the file."""
         self.poll()
         if self._partial:
             self._flush()
@@ -58,7 +58,7 @@ class LogFollower:
 
 
 def log_tail(path: Path, *, lines: int = 30, limit_bytes: int = 16 * 1024) -> str:
-    """The last lines of a log file, at most ``limit_bytes`` of them.
+    """Return the last ``lines`` of a log file, at most ``limit_bytes``.
 
     Raises:
       OSError: the file cannot be read.
@@ -72,10 +72,10 @@ def log_tail(path: Path, *, lines: int = 30, limit_bytes: int = 16 * 1024) -> st
 
 @contextlib.contextmanager
 def temporary_logs(parent: Path | None = None) -> Generator[Path]:
-    """Make a directory for logs, in use for as long as the block; an empty one is removed then.
+    """Make a directory for logs, in use during the block; afterwards an empty one is removed.
 
-    Of those that this user's earlier jobs have left the newest ``KEPT_DIRECTORIES`` stay, and all
-    that are in use.
+    Of the directories of this user's earlier jobs, the newest ``KEPT_DIRECTORIES`` and those in use
+    stay.
     """
     parent = Path(tempfile.gettempdir()) if parent is None else parent
     _remove_old(parent)
@@ -86,7 +86,7 @@ def temporary_logs(parent: Path | None = None) -> Generator[Path]:
         yield made
     finally:
         os.close(descriptor)
-        with contextlib.suppress(OSError):  # not empty, or removed already
+        with contextlib.suppress(OSError):  # not empty, or already removed
             made.rmdir()
 
 

@@ -1,4 +1,4 @@
-"""Loopback ports that stay ours between choosing one and the server's start."""
+"""Loopback ports that stay reserved from their choice to the server's start."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ LOOPBACK = "127.0.0.1"
 class ReservedPort:
     """A free TCP port on loopback, reserved while this object is open.
 
-    The socket is bound but never listens, with SO_REUSEPORT: nobody else is given the port, yet a
-    server of the same user that sets SO_REUSEPORT too, as gRPC does, can bind it and gets every
-    connection. So no other program can take the port before the coordinator starts.
+    The socket is bound with SO_REUSEPORT and never listens. No other program can take the port
+    before the coordinator starts, but a server of the same user that sets SO_REUSEPORT too, as
+    gRPC does, can bind it and gets every connection.
     """
 
     def __init__(self) -> None:
@@ -26,5 +26,5 @@ class ReservedPort:
         self.address = f"{LOOPBACK}:{self._socket.getsockname()[1]}"
 
     def close(self) -> None:
-        """Give the port back."""
+        """Release the port."""
         self._socket.close()

@@ -1,4 +1,4 @@
-"""The processes of one life: started once, watched, signalled, ended. No restarts here."""
+"""The processes of one life: started once, watched, signalled, ended. Does not restart them."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ from emergency_ckpt.run_secret import LAUNCHER_VARIABLE
 
 POLL_S = 0.01
 KILL_DEADLINE_S = 30.0
-"""A process that SIGKILL does not end in this time is stuck in the kernel: an error, not a wait."""
+"""Time in seconds after which a process that SIGKILL did not end is an error (stuck in the kernel).
+"""
 
 _JANITOR_EXIT_S = 10.0
 
-# Registers with the janitor before anything of the user's runs: standard input is the janitor's
-# pipe until then. Were it done by the supervisor after the start, a supervisor killed in between
-# would leave a process behind.
+# The process registers with the janitor before the user's command runs: standard input is the
+# janitor's pipe until then. If the supervisor registered it after the start, its death in between
+# would leave the process running.
 _SHIM = 'echo "+$$" >&0 && exec 0</dev/null && exec "$@"'
 
 
-# A step that cannot overwrite its donated state, because a save still reads it, writes to fresh
-# memory: in large pages that takes a fraction of the time. Only read when a process starts.
+# A step that cannot overwrite its donated state, because a save still reads it, writes to new
+# memory, which takes a fraction of the time in large pages. Only read when a process starts.
 _MALLOC_ENVIRON = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 
@@ -52,8 +53,8 @@ class _HostProcess:
 class ProcessSet:
     """One process per host, each the leader of its own process group and session.
 
-    All of them die when this program dies, however it dies. Not thread-safe. Use it as a context
-    manager: leaving it ends every process that still runs.
+    All of them end when this program ends, also by SIGKILL. Not thread-safe. Use it as a context
+    manager: its exit ends every process that still runs.
     """
 
     def __init__(
@@ -67,12 +68,12 @@ class ProcessSet:
     ) -> None:
         """Start all processes; returns once they run, before they have joined each other.
 
-        Makes the directories it needs, also the hosts' ramdisks where they are missing. Logs of
-        an earlier job with the same ``log_dir`` and ``restart_count`` are overwritten. ``holds``:
-        as ``hold_at``, a step by process, from its start on: none of them gets past it.
+        Makes missing directories, also the hosts' ramdisks. Overwrites logs of an earlier job with
+        the same ``log_dir`` and ``restart_count``. ``holds``: for each process the step of
+        ``hold_at`` from its start on.
 
         Raises:
-          OSError: a directory, port or process could not be made; nothing is left running.
+          OSError: a directory, port or process could not be made; no process is left running.
         """
         self.spec = spec
         self.topology = topology or spec.first_topology
@@ -111,28 +112,28 @@ class ProcessSet:
 
     @property
     def running(self) -> tuple[int, ...]:
-        """Processes whose end has not been seen, ascending."""
+        """Return the processes that have not ended as of the last ``poll``, ascending."""
         return tuple(i for i, process in enumerate(self._processes) if process.exit is None)
 
     @property
     def exits(self) -> tuple[ProcessExit, ...]:
-        """The ends that have been seen, by process index."""
+        """Return the ends of processes as of the last ``poll``, by process index."""
         return tuple(process.exit for process in self._processes if process.exit is not None)
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """The last step that each process reported, -1 before its first."""
+        """Return the last step that each process reported, -1 before its first."""
         return tuple(process.progress.step for process in self._processes)
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Process ids, by process index."""
+        """Return the process ids, by process index."""
         return tuple(process.popen.pid for process in self._processes)
 
     def poll(self) -> tuple[ProcessExit, ...]:
-        """See what happened since the last call: new ends. Passes log lines on. Never blocks.
+        """Return the ends of processes since the last call, and pass log lines. Never blocks.
 
-        What a process left behind in its group is killed as soon as its end is seen.
+        When a process has ended, the rest of its group is killed.
         """
         ended = [process for process in self._processes if process.exit is None and _over(process)]
         exits = tuple(self._reap(process) for process in ended)
@@ -142,42 +143,42 @@ class ProcessSet:
         return exits
 
     def signal(self, processes: Iterable[int], signum: int) -> None:
-        """Send ``signum`` to the whole group of each process; those that have ended are skipped."""
+        """Send ``signum`` to the whole group of each process that has not ended."""
         for index in processes:
             process = self._processes[index]
             if process.exit is None:
                 os.killpg(process.popen.pid, signum)
 
     def hold_at(self, processes: Iterable[int], step: int) -> None:
-        """Make ``processes`` wait inside ``report_step(step)``; -1 lets them go on."""
+        """Make ``processes`` wait inside ``report_step(step)``; -1 lets them continue."""
         for index in processes:
             self._processes[index].progress.hold_at(step)
 
     def wait(self, timeout_s: float) -> tuple[ProcessExit, ...]:
-        """Block until every process has ended; their ends by process index.
+        """Block until every process has ended; return their ends by process index.
 
         Raises:
-          DeadlineExceeded: some still run after ``timeout_s``; they are left running.
+          DeadlineExceeded: some still run after ``timeout_s`` seconds; they are left running.
         """
         self._wait_until_gone(range(len(self._processes)), timeout_s, "wait for")
         return self.exits
 
     def end(self, *, grace_s: float) -> tuple[ProcessExit, ...]:
-        """End every process: SIGTERM, ``grace_s``, SIGKILL to the whole group.
+        """End every process: SIGTERM, ``grace_s`` seconds, SIGKILL to the whole group.
 
-        Process 0 comes last, when the others are gone: it runs the coordination service, and
-        without it the others abort instead of ending as they want. Blocks for twice ``grace_s``
-        at most (plus the kernel's time). Also wakes stopped processes, so that they can end.
+        Process 0 is last, after the others have ended: it runs the coordination service, without
+        which the others abort before their own exit. Blocks for at most twice ``grace_s`` plus the
+        kernel's time. Also continues stopped processes, so that they can end.
 
         Raises:
-          DeadlineExceeded: a process outlived SIGKILL for ``KILL_DEADLINE_S``.
+          DeadlineExceeded: a process survived SIGKILL for ``KILL_DEADLINE_S``.
         """
         for group in (range(1, len(self._processes)), range(min(1, len(self._processes)))):
             self._end_group(group, grace_s)
         return self.exits
 
     def close(self) -> None:
-        """Release ports, maps and the janitor. The janitor kills processes not yet ended."""
+        """Release ports, maps and the janitor, which kills processes that have not ended."""
         self._port.close()
         for process in self._processes:
             process.progress.close()
@@ -244,7 +245,7 @@ class ProcessSet:
         return _HostProcess(environment, host, popen, progress, follower)
 
     def _reap(self, process: _HostProcess) -> ProcessExit:
-        # The ended leader keeps its number until it is reaped, so this can hit no other group.
+        # The ended leader keeps its pid until it is reaped, so no other group has this number.
         os.killpg(process.popen.pid, signal.SIGKILL)
         process.exit = ProcessExit(
             process=process.environment.process_index,
@@ -268,8 +269,8 @@ class ProcessSet:
         try:
             os.write(self._janitor.stdin.fileno(), b"-%d\n" % group)
         except BrokenPipeError:
-            # Somebody killed the janitor. The others must be ended all the same; the next life
-            # gets a new one.
+            # The janitor was killed. The processes must still be ended; the next life has a new
+            # janitor.
             self._emit("janitor.lost", returncode=self._janitor.wait(_JANITOR_EXIT_S))
 
     def _end_group(self, processes: Sequence[int], grace_s: float) -> None:
@@ -306,6 +307,6 @@ class ProcessSet:
 
 
 def _over(process: _HostProcess) -> bool:
-    """Whether the process has ended; it stays a zombie, so that its number stays taken."""
+    """Return True when the process has ended; it stays a zombie, which keeps its pid reserved."""
     flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
     return os.waitid(os.P_PID, process.popen.pid, flags) is not None

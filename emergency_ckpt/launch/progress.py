@@ -1,8 +1,8 @@
-"""How far a process has come, in a file that it shares with the supervisor as memory.
+"""The progress of a process, in a file that it and the supervisor map as shared memory.
 
 The file holds two 8-byte signed integers in the machine's byte order (both sides run on one
 machine): the last step that the process reported, and the step at which it must wait for an exact
-fault. Each is read and written as one aligned word, so neither side ever sees half of one.
+fault. Each is read and written as one aligned word, so neither side reads a partial value.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import time
 from pathlib import Path
 
 NO_STEP = -1
-"""Nothing was reported yet; as a hold: wait nowhere."""
+"""No step was reported; as a hold: do not wait."""
 
 HOLD_LIMIT_S = 60.0
-"""A process never waits longer than this for a fault: its supervisor may be gone."""
+"""Maximum time in seconds that a process waits for a fault, since its supervisor may have died."""
 
 _HOLD_POLL_S = 0.002
 _STEP, _HOLD = 0, 1
@@ -24,13 +24,13 @@ _SIZE_BYTES = 16
 
 
 class ProgressFile:
-    """One process's progress, mapped. Not for use by several writers of the same side."""
+    """The mapped progress file of one process. One writer per side."""
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
         """Map the file at ``path``.
 
         Args:
-          create: make it (the supervisor's side); otherwise it must exist.
+          create: make the file (the supervisor's side); otherwise it must exist.
 
         Raises:
           OSError: it cannot be opened, or is too short.
@@ -52,18 +52,18 @@ class ProgressFile:
 
     @property
     def step(self) -> int:
-        """The last step that was reported, ``NO_STEP`` before the first."""
+        """Return the last reported step, ``NO_STEP`` before the first."""
         return self._words[_STEP]
 
     def report(self, step: int) -> None:
-        """Write ``step``; about 100 ns. Waits when a hold was set at or before it (bounded)."""
+        """Write ``step``, in about 100 ns. Blocks, bounded, after a hold at or before ``step``."""
         words = self._words
         words[_STEP] = step
         if NO_STEP < words[_HOLD] <= step:
             self._wait(step)
 
     def hold_at(self, step: int) -> None:
-        """Make the process wait in ``report(step)``, or later; ``NO_STEP`` lets it go on."""
+        """Make the process wait in ``report(step)``, or later; ``NO_STEP`` lets it continue."""
         self._words[_HOLD] = step
 
     def _wait(self, step: int) -> None:

@@ -13,10 +13,10 @@ from emergency_ckpt.launch.job import JobSpec
 
 
 class Ramdisks:
-    """All ramdisks of a job, owned by one supervisor at a time (a file lock; a crash frees it)."""
+    """All ramdisks of a job, owned by one supervisor at a time; a crash releases its file lock."""
 
     def __init__(self, spec: JobSpec) -> None:
-        """Make what is missing; contents of an earlier job are kept.
+        """Make missing directories; contents of an earlier job are kept.
 
         Raises:
           LocalTierError: another supervisor uses the same ``local_root``.
@@ -38,13 +38,13 @@ class Ramdisks:
             spec.ramdisk(host).mkdir(mode=0o700, exist_ok=True)
 
     def wipe(self, hosts: Iterable[int]) -> None:
-        """Lose the contents of ``hosts``; their processes must be gone."""
+        """Delete the contents of ``hosts``, whose processes must have ended."""
         for host in hosts:
             shutil.rmtree(self._spec.ramdisk(host))
             self._spec.ramdisk(host).mkdir(mode=0o700)
 
     def close(self, *, remove: bool) -> None:
-        """Release them, or remove all with everything in them; then ``local_root``, if empty."""
+        """Release the ramdisks, or remove them; then remove ``local_root`` if it is empty."""
         spec = self._spec
         for life_dir in spec.private_dir.glob("life_*"):
             shutil.rmtree(life_dir)
@@ -67,5 +67,5 @@ def _locked(descriptor: int) -> bool:
 
 
 def _still_at(descriptor: int, path: Path) -> bool:
-    """Whether the file was not removed by its last owner between our open and our lock."""
+    """Return True unless the last owner removed the file between our open and our lock."""
     return path.exists() and os.path.samestat(os.fstat(descriptor), path.stat())

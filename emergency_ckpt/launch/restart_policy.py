@@ -1,4 +1,4 @@
-"""Whether a job that lost a life gets another one. Pure."""
+"""The decision to restart a job after the end of a life. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Decision = Literal["finish", "restart", "give-up"]
 def decide(
     lives: Sequence[LifeResult], *, max_restarts: int, breaker_deaths: int
 ) -> tuple[Decision, str]:
-    """What to do after the last of ``lives``, and why."""
+    """Return the decision after the last of ``lives``, and its reason."""
     last = lives[-1]
     if last.ending == "finished":
         return "finish", "all processes finished"
@@ -28,10 +28,10 @@ def decide(
 
 
 def deaths_without_progress(lives: Sequence[LifeResult]) -> int:
-    """Deaths at the end of ``lives`` that brought the job no further than it had been before.
+    """Return the number of deaths at the end of ``lives`` without a higher step.
 
-    A life that replays steps and dies where its predecessor died made no progress: that is how a
-    bad batch or a bug at one step looks. Lives that an injected fault ended prove nothing.
+    A life that repeats steps and dies where its predecessor died makes no progress, as with a bad
+    batch or a bug at one step. Lives that an injected fault ended do not count.
     """
     count = 0
     furthest = -1

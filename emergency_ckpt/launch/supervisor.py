@@ -1,7 +1,7 @@
-"""Keeps a multi-process job alive on one machine: start, watch, end all, start again.
+"""The supervisor of a multi-process job on one machine: start, watch, end all, restart.
 
-Never imports JAX, nor anything that does: it must outlive whatever its processes run into. One
-thread, no signal handlers: whoever runs it decides about signals and calls ``stop``.
+It imports no module that imports JAX, since it must survive every failure of its processes. It has
+one thread and no signal handlers: its caller handles signals and calls ``stop``.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from emergency_ckpt.launch.ramdisks import Ramdisks
 from emergency_ckpt.launch.restart_policy import decide
 
 TIMEOUT_EXIT_CODE = 124
-"""As of timeout(1)."""
+"""The exit status of timeout(1)."""
 
 
 class Supervisor:
     """Runs one job to its end. One ``run`` per object.
 
-    A life ends when all processes finished with status 0, or as soon as one ended otherwise: the
-    survivors hang in a collective by then, so all are ended and started again with new ports, the
-    same ramdisks and the next restart count. A process that finished with 0 while others still
-    run is normal; when another one dies later, all start again.
+    A life ends when all processes finished with status 0, or as soon as one ended otherwise. The
+    survivors then hang in a collective, so all are ended and started again with new ports, the same
+    ramdisks and the next restart count. A process may finish with 0 while others still run; when
+    another one dies later, all are restarted.
     """
 
     def __init__(
         self, spec: JobSpec, *, faults: Sequence[Fault] = (), on_event: EventSink | None = None
     ) -> None:
-        """Check everything; start nothing.
+        """Check the job and its faults; start no process.
 
         Args:
           faults: fired in this order, each once (see ``launch.faults``).
           on_event: called in the thread of ``run`` with each event; must be quick.
 
         Raises:
-          ConfigError: a fault names what the job does not have.
+          ConfigError: a fault names a process, host or slice that the job does not have.
         """
         problems = check_faults(faults, spec.first_topology)
         if problems:
@@ -63,20 +63,20 @@ class Supervisor:
         self._stop_signal = 0
 
     def stop(self, signum: int = signal.SIGTERM) -> None:
-        """Ask ``run`` to end all processes and return. Safe in any thread or signal handler."""
+        """Make ``run`` end all processes and return. Safe in any thread or signal handler."""
         self._stop_signal = signum
 
     def run(self, timeout_s: float | None = None) -> JobResult:
-        """Run the job; blocks until it is over. No process of it runs after that.
+        """Run the job; blocks until all its processes have ended.
 
-        A job that fails is a result, not an exception: see ``JobResult.error`` and ``check``.
+        A failed job is a result, not an exception: see ``JobResult.error`` and ``check``.
 
         Args:
-          timeout_s: end everything after this time; None: no limit.
+          timeout_s: end all processes after this time in seconds; None: no limit.
 
         Raises:
           LocalTierError: another supervisor uses the same ``local_root``.
-          OSError: a process could not be started, a directory not be made.
+          OSError: a process could not be started or a directory not made.
         """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         ramdisks = Ramdisks(self.spec)
@@ -96,7 +96,7 @@ class Supervisor:
         return self.spec.slices * self.spec.hosts_per_slice
 
     def _run_lives(self, ramdisks: Ramdisks, deadline_s: float | None) -> str:
-        """Run lives until there is no other one; why."""
+        """Run lives until the policy decides against another one; return its reason."""
         topology = self.spec.first_topology
         while True:
             with ProcessSet(
@@ -140,7 +140,7 @@ class Supervisor:
     def _watch(
         self, processes: ProcessSet, deadline_s: float | None
     ) -> tuple[Ending, ProcessExit | None]:
-        """Block until the life is over, or has to end."""
+        """Block until the life has ended, or must end."""
         highest, changed_s = max(processes.steps), time.monotonic()
         while True:
             self._injector.poll(processes)
@@ -209,5 +209,5 @@ class Supervisor:
 
 
 def _root_cause(deaths: Sequence[ProcessExit]) -> ProcessExit:
-    """The most telling of the ends that were seen together: JAX aborts when a peer is gone."""
+    """Return the likely cause among simultaneous ends: JAX aborts when a peer has died."""
     return min(deaths, key=lambda death: (death.returncode == -signal.SIGABRT, death.process))

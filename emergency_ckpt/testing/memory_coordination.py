@@ -1,4 +1,4 @@
-"""A coordination service in memory: many processes' coordinators in one, for threads of a test."""
+"""A coordination service in memory: the coordinators of many processes, for threads of a test."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineEx
 class MemoryService:
     """The service; ``member(i)`` is the coordinator of process ``i``. Thread-safe.
 
-    Keeps the contract of ``cluster.coordination.Coordinator``. Faults are scripted with ``fail``.
+    Keeps the contract of ``cluster.coordination.Coordinator``. ``fail`` plans faults.
     """
 
     def __init__(self, process_count: int) -> None:
@@ -23,19 +23,19 @@ class MemoryService:
         self._faults: list[tuple[int, str, str, CheckpointError]] = []
 
     def member(self, process_index: int) -> MemoryCoordinator:
-        """The coordinator of one process."""
+        """Return the coordinator of one process."""
         return MemoryCoordinator(self, process_index)
 
     def fail(self, process_index: int, operation: str, part: str, error: CheckpointError) -> None:
-        """Let the next ``operation`` ("put", "get", ...) of that process fail.
+        """Make the process's next ``operation`` ("put", "get", ...) with ``part`` in its key fail.
 
-        Only one whose key contains ``part`` counts; it raises ``error`` and does nothing else.
+        It raises ``error`` and has no effect.
         """
         with self.changed:
             self._faults.append((process_index, operation, part, error))
 
     def check(self, process_index: int, operation: str, key: str) -> None:
-        """Raise the first scripted fault that fits, and forget it. ``changed`` is held."""
+        """Raise and remove the first planned fault that matches. The caller holds ``changed``."""
         for fault in self._faults:
             if fault[:2] == (process_index, operation) and fault[2] in key:
                 self._faults.remove(fault)
@@ -110,7 +110,7 @@ class MemoryCoordinator:
             return number
 
     def barrier(self, name: str, timeout_s: float) -> None:
-        """One that ran out of time stays broken: who comes later fails at once."""
+        """Wait for all processes. After a timeout the barrier stays broken: later calls fail."""
         service = self._service
         with service.changed:
             service.check(self._process_index, "barrier", name)

@@ -1,4 +1,4 @@
-"""Holdings in anonymous memory: a peer for tests that has no ramdisk and no trainer."""
+"""Holdings in anonymous memory: a peer for tests, without a ramdisk or a trainer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from emergency_ckpt.types import (
 
 
 def anonymous_mapping(size_bytes: int) -> Mapping:
-    """A writable mapping of ``size_bytes`` (at least one page) zero bytes that no file names."""
+    """Return a writable anonymous mapping of ``size_bytes`` zero bytes, at least one page."""
     descriptor = os.memfd_create("emergency_ckpt", os.MFD_CLOEXEC)
     try:
         size_bytes = max(size_bytes, 4096)
@@ -37,8 +37,8 @@ def anonymous_mapping(size_bytes: int) -> Mapping:
 class MemoryHoldings:
     """Implements ``transfer.source.Holdings``. Thread-safe.
 
-    A host state is kept when it is not empty; ``b"refuse"`` is refused, to show that a server
-    reports it.
+    A host state is kept unless it is empty or ``b"refuse"``, which shows that a server reports the
+    refusal.
     """
 
     def __init__(self, address: str = "memory:1") -> None:
@@ -48,7 +48,7 @@ class MemoryHoldings:
         self._host_states: dict[tuple[SaveId, int, int], bytes] = {}
 
     def add(self, save: SaveId, shards: Sequence[bytes]) -> str:
-        """Hold one leaf ``shard/00000``... per shard, of dtype uint8. Returns the digest."""
+        """Add contents with one uint8 leaf ``shard/00000``... per shard. Return the digest."""
         leaves: list[LeafSpec] = []
         entries: list[ShardEntry] = []
         copies: list[tuple[bytes, int]] = []
@@ -70,14 +70,14 @@ class MemoryHoldings:
         return digest
 
     def corrupt(self, digest: str, shard: int) -> None:
-        """Flip one bit of the first byte of a shard, leaving its CRC as it was."""
+        """Flip one bit of the first byte of a shard and keep its CRC."""
         mapping, contents, _ = self._held[digest]
         offset = contents.shards[shard].offset
         flipped = bytes([int(mapping.view(offset, 1, self)[0]) ^ 1])
         _native.copy_crc32c(mapping, [(flipped, offset)], 1)
 
     def forget(self, digest: str) -> None:
-        """Hold it no more, as after a slot was reused."""
+        """Remove contents, as if their slot was reused."""
         with self._lock:
             del self._held[digest]
 

@@ -1,4 +1,4 @@
-"""Start JAX as one process of a job of simulated slices on this machine's CPU."""
+"""The start of JAX as one process of a job of simulated slices on this machine's CPU."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Protocol
 import jax
 
 HEARTBEAT_TIMEOUT_S = 100
-"""JAX's own default. After so long a silence of one process JAX aborts all of them; a process that
-is only stopped for a while must cost no more than ``transfer_timeout_s`` and another attempt. A
-supervisor ends the survivors of a dead process at once; this bounds the wait where there is none.
+"""JAX's default. After this silence of one process, in seconds, JAX aborts all processes. A process
+that is only stopped for a while must cost at most ``transfer_timeout_s`` and another attempt. A
+supervisor ends the survivors of a dead process at once; without one this bounds their wait.
 """
 
 
 class SimulatedProcess(Protocol):
-    """What a launcher knows of this process; ``launch.environment.JobEnvironment`` is one."""
+    """This process's place in a job; ``launch.environment.JobEnvironment`` implements it."""
 
     @property
     def coordinator_address(self) -> str: ...
@@ -28,9 +28,9 @@ class SimulatedProcess(Protocol):
 
 
 def initialize_job(job: SimulatedProcess) -> None:
-    """Make this process part of ``job``. Collective; must come before any other use of JAX.
+    """Make this process part of ``job``. Collective; call it before any other use of JAX.
 
-    The coordination service listens on the given address only: JAX's default is all interfaces.
+    The coordination service listens on the given address only; JAX's default is all interfaces.
     """
     os.environ["JAX_COORDINATOR_BIND_ADDRESS"] = job.coordinator_address
     jax.config.update("jax_platforms", "cpu")

@@ -1,4 +1,4 @@
-"""``timeline.json``: on record which saves were rolled back. The same file in both tiers."""
+"""``timeline.json``: the record of rolled-back saves. The same file in both tiers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _VERSION = 1
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``digest``: SHA-256 (hex) of the bytes of ``timeline`` as they lie in the file."""
+    """``digest``: SHA-256 (hex) of the bytes of ``timeline`` in the file."""
 
     format: int
     digest: str
@@ -23,14 +23,14 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def encode_timeline(timeline: Timeline) -> bytes:
-    """The file."""
+    """Return the bytes of the file."""
     encoded = msgspec.json.encode(timeline)
     digest = hashlib.sha256(encoded).hexdigest()
     return msgspec.json.encode(_File(_VERSION, digest, msgspec.Raw(encoded)))
 
 
 def decode_timeline(data: bytes, target: str) -> Timeline:
-    """The timeline from its file. CorruptData, whatever is wrong with it."""
+    """Return the timeline of a file. CorruptData is the only error."""
     if len(data) > LIMIT_BYTES:
         raise CorruptData("decode", target, f"it is larger than {LIMIT_BYTES} bytes")
     try:

@@ -7,16 +7,16 @@ TensorStore, gcsfs, google-cloud-storage and Orbax work against it unchanged::
         gcs.add_fault(FaultRule(kind="status", status_code=503, target="bucket/x*", count=2))
         print(bytes_served(gcs.requests()))
 
-Why one of our own (looked at in November 2026): ``gcp-storage-emulator`` 2026.7.19 knows neither
-preconditions nor generation parameters, so concurrent writers lose keys; ``fake-gcs-server`` is
-a Go program, with no faults, and its one wrapper on PyPI is a 33 MB binary of unknown upkeep;
-Google's own ``storage-testbench`` is not on PyPI. None has a request log with bytes.
+No existing server suffices (as of November 2026): ``gcp-storage-emulator`` 2026.7.19 supports
+neither preconditions nor generation parameters, so concurrent writers lose keys;
+``fake-gcs-server`` is a Go program without faults, and its one wrapper on PyPI is a 33 MB binary of
+unknown upkeep; Google's ``storage-testbench`` is not on PyPI. None logs requests with their bytes.
 
-What it does not do: object versions, soft delete, folders (HNS), ACLs, IAM, signed URLs, gRPC,
-decompressive transcoding, ``fields``; it accepts every credential.
+Not supported: object versions, soft delete, folders (HNS), ACLs, IAM, signed URLs, gRPC,
+decompressive transcoding, ``fields``. Every credential is accepted.
 
 Reading order: resources, store, listing, uploads (state); routes, multipart, ``*_api``, api (one
-request, one reply); faults, request_log, admin; server (HTTP); serving, control (how to run it).
+request, one reply); faults, request_log, admin; server (HTTP); serving, control (start and use).
 All but the last three are pure.
 """
 

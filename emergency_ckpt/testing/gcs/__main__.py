@@ -1,6 +1,6 @@
-"""The process behind ``FakeGcs(process=True)``: options as JSON in, one line out.
+"""The process of ``FakeGcs(process=True)``: options as JSON in, one line out.
 
-The line is the URL, or what went wrong.
+The line is the URL, or the error.
 """
 
 from __future__ import annotations

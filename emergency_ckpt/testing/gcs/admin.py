@@ -1,7 +1,7 @@
-"""The side door: faults, the request log and objects, for tests in this and other processes.
+"""The control interface: faults, the request log and objects, for tests in any process.
 
-Requests under ``/_fake`` are never hit by a fault and never logged. What follows ``/_fake/api`` is
-an ordinary API path. Pure.
+Requests under ``/_fake`` get no faults and are not logged. The rest of a path after ``/_fake/api``
+is an ordinary API path. Pure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LOG_PAGE = 5000
 
 
 class LogPage(msgspec.Struct, frozen=True):
-    """Part of the log; ask again from the last index + 1 while ``records`` is not empty."""
+    """A part of the log; the next one begins at the last index + 1, unless ``records`` is empty."""
 
     records: list[RequestRecord]
 

@@ -1,4 +1,4 @@
-"""Talking to a running server's side door, from this process or another."""
+"""The client of a running server's control interface, in this process or another."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _JSON = {"Content-Type": "application/json"}
 
 
 class FakeGcsError(CheckpointError):
-    """The fake server could not be started, reached, or refused what a test asked of it."""
+    """The fake server could not be started or reached, or refused a test's request."""
 
 
 class GcsControl:
-    """Faults, log and objects of the server at ``url``. Its requests are neither hit nor logged.
+    """The faults, log and objects of the server at ``url``. Its requests get no faults, no log.
 
-    Every method blocks for one local round trip, ``timeout_s`` at most, and raises FakeGcsError.
-    Safe to use from several threads.
+    Every method blocks for one local round trip, at most ``timeout_s`` seconds, and raises
+    FakeGcsError. Thread-safe.
     """
 
     def __init__(self, url: str, *, timeout_s: float = 30.0) -> None:
@@ -35,9 +35,9 @@ class GcsControl:
         self._timeout_s = timeout_s
 
     def environment(self) -> dict[str, str]:
-        """Environment of a process whose GCS clients shall talk to this server.
+        """Return the environment of a process whose GCS clients use this server.
 
-        To be set before TensorStore, gcsfs or google-cloud-storage are imported.
+        Set it before TensorStore, gcsfs or google-cloud-storage are imported.
         """
         exempt = {"127.0.0.1", "localhost"}
         return {
@@ -47,7 +47,7 @@ class GcsControl:
             "FSSPEC_GCS_TOKEN": "anon",
             "NO_GCE_CHECK": "true",
             "GOOGLE_CLOUD_PROJECT": "test-project",
-            # gcsfs would ask storage.googleapis.com over gRPC what kind of bucket this is.
+            # Otherwise gcsfs asks storage.googleapis.com over gRPC for the kind of bucket.
             "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
             # A proxy that is configured for the machine must not get these requests.
             "NO_PROXY": ",".join(sorted(exempt.union(_listed("NO_PROXY")))),
@@ -57,7 +57,7 @@ class GcsControl:
     # Faults
 
     def add_fault(self, rule: FaultRule) -> int:
-        """Put the rule in force, after those there are; returns its id."""
+        """Add the rule after the existing ones; return its id."""
         body = self._call("POST", "/_fake/faults", msgspec.json.encode(rule))
         return msgspec.json.decode(body, type=RuleAdded).rule_id
 
@@ -68,12 +68,12 @@ class GcsControl:
         self._call("DELETE", "/_fake/faults")
 
     def fault_states(self) -> list[FaultState]:
-        """The rules in force, with how many requests each has matched and hit."""
+        """Return the active rules with the number of requests that each has matched and hit."""
         return msgspec.json.decode(self._call("GET", "/_fake/faults"), type=FaultStates).rules
 
     @contextmanager
     def fault(self, rule: FaultRule) -> Generator[int]:
-        """Within the block the rule is in force."""
+        """Activate the rule within the block."""
         rule_id = self.add_fault(rule)
         try:
             yield rule_id
@@ -83,7 +83,7 @@ class GcsControl:
     # Request log
 
     def requests(self, since: int = 0) -> list[RequestRecord]:
-        """The requests that have ended, in that order, with ``index >= since``."""
+        """Return the finished requests with ``index >= since``, in the order of their end."""
         found: list[RequestRecord] = []
         while True:
             page = self._call("GET", f"/_fake/requests?since={since}")
@@ -103,7 +103,7 @@ class GcsControl:
         self._call("POST", f"{API_PREFIX}/storage/v1/b", body)
 
     def put_object(self, bucket: str, name: str, data: bytes) -> int:
-        """Store ``data``, whatever was there; returns its generation."""
+        """Store ``data`` in place of any object of that name; return its generation."""
         query = urlencode({"uploadType": "media", "name": name})
         path = f"{API_PREFIX}/upload/storage/v1/b/{quote(bucket, safe='')}/o?{query}"
         return int(_fields(self._call("POST", path, data))["generation"])
@@ -112,14 +112,14 @@ class GcsControl:
         return self._call("GET", f"{_object_path(bucket, name)}?alt=media")
 
     def object_fields(self, bucket: str, name: str) -> dict[str, Any]:
-        """The object's JSON resource."""
+        """Return the object's JSON resource."""
         return _fields(self._call("GET", _object_path(bucket, name)))
 
     def delete_object(self, bucket: str, name: str) -> None:
         self._call("DELETE", _object_path(bucket, name))
 
     def object_names(self, bucket: str, prefix: str = "") -> list[str]:
-        """All names, in order."""
+        """Return all names, in order."""
         names: list[str] = []
         query = {"prefix": prefix}
         while True:
@@ -131,7 +131,7 @@ class GcsControl:
             query["pageToken"] = page["nextPageToken"]
 
     def _call(self, method: str, path: str, body: bytes | None = None) -> bytes:
-        # http.client and not urllib.request: no proxy may come in between.
+        # http.client, because urllib.request may use a proxy.
         connection = http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=self._timeout_s)
         try:
             connection.request(method, path, body, _JSON if body is not None else {})

@@ -1,6 +1,6 @@
-"""Faults on request: which requests they hit, and what happens to those.
+"""The fault rules of a server: the choice of requests, and the faults. Pure.
 
-The fault model. A rule picks requests by method, path, operation and target, lets the first
+A rule selects requests by method, path, operation and target, lets the first
 ``skip`` of them pass, and then hits ``count`` of them. Before the request is applied: ``status``,
 ``reset`` without ``after_bytes``, and the wait of ``delay``. After it was applied, so that the
 client does not learn of it: ``lose_reply``, ``reset`` with ``after_bytes``, ``truncate``,
@@ -31,23 +31,22 @@ class FaultRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     All of the given patterns must match. Globs are those of ``fnmatch`` (``*`` also matches ``/``).
 
     Attributes:
-      kind: what happens.
+      kind: the fault.
       method: glob over the HTTP method.
       path: glob over the decoded path with its query, ``/storage/v1/b/x/o/y?alt=media``.
-      path_regex: the same as a regular expression, searched for; None matches all.
-      operation: glob over what the request does, see ``routes.py``: ``objects.media`` (bytes of an
+      path_regex: regular expression to search for in the same text; None matches all.
+      operation: glob over the request's operation (``routes.py``): ``objects.media`` (bytes of an
         object), ``objects.get``, ``objects.insert``, ``objects.list``, ``uploads.*``, ...
-      target: glob over ``bucket/object``, whether the name was in the path, the query, the body
-        or an upload session; ``bucket/`` for requests about a bucket.
-      skip: how many matching requests pass first.
-      count: how many are hit after that; None for all.
-      delay_s: seconds to wait before anything else, for every kind.
+      target: glob over ``bucket/object``, with the name from the path, the query, the body or an
+        upload session; ``bucket/`` for requests about a bucket.
+      skip: number of matching requests that pass first.
+      count: number of requests that are hit after that; None for all.
+      delay_s: seconds to wait first, for every kind.
       status_code: HTTP status of ``status``.
       retry_after_s: ``Retry-After`` header of ``status``.
-      after_bytes: body bytes that get through before ``reset`` or ``truncate``. A reply that has
-        no more than that is left whole.
-      bytes_per_s: speed of ``trickle``, for the request's body and the reply's. A request that is
-        under way when the rule is removed goes on at full speed.
+      after_bytes: body bytes sent before ``reset`` or ``truncate``. A shorter reply stays whole.
+      bytes_per_s: speed of ``trickle``, for the request's body and the reply's. When the rule is
+        removed, requests in progress continue at full speed.
     """
 
     kind: FaultKind
@@ -75,7 +74,7 @@ class FaultRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class FaultState(msgspec.Struct, frozen=True, kw_only=True):
-    """A rule in force: its id, and how many requests it has matched and hit so far."""
+    """An active rule: its id, and the number of requests that it has matched and hit."""
 
     rule_id: int
     rule: FaultRule
@@ -84,7 +83,7 @@ class FaultState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FaultPlan:
-    """The rules of a server in the order they were added."""
+    """The rules of a server in the order of their addition."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -92,7 +91,7 @@ class FaultPlan:
         self._next_id = 1
 
     def add(self, rule: FaultRule) -> int:
-        """Returns the rule's id. Raises GcsError 400 for a bad pattern, 507 when full."""
+        """Add a rule and return its id. GcsError 400 for an invalid pattern, 507 when full."""
         if len(self._states) >= self._limit:
             raise GcsError(507, "limit", f"The fake takes {self._limit} fault rules at most.")
         try:
@@ -115,13 +114,13 @@ class FaultPlan:
         return list(self._states.values())
 
     def in_force(self, rule: FaultRule) -> bool:
-        """Whether ``rule``, as ``pick`` returned it, has not been removed since."""
+        """Return True when ``rule``, as returned by ``pick``, has not been removed."""
         return any(state.rule is rule for state in self._states.values())
 
     def pick(self, method: str, path: str, operation: str, target: str) -> FaultRule | None:
-        """The rule that hits this request, the first in order; counts it.
+        """Return the first rule that hits this request, or None, and count the hit.
 
-        A rule that lets the request pass (``skip``) or is used up leaves it to the next one.
+        If a rule lets the request pass (``skip``) or is used up, the next rule is tried.
         """
         for state in self._states.values():
             rule = state.rule

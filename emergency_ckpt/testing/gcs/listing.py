@@ -1,4 +1,4 @@
-"""Listing of names with prefix, delimiter, offsets and pages. Pure."""
+"""The listing of names with prefix, delimiter, offsets and pages. Pure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from emergency_ckpt.testing.gcs.resources import GcsError, whole_number
 
-PAGE_LIMIT = 1000  # what GCS itself gives at most, whatever maxResults says
+PAGE_LIMIT = 1000  # the maximum of GCS, also for a larger maxResults
 
-# Parameters that change which names come back and that this server does not know: refused, since
-# a listing that silently ignores a filter makes a test pass for the wrong reason.
+# Unsupported parameters that filter the names. They are refused, since a listing that ignores a
+# filter makes a test pass for the wrong reason.
 UNKNOWN_FILTERS = ("matchGlob", "softDeleted", "filter")
 
 
@@ -32,7 +32,7 @@ class ListQuery:
     def from_query(cls, query: Mapping[str, str]) -> ListQuery:
         for name in UNKNOWN_FILTERS:
             if query.get(name, "false") not in ("", "false"):
-                raise GcsError(400, "invalid", f"The fake server does not know {name}.")
+                raise GcsError(400, "invalid", f"The fake server does not support {name}.")
         wanted = whole_number(query, "maxResults")
         token = query.get("pageToken", "")
         return cls(
@@ -54,7 +54,7 @@ class Page:
 
 
 def list_page(sorted_names: Sequence[str], query: ListQuery) -> Page:
-    """One page of ``sorted_names`` (ascending, unique). Names and prefixes count alike."""
+    """Return one page of ``sorted_names`` (ascending, unique). Names and prefixes count alike."""
     names: list[str] = []
     prefixes: list[str] = []
     index = bisect_left(sorted_names, max(query.prefix, query.start_offset, query.after))
@@ -85,7 +85,7 @@ def list_page(sorted_names: Sequence[str], query: ListQuery) -> Page:
 def _skip(sorted_names: Sequence[str], index: int, folder: str) -> int:
     if not folder:
         return index + 1
-    # chr(0x10FFFF) is the largest code point: only names that go on with it are left for the loop.
+    # chr(0x10FFFF) is the largest code point; only names that continue with it need the loop.
     index = max(index + 1, bisect_left(sorted_names, folder + chr(0x10FFFF), index))
     while index < len(sorted_names) and sorted_names[index].startswith(folder):
         index += 1

@@ -1,4 +1,4 @@
-"""What was asked of the server: one record a request, kept in memory up to a limit. Pure."""
+"""The log of the server's requests: one record each, in memory, up to a limit. Pure."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import msgspec
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One request as the server saw it.
+    """One request.
 
     Attributes:
       index: position in the order in which requests ended, from 0, never reused.
-      time_s: when it began, unix time.
-      seconds: how long it took, faults included.
+      time_s: Unix time of its beginning.
+      seconds: its duration, faults included.
       method, path: as sent; the path is decoded and has its query.
       operation: ``objects.media``, ``objects.insert``, ... (``routes.py``), ``unknown``.
       target: ``bucket/object``; ``bucket/`` for requests about a bucket.
-      status: HTTP status that was sent, None when no reply began.
+      status: HTTP status that was sent, or None when no reply began.
       bytes_in: bytes of the request's body that were read.
-      bytes_out: bytes of the reply's body that were handed to the connection.
-      range_header: the ``Range`` or ``Content-Range`` that was asked for.
+      bytes_out: bytes of the reply's body that were written to the connection.
+      range_header: the request's ``Range`` or ``Content-Range``.
       client: address and port of the client's end of the connection.
-      user_agent: what the client says it is.
-      fault: kind of the fault that hit it, None for none.
+      user_agent: the client's ``User-Agent``.
+      fault: kind of the fault that hit it, or None.
     """
 
     index: int
@@ -53,7 +53,7 @@ class RequestLog:
         self._next_index = 0
 
     def append(self, record: RequestRecord) -> None:
-        """Stores the record under the next index, whatever index it has."""
+        """Store the record under the next index; its own index is ignored."""
         self._records.append(msgspec.structs.replace(record, index=self._next_index))
         self._next_index += 1
 
@@ -61,7 +61,7 @@ class RequestLog:
         self._records.clear()
 
     def page(self, since: int, count: int) -> list[RequestRecord]:
-        """Up to ``count`` records with ``index >= since``, in order."""
+        """Return up to ``count`` records with ``index >= since``, in order."""
         if not self._records:
             return []
         start = max(since - self._records[0].index, 0)
@@ -71,7 +71,7 @@ class RequestLog:
 def bytes_served(
     records: Iterable[RequestRecord], *, operation: str = "objects.media", target: str = "*"
 ) -> int:
-    """Body bytes that left the server for these requests: object data, unless told otherwise."""
+    """Return the body bytes that the server sent for these requests; by default object data."""
     return sum(
         record.bytes_out
         for record in records
@@ -82,7 +82,7 @@ def bytes_served(
 def bytes_received(
     records: Iterable[RequestRecord], *, operation: str = "*", target: str = "*"
 ) -> int:
-    """Body bytes that reached the server for these requests, multipart framing included."""
+    """Return the body bytes that the server received for these requests, framing included."""
     return sum(
         record.bytes_in
         for record in records

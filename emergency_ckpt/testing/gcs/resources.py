@@ -1,6 +1,6 @@
-"""What a bucket holds: value types of the fake, the conditions on them, their JSON form.
+"""The value types of the fake: buckets and objects, preconditions, and their JSON form. Pure.
 
-Pure: no clock, no IO. Field names and meanings follow the public reference of the JSON API
+Field names and meanings follow the public reference of the JSON API
 (https://cloud.google.com/storage/docs/json_api/v1), so that the real clients can read them.
 """
 
@@ -18,7 +18,7 @@ import google_crc32c
 
 MIB = 1 << 20
 
-# What a client may set on an object; every other field of the resource is the server's.
+# The fields of an object that a client may set; the server sets all others.
 WRITABLE_OBJECT_FIELDS = frozenset(
     {
         "cacheControl",
@@ -37,7 +37,7 @@ SERVER_BUCKET_FIELDS = frozenset({"kind", "id", "name", "selfLink", "generation"
 
 
 class GcsError(Exception):
-    """A refusal that goes to the client as an HTTP status with Google's JSON error body."""
+    """A refusal, sent to the client as an HTTP status with Google's JSON error body."""
 
     def __init__(
         self, status: int, reason: str, message: str, headers: Mapping[str, str] | None = None
@@ -55,7 +55,7 @@ class GcsError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """Bounds of one server; a request over one is refused with 413, 400 or 507."""
+    """The bounds of one server; a request over one is refused with 413, 400 or 507."""
 
     object_bytes: int = 4096 * MIB
     total_bytes: int = 16384 * MIB
@@ -70,7 +70,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Digests:
-    """Base64 digests as the API shows them. A composed object has no MD5."""
+    """The base64 digests of an object, as the API returns them. A composed object has no MD5."""
 
     crc32c: str
     md5: str | None
@@ -98,7 +98,7 @@ class Bucket:
 class StoredObject:
     """One live object. A new generation is a new value; patching changes only metageneration.
 
-    ``size_bytes`` is ``len(data)``, except in what a finished upload remembers: no data there.
+    ``size_bytes`` is ``len(data)``, except in a finished upload, which keeps no data.
     """
 
     bucket: str
@@ -124,9 +124,9 @@ class StoredObject:
 
 @dataclass(frozen=True, slots=True)
 class Preconditions:
-    """``ifGenerationMatch`` and its kin. A missing object has generation 0.
+    """``ifGenerationMatch`` and the other preconditions. A missing object has generation 0.
 
-    A Match that fails is 412, a NotMatch that fails is 304, on reads and on writes alike.
+    A failed Match is 412, a failed NotMatch is 304, on reads and on writes.
     """
 
     generation_match: int | None = None
@@ -149,7 +149,7 @@ class Preconditions:
         )
 
     def check(self, current: StoredObject | None) -> None:
-        """Raises GcsError 412 or 304 when the current state is not as the client requires."""
+        """Raise GcsError 412 or 304 when the current state does not meet the conditions."""
         generation = 0 if current is None else current.generation
         metageneration = 0 if current is None else current.metageneration
         for name, wanted, actual in (
@@ -171,7 +171,7 @@ class Preconditions:
 
 
 def whole_number(query: Mapping[str, str], name: str) -> int | None:
-    """The integer query parameter ``name``, None when absent. Raises GcsError 400."""
+    """Return the integer query parameter ``name``, or None when absent. GcsError 400."""
     text = query.get(name)
     if text is None:
         return None

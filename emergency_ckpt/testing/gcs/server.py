@@ -1,7 +1,7 @@
 """The HTTP side: reads requests, applies faults, answers from the API, writes the log.
 
-All of it runs on one event loop; a request is applied between two awaits, so the store needs no
-lock. Connections are plain HTTP on the address given (127.0.0.1 unless told otherwise).
+It runs on one event loop; a request is applied without an await, so the store needs no lock.
+Connections are plain HTTP on the given address (by default 127.0.0.1).
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from emergency_ckpt.testing.gcs.rest.routes import (
 )
 from emergency_ckpt.testing.gcs.store import GcsStore
 
-_HEAD_BYTES = 64 * 1024  # enough of an upload to see the name in its JSON part
+_HEAD_BYTES = 64 * 1024  # contains the name in the JSON part of an upload
 _SLICE_BYTES = MIB
-_FRAMING_BYTES = MIB  # what multipart framing may add to an object
+_FRAMING_BYTES = MIB  # maximum framing of a multipart body
 _TRICKLE_STEP_S = 0.05
 _STOP_S = 1.0
 
 
 @dataclass(slots=True)
 class _Exchange:
-    """One request on its way through, and what the log will say of it."""
+    """One request in progress, and its fields for the log."""
 
     http: web.BaseRequest
     raw_path: str
@@ -54,11 +54,11 @@ class _Exchange:
 
 
 class GcsServer:
-    """One server on the running event loop. ``start`` and ``stop`` are for that loop only.
+    """One server on the running event loop. Call ``start`` and ``stop`` on that loop only.
 
     Args:
-      limits: bounds of what is kept.
-      io_timeout_s: longest wait for the next bytes of a request, or for room to send.
+      limits: bounds of the store and the log.
+      io_timeout_s: maximum wait in seconds for the next bytes of a request, or for room to send.
     """
 
     def __init__(self, limits: Limits | None = None, *, io_timeout_s: float = 60.0) -> None:
@@ -71,11 +71,11 @@ class GcsServer:
         self._runner: web.ServerRunner | None = None
 
     def create_bucket(self, name: str) -> None:
-        """Before ``start``; afterwards buckets are made by request."""
+        """Make a bucket before ``start``; afterwards send a request."""
         self._api.store.create_bucket(name, {})
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
-        """Listen; returns the URL. Raises OSError when the address cannot be had."""
+        """Listen and return the URL. OSError when the address cannot be bound."""
         listener = socket.create_server((host, port), backlog=512)
         server = web.Server(self._serve, access_log=None, auto_decompress=False)
         self._runner = web.ServerRunner(server, shutdown_timeout=_STOP_S)
@@ -84,7 +84,7 @@ class GcsServer:
         return f"http://{host}:{listener.getsockname()[1]}"
 
     async def stop(self) -> None:
-        """Stop listening and end all connections, at most about a second later."""
+        """Stop listening and end all connections, within about a second."""
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
@@ -130,8 +130,7 @@ class GcsServer:
         return await self._send(exchange, reply, rule)
 
     def _identify(self, exchange: _Exchange, head: bytes) -> None:
-        """Find operation and target. What cannot be understood stays ``unknown``, for the API
-        to refuse."""
+        """Set operation and target. An invalid request stays ``unknown``: the API refuses it."""
         try:
             route = find_route(exchange.http.method, exchange.raw_path, exchange.query)
             exchange.operation = route.operation
@@ -176,7 +175,7 @@ class GcsServer:
         return bytes(head)
 
     async def _read_body(self, exchange: _Exchange, head: bytes, rule: FaultRule | None) -> bytes:
-        """``head`` and the rest of the body, slowly when the rule trickles."""
+        """Return ``head`` and the rest of the body, read slowly when the rule trickles."""
         if not exchange.http.can_read_body:
             return head
         limit = self._limits.object_bytes + _FRAMING_BYTES
@@ -194,7 +193,7 @@ class GcsServer:
         return bytes(body)
 
     async def _trickle(self, rule: FaultRule, count: int) -> None:
-        """The time that ``count`` bytes take under ``rule``, cut short when it is removed."""
+        """Wait for the time of ``count`` bytes under ``rule``, or until it is removed."""
         left_s = count / rule.bytes_per_s
         while left_s > 0 and self._faults.in_force(rule):
             await asyncio.sleep(min(left_s, _TRICKLE_STEP_S))
@@ -237,11 +236,11 @@ class GcsServer:
     async def _cut(
         self, http: web.BaseRequest, response: web.StreamResponse, *, hard: bool
     ) -> None:
-        """End the connection in mid-reply, after what was written has left this process."""
+        """End the connection during the reply, after the written bytes have left this process."""
         async with asyncio.timeout(self._io_timeout_s):
             await response.drain()
         if hard:
-            # A reset discards what the client has not read yet; give it the bytes first.
+            # A reset discards unread bytes, so the client gets time to read.
             await asyncio.sleep(_TRICKLE_STEP_S)
             _abort(http)
         elif http.transport is not None:
@@ -249,7 +248,7 @@ class GcsServer:
 
 
 def _abort(http: web.BaseRequest) -> None:
-    """End the connection with a TCP reset, as a dying frontend does."""
+    """End the connection with a TCP reset, like a failing frontend."""
     if http.transport is None:
         return
     connection = http.transport.get_extra_info("socket")

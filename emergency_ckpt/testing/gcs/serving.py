@@ -1,4 +1,4 @@
-"""Running a server: in a thread of this process, in a process of its own, in the foreground."""
+"""Ways to run a server: in a thread of this process, in its own process, in the foreground."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STOP_S = 15.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServeOptions:
-    """What a server is started with; ``port`` 0 takes a free one."""
+    """The options of a server; ``port`` 0 chooses a free one."""
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -37,9 +37,9 @@ class ServeOptions:
 async def serve(
     options: ServeOptions, stop: asyncio.Event, on_start: Callable[[str], None]
 ) -> None:
-    """Serve until ``stop`` is set. Calls ``on_start`` with the URL once requests are taken.
+    """Serve until ``stop`` is set. Calls ``on_start`` with the URL once it accepts requests.
 
-    Raises FakeGcsError when the address cannot be had or a bucket's name is not one.
+    FakeGcsError when the address cannot be bound or a bucket's name is invalid.
     """
     server = GcsServer(options.limits, io_timeout_s=options.io_timeout_s)
     try:
@@ -59,7 +59,7 @@ async def serve(
 def serve_in_foreground(
     options: ServeOptions, on_start: Callable[[str], None], *, until_input_ends: bool = False
 ) -> None:
-    """Serve until SIGINT or SIGTERM, or, if asked, until standard input ends. Blocks."""
+    """Serve until SIGINT or SIGTERM; with ``until_input_ends`` also until stdin ends. Blocks."""
 
     async def run() -> None:
         stop = asyncio.Event()
@@ -67,7 +67,7 @@ def serve_in_foreground(
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
         if until_input_ends:
-            # The parent holds the other end: when it dies in whatever way, this ends too.
+            # The parent holds the other end, which also closes when the parent is killed.
             def wait_for_end() -> None:
                 while os.read(sys.stdin.fileno(), 4096):
                     pass
@@ -80,20 +80,20 @@ def serve_in_foreground(
 
 
 class FakeGcs(GcsControl):
-    """A GCS server for tests, running while the ``with`` block does.
+    """A GCS server for tests, which runs during the ``with`` block.
 
     ``with FakeGcs(buckets=["b"]) as gcs:`` then ``gcs.url``, ``gcs.environment()``, and the
-    methods of GcsControl. Everything it holds is in memory and is gone afterwards.
+    methods of GcsControl. All data is in memory and is lost afterwards.
 
     Args:
       buckets: made before the first request.
-      process: run in a process of its own instead of a thread. Better when this process is busy,
-        since a thread shares the interpreter lock with it. It ends when this process ends.
-      port: 0 takes a free one.
-      limits: bounds of what it keeps.
-      start_timeout_s: longest wait for it to listen.
+      process: run in its own process instead of a thread. Better when this process is busy, since
+        a thread shares the interpreter lock with it. It ends when this process ends.
+      port: 0 chooses a free one.
+      limits: bounds of the store and the log.
+      start_timeout_s: maximum time in seconds until it listens.
 
-    Raises FakeGcsError from ``start`` when it does not come up.
+    Raises FakeGcsError from ``start`` when it does not start.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class FakeGcs(GcsControl):
         self._end_thread: Callable[[], None] | None = None
 
     def start(self) -> Self:
-        """Start and wait until requests are taken."""
+        """Start the server; block until it accepts requests."""
         if self._in_process:
             self._start_child()
         else:
@@ -137,7 +137,7 @@ class FakeGcs(GcsControl):
         return self
 
     def stop(self) -> None:
-        """End the server and everything it holds; waits until it is gone. Safe to repeat."""
+        """End the server and discard its data; block until it has ended. Idempotent."""
         if self._end_thread is not None:
             self._end_thread()
             self._end_thread = None

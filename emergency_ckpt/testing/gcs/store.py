@@ -1,8 +1,7 @@
-"""Buckets and objects in memory, with GCS's consistency rules. Pure but for the clock it is given.
+"""Buckets and objects in memory, with GCS's consistency rules. Pure, except for the given clock.
 
-Every method runs to its end without yielding, so check-and-store is atomic as long as one thread
-uses the store; it takes no lock. Generations rise strictly over the whole store. Only live objects
-exist: no versioning, no soft delete, no folders.
+Not thread-safe; on one thread every method is atomic, since none yields. Generations rise strictly
+over the whole store. Only live objects exist: no versioning, no soft delete, no folders.
 """
 
 from __future__ import annotations
@@ -46,10 +45,10 @@ class ComposeSource:
 
 
 class GcsStore:
-    """The whole state of a fake GCS.
+    """The state of a fake GCS.
 
-    Every method raises GcsError with the status that GCS gives: 404 for what is missing, 409 for
-    what exists, 412 and 304 for preconditions, 413 and 507 for the server's own limits.
+    Every method raises GcsError with GCS's status: 404 when a name is missing, 409 when it exists,
+    412 and 304 for preconditions, 413 and 507 for the server's own limits.
     """
 
     def __init__(self, now_us: Callable[[], int], limits: Limits | None = None) -> None:
@@ -99,7 +98,7 @@ class GcsStore:
     # Objects: reading
 
     def find(self, bucket: str, name: str) -> StoredObject | None:
-        """The live object, or None. Raises GcsError 404 when the bucket is missing."""
+        """Return the live object, or None. GcsError 404 when the bucket is missing."""
         return self._shelf(bucket).objects.get(name)
 
     def get(
@@ -133,7 +132,7 @@ class GcsStore:
         digests: Digests | None = None,
         component_count: int | None = None,
     ) -> StoredObject:
-        """Make ``data`` the live object, as a new generation, if ``conditions`` hold now."""
+        """Make ``data`` the live object, as a new generation, if ``conditions`` hold."""
         check_object_name(name)
         current = self.find(bucket, name)
         conditions.check(current)
@@ -165,7 +164,7 @@ class GcsStore:
         *,
         replace_all: bool = False,
     ) -> StoredObject:
-        """Merge ``attributes`` (None removes one), or put them in place of all there were."""
+        """Merge ``attributes`` (None removes one), or with ``replace_all`` replace all."""
         stored = self.get(bucket, name, generation, conditions)
         base: Mapping[str, Any] = {} if replace_all else stored.attributes
         changed = replace(
@@ -199,7 +198,7 @@ class GcsStore:
         attributes: Mapping[str, Any],
         conditions: Preconditions = _NO_CONDITIONS,
     ) -> StoredObject:
-        """Store ``source`` under another name; its attributes where ``attributes`` is empty."""
+        """Store ``source`` under another name, with its attributes if ``attributes`` is empty."""
         return self.put(
             bucket,
             name,
@@ -213,7 +212,7 @@ class GcsStore:
     def move(
         self, source: StoredObject, name: str, conditions: Preconditions = _NO_CONDITIONS
     ) -> StoredObject:
-        """Rename within the bucket, atomically. Over an existing object it replaces that one."""
+        """Rename within the bucket, atomically; replaces an existing object of that name."""
         if source.name == name:
             raise GcsError(400, "invalid", "Source and destination of a move are the same.")
         moved = self.copy(source, source.bucket, name, {}, conditions)
@@ -290,7 +289,7 @@ class GcsStore:
 
 
 def check_object_name(name: str) -> None:
-    """Raises GcsError 400 for a name that GCS refuses."""
+    """Raise GcsError 400 for a name that GCS refuses."""
     size_bytes = len(name.encode())
     if not 1 <= size_bytes <= 1024:
         raise GcsError(400, "invalid", f"An object name has 1 to 1024 bytes, got {size_bytes}.")
@@ -307,7 +306,7 @@ def _settable(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _merge(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON merge patch (RFC 7396): None removes, a mapping merges, anything else replaces."""
+    """Apply a JSON merge patch (RFC 7396): None removes, a mapping merges, other values replace."""
     merged = dict(base)
     for key, value in patch.items():
         if value is None:

@@ -1,8 +1,8 @@
-"""Resumable uploads: sessions, chunks, 308. Pure but for the ids it draws.
+"""Resumable uploads: sessions, chunks, 308. Pure, except for random ids.
 
-The protocol is Google's (https://cloud.google.com/storage/docs/performing-resumable-uploads):
-a chunk says where it lies, the server says how far it got, and a finished session gives the same
-answer however often it is asked. So a client may repeat a chunk whose reply was lost.
+The protocol is Google's (https://cloud.google.com/storage/docs/performing-resumable-uploads): each
+chunk has its position, the server replies with the bytes it has, and a finished session repeats its
+answer. So a client may repeat a chunk whose reply was lost.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 from emergency_ckpt.testing.gcs.resources import Digests, GcsError, Preconditions, StoredObject
 from emergency_ckpt.testing.gcs.store import GcsStore
 
-CHUNK_BYTES = 256 * 1024  # a chunk that is not the last counts in whole multiples of this
+CHUNK_BYTES = 256 * 1024  # of a chunk that is not the last, whole multiples of this count
 _RANGE = re.compile(r"bytes (?:(\d{1,18})-(\d{1,18})|\*)/(\d{1,18}|\*)")
 
 
 @dataclass(frozen=True, slots=True)
 class ContentRange:
-    """``bytes first-last/total``; ``first`` None for ``*``, ``total`` None when not known yet."""
+    """``bytes first-last/total``; ``first`` is None for ``*``, ``total`` None when unknown."""
 
     first: int | None
     last: int
@@ -35,7 +35,7 @@ class ContentRange:
             raise GcsError(400, "invalid", f"Failed to parse Content-Range header: {header[:80]}")
         first, last, total = match.groups()
         if (first, last, total) == ("0", "0", "0"):
-            return cls(None, -1, 0)  # how google-cloud-storage writes the range of no bytes
+            return cls(None, -1, 0)  # google-cloud-storage's range of no bytes
         return cls(
             None if first is None else int(first),
             -1 if last is None else int(last),
@@ -45,7 +45,7 @@ class ContentRange:
 
 @dataclass(slots=True)
 class UploadSession:
-    """One upload in progress. It ends in ``stored`` (without data) or in ``error``, for good."""
+    """One upload in progress. It ends with ``stored`` (without data) or with ``error``."""
 
     bucket: str
     name: str
@@ -58,7 +58,7 @@ class UploadSession:
 
 
 class Uploads:
-    """All sessions of a server. Methods raise GcsError; an unknown session is 404."""
+    """The sessions of a server. Methods raise GcsError; an unknown session is 404."""
 
     def __init__(self, store: GcsStore) -> None:
         self._store = store
@@ -73,7 +73,7 @@ class Uploads:
         conditions: Preconditions,
         total: int | None,
     ) -> str:
-        """Open a session and return its id. The conditions must hold now, and again at the end."""
+        """Open a session and return its id. The conditions must hold now and at the end."""
         conditions.check(self._store.find(bucket, name))
         if total is not None and total > self._store.limits.object_bytes:
             raise GcsError(413, "uploadTooLarge", f"{name}: {total} bytes are too many.")
@@ -96,10 +96,10 @@ class Uploads:
     def receive(
         self, upload_id: str, content_range: str | None, data: bytes, digest_header: str | None
     ) -> StoredObject | None:
-        """Take one chunk, or answer a status query. The object when complete, None before.
+        """Take one chunk or a status query. Return the object when complete, else None.
 
-        Bytes that are there already are ignored; a chunk that starts past them changes nothing.
-        What a session that had finished before returns has no data. ``digest_header`` is the
+        Repeated bytes are ignored; a chunk that starts beyond the received ones changes nothing. A
+        session that had already finished returns an object without data. ``digest_header`` is the
         client's ``x-goog-hash`` of the whole object, sent with the last chunk.
         """
         session = self.session(upload_id)
@@ -183,7 +183,7 @@ def _check_total(session: UploadSession, place: ContentRange) -> None:
 
 
 def check_digest_header(header: str, data: bytes) -> None:
-    """Check ``x-goog-hash: crc32c=...,md5=...``. Raises GcsError 400 when the bytes differ."""
+    """Check ``x-goog-hash: crc32c=...,md5=...``. GcsError 400 when the bytes differ."""
     digests = Digests.of(data)
     actual = {"crc32c": digests.crc32c, "md5": digests.md5}
     for item in header.split(","):

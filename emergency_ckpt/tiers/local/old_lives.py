@@ -57,7 +57,7 @@ def _error(holder: Holder, run_id: str, waited_s: float) -> LocalTierError:
         return LocalTierError(
             "start",
             f"run {run_id!r} in {holder.path}",
-            f"this process already has a checkpointer of that run ({holder.describe()})",
+            f"this process has a checkpointer of that run already ({holder.describe()})",
             hint="stop it before you make another one",
         )
     step = newest_step(holder, run_id)

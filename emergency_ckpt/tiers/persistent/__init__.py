@@ -1,9 +1,18 @@
-"""The persistent tier: one sharded copy of a step in Orbax's format, with markers beside it.
+"""The persistent tier: one sharded copy of a step in Orbax's format, and our marker beside it.
 
-``tier`` writes and reads a step, ``steps`` says which steps there are and
-removes one or moves it aside. Only ``tier``, ``steps``, ``orbax_writer``
-and ``orbax_reader`` use Orbax.
+A save, on the processes that ``core.placement.writers`` chooses:
 
-Guaranteed: a step that counts, or that cannot be read, is moved aside and never removed, but for
-retention.
+1. ``steps.changes.make_room`` clears the step's place. A step that counts there is kept under
+   another name, and counts until its successor is complete.
+2. Each process writes its host state.
+3. ``orbax_writer`` writes the tensors of ``writer_arrays``; Orbax commits them.
+4. ``tier.publish`` writes the CRC32Cs of capture time, then ``marker.json``: the step counts.
+
+A restore: ``steps`` lists the steps and checks their markers; ``orbax_reader`` reads boxes.
+
+Guaranteed: a crash at any instant leaves the step whole or not counting; a step that counts, or
+that cannot be read, is moved aside, and only retention removes it; every call has a deadline.
+
+Not guaranteed: the bytes of the tensors, which the restore compares with the CRC32Cs of capture
+time; protection from a process that may write to the directory (docs/security.md).
 """

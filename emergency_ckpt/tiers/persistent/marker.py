@@ -1,4 +1,4 @@
-"""The files beside a persistent step: marker and checksums. FORMAT.md is the specification."""
+"""The marker and the checksums of a persistent step. FORMAT.md is the specification."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ HOST_STATE = "host_state"
 MARKER_NAME = "marker.json"
 CHECKSUMS_NAME = "checksums.json"
 ASIDE_NAME = "rolled_back.json"
-"""Beside a step that was moved aside, or is about to be: it counts no more."""
+"""The note that a step is or will be moved aside: it no longer counts."""
 
 VERSION, SIGNED_VERSION = 2, 3
-"""Of markers without and with a signature. Those of version 1 are still read."""
+"""Versions of markers without and with a signature. Markers of version 1 are still read."""
 
 NO_SIGNING = StepSigning()
 
@@ -31,7 +31,7 @@ _T = TypeVar("_T")
 
 
 class TensorsId(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which tensors they are: SHA-256 (hex) of two files of Orbax, each new with every save.
+    """The identity of a step's tensors: SHA-256 (hex) of two files that Orbax rewrites per save.
 
     Attributes:
       metadata: of ``_CHECKPOINT_METADATA`` of the step.
@@ -43,14 +43,14 @@ class TensorsId(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StepMarker(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """``marker.json``: says that all of a persistent step is there, and what.
+    """``marker.json``: the proof that a persistent step is complete, and its description.
 
     Attributes:
       digests: SHA-256 (hex) of each process's document, by process index.
       empty: per process, whether its host state is null.
-      leaves: every leaf of the state; Orbax cannot hold zero-size arrays, so these live here only.
+      leaves: every leaf of the state; zero-size arrays are only here, as Orbax cannot hold them.
       checksums: SHA-256 (hex) of ``checksums.json``.
-      tensors: which tensors it belongs to; None in a marker of version 1.
+      tensors: identity of the step's tensors; None in a marker of version 1.
     """
 
     save: SaveId
@@ -68,7 +68,7 @@ class _MarkerFile1(StepMarker, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class _MarkerFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``digest``: SHA-256 (hex) of the bytes of ``marker`` as they lie in the file."""
+    """``digest``: SHA-256 (hex) of the bytes of ``marker`` in the file."""
 
     format: int
     digest: str
@@ -76,7 +76,7 @@ class _MarkerFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _SignedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``signature``: of the bytes of ``marker`` as they lie in the file."""
+    """``signature``: of the bytes of ``marker`` in the file."""
 
     format: int
     digest: str
@@ -85,7 +85,7 @@ class _SignedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class BoxChecksum(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """CRC32C of the bytes of a box at capture time; ``leaf`` is an index into the leaves."""
+    """The CRC32C of the bytes of a box at capture time; ``leaf`` is an index into the leaves."""
 
     leaf: int
     box: Box
@@ -93,14 +93,14 @@ class BoxChecksum(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
 
 class Checksums(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``checksums.json``: sorted; a box whose copies differed at capture time has none."""
+    """``checksums.json``: sorted; a box whose copies differed at capture time has no entry."""
 
     format: int
     boxes: tuple[BoxChecksum, ...]
 
 
 def encode_checksums(leaves: Sequence[LeafSpec], crcs: Mapping[ShardId, int]) -> bytes:
-    """The file of the CRCs of some boxes of ``leaves``."""
+    """Return the bytes of ``checksums.json`` for some boxes of ``leaves``."""
     index = {leaf.path: number for number, leaf in enumerate(leaves)}
     boxes = sorted(
         ((index[shard.leaf], shard.box, crc) for shard, crc in crcs.items()),
@@ -111,7 +111,7 @@ def encode_checksums(leaves: Sequence[LeafSpec], crcs: Mapping[ShardId, int]) ->
 
 
 def decode_checksums(data: bytes, marker: StepMarker, target: str) -> dict[ShardId, int]:
-    """The CRCs by shard. CorruptData when they are not those that the marker names."""
+    """Return the CRC32C of each shard. CorruptData when the digest is not the marker's."""
     actual = hashlib.sha256(data).hexdigest()
     if actual != marker.checksums:
         raise CorruptData(
@@ -121,7 +121,7 @@ def decode_checksums(data: bytes, marker: StepMarker, target: str) -> dict[Shard
         raise CorruptData("decode", target, "unknown version", expected=CHECKSUMS_VERSION)
     decoded = decode_file(data, Checksums, target)
     if not all(0 <= each.leaf < len(marker.leaves) for each in decoded.boxes):
-        raise CorruptData("decode", target, "it names a leaf that there is not")
+        raise CorruptData("decode", target, "it names a leaf that does not exist")
     return {ShardId(marker.leaves[each.leaf].path, each.box): each.crc32c for each in decoded.boxes}
 
 
@@ -133,9 +133,9 @@ def build_marker(
     tensors: TensorsId,
     signing: StepSigning = NO_SIGNING,
 ) -> bytes:
-    """The marker's file: ``documents`` has (digest, empty) of every process's document.
+    """Return the bytes of ``marker.json``, signed when ``signing`` has a key.
 
-    It is signed when ``signing`` has a key.
+    ``documents``: (SHA-256 in hex, is empty) of every process's host state, by process index.
     """
     order = range(len(documents))
     marker = StepMarker(
@@ -157,10 +157,10 @@ def build_marker(
 def check_marker(
     data: bytes, step: int, target: str, signing: StepSigning
 ) -> tuple[StepMarker, str]:
-    """The marker of ``step`` from its file, and the doubt that there is of who wrote it.
+    """Return the marker of ``step`` from its file, and the reason not to trust its writer, or "".
 
-    The doubt is empty when there is none, and where ``signing`` has no key. CorruptData, also when
-    a marker signed with that key was altered.
+    Without a key in ``signing`` the reason is "". CorruptData, also when a marker signed with that
+    key was altered.
     """
     doubt = signing.doubt(b"", None)
     match _version(data, target):
@@ -207,7 +207,7 @@ def _version(data: bytes, target: str) -> int:
 
 
 def decode_file(data: bytes, kind: type[_T], target: str) -> _T:
-    """A small JSON file of the persistent tier. CorruptData, whatever is wrong with it."""
+    """Decode a small JSON file of the persistent tier. CorruptData is the only error."""
     if len(data) > LIMIT_BYTES:
         raise CorruptData("decode", target, f"it is larger than {LIMIT_BYTES} bytes")
     try:

@@ -1,4 +1,4 @@
-"""What of Orbax writes a state when not all processes of the job do."""
+"""The write of a step through Orbax by some processes of the job instead of all."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
-# The options of a public handler; Orbax's manager alone gives them otherwise.
+# The options of a public handler, which otherwise only Orbax's manager can set.
 from orbax.checkpoint._src.handlers.composite_checkpoint_handler import CompositeOptions
 
-# What Orbax's default array handler keeps PRNG implementations in has no public name.
+# The store in which Orbax's default array handler keeps PRNG implementations is not public.
 from orbax.checkpoint._src.metadata import array_metadata_store
 from orbax.checkpoint._src.metadata.array_metadata import SerializedArrayMetadata
 from orbax.checkpoint.future import Future
@@ -25,31 +25,32 @@ from emergency_ckpt.state.staging import HostShard
 from emergency_ckpt.types import SaveId, ShardId
 
 ITEM = "default"
-"""The item of a step that has the arrays, as Orbax's manager calls it."""
+"""The name that Orbax's manager gives to the item of a step with the arrays."""
 
 OURS = "emergency_ckpt"
-"""Among the custom metadata of a step: it was written here, and its marker comes last."""
+"""A key in the custom metadata of a step: this package wrote it, and its marker comes last."""
 
 BEGUN = "tensors_begun"
 WRITTEN = "tensors_written"
 MEETINGS = (BEGUN, WRITTEN)
-"""The folders are there, which the first writer makes; all is written, which it then commits."""
+"""Meeting points: the first writer has made the folders; all writers have written, so the first
+commits."""
 
 Meet = Callable[[str, Sequence[int], float], None]
-"""Tell the other writers that this one has come so far, and wait for some of them.
+"""Tells the other writers that this one has reached a meeting point, and waits for some of them.
 
-Called with one of ``MEETINGS``, those to wait for, and a deadline of ``time.monotonic``. Raises at
-the deadline, or when one of them has failed.
+Its arguments are one of ``MEETINGS``, the writers to wait for, and a deadline of
+``time.monotonic``. Raises at the deadline, or when one of them has failed.
 """
 
 
 def meet_nobody(name: str, others: Sequence[int], deadline_s: float) -> None:
-    """The ``Meet`` of a single writer."""
+    """Do nothing: the ``Meet`` of a single writer."""
     del name, others, deadline_s
 
 
 class _WritersOnly(array_metadata_store.Validator):
-    """Orbax's own checks between writers; a single one has nothing to be compared with."""
+    """Orbax's comparison of metadata between writers; a single writer has none to compare."""
 
     def validate_all_array_metadatas(
         self, array_metadatas: dict[int, list[SerializedArrayMetadata]]
@@ -59,23 +60,23 @@ class _WritersOnly(array_metadata_store.Validator):
 
 
 class _MetadataStore(array_metadata_store.Store):
-    """Each writer makes the folder itself.
+    """A metadata store in which each writer makes the folder itself.
 
-    In Orbax the others look for it, four times a second, however the first one fares.
+    In Orbax the other writers poll for it four times a second, also when the first one has failed.
     """
 
     def __init__(self) -> None:
         super().__init__(primary_host=None)
 
     def set_primary_host(self, primary_host: int | None) -> None:
-        """Orbax's handler sets its own; all stay."""
+        """Ignore the primary host that Orbax's handler sets."""
         del primary_host
 
 
 class ArrayWriter(ocp.type_handlers.ArrayHandler):
-    """Orbax's own, whose writes can be cancelled. For one save.
+    """Orbax's array handler with writes that can be cancelled. For one save.
 
-    A single writer does not share the work with the other replicas.
+    A single writer does not divide the work among replicas.
     """
 
     def __init__(self, writers: Sequence[int]) -> None:
@@ -90,27 +91,27 @@ class ArrayWriter(ocp.type_handlers.ArrayHandler):
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether nobody waits for this save any more."""
+        """Return True once the save was cancelled."""
         return self._is_cancelled
 
     def check(self) -> None:
-        """PersistentTierError once the save is cancelled: storage may answer long after that."""
+        """Raise PersistentTierError once the save is cancelled, since storage may answer later."""
         if self._is_cancelled:
-            raise PersistentTierError("save", "a step", "the save was given up")
+            raise PersistentTierError("save", "a step", "the save was cancelled")
 
     async def serialize(self, *args: Any, **kwargs: Any) -> Sequence[Future]:
-        """As Orbax's."""
+        """Begin the writes as Orbax's handler does."""
         self.check()
         futures = await super().serialize(*args, **kwargs)
         with self._lock:
             self._begun += futures
-        if self._is_cancelled:  # while these were begun
+        if self._is_cancelled:  # while these writes began
             self._cancel_begun()
             self.check()
         return futures
 
     def cancel(self) -> None:
-        """Nobody waits for what is being written any more. From any thread; does not block."""
+        """Cancel the writes in progress. Thread-safe; does not block."""
         self._is_cancelled = True
         self._cancel_begun()
 
@@ -122,9 +123,9 @@ class ArrayWriter(ocp.type_handlers.ArrayHandler):
 
 
 def bytes_at_once(buffer_bytes: int, shards: Mapping[ShardId, HostShard]) -> int:
-    """How much of ``shards`` may be on its way to storage; no less than the largest of them.
+    """Return the maximum number of bytes of ``shards`` to write at once.
 
-    Orbax refuses an array that is larger than what may be on its way.
+    It is at least the largest of them, because Orbax refuses an array above its limit.
     """
     leaves: dict[str, int] = {}
     for shard, each in shards.items():
@@ -142,10 +143,10 @@ def write_step(
     at_once_bytes: int,
     meet: Callable[[str, Sequence[int]], None],
 ) -> None:
-    """Write ``state`` as Orbax's step. Collective over ``writers``, by ``meet`` alone; blocks.
+    """Write ``state`` as Orbax's step. Collective over ``writers`` through ``meet``; blocks.
 
-    To Orbax each of them is the only one. Its own barriers have a deadline of minutes that cannot
-    be set, and a thread that still sits in one aborts the process at its end.
+    Each writer runs Orbax as a single-process job, because Orbax's barriers have fixed timeouts of
+    minutes and a thread blocked in one aborts the process at exit.
     """
     first, others = writers[0], writers[1:]
     is_first = jax.process_index() == first
@@ -155,7 +156,7 @@ def write_step(
     handler = _writing_handler(processes, arrays, at_once_bytes=at_once_bytes)
     begin, finalize = handler.async_save, handler.finalize
 
-    # Set on the object: the name of a class of our own would be written into the step.
+    # Set on the object, because the name of a subclass would be written into the step.
     @functools.wraps(begin)
     async def meet_and_begin(*args: Any, **kwargs: Any) -> Any:
         meet(BEGUN, () if is_first else (first,))
@@ -163,7 +164,7 @@ def write_step(
 
     @functools.wraps(finalize)
     def meet_and_finalize(directory: epath.Path) -> None:
-        meet(WRITTEN, others)  # only the first writer comes here
+        meet(WRITTEN, others)  # only the first writer commits
         arrays.check()
         finalize(directory)
 
@@ -176,20 +177,19 @@ def write_step(
         composite_options=CompositeOptions(
             multiprocessing_options=processes,
             temporary_path_class=committed,
-            # Made in the background, the item's folder could come after the first bytes that
-            # another writer puts below it, and then fail: the others begin when it is there.
+            # In the background the item's folder could be made after another writer's first bytes
+            # in it, and then fail. So it is made first.
             async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
         ),
         **items,
     )
-    # What Orbax's manager saves a step with. The manager itself lists the directory first, and
-    # fails on a step that is being removed meanwhile.
+    # The checkpointer of Orbax's manager. The manager itself lists the directory first, and fails
+    # when a step is removed meanwhile.
     with ocp.Checkpointer(
         together, multiprocessing_options=processes, temporary_path_class=committed
     ) as checkpointer:
         args = ocp.args.Composite(**{ITEM: ocp.args.PyTreeSave(state)})
-        # In an object store the first writer may have begun already: the others do not mind, and
-        # remove nothing.
+        # In an object store the first writer may already have begun; the others remove nothing.
         target, force = directory / str(save.step), not is_first
         checkpointer.save(target, args=args, force=force, custom_metadata={OURS: ours})
     if not is_first:
@@ -197,7 +197,7 @@ def write_step(
 
 
 def _committed_if(check: Callable[[], None], step: epath.Path) -> type[Any]:
-    """Orbax's own way to commit ``step``, which first asks ``check``."""
+    """Return Orbax's class that commits ``step``, with a call of ``check`` before the commit."""
     default: type[Any] = ocp.path.atomicity_defaults.get_default_temporary_path_class(step)
 
     class Checked(default):
@@ -211,7 +211,7 @@ def _committed_if(check: Callable[[], None], step: epath.Path) -> type[Any]:
 def _writing_handler(
     together: ocp.options.MultiprocessingOptions, arrays: ArrayWriter, *, at_once_bytes: int
 ) -> ocp.PyTreeCheckpointHandler:
-    """Orbax's own handler; ``at_once_bytes``: how much may be on its way to storage at once."""
+    """Return Orbax's handler; ``at_once_bytes``: maximum number of bytes to write at once."""
     scalars, numpys = ocp.type_handlers.ScalarHandler(), ocp.type_handlers.NumpyHandler()
     registry = ocp.type_handlers.create_type_handler_registry(
         (int, scalars), (float, scalars), (np.ndarray, numpys), (jax.Array, arrays)

@@ -1,4 +1,4 @@
-"""Steps that plain Orbax wrote: the folders that they are in, and the items that have arrays."""
+"""Steps that plain Orbax wrote: their folders, and their items with arrays."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from emergency_ckpt.tiers.persistent.orbax_reader import StoredLeaf, describe_it
 from emergency_ckpt.tiers.storage.directory import StorageDirectory
 
 ITEMS = ("default", "state", "items")
-"""Where Orbax, its emergency manager and MaxText keep the arrays of a step: the first of these."""
+"""Items in which Orbax, its emergency manager and MaxText keep arrays; the first one counts."""
 
 LOOKS_AT_ONCE = 16
 
@@ -33,9 +33,9 @@ _LOOKS = 4 * LOOKS_AT_ONCE
 
 
 class StepFolders:
-    """The folder of each step below a directory, as it was listed last.
+    """The folder of each step in a directory, as of the last listing.
 
-    Steps of ours are named by their number alone, those of plain Orbax as their job chose.
+    This package names steps by their number; with plain Orbax the job chooses the names.
     """
 
     def __init__(self, storage: StorageDirectory) -> None:
@@ -44,25 +44,25 @@ class StepFolders:
         self._chosen: dict[int, str] = {}
 
     def of(self, step: int) -> str:
-        """The name of the folder of ``step``; its number when it was not listed."""
+        """Return the name of the folder of ``step``, or its number when it was not listed."""
         names = self.names_of(step)
         chosen = self._chosen.get(step)
         return chosen if chosen in names else names[0]
 
     def names_of(self, step: int) -> tuple[str, ...]:
-        """The names of all folders that may be ``step``, in order of preference; at least one."""
+        """Return the folders that may be ``step``, in order of preference; at least one."""
         return self._names.get(step) or (str(step),)
 
     def choose(self, step: int, name: str) -> None:
-        """Have ``of`` name this one of ``names_of``: in those before it there is no step."""
+        """Make ``of`` return ``name``, one of ``names_of``: the folders before it have no step."""
         self._chosen[step] = name
 
     def steps(self, deadline_s: float | None) -> set[int]:
         """List the directory. Blocks for storage.
 
         Raises:
-          PersistentTierError: there are steps, but none whose name can be understood, or names of
-            several jobs, of which nobody can say which one is meant.
+          PersistentTierError: there are steps, but no valid name of a step, or names of several
+            jobs.
         """
         names = self._storage.names_in(deadline_s=deadline_s)
         kinds = steps_by_kind(names)
@@ -79,9 +79,9 @@ class StepFolders:
     def _kinds_with_steps(
         self, doubtful: Mapping[str, Sequence[str]], deadline_s: float | None
     ) -> list[str]:
-        """Those of which some folder was written by Orbax, sorted; no more than two of them.
+        """Return at most two of the kinds of names of which Orbax wrote a folder, sorted.
 
-        The newest folders of all kinds are looked at first: of a real kind these are steps.
+        The newest folders of all kinds are checked first: of a real kind these are steps.
         """
 
         def has_steps(name: str | None) -> bool:
@@ -114,7 +114,7 @@ class StepFolders:
                 )
 
     def is_written_by_orbax(self, name: str, deadline_s: float | None) -> bool:
-        """Whether Orbax has written something into a folder, in whatever item. Blocks."""
+        """Return True when Orbax has written any item into a folder. Blocks."""
         folder = self._storage.path / name
 
         def look() -> bool:
@@ -129,7 +129,7 @@ class StepFolders:
         return self._storage.do("look at", f"/{name}", look, deadline_s)
 
     def _has_steps(self, names: Sequence[str], deadline_s: float | None) -> bool:
-        """Whether any of these folders was written by Orbax."""
+        """Return True when Orbax wrote any of these folders. Blocks."""
         items = ("", *(f"{item}/" for item in ITEMS))
         files = [_STEP, *(f"{item}{_ARRAYS}" for item in items)]
         paths = [self._storage.path / name / file for name in names for file in files]
@@ -149,16 +149,16 @@ def _newest(steps: Mapping[int, Sequence[str]]) -> list[str]:
 def describe_plain(
     folder: epath.Path, item: str | None
 ) -> tuple[epath.Path, dict[str, StoredLeaf]]:
-    """Where the arrays of a step lie, and its leaves by path, from metadata alone.
+    """Return the folder of a step's arrays and its leaves by path, from metadata alone. Blocks.
 
-    The arrays of several items are those of one state with the items' names as its keys. That is
-    so where no item is named, and none has a name of ``ITEMS``.
+    Without ``item``, and without an item named in ``ITEMS``, the arrays of all items form one state
+    with the items' names as its keys.
 
     Args:
-      item: the name of the only item to take; None: as said.
+      item: the name of the item to take, or None.
 
     Raises:
-      FileNotFoundError: no such item, or none with arrays. Otherwise what Orbax raises.
+      FileNotFoundError: no such item, or none with arrays. Errors of Orbax pass through.
     """
     names = _items_with_arrays(folder, item)
     if len(names) == 1:

@@ -1,4 +1,4 @@
-"""A try of the persistent directory: a small file is written, read back and removed."""
+"""A probe of the persistent directory: a small file is written, read back and removed."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from emergency_ckpt.tiers.storage.directory import StorageDirectory
 
 _NAME = re.compile(r"probe-([0-9a-f]{12})-[0-9a-f]{16}")
 _LEFT_AFTER_MS = 600_000
-"""A probe lasts for seconds. The rest is for clocks that differ."""
+"""A probe takes seconds; the rest allows for clocks that differ."""
 
 
 def probe_storage(storage: StorageDirectory, incarnation: str, deadline_s: float) -> None:
-    """Raise PersistentTierError when saves could not use the directory. Blocks until the deadline.
+    """Raise PersistentTierError when saves cannot use the directory. Blocks until the deadline.
 
-    The file must not be there before, as those that TensorStore writes in a bucket. It lies where
-    neither Orbax nor a listing of steps looks. Files that crashed starts have left are removed.
+    The file is created only if absent, like TensorStore's files in a bucket, at a place that
+    neither Orbax nor a listing of steps reads. Files of crashed starts are removed.
 
     Args:
-      incarnation: of this life; the file is named after it, so that no other start uses it.
+      incarnation: of this life; part of the file's name, so that no other start uses it.
       deadline_s: of ``time.monotonic``.
     """
     storage.create(deadline_s)
@@ -40,7 +40,7 @@ def probe_storage(storage: StorageDirectory, incarnation: str, deadline_s: float
 
 
 def is_left_over(name: str, own: str) -> bool:
-    """Whether ``name`` is a file of a start that is over, by the clocks in both names."""
+    """Return True when ``name`` is a file of an earlier start, by the clocks in both names."""
     found, mine = _NAME.fullmatch(name), _NAME.fullmatch(own)
     if found is None or mine is None:
         return False
@@ -54,7 +54,7 @@ def _write_and_read(storage: StorageDirectory, below: str, data: bytes, deadline
         raise PersistentTierError(
             "read",
             f"{storage.path}/{below}",
-            "other bytes than were just written",
+            "the bytes differ from those just written",
             expected=data,
             actual=found[: 2 * len(data)],
         )

@@ -1,4 +1,4 @@
-"""``run/<number>.json``: on record which run saves in a persistent directory. See FORMAT.md."""
+"""``run/<number>.json``: the record of the run that saves in a directory. See FORMAT.md."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _NAME = re.compile(r"([0-9]{12})\.json")
 _LAST = 10**12 - 1
 _ATTEMPTS = 5
 _MOST_READ = 4
-"""More than a crash leaves. The rest are not of this program's making."""
+"""More files than crashes leave; this program did not make the rest."""
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``digest``: SHA-256 (hex) of the bytes of ``run`` as they lie in the file."""
+    """``digest``: SHA-256 (hex) of the bytes of ``run`` in the file."""
 
     format: int
     digest: str
@@ -40,7 +40,7 @@ def encode_run(record: RunRecord) -> bytes:
 
 
 def decode_run(data: bytes, target: str) -> RunRecord:
-    """Return the record of a file. CorruptData, whatever is wrong with it."""
+    """Return the record of a file. CorruptData is the only error."""
     if len(data) > LIMIT_BYTES:
         raise CorruptData("decode", target, f"it is larger than {LIMIT_BYTES} bytes")
     try:
@@ -65,13 +65,13 @@ def decode_run(data: bytes, target: str) -> RunRecord:
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """The record of a directory, as it was found.
+    """The record of a directory, as found.
 
     Attributes:
       number: of the newest file; 0 when there is none.
-      record: of the newest file that can be decoded.
-      damage: why none of them can be, if so.
-      older: the numbers of all files but the newest one.
+      record: of the newest file that can be decoded, or None.
+      damage: the error when files exist and none can be decoded, or None.
+      older: the numbers of all files but the newest.
     """
 
     number: int = 0
@@ -83,8 +83,8 @@ class Found:
 class RunFile:
     """The record of one directory. All methods block for storage; PersistentTierError.
 
-    Each change is a file of the next number, made only where there is none. So of two writers that
-    have seen the same record one alone changes it, on any storage.
+    Each change is a new file of the next number, created only if absent. So of two writers that
+    read the same record only one changes it, on any storage.
     """
 
     def __init__(self, storage: StorageDirectory) -> None:
@@ -92,11 +92,11 @@ class RunFile:
 
     @property
     def target(self) -> str:
-        """The folder with its files."""
+        """Return the path of the folder with its files."""
         return f"{self._storage.path}/{RUN_FOLDER}"
 
     def read(self, deadline_s: float | None = None) -> Found:
-        """Return the record. A damaged one counts only where no earlier one is left."""
+        """Return the record: the newest file that can be decoded, else the damage. Blocks."""
         deadline_s = self._storage.deadline_s(deadline_s)
         for _ in range(_ATTEMPTS):
             numbers = self._numbers(deadline_s)
@@ -105,7 +105,7 @@ class RunFile:
             found = self._decode(numbers, deadline_s)
             if found is not None:
                 return found
-        error = PersistentTierError("read", self.target, "it changes all the time")
+        error = PersistentTierError("read", self.target, "it changed during every read")
         error.retryable = True
         raise error
 
@@ -115,10 +115,10 @@ class RunFile:
         except PersistentTierError as error:
             if not isinstance(error.__cause__, NotADirectoryError):
                 raise
-            return []  # something is in the way: nobody has saved there, and a save will say so
+            return []  # not a folder: no run has saved there, and a save reports it
         numbers = {int(name[1]) for name in map(_NAME.fullmatch, names) if name}
         if not self._storage.is_object_store:
-            # A file server's listing may be half a minute old; a name that is asked for is not.
+            # A file server's listing may be half a minute old; a look-up by name is current.
             newest = max(numbers, default=0)
             while newest < _LAST and self._data(newest + 1, deadline_s) is not None:
                 newest += 1
@@ -126,7 +126,7 @@ class RunFile:
         return sorted(numbers)
 
     def _decode(self, numbers: list[int], deadline_s: float) -> Found | None:
-        """None when the newest one has gone: another one took its place."""
+        """Return the newest valid record, or None when the newest file was replaced meanwhile."""
         damage: CorruptData | None = None
         newest, older = numbers[-1], tuple(numbers[:-1])
         for number in reversed(numbers[-_MOST_READ:]):
@@ -150,7 +150,7 @@ class RunFile:
             except FileNotFoundError:
                 return None
             except IsADirectoryError:
-                return b""  # damaged, as any other junk
+                return b""  # not a file: damaged
 
         return self._storage.do("read", f"/{_below(number)}", read, deadline_s)
 
@@ -158,19 +158,19 @@ class RunFile:
         return f"{self._storage.path}/{_below(number)}"
 
     def replace(self, found: Found, record: RunRecord, deadline_s: float | None = None) -> None:
-        """Put ``record`` in place of ``found``, if that is still the newest one; read it to know.
+        """Replace ``found`` by ``record`` if it is still the newest; ``read`` shows whether it was.
 
-        It may come after the deadline, and then too only where nobody else was first.
+        The change may happen after the deadline, with the same condition.
         """
         if found.number >= _LAST:
             raise PersistentTierError(
-                "write", self._path(found.number), "it is the last one", hint="remove it"
+                "write", self._path(found.number), "its number is the highest", hint="remove it"
             )
         below = _below(found.number + 1)
         self._storage.put_first(below, encode_run(record), record.life, deadline_s)
 
     def remove_older(self, found: Found) -> None:
-        """Remove the files that count no more."""
+        """Remove the files that the newest one replaced."""
         for number in found.older:
             path = self._storage.path / _below(number)
             self._storage.do(

@@ -1,4 +1,4 @@
-"""Persistent tier: one sharded copy in Orbax's own format, and the host states beside it.
+"""The persistent tier: one sharded copy in Orbax's format, with host states and a marker.
 
 ``<dir>/<step>/`` is an ordinary Orbax step (item ``default``, StandardSave), written by the
 processes of the primary slice only, or of all slices together. ``<dir>/host_state/<step>/`` has
@@ -7,8 +7,8 @@ step counts when Orbax's commit marker and ours are both there. FORMAT.md specif
 
 A step without that second directory was written by plain Orbax: it has tensors only.
 
-This module, ``stored_steps``, ``orbax_writing`` and ``stored_arrays`` are all that uses Orbax for
-storage.
+Besides this module only ``steps``, ``plain_orbax``, ``orbax_writer`` and ``orbax_reader`` use Orbax
+for storage.
 """
 
 from __future__ import annotations
@@ -68,15 +68,15 @@ _T = TypeVar("_T")
 
 
 class StoredStep(NamedTuple):
-    """What is stored under a step.
+    """The description of a stored step.
 
     Attributes:
       item: directory of the Orbax item with the arrays.
       marker: None for a step that plain Orbax wrote.
-      leaves: the arrays by path, as Orbax describes them.
-      crcs: CRC32C of capture time of the boxes that were saved.
-      incarnation: of the save; of one of plain Orbax, see ``core.restore.inventory``.
-      doubt: as of ``PersistentStep``.
+      leaves: the arrays by path, from Orbax's metadata.
+      crcs: CRC32C at capture time of the saved boxes.
+      incarnation: of the save; for a step of plain Orbax see ``core.restore.inventory``.
+      doubt: as in ``PersistentStep``.
     """
 
     item: str
@@ -90,20 +90,20 @@ class StoredStep(NamedTuple):
 class PersistentTier:
     """Reads and writes one directory. All methods block for storage.
 
-    None is collective but ``write_tensors``, over its ``writers``. Each has a deadline: what is
-    given as ``deadline_s`` (of ``time.monotonic``), else ``timeout_s`` from the call. Until then
-    a call is repeated where that may help. What fails is a PersistentTierError, ``retryable`` when
-    storage was only slow or overloaded, or CorruptData.
+    Only ``write_tensors`` is collective, over its ``writers``. Each call has a deadline:
+    ``deadline_s`` (of ``time.monotonic``), else ``timeout_s`` seconds from the call. Until then
+    errors that may pass are retried. A failure is a PersistentTierError, ``retryable`` when storage
+    was only slow or overloaded, or CorruptData.
 
     Args:
-      orbax_item: of a step of plain Orbax, the item with the arrays; None: see ``describe_plain``.
-      buffer_bytes: how much of a process's arrays may be on its way to or from storage at once.
-      signing: how markers are signed, and what is made of those that are not.
+      orbax_item: the item with the arrays in steps of plain Orbax; None: see ``describe_plain``.
+      buffer_bytes: maximum number of bytes that a process transfers to or from storage at once.
+      signing: the key for markers, and the rule for unsigned ones.
 
     Attributes:
-      storage: calls below its directory, with the same deadlines and errors.
-      found: which steps it has.
-      changes: what takes a step out of it.
+      storage: calls to its directory, with the same deadlines and errors.
+      found: its steps.
+      changes: removal of steps and moves aside.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class PersistentTier:
         self._signing = signing
 
     def with_timeout(self, timeout_s: float) -> PersistentTier:
-        """Return the same tier with another time for calls that are given no deadline."""
+        """Return the same tier with another timeout for calls without a deadline."""
         return PersistentTier(
             self.directory,
             timeout_s=timeout_s,
@@ -135,11 +135,11 @@ class PersistentTier:
 
     @property
     def directory(self) -> str:
-        """Where the tier lives."""
+        """Return the path or URL of the tier's directory."""
         return str(self._directory)
 
     def create(self, deadline_s: float | None = None) -> None:
-        """Make the directory; of a bucket, only make sure that it is there."""
+        """Make the directory; for a bucket, only check that it exists."""
         self.storage.create(deadline_s)
 
     # Which steps there are
@@ -151,26 +151,26 @@ class PersistentTier:
         wanted: int | None = None,
         below: int | None = None,
     ) -> list[PersistentStep]:
-        """The newest steps that a restore may ask about, oldest first; and ``wanted``, however old.
+        """Return the newest steps for a restore, oldest first, and ``wanted``, however old.
 
-        Steps with both markers; those of plain Orbax, which have no host states; and those that
-        have a ``problem``. ``below``: only steps before this one; None: all.
+        These are steps with both markers, steps of plain Orbax, which have no host states, and
+        steps with a ``problem``. ``below``: only steps before this one; None: all.
         """
         return self.found.newest(deadline_s, wanted=wanted, below=below)
 
     def whole_steps(self, deadline_s: float | None = None) -> list[int]:
-        """All steps of ours that are whole by what their markers say, oldest first."""
+        """Return all steps of ours that are whole by their markers, oldest first."""
         return [found.step for found in self.found.whole(deadline_s)]
 
     def marker(self, step: int, deadline_s: float | None = None) -> StepMarker:
-        """The marker of ``step``; PersistentTierError without one, CorruptData."""
+        """Return the marker of ``step``; PersistentTierError without one, CorruptData."""
         deadline_s = self.storage.deadline_s(deadline_s)
         return self.found.marker(step, deadline_s, self.found.place_of(step, deadline_s))
 
     # Restore
 
     def describe(self, step: int, deadline_s: float | None = None) -> StoredStep:
-        """What is stored under ``step``: metadata only."""
+        """Return the description of ``step`` from metadata only."""
         deadline_s = self.storage.deadline_s(deadline_s)
         found = self.found.find(step, deadline_s)
         if found is not None and found.step.problem:
@@ -186,7 +186,7 @@ class PersistentTier:
             if marker is None:
                 return describe_plain(folder, self._orbax_item)
             item = folder / ITEM
-            # Of zero-size arrays Orbax stores nothing.
+            # Orbax does not store zero-size arrays.
             stored = [x.path for x in marker.leaves if 0 not in x.global_shape]
             opened = open_by_name(item, stored, deadline_s) if stored else None
             return item, describe_item(item) if opened is None else opened
@@ -209,7 +209,7 @@ class PersistentTier:
         complete: bool,
         deadline_s: float,
     ) -> Iterator[tuple[ShardId, npt.NDArray[Any]]]:
-        """The boxes in the given order, as numpy arrays; see ``BoxReader``."""
+        """Yield the boxes in the given order, as numpy arrays; see ``BoxReader``."""
         reader = BoxReader(
             item,
             arrays,
@@ -221,13 +221,13 @@ class PersistentTier:
             yield from reader.read(shards)
         except CorruptData:
             raise
-        except Exception as error:  # TensorStore raises ValueError for all that lies below it
+        except Exception as error:  # TensorStore raises ValueError for every storage error
             raise self.storage.error("read", item.removeprefix(self.directory), error) from error
 
     def read_document(
         self, step: int, owner: int, count: int, digest: str, deadline_s: float | None = None
     ) -> bytes:
-        """One process's host-state document, checked against the ``digest`` of the marker."""
+        """Return a process's host-state document, checked against the marker's ``digest``."""
         name = document_name(owner, count)
         deadline_s = self.storage.deadline_s(deadline_s)
         place = self.found.place_of(step, deadline_s)
@@ -253,8 +253,8 @@ class PersistentTier:
     ) -> None:
         """Write the state of ``shards`` as Orbax's step. Collective over ``writers``; blocks.
 
-        Nothing may lie in the step's place: see ``StepChanges.make_room``.
-        ``meet``: where the writers wait for each other.
+        The step's place must be empty: see ``StepChanges.make_room``.
+        ``meet``: the function by which the writers wait for each other.
         """
         deadline_s = self.storage.deadline_s(None)
         state = as_arrays(tree, shards, writers)
@@ -272,7 +272,7 @@ class PersistentTier:
                     meet=lambda name, others: meet(name, others, deadline_s),
                 )
             finally:
-                # Late, for nobody. With host states beside it, ``remove_leftovers`` sees it.
+                # Written after the cancellation. ``remove_leftovers`` finds it by its host states.
                 is_late = arrays.is_cancelled and jax.process_index() == writers[0]
                 if is_late and save.step not in self.storage.numbers_in(HOST_STATE):
                     self.changes.remove_arrays(save.step)
@@ -282,7 +282,7 @@ class PersistentTier:
                 "save", f"/{save.step}", write, deadline_s, repeat=False, changes=save.step
             )
         except PersistentTierError:
-            # What was given up must not write into a step that is tried again.
+            # A cancelled write must not reach a step that is saved again.
             arrays.cancel()
             raise
 
@@ -291,11 +291,11 @@ class PersistentTier:
         self.changes.remove(step)
 
     def remove_leftovers(self) -> tuple[list[int], list[int]]:
-        """Remove what saves that did not end have left; see ``StepChanges``."""
+        """Remove the remains of unfinished saves; see ``StepChanges``."""
         return self.changes.remove_leftovers()
 
     def write_document(self, step: int, owner: int, count: int, data: bytes) -> None:
-        """Write one process's document. It counts only once the marker is there."""
+        """Write a process's document. It counts once the marker is written."""
         self.storage.put(f"{HOST_STATE}/{step}/{document_name(owner, count)}", data, step=step)
 
     def publish(
@@ -305,9 +305,9 @@ class PersistentTier:
         leaves: Sequence[LeafSpec],
         crcs: Mapping[ShardId, int],
     ) -> None:
-        """Write checksums, then the marker: ``documents`` has (digest, empty) of every process's.
+        """Write the checksums, then the marker, from which on the step counts.
 
-        From then on the step counts.
+        ``documents``: (SHA-256 in hex, is empty) of every process's host state, by process index.
         """
         checksums = encode_checksums(leaves, crcs)
         self.storage.put(f"{HOST_STATE}/{save.step}/{CHECKSUMS_NAME}", checksums, step=save.step)

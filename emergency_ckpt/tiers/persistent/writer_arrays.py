@@ -1,8 +1,8 @@
-"""The arrays that are given to Orbax: what each writer stores, in its host memory.
+"""The arrays that each writer passes to Orbax, in host memory.
 
-Where several processes hold the same box, each stores an equal part of it. Orbax would cut such
-arrays itself, one program for each (a fifth of the time for thousands of leaves), into new memory;
-and of small arrays in pinned memory it has one process write all.
+If several processes hold the same box, each stores an equal part of it. Orbax would slice such
+arrays itself, with one compiled program each (a fifth of the time for thousands of leaves), into
+new memory; small arrays in pinned memory one process would write alone.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from emergency_ckpt.types import Box, ShardId
 def as_arrays(
     tree: StateTree, shards: Mapping[ShardId, HostShard], writers: Sequence[int]
 ) -> PyTree:
-    """The state as arrays made from host memory, of which the writers hold the first replica.
+    """Return the state as arrays in host memory, of which the writers hold the first replica.
 
-    What is in an array there already is taken as it is. On CPU other memory is shared; elsewhere
-    it is copied to pinned host memory: device memory is not touched.
+    An existing array there is used as it is. On CPU other memory is shared; elsewhere it is copied
+    to pinned host memory. No device memory is used.
     """
     values: dict[str, object] = {}
     shards = _in_dtypes_of_storage(tree, shards)
     views = {shard.leaf: each.view for shard, each in shards.items()}
-    # Leaves of one sharding and shape are stored alike; working it out costs more than an array.
+    # Leaves of one sharding and shape are stored alike, and the place costs more than the array.
     places: dict[tuple[object, ...], _Place] = {}
     arrays: list[_Parts] = []
     for leaf in tree.leaves:
@@ -51,7 +51,7 @@ def as_arrays(
             values[path] = None
         elif leaf.sharding is None:
             view = views[path]
-            # Orbax knows no Python complex.
+            # Orbax does not support Python's complex.
             is_number = leaf.kind is LeafKind.SCALAR and view.dtype.kind != "c"
             values[path] = view.item() if is_number else view
         else:
@@ -67,7 +67,7 @@ def as_arrays(
 def _in_dtypes_of_storage(
     tree: StateTree, shards: Mapping[ShardId, HostShard]
 ) -> Mapping[ShardId, HostShard]:
-    """``shards`` with the bytes of those whose dtype the storage format does not have."""
+    """Return ``shards``, those with a dtype unknown to the storage format as uint8 bytes."""
     carried = {leaf.spec.path for leaf in tree.leaves if leaf.spec.dtype in STORED_AS_UINT8}
     if not carried:
         return shards
@@ -78,11 +78,11 @@ def _in_dtypes_of_storage(
 
 
 class _Place(NamedTuple):
-    """Where leaves of one sharding and shape lie for Orbax.
+    """The place of leaves of one sharding and shape.
 
     Attributes:
       sharding: of all writers' parts.
-      mine: by device of this process, the box that was saved and what it stores of that.
+      mine: for each device of this process, the saved box and the part of it to store.
     """
 
     sharding: jax.sharding.Sharding
@@ -98,7 +98,7 @@ class _Parts(NamedTuple):
 def _place_of(leaf: Leaf, sharding: jax.sharding.Sharding, writers: Sequence[int]) -> _Place:
     held = _storage_sharding(sharding, writers)
     stored = held
-    # A key's array has an axis that its sharding does not know of.
+    # The array of a PRNG key has an axis that its sharding does not have.
     if len(writers) > 1 and leaf.kind is not LeafKind.KEYS:
         stored = spread(held, leaf.spec.global_shape)
     saved = boxes_by_device(replace(leaf, sharding=held))
@@ -114,10 +114,10 @@ def _place_of(leaf: Leaf, sharding: jax.sharding.Sharding, writers: Sequence[int
 
 
 def spread(sharding: jax.sharding.Sharding, shape: Sequence[int]) -> jax.sharding.Sharding:
-    """``sharding`` with each box cut evenly over all devices that hold it.
+    """Return ``sharding`` with each box divided evenly over all devices that hold it.
 
-    Along the first axis that can be: the cut that Orbax makes. Where none can be, or the sharding
-    is not a named one, it stays as it is.
+    The box is divided along the first divisible axis, as Orbax does. Without such an axis, or
+    without a NamedSharding, the result is ``sharding``.
     """
     if not isinstance(sharding, jax.sharding.NamedSharding):
         return sharding
@@ -182,24 +182,24 @@ def _memory_kind(sharding: jax.sharding.Sharding, shards: Iterable[HostShard]) -
 def _placed(
     wanted: Sequence[tuple[HostShard, jax.sharding.SingleDeviceSharding]],
 ) -> list[jax.Array]:
-    """An array of each shard on its device, in the given order. One that lies there is taken."""
+    """Return an array of each shard on its device, in the given order; reuse those that exist."""
 
     def source(shard: HostShard, on: jax.sharding.SingleDeviceSharding) -> object:
         there = shard.array is not None and shard.array.sharding.device_set == on.device_set
         return shard.array if there else shard.view
 
-    # One call for all: of thousands, one for each takes twice as long.
+    # One call for all, because thousands of calls take twice as long.
     return jax.device_put([source(*each) for each in wanted], [on for _, on in wanted])
 
 
 def _storage_sharding(
     sharding: jax.sharding.Sharding, writers: Sequence[int]
 ) -> jax.sharding.Sharding:
-    """A sharding that Orbax takes, whose first replica lies on the writers.
+    """Return a sharding that Orbax accepts, whose first replica is on the writers.
 
-    Orbax refuses arrays that one process of several holds alone. So what a single writer stores
-    stays on the whole mesh, with the primary slice moved to its front; and what each process holds
-    for itself counts as replicated over the processes.
+    Orbax refuses arrays that one process of several holds alone. So the arrays of a single writer
+    stay on the whole mesh, with the primary slice moved to its front; arrays that each process
+    holds for itself count as replicated over the processes.
     """
     count = jax.process_count()
     if count == 1:
@@ -228,10 +228,10 @@ def _storage_sharding(
 
 
 def check_storable(tree: StateTree) -> None:
-    """InvalidState for what Orbax's format cannot hold.
+    """Raise InvalidState for a state that Orbax's format cannot hold.
 
-    An empty state; a leaf whose dtype it does not have; two leaves that it would store in one
-    place, as it joins the keys of each path with dots.
+    That is an empty state, a leaf of an unsupported dtype, or two leaves with one name, since Orbax
+    joins the keys of each path with dots.
     """
     if not tree.leaves and not tree.unflatten({}):
         raise InvalidState(

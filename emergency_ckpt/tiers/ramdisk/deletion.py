@@ -1,4 +1,4 @@
-"""Deleting what is in a process directory: only names that this package gives."""
+"""The deletion of a process directory's contents: only files that this package names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HOST_STATE_DIRECTORY = "host_state"
 QUARANTINE_DIRECTORY = "quarantine"
 KNOWN_COMPLETE = "known_complete.json"
 
-# Published names first: a deletion that is cut short leaves nothing that counts.
+# Published names first, so that an interrupted deletion leaves nothing that counts.
 _DELETE_ORDER = (
     re.compile(r"slot_\d{1,2}\.manifest\.json"),
     re.compile(r"known_complete\.json"),
@@ -27,7 +27,7 @@ _QUARANTINE_FILE = re.compile(r"[A-Za-z0-9._-]{1,160}\.json|\.tmp-.*")
 
 
 def delete_contents(dir_fd: int) -> None:
-    """Delete what this package put into a process directory, but for the locks. OSError."""
+    """Delete the files of this package in a process directory, except its locks. OSError."""
     names = os.listdir(dir_fd)
     for pattern in _DELETE_ORDER:
         for name in names:
@@ -41,7 +41,7 @@ def _delete_tree(name: str, parent_fd: int, levels: Sequence[re.Pattern[str]]) -
     try:
         dir_fd = files.open_directory(name, parent_fd=parent_fd)
     except OSError:
-        return  # absent, or not ours: then the directory above stays too
+        return  # absent, or not ours: then its parent stays too
     try:
         for entry in os.listdir(dir_fd):
             if not levels[0].fullmatch(entry):

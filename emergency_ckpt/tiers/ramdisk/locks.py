@@ -1,9 +1,9 @@
-"""Who may use which process directory of a ramdisk: flock, so that a dead owner lets go by itself.
+"""Locks on the process directories of a ramdisk. They are ``flock``, which ends with its process.
 
-``owner.lock`` is held exclusively by the process that writes into a directory, or that deletes it;
-an owner writes a record of itself into it. ``reader.lock`` is held shared by whoever serves a
-directory's contents without owning it; deleting needs it exclusively. A lock counts only while the
-locked file is still the one at its path.
+A process that writes to a directory, or deletes it, holds ``owner.lock`` exclusively; an owner
+writes its record into it. A process that serves a directory without owning it holds ``reader.lock``
+shared; deletion needs that exclusively. A lock counts only while the locked file is the one at its
+path.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ _registry_lock = threading.Lock()
 
 
 class LockedDirectory:
-    """The descriptors of a locked directory, closed when nothing refers to this any more.
+    """The descriptors of a locked directory, closed with the last reference to this object.
 
     Attributes:
-      retired: no claim stands on it, only arrays that still read slots of the directory.
+      retired: True when only arrays that read its slots refer to it, and no claim does.
     """
 
     def __init__(self, lock_fd: int, dir_fd: int) -> None:
@@ -63,7 +63,7 @@ class LockedDirectory:
         drop_in_child(self, LockedDirectory._close_copies)
 
     def _close_copies(self) -> None:
-        """In a forked child: the numbers are of no use any more, also not at its exit."""
+        """In a forked child, close the copies of the descriptors."""
         if self.close.detach() is not None:
             _close_all((self.lock_fd, self.dir_fd))
 
@@ -72,7 +72,7 @@ _held: weakref.WeakValueDictionary[tuple[int, int], LockedDirectory] = weakref.W
 
 
 class Claim:
-    """The owner's lock on one process directory. Lives until ``release``, or the process's end."""
+    """The owner's lock on one process directory, until ``release`` or the end of the process."""
 
     def __init__(self, path: Path, held: LockedDirectory) -> None:
         self.path = path
@@ -81,12 +81,12 @@ class Claim:
 
     @property
     def held(self) -> LockedDirectory:
-        """Return the holder of the lock, for a caller that must keep it longer than this claim."""
+        """Return the holder of the lock, for a caller that needs the lock longer than the claim."""
         assert self._held is not None, "the claim was released"
         return self._held
 
     def release(self) -> None:
-        """Let go of the directory. Idempotent."""
+        """Release the directory. Idempotent."""
         held = self._let_go()
         if held is None:
             return
@@ -96,10 +96,10 @@ class Claim:
             held.close()
 
     def retire(self) -> None:
-        """Let go as soon as nothing else refers to what is ``held``. Idempotent.
+        """Release the lock with the last other reference to ``held``. Idempotent.
 
-        Used while arrays still read slots of the directory: until they are gone the lock keeps
-        other processes from writing there; this process may claim the directory again.
+        Used while arrays still read slots of the directory: until they end, the lock prevents
+        writes by other processes; this process may claim the directory again.
         """
         held = self._let_go()
         if held is not None:
@@ -108,14 +108,15 @@ class Claim:
 
     def _let_go(self) -> LockedDirectory | None:
         held, self._held = self._held, None
-        # The number may soon mean another file: no later call may use it.
+        # The number may soon be another file's, so no later call may use it.
         self.dir_fd = -1
         return held
 
     def sign(self, start: str) -> None:
-        """Put on record that this process owns the directory, as one of ``start``.
+        """Write the record that this process of ``start`` owns the directory.
 
-        A failure is logged: the lock holds without it, and a full ramdisk must not stop a restore.
+        A failure is only logged: the lock holds without the record, and a full ramdisk must not
+        stop a restore.
         """
         try:
             write_owner(self.held.lock_fd, this_process(start))
@@ -123,7 +124,7 @@ class Claim:
             logging.warning("no record of its owner in %s: %s", self.path, error)
 
     def is_in_place(self) -> bool:
-        """Whether the directory and its lock are still at their paths: nobody removed them."""
+        """Return True when the directory and its lock are still at their paths."""
         try:
             here = os.stat(self.path, follow_symlinks=False)
             lock = os.stat(OWNER_LOCK, dir_fd=self.dir_fd, follow_symlinks=False)
@@ -133,16 +134,16 @@ class Claim:
         return is_lock and os.path.samestat(here, os.fstat(self.dir_fd))
 
     def is_served(self) -> bool:
-        """Whether a reader has the directory locked against deletion now."""
+        """Return True when a reader now has the directory locked against deletion."""
         reader_fd = _try_lock(READER_LOCK, self.dir_fd, fcntl.LOCK_EX, create=False)
         if reader_fd is not None and reader_fd != _LOCKED:
             os.close(reader_fd)
         return reader_fd == _LOCKED
 
     def delete(self) -> bool:
-        """Delete the directory and let go; False when a reader still serves it (it then stays).
+        """Delete and release the directory; return False when a reader serves it: then it stays.
 
-        Removes only names that this package gives; with anything else in it the rest stays.
+        Removes only files that this package names; a directory with other files stays.
         """
         try:
             reader_fd = _try_lock(READER_LOCK, self.dir_fd, fcntl.LOCK_EX, create=True)
@@ -156,7 +157,7 @@ class Claim:
             delete_contents(self.dir_fd)
             files.remove(READER_LOCK, self.dir_fd)
             files.remove(OWNER_LOCK, self.dir_fd)
-            # Not empty: a new claimer made its lock file just now, the directory is its own.
+            # Not empty when a new claimer has just made its lock file: then it owns the directory.
             remove_empty(self.path)
             return not self.path.exists()
         finally:
@@ -165,7 +166,7 @@ class Claim:
 
 
 class ReaderClaim:
-    """A reader's shared lock on one process directory: it is not deleted meanwhile."""
+    """A reader's shared lock on one process directory, which prevents its deletion."""
 
     def __init__(self, path: Path, dir_fd: int, lock_fd: int) -> None:
         self.path = path
@@ -175,7 +176,7 @@ class ReaderClaim:
 
 
 def check_run_id(run_id: str) -> None:
-    """``ConfigError`` unless the run id is a plain name that can be a directory."""
+    """Raise ConfigError unless the run id is a plain name that can be a directory."""
     if not NAME_PATTERN.fullmatch(run_id):
         raise ConfigError(
             [f"run_id {run_id[:200]!r}: use 1 to 128 of A-Z a-z 0-9 . _ -, not starting with a dot"]
@@ -184,10 +185,10 @@ def check_run_id(run_id: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Holder:
-    """A process that is not of this start of the job holds the lock on ``path``.
+    """A process of another start of the job that holds the lock on ``path``.
 
     Attributes:
-      owner: its record; None when there is none to be read.
+      owner: its record, or None when none can be read.
     """
 
     path: Path
@@ -195,7 +196,7 @@ class Holder:
 
     @property
     def is_certain(self) -> bool:
-        """Whether the record is the holder's own, not that of somebody before it."""
+        """Return True when the record is the holder's own, not that of an earlier process."""
         return self.owner is not None and self.owner.is_running is not False
 
     @property
@@ -203,7 +204,7 @@ class Holder:
         return self.owner is not None and self.owner.is_this_process
 
     def describe(self) -> str:
-        """The process and its host, for people."""
+        """Return the process and its host, for people."""
         if self.owner is None:
             return "a process without a record"
         text = f"process {self.owner.pid} on host {self.owner.hostname}"
@@ -215,11 +216,11 @@ def claim_directory(
 ) -> Claim | Holder:
     """Claim a process directory of a run: that of this index, else any unlocked, else a new one.
 
-    The index in the name is only a label: process ids may be permuted after a restart. Makes
-    what is missing (0700); what is there must be this user's own (``ownership``). A directory that
-    a process of another start holds is neither waited for nor passed over: what it holds may be
-    what this start is to restore. Passes over those of processes of the same ``start``.
-    ``LocalTierError`` when the ramdisk cannot be used. Does not block.
+    The index in the name is only a label, since process ids may be permuted by a restart. Makes
+    missing directories (0700); existing ones must belong to this user (``ownership``). Skips
+    directories of processes of the same ``start``. Returns the Holder of a directory that a process
+    of another start holds, because this start may have to restore from it. LocalTierError when the
+    ramdisk cannot be used. Does not block.
     """
     label = f"process_{process_index:05d}"
     run_dir = local_dir / run_id
@@ -245,7 +246,7 @@ def claim_directory(
 
 
 def claim_existing(path: Path, start: str) -> Claim | Holder | None:
-    """Claim one directory for ``start``; None when another process of it does, or it is gone."""
+    """Claim one directory for ``start``; None when another process of it has it, or it is gone."""
     found = _registered_claim(path, create=True)
     if isinstance(found, Claim):
         found.sign(start)
@@ -256,10 +257,10 @@ def claim_existing(path: Path, start: str) -> Claim | Holder | None:
 
 
 def read_claim(path: Path, owner_uid: int | None = None) -> ReaderClaim | None:
-    """Lock one directory against deletion; None when it is vanishing or was never claimed.
+    """Lock one directory against deletion; None when it is being deleted or was never claimed.
 
-    OSError, with nothing left open, when its lock is none (a link, a folder), or it is not the
-    owner's (None: the effective user's).
+    OSError when its lock is not a file (a link, a folder), or the directory does not belong to
+    ``owner_uid`` (None: the effective user).
     """
     try:
         dir_fd = open_process_directory(path, owner_uid)
@@ -277,7 +278,7 @@ def read_claim(path: Path, owner_uid: int | None = None) -> ReaderClaim | None:
 
 
 def process_directories(run_dir: Path) -> list[Path]:
-    """The process directories of a run, sorted by name; none when the run directory is absent."""
+    """Return the process directories of a run, sorted by name; none without a run directory."""
     try:
         with os.scandir(run_dir) as entries:
             names = [
@@ -296,11 +297,11 @@ def claim_to_delete(path: Path) -> Claim | Holder | None:
 
 
 def remove_empty(path: Path) -> None:
-    """Remove a directory if nothing is in it. OSError."""
+    """Remove a directory if it is empty. OSError."""
     try:
         path.rmdir()
     except OSError as error:
-        # Not empty: somebody lives in it, or it holds what is not ours. Gone: another deleter.
+        # Not empty: a process owns it, or it has foreign files. Gone: another process deleted it.
         if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT}:
             raise
 
@@ -344,7 +345,7 @@ def _registered_claim(
 
 
 def _try_lock(name: str, dir_fd: int, kind: int, *, create: bool) -> int | None:
-    """A locked descriptor; ``_LOCKED`` when somebody else has the lock; None without the file."""
+    """Return a locked descriptor; ``_LOCKED`` when another has the lock; None without the file."""
     flags = os.O_RDWR | (os.O_CREAT if create else 0)
     try:
         fd = files.open_regular(name, dir_fd, flags)

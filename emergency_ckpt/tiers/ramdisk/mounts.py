@@ -1,4 +1,4 @@
-"""File systems that this host has mounted, as Linux lists them."""
+"""The file systems that this host has mounted, as Linux lists them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 def file_system_of(path: str, mounts: Path = _MOUNTS) -> str | None:
-    """Return the type of the file system that ``path`` lies on, or will; None when unknown."""
+    """Return the type of the file system of ``path``, which need not exist; None when unknown."""
     try:
         with mounts.open() as file:
             text = file.read(_LIMIT_CHARS)
@@ -28,7 +28,7 @@ def file_system_of(path: str, mounts: Path = _MOUNTS) -> str | None:
         if not separator or len(fields) < 5 or not right.split():
             continue
         point = Path(_ESCAPED.sub(lambda found: chr(int(found[1], 8)), fields[4]))
-        # Of two mounts on one place the later one hides the other.
+        # Of two mounts at one place the later one hides the other.
         if real.is_relative_to(point) and (best is None or len(point.parts) >= best[0]):
             best = len(point.parts), right.split()[0]
     return best[1] if best else None

@@ -1,7 +1,7 @@
-"""The directories that other runs left on a ramdisk: listed, and removed for room or by hand.
+"""The directories that other runs left on a ramdisk: listed, and removed for room or on request.
 
-A run whose job has crashed is restored from what it left. So nothing is removed because its owner
-is dead, only because the room is needed and the run is old, or because a person says so.
+The run of a crashed job is restored from its directories. So a dead owner is no reason for removal:
+a run is removed when the room is needed and the run is old, or when a person asks for it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from emergency_ckpt.tiers.ramdisk import locks as claims
 from emergency_ckpt.tiers.ramdisk.locks import Claim, Holder
 
 GRACE_S = 86400.0
-"""So long after its last change a run counts as one that may still be wanted."""
+"""Time in seconds after its last change during which a run is kept."""
 MAX_RUNS = 1024
-_MOST_ENTRIES = 1000  # of a directory that are looked at for its age and size
+_MOST_ENTRIES = 1000  # read per directory for its age and size
 _MOST_NAMED = 4
 
 T = TypeVar("T")
@@ -31,12 +31,12 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class LeftRun:
-    """A run's directories on one ramdisk.
+    """The directories of a run on one ramdisk.
 
     Attributes:
       changed_s: Unix time of the newest change in them.
-      size_bytes: memory that they take.
-      owner_uid: the user whose they are.
+      size_bytes: memory that they use.
+      owner_uid: the user who owns them.
     """
 
     run_id: str
@@ -50,10 +50,10 @@ class LeftRun:
 
 
 def left_runs(local_dir: Path, run_id: str | None = None) -> list[LeftRun]:
-    """Return the runs of a ramdisk but ``run_id``, the one that changed longest ago first.
+    """Return the runs of a ramdisk except ``run_id``, in the order of their last change.
 
-    Also those of live jobs; not those that this user may not read. OSError when ``local_dir``
-    cannot be read.
+    Includes those of live jobs; excludes those that this user cannot read. OSError when
+    ``local_dir`` cannot be read.
     """
     with os.scandir(local_dir) as entries:
         names = sorted(
@@ -65,21 +65,21 @@ def left_runs(local_dir: Path, run_id: str | None = None) -> list[LeftRun]:
         )
     runs: list[LeftRun] = []
     for name in names[:MAX_RUNS]:
-        with contextlib.suppress(OSError):  # another user's, which says nothing of the others
+        with contextlib.suppress(OSError):  # another user's
             runs.append(_look_at(local_dir / name))
     return sorted((run for run in runs if run.directories), key=lambda run: run.changed_s)
 
 
 def holder_of(run: LeftRun) -> Holder | None:
-    """Return a process that has a directory of the run locked; None when nobody has."""
+    """Return a process that has a directory of the run locked, or None."""
     with _locked(run) as found:
         return found if isinstance(found, Holder) else None
 
 
 def remove_run(run: LeftRun) -> bool:
-    """Delete a run's directories; False when a process owns or serves one, which then stay.
+    """Delete a run's directories; return False, and delete none, when a process uses one.
 
-    Removes only names that this package gives. OSError when something cannot be removed.
+    Removes only files that this package names. OSError when a file cannot be removed.
     """
     with _locked(run) as found:
         if isinstance(found, Holder) or any(claim.is_served() for claim in found):
@@ -87,18 +87,18 @@ def remove_run(run: LeftRun) -> bool:
         gone = [claim.delete() for claim in found]
         parent = run.directories[0].parent
         for path in run.directories:
-            # Perhaps made by a process that died before it had a lock file.
+            # A process may have died before it made the lock file.
             claims.remove_empty(path)
         claims.remove_empty(parent)
         return bool(gone) and all(gone)
 
 
 class OtherRuns:
-    """Leftovers of other runs beside the run of this process: the last reserve of room.
+    """The directories of other runs, which are removed when this run has no room otherwise.
 
     Args:
-      grace_s: a run that changed within so many seconds stays.
-      on_removed: told of each run that was removed.
+      grace_s: a run that changed within this number of seconds stays.
+      on_removed: called with each removed run.
     """
 
     def __init__(
@@ -114,9 +114,9 @@ class OtherRuns:
         self._on_removed = on_removed
 
     def with_room(self, work: Callable[[], T]) -> T:
-        """Do ``work``; while it finds no room, remove what others left long ago and do it again.
+        """Call ``work``; while it raises RamdiskFull, remove an old run and call it again.
 
-        RamdiskFull when nothing of theirs may be removed. ``work`` leaves nothing when it fails.
+        RamdiskFull when no run may be removed. ``work`` must leave nothing when it fails.
         """
         while True:
             try:
@@ -130,21 +130,21 @@ class OtherRuns:
                 raise explained from error
 
     def give_room(self) -> bool:
-        """Remove the run of this user that changed longest ago, if one is old and unused."""
+        """Remove the unused run of this user with the oldest last change; True when one was."""
         now_s = time.time()
         for run in self._left():
             if run.owner_uid != os.geteuid():
-                continue  # root may, but it is not ours to judge
+                continue  # root could, but must not
             if run.age_s(now_s) < self._grace_s:
                 return False
-            with contextlib.suppress(OSError):  # another one, then
+            with contextlib.suppress(OSError):  # try the next one
                 if remove_run(run):
                     self._on_removed(run)
                     return True
         return False
 
     def _explained(self, error: RamdiskFull) -> RamdiskFull | None:
-        """The error with a hint on what other runs take; None when there are none."""
+        """Return the error with a hint about the other runs, or None without other runs."""
         runs = self._left()
         if not runs:
             return None
@@ -157,8 +157,8 @@ class OtherRuns:
             error.problem,
             expected=error.expected,
             actual=error.actual,
-            hint=f"{error.hint}; other runs take {taken} bytes of it ({named}{more}):"
-            " 'eckpt clean' removes those that are not wanted any more",
+            hint=f"{error.hint}; other runs use {taken} bytes of it ({named}{more}):"
+            " 'eckpt clean' removes runs that are no longer wanted",
         )
 
     def _left(self) -> list[LeftRun]:
@@ -170,7 +170,7 @@ class OtherRuns:
 
 @contextlib.contextmanager
 def _locked(run: LeftRun) -> Generator[list[Claim] | Holder]:
-    """Lock all directories of a run, or none: then it gives who has one."""
+    """Lock all directories of a run, or none and return the process that holds one."""
     held: list[Claim] = []
     try:
         for path in run.directories:

@@ -1,6 +1,6 @@
-"""The record of a directory's owner: written into the file that it locks, read by later starts.
+"""The record of a directory's owner, written into its lock file and read by later starts.
 
-The lock says that a process lives; the record says which one, and of which start of the job.
+The lock shows that a process lives; the record names the process and its start of the job.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
       start: the name of the start, equal on all of its processes.
-      system: names the boot of the kernel and the namespace in which ``pid`` is a number.
-      born: start of the process, in clock ticks since that boot: numbers are used again.
+      system: identifies the kernel's boot and the namespace of ``pid``.
+      born: start of the process in clock ticks since that boot, because pids are reused.
     """
 
     format: int
@@ -36,12 +36,12 @@ class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_this_process(self) -> bool:
-        """Whether this very process wrote it."""
+        """Return True when this process wrote the record."""
         return (self.pid, self.system) == (os.getpid(), _system()) and self.is_running is True
 
     @property
     def is_running(self) -> bool | None:
-        """Whether the process lives; None where its number means nothing here."""
+        """Return True when the process lives; None when its pid is of another system."""
         if self.system != _system():
             return None
         return _born(self.pid) == self.born
@@ -56,7 +56,7 @@ def this_process(start: str) -> Owner:
 def write_owner(lock_fd: int, owner: Owner) -> None:
     """Write the record into the locked file. OSError.
 
-    Not atomic: a reader may find the one before it, or part of one, for a moment.
+    Not atomic: a reader may briefly find the previous record, or part of one.
     """
     data = msgspec.json.encode(owner)
     os.pwrite(lock_fd, data, 0)
@@ -64,7 +64,7 @@ def write_owner(lock_fd: int, owner: Owner) -> None:
 
 
 def read_owner(dir_fd: int) -> Owner | None:
-    """Return the record of who locked the directory last; None when there is none to be read."""
+    """Return the record of the last owner, or None when none can be read."""
     try:
         data = files.read_bounded(OWNER_LOCK, dir_fd, _MAX_RECORD_BYTES)
         return msgspec.json.decode(data, type=Owner)
@@ -85,5 +85,5 @@ def _born(pid: int) -> int | None:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    # The second field is a name in parentheses, in which anything may stand.
+    # The second field is a name in parentheses, which may contain any character.
     return int(stat.rpartition(")")[2].split()[19])

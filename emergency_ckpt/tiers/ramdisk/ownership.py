@@ -1,8 +1,8 @@
-"""Directories of a ramdisk and whose they are, checked on the open descriptor, never by a path.
+"""The owner of a ramdisk's directories, checked on the open descriptor, never by path.
 
-On ``/dev/shm`` every user of the host may make a directory before the job does. So a directory
-counts only when it is this user's own and closed to others; ``local_dir`` itself may be readable,
-and root's, because nothing lies in it but such directories.
+On ``/dev/shm`` every user of the host may make a directory before the job does. So a directory is
+used only when this user owns it and others have no access; ``local_dir`` itself may be readable,
+and root's, because it contains only such directories.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ ROOT_UID = 0
 
 
 def open_local_dir(path: Path, owner_uid: int | None = None) -> int:
-    """Open ``local_dir``, in which nobody but root and the owner may remove or rename entries.
+    """Open ``local_dir``, where only root and the owner may remove or rename entries.
 
-    That is one of root or the owner in which others may not write, or a sticky one, such as
+    It belongs to root or the owner, and others cannot write to it unless it is sticky, such as
     ``/dev/shm``. ``owner_uid``: None for the effective user.
 
     Raises:
-      files.NotOwn: it is another user's, open to others, or a link. OSError: as ``os.open``.
+      files.NotOwn: it belongs to another user, is open to others, or is a link.
+      OSError: as ``os.open``.
     """
     if path.is_symlink():
         hint = f"give the directory itself: {os.path.realpath(path)}"
@@ -55,7 +56,7 @@ def _check_local_dir(status: os.stat_result, path: Path, owner_uid: int) -> None
 
 
 def ensure_run_directory(path: Path) -> None:
-    """Make ``<local_dir>/<run id>`` where it is missing; raises as ``open_run_directory``."""
+    """Make ``<local_dir>/<run id>`` when it is missing; errors as of ``open_run_directory``."""
     path.parent.mkdir(mode=files.DIRECTORY_MODE, parents=True, exist_ok=True)
     parent_fd = open_local_dir(path.parent)
     try:
@@ -63,15 +64,16 @@ def ensure_run_directory(path: Path) -> None:
             os.mkdir(path.name, files.DIRECTORY_MODE, dir_fd=parent_fd)
     finally:
         os.close(parent_fd)
-    with contextlib.suppress(FileNotFoundError):  # a deleter removed it just then
+    with contextlib.suppress(FileNotFoundError):  # another process has just deleted it
         os.close(open_run_directory(path))
 
 
 def open_run_directory(path: Path, owner_uid: int | None = None) -> int:
-    """Open ``<local_dir>/<run id>``, which must be the owner's and closed to all others.
+    """Open ``<local_dir>/<run id>``, which must belong to the owner and be closed to all others.
 
     Raises:
-      files.NotOwn: it is not, or ``local_dir`` is none that can be used. OSError: as ``os.open``.
+      files.NotOwn: it is not, or ``local_dir`` cannot be used.
+      OSError: as ``os.open``.
     """
     parent_fd = open_local_dir(path.parent, owner_uid)
     try:
@@ -83,7 +85,7 @@ def open_run_directory(path: Path, owner_uid: int | None = None) -> int:
 
 
 def open_process_directory(path: Path, owner_uid: int | None = None) -> int:
-    """Open ``<local_dir>/<run id>/<process directory>``; as ``open_run_directory``."""
+    """Open ``<local_dir>/<run id>/<process directory>``, as ``open_run_directory``."""
     parent_fd = open_run_directory(path.parent, owner_uid)
     try:
         return _open_own(path, parent_fd, owner_uid)
@@ -94,7 +96,7 @@ def open_process_directory(path: Path, owner_uid: int | None = None) -> int:
 def open_to_delete(path: Path) -> int:
     """Open a process directory of any user, through no link below ``local_dir``. OSError.
 
-    For deletion alone, which the kernel allows or not: nothing in it is believed.
+    For deletion only, which the kernel's permissions limit: its contents are not trusted.
     """
     local_fd = os.open(path.parent.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -1,7 +1,13 @@
 """Access to a file system or an object store, with a deadline for every call.
 
-A call that is given up goes on in its thread. ``calls`` takes workers of thread pools that are
-blocked in one out of what the interpreter's end waits for. ``abandoned_calls`` knows which steps
-such a call may still change: nothing else of this process changes those before it has ended. No
-thread may be left inside C++ (a barrier, TensorStore): it takes the interpreter's lock at the end,
-and aborts."""
+1. ``directory`` is a directory there: its methods read, write and remove files.
+2. ``calls`` runs each call in a thread, retries errors that may pass, and raises StorageTimeout at
+   the deadline. The thread of a timed-out call continues.
+3. ``abandoned_calls`` keeps such calls by the step that they may change.
+
+Guaranteed: a caller waits until its deadline at most; a timed-out call does not delay the exit of
+the process (``calls`` excludes blocked workers of thread pools from the interpreter's join); no
+step is changed while an earlier timed-out call of this process may still change it.
+
+Not guaranteed: that a timed-out call has no effect. No thread may be left inside C++ (a barrier,
+TensorStore), because it takes the interpreter's lock at exit and aborts the process."""

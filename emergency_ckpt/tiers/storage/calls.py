@@ -1,8 +1,8 @@
-"""Calls to storage with a deadline, tried again where that can help.
+"""Calls to storage with a deadline, and with retries for errors that may pass.
 
-Clients of object stores retry on their own, for half a minute or for ever, and some wait without
-end on a silent connection. So a call runs in a thread of its own, and whoever asked goes on when
-the deadline is there, whatever the client still does.
+Clients of object stores retry on their own, for half a minute or for ever, and some wait for ever
+on a silent connection. So each call runs in its own thread, and the caller continues at the
+deadline.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 _CLIENTS = frozenset({"orbax", "fsspec", "gcsfs"})
 _numbers = itertools.count()
 
-# Codes of TensorStore, which gives them at the start of the text of a ValueError, or inside it.
+# Codes of TensorStore, which are at the start of the text of a ValueError, or inside it.
 _FINAL_CODES = re.compile(
     r"\b(NOT_FOUND|INVALID_ARGUMENT|FAILED_PRECONDITION|PERMISSION_DENIED|UNAUTHENTICATED"
     r"|DATA_LOSS|OUT_OF_RANGE|UNIMPLEMENTED)\b"
@@ -36,7 +36,7 @@ _PASSING_CODES = re.compile(
     r"\b(UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|ABORTED|CANCELLED|INTERNAL|UNKNOWN)\b"
 )
 _NETWORK_CLIENTS = frozenset({"aiohttp", "google", "requests", "urllib3"})
-# What a file system says that stays so until somebody does something about it.
+# Errors of a file system that last until a person acts.
 _FINAL_ERRNOS = frozenset(
     {
         errno.EACCES,
@@ -68,7 +68,7 @@ _FINAL_ERRORS = (
     IsADirectoryError,
     NotADirectoryError,
     PermissionError,
-    # Mistakes of a program. A KeyError or ValueError may be a client's word for a damaged answer.
+    # Bugs. A KeyError or ValueError may be a client's report of a damaged answer.
     AssertionError,
     AttributeError,
     ImportError,
@@ -80,10 +80,10 @@ _FINAL_ERRORS = (
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether the same call may succeed later: overload, resets, silence.
+    """Return True when the same call may succeed later: overload, resets, silence.
 
-    Not refusal, absence, a full or read-only disk, or a mistake of this program or a client's,
-    which repetition would hide until the deadline.
+    False for refusal, absence, a full or read-only disk, and bugs, which retries would hide until
+    the deadline.
     """
     if isinstance(error, CheckpointError):
         return error.retryable
@@ -98,12 +98,12 @@ def is_passing(error: BaseException) -> bool:
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether storage said that it has no room left for what is to be written."""
+    """Return True when storage reported that it has no room left."""
     return _errno_of(error) in (errno.ENOSPC, errno.EDQUOT)
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether storage said that these credentials may not do this."""
+    """Return True when storage refused the credentials."""
     text = str(error)
     return (
         isinstance(error, PermissionError)
@@ -116,9 +116,9 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def is_unreachable(error: BaseException) -> bool:
-    """Whether storage did not answer, or refused to: that says nothing about what it holds.
+    """Return True when storage did not answer or refused, so its contents are not known.
 
-    Absence and answers that make no sense do.
+    False for absence and for invalid answers.
     """
     if isinstance(error, CheckpointError):
         return isinstance(error, DeadlineExceeded)
@@ -136,7 +136,7 @@ def is_unreachable(error: BaseException) -> bool:
 
 
 def _errno_of(error: BaseException) -> int | None:
-    """Error number of the operating system, also of TensorStore's errors, which have it as text."""
+    """Return the error number of the system, also from the text of TensorStore's errors."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
     found = _OS_ERROR.search(str(error))
@@ -144,7 +144,7 @@ def _errno_of(error: BaseException) -> int | None:
 
 
 def _status_of(error: BaseException) -> int | None:
-    """HTTP status of an error of gcsfs or google-cloud-storage."""
+    """Return the HTTP status of an error of gcsfs or google-cloud-storage, or None."""
     code = getattr(error, "code", None)
     try:
         return int(code) if isinstance(code, int | str) else None
@@ -153,7 +153,7 @@ def _status_of(error: BaseException) -> int | None:
 
 
 class StorageTimeout(DeadlineExceeded):
-    """The deadline came first. ``thread``: where the call goes on, unless it is over by now."""
+    """The call did not end before the deadline. ``thread``: the thread in which it may continue."""
 
     def __init__(self, target: str, thread: threading.Thread) -> None:
         super().__init__("use storage at", target, "no answer in time")
@@ -161,9 +161,9 @@ class StorageTimeout(DeadlineExceeded):
 
 
 def call(target: str, work: Callable[[], _T], *, deadline_s: float) -> _T:
-    """The result of ``work``; StorageTimeout at ``deadline_s`` of ``time.monotonic``.
+    """Return the result of ``work``; StorageTimeout at ``deadline_s`` of ``time.monotonic``.
 
-    What was begun then goes on in its thread, which nobody waits for, nor the interpreter's end.
+    After a timeout ``work`` continues in its thread, which does not delay the process's exit.
     """
     outcome: list[tuple[bool, object]] = []
     done = threading.Event()
@@ -190,21 +190,22 @@ def call(target: str, work: Callable[[], _T], *, deadline_s: float) -> _T:
 
 
 def let_go_of_workers() -> None:
-    """Do not have the end of the interpreter wait for what is now under way, and is given up.
+    """Exclude the workers of timed-out calls from those that the interpreter joins at exit.
 
-    Threads that a daemon starts are daemons; but all workers of thread pools are joined at the end,
-    daemons too (``concurrent.futures.thread``), and a client may sit in one for half an hour.
+    Threads that a daemon starts are daemons. But the interpreter joins all workers of thread pools
+    at exit, daemons too (``concurrent.futures.thread``), and a client may block one for half an
+    hour.
     """
     frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage] - documented
     for thread in threading.enumerate():
         frame = frames.get(thread.ident or 0)
         if thread.daemon and _serves_storage(frame):
             thread.join = _no_join
-    frames.clear()  # this frame is one of them, and those of a save hold its snapshot
+    frames.clear()  # it has this frame, and frames of a save that hold its snapshot
 
 
 def _serves_storage(frame: FrameType | None) -> bool:
-    """Whether a thread is a pool's worker, and what it is at is a client's business."""
+    """Return True when a thread is a pool's worker that runs code of a storage client."""
     modules: set[str] = set()
     while frame is not None:
         modules.add(str(frame.f_globals.get("__name__", "")))
@@ -218,7 +219,7 @@ def _no_join(timeout: float | None = None) -> None:
 
 
 def call_with_retries(target: str, work: Callable[[], _T], *, deadline_s: float) -> _T:
-    """As ``call``; ``work`` is repeated, with growing pauses, while its error is a passing one.
+    """Return the result of ``work``, which is retried with growing pauses on passing errors.
 
     At the deadline the last error is raised. ``work`` must be safe to repeat.
     """

@@ -1,4 +1,4 @@
-"""A directory of the persistent tier: on a file system or in an object store, with deadlines."""
+"""A directory of the persistent tier, on a file system or in an object store, with deadlines."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ _SMALL_FILE_BYTES = 256 << 20
 
 
 class StorageDirectory:
-    """Calls below one directory. All block, until ``deadline_s`` of ``time.monotonic``.
+    """Calls to one directory. All block, at most until ``deadline_s`` of ``time.monotonic``.
 
-    Without a deadline that is ``timeout_s`` from the call. What fails is a PersistentTierError,
+    The default is ``timeout_s`` seconds from the call. A failure is a PersistentTierError,
     ``retryable`` when storage was only slow or overloaded.
 
     Attributes:
       path: the directory.
-      is_object_store: files appear when their upload ends, and nothing can be renamed.
-      timeout_s: how long a call waits that has no deadline of its own.
+      is_object_store: True when files appear at the end of their upload and cannot be renamed.
+      timeout_s: maximum time in seconds of a call without a deadline.
     """
 
     def __init__(self, directory: str, timeout_s: float) -> None:
@@ -47,7 +47,7 @@ class StorageDirectory:
         self.timeout_s = timeout_s
 
     def create(self, deadline_s: float | None = None) -> None:
-        """Make the directory; of a bucket, only make sure that it is there."""
+        """Make the directory; for a bucket, only check that it exists."""
 
         def make() -> None:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ class StorageDirectory:
         self.do("create", "", make, deadline_s)
 
     def check_bucket(self, deadline_s: float | None = None) -> None:
-        """PersistentTierError without it: an object store tells an empty folder from none so."""
+        """Raise PersistentTierError without a bucket; a missing folder looks like an empty one."""
         self.do("list", "", self._check_bucket, deadline_s)
 
     def _check_bucket(self) -> None:
@@ -68,7 +68,7 @@ class StorageDirectory:
             raise FileNotFoundError(f"bucket {bucket!r} does not exist")
 
     def names_in(self, below: str = "", deadline_s: float | None = None) -> set[str]:
-        """The names in the folder ``below``; none when it is not there."""
+        """Return the names in the folder ``below``; none when it does not exist."""
 
         def names() -> set[str]:
             self._forget_listings()
@@ -80,26 +80,26 @@ class StorageDirectory:
         return self.do("list", "", names, deadline_s)
 
     def numbers_in(self, below: str = "", deadline_s: float | None = None) -> set[int]:
-        """The steps after which a save of ours would name something in the folder ``below``.
+        """Return the numbers that are names in the folder ``below``, as this package writes them.
 
-        None when the folder is not there. Padded, endless and other numbers are not ours.
+        None when the folder does not exist. Padded and overlong numbers are not of this package.
         """
         return {int(name) for name in self.names_in(below, deadline_s) if is_own_name(name)}
 
     def _forget_listings(self) -> None:
-        """The client keeps listings, and does not learn of what others have written since."""
+        """Clear the client's cache of listings, which misses later writes of other processes."""
         if self.is_object_store:
             self._client().invalidate_cache()
 
     def _client(self) -> Any:
-        """Of an object store."""
+        """Return the fsspec client of an object store."""
         scheme = str(self.path).partition("://")[0]
-        # The options with which epath makes its client: fsspec keeps one of each kind.
+        # With epath's options it is epath's client: fsspec keeps one client per set of options.
         options = {"finalize_on_close": True} if scheme in ("gs", "gcs") else {}
         return fsspec.filesystem(scheme, **options)
 
     def copy_folder(self, below: str, to: str) -> None:
-        """Copy all objects of a folder, inside of the object store. For use inside of ``do``."""
+        """Copy all objects of a folder within the object store. For use inside ``do``."""
         self._forget_listings()
         client, source = self._client(), f"{self.path}/{below}"
         root = client._strip_protocol(source)
@@ -108,9 +108,9 @@ class StorageDirectory:
         self._forget_listings()
 
     def bytes_of(self, below: str, deadline_s: float | None = None) -> bytes | None:
-        """All of a small file; None when it is not there.
+        """Return the bytes of a small file, or None when it does not exist.
 
-        Of one that is too long only the beginning, which no digest and no decoder takes for it.
+        Of a file that is too long it returns the beginning, which every digest or decoder refuses.
         """
         path = self.path / below
 
@@ -125,9 +125,9 @@ class StorageDirectory:
     def read_bounded(
         self, path: epath.Path, below: str, limit_bytes: int, deadline_s: float | None = None
     ) -> bytes:
-        """Return all bytes of a file, ``below`` in messages; CorruptData when over the limit.
+        """Return all bytes of a file, named ``below`` in messages; CorruptData over the limit.
 
-        No more than that is read, whatever lies there.
+        Reads at most one byte more than the limit.
         """
         data = self.do("read", below, lambda: read_at_most(path, limit_bytes + 1), deadline_s)
         if len(data) > limit_bytes:
@@ -136,7 +136,7 @@ class StorageDirectory:
         return data
 
     def put(self, below: str, data: bytes, *, step: int | None) -> None:
-        """Write a file of ``step``, if it is of one, all of it or nothing."""
+        """Write a file atomically. ``step``: the step that it is part of, or None."""
         path = self.path / below
 
         def put() -> None:
@@ -152,9 +152,9 @@ class StorageDirectory:
         self.do("write", f"/{below}", put, changes=step)
 
     def put_new(self, below: str, data: bytes) -> None:
-        """Write a file that must not be there: FileExistsError. For use inside of ``do``.
+        """Write a file that must not exist: FileExistsError. For use inside ``do``.
 
-        May be repeated: it is no error when the file has these bytes already.
+        Idempotent: no error when the file already has these bytes.
         """
         path = self.path / below
         try:
@@ -171,17 +171,17 @@ class StorageDirectory:
     def put_first(
         self, below: str, data: bytes, writer: str, deadline_s: float | None = None
     ) -> bool:
-        """Write a file where there is none, all of it or nothing; whether it was written.
+        """Create a file atomically if it does not exist; return True when this call did.
 
-        False also when this call has written it and the reply was lost: read it. ``writer``: a name
-        of this writer, for others may write at the same time.
+        False also when this call created it and the reply was lost: read the file to know.
+        ``writer``: a name of this writer, since others may write at the same time.
         """
         path = self.path / below
 
         def put() -> bool:
             try:
                 if self.is_object_store:
-                    # With the precondition that there is no such object.
+                    # With the precondition that the object does not exist.
                     self._client().pipe_file(str(path), data, mode="create")
                 else:
                     path.parent.mkdir(parents=True, exist_ok=True)
@@ -193,9 +193,9 @@ class StorageDirectory:
         return self.do("write", f"/{below}", put, deadline_s)
 
     def clear_folder(self, below: str) -> None:
-        """Remove a folder and all in it, if it is there. For use inside of ``do``."""
+        """Remove a folder and its contents, if it exists. For use inside ``do``."""
         path = self.path / below
-        # TensorStore writes past the client that keeps the listings.
+        # TensorStore does not write through the client that caches listings.
         self._forget_listings()
         if not path.exists():
             return
@@ -203,11 +203,11 @@ class StorageDirectory:
             path.rmtree()
         except FileNotFoundError as error:
             self._forget_listings()
-            if path.exists():  # one file was gone, as after a lost reply: the rest is still there
+            if path.exists():  # one file was missing, as after a lost reply; the others still exist
                 raise ConnectionError(f"not all of {below} could be removed: {error}") from error
 
     def deadline_s(self, given: float | None) -> float:
-        """``given``, of ``time.monotonic``; else ``timeout_s`` from now."""
+        """Return ``given``, of ``time.monotonic``, or ``timeout_s`` from now."""
         return time.monotonic() + self.timeout_s if given is None else given
 
     def do(
@@ -220,9 +220,9 @@ class StorageDirectory:
         repeat: bool = True,
         changes: int | None = None,
     ) -> _T:
-        """The result of ``work``, which is called again where that may help, if ``repeat``.
+        """Return the result of ``work``; with ``repeat``, retry it on errors that may pass.
 
-        ``changes``: the step that it changes. Waits first for what was given up there.
+        ``changes``: the step that it changes, if any; waits first for timed-out calls on it.
         """
         deadline_s = self.deadline_s(deadline_s)
         target = f"{self.path}{below}"
@@ -232,22 +232,22 @@ class StorageDirectory:
             return (call_with_retries if repeat else call)(target, work, deadline_s=deadline_s)
         except (CorruptData, PersistentTierError, InvalidState):
             raise
-        except Exception as error:  # Orbax and the clients raise whatever lies below them
+        except Exception as error:  # Orbax and the clients pass on errors of any type
             if changes is not None and isinstance(error, StorageTimeout):
                 LATE_CHANGES.note(str(self.path), changes, error.thread)
             raise self.error(operation, below, error) from error
 
     def is_changing(self, step: int) -> bool:
-        """Whether a call that was given up may still change ``step``. Does not wait."""
+        """Return True when a timed-out call may still change ``step``. Does not block."""
         return LATE_CHANGES.under_way(str(self.path), step)
 
     def error(self, operation: str, below: str, error: Exception) -> PersistentTierError:
-        """What a user is told of ``error``."""
+        """Return the typed error for ``error``, with a hint for the user."""
         text = str(error).split("\n", maxsplit=1)[0][:500]
         if is_refusal(error):
             hint = "give this job's credentials the right to read and write there"
         elif is_full(error):
-            hint = "make room there; keep_last_n bounds how many steps are kept"
+            hint = "make room there; keep_last_n limits the number of steps that are kept"
         elif "bucket" in text and isinstance(error, FileNotFoundError):
             hint = "create the bucket, or correct dir"
         else:
@@ -260,7 +260,7 @@ class StorageDirectory:
 
 
 def read_at_most(path: epath.Path, limit_bytes: int) -> bytes:
-    """Return the first bytes of a file. For use inside of ``StorageDirectory.do``."""
+    """Return at most ``limit_bytes`` of a file. For use inside ``StorageDirectory.do``."""
     with path.open("rb") as file:
         return file.read(limit_bytes)
 
@@ -269,8 +269,8 @@ def _put_object(path: epath.Path, data: bytes) -> None:
     try:
         path.write_bytes(data)
     except FileExistsError as error:
-        # A precondition that nobody set, or the answer to a repeated request whose first
-        # reply was lost.
+        # A precondition that this process did not set, or the answer to a repeated request whose
+        # first reply was lost.
         if path.exists() and path.read_bytes() == data:
             return
         raise ConnectionError(f"refused with a precondition that was not set: {error}") from error
@@ -280,7 +280,7 @@ _NO_LINKS = frozenset({errno.EPERM, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP
 
 
 def _link_new(path: epath.Path, data: bytes, temporary_name: str) -> None:
-    """Write a whole file at ``path``; FileExistsError when there is one."""
+    """Create a file atomically at ``path``; FileExistsError when it exists."""
     temporary = path.with_name(temporary_name)
     with open(temporary, "wb") as file:
         file.write(data)

@@ -141,7 +141,7 @@ def test_altered_file_is_damage_and_named(ramdisk: Path, name: str) -> None:
     DAMAGE[name](path)
     with closing(open_tier(ramdisk, signer=SIGNER)) as tier:
         assert problems(tier).startswith(f"{name.strip()}: ")
-        assert problems(tier).count("signature does not fit: somebody changed it") == 1
+        assert problems(tier).count("signature is wrong: the file was changed") == 1
         assert held_steps(tier) == ([1] if "slot_1" in name else [1, 2])
         states = [held.save.step for held in tier.held()[1]]
         assert states == ([1] if "process_" in name else [1, 2])

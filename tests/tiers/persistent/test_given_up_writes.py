@@ -88,9 +88,9 @@ def test_a_step_is_not_saved_again_while_a_removal_of_it_goes_on(
     with pytest.raises(PersistentTierError, match="no answer in time"):
         hasty.remove(4)
     (given_up,) = given_up_calls()
-    with pytest.raises(PersistentTierError, match="given up, and has not ended"):
+    with pytest.raises(PersistentTierError, match="has timed out and not ended"):
         write_tensors(hasty, 4)
-    with pytest.raises(PersistentTierError, match="given up, and has not ended"):
+    with pytest.raises(PersistentTierError, match="has timed out and not ended"):
         hasty.write_document(4, 0, 1, b"{}")
     write_tensors(tier, 2)  # another step does not mind
     answers.set()

@@ -36,7 +36,7 @@ def test_storage_that_does_not_answer_is_given_up(
     for name in ("marker.json", "metrics.json"):
         (tmp_path / "host_state" / "3" / name).write_bytes(b"{}")
     answers = threading.Event()
-    for name in ("read_bytes", "write_bytes"):
+    for name in ("open", "write_bytes"):
         monkeypatch.setattr(
             type(epath.Path(tmp_path)), name, lambda *_: answers.wait(LONG_S) and os.urandom(0)
         )

@@ -62,7 +62,7 @@ def test_reserve_removes_only_what_it_needs(ramdisk: Path, monkeypatch: pytest.M
     assert removed[0].size_bytes >= 4 << 16
     assert names(ramdisk) == ["a", "c", "run-7"]
     needed.append("c")
-    with pytest.raises(RamdiskFull, match=r"other runs take \d+ bytes of it \(c\)"):
+    with pytest.raises(RamdiskFull, match=r"other runs use \d+ bytes of it \(c\)"):
         tier.reserve(1 << 20)
     assert names(ramdisk) == ["c", "run-7"]
     tier.close()

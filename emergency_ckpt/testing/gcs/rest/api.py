@@ -1,8 +1,8 @@
-"""The JSON API on a store: one request in, one reply out. Pure; nothing here waits.
+"""The JSON API on a store: one request in, one reply out. Pure; does not block.
 
-Each request is applied whole or refused whole, in one call, which is what makes preconditions
-atomic. ``fields``, ``projection``, ACLs, ``userProject`` and authorization are accepted and
-ignored: every field is returned and everything is allowed.
+Each request is applied or refused as a whole, in one call, so preconditions are atomic. ``fields``,
+``projection``, ACLs, ``userProject`` and authorization are accepted and ignored: every field is
+returned and every operation is allowed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class GcsApi:
         self.uploads = Uploads(store)
 
     def handle(self, request: ApiRequest) -> ApiReply:
-        """The reply to one request; a refusal is a reply too. Never raises for what clients do."""
+        """Return the reply to one request, also a refusal. No request of a client makes it raise."""
         try:
             route = find_route(request.method, request.path, request.query)
             if route.operation == "batch":

@@ -1,4 +1,4 @@
-"""Requests about buckets."""
+"""The requests about buckets."""
 
 from __future__ import annotations
 

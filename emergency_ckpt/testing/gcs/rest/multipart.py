@@ -1,4 +1,4 @@
-"""Multipart bodies: ``multipart/related`` uploads and ``multipart/mixed`` batches. Pure."""
+"""The multipart bodies of uploads (``multipart/related``) and batches (``multipart/mixed``). Pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class MultipartUpload:
 
 
 def boundary_of(content_type: str) -> str:
-    """The boundary parameter. Raises GcsError 400 when there is none."""
+    """Return the boundary parameter. GcsError 400 without one."""
     message = Message()
     message["Content-Type"] = content_type
     boundary = message.get_param("boundary")
@@ -36,15 +36,15 @@ def boundary_of(content_type: str) -> str:
 
 
 def upload_attributes(content_type: str, head: bytes) -> dict[str, Any]:
-    """The JSON part from the start of an upload; ``head`` may end inside the media part."""
+    """Return the JSON part at the start of an upload; ``head`` may end inside the media part."""
     return _first_part(boundary_of(content_type), head)[0]
 
 
 def parse_upload(content_type: str, body: bytes) -> MultipartUpload:
-    """The JSON part and the media part. Raises GcsError 400 for anything else.
+    """Return the JSON part and the media part of a body. GcsError 400 for any other body.
 
-    The media is everything up to the last closing delimiter, so it may hold any bytes. Lines may
-    end in CRLF (google-cloud-storage) or LF (gcsfs): whichever the first delimiter line has.
+    The media extends to the last closing delimiter, so it may contain any bytes. Lines end in CRLF
+    (google-cloud-storage) or LF (gcsfs), as the first delimiter line does.
     """
     boundary = boundary_of(content_type)
     attributes, start, newline = _first_part(boundary, body)
@@ -58,7 +58,7 @@ def parse_upload(content_type: str, body: bytes) -> MultipartUpload:
 
 
 def _first_part(boundary: str, body: bytes) -> tuple[dict[str, Any], int, bytes]:
-    """The JSON part, the end of the next delimiter (before its line end), the kind of line end."""
+    """Return the JSON part, the end of the next delimiter without its line end, and the line end."""
     delimiter = b"--" + boundary.encode()
     start = body.find(delimiter) + len(delimiter)
     newline = b"\r\n" if body[start : start + 2] == b"\r\n" else b"\n"
@@ -81,7 +81,7 @@ class BatchPart:
 
 
 def parse_batch(content_type: str, body: bytes, limit: int) -> list[BatchPart]:
-    """Raises GcsError 400 for a malformed batch or one of more than ``limit`` parts."""
+    """Return the requests of a batch. GcsError 400 when it is malformed or over ``limit`` parts."""
     boundary_of(content_type)
     head = f"Content-Type: {content_type}\r\n\r\n".encode()
     message = BytesParser().parsebytes(head + body)

@@ -1,4 +1,4 @@
-"""Requests about objects, except uploads."""
+"""The requests about objects, except uploads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REWRITE_TOKEN = re.compile(r"(\d{1,19})-(\d{1,18})")
 def list_objects(store: GcsStore, route: Route, request: ApiRequest) -> ApiReply:
     found, page = store.list_objects(route.bucket, ListQuery.from_query(request.query))
     reply: dict[str, object] = {"kind": "storage#objects"}
-    # As GCS does it: no key at all for what is empty.
+    # Like GCS, without keys for empty lists.
     if found:
         reply["items"] = [object_resource(stored, request.base_url) for stored in found]
     if page.prefixes:
@@ -39,7 +39,7 @@ def get(store: GcsStore, route: Route, request: ApiRequest) -> ApiReply:
 
 
 def media(store: GcsStore, route: Route, request: ApiRequest) -> ApiReply:
-    """The bytes, or one range of them; several ranges at once give the whole object."""
+    """Return the bytes or one range of them; for several ranges, the whole object."""
     stored = _read(store, route, request)
     size = len(stored.data)
     headers = media_headers(stored)
@@ -55,9 +55,9 @@ def media(store: GcsStore, route: Route, request: ApiRequest) -> ApiReply:
 
 
 def parse_range(header: str, size: int) -> tuple[int, int] | None:
-    """``bytes=2-5``, ``bytes=2-``, ``bytes=-3`` -> (first, end); empty when it cannot be met.
+    """Return (first, end) of ``bytes=2-5``, ``bytes=2-``, ``bytes=-3``; empty if unsatisfiable.
 
-    None, for the whole object, when there is no header or one that HTTP says to ignore.
+    None, for the whole object, without a header or with one that HTTP requires to ignore.
     """
     match = _RANGE.fullmatch(header.strip())
     if match is None or match.groups() == ("", ""):
@@ -159,10 +159,10 @@ def copy(store: GcsStore, route: Route, request: ApiRequest) -> ApiReply:
 
 
 def rewrite(store: GcsStore, route: Route, request: ApiRequest) -> ApiReply:
-    """Copy; in several calls when ``maxBytesRewrittenPerCall`` asks for it.
+    """Copy an object, in several calls with ``maxBytesRewrittenPerCall``.
 
-    The token holds all there is to know (source generation and bytes done), so the server keeps
-    nothing between the calls.
+    The token contains the source generation and the bytes done, so the server keeps no state
+    between the calls.
     """
     source = _source(store, route, request)
     size = len(source.data)
@@ -187,7 +187,7 @@ def _rewrite_done(token: str | None, source: StoredObject) -> int:
         return 0
     match = _REWRITE_TOKEN.fullmatch(token)
     if match is None or int(match[1]) != source.generation:
-        raise GcsError(400, "invalid", "The rewriteToken is not one for this source.")
+        raise GcsError(400, "invalid", "The rewriteToken is not valid for this source.")
     return int(match[2])
 
 

@@ -1,7 +1,7 @@
-"""Requests and replies as values, and what a raw path means. Pure.
+"""Requests and replies as values, and the operation of each raw path. Pure.
 
-Paths are split before they are decoded, so that an object's name may hold ``%2F``, spaces, plus
-signs and leading slashes: the JSON API wants each name as one segment.
+Paths are split before they are decoded, so that an object's name may contain ``%2F``, spaces, plus
+signs and leading slashes: in the JSON API each name is one segment.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from emergency_ckpt.testing.gcs.resources import GcsError
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What a request is about. ``to_*`` is the destination of a copy, rewrite or move."""
+    """The operation and objects of a request. ``to_*``: destination of a copy, rewrite or move."""
 
     operation: str
     bucket: str = ""
@@ -30,7 +30,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class ApiRequest:
-    """``path`` is raw (percent-encoded), ``headers`` has lower-case names."""
+    """A request. ``path`` is raw (percent-encoded), ``headers`` has lower-case names."""
 
     method: str
     path: str
@@ -40,7 +40,7 @@ class ApiRequest:
     base_url: str
 
     def json(self) -> dict[str, Any]:
-        """The body as a JSON object, empty when there is no body. Raises GcsError 400."""
+        """Return the body as a JSON object, empty without a body. GcsError 400."""
         return json_object(self.body)
 
 
@@ -73,7 +73,7 @@ def json_object(body: bytes) -> dict[str, Any]:
 
 
 def split_target(raw_target: str) -> tuple[str, dict[str, str]]:
-    """``/path?query`` -> raw path and decoded query (the last of a repeated name counts)."""
+    """Return the raw path and decoded query of ``/path?query``; of a repeated name the last counts."""
     path, _, query = raw_target.partition("?")
     return path, dict(parse_qsl(query, keep_blank_values=True))
 
@@ -120,14 +120,14 @@ _ROUTES = [
 
 
 def find_route(method: str, raw_path: str, query: Mapping[str, str]) -> Route:
-    """Raises GcsError 404 for an unknown path, 405 for a wrong method, 400 for bad encoding."""
+    """Return the route. GcsError 404: unknown path, 405: wrong method, 400: invalid encoding."""
     for pattern, operations in _ROUTES:
         match = pattern.fullmatch(raw_path)
         if match is None:
             continue
         operation = operations.get(method)
         if operation is None:
-            raise GcsError(405, "methodNotAllowed", f"{method} is not known at this address.")
+            raise GcsError(405, "methodNotAllowed", f"{method} is not supported at this address.")
         try:
             names = {
                 key: unquote(value, errors="strict") for key, value in match.groupdict().items()
@@ -139,7 +139,7 @@ def find_route(method: str, raw_path: str, query: Mapping[str, str]) -> Route:
 
 
 def _refine(operation: str, query: Mapping[str, str]) -> str:
-    """Some addresses do different things by their query."""
+    """Return the operation, which at some addresses depends on the query."""
     if operation == "objects.get" and query.get("alt") == "media":
         return "objects.media"
     if operation == "objects.insert" and "upload_id" in query:

@@ -1,4 +1,4 @@
-"""Uploads: media, multipart, resumable."""
+"""The requests of uploads: media, multipart, resumable."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from emergency_ckpt.testing.gcs.rest.routes import ApiReply, ApiRequest, Route
 from emergency_ckpt.testing.gcs.store import GcsStore, check_object_name
 from emergency_ckpt.testing.gcs.uploads import Uploads, check_digest_header
 
-# GCS's own way to say "cancelled by the client".
+# GCS's status for "cancelled by the client".
 CANCELLED = 499
 
 
 def insert(store: GcsStore, route: Route, request: ApiRequest) -> ApiReply:
-    """The two uploads in one request; an empty body is an empty object."""
+    """Store an upload of one request, media or multipart; an empty body is an empty object."""
     kind = request.query.get("uploadType")
     content_type = request.headers.get("content-type")
     if kind == "media":
@@ -104,7 +104,7 @@ def _with_type(attributes: dict[str, Any], content_type: str | None) -> dict[str
 
 
 def _check_digests(attributes: dict[str, Any], header: str | None, data: bytes) -> None:
-    """What the client says its bytes are, in the metadata or in ``x-goog-hash``, must be so."""
+    """Compare the bytes with the client's digests in the metadata or in ``x-goog-hash``."""
     claims = [f"{kind}={attributes[key]}" for kind, key in _DIGEST_FIELDS if key in attributes]
     if header is not None:
         claims.append(header)

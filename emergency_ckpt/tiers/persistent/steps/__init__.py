@@ -1,1 +1,1 @@
-"""The steps of a persistent directory: which there are, what each is worth, and their removal."""
+"""The steps of a persistent directory: their list, their state, their removal and moves aside."""

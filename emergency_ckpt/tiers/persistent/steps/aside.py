@@ -1,4 +1,4 @@
-"""The folders of steps that are moved aside: their names, the note in them, moves and copies."""
+"""The folders of steps that are moved aside: names, notes, moves and copies."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from emergency_ckpt.tiers.persistent.steps.replaced import aside_name
 from emergency_ckpt.tiers.storage.directory import StorageDirectory
 
 _COMMIT_MARKER = "commit_success.txt"
-"""By these, in object stores, Orbax knows a finished step and a finished item."""
+"""The objects by which Orbax recognises a finished step and a finished item."""
 
 _VERSION = 1
 _UNKNOWN = "unreadable"
 
 
 class AsideNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``rolled_back.json``: the step beside it does not count any more.
+    """``rolled_back.json``: the step no longer counts.
 
     Attributes:
-      incarnation: of the save; ``unreadable`` when that cannot be told.
-      kept_as: the name of its two folders, once they have been moved.
-      reason: why, for people.
+      incarnation: of the save; ``unreadable`` when it is not known.
+      kept_as: the name of the step's two folders after the move.
+      reason: for people.
     """
 
     format: int
@@ -36,7 +36,7 @@ class AsideNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StepsAside:
-    """Keeps steps under another name. All methods block for storage; nobody else changes them."""
+    """Keeps steps under another name. All methods block for storage. For one writer at a time."""
 
     def __init__(self, storage: StorageDirectory, found: StoredSteps) -> None:
         self._storage = storage
@@ -44,7 +44,7 @@ class StepsAside:
         self._found = found
 
     def new_note(self, step: int, found: FoundStep | None, reason: str) -> AsideNote:
-        """A note with a name that is free."""
+        """Return a note with an unused name."""
         incarnation = _UNKNOWN
         if found is not None and found.step.incarnation:
             incarnation = found.step.incarnation
@@ -52,12 +52,12 @@ class StepsAside:
         return AsideNote(_VERSION, step, incarnation, name, reason)
 
     def write_note(self, note: AsideNote, documents: str) -> None:
-        """Put ``note`` into a folder below ``host_state``."""
+        """Write ``note`` into the folder ``documents`` of ``host_state``."""
         path = f"{HOST_STATE}/{documents}/{ASIDE_NAME}"
         self._storage.put(path, msgspec.json.encode(note), step=note.step)
 
     def note(self, step: int) -> AsideNote | None:
-        """The note that ``step`` is moved aside; None when it is not."""
+        """Return the note that ``step`` is moved aside, or None."""
         below = f"{HOST_STATE}/{step}/{ASIDE_NAME}"
         data = self._storage.bytes_of(below)
         if data is None:
@@ -67,7 +67,7 @@ class StepsAside:
         except CorruptData:
             note = None
         if note is None or note.step != step or "/" in note.kept_as or not note.kept_as:
-            # That it is there says enough: the step does not count.
+            # Its presence suffices: the step does not count.
             return self.new_note(step, None, "the note cannot be read")
         return note
 
@@ -84,14 +84,14 @@ class StepsAside:
         return self._storage.do("look at", f"/{wanted}", free)
 
     def move(self, note: AsideNote) -> None:
-        """Rename both folders; in an object store hide the step in its place. Safe to repeat."""
+        """Rename both folders; in an object store hide the step in its place. Idempotent."""
         step = note.step
 
         def move() -> None:
             if self._storage.is_object_store:
                 self.hide_in_place(str(step))
                 return
-            # The tensors first: without our folder beside them they would be of plain Orbax.
+            # The tensors first: without our folder they would look like a step of plain Orbax.
             for folder in (self._directory, self._directory / HOST_STATE):
                 name = self._found.folders.of(step) if folder == self._directory else str(step)
                 old, new = folder / name, folder / note.kept_as
@@ -101,7 +101,7 @@ class StepsAside:
         self._storage.do("move aside", f"/{step}", move, changes=step)
 
     def copy(self, note: AsideNote, tensors: str) -> None:
-        """In an object store: copy the folder ``tensors`` and ours beside it. Safe to repeat."""
+        """In an object store, copy the folder ``tensors`` and ours. Idempotent."""
 
         def copy() -> None:
             self._storage.copy_folder(tensors, note.kept_as)
@@ -110,6 +110,9 @@ class StepsAside:
         self._storage.do("move aside", f"/{note.step}", copy, changes=note.step)
 
     def hide_in_place(self, tensors: str) -> None:
-        """In an object store: Orbax overlooks what has no commit marker. For use inside ``do``."""
+        """In an object store, remove the commit markers, without which Orbax ignores the step.
+
+        For use inside ``do``.
+        """
         for marker in (_COMMIT_MARKER, f"{ITEM}/{_COMMIT_MARKER}"):
             (self._directory / tensors / marker).unlink(missing_ok=True)

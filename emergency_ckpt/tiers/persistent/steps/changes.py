@@ -1,4 +1,4 @@
-"""Changes that take a persistent step out of the directory: removal, or a move aside."""
+"""Removal of persistent steps, and moves aside."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class StepChanges:
 
     @contextlib.contextmanager
     def _alone(self, operation: str, step: int) -> Generator[None]:
-        """Old steps are removed in one thread, and leftovers in another."""
+        """Serialise changes: one thread removes old steps, another leftovers."""
         if not self._changing.acquire(timeout=self._storage.timeout_s):
             target = f"{self._directory}/{step}"
             raise PersistentTierError(operation, target, "another step is still being removed")
@@ -45,19 +45,22 @@ class StepChanges:
     # Removal.
 
     def remove(self, step: int) -> None:
-        """Remove ``step``, or what is left of it. After a crash it is whole, or counts nowhere.
+        """Remove ``step`` or its remains. After a crash the step is whole or does not count.
 
-        Our marker goes first: from then on no restore takes it. Then plain Orbax is made to
-        overlook it, before anything else in it goes. What tells it from a step of plain Orbax goes
-        last, so that ``remove_leftovers`` finds the rest. A step that was moved aside for it does
-        not count any more, and stays where it is.
+        1. Our marker: from then on no restore takes the step.
+        2. Orbax's commit: from then on plain Orbax ignores it.
+        3. The tensors.
+        4. Our folder, which distinguishes it from a step of plain Orbax, so that
+           ``remove_leftovers`` finds the rest after a crash.
+
+        A step that was moved aside for this one no longer counts, and stays where it is.
         """
         with self._alone("remove", step):
             self._replacement.end(step)
         self._clear_place(step)
 
     def _clear_place(self, step: int) -> None:
-        """Remove what lies in the own place of ``step``: see ``remove``."""
+        """Remove the folders in the step's own place; see ``remove``."""
 
         def clear() -> None:
             (self._directory / HOST_STATE / str(step) / MARKER_NAME).unlink(missing_ok=True)
@@ -68,7 +71,7 @@ class StepChanges:
             self._storage.do("remove", f"/{step}", clear, changes=step)
 
     def remove_arrays(self, step: int) -> None:
-        """Make Orbax overlook the step, then remove its folders, also those of unfinished saves."""
+        """Make Orbax ignore the step, then remove its folders, also those of unfinished saves."""
         if self._storage.is_object_store:
             self._aside.hide_in_place(str(step))
             self._storage.clear_folder(str(step))
@@ -82,12 +85,11 @@ class StepChanges:
             self._storage.clear_folder(hidden)
 
     def remove_leftovers(self) -> tuple[list[int], list[int]]:
-        """Remove what saves that did not end have left, and documents of steps that are gone.
+        """Remove the remains of unfinished saves, and host states without a step.
 
-        Returns their steps, and those left alone because a call that was given up is still there.
-        Nobody may be saving to the directory. Steps of plain Orbax are never touched, nor is a step
-        whose marker cannot be read. What was being moved aside is moved; of a step that was moved
-        aside for a successor nothing goes.
+        Returns the removed steps, and those left because a timed-out call may still change them.
+        No process may be saving to the directory. Not changed: steps of plain Orbax, steps with an
+        unreadable marker, and steps moved aside for a successor. An unfinished move is completed.
         """
         for step in self._found.replaced.entries():
             with self._alone("move aside", step):
@@ -102,7 +104,7 @@ class StepChanges:
             elif self._aside.note(step) is not None:
                 self._move(step)
             elif step not in listed:
-                self._clear_place(step)  # what is left of it: documents, or folders without a name
+                self._clear_place(step)  # its remains: documents, or unnamed folders
                 removed.append(step)
             elif self._is_unfinished(step):
                 self._clear_place(step)
@@ -129,12 +131,12 @@ class StepChanges:
     # Moving aside.
 
     def follow(self, timeline: Timeline) -> list[tuple[int, str]]:
-        """Put ``timeline`` on record, and move aside what it does not have.
+        """Record ``timeline``, and move aside the steps that it excludes.
 
-        Also a step that has a problem and lies behind the one from which the newest life began.
-        Returns (step, name under which it is kept). Safe to repeat; does nothing when all is done.
+        Also moves damaged steps after the one from which the newest life began. Returns (step, name
+        under which it is kept) of each. Idempotent.
         """
-        self._found.replaced.entries()  # one that cannot be read must not be in the way
+        self._found.replaced.entries()  # removes a record that cannot be read
         self._put_timeline(timeline)
         moved: list[tuple[int, str]] = []
         deadline_s = self._storage.deadline_s(None)
@@ -151,7 +153,7 @@ class StepChanges:
         try:
             there = self._found.timeline()
         except CorruptData as error:
-            logging.warning("%s; it is written anew", error)
+            logging.warning("%s; it is written again", error)
             there = None
         if newest(there, timeline) == there:
             return
@@ -159,13 +161,12 @@ class StepChanges:
         self._storage.put(below, encode_timeline(timeline), step=timeline.start_step)
 
     def set_aside(self, step: int, reason: str) -> str:
-        """Have ``step`` count no more, for us and for plain Orbax, and keep every byte of it.
+        """Make ``step`` no longer count, for us and for plain Orbax, and keep all its bytes.
 
-        Returns the name under which it is kept. A note goes first, by which our readers overlook
-        the step from then on; one that was aside for a successor only has to be struck from the
-        record. On a file system its two folders then get another name. In an object
-        store nothing can be renamed: Orbax's commit markers go, and the bytes stay in their place
-        until ``make_room`` needs it.
+        Returns the name under which it is kept. First a note is written, by which our readers
+        ignore the step; a step that is aside for a successor is only struck from the record. Then,
+        on a file system, its two folders are renamed. An object store cannot rename: Orbax's commit
+        markers are deleted, and the bytes stay in place until ``make_room`` needs it.
         """
         is_aside = self._found.place_of(step).is_aside
         with self._alone("move aside", step):
@@ -182,18 +183,18 @@ class StepChanges:
         return note.kept_as
 
     def _move(self, step: int) -> None:
-        """Go on with what was begun. Safe to repeat."""
+        """Complete a move that was begun. Idempotent."""
         with self._alone("move aside", step):
             note = self._aside.note(step)
             if note is not None:
                 self._aside.move(note)
 
     def make_room(self, step: int, reason: str) -> str | None:
-        """See that nothing lies where ``step`` is to be written, and lose nothing that counts.
+        """Clear the place of ``step`` without the loss of a step that counts.
 
-        A step that is whole, or that has a problem, is moved aside, and counts until
-        ``end_replacement``, or until what is written in its place counts; what a save that did not
-        end has left is removed. Returns the name under which a step is kept now, if one is.
+        A whole or damaged step is moved aside, and counts until ``end_replacement``, or until the
+        step written in its place counts. The remains of an unfinished save are removed. Returns the
+        name under which a step is now kept, or None.
         """
         kept: str | None = None
         with self._alone("move aside", step):
@@ -212,6 +213,6 @@ class StepChanges:
         return kept
 
     def end_replacement(self, step: int) -> None:
-        """A step was written where ``make_room`` made room, and is whole: the other one is past."""
+        """Make the step aside no longer count: the one written after ``make_room`` is whole."""
         with self._alone("move aside", step):
             self._replacement.end(step)

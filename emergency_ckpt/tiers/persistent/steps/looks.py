@@ -1,4 +1,4 @@
-"""Looks at one step of a persistent directory: whether it is whole, or what is wrong with it."""
+"""The inspection of one step of a persistent directory: whole, damaged, or no step."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from emergency_ckpt.tiers.storage.directory import StorageDirectory
 _METADATA = "_CHECKPOINT_METADATA"
 _MANIFEST = "manifest.ocdbt"
 _WARNINGS = 16
-_REPLACED = "another program has written it anew: it has tensors only"
+_REPLACED = "another program has written it again: it has tensors only"
 _GONE = "its tensors are gone"
 _NO_STEP = "its folder has the name of a step, and Orbax has written nothing into it"
 
 
 class FoundStep(NamedTuple):
-    """A step that is there.
+    """A step that was found.
 
     Attributes:
-      marker: None for one of plain Orbax, or with a ``problem``.
+      marker: None for a step of plain Orbax, or one with a ``problem``.
       place: its folders.
-      is_junk: neither we nor Orbax have written anything into its folder. It has a ``problem``.
+      is_junk: neither this package nor Orbax wrote into its folder. It has a ``problem``.
     """
 
     step: PersistentStep
@@ -51,12 +51,12 @@ class FoundStep(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether plain Orbax wrote it."""
+        """Return True when plain Orbax wrote it."""
         return self.marker is None and not self.step.problem
 
 
 class StepLooks:
-    """Looks at the folders of a step. All methods block for storage, until their deadline."""
+    """Inspects the folders of a step. All methods block for storage, until their deadline."""
 
     def __init__(
         self, storage: StorageDirectory, folders: StepFolders, signing: StepSigning
@@ -68,7 +68,7 @@ class StepLooks:
         self._told: set[str] = set()
 
     def ours(self, step: int, place: StepPlace, deadline_s: float | None) -> FoundStep | None:
-        """Return the step with a folder of ours beside it; None when it does not count."""
+        """Return the step that has a folder of ours, or None when it does not count."""
         try:
             marker, doubt = self.marker(step, place.documents, deadline_s)
         except CorruptData as error:
@@ -76,8 +76,8 @@ class StepLooks:
             problem = _unreadable(place, error.problem)
             return FoundStep(PersistentStep(step, 0, False, problem=problem), None, place)
         except PersistentTierError as error:
-            # Absent means not saved whole. Unreachable does not: then an older step must not be
-            # taken for the newest.
+            # An absent marker means an unfinished save. An unreachable one does not, so that no
+            # older step is taken for the newest.
             if not isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
                 raise
             written_here = self._is_written_here(place, deadline_s)
@@ -119,9 +119,9 @@ class StepLooks:
     def marker(
         self, step: int, documents: str, deadline_s: float | None = None
     ) -> tuple[StepMarker, str]:
-        """The marker of ``step`` in a folder below ``host_state``, and what is in doubt of it.
+        """Return the marker of ``step`` and the reason not to trust it, or "".
 
-        PersistentTierError without one, CorruptData.
+        PersistentTierError without a marker, CorruptData.
         """
         path = self._directory / HOST_STATE / documents / MARKER_NAME
         below = f"/{HOST_STATE}/{documents}/{MARKER_NAME}"
@@ -129,7 +129,7 @@ class StepLooks:
         return check_marker(data, step, str(path), self._signing)
 
     def tensors_id(self, folder: str, deadline_s: float | None = None) -> TensorsId:
-        """Which tensors lie in a folder."""
+        """Return the identity of the tensors in a folder."""
         return TensorsId(
             _digest(self._storage.bytes_of(f"{folder}/{_METADATA}", deadline_s)),
             _digest(self._storage.bytes_of(f"{folder}/{ITEM}/{_MANIFEST}", deadline_s)),
@@ -138,7 +138,8 @@ class StepLooks:
     def _compare_tensors(
         self, place: StepPlace, expected: TensorsId, deadline_s: float | None
     ) -> str:
-        """Why they are not those of the marker, if so. Of the two witnesses one may be hurt."""
+        """Return the reason why the tensors are not the marker's, or "". One digest may differ
+        because its file is damaged."""
         metadata = self._storage.bytes_of(f"{place.tensors}/{_METADATA}", deadline_s)
         if _digest(metadata) == expected.metadata:
             return ""
@@ -150,26 +151,26 @@ class StepLooks:
         return f"its file {_METADATA} is damaged"
 
     def _warn(self, step: int, problem: str) -> None:
-        """Say it, for the first steps that have a problem; ``passed_over`` has all of them."""
+        """Log the problem of the first few steps; ``passed_over`` has all of them."""
         text = f"step {step}: {problem}"
         if len(self._told) < _WARNINGS or text in self._told:
             self.tell(text)
         else:
-            self.tell("further steps that cannot be used are not named one by one")
+            self.tell("further steps that cannot be used are not logged one by one")
 
     def tell(self, text: str) -> None:
-        """Once for each text: the steps are looked at again and again."""
+        """Log each text once, because the steps are inspected often."""
         if text not in self._told:
             self._told.add(text)
             logging.warning("%s in %s", text, self._directory)
 
     def exists(self, below: str, deadline_s: float | None) -> bool:
-        """Whether there is such a file below the directory. Blocks."""
+        """Return True when the file ``below`` the directory exists. Blocks."""
         path: epath.Path = self._directory / below
         return self._storage.do("look at", f"/{below}", path.exists, deadline_s)
 
     def plain(self, step: int, place: StepPlace, deadline_s: float | None) -> FoundStep | None:
-        """The step of plain Orbax; of folders that may be it, the first with one of Orbax."""
+        """Return the step of plain Orbax: of its possible folders the first that Orbax wrote."""
         if place.is_aside:
             return self._plain_in(place, step, deadline_s)
         junk: FoundStep | None = None
@@ -203,10 +204,10 @@ class StepLooks:
         return FoundStep(PersistentStep(step, 0, False, incarnation, problem, doubt), None, place)
 
     def _is_written_here(self, place: StepPlace, deadline_s: float | None) -> bool:
-        """Whether the tensors, if they are whole, are of a save of ours that did not end."""
+        """Return True when the tensors, if whole, are of an unfinished save of this package."""
         fields = _fields(self._storage.bytes_of(f"{place.tensors}/{_METADATA}", deadline_s))
         if not fields:
-            return True  # not whole, or so old that Orbax wrote no such file beside ours
+            return True  # not whole, or of an old version of Orbax without such a file
         custom = fields.get("custom_metadata")
         return isinstance(custom, dict) and OURS in custom
 
@@ -233,7 +234,7 @@ def _digest(data: bytes | None) -> str:
 
 
 def _fields(metadata: bytes | None) -> dict[str, Any]:
-    """Of Orbax's metadata; none when they cannot be read."""
+    """Return the fields of Orbax's metadata; none when they cannot be read."""
     try:
         decoded = json.loads(metadata or b"{}")
     except (ValueError, RecursionError):

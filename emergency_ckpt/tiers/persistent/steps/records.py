@@ -1,4 +1,4 @@
-"""Which steps a persistent directory has, and what each of them is worth."""
+"""The steps of a persistent directory, and the state of each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from emergency_ckpt.tiers.storage.directory import StorageDirectory
 from emergency_ckpt.tiers.timeline_record import TIMELINE_NAME, decode_timeline
 
 OFFERED_AT_ONCE = 16
-"""So many of the newest whole steps are offered to a restore, and so many of those that are not."""
+"""Maximum number of whole steps, and of damaged ones, that a restore is offered, newest first."""
 
 _LARGEST_LOOK = 256
 _LOOKS_AGAIN = 3
@@ -34,33 +34,32 @@ _T = TypeVar("_T")
 
 
 class _Listing(NamedTuple):
-    """The steps of a directory as they lie in it, and those that are kept aside for a while.
+    """The steps listed in a directory, and those kept aside for a successor.
 
-    ``own``: those that have an Orbax directory; whether there is one of ours beside it.
+    ``own``: steps with an Orbax directory; True when there is also a folder of ours.
     """
 
     own: dict[int, bool]
     replaced: dict[int, ReplacedStep]
 
     def all(self) -> dict[int, bool]:
-        """All that may count; of each, whether it may be one of ours."""
+        """Return all steps that may count; True for those that may be ours."""
         return self.own | dict.fromkeys(self.replaced, True)
 
 
 class StoredSteps:
-    """Looks at the steps of one directory. All methods block for storage, until their deadline.
+    """Inspects the steps of one directory. All methods block for storage, until their deadline.
 
-    A step of ours has a marker that can be read, and the tensors that the marker was written for.
-    Tensors that plain Orbax has written in their place are a step of plain Orbax, whatever lies
-    beside them. A marker that cannot be read is a step that has a problem: it is there, and
-    nobody can say what it is.
+    A step of ours has a readable marker and the tensors that the marker identifies. Tensors that
+    plain Orbax wrote in their place are a step of plain Orbax. A step with an unreadable marker has
+    a problem: it exists, but its contents are not known.
 
-    A step that was moved aside for a successor counts from there, until that is whole.
+    A step that was moved aside for a successor counts until the successor is whole.
 
     Attributes:
-      folders: the folder of each step, as it was listed last.
-      passed_over: the steps, newest first, that ``newest`` last found before those that it offered,
-        and that have a problem.
+      folders: the folder of each step, as of the last listing.
+      passed_over: the steps with a problem, newest first, that are newer than those that the last
+        call of ``newest`` offered.
       replaced: the record of steps that were moved aside for a successor.
     """
 
@@ -79,13 +78,13 @@ class StoredSteps:
         wanted: int | None = None,
         below: int | None = None,
     ) -> list[PersistentStep]:
-        """The newest steps that a restore may ask about, oldest first; and ``wanted``.
+        """Return the newest steps for a restore, oldest first, and ``wanted``.
 
-        At most ``OFFERED_AT_ONCE`` that seem whole, and as many newer ones that have a problem:
-        however many of these there are, they take the place of no other. Once some are found, half
-        of the time is all that is spent on older ones.
+        At most ``OFFERED_AT_ONCE`` steps that seem whole, and in addition as many newer ones with a
+        problem. Once some are found, at most half of the time is spent on older ones.
 
         Args:
+          wanted: a step to include however old it is, or None.
           below: offer only steps before this one; None: all.
         """
         begin_s, end_s = time.monotonic(), self._storage.deadline_s(deadline_s)
@@ -118,7 +117,7 @@ class StoredSteps:
                     whole.append(found.step)
             size = min(2 * size, _LARGEST_LOOK)
         if not looks and left_out:
-            self._looks.tell(f"{left_out} folders with the names of steps are too many to look at")
+            self._looks.tell(f"{left_out} folders with the names of steps are too many to inspect")
         whole = whole[:OFFERED_AT_ONCE]
         oldest = whole[-1].step if whole else -1
         others = [found for found in others if found.step.step > oldest]
@@ -138,11 +137,11 @@ class StoredSteps:
             )
 
     def whole(self, deadline_s: float | None = None) -> list[PersistentStep]:
-        """Every step of ours that is whole by what its marker says, oldest first."""
+        """Return every step of ours that is whole by its marker, oldest first."""
         return [found.step for found in self.whole_found(deadline_s)]
 
     def whole_found(self, deadline_s: float | None = None) -> list[FoundStep]:
-        """As ``whole``, each with its marker and its place."""
+        """Return the steps of ``whole``, each with its marker and its place."""
         deadline_s = self._storage.deadline_s(deadline_s)
 
         def look(listing: _Listing) -> list[FoundStep]:
@@ -152,9 +151,9 @@ class StoredSteps:
         return self._steadily(look, deadline_s)
 
     def all_there(self, deadline_s: float | None = None) -> list[FoundStep]:
-        """Every step that is there, of whatever kind and with whatever problem, oldest first.
+        """Return every existing step, of any kind and with any problem, oldest first.
 
-        Folders into which neither we nor Orbax have written anything are none.
+        A folder into which neither this package nor Orbax wrote is no step.
         """
         deadline_s = self._storage.deadline_s(deadline_s)
 
@@ -165,12 +164,12 @@ class StoredSteps:
         return self._steadily(look, deadline_s)
 
     def find(self, step: int, deadline_s: float | None = None) -> FoundStep | None:
-        """Return what counts as ``step``, wherever it lies; None when nothing does."""
+        """Return what counts as ``step``, in its own place or kept aside, or None."""
         deadline_s = self._storage.deadline_s(deadline_s)
         return self._steadily(lambda listing: self._look_for(step, listing, deadline_s), deadline_s)
 
     def place_of(self, step: int, deadline_s: float | None = None) -> StepPlace:
-        """Where ``step`` is to be read. Does not look whether it is there."""
+        """Return the folders to read ``step`` from; they need not exist."""
         deadline_s = self._storage.deadline_s(deadline_s)
         found = None
         if step in self.replaced.read(deadline_s):
@@ -178,7 +177,7 @@ class StoredSteps:
         return self._own_place(step) if found is None else found.place
 
     def _steadily(self, look: Callable[[_Listing], _T], deadline_s: float) -> _T:
-        """The result of ``look``: once more when a step was moved aside, or came, meanwhile."""
+        """Return the result of ``look``; repeat it if steps were moved or added meanwhile."""
         replaced = self.replaced.read(deadline_s)
         for _ in range(_LOOKS_AGAIN):
             found = look(_Listing(self.listed(deadline_s), replaced))
@@ -188,13 +187,13 @@ class StoredSteps:
         return look(_Listing(self.listed(deadline_s), replaced))
 
     def timeline(self, deadline_s: float | None = None) -> Timeline | None:
-        """Which saves were rolled back, as storage knows it; None without a record. CorruptData."""
+        """Return the recorded timeline of rolled-back saves, or None. CorruptData."""
         below = f"{HOST_STATE}/{TIMELINE_NAME}"
         data = self._storage.bytes_of(below, deadline_s)
         return None if data is None else decode_timeline(data, f"{self._directory}/{below}")
 
     def listed(self, deadline_s: float | None) -> dict[int, bool]:
-        """Steps that have an Orbax directory; whether there is one of ours beside it."""
+        """Return the steps with an Orbax directory; True for those that also have one of ours."""
         steps = self.folders.steps(deadline_s)
         if not steps:
             self._storage.check_bucket(deadline_s)
@@ -208,12 +207,12 @@ class StoredSteps:
         def look(step: int) -> FoundStep | None:
             return self._look_for(step, listing, deadline_s)
 
-        # Each takes a few requests, one after the other.
+        # Each step takes a few requests in sequence.
         with ThreadPoolExecutor(LOOKS_AT_ONCE, "eckpt-steps") as pool:
             return [found for found in pool.map(look, steps) if found is not None]
 
     def _look_for(self, step: int, listing: _Listing, deadline_s: float) -> FoundStep | None:
-        """What counts as ``step``: in its own place, else where it is kept meanwhile."""
+        """Return what counts as ``step``: in its own place, else kept aside."""
         found = None
         if step in listing.own:
             found = self.look(step, deadline_s, is_ours=listing.own[step])
@@ -229,9 +228,9 @@ class StoredSteps:
     def look(
         self, step: int, deadline_s: float | None = None, *, is_ours: bool
     ) -> FoundStep | None:
-        """Return what lies in the own place of ``step``; None when it does not count.
+        """Return the step in its own place, or None when it does not count.
 
-        It has an Orbax directory; ``is_ours``: there is a folder of ours beside it.
+        It has an Orbax directory; ``is_ours``: it also has a folder of ours.
         """
         place = self._own_place(step)
         if not is_ours:
@@ -241,7 +240,7 @@ class StoredSteps:
         return self._looks.ours(step, place, deadline_s)
 
     def look_in_place(self, step: int, deadline_s: float | None = None) -> FoundStep | None:
-        """As ``look``, of any step; None also when it is not there."""
+        """Return the step in its own place, or None when it does not exist or does not count."""
         listed = self.listed(self._storage.deadline_s(deadline_s))
         return self.look(step, deadline_s, is_ours=listed[step]) if step in listed else None
 
@@ -249,21 +248,21 @@ class StoredSteps:
         return StepPlace(self.folders.of(step), str(step))
 
     def is_replaced(self, step: int, deadline_s: float | None = None) -> bool:
-        """Whether plain Orbax has written ``step``, beside which documents of ours lie."""
+        """Return True when plain Orbax has written ``step``, for which we have documents."""
         found = self.look(step, deadline_s, is_ours=True)
         return found is not None and found.is_plain
 
     def marker(
         self, step: int, deadline_s: float | None = None, place: StepPlace | None = None
     ) -> StepMarker:
-        """The marker of ``step``; PersistentTierError without one, CorruptData.
+        """Return the marker of ``step``; PersistentTierError without one, CorruptData.
 
-        ``place``: where the step lies; None: its own.
+        ``place``: the step's folders; None: its own place.
         """
         documents = str(step) if place is None else place.documents
         marker, _ = self._looks.marker(step, documents, deadline_s)
         return marker
 
     def tensors_id(self, step: int, deadline_s: float | None = None) -> TensorsId:
-        """Which tensors lie in the own place of ``step``."""
+        """Return the identity of the tensors in the step's own place."""
         return self._looks.tensors_id(str(step), deadline_s)

@@ -1,4 +1,4 @@
-"""Whole steps of a persistent directory, as a preservation policy sees them."""
+"""The whole steps of a persistent directory, for a preservation policy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class StepRecords:
         self._directory = epath.Path(tier.directory)
 
     def write_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Keep ``metrics`` (JSON values) for the preservation policy; before the marker."""
+        """Write ``metrics`` (JSON values) for the preservation policy, before the marker."""
         data = json.dumps(dict(metrics)).encode()
         if len(data) > _METRICS_LIMIT_BYTES:
             raise self._error("write metrics of", step, f"{len(data)} bytes are too many")
@@ -40,9 +40,9 @@ class StepRecords:
     def records(
         self, counts: Callable[[PersistentStep], bool] = lambda _: True
     ) -> list[StepRecord]:
-        """The steps that count, oldest first. Those that plain Orbax wrote are not ours to judge.
+        """Return the steps that count, oldest first, without those that plain Orbax wrote.
 
-        ``counts``: whether a step that is whole by its marker does.
+        ``counts``: returns False for a step to exclude that is whole by its marker.
 
         PersistentTierError when the directory cannot be read.
         """
@@ -55,7 +55,7 @@ class StepRecords:
         ]
 
     def record(self, step: int, deadline_s: float | None = None) -> StepRecord:
-        """What there is to know of one of them. PersistentTierError, also when it is gone."""
+        """Return the record of one step. PersistentTierError, also when it is gone."""
         deadline_s = self._tier.storage.deadline_s(deadline_s)
         return self._record(step, self._tier.found.place_of(step, deadline_s), deadline_s)
 
@@ -70,11 +70,11 @@ class StepRecords:
 
     @property
     def timeout_s(self) -> float:
-        """How long a call waits for storage that does not answer."""
+        """Return the maximum time of a call to storage, in seconds."""
         return self._tier.storage.timeout_s
 
     def remove(self, step: int) -> None:
-        """Remove ``step``. After a crash at any moment it is whole, or counts nowhere."""
+        """Remove ``step``. After a crash at any instant it is whole or does not count."""
         self._tier.remove(step)
 
     def _error(self, operation: str, step: int, problem: str) -> PersistentTierError:
@@ -88,5 +88,5 @@ def _metrics(path: epath.Path) -> Mapping[str, Any] | None:
     try:
         value = json.loads(data)
     except ValueError:
-        return None  # as if there were none: policies say what becomes of such steps
+        return None  # treated as absent: the policy decides about such steps
     return cast("Mapping[str, Any]", value) if isinstance(value, dict) else None

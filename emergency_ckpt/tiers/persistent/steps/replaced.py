@@ -1,7 +1,7 @@
 """``replacing.json``: steps that were moved aside for a successor that may not be whole yet.
 
-A step in it counts as before, from where it is kept, as long as nothing that counts lies in its own
-place. FORMAT.md is the specification.
+A step in it counts as before, in the folders where it is kept, while no step in its own place
+counts. FORMAT.md is the specification.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ MAX_NAME_LENGTH = 255
 _VERSION = 1
 _BELOW = f"{HOST_STATE}/{REPLACING_NAME}"
 _NO_STEP = -1
-"""The record is of many steps: who changes it waits for every late change of it."""
+"""The record has many steps, so a change of it waits for every timed-out change of it."""
 
 
 class ReplacedStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One step of the record.
 
     Attributes:
-      incarnation: of the save that is kept; ``unreadable`` when that cannot be told.
-      kept_as: the name of its two folders, once they have it.
-      is_plain: plain Orbax wrote it: it has tensors only.
-      is_kept: all of it is there under that name, or (on a file system) is on its way there by
-        renames. False while it is being copied: until then it counts in its own place alone.
+      incarnation: of the save that is kept; ``unreadable`` when it is not known.
+      kept_as: the name of its two folders after the move.
+      is_plain: plain Orbax wrote it, so it has tensors only.
+      is_kept: it is complete under that name, or (on a file system) its renames have begun. False
+        during a copy, when it counts in its own place only.
     """
 
     step: int
@@ -48,7 +48,7 @@ class ReplacedStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class StepPlace(NamedTuple):
     """The two folders of a step: below the directory, and below ``host_state``.
 
-    ``is_aside``: it counts only because the record says so.
+    ``is_aside``: the step counts only because of its entry in the record.
     """
 
     tensors: str
@@ -57,7 +57,7 @@ class StepPlace(NamedTuple):
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``digest``: SHA-256 (hex) of the bytes of ``steps`` as they lie in the file."""
+    """``digest``: SHA-256 (hex) of the bytes of ``steps`` in the file."""
 
     format: int
     digest: str
@@ -65,19 +65,19 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def aside_name(step: int, incarnation: str) -> str:
-    """The name that a step gets when it is moved aside, if it is free."""
+    """Return the name for a step that is moved aside, if it is unused."""
     return f"{step}.rolled-back-{incarnation}"
 
 
 def encode_replaced(entries: Mapping[int, ReplacedStep]) -> bytes:
-    """The file, sorted by step."""
+    """Return the bytes of the file, sorted by step."""
     encoded = msgspec.json.encode([entries[step] for step in sorted(entries)])
     digest = hashlib.sha256(encoded).hexdigest()
     return msgspec.json.encode(_File(_VERSION, digest, msgspec.Raw(encoded)))
 
 
 def decode_replaced(data: bytes, target: str) -> dict[int, ReplacedStep]:
-    """The entries by step. CorruptData, whatever is wrong with the file."""
+    """Return the entries by step. CorruptData is the only error."""
     if len(data) > LIMIT_BYTES:
         raise CorruptData("decode", target, f"it is larger than {LIMIT_BYTES} bytes")
     file = decode_file(data, _File, target)
@@ -100,7 +100,7 @@ def decode_replaced(data: bytes, target: str) -> dict[int, ReplacedStep]:
 
 
 def _is_sound(entry: ReplacedStep) -> bool:
-    """Whether its name is one that steps are moved to, and leads nowhere else."""
+    """Return True when the name is one for steps moved aside, and is no path elsewhere."""
     name = entry.kept_as
     is_name = len(name) <= MAX_NAME_LENGTH and not set(name) & {"/", "\\", "\0"}
     return is_name and 0 <= entry.step <= MAX_STEP and name.startswith(aside_name(entry.step, ""))
@@ -114,9 +114,10 @@ class ReplacedSteps:
         self._directory = storage.path
 
     def read(self, deadline_s: float | None = None) -> dict[int, ReplacedStep]:
-        """The entries by step; none without a record.
+        """Return the entries by step; none without a record.
 
-        PersistentTierError; CorruptData, because a step that counts may be kept under any name.
+        PersistentTierError. CorruptData when it cannot be decoded, because a step that counts may
+        be named in it.
         """
         data = self._storage.bytes_of(_BELOW, deadline_s)
         if data is None:
@@ -125,15 +126,15 @@ class ReplacedSteps:
         try:
             return decode_replaced(data, target)
         except CorruptData as error:
-            hint = "to go on without the steps that it names, which lose nothing by it, remove it"
+            hint = "remove it to continue without the steps that it names; their bytes are kept"
             raise CorruptData("read", target, error.problem, hint=hint) from error
 
     def place(
         self, entry: ReplacedStep, own: str, deadline_s: float | None = None
     ) -> StepPlace | None:
-        """The folders of the step that ``entry`` keeps; None while a copy is not whole.
+        """Return the folders of the step in ``entry``, or None while its copy is not whole.
 
-        ``own``: the name of the folder that it had. On a file system each folder is where it is.
+        ``own``: the folder's name before the move. On a file system each folder may have either.
         """
         if self._storage.is_object_store:
             return StepPlace(entry.kept_as, entry.kept_as, True) if entry.is_kept else None
@@ -152,22 +153,22 @@ class ReplacedSteps:
     # Changes: by the process that writes to the directory, one at a time.
 
     def put(self, entry: ReplacedStep) -> None:
-        """Put ``entry`` on record, in place of an earlier one of its step. Whole or not at all."""
+        """Record ``entry`` in place of an earlier one of its step, atomically."""
         self._write({**self.entries(), entry.step: entry})
 
     def strike(self, step: int) -> None:
-        """From now on ``step`` counts in its own place alone. Does nothing without an entry."""
+        """Remove the entry of ``step``, so that it counts in its own place only. Idempotent."""
         entries = self.entries()
         if entries.pop(step, None) is not None:
             self._write(entries)
 
     def entries(self) -> dict[int, ReplacedStep]:
-        """As ``read``; but a record that cannot be read is removed, with a warning."""
+        """Return the entries by step; a record that cannot be decoded is removed with a warning."""
         try:
             return self.read()
         except CorruptData as error:
-            # This job saves: it has restored what it could, or wanted nothing of what is there.
-            logging.warning("%s; it is removed, and what it named stays where it is kept", error)
+            # A job that saves has already restored, or did not want to.
+            logging.warning("%s; it is removed, and the folders that it named are kept", error)
             self._write({})
             return {}
 

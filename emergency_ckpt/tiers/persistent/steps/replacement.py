@@ -1,4 +1,4 @@
-"""Room for a step whose number is taken: what lies there is kept until the new one is whole."""
+"""The replacement of a step by one of the same number: both exist until the new one is whole."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from emergency_ckpt.tiers.storage.directory import StorageDirectory
 
 
 class StepReplacement:
-    """Moves a step aside for its successor. All methods block; nobody else changes the steps.
+    """Moves a step aside for its successor. All methods block. For one writer at a time.
 
-    From ``begin`` to ``end`` the step counts wherever it lies, unless what lies in its own place
-    counts: so after a crash at any moment, or a failed save, it is there as before.
+    From ``begin`` to ``end`` the old step counts, unless a step in its own place does. So after a
+    crash at any instant, or a failed save, it counts as before.
     """
 
     def __init__(self, storage: StorageDirectory, found: StoredSteps, aside: StepsAside) -> None:
@@ -24,10 +24,10 @@ class StepReplacement:
         self._aside = aside
 
     def begin(self, found: FoundStep, reason: str) -> str:
-        """Keep ``found``, which lies in its own place, under another name; returns that.
+        """Keep ``found``, which is in its own place, under another name; return the name.
 
-        On a file system its folders have been moved then. In an object store they are copied, and
-        still in their place: they may be removed.
+        On a file system its folders are then moved. In an object store they are copied, and the
+        originals may be removed.
         """
         step = found.step.step
         note = self._aside.new_note(step, found, reason)
@@ -49,7 +49,7 @@ class StepReplacement:
         return note.kept_as
 
     def _clear_other_name(self, found: FoundStep) -> None:
-        """A step of plain Orbax may lie under another name than the one that is needed."""
+        """Remove the originals of a step that plain Orbax wrote under another name."""
         folder, step = found.place.tensors, found.step.step
         if folder == str(step):
             return
@@ -61,14 +61,14 @@ class StepReplacement:
         self._storage.do("remove", f"/{folder}", clear, changes=step)
 
     def end(self, step: int) -> None:
-        """From now on ``step`` is what lies in its own place, or nothing. Idempotent."""
+        """Make only the step in its own place count as ``step``. Idempotent."""
         self._record.strike(step)
 
     def settle(self, step: int) -> None:
-        """Strike ``step`` if it is decided, after a crash or a failed save; nobody may be saving.
+        """Strike ``step`` if it counts in its own place, after a crash or a failed save.
 
-        Where it counts in its own place, either its successor is whole, or it was never moved;
-        then a copy that was made of it goes again.
+        Then either its successor is whole, or it was never moved, and a copy of it is removed. No
+        process may be saving.
         """
         entry = self._record.entries().get(step)
         if entry is None or self._storage.is_changing(step):
