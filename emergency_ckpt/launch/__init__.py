@@ -1,1 +1,13 @@
+"""The supervisor of a multi-process job on one machine, with injected faults (``eckpt launch``).
 
+1. ``supervisor`` starts one process per host (``process_set``), each with its ramdisk directory and
+   its place in the job (``environment``).
+2. It polls their ends, logs and steps (``progress``), and fires requested faults (``injection``).
+3. When a process dies or the job hangs, it ends all others: they wait in a collective.
+4. ``restart_policy`` decides: restart with new ports and the same ramdisks, or give up.
+
+Guaranteed: no process survives the supervisor, also after SIGKILL (``janitor``); one supervisor per
+``local_root``; a failed job is a result with the end of the relevant log.
+
+Not guaranteed: real hosts. A ramdisk is a directory, and a lost host is an emptied one.
+"""
