@@ -1,9 +1,9 @@
-# Included by the Makefile at the root. Needs cmake and ninja in $(VENV)/bin, a C++20 compiler, and
-# neither Python nor nanobind for what it builds.
+# Included by the Makefile at the root. Needs cmake and ninja in $(VENV)/bin and a C++20 compiler;
+# its targets need neither Python nor nanobind.
 VENV ?= .venv
 
 ECKPT_CMAKE = $(VENV)/bin/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV)/bin/ninja) -S .
-# Random addresses can fall into ThreadSanitizer's shadow memory: none, where we may choose.
+# Random addresses can be in ThreadSanitizer's shadow memory, so they are switched off if allowed.
 ECKPT_FIXED_ADDRESSES = $(shell setarch $$(uname -m) -R true 2>/dev/null && echo setarch $$(uname -m) -R)
 eckpt_comma := ,
 

@@ -1,4 +1,4 @@
-// Measures the engine against what the memory allows.
+// Measures the engine against the bandwidth of the memory.
 //   copy_bench [MiB] [threads] [rounds]
 #include <algorithm>
 #include <atomic>
@@ -58,7 +58,7 @@ void CopyPastCaches(std::byte* target, const std::byte* source, size_t nbytes) {
 #endif
 }
 
-// Keeps the compiler from dropping what nobody reads.
+// Prevents the compiler from removing results that no code reads.
 std::atomic<uint32_t> sink;
 
 std::vector<Case> BackendCases(const Setting& setting, const Crc32cBackend& backend) {
@@ -111,7 +111,7 @@ std::vector<Case> AllCases(const Setting& setting) {
   return cases;
 }
 
-// One round runs every case once, so that what else the machine does hits all alike.
+// One round runs every case once, so that other load of the machine affects all alike.
 void RunRound(std::vector<Case>& cases) {
   for (Case& one : cases) {
     const auto start = std::chrono::steady_clock::now();

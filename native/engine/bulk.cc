@@ -12,7 +12,7 @@
 #include "engine/parallel.h"
 #include "engine/pieces.h"
 
-// Linux 5.14; older C libraries do not name it.
+// Linux 5.14; older C libraries do not define it.
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
@@ -37,7 +37,7 @@ template <class Populate>
 void ForPages(std::span<std::byte> range, int threads, Populate populate) {
   constexpr size_t kTaskBytes = size_t{8} << 20;
   const auto page_bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  // Mappings begin at a page, so rounding outwards stays inside.
+  // Mappings begin at a page, so a range rounded outwards is still inside.
   const size_t before = reinterpret_cast<uintptr_t>(range.data()) % page_bytes;
   std::byte* const begin = range.data() - before;
   const size_t covered = range.empty() ? 0 : range.size() + before;
@@ -50,7 +50,7 @@ void ForPages(std::span<std::byte> range, int threads, Populate populate) {
 
 void TouchPages(std::byte* begin, std::byte* end, size_t page_bytes) {
   for (std::byte* at = begin; at < end; at += page_bytes) {
-    // An atomic "or 0" faults the page in for writing and cannot undo what another thread stores.
+    // An atomic "or 0" faults the page in for writing and cannot undo another thread's store.
     __atomic_fetch_or(reinterpret_cast<unsigned char*>(at), 0, __ATOMIC_RELAXED);
   }
 }

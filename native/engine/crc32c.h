@@ -7,14 +7,14 @@
 
 namespace eckpt {
 
-// CRC32C of `data` appended to bytes whose CRC32C is `value`; 0 is the CRC32C of no bytes.
+// Returns the CRC32C of `data` appended to bytes whose CRC32C is `value`; 0 is that of no bytes.
 uint32_t Crc32c(std::span<const std::byte> data, uint32_t value = 0);
 
-// Copies `source` to `target`, past the caches where the processor can; CRC32C of the bytes. The
-// ranges must not overlap, and nobody may write the source meanwhile.
+// Copies `source` to `target`, past the caches if the processor can, and returns the CRC32C of the
+// bytes. The ranges must not overlap, and no thread may write the source meanwhile.
 uint32_t CopyWithCrc32c(std::byte* target, std::span<const std::byte> source);
 
-// Which implementation runs here: "sse4.2", "armv8" or "portable".
+// Returns the name of the implementation in use: "sse4.2", "armv8" or "portable".
 const char* Crc32cImplementation();
 
 }  // namespace eckpt

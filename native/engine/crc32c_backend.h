@@ -1,4 +1,4 @@
-// One implementation of CRC32C, chosen at run time so that one binary runs on every processor.
+// The implementations of CRC32C, chosen at run time so that one binary runs on every processor.
 #pragma once
 
 #include <cstddef>
@@ -7,25 +7,25 @@
 
 namespace eckpt {
 
-// The functions work on the raw register: without the inversion before and after. They accept any
-// alignment and any length, zero too.
+// The functions work on the raw register, without the inversion before and after. They accept any
+// alignment and any length, also zero.
 struct Crc32cBackend {
   const char* name;  // "sse4.2", "armv8" or "portable"
 
-  // The register after feeding `nbytes` bytes.
+  // Returns the register after `nbytes` bytes.
   uint32_t (*feed)(uint32_t state, const std::byte* source, size_t nbytes);
 
-  // Copies past the caches where the processor can, and feeds the same bytes. The ranges must not
-  // overlap and nobody may write the source meanwhile: it is read twice. As after any store, the
-  // copy is visible to every thread that synchronizes with this one afterwards.
+  // Copies past the caches if the processor can, and feeds the same bytes. The ranges must not
+  // overlap, and no thread may write the source meanwhile, because it is read twice. As after any
+  // store, the copy is visible to every thread that synchronizes with this one afterwards.
   uint32_t (*copy)(uint32_t state, std::byte* target, const std::byte* source, size_t nbytes);
 };
 
-// The implementations that this processor can run, fastest first; the portable one is the last.
+// Returns the implementations that this processor can run, fastest first, the portable one last.
 std::span<const Crc32cBackend> UsableCrc32cBackends();
 
-// What each source file offers; null where it was compiled for another architecture, or where the
-// processor lacks the instructions.
+// Each returns its file's implementation, or null when it was compiled for another architecture or
+// the processor lacks the instructions.
 const Crc32cBackend* Crc32cSse42();
 const Crc32cBackend* Crc32cArmv8();
 const Crc32cBackend* Crc32cPortable();

@@ -1,15 +1,15 @@
-// The loops for processors with a CRC instruction. Included by one source file per instruction
-// set, which is compiled with flags of its own: hence everything here has internal linkage and
-// no inline function of the standard library is used (the linker could keep the copy that was
-// compiled for the newer processor and call it on an older one).
+// The loops for processors with a CRC instruction. One source file per instruction set includes
+// this header and is compiled with its own flags. So everything here has internal linkage, and no
+// inline function of the standard library is used: the linker could keep the copy that was compiled
+// for the newer processor and call it on an older one.
 //
-// Feeding: the CRC instruction takes three cycles and one can start in each, so three stripes of a
+// Feed: the CRC instruction takes three cycles and one can start in each, so three stripes of a
 // block are fed at once and joined by "feed a stripe of zeros" (tables, see ZeroBytesOperator).
 //
-// Copying: non-temporal stores are fast only as one ascending stream of whole cache lines, so they
+// Copy: non-temporal stores are fast only as one ascending stream of whole cache lines, so they
 // cannot follow the three stripes. Instead each block is stored while the next one is fed: loads
 // from memory, CRC and stores overlap, and the second read of a block hits the cache. Measured on
-// Zen 3: as fast as a non-temporal copy without CRC, 1.6 times as fast as one after the other.
+// Zen 3: as fast as a non-temporal copy without CRC, 1.6 times as fast as both in sequence.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ namespace {
 
 inline constexpr size_t kLineBytes = 64;
 
-// Long stripes make joins rare; short ones leave little to the loops that feed one line at a time.
+// Long stripes need few joins; short ones leave few bytes to the loop that feeds single lines.
 inline constexpr size_t kLongStripeBytes = 8192;
 inline constexpr size_t kShortStripeBytes = 512;
 
@@ -50,7 +50,7 @@ inline constexpr ZeroStripe kZeroStripe{kStripeBytes};
 
 // `Cpu` has static functions: `uint32_t Byte(uint32_t, uint8_t)` and `uint32_t Word(uint32_t,
 // uint64_t)` feed; `void StreamLine(std::byte*, const std::byte*)` copies one line to an aligned
-// target, past the caches where it can.
+// target, past the caches if it can.
 
 template <class Cpu>
 [[gnu::always_inline]] inline uint32_t FeedLine(uint32_t state, const std::byte* line) {
@@ -76,7 +76,7 @@ inline uint32_t FeedBytes(uint32_t state, const std::byte* source, size_t nbytes
   return state;
 }
 
-// Three neighbouring stripes and their registers.
+// Three adjacent stripes and their registers.
 template <class Cpu, size_t kStripeBytes>
 class Block {
  public:
@@ -84,19 +84,19 @@ class Block {
 
   [[gnu::always_inline]] explicit Block(uint32_t state) : first_(state) {}
 
-  // Feeds the line at `at` of each stripe, and asks for those of the next block.
+  // Feeds the line at `at` of each stripe, and prefetches those of the next block.
   [[gnu::always_inline]] void FeedLines(const std::byte* block, size_t at) {
     const std::byte* line = block + at;
     first_ = FeedLine<Cpu>(first_, line);
     second_ = FeedLine<Cpu>(second_, line + kStripeBytes);
     third_ = FeedLine<Cpu>(third_, line + 2 * kStripeBytes);
-    // Harmless past the end of the source: a prefetch never faults.
+    // Safe past the end of the source: a prefetch never faults.
     __builtin_prefetch(line + kBytes);
     __builtin_prefetch(line + kBytes + kStripeBytes);
     __builtin_prefetch(line + kBytes + 2 * kStripeBytes);
   }
 
-  // The register after the whole block.
+  // Returns the register after the whole block.
   [[gnu::always_inline]] uint32_t Join() const {
     constexpr const ZeroStripe& zeros = kZeroStripe<kStripeBytes>;
     return zeros(zeros(first_) ^ second_) ^ third_;
@@ -133,7 +133,7 @@ inline void StreamLines(std::byte* target, const std::byte* source, size_t nbyte
   for (size_t at = 0; at < nbytes; at += kLineBytes) Cpu::StreamLine(target + at, source + at);
 }
 
-// What is left to copy, and the register so far.
+// The bytes left to copy, and the register so far.
 struct CopyState {
   std::byte* target;
   const std::byte* source;
@@ -180,7 +180,7 @@ uint32_t FeedAll(uint32_t state, const std::byte* source, size_t nbytes) {
   return FeedBytes<Cpu>(state, source, nbytes);
 }
 
-// Crc32cBackend::copy, less the fence.
+// Crc32cBackend::copy, without the fence.
 template <class Cpu>
 uint32_t CopyAll(uint32_t state, std::byte* target, const std::byte* source, size_t nbytes) {
   CopyState copy{target, source, nbytes, state};

@@ -1,4 +1,4 @@
-// CRC32C with tables only: eight bytes a step ("slicing by 8", Kounavis and Berry, 2005).
+// CRC32C with tables only, eight bytes per step ("slicing by 8", Kounavis and Berry, 2005).
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -48,8 +48,8 @@ uint32_t Feed(uint32_t state, const std::byte* source, size_t nbytes) {
   return state;
 }
 
-// Copies a block that fits the first cache, then reads it back from there: what is fed is what was
-// stored.
+// Copies a block that fits the first cache, then reads it back from there: the fed bytes are those
+// that were stored.
 uint32_t Copy(uint32_t state, std::byte* target, const std::byte* source, size_t nbytes) {
   constexpr size_t kBlockBytes = 16 * 1024;
   while (nbytes != 0) {

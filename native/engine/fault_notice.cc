@@ -13,7 +13,7 @@
 namespace eckpt {
 namespace {
 
-// A handler may use lock-free atomics and write(2), and little else.
+// A signal handler may use lock-free atomics and write(2), and little else.
 static_assert(std::atomic<uintptr_t>::is_always_lock_free);
 static_assert(std::atomic<bool>::is_always_lock_free);
 
@@ -24,11 +24,11 @@ struct Range {
 
 constexpr size_t kMostRanges = 1024;
 std::array<Range, kMostRanges> ranges;
-std::mutex table_mutex;  // of those that change the table; the handler only reads it
+std::mutex table_mutex;  // held to change the table; the handler only reads it
 
 std::mutex install_mutex;
-// The handler before ours. Two of them: the handler reads the one that `current` says while the
-// other is filled in.
+// The previous handler, in two copies: the handler reads the one at `current` while the other is
+// written.
 std::array<struct sigaction, 2> previous;
 std::atomic<int> current{0};
 std::atomic<bool> told{false};
@@ -60,8 +60,7 @@ void Write(std::string_view text) {
   }
 }
 
-// The signal as if nobody handled it: it comes again at once, or when the faulting access is
-// repeated.
+// Raises the signal with its default action: at once, or when the faulting access is repeated.
 void TakeDefault(int number, const siginfo_t* info) {
   struct sigaction action = {};
   action.sa_handler = SIG_DFL;
@@ -71,18 +70,18 @@ void TakeDefault(int number, const siginfo_t* info) {
 
 void OnFault(int number, siginfo_t* info, void* context) {
   const int error = errno;
-  // Positive: from the kernel, at an address; else somebody sent it.
+  // Positive: from the kernel, at an address; else a process sent it.
   const bool is_fault = info->si_code > 0;
   if (is_fault && IsWatched(reinterpret_cast<uintptr_t>(info->si_addr)) && !told.exchange(true)) {
     Write(info->si_code == BUS_MCEERR_AR || info->si_code == BUS_MCEERR_AO ? kBroken : kCut);
   }
   const struct sigaction before = previous[current.load(std::memory_order_acquire)];
-  // The handler before ours may put ours back and send the signal again, as faulthandler does
-  // where it was enabled later.
+  // The previous handler may restore ours and send the signal again, as faulthandler does when it
+  // was enabled later.
   const bool comes_again = !is_fault && passed_on.load();
   const bool is_ignored = !(before.sa_flags & SA_SIGINFO) && before.sa_handler == SIG_IGN;
   if (is_ignored && !is_fault) {
-    // As it was asked for.
+    // With the previous handler's flags.
   } else if (comes_again || is_ignored ||
              (!(before.sa_flags & SA_SIGINFO) && before.sa_handler == SIG_DFL)) {
     TakeDefault(number, info);
@@ -112,7 +111,7 @@ void EnsureFaultNotice() {
   current.store(other, std::memory_order_release);
   struct sigaction action = {};
   action.sa_sigaction = OnFault;
-  // On the thread's own stack for signals, if it has one: the fault may be on the other.
+  // On the thread's signal stack, if it has one: the fault may be on the normal stack.
   action.sa_flags = SA_SIGINFO | SA_ONSTACK;
   action.sa_mask = now.sa_mask;
   sigaction(SIGBUS, &action, nullptr);

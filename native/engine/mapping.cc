@@ -32,12 +32,12 @@ MappedMemory::MappedMemory(int fd, size_t size_bytes, bool writable)
 
 MappedMemory::~MappedMemory() {
   if (data_ == nullptr) return;
-  UnwatchForFaults(data_);  // first: the range may be somebody else's as soon as it is unmapped
+  UnwatchForFaults(data_);  // first: after the unmap the range may have another owner
   munmap(data_, size_bytes_);
 }
 
 void MappedMemory::CheckInside(ByteRange range) const {
-  // Written so that no sum can overflow.
+  // In this form no sum can overflow.
   if (range.offset > size_bytes_ || range.nbytes > size_bytes_ - range.offset) {
     throw std::invalid_argument("range at offset " + std::to_string(range.offset) + " of " +
                                 std::to_string(range.nbytes) + " bytes is outside the mapping of " +

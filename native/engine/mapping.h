@@ -1,4 +1,4 @@
-// A file mapped into memory, shared by everything that still reads or writes it.
+// A file mapped into memory, shared by all its readers and writers.
 #pragma once
 
 #include <cstddef>
@@ -14,11 +14,11 @@ struct ByteRange {
   size_t nbytes;
 };
 
-// Owns the mapped memory; unmapped when the last owner is gone.
+// The mapped memory; its last owner unmaps it.
 class MappedMemory {
  public:
-  // Maps the first `size_bytes` of `fd`. std::invalid_argument where the file is shorter,
-  // std::system_error where fstat or mmap fails. The descriptor is not kept.
+  // Maps the first `size_bytes` of `fd`. std::invalid_argument when the file is shorter,
+  // std::system_error when fstat or mmap fails. The descriptor is not kept.
   MappedMemory(int fd, size_t size_bytes, bool writable);
   ~MappedMemory();
   MappedMemory(const MappedMemory&) = delete;
@@ -27,9 +27,9 @@ class MappedMemory {
   size_t size_bytes() const { return size_bytes_; }
   bool writable() const { return writable_; }
 
-  // std::invalid_argument where the range is not inside the mapping.
+  // std::invalid_argument when the range is not inside the mapping.
   std::span<const std::byte> Read(ByteRange range) const;
-  // Also std::invalid_argument where the mapping is read-only.
+  // Also std::invalid_argument when the mapping is read-only.
   std::span<std::byte> Write(ByteRange range) const;
 
  private:
@@ -40,7 +40,7 @@ class MappedMemory {
   bool writable_;
 };
 
-// A handle that can be closed while others still use the memory. All methods are thread-safe.
+// A handle that can be closed while the memory is still in use. All methods are thread-safe.
 class Mapping {
  public:
   Mapping(int fd, size_t size_bytes, bool writable);
@@ -48,10 +48,10 @@ class Mapping {
   size_t size_bytes() const { return size_bytes_; }
   bool writable() const { return writable_; }
 
-  // The memory, kept mapped as long as the result lives; std::invalid_argument after Close.
+  // Returns the memory, mapped while the result lives; std::invalid_argument after Close.
   std::shared_ptr<const MappedMemory> Hold() const;
 
-  // No later Hold succeeds. Idempotent.
+  // Makes later calls of Hold fail. Idempotent.
   void Close();
 
  private:

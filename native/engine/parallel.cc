@@ -55,7 +55,7 @@ void ParallelFor(size_t count, int threads, const std::function<void(size_t)>& t
     try {
       while (extra.size() + 1 < wanted) extra.emplace_back([&queue] { queue.Drain(); });
     } catch (const std::system_error&) {
-      // No more threads to be had: slower, not wrong.
+      // The system gives no more threads: slower, but correct.
     }
     queue.Drain();
   }

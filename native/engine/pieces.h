@@ -1,4 +1,4 @@
-// How a list of items is cut into tasks for threads, and their CRCs are joined again. Pure.
+// The division of items into tasks for threads, and the combination of their CRCs. Pure.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +8,8 @@
 
 namespace eckpt {
 
-// Large enough that starting a task costs nothing beside it, small enough that threads end
-// together. A power of two makes joining the CRCs cheap.
+// Large enough that the start of a task costs little in comparison, small enough that threads end
+// together. With a power of two the CRCs are cheap to combine.
 inline constexpr size_t kPieceBytes = size_t{1} << 20;
 
 // Bytes [begin, begin + nbytes) of item `item`.
@@ -19,19 +19,20 @@ struct Piece {
   size_t nbytes;
 };
 
-// Pieces [first, last) of a piece list: what one task does.
+// Pieces [first, last) of a piece list: one task.
 struct Batch {
   size_t first;
   size_t last;
 };
 
-// Cuts each item into pieces of `piece_bytes` and a rest, in order; an empty item has no piece.
+// Divides each item into pieces of `piece_bytes` and a rest, in order; an empty item has no piece.
 std::vector<Piece> CutIntoPieces(std::span<const size_t> item_bytes, size_t piece_bytes);
 
-// Groups neighbours until a batch has `batch_bytes`: thousands of small pieces make few tasks.
+// Groups adjacent pieces until a batch has `batch_bytes`, so that thousands of small ones make few
+// tasks.
 std::vector<Batch> GroupIntoBatches(std::span<const Piece> pieces, size_t batch_bytes);
 
-// The CRC32C of each of `items` items from those of their pieces; 0 for an item without pieces.
+// Returns the CRC32C of each of `items` items from those of their pieces; 0 without pieces.
 std::vector<uint32_t> JoinPieceCrcs(size_t items, std::span<const Piece> pieces,
                                     std::span<const uint32_t> piece_crcs);
 

@@ -19,7 +19,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// What one system call moves: enough to make its cost small, little enough that received bytes are
+// Bytes per system call: enough to make its cost small, and few enough that received bytes are
 // still in the cache when their CRC is computed.
 constexpr size_t kCallBytes = size_t{256} << 10;
 constexpr size_t kCallRanges = 64;
@@ -39,7 +39,7 @@ class DuplicatedFd {
   const int fd_;
 };
 
-// Where a transfer stands in its list of ranges.
+// The position of a transfer in its list of ranges.
 template <class Byte>
 class Cursor {
  public:
@@ -52,7 +52,7 @@ class Cursor {
     return total - taken_;
   }
 
-  // The next bytes, at most kCallBytes in kCallRanges parts; the count of parts used.
+  // Fills in the next bytes, at most kCallBytes in kCallRanges parts; returns the number of parts.
   size_t Fill(std::array<iovec, kCallRanges>& parts) const {
     size_t count = 0, room = kCallBytes, taken = taken_;
     for (size_t i = index_; i < ranges_.size() && count < parts.size() && room != 0; ++i) {
@@ -99,7 +99,7 @@ bool MeansPeerGone(int error) {
     case ECONNABORTED:
     case ECONNREFUSED:
     case ENOTCONN:
-    case ETIMEDOUT:  // the kernel gave the connection up
+    case ETIMEDOUT:  // the kernel ended the connection
     case EHOSTUNREACH:
     case ENETUNREACH:
     case ENETDOWN:
@@ -127,7 +127,7 @@ void WriteAll(int file, std::span<const std::byte> bytes, uint64_t offset) {
   }
 }
 
-// One transfer: the socket, what it is called in errors, and until when it may last.
+// One transfer: the socket, its name in errors, and its deadline.
 class Transfer {
  public:
   Transfer(int fd, const char* operation, std::chrono::nanoseconds timeout)
@@ -153,7 +153,7 @@ class Transfer {
       } else if (error != EINTR) {
         ThrowSocketError(error, operation_);
       }
-      // Also between successes, so that a peer that trickles cannot hold the call for ever.
+      // Also after each success, so that a peer that sends single bytes cannot block the call.
       if (!cursor.done() && Clock::now() >= deadline_) ThrowDeadline(cursor.remaining());
     }
   }
@@ -164,11 +164,12 @@ class Transfer {
                            std::to_string(remaining) + " bytes missing");
   }
 
-  // Returns when the socket is ready, has failed (the next call tells how), or after a signal.
+  // Returns when the socket is ready or has failed (the next call has the error), or after a
+  // signal.
   void WaitReady(short readiness, size_t remaining) const {
     const auto left = deadline_ - Clock::now();
     if (left <= Clock::duration::zero()) ThrowDeadline(remaining);
-    // Rounded up, else the last part of a millisecond would spin. Poll takes an int.
+    // Rounded up, else the last fraction of a millisecond would spin. poll takes an int.
     const auto left_ms = std::chrono::ceil<std::chrono::milliseconds>(left).count();
     const int timeout_ms = static_cast<int>(std::min<int64_t>(left_ms, 60'000));
     pollfd watched{fd_.get(), readiness, 0};

@@ -1,4 +1,4 @@
-// Bulk bytes over a connected stream socket, with a deadline.
+// Bulk transfer over a connected stream socket, with a deadline.
 #pragma once
 
 #include <chrono>
@@ -12,7 +12,7 @@
 
 namespace eckpt {
 
-// Not everything was transferred by the deadline.
+// The deadline came before the end of the transfer.
 class DeadlineExceeded : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -26,21 +26,22 @@ class PeerGone : public std::runtime_error {
 
 // All functions
 // - work on blocking and non-blocking sockets, and resume after EINTR and short counts;
-// - keep a duplicate of `fd` while they run: closing it meanwhile cannot send the bytes elsewhere
+// - keep a duplicate of `fd` while they run, so that a close meanwhile cannot redirect the bytes
 //   (to end a call early, shut the socket down);
-// - throw DeadlineExceeded, PeerGone, or std::system_error for any other fault. How many bytes were
-//   transferred before an exception is unknown: the connection is of no more use.
+// - throw DeadlineExceeded, PeerGone, or std::system_error for any other fault. After an exception
+//   the number of transferred bytes is unknown, so the connection must be closed.
 
 // Sends the ranges in order, as one stream.
 void SendAll(int fd, std::span<const std::span<const std::byte>> ranges,
              std::chrono::nanoseconds timeout);
 
-// Fills the ranges in order; the CRC32C of each. PeerGone also when the stream ends before.
+// Fills the ranges in order and returns the CRC32C of each. PeerGone also when the stream ends
+// early.
 std::vector<uint32_t> ReceiveAll(int fd, std::span<const std::span<std::byte>> ranges,
                                  std::chrono::nanoseconds timeout);
 
-// As ReceiveAll, into ranges of the open file `file`, which may be sparse: each page is made as it
-// is written, without being cleared or mapped first. No room is a std::system_error (ENOSPC).
+// As ReceiveAll, into ranges of the open file `file`, which may be sparse: the write makes each
+// page, which is not cleared or mapped first. std::system_error (ENOSPC) without room.
 std::vector<uint32_t> ReceiveToFile(int fd, int file, std::span<const ByteRange> ranges,
                                     std::chrono::nanoseconds timeout);
 

@@ -8,7 +8,7 @@
 namespace eckpt {
 namespace {
 
-// Longer waits are a mistake, and this bound keeps every sum of times in range.
+// Longer waits are a mistake, and within this bound no sum of times overflows.
 constexpr double kMaxTimeout_s = 1e6;
 
 [[noreturn]] void ThrowValueError(const std::string& message) {
@@ -65,7 +65,7 @@ HeldBuffers::~HeldBuffers() {
 std::span<const std::byte> HeldBuffers::Hold(nb::handle object) {
   Py_buffer buffer;
   if (PyObject_GetBuffer(object.ptr(), &buffer, PyBUF_SIMPLE) != 0) {
-    // Some exporters say BufferError, some ValueError, for the same fault.
+    // For the same fault some exporters raise BufferError, some ValueError.
     nb::python_error failure;
     if (failure.matches(PyExc_BufferError)) ThrowValueError(failure.what());
     throw failure;

@@ -1,5 +1,5 @@
-// Python arguments to engine values. What is out of range is ValueError here, never a wrapped
-// number.
+// Conversion of Python arguments to engine values. A number out of range is a ValueError, never a
+// wrapped number.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -20,7 +20,7 @@ namespace nb = nanobind;
 // An integer in [0, limit]; `what` names it in the ValueError.
 uint64_t ParseUnsigned(nb::handle value, uint64_t limit, const char* what);
 
-// Within int; the range itself is checked by who uses the threads.
+// Within int; ParallelFor checks the range itself.
 int ParseThreads(nb::handle value);
 
 // Seconds: finite and not negative.
@@ -37,7 +37,7 @@ class HeldBuffers {
   HeldBuffers(const HeldBuffers&) = delete;
   HeldBuffers& operator=(const HeldBuffers&) = delete;
 
-  // TypeError for what is not a buffer, ValueError for one that is not C-contiguous.
+  // TypeError for an object that is no buffer, ValueError for one that is not C-contiguous.
   std::span<const std::byte> Hold(nb::handle object);
 
  private:

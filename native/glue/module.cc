@@ -1,4 +1,5 @@
-// emergency_ckpt._native: the engine seen from Python. The contract is emergency_ckpt/_native.pyi.
+// emergency_ckpt._native: the Python interface of the engine. emergency_ckpt/_native.pyi is its
+// contract.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/vector.h>
@@ -19,10 +20,10 @@ namespace {
 
 using Array = nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>, nb::c_contig>;
 
-// Below this the work is shorter than taking the GIL again can be.
+// Below this size the work may be shorter than the wait for the GIL.
 constexpr size_t kKeepGilBytes = 16 * 1024;
 
-// What an array over mapped memory keeps alive.
+// The objects that an array over mapped memory keeps alive.
 struct ViewOwner {
   std::shared_ptr<const MappedMemory> memory;
   nb::object owner;
@@ -136,7 +137,7 @@ void TranslateException(const std::exception_ptr& failure, void*) {
   } catch (const PeerGone& error) {
     PyErr_SetString(PyExc_ConnectionError, error.what());
   } catch (const std::system_error& error) {
-    // With two arguments OSError picks its own subclass by the error number.
+    // With two arguments OSError selects its subclass by the error number.
     const nb::object arguments = nb::make_tuple(error.code().value(), error.what());
     PyErr_SetObject(PyExc_OSError, arguments.ptr());
   }

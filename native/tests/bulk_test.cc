@@ -21,8 +21,7 @@ namespace {
 using testing::RandomBytes;
 using testing::TemporaryFile;
 
-// Copies the sources one after the other with `gap` bytes between, then checks bytes, CRCs and
-// gaps.
+// Copies the sources in sequence with `gap` bytes between, then checks bytes, CRCs and gaps.
 void CheckCopies(const std::vector<size_t>& sizes, size_t gap, int threads) {
   size_t total = gap;
   for (size_t nbytes : sizes) total += nbytes + gap;

@@ -36,11 +36,11 @@ void Fail(const std::string& what, Where where) {
 
 }  // namespace eckpt::testing
 
-// Runs every test, or those whose name is given. Exit status 1 when one failed or none ran.
+// Runs every test, or the named ones. Exit status 1 when one failed or none ran.
 int main(int argc, char** argv) {
   using namespace eckpt::testing;
   constexpr unsigned kDeadline_s = 110;
-  alarm(kDeadline_s);  // a test that hangs ends here, by SIGALRM
+  alarm(kDeadline_s);  // SIGALRM ends a test that hangs
   int ran = 0;
   for (const Test& test : Tests()) {
     if (argc > 1 && std::strcmp(argv[1], test.name) != 0) continue;

@@ -1,5 +1,4 @@
-// A test harness in one page: TEST defines and registers, CHECK reports and goes on, check.cc has
-// main.
+// A small test harness: TEST defines and registers, CHECK reports and continues, check.cc has main.
 #pragma once
 
 #include <string>
@@ -14,7 +13,7 @@ struct Where {
 // Called before main by TEST.
 bool Register(const char* name, void (*body)());
 
-// Counts a failure of the running test and prints where it is.
+// Counts a failure of the running test and prints its place.
 void Fail(const std::string& what, Where where);
 
 template <class Exception, class Body>

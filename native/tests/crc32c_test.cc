@@ -46,7 +46,7 @@ TEST(the_portable_one_is_always_usable_and_last) {
            std::string_view(Crc32cImplementation()));
 }
 
-// Lengths on both sides of every loop's bounds: words, lines, short and long blocks of three.
+// Lengths on both sides of each loop's bounds: words, lines, short and long blocks of three.
 std::vector<size_t> InterestingLengths() {
   std::vector<size_t> lengths;
   for (size_t n = 0; n < 200; ++n) lengths.push_back(n);

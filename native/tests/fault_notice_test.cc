@@ -30,7 +30,7 @@ struct End {
   bool has(const char* text) const { return said.find(text) != std::string::npos; }
 };
 
-// Runs `body` in a child whose SIGBUS nobody handles yet; what it says on stderr, and its end.
+// Runs `body` in a child without a handler of SIGBUS; returns its stderr and its end.
 End InChild(const std::function<void()>& body) {
   std::array<int, 2> ends;
   if (pipe(ends.data()) != 0) return {};
@@ -114,7 +114,7 @@ TEST(handler_before_ours_has_its_turn_with_the_address) {
   CHECK(end.has("SIGBUS in a mapped slot"));
 }
 
-// As Python's faulthandler: gives its place to the one before it, and sends the signal again.
+// Like Python's faulthandler, restores the previous handler and sends the signal again.
 struct sigaction before_later_one;
 void SendAgain(int number, siginfo_t*, void*) {
   sigaction(SIGBUS, &before_later_one, nullptr);

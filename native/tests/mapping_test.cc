@@ -79,7 +79,7 @@ TEST(memory_outlives_close_while_it_is_held) {
   mapping.Close();
   mapping.Close();
   CHECK_THROWS(std::invalid_argument, mapping.Hold());
-  bytes[4095] = std::byte{1};  // a fault, were it unmapped
+  bytes[4095] = std::byte{1};  // would fault if it were unmapped
 }
 
 TEST(close_may_race_with_use) {

@@ -22,7 +22,7 @@ TEST(each_task_runs_once) {
 
 TEST(tasks_run_on_several_threads_at_once) {
   std::atomic<int> arrived = 0;
-  // Each task waits for the other: one thread alone would never end (and the alarm would tell).
+  // Each task waits for the other: one thread alone would never end (and the alarm would fire).
   ParallelFor(2, 2, [&](size_t) {
     ++arrived;
     while (arrived < 2) std::this_thread::yield();

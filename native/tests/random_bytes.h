@@ -1,4 +1,4 @@
-// Bytes that are the same in every run.
+// Pseudo-random bytes, equal in every run.
 #pragma once
 
 #include <cstddef>

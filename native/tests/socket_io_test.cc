@@ -22,7 +22,7 @@ namespace {
 using namespace std::chrono_literals;
 using testing::RandomBytes;
 
-// Long enough never to matter, short enough to end a test that hangs.
+// Longer than any test needs, and short enough to end a test that hangs.
 constexpr auto kAmple = 60s;
 
 class SocketPair {
@@ -67,7 +67,7 @@ std::vector<std::span<Byte>> Cut(std::span<Byte> all, const std::vector<size_t>&
   return parts;
 }
 
-// Sends with one cut and receives with another: a stream has no memory of ranges.
+// Sends and receives with different ranges: a stream does not keep them.
 void CheckTransfer(SocketPair& sockets, const std::vector<size_t>& sent,
                    const std::vector<size_t>& received) {
   size_t total = 0;
@@ -125,7 +125,7 @@ TEST(the_deadline_ends_both_directions) {
   const std::vector<std::span<const std::byte>> sources{data};
   CHECK_THROWS(DeadlineExceeded, ReceiveAll(sockets[1], ranges, 20ms));
   CHECK_THROWS(DeadlineExceeded, ReceiveAll(sockets[1], ranges, 0s));
-  CHECK_THROWS(DeadlineExceeded, SendAll(sockets[0], sources, 20ms));  // nobody reads
+  CHECK_THROWS(DeadlineExceeded, SendAll(sockets[0], sources, 20ms));  // no thread reads
 }
 
 TEST(a_peer_that_trickles_cannot_stretch_the_deadline) {
@@ -137,7 +137,7 @@ TEST(a_peer_that_trickles_cannot_stretch_the_deadline) {
       if (send(sockets[0], &byte, 1, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) std::this_thread::yield();
     }
   });
-  std::vector<std::byte> data(size_t{1} << 24);  // more than can trickle in, a byte a call
+  std::vector<std::byte> data(size_t{1} << 24);  // more than can arrive with one byte per call
   const std::vector<std::span<std::byte>> ranges{data};
   CHECK_THROWS(DeadlineExceeded, ReceiveAll(sockets[1], ranges, 50ms));
   stop = true;
@@ -157,7 +157,7 @@ TEST(a_peer_that_is_gone_is_named_so) {
   {
     SocketPair sockets;
     sockets.Close(1);
-    CHECK_THROWS(PeerGone, SendAll(sockets[0], sources, kAmple));  // and no SIGPIPE
+    CHECK_THROWS(PeerGone, SendAll(sockets[0], sources, kAmple));  // without SIGPIPE
   }
 }
 
@@ -183,7 +183,7 @@ TEST(closing_the_descriptor_meanwhile_does_not_redirect_the_call) {
     ReceiveAll(fd, targets, kAmple);
     first_arrived = true;
   });
-  // One byte, and a look that the receiver took it: so it runs. Then its descriptor is closed.
+  // The receiver runs once it has taken one byte. Then its descriptor is closed.
   CHECK_EQ(ssize_t{1}, send(sockets[0], data.data(), 1, 0));
   char peeked;
   while (recv(other, &peeked, 1, MSG_PEEK | MSG_DONTWAIT) == 1) std::this_thread::yield();
@@ -210,7 +210,7 @@ TEST(signals_do_not_end_a_transfer) {
   std::atomic<bool> done = false;
   std::jthread receiver([&] {
     // ThreadSanitizer makes a thread's signal state in its first blocking call, and loses a signal
-    // that comes just then. So that call is made before the first signal.
+    // that arrives then. So that call is made before the first signal.
     poll(nullptr, 0, 0);
     started = true;
     ReceiveAll(sockets[1], targets, kAmple);

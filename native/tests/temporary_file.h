@@ -1,4 +1,4 @@
-// A file in memory, gone when the last descriptor and mapping are.
+// A file in memory, freed with its last descriptor and mapping.
 #pragma once
 
 #include <sys/mman.h>
