@@ -1,4 +1,4 @@
-# Each target sets up $(VENV) by itself. Needed: Python >= 3.11, a C++20 compiler, make.
+# Each target installs $(VENV) first. Requires Python >= 3.11, a C++20 compiler, make.
 VENV ?= .venv
 BIN = $(VENV)/bin
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
@@ -7,7 +7,7 @@ INSTALLED = $(VENV)/installed
 EXTRAS ?= demo,test,check
 TF_VENV ?= .venv-tf
 TEST_WORKERS ?= 2
-# A newer compiler may warn of what none warned of before: an error for us, not for strangers.
+# New warnings of a newer compiler are errors in .ci/run only.
 WERROR ?= OFF
 NATIVE_SOURCES = CMakeLists.txt $(wildcard native/engine/* native/glue/*)
 CXX_FILES = $(wildcard native/*/*.cc native/*/*.h)
@@ -15,13 +15,13 @@ CXX_FILES = $(wildcard native/*/*.cc native/*/*.h)
 .PHONY: help demo test test-tf tf-tests soak soak-kill check bench bench-continuous bench-goodput bench-scale bench-dcn clean
 
 help:
-	@echo "make demo    lose a slice in the middle of training, and recover"
-	@echo "make test    the tests"
-	@echo "make test-tf tf.data iterators, with TensorFlow in a venv of its own"
-	@echo "make soak    the slow ones: more faults, more notices"
+	@echo "make demo    train on a simulated job, lose a slice, and recover"
+	@echo "make test    run the tests"
+	@echo "make test-tf run the tests of tf.data iterators, with TensorFlow in its own venv"
+	@echo "make soak    run the slow tests: more faults, more preemption notices"
 	@echo "make soak-kill   SIGKILL at every point of a persistent save (about half an hour)"
 	@echo "make check   format, lint, types, import layers"
-	@echo "make bench   side by side with Orbax, 15 minutes; BENCH_FLAGS=--quick one (needs an idle machine)"
+	@echo "make bench   compare with Orbax in 15 minutes, BENCH_FLAGS=--quick in one (needs an idle machine)"
 	@echo "make bench-continuous bench-goodput   continuous saving measured; large jobs simulated"
 	@echo "make bench-dcn   a lost slice among 2, 4, 8 over slow links; needs root (about ten minutes)"
 	@echo "make bench-scale   planner and coordination of up to 10,000 processes"
@@ -38,11 +38,11 @@ $(INSTALLED): pyproject.toml $(NATIVE_SOURCES)
 demo: $(INSTALLED)
 	$(BIN)/eckpt demo $(DEMO_FLAGS)
 
-# Half of the time tests wait for processes, deadlines and disks. Files share nothing.
+# Tests wait for processes, deadlines and disks half of the time. Test files share no state.
 test: $(INSTALLED) native-test
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(TEST_FLAGS)
 
-# TensorFlow is large, and with it etils.epath reaches gs:// by another client.
+# TensorFlow is large, and with it etils.epath uses another client for gs://.
 test-tf:
 	$(MAKE) VENV=$(TF_VENV) EXTRAS=demo,test,tf tf-tests
 
@@ -69,7 +69,7 @@ bench: $(INSTALLED)
 bench-continuous bench-goodput bench-scale: bench-%: $(INSTALLED)
 	$(BIN)/python -m benchmarks.$* $(BENCH_FLAGS)
 
-# 77: this machine or user cannot have such hosts, and the benchmark has said why.
+# 77: this machine or user cannot simulate such hosts; the benchmark has printed the reason.
 bench-dcn: $(INSTALLED)
 	$(BIN)/python -m benchmarks.dcn $(BENCH_FLAGS) || test $$? -eq 77
 
