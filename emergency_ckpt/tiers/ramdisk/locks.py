@@ -241,7 +241,10 @@ def claim_directory(
     except OSError as error:
         raise files.local_error("claim", str(run_dir), error) from error
     raise LocalTierError(
-        "claim", str(run_dir), f"lost {_MAX_CLAIM_RACES} races", hint="is something deleting it?"
+        "claim",
+        str(run_dir),
+        f"lost {_MAX_CLAIM_RACES} races",
+        hint="check for a program that deletes it",
     )
 
 

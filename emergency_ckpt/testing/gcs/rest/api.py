@@ -34,7 +34,7 @@ class GcsApi:
         self.uploads = Uploads(store)
 
     def handle(self, request: ApiRequest) -> ApiReply:
-        """Return the reply to one request, also a refusal. No request of a client makes it raise."""
+        """Return the reply to one request, also a refusal. No request makes it raise."""
         try:
             route = find_route(request.method, request.path, request.query)
             if route.operation == "batch":

@@ -1,4 +1,4 @@
-"""The multipart bodies of uploads (``multipart/related``) and batches (``multipart/mixed``). Pure."""
+"""Multipart bodies: uploads (``multipart/related``) and batches (``multipart/mixed``). Pure."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def parse_upload(content_type: str, body: bytes) -> MultipartUpload:
 
 
 def _first_part(boundary: str, body: bytes) -> tuple[dict[str, Any], int, bytes]:
-    """Return the JSON part, the end of the next delimiter without its line end, and the line end."""
+    """Return the JSON part, the end of the next delimiter, and the line end of the body."""
     delimiter = b"--" + boundary.encode()
     start = body.find(delimiter) + len(delimiter)
     newline = b"\r\n" if body[start : start + 2] == b"\r\n" else b"\n"

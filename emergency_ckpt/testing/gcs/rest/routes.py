@@ -73,7 +73,7 @@ def json_object(body: bytes) -> dict[str, Any]:
 
 
 def split_target(raw_target: str) -> tuple[str, dict[str, str]]:
-    """Return the raw path and decoded query of ``/path?query``; of a repeated name the last counts."""
+    """Return the raw path and decoded query of ``/path?query``; the last of equal names counts."""
     path, _, query = raw_target.partition("?")
     return path, dict(parse_qsl(query, keep_blank_values=True))
 
