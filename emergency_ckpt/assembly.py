@@ -26,8 +26,8 @@ from emergency_ckpt.core.secret.keys import RunSecret
 from emergency_ckpt.core.secret.step_signature import step_signing
 from emergency_ckpt.errors import ConfigError, CorruptData, PersistentTierError
 from emergency_ckpt.events import EventSink
-from emergency_ckpt.restore.execution import RestoreParts
 from emergency_ckpt.restore.prefetch import Prefetches
+from emergency_ckpt.restore.request import RestoreParts
 from emergency_ckpt.restore.steps import StepCatalog
 from emergency_ckpt.save.local_save import LocalSaves
 from emergency_ckpt.save.persistent.retention import Preservation

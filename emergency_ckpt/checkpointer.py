@@ -13,20 +13,17 @@ from absl import logging
 from emergency_ckpt.assembly import agreed_config
 from emergency_ckpt.cluster.preemption.signals import second_signal_ends
 from emergency_ckpt.cluster.preemption.watch import is_good_end
-from emergency_ckpt.cluster.process_placement import ProcessPlacement, place_process
-from emergency_ckpt.cluster.rounds import run_on_all
 from emergency_ckpt.config import Config
 from emergency_ckpt.core.save.save_rules import step_number, wanted_step
 from emergency_ckpt.core.save.step_agreement import TierName
-from emergency_ckpt.errors import CheckpointError, RestoreFailed
+from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.forked import drop_in_child
 from emergency_ckpt.opening import open_together, text_of
-from emergency_ckpt.restore.execution import RestoreRequest
 from emergency_ckpt.restore.protocol import RestoreReport, WholeSteps
-from emergency_ckpt.restore.restore import Restore, Restored
 from emergency_ckpt.restore.steps import StepCatalog
+from emergency_ckpt.resume import Resume
 from emergency_ckpt.start.config_warnings import check_joined
-from emergency_ckpt.state.tree import PyTree, describe
+from emergency_ckpt.state.tree import PyTree
 
 _EXIT_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 30.0
@@ -57,15 +54,13 @@ class EmergencyCheckpointer:
         self._config, start = agreed_config(config or Config(), settings)
         self._process = (jax.process_index(), jax.process_count())
         self._opened = opened = open_together(self._config, start, self._process)
-        self._member, self._watch = opened.member, opened.watch
         self._departures, self._failures = opened.departures, opened.failures
         parts = opened.parts
-        self._local_saves = parts.local_saves
-        self._preservation = parts.preservation
-        self._restore_parts = parts.restore_parts
         self._prefetches = parts.prefetches
         self._saver, self._steps = parts.saver, parts.steps
-        self._restores = 0
+        self._resume = Resume(
+            parts, self._config, self._process, opened.member.coordinator, opened.watch
+        )
         self._stopped, self._why_stopped = False, "the checkpointer was stopped"
         self.last_restore: RestoreReport | None = None
         atexit.register(self._at_exit)
@@ -173,20 +168,7 @@ class EmergencyCheckpointer:
         """
         self._check_running("prefetch")
         number = wanted_step("prefetch", step)
-        request, _ = self._restore_request(
-            abstract_state, number, wants_host_state=wants_host_state
-        )
-        self._prefetches.start(request, self._saver.is_idle, self._persistent_steps_held)
-
-    def _restore_request(
-        self, state: PyTree, step: int | None, *, wants_host_state: bool
-    ) -> tuple[RestoreRequest, ProcessPlacement]:
-        tree = describe(state, "restore")
-        placement = place_process(tree, self._config, self._process)
-        return RestoreRequest(tree, state, step, wants_host_state, placement.retained), placement
-
-    def _persistent_steps_held(self) -> contextlib.AbstractContextManager[None]:
-        return self._preservation.held() if self._preservation else contextlib.nullcontext()
+        self._resume.prefetch(abstract_state, number, wants_host_state=wants_host_state)
 
     def restore(
         self,
@@ -222,57 +204,11 @@ class EmergencyCheckpointer:
         self._check_running("restore")
         wanted = wanted_step("restore", step)
         self.wait_until_finished()
-        request, placement = self._restore_request(
-            state, wanted, wants_host_state=host_state is not None
-        )
-        number, self._restores = self._restores, self._restores + 1
-        restore = Restore(
-            self._restore_parts,
-            request,
-            host_state=host_state,
-            buddies=placement.buddies,
-            number=number,
-            keep_newer=keep_newer,
-            prefetch=self._prefetches.current,
-        )
-        restored = self._run(restore, placement, f"restore/{number}/ready")
-        if restored is None:
+        restore = self._resume.restore(state, host_state, wanted, keep_newer=keep_newer)
+        if restore.restored is None:
             return None, state
-        self._saver.continue_from(
-            restored.save, restored.incarnation, restored.report.tier, keep_newer=keep_newer
-        )
-        self._local_saves.restart_from(restored.save)
-        if self._preservation is not None:
-            stored = [each.step for each in restored.report.rejected if each.tier == "persistent"]
-            self._preservation.mark_failed(stored)
-        self.last_restore = restored.report
-        return restored.report.step, restored.state
-
-    def _run(self, restore: Restore, placement: ProcessPlacement, ready: str) -> Restored | None:
-        self._saver.begin_restore()
-        try:
-            with self._persistent_steps_held():
-                restore.run()
-            # All are here after this, so nobody trains while a peer could count on a leftover.
-            if errors := run_on_all(
-                self._member.coordinator,
-                ready,
-                lambda: self._settle(restore, placement),
-                self._watch,
-                self._config.restore_timeout_s,
-            ):
-                raise RestoreFailed("settle", "what RAM holds", errors)
-            return restore.settled
-        except BaseException:
-            restore.undo()
-            raise
-        finally:
-            self._prefetches.forget()
-            self._saver.end_restore()
-
-    def _settle(self, restore: Restore, placement: ProcessPlacement) -> None:
-        restore.settle()
-        self._saver.use_placement(placement, in_background=restore.settled is not None)
+        self.last_restore = restore.report
+        return restore.restored.step, restore.restored.state
 
     def latest_step(self) -> int | None:
         """The newest step that this process knows to be whole in some tier; None if there is none.

@@ -16,6 +16,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -30,9 +31,10 @@ from emergency_ckpt.core.placement.policies import parse_policy, place
 from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan, selected
 from emergency_ckpt.errors import DeadlineExceeded
 from emergency_ckpt.events import EventSink
-from emergency_ckpt.restore.leader import RestoreLeader, Wanted
+from emergency_ckpt.restore.leader import RestoreLeader
 from emergency_ckpt.restore.messages import RestoreDialogue
 from emergency_ckpt.restore.protocol import Answer, Status
+from emergency_ckpt.restore.request import RestoreRequest
 from emergency_ckpt.restore.shards.holder_calls import HolderCalls
 from emergency_ckpt.save.vote import Ballot, Vote
 
@@ -196,26 +198,28 @@ def _vote(shape: Shape, digests: list[str]) -> Counter[int]:
 def _restore(shape: Shape, digests: list[str], lost: str, peers: _Peers) -> dict[str, Any]:
     service, count, gone = Service(), shape.process_count, shape.lost(lost)
     made: list[_TimedLeader] = []
+    tree = shape.tree()
 
     def new_leader() -> RestoreLeader:
-        wanted = Wanted(
-            targets=shape.targets(),
-            leaves=shape.specs(),
-            requested_step=None,
+        events = EventSink(None, process_index=0)
+        parts: Any = SimpleNamespace(
+            tier=peers,
+            client=peers,
+            persistent=None,
+            events=events,
             run_id=RUN_ID,
-            remap=False,
+            remap=None,
             allow_missing_host_state=False,
             extra_holders=(),
             on_divergence="warn",
-            deadline_s=time.monotonic() + DEADLINE_S,
         )
-        tier: Any = peers
-        events = EventSink(None, process_index=0)
-        calls = HolderCalls(events, wanted.deadline_s)
-        made.append(_TimedLeader(tier, tier, None, events, wanted, calls))
+        request = RestoreRequest(tree, None, None, wants_host_state=True, retained=None)
+        deadline_s = time.monotonic() + DEADLINE_S
+        calls = HolderCalls(events, deadline_s)
+        leader = _TimedLeader(parts, request, shape.targets(), calls, deadline_s=deadline_s)
+        made.append(leader)
         return made[0]
 
-    tree = shape.tree()
     dialogues = [
         RestoreDialogue(
             service.coordinator(process, count),

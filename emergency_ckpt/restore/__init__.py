@@ -8,9 +8,10 @@ One restore:
    and host state, a source and alternates for each shard of each process, and a reason for each
    newer step that it passes over. Where replicas differ (``core.restore.divergence``), the
    majority of the holders decides (``core.restore.majority``), and other copies are quarantined.
-3. A persistent step is first loaded into RAM (``storage_load``): each stored chunk is read by one
-   process, spread over all slices, checked against the CRCs of capture time, and published. Then
-   all report anew, and the restore continues as one from RAM and peers.
+3. A persistent step comes in two phases. First all load it into RAM (``storage.load_plan``,
+   ``storage.load``): each stored chunk is read by one process, spread over all slices, checked
+   against the CRCs of capture time, and published. Then all report anew, and the restore continues
+   as one from RAM and peers.
 4. Each process verifies its own shards in place and hands their memory to JAX; nothing is copied on
    CPU. If anything must be fetched, all that the process keeps goes into one free slot: own shards
    copied, others received with their CRC on the way. What it does not keep goes into memory of its

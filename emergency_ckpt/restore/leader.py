@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import msgspec
 
 from emergency_ckpt.cluster.peers import new_incarnation
 from emergency_ckpt.core.restore.inventory import Inventory, PersistentStep
 from emergency_ckpt.core.restore.leaves.stored_leaves import match_leaves
-from emergency_ckpt.core.restore.majority import OnDivergence, name_outvoted
+from emergency_ckpt.core.restore.majority import name_outvoted
 from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan, TargetSet
 from emergency_ckpt.core.restore.restore_plan import plan_restore
 from emergency_ckpt.core.timeline import Timeline, newest
@@ -22,7 +21,6 @@ from emergency_ckpt.errors import (
     PersistentTierError,
     RestoreFailed,
 )
-from emergency_ckpt.events import EventSink
 from emergency_ckpt.restore.extra_holders import ask_extra_holders
 from emergency_ckpt.restore.planning import (
     may_precede,
@@ -41,35 +39,18 @@ from emergency_ckpt.restore.protocol import (
     WholeSteps,
 )
 from emergency_ckpt.restore.replica_disputes import ReplicaDisputes
+from emergency_ckpt.restore.request import RestoreParts, RestoreRequest
 from emergency_ckpt.restore.shards.holder_calls import HolderCalls
 from emergency_ckpt.restore.shards.manifest_reads import ManifestReads, passed_over_unread
-from emergency_ckpt.restore.storage_load import loaded_copies, plan_load
-from emergency_ckpt.restore.stored_candidates import StoredCandidates
-from emergency_ckpt.tiers.local.tier import LocalTier
+from emergency_ckpt.restore.storage.candidates import StoredCandidates
+from emergency_ckpt.restore.storage.load_plan import loaded_copies, plan_load
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
-from emergency_ckpt.transfer.client import TransferClient
-from emergency_ckpt.types import LeafSpec
 
 MAX_ATTEMPTS = 16
 MAX_LOADS = 2
 """So often a persistent step is loaded in one restore, should copies of it fail in RAM."""
 LISTING_TIMEOUT_S = 30.0
 """Longest wait for the list of persistent steps when RAM alone holds a whole step."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Wanted:
-    """What a restore is asked for."""
-
-    targets: Mapping[int, TargetSet]
-    leaves: Mapping[str, LeafSpec]
-    requested_step: int | None
-    run_id: str
-    remap: bool
-    allow_missing_host_state: bool
-    extra_holders: Sequence[str]
-    on_divergence: OnDivergence
-    deadline_s: float
 
 
 class RestoreLeader:
@@ -81,27 +62,30 @@ class RestoreLeader:
 
     def __init__(
         self,
-        tier: LocalTier,
-        client: TransferClient,
-        persistent: PersistentTier | None,
-        events: EventSink,
-        wanted: Wanted,
+        parts: RestoreParts,
+        request: RestoreRequest,
+        targets: Mapping[int, TargetSet],
         calls: HolderCalls,
+        *,
+        deadline_s: float,
     ) -> None:
-        self._client = client
-        self._manifests = ManifestReads(tier, client, calls, events)
-        self._persistent = persistent
-        self._events = events
-        self._wanted = wanted
-        self._disputes = ReplicaDisputes(persistent, events, wanted.deadline_s)
+        """``targets``: the shards that each process needs. ``deadline_s``: of the restore."""
+        self._parts = parts
+        self._persistent = parts.persistent
+        self._events = parts.events
+        self._requested_step = request.requested_step
+        self._targets = targets
+        self._leaves = request.tree.wanted
+        self._deadline_s = deadline_s
+        self._manifests = ManifestReads(parts.tier, parts.client, calls, parts.events)
+        self._disputes = ReplicaDisputes(parts.persistent, parts.events, deadline_s)
         self._inventory = Inventory((), {})
         self._wants_host_state = False
         self._candidates: StoredCandidates | None = None
         self._steps: tuple[PersistentStep, ...] | None = None
         self._ready: RestorePlan | None = None
         self._persistent_error: CheckpointError | None = None
-        self._loading: LoadPlan | None = None
-        self._loaded: LoadPlan | None = None
+        self._load: LoadPlan | None = None  # under way, or carried out and not yet reported
         self._loads: Counter[int] = Counter()
         self._is_news = False
         self._attempts = 0
@@ -120,7 +104,7 @@ class RestoreLeader:
         self._wants_host_state = any(report.wants_host_state for report in reports.values())
         holders = [report.inventory for _, report in sorted(reports.items())]
         holders += ask_extra_holders(
-            self._client, self._events, self._wanted.extra_holders, self._wanted.deadline_s
+            self._parts.client, self._events, self._parts.extra_holders, self._deadline_s
         )
         self._inventory = Inventory(
             tuple(holders),
@@ -131,7 +115,7 @@ class RestoreLeader:
         ready: RestorePlan | None = None
         if self._steps is None:
             ready, self._steps = self._persistent_steps()
-        loaded, self._loaded = self._loaded, None
+        loaded, self._load = self._load, None
         self._inventory = msgspec.structs.replace(
             self._inventory,
             persistent=self._steps,
@@ -146,8 +130,8 @@ class RestoreLeader:
         """The plan for RAM alone, when that was needed and there is one, and storage's steps."""
         if self._persistent is None:
             return None, ()
-        candidates = StoredCandidates(self._persistent, self._events, self._wanted.requested_step)
-        left_s = self._wanted.deadline_s - time.monotonic()
+        candidates = StoredCandidates(self._persistent, self._events, self._requested_step)
+        left_s = self._deadline_s - time.monotonic()
         answer = self._plan_from_inventory()
         in_ram = answer if isinstance(answer, RestorePlan) else None
         # RAM must not wait long for storage that is down; without RAM there is nothing else.
@@ -171,7 +155,8 @@ class RestoreLeader:
             self._is_news = True
 
     def plan(self) -> Answer:
-        """The plan for what is known to be usable now."""
+        """Return the plan for the copies that are known to be usable now."""
+        self._load = None
         while True:
             ready, self._ready = self._ready, None
             answer = ready or self._plan_from_inventory()
@@ -195,21 +180,21 @@ class RestoreLeader:
                     raise  # that says nothing about the step: an older one is no answer
                 self._cancel(answer.step, str(error))
                 continue
-            self._loading = planned if isinstance(planned, LoadPlan) else None
+            self._load = planned if isinstance(planned, LoadPlan) else None
             self._loads[answer.step] += 1
             return planned
 
     def _offer_older(self, answer: RestorePlan | NoPlan) -> bool:
-        """Whether older steps of storage came in, of which ``answer`` did not know."""
+        """Ask storage for older steps; return whether any came in that ``answer`` did not know."""
         candidates = self._candidates
-        if candidates is None or not candidates.ask_older(answer, self._wanted.deadline_s):
+        if candidates is None or not candidates.ask_older(answer, self._deadline_s):
             return False
         self._steps = candidates.offered
         self._inventory = msgspec.structs.replace(self._inventory, persistent=self._steps)
         return True
 
     def _read_more(self, answer: RestorePlan | NoPlan) -> bool:
-        """Whether manifests were read that could not be before, of saves newer than ``answer``.
+        """Read manifests again, of saves newer than ``answer``; return whether any was to be read.
 
         HolderUnreachable when they still cannot be read at the deadline.
         """
@@ -217,7 +202,7 @@ class RestoreLeader:
         digests = passed_over_unread(
             answer,
             unread,
-            self._wanted.requested_step,
+            self._requested_step,
             stored={item.step: item.incarnation for item in self._inventory.persistent},
             loaded_steps=self._loads.keys(),
         )
@@ -238,7 +223,7 @@ class RestoreLeader:
             quarantined = self._inventory.quarantined | ruling.outvoted
             self._inventory = msgspec.structs.replace(self._inventory, quarantined=quarantined)
             return None
-        if ruling.undecided and self._wanted.on_divergence == "stop":
+        if ruling.undecided and self._parts.on_divergence == "stop":
             lines = self._disputes.lines(ruling)
             return NoPlan("diverged", step=plan.step, rejected=plan.rejected, missing=lines)
         plan = msgspec.structs.replace(plan, timeline=self._inventory.timeline)
@@ -258,7 +243,7 @@ class RestoreLeader:
                 raise self._persistent_error
             return WholeSteps(local)
         steps = [found for found in self._steps or () if not found.problem]
-        steps += self._persistent.found.whole(self._wanted.deadline_s)
+        steps += self._persistent.found.whole(self._deadline_s)
         known = self._inventory.timeline
         stored = {
             found.step
@@ -274,7 +259,7 @@ class RestoreLeader:
         return isinstance(plan, RestorePlan) or plan.kind in unfit
 
     def _plan_from_inventory(self) -> RestorePlan | NoPlan:
-        step = self._wanted.requested_step
+        step = self._requested_step
         # Who asks for a step by its number means it, also one that was rolled back.
         return self._plan(self._inventory, step, takes_rolled_back=step is not None)
 
@@ -284,10 +269,10 @@ class RestoreLeader:
         with no_garbage_collection():
             return plan_restore(
                 inventory,
-                self._wanted.targets,
-                self._wanted.leaves,
+                self._targets,
+                self._leaves,
                 requested_step=requested_step,
-                host_state_remap=self._wanted.remap,
+                host_state_remap=self._parts.remap is not None,
                 needs_host_state=self._wants_host_state,
                 takes_rolled_back=takes_rolled_back,
             )
@@ -307,7 +292,7 @@ class RestoreLeader:
         return answer
 
     def _what_there_is(self) -> str:
-        """The steps that could be asked for instead, in words."""
+        """Return the steps that could be asked for instead, in words."""
         try:
             steps = self.whole_steps()
         except CheckpointError as error:
@@ -317,29 +302,29 @@ class RestoreLeader:
         return " and ".join(texts) or "no tier has any whole step"
 
     def _plan_load(self, plan: RestorePlan, persistent: PersistentTier) -> LoadPlan | NoPlan:
-        """Who loads what of a persistent step, or why it must not be restored."""
-        left_s = self._wanted.deadline_s - time.monotonic()
+        """Return the plan to load a persistent step, or the reason why it must not be restored."""
+        left_s = self._deadline_s - time.monotonic()
         stored = persistent.describe(plan.step, time.monotonic() + left_s / 3)
         if stored.doubt and not self._loads[plan.step]:
             self._events.emit("restore.unsigned", step=plan.step, reason=stored.doubt)
         arrays, mismatches = match_leaves(
-            self._wanted.leaves, stored.leaves, stored.marker and stored.marker.leaves
+            self._leaves, stored.leaves, stored.marker and stored.marker.leaves
         )
         if mismatches:
             return NoPlan("state_mismatch", step=plan.step, mismatches=mismatches)
         if (
             stored.marker is None
             and self._wants_host_state
-            and not self._wanted.allow_missing_host_state
+            and not self._parts.allow_missing_host_state
         ):
             return NoPlan("no_host_state", step=plan.step)
         return plan_load(
             plan,
             stored,
             arrays,
-            self._wanted.targets,
-            self._wanted.leaves,
-            self._wanted.run_id,
+            self._targets,
+            self._leaves,
+            self._parts.run_id,
             wants_host_state=self._wants_host_state,
         )
 
@@ -354,12 +339,10 @@ class RestoreLeader:
     def decide(self, statuses: Mapping[int, Status]) -> Verdict:
         """Done when all went well; once more when copies were found unusable; else the end."""
         failed = {p: s for p, s in sorted(statuses.items()) if s.error}
-        loading, self._loading = self._loading, None
         if not failed:
-            if loading is None:
-                return Verdict(done=True, incarnation=new_incarnation(newest_life(self._inventory)))
-            self._loaded = loading
-            return Verdict(loaded=True)
+            if self._load is not None:
+                return Verdict(done=True)
+            return Verdict(done=True, incarnation=new_incarnation(newest_life(self._inventory)))
         found = {q for status in statuses.values() for q in status.unusable}
         new = found - self._inventory.quarantined
         self._attempts += 1

@@ -1,4 +1,4 @@
-"""What the processes of one restore tell each other: reports, plans, outcomes. No tensors."""
+"""The dialogue of the processes of one restore: reports, plans, outcomes. No tensors."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class RestoreDialogue:
             self._leader_error = _typed(error)
 
     def learn_steps(self) -> WholeSteps:
-        """Which steps are whole, instead of a plan. The same error everywhere when that fails."""
+        """Return the whole steps, instead of a plan. The same error everywhere when that fails."""
         answer = None
         if self._leader is not None:
             try:
@@ -181,7 +181,7 @@ class RestoreDialogue:
             return Verdict(error=str(typed)[:4000])
 
     def failure(self, answer: PlanFailed) -> CheckpointError:
-        """Why there is no plan: at the leader as it was raised, where that is a fault."""
+        """Return the error that left no plan: at the leader as raised, where it is a fault."""
         if self._leader_error is not None and answer.kind in ("failed", "given_up"):
             return self._leader_error
         failure = failure_of(answer.kind, "the job", answer.error)
@@ -201,5 +201,5 @@ def _typed(error: Exception) -> CheckpointError:
 
 
 def _share(answer: Answer, process: int) -> Answer:
-    """What is sent to a process."""
+    """Return the part of ``answer`` that is sent to a process."""
     return answer.share_of(process) if isinstance(answer, RestorePlan | LoadPlan) else answer

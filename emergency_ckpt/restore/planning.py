@@ -14,7 +14,7 @@ _NAMED_STEPS = 10
 
 @contextlib.contextmanager
 def no_garbage_collection() -> Generator[None]:
-    """For pure work that makes many objects, all of which live, and no cycles.
+    """Suspend garbage collection for pure work that makes many objects, and no cycles.
 
     The collector walks what a large job's leader holds, again and again: a fifth of the plan.
     """
@@ -28,14 +28,14 @@ def no_garbage_collection() -> Generator[None]:
 
 
 def may_precede(stored: PersistentStep, ready: RestorePlan) -> bool:
-    """Whether a step in storage may have to be taken in place of one in RAM."""
+    """Return whether a step in storage may have to be taken in place of one in RAM."""
     if stored.step != ready.step:
         return stored.step > ready.step
     return ready.save is None or stored.incarnation != ready.save.incarnation
 
 
 def newest_life(inventory: Inventory) -> str:
-    """Of all that is known of: a life that begins now comes after it.
+    """Return the newest life on record: a life that begins now comes after it.
 
     Not of a step in storage that cannot be used: whoever writes its marker would choose the time.
     """
@@ -52,7 +52,7 @@ def persistent_unusable(step: int) -> Quarantined:
 
 
 def steps_in_words(steps: Sequence[int]) -> str:
-    """The newest of ``steps``, which rise, in words."""
+    """Return the newest of ``steps``, which rise, in words."""
     left_out = len(steps) - _NAMED_STEPS
     older = f" and {left_out} older" if left_out > 0 else ""
     return f"step{'s' * (len(steps) > 1)} {', '.join(map(str, steps[-_NAMED_STEPS:]))}{older}"

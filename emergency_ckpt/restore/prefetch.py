@@ -15,18 +15,9 @@ from absl import logging
 from emergency_ckpt.core.restore.plan_types import NoPlan
 from emergency_ckpt.core.restore.prefetch import PrefetchReport
 from emergency_ckpt.errors import CheckpointError, DeadlineExceeded, RestoreFailed
-from emergency_ckpt.restore.execution import (
-    AgreedState,
-    RestoredState,
-    RestoreExecution,
-    RestoreParts,
-    RestoreRequest,
-)
-from emergency_ckpt.restore.protocol import (
-    AttemptGivenUp,
-    PlanFailed,
-    no_plan_error,
-)
+from emergency_ckpt.restore.execution import RestoreExecution
+from emergency_ckpt.restore.protocol import AttemptGivenUp, PlanFailed, no_plan_error
+from emergency_ckpt.restore.request import RestoredState, RestoreParts, RestoreRequest
 
 _CHECK_INTERVAL_S = 0.1
 _GRACE_S = 5.0
@@ -67,7 +58,7 @@ class Prefetch:
         self._ended = threading.Event()
         self._ended_s = 0.0
         self._given_up = ""
-        self._restored_state: RestoredState | None = None
+        self._restored: RestoredState | None = None
         self._error: CheckpointError | None = None
         self.is_taken = False
         self._started_s = time.monotonic()
@@ -95,14 +86,14 @@ class Prefetch:
                 outcome = self._execution.run(self, PrefetchReport())
             finally:
                 # Also what was fetched just now: until a restore says what may go, all stays.
-                parts.tier.protect(held.save for held in parts.tier.held()[0])
-        if isinstance(outcome, AgreedState):
+                parts.tier.protect([held.save for held in parts.tier.held()[0]])
+        if isinstance(outcome, RestoredState):
             with self._lock:
                 if not self._given_up:
-                    self._restored_state = outcome.restored_state
+                    self._restored_state = outcome
             parts.events.emit(
                 "prefetch.finished",
-                step=outcome.restored_state.step,
+                step=outcome.step,
                 seconds=time.monotonic() - self._started_s,
             )
         elif isinstance(outcome, PlanFailed):
@@ -154,7 +145,7 @@ class Prefetch:
         if reason:
             raise AttemptGivenUp("prefetch", "the state", f"it was given up: {reason}")
 
-    def apply_host_state(self, restored_state: RestoredState) -> None:
+    def apply_host_state(self, restored: RestoredState) -> None:
         """Host states are applied by ``restore`` alone."""
 
     def undo(self) -> None:
@@ -174,7 +165,7 @@ class Prefetch:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether ``cancel`` was called."""
+        """Return whether ``cancel`` was called."""
         return bool(self._given_up)
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -187,7 +178,7 @@ class Prefetch:
         return self._ended.wait(timeout_s)
 
     def decision_on(self, request: RestoreRequest) -> PrefetchReport:
-        """What this process says when it is asked for ``request``."""
+        """Return the answer of this process to ``request``."""
         with self._lock:
             if self._given_up:
                 return PrefetchReport("unfit", self._number, self._given_up)
@@ -201,7 +192,7 @@ class Prefetch:
             return PrefetchReport("ready", self._number)
 
     def take(self) -> RestoredState:
-        """What was brought, once: from then on it is the caller's alone."""
+        """Return the restored state, once: from then on it is the caller's alone."""
         with self._lock:
             restored_state, self._restored_state = self._restored_state, None
             assert restored_state is not None, "it was said to be ready, and is taken once"
@@ -209,12 +200,12 @@ class Prefetch:
             return restored_state
 
     def take_error(self) -> CheckpointError | None:
-        """Why it failed; None when it did not."""
+        """Return the error that ended it; None when it did not fail."""
         with self._lock:
             return self._error
 
     def seconds_until(self, now_s: float) -> float:
-        """How long it had worked at ``now_s``."""
+        """Return the seconds that it had worked at ``now_s``."""
         end_s = min(self._ended_s, now_s) if self._ended.is_set() else now_s
         return max(0.0, end_s - self._started_s)
 

@@ -1,4 +1,4 @@
-"""What the processes tell each other during a restore, and what the caller learns of it."""
+"""Messages between the processes of a restore, and the caller's report of it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ storage, could not be reached."""
 
 
 class Status(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """How one process's part of a plan went.
+    """The outcome of one process's part of a plan.
 
     ``unusable`` names copies that failed; with them the leader plans anew. An ``error`` with
     nothing unusable ends the restore on all processes.
@@ -62,14 +62,14 @@ class Status(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
 
 class Verdict(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What the leader makes of all statuses: done, once more, or the end.
+    """The leader's decision on all statuses: done, once more, or the end.
 
-    ``loaded``: the step lies in RAM now; once more, to restore it from there. ``kind``: of the
-    ``error``, where all processes that ended it agree on one, else ``failed``.
+    ``done``: of a ``LoadPlan`` too; the step lies in RAM then. ``kind``: of the ``error``, where
+    all processes that ended it agree on one, else ``failed``. ``incarnation``: the id under which
+    the job saves from now on, where the restore is done.
     """
 
     done: bool = False
-    loaded: bool = False
     error: str = ""
     kind: FailureKind = "failed"
     incarnation: str = ""
@@ -136,7 +136,7 @@ class DocumentRead(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
 
 class LoadPart(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What one process brings from storage into RAM.
+    """The part of one process: reads from storage into RAM.
 
     Attributes:
       arrays: how the leaves of ``reads`` are stored.
@@ -190,7 +190,7 @@ class WholeSteps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SurveyAnswer(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What the leader tells of a survey: the steps, or why there is no answer."""
+    """The leader's answer to a survey: the steps, or the reason why there is none."""
 
     steps: WholeSteps = WholeSteps()
     error: str = ""
@@ -214,7 +214,7 @@ class Tally:
 
 @dataclasses.dataclass(frozen=True)
 class RestoreReport:
-    """What a restore did, on this process.
+    """The report of a restore, on this process.
 
     Attributes:
       step: the restored step.
@@ -240,7 +240,7 @@ class RestoreReport:
 
 
 def no_plan_error(answer: NoPlan, run: str) -> CheckpointError:
-    """What the caller gets when there is something, but nothing that may be restored."""
+    """Return the error for the caller when nothing of what there is may be restored."""
     step = f"step {answer.step}"
     match answer.kind:
         case "state_mismatch":

@@ -1,8 +1,7 @@
-"""A restore as the caller sees it: bring the state, put the host state back, go on from there."""
+"""A restore as the caller sees it: restore the state, apply the host state, settle the RAM."""
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Sequence
 
@@ -12,36 +11,15 @@ from emergency_ckpt.core.restore.plan_types import NoPlan, Rejection
 from emergency_ckpt.core.restore.prefetch import PrefetchReport
 from emergency_ckpt.core.wording import TIER_WORDS
 from emergency_ckpt.errors import CheckpointError
-from emergency_ckpt.restore.execution import (
-    AgreedState,
-    RestoredState,
-    RestoreExecution,
-    RestoreParts,
-    RestoreRequest,
-)
+from emergency_ckpt.restore.execution import RestoreExecution
 from emergency_ckpt.restore.host_state import HostStatePush, apply_host_state
 from emergency_ckpt.restore.prefetch import Prefetch
 from emergency_ckpt.restore.protocol import PlanFailed, RestoreReport, no_plan_error
+from emergency_ckpt.restore.request import RestoredState, RestoreParts, RestoreRequest
 from emergency_ckpt.state import host_state as host_states
-from emergency_ckpt.state.tree import PyTree
 from emergency_ckpt.types import SaveId
 
 _MOST_PASSED_OVER = 8
-
-
-@dataclasses.dataclass(frozen=True)
-class Restored:
-    """The outcome of a restore that found something.
-
-    Attributes:
-      save: identity of the restored save, which lies in RAM now, wherever it came from.
-      incarnation: the id under which the job saves from now on.
-    """
-
-    state: PyTree
-    report: RestoreReport
-    save: SaveId
-    incarnation: str
 
 
 class _HostState:
@@ -58,19 +36,19 @@ class _HostState:
     def check(self) -> None:
         """Nothing ends a restore from outside."""
 
-    def apply_host_state(self, restored_state: RestoredState) -> None:
+    def apply_host_state(self, restored: RestoredState) -> None:
         parts = self._parts
         # The step is whole, whatever becomes of this attempt: a copy of it does no harm.
-        self._push.start(restored_state.save, parts.process)
+        self._push.start(restored.save, parts.process)
         if self._value is None:
             return
         self._moved = True
         self.restored = apply_host_state(
-            self._value, restored_state.documents, parts.remap, parts.process
+            self._value, restored.documents, parts.remap, parts.process
         )
 
     def finish(self) -> None:
-        """The attempt was the last one: wait for what still goes on beside it."""
+        """Wait for the pushes to the buddies: the attempt was the last one."""
         self._push.wait()
 
     def undo(self) -> None:
@@ -83,9 +61,12 @@ class _HostState:
 class Restore:
     """One restore: ``run``, which is collective, then ``settle``; each once, on all processes.
 
-    ``number`` is the same everywhere.
+    Args:
+      number: the same everywhere.
+      prefetch: of this process, for this restore or for another one.
 
-    ``prefetch``: what this process has prefetched for it, or for another one; None: nothing.
+    Attributes:
+      restored: set by ``settle``, with ``report``; None when there was nothing to restore.
     """
 
     def __init__(
@@ -108,8 +89,9 @@ class Restore:
             prefetch.wait()
         self._execution = RestoreExecution(parts, request, f"restore/{number}")
         self._host_state = _HostState(parts, host_state, buddies)
-        self._found: AgreedState | None = None
-        self.settled: Restored | None = None
+        self._found: RestoredState | None = None
+        self.restored: RestoredState | None = None
+        self.report: RestoreReport | None = None
 
     def run(self) -> None:
         """Bring back the newest whole step, if there ever was one.
@@ -130,9 +112,9 @@ class Restore:
         self._host_state.undo()
 
     def settle(self) -> None:
-        """Forget what is newer than what ``run`` brought; then that is ``settled``.
+        """Forget what is newer than what ``run`` brought; then that is ``restored``.
 
-        Of this process alone, as are its errors: all must hear of them, and nobody may train before
+        Not collective, nor are its errors: all must learn of them, and no process may train before
         all are through this.
         """
         tier = self._parts.tier
@@ -141,26 +123,24 @@ class Restore:
             tier.invalidate_newer(SaveId(-1, "", self._parts.run_id))
             self._parts.events.emit("restore.nothing")
             return
-        restored_state = self._found.restored_state
+        restored = self._found
         # No leftover of another life may ever look newer than what training goes on from.
         if not self._keep_newer:
-            tier.invalidate_newer(restored_state.save)
-        if restored_state.gathered is not None:
+            tier.invalidate_newer(restored.save)
+        if restored.gathered is not None:
             # All processes have gathered what they keep: what peers took from here is not needed.
-            tier.keep_only(restored_state.save, restored_state.gathered)
-        self._begin_life(restored_state, self._found.incarnation)
-        self._note_complete(restored_state.save)
+            tier.keep_only(restored.save, restored.gathered)
+        self._begin_life(restored)
+        self._note_complete(restored.save)
         self._host_state.finish()
-        report = self._finished(restored_state)
-        self.settled = Restored(
-            restored_state.state, report, restored_state.save, self._found.incarnation
-        )
+        self.report = self._finished(restored)
+        self.restored = restored
 
-    def _begin_life(self, restored_state: RestoredState, incarnation: str) -> None:
+    def _begin_life(self, restored: RestoredState) -> None:
         parts, asked = self._parts, self._request.requested_step is not None
         at_once = asked and not self._keep_newer
         parts.timelines.begin(
-            restored_state.timeline, restored_state.save, incarnation, at_once=at_once
+            restored.timeline, restored.save, restored.incarnation, at_once=at_once
         )
         if at_once and parts.process[0] == 0 and parts.storage_timeline is not None:
             parts.storage_timeline.follow_soon()
@@ -190,21 +170,21 @@ class Restore:
         else:
             self._found = outcome
 
-    def _finished(self, restored_state: RestoredState) -> RestoreReport:
-        tally, prefetch = restored_state.tally, self._prefetch
+    def _finished(self, restored: RestoredState) -> RestoreReport:
+        tally, prefetch = restored.tally, self._prefetch
         overlapped_s = 0.0
         if prefetch is not None and prefetch.is_taken:
             overlapped_s = prefetch.seconds_until(self._started_s)
         report = RestoreReport(
-            step=restored_state.step,
-            tier=restored_state.tier,
+            step=restored.step,
+            tier=restored.tier,
             seconds=time.monotonic() - self._started_s,
             overlapped_seconds=overlapped_s,
             bytes_local=tally.local,
             bytes_peer=tally.peer,
             bytes_persistent=tally.persistent,
             host_state=self._host_state.restored,
-            rejected=restored_state.rejected,
+            rejected=restored.rejected,
         )
         self._parts.events.emit(
             "restore.finished",

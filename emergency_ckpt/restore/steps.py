@@ -1,4 +1,4 @@
-"""Which steps there are, over all processes and both tiers; what is in one; and its removal."""
+"""The steps of a run, over all processes and both tiers: their list, contents and removal."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from absl import logging
 from emergency_ckpt.cluster.collectives import agree
 from emergency_ckpt.cluster.coordination import forget, run_and_report
 from emergency_ckpt.errors import CorruptData, PersistentTierError, RestoreFailed, StepNotFound
-from emergency_ckpt.restore.execution import RestoreParts
-from emergency_ckpt.restore.leader import LISTING_TIMEOUT_S, RestoreLeader, Wanted
+from emergency_ckpt.restore.leader import LISTING_TIMEOUT_S, RestoreLeader
 from emergency_ckpt.restore.messages import RestoreDialogue
 from emergency_ckpt.restore.protocol import WholeSteps
+from emergency_ckpt.restore.request import RestoreParts, RestoreRequest
 from emergency_ckpt.restore.shards.holder_calls import HolderCalls
 from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.state.tree import BoxTable, PyTree, describe
@@ -28,7 +28,7 @@ from emergency_ckpt.types import LeafSpec, SaveId
 
 
 class StepDescription(NamedTuple):
-    """What one process can tell of a whole step.
+    """The contents of a whole step, as one process can read them.
 
     Attributes:
       leaves: every leaf of its state.
@@ -126,26 +126,15 @@ class StepCatalog:
         self.surveys += 1
         tree = describe(state, "survey")
         deadline_s = time.monotonic() + parts.timeout_s
-        wanted = Wanted(
-            targets=BoxTable(tree, parts.coordinator.process_count).targets(),
-            leaves=tree.wanted,
-            requested_step=None,
-            run_id=parts.run_id,
-            remap=parts.remap is not None,
-            allow_missing_host_state=True,
-            extra_holders=parts.extra_holders,
-            on_divergence=parts.on_divergence,
-            deadline_s=deadline_s,
-        )
+        request = RestoreRequest(tree, state, None, wants_host_state=True, retained=None)
+        targets = BoxTable(tree, parts.coordinator.process_count).targets()
         # Ends before the others stop waiting for its outcome.
         calls = HolderCalls(parts.events, deadline_s - parts.timeout_s / 10)
         dialogue = RestoreDialogue(
             parts.coordinator,
             f"survey/{number}",
             self.names,
-            lambda: RestoreLeader(
-                parts.tier, parts.client, parts.persistent, parts.events, wanted, calls
-            ),
+            lambda: RestoreLeader(parts, request, targets, calls, deadline_s=deadline_s),
             parts.events,
             deadline_s=deadline_s,
         )
@@ -153,7 +142,7 @@ class StepCatalog:
         return dialogue.learn_steps()
 
     def ramdisks_intact(self) -> bool:
-        """Whether every process still has its directory in RAM. Collective."""
+        """Return whether every process still has its directory in RAM. Collective."""
         number = self.looks
         self.looks += 1
         own = "" if self._tier.is_intact() else "lost"
@@ -196,7 +185,7 @@ class StepCatalog:
         self.forget(step)
 
     def describe(self, step: int) -> StepDescription:
-        """What is in ``step``. Not collective: from this process's RAM, else from storage.
+        """Return the contents of ``step``. Not collective: from this process's RAM, else storage.
 
         StepNotFound when it is in neither; PersistentTierError, CorruptData.
         """

@@ -47,14 +47,14 @@ class DueSaves:
         )
 
     def look(self, step: int, *, preempted: bool) -> bool:
-        """Whether a save is due at ``step``; ``take`` then says the same."""
+        """Return whether a save is due at ``step``; ``take`` then says the same."""
         if self._looked_at != step:
             self._found = self._find(step, preempted=preempted)
             self._looked_at = step
         return bool(self._found)
 
     def take(self, step: int, *, force: bool, preempted: bool) -> dict[TierName, int | None]:
-        """The tiers in which a save is due; with the proposal whose word is still to come.
+        """Return the tiers in which a save is due, each with its proposal while that is undecided.
 
         ``force``: in all tiers that have not gone on behind ``step``.
         """
@@ -76,7 +76,7 @@ class DueSaves:
         return due
 
     def decision_on(self, number: int) -> bool | None:
-        """The leader's word on a proposal, waiting for it; in the background. None: none came."""
+        """Return the leader's decision on a proposal. Waits, in the background; None: none came."""
         assert self._agreement is not None, "only an agreement makes proposals"
         return self._agreement.decision_on(number, self._timeout_s)
 

@@ -86,7 +86,7 @@ class LocalSaves:
 
     @property
     def waits_for_others(self) -> bool:
-        """Whether this process has done its part of the save under way. From any thread."""
+        """Return whether this process has done its part of the save under way. From any thread."""
         return self._is_voting
 
     @property
@@ -126,7 +126,7 @@ class LocalSaves:
     def _run(self, job: LocalSave) -> None:
         started_s = time.monotonic()
         if self._in_doubt:
-            job.snapshot.start(everything=True)  # training does not wait for the others' word
+            job.snapshot.start(everything=True)  # training does not wait for the others
         self._resolve_doubts()
         if self._complete is not None and self._complete.step == job.save.step:
             # The save before was this very step, and the others know already that it is whole.

@@ -12,7 +12,7 @@ from emergency_ckpt.state.snapshot import SnapshotRecipe
 
 @dataclasses.dataclass(frozen=True)
 class SnapshotPlan:
-    """How this process takes snapshots of states of one structure.
+    """Recipes by which this process takes snapshots of states of one structure.
 
     Attributes:
       local: takes the stored shards of ``placement``, in the order of its layout.

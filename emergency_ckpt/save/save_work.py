@@ -88,7 +88,7 @@ class SaveWork:
             complete = persistent.run(job)
             if not publishes:
                 return
-            # This process decides for all when to try again: the others hear of a pause.
+            # This process decides for all when to try again: the others learn of a pause.
             schedule.note_outcome(failed=not complete)
             if complete and preservation is not None:
                 preservation.after_save(job.save.step)

@@ -1,4 +1,4 @@
-"""Which steps are whole, as one process knows, and the identities of its next saves."""
+"""The steps that one process knows to be whole, and the identities of its next saves."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SavedSteps:
         self._found = dict(newest)
 
     def holds(self, name: TierName, step: int) -> bool:
-        """Whether the tier has ``step`` whole: found at a restore or survey, or saved since."""
+        """Return whether the tier has ``step`` whole: found by a restore or survey, or saved."""
         complete = self._complete(name)
         return self._found.get(name) == step or (complete is not None and complete.step == step)
 

@@ -95,7 +95,7 @@ class Saver:
 
     @property
     def saved(self) -> SavedSteps:
-        """Which steps are whole, as this process knows."""
+        """Return the steps that this process knows to be whole."""
         return self._saved
 
     def save(
@@ -145,7 +145,7 @@ class Saver:
             self._parts.events.emit("save.ignored", step=step, newest=self._newest_due)
 
     def _start(self, name: TierName, request: SaveRequest, number: int | None = None) -> bool:
-        """Whether a save was started: not where the step is there, or the one before goes on."""
+        """Start a save and return True; False where the tier has the step, or is busy."""
         schedule, save = self._schedules[name], request.save
         if request.must_exist and self._saved.holds(name, request.step):
             return False
@@ -191,14 +191,14 @@ class Saver:
         return True
 
     def _when_confirmed(self, name: TierName, step: int, number: int, work: Work) -> Work:
-        """The step was reached before the leader's word: wait for it in the background."""
+        """Return ``work`` behind a wait for the leader's decision, which was not there in time."""
         due, parts = self._due, self._parts
 
         def wait_and_work() -> None:
             if due.decision_on(number) is False:
                 parts.events.emit("save.dropped", step=step, tier=name)
             else:
-                # No word at all: the others may be saving. The vote finds out.
+                # No decision at all: the others may be saving. The vote finds out.
                 work()
 
         return wait_and_work
@@ -294,7 +294,7 @@ class Saver:
         return time.monotonic() + limit_s
 
     def is_idle(self, timeout_s: float) -> bool:
-        """Whether no save is under way; waits so long for each tier at most. From any thread."""
+        """Return whether no save is under way; waits so long for each tier at most. Any thread."""
         return all(s.worker.wait_idle(timeout_s) for s in self._schedules.values())
 
     def save_last(self, timeout_s: float | None = None) -> None:

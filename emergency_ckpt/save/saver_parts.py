@@ -70,7 +70,7 @@ def start_facts(
 
 
 def longest_wait_s(parts: SaverParts, name: TierName) -> float:
-    """How long a save in tier ``name`` may wait for the one before it."""
+    """Return the longest wait of a save in tier ``name`` for the one before it."""
     settings = parts.settings
     # A slow bucket must not hold up training, nor with it the others' local saves.
     return settings.storage_wait_timeout_s if name == "persistent" else settings.save_timeout_s

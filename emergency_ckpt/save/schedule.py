@@ -1,4 +1,4 @@
-"""When one tier saves: its plan, what its saves have cost, and its one background thread."""
+"""The schedule of one tier: its plan, the cost of its saves, and its one background thread."""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ class TierSchedule:
             self._tell_policies(step)
 
     def is_behind(self, step: int) -> bool:
-        """Whether ``step`` comes after the last one."""
+        """Return whether ``step`` comes after the last one."""
         return self._last is None or step > self._last
 
     def is_due(self, step: int, *, preempted: bool = False) -> bool:
-        """Whether a save is due at ``step`` that needs no agreement. Raises what policies raise."""
+        """Return whether a save is due without agreement. Raises what policies raise."""
         if decide_by_step(self.plan.rules, step, self._last).save:
             return True
         return self.is_behind(step) and any(
@@ -118,7 +118,7 @@ class TierSchedule:
         self.worker.submit(timed)
 
     def wait_idle(self, limit_s: float, *, each_time: bool) -> bool:
-        """Whether the save before has ended; waits for that at most so long.
+        """Return whether the save before has ended; waits for that at most so long.
 
         Unless ``each_time``, only once for each save: a step must not pay for what an earlier one
         has waited for in vain.
@@ -138,7 +138,7 @@ class TierSchedule:
 
     @property
     def pauses(self) -> bool:
-        """Whether no save should start yet, after those that have failed."""
+        """Return whether no save should start yet, after those that have failed."""
         with self._lock:
             since_s = time.monotonic() - self._failed_at_s
             return not self._backoff.decide(self._failed_in_row, since_s).save

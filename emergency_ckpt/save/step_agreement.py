@@ -51,15 +51,15 @@ class Choice(NamedTuple):
 
 
 class AgreedTier(Protocol):
-    """What the agreement needs to know of a tier. All methods are called in its thread."""
+    """A tier as the agreement sees it. All methods are called in its thread."""
 
     def is_ready(self, timeout_s: float) -> bool:
-        """Whether the save before is whole; waits for that at most so long."""
+        """Return whether the save before is whole; waits for that at most so long."""
         ...
 
     @property
     def stall_s(self) -> float:
-        """What the newest save cost the training thread of this process."""
+        """Return the seconds that the newest save held up the training thread of this process."""
         ...
 
     def choose_step(self, progress: Progress, first_step: int, lead_s: float) -> Choice | None:
@@ -117,7 +117,7 @@ class SaveAgreement:
         return due
 
     def decision_on(self, number: int, timeout_s: float) -> bool | None:
-        """The leader's word on a proposal, waiting for it; None when it does not come."""
+        """Return the leader's decision on a proposal. Waits; None when it does not come."""
         with self._changed:
             self._changed.wait_for(
                 lambda: number in self._words or self._stopping.is_set(), timeout_s
@@ -184,7 +184,7 @@ class SaveAgreement:
         except CheckpointError as error:
             decision = leader.abandon(str(error))
             self._failures.record(error)
-        # When this fails nobody hears a word: who accepted saves, and the vote decides.
+        # When this fails no process learns the decision: all that accepted save; the vote decides.
         self._coordinator.put(self._key("decision", number), msgspec.json.encode(decision))
         if decision.confirmed:
             tier.agreed(proposal.step, max(answer.stall_s for answer in answers.values()))
@@ -238,7 +238,7 @@ class SaveAgreement:
     # The followers.
 
     def _follow(self, leader: Leader, next_number: list[int]) -> None:
-        """Answer the next proposal and hear the word on it."""
+        """Answer the next proposal and learn the decision on it."""
         del leader
         number = next_number[0]
         data = self._await("proposal", number, _PATIENCE_S)
@@ -262,7 +262,7 @@ class SaveAgreement:
         try:
             self._coordinator.put(key, msgspec.json.encode(answer))
         except CoordinationError as error:
-            # The word will be no, and must be heard all the more.
+            # The decision will be no, and must be learned all the more.
             self._failures.record(error)
         deadline_s = time.monotonic() + self._timeout_s
         while not self._stopping.is_set() and time.monotonic() < deadline_s:

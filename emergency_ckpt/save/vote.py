@@ -42,12 +42,12 @@ _KEPT_VOTES = 4
 _LEARN_TIMEOUT_S = 0.5
 _REASON_LIMIT_CHARS = 200
 _LATE_AGAIN_S = 5.0
-"""How long the leader waits for a process that was too late for the vote before as well."""
+"""Longest wait of the leader for a process that was too late for the vote before as well."""
 SKIPPED = "skipped it: the save before was under way"
 
 
 class Ballot(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What one process says of a save: under 100 bytes, or a reason why it refuses.
+    """The ballot of one process on a save: under 100 bytes, or the reason of its refusal.
 
     Names and values of a vote are short: with thousands of processes they all come at once, and
     the service is one process. ``benchmarks/scale`` counts them.
@@ -322,7 +322,7 @@ def _life(save: SaveId) -> str:
 
 
 def _place(save: SaveId) -> str:
-    """Where ``save`` stands in its life: its step, and the part when it is not the first."""
+    """Return the place of ``save`` in its life: its step, and the part when it is not the first."""
     part = save.incarnation.partition(".")[2]
     return f"{save.step}.{int(part)}" if part else str(save.step)
 

@@ -113,7 +113,7 @@ def test_leftovers_that_cannot_be_forgotten_are_an_error_of_the_round_for_all(
     with world.open() as checkpointer:
         with monkeypatch.context() as patch:
             patch.setattr(LocalTier, "invalidate_newer", refuse)
-            patch.setattr("emergency_ckpt.checkpointer.run_on_all", watched)
+            patch.setattr("emergency_ckpt.resume.run_on_all", watched)
             with pytest.raises(LocalTierError):
                 checkpointer.restore(state=world.state(0), host_state=host)
         assert in_round == [True]

@@ -32,7 +32,7 @@ class Arrivals:
             self._changed.notify_all()
 
     def __iter__(self) -> Iterator[list[ShardId]]:
-        """What arrived since the last look, until the end. Waits; DeadlineExceeded."""
+        """Yield the shards that arrived since the last look. Waits; DeadlineExceeded."""
         while True:
             with self._changed:
                 left_s = max(0.0, self._deadline_s - time.monotonic())

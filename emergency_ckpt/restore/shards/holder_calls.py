@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 
 
 def is_about_copy(error: CheckpointError) -> bool:
-    """Whether the holder answered, and its answer says that its copy is of no use."""
+    """Return whether the holder answered, and its answer says that its copy is of no use."""
     return isinstance(error, NotHeld | CorruptData)
 
 
@@ -55,7 +55,7 @@ class HolderCalls:
         *,
         attempts: int | None = None,
     ) -> _T | None:
-        """The first answer of ``ask(holder)``; None when no copy is of use.
+        """Return the first answer of ``ask(holder)``; None when no copy is of use.
 
         Holders are asked in the given order, and those that could not be reached again, with
         growing pauses. Blocks until the deadline at most.

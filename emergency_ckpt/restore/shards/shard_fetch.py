@@ -40,7 +40,7 @@ class CopiesFailed(RestoreFailed):
 
 @dataclasses.dataclass(frozen=True)
 class Fetching:
-    """What every fetch of one restore looks up: manifests by digest, addresses of holders."""
+    """Tables of one restore, for every fetch: manifests by digest, addresses of holders."""
 
     contents: Mapping[str, Contents]
     addresses: Mapping[str, str]

@@ -87,7 +87,7 @@ class ShardCollection:
 
     @functools.cached_property
     def _lends(self) -> bool:
-        """Whether arrays may keep the slot. Elsewhere than on CPU it is only read.
+        """Return whether arrays may keep the slot. Elsewhere than on CPU it is only read.
 
         Without room for another slot no save would find a free one while the arrays live.
         """
@@ -157,7 +157,7 @@ class ShardCollection:
     def _divide(
         self, groups: Sequence[FetchGroup], contents: Mapping[str, Contents]
     ) -> tuple[list[FetchGroup], list[FetchGroup]]:
-        """What is fetched to be kept in a slot, and what only to be used."""
+        """Divide groups into shards that are kept in a slot, and shards that are only used."""
         if self._retained is None:
             return list(groups), []
         kept: list[FetchGroup] = []
@@ -275,7 +275,7 @@ class ShardCollection:
             raise
 
     def _fetch_into_scratch(self, groups: Sequence[FetchGroup], fetching: Fetching) -> None:
-        """What other hosts keep: it lives here as long as the arrays that are made of it."""
+        """Fetch shards that other hosts keep: they live as long as the arrays made of them."""
         contents = fetching.contents
         leaves = next(iter(contents.values())).leaves
         layout = _layout(leaves, contents, _parts(groups, contents))

@@ -1,4 +1,4 @@
-"""What the processes tell each other during persistent saves, and when that is forgotten."""
+"""Keys by which the processes talk during persistent saves, and their deletion."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class PersistentSaveKeys:
         return passed or self._departures.absent("persistent", save, processes)
 
     def list(self, save: SaveId, stage: str) -> dict[int, bytes]:
-        """What has been said of ``stage`` so far, by process."""
+        """Return the reports of ``stage`` that are there so far, by process."""
         name = f"{_prefix(save)}/{stage}"
         return by_process(self._coordinator.list(name), name, self._coordinator.process_count)
 

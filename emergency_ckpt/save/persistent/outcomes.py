@@ -1,7 +1,7 @@
-"""Whether a persistent save is whole: one value, set once by the first writer, for all processes.
+"""The outcome of a persistent save: one value, set once by the first writer, for all processes.
 
 Only the first writer knows whether the marker was written. What the others have done says nothing
-of that, so they wait for its word, in the background.
+of that, so they wait for its outcome, in the background.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Outcomes:
 
     @property
     def is_learning(self) -> bool:
-        """Whether this process has done its part, and waits for the first writer. Any thread."""
+        """Return whether this process waits for the first writer, its part done. Any thread."""
         return self._is_learning
 
     def decide(self, save: SaveId, error: str, *, kept: bool = False, pauses: bool = False) -> None:
@@ -68,7 +68,7 @@ class Outcomes:
         """Return when ``save`` is whole; whether it was so before. Blocks.
 
         PersistentTierError when it failed, SavePaused when it was left out; DeadlineExceeded when
-        there is no word of it.
+        there is none.
         """
         limit_s = _STAGES * self._timeout_s
         look = lambda: "this process ends" if self._ending.is_set() else ""  # noqa: E731

@@ -118,7 +118,7 @@ class Preservation:
                 self._changed.notify_all()
 
     def _counts(self, found: PersistentStep) -> bool:
-        """Whether a step is one of those to keep so many of."""
+        """Return whether a step is one of those to keep so many of."""
         if found.step in self._distrusted:
             return False
         lines = self._timelines

@@ -1,7 +1,7 @@
 """The background half of a save to the persistent tier.
 
 Only the writers (the processes of the primary slice, or of all slices) touch storage. Every other
-process sends its host state to its scribe among them. The host states are written first, then the
+process sends its host state to one writer. The host states are written first, then the
 tensors, then one marker: until it is there the step does not count.
 """
 
@@ -158,7 +158,7 @@ class PersistentSaves:
                     self._tell(save, _SKIPPED)
 
     def _tell(self, save: SaveId, reason: str, *, pauses: bool = False) -> None:
-        """For the other writers, if this process is one; else for its scribe."""
+        """Tell the other writers, if this process is one; else the writer of its host state."""
         try:
             self._keys.put(
                 save, FIRST_STAGE, msgspec.json.encode(StageReport(reason, pauses=pauses))
@@ -254,7 +254,7 @@ class PersistentSaves:
         return False
 
     def _is_kept(self, job: PersistentSave) -> bool:
-        """Whether storage has the step whole, of this life or the way to it: it must not go."""
+        """Return whether storage has the step whole, of this life or of the way to it."""
         try:
             stored = self._tier.describe(job.save.step)
         except (CorruptData, PersistentTierError) as error:
@@ -274,7 +274,7 @@ class PersistentSaves:
         try:
             self._peers.push_host_state(to, job.save, self._own_document(job))
         except Exception as error:
-            # The scribe would wait for the whole deadline.
+            # The writer would wait for the whole deadline.
             self._keys.put(job.save, REFUSED, f"{type(error).__name__}: {error}"[:500].encode())
             raise
 
@@ -302,7 +302,7 @@ class PersistentSaves:
         return {me: own, **found}
 
     def _remove_leftovers(self) -> None:
-        """What saves of earlier lives, or a failed one, have left; it counts nowhere."""
+        """Remove the leftovers of earlier lives and of failed saves; they count nowhere."""
         if not self._may_have_leftovers:
             return
         try:

@@ -1,4 +1,4 @@
-"""Where the writers of one persistent save wait for each other."""
+"""Barriers of the writers of one persistent save."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from emergency_ckpt.types import SaveId
 
 
 class WriterMeetings:
-    """Where the writers of one save wait for each other. Thread-safe.
+    """Barriers at which the writers of one save wait for each other. Thread-safe.
 
     One that has failed tells those who still wait for it: they must not run into their deadline.
     """

@@ -17,7 +17,7 @@ _NAMED_STEPS = 16
 
 
 class StoredCandidates:
-    """What the leader of one restore has asked of the persistent directory. Blocks for storage.
+    """The steps that the leader of one restore has found in storage. Blocks for storage.
 
     Attributes:
       offered: all steps that were offered so far, oldest first; None before ``ask``.

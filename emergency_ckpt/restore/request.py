@@ -1,0 +1,104 @@
+"""The parts, the request and the result of a restore on one process."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+
+from emergency_ckpt.cluster.coordination import Coordinator
+from emergency_ckpt.cluster.peers import Peers
+from emergency_ckpt.cluster.shard_source import ProcessHoldings
+from emergency_ckpt.cluster.storage.claim import DirectoryClaim
+from emergency_ckpt.cluster.storage.timeline import StorageTimeline
+from emergency_ckpt.cluster.timelines import Timelines
+from emergency_ckpt.core.placement.retained_shards import RetainedShards
+from emergency_ckpt.core.restore.majority import OnDivergence
+from emergency_ckpt.core.restore.plan_types import Rejection
+from emergency_ckpt.core.save.step_agreement import TierName
+from emergency_ckpt.core.timeline import Timeline
+from emergency_ckpt.events import EventSink
+from emergency_ckpt.restore.host_state import HostStateRemap
+from emergency_ckpt.restore.protocol import Tally
+from emergency_ckpt.state.host_state import HostStateDocument
+from emergency_ckpt.state.tree import PyTree, StateTree
+from emergency_ckpt.tiers.local.tier import LocalTier
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
+from emergency_ckpt.transfer.client import TransferClient
+from emergency_ckpt.types import SaveId
+
+
+@dataclasses.dataclass(frozen=True)
+class RestoreParts:
+    """Parts that every restore of one checkpointer works with.
+
+    Attributes:
+      storage_timeline: None in a job that does not save to storage.
+      claim: on the persistent directory; None without one.
+      names: at the leader, of the restores whose keys the coordination service still has.
+    """
+
+    coordinator: Coordinator
+    tier: LocalTier
+    holdings: ProcessHoldings
+    client: TransferClient
+    peers: Peers
+    persistent: PersistentTier | None
+    events: EventSink
+    run_id: str
+    remap: HostStateRemap | None
+    extra_holders: tuple[str, ...]
+    allow_missing_host_state: bool
+    on_divergence: OnDivergence
+    timeout_s: float
+    timelines: Timelines
+    storage_timeline: StorageTimeline | None
+    claim: DirectoryClaim | None
+    names: deque[str] = dataclasses.field(default_factory=deque[str])
+
+    @property
+    def process(self) -> tuple[int, int]:
+        """(index of this process, number of processes)."""
+        return self.coordinator.process_index, self.coordinator.process_count
+
+
+@dataclasses.dataclass(frozen=True)
+class RestoreRequest:
+    """The state that one restore, prefetch or survey is asked for, on this process.
+
+    Attributes:
+      like: gives the types of host values.
+      requested_step: None: the newest that is whole.
+      retained: the shards that stay in this process's RAM; None: all that it needs.
+    """
+
+    tree: StateTree
+    like: PyTree
+    requested_step: int | None
+    wants_host_state: bool
+    retained: RetainedShards | None
+
+
+@dataclasses.dataclass(frozen=True)
+class RestoredState:
+    """The restored step, as this process has it.
+
+    Attributes:
+      save: its identity; it lies in RAM now, wherever it came from.
+      tier: where it came from.
+      documents: the host states that belong to this process.
+      gathered: digest of the slot with all that this process keeps, where one was written.
+      timeline: the newest that any process knew, or storage.
+      incarnation: the id under which the job saves from now on; empty until all processes have
+        their part.
+    """
+
+    step: int
+    save: SaveId
+    tier: TierName
+    state: PyTree
+    documents: list[HostStateDocument]
+    tally: Tally
+    rejected: tuple[Rejection, ...]
+    gathered: str | None = None
+    timeline: Timeline | None = None
+    incarnation: str = ""

@@ -1,0 +1,122 @@
+"""A restore together with the saves around it: held up before, continued from its step after."""
+
+from __future__ import annotations
+
+import contextlib
+
+from emergency_ckpt.assembly import Assembly
+from emergency_ckpt.cluster.coordination import Coordinator
+from emergency_ckpt.cluster.preemption.watch import PreemptionWatch
+from emergency_ckpt.cluster.process_placement import ProcessPlacement, place_process
+from emergency_ckpt.cluster.rounds import run_on_all
+from emergency_ckpt.config import Config
+from emergency_ckpt.errors import RestoreFailed
+from emergency_ckpt.restore.request import RestoredState, RestoreRequest
+from emergency_ckpt.restore.restore import Restore
+from emergency_ckpt.state.tree import PyTree, describe
+
+
+class Resume:
+    """Restores and prefetches of one checkpointer. For the training thread.
+
+    Neither ``save`` nor ``restore`` knows the other: what one has to learn from the other passes
+    through here.
+    """
+
+    def __init__(
+        self,
+        parts: Assembly,
+        config: Config,
+        process: tuple[int, int],
+        coordinator: Coordinator,
+        watch: PreemptionWatch,
+    ) -> None:
+        """``process``: (index, count) of this one."""
+        self._parts = parts
+        self._config = config
+        self._process = process
+        self._coordinator = coordinator
+        self._watch = watch
+        self._restores = 0
+
+    def prefetch(self, state: PyTree, step: int | None, *, wants_host_state: bool) -> None:
+        """Begin a restore in the background. Collective; returns at once.
+
+        Raises as ``EmergencyCheckpointer.prefetch``.
+        """
+        request, _ = self._request(state, step, wants_host_state=wants_host_state)
+        self._parts.prefetches.start(request, self._parts.saver.is_idle, self._held_steps)
+
+    def restore(
+        self, state: PyTree, host_state: object, step: int | None, *, keep_newer: bool
+    ) -> Restore:
+        """Restore ``step``, and let saves go on from it. Collective; blocks. No save is under way.
+
+        Returns a settled ``Restore``. Raises as ``EmergencyCheckpointer.restore``.
+        """
+        parts = self._parts
+        request, placement = self._request(state, step, wants_host_state=host_state is not None)
+        number, self._restores = self._restores, self._restores + 1
+        restore = Restore(
+            parts.restore_parts,
+            request,
+            host_state=host_state,
+            buddies=placement.buddies,
+            number=number,
+            keep_newer=keep_newer,
+            prefetch=parts.prefetches.current,
+        )
+        parts.saver.begin_restore()
+        try:
+            with self._held_steps():
+                restore.run()
+            self._settle_on_all(restore, placement, number)
+        except BaseException:
+            restore.undo()
+            raise
+        finally:
+            parts.prefetches.forget()
+            parts.saver.end_restore()
+        if restore.restored is not None:
+            self._continue_from(restore.restored, keep_newer=keep_newer)
+        return restore
+
+    def _request(
+        self, state: PyTree, step: int | None, *, wants_host_state: bool
+    ) -> tuple[RestoreRequest, ProcessPlacement]:
+        tree = describe(state, "restore")
+        placement = place_process(tree, self._config, self._process)
+        request = RestoreRequest(tree, state, step, wants_host_state, placement.retained)
+        return request, placement
+
+    def _held_steps(self) -> contextlib.AbstractContextManager[None]:
+        """Keep persistent steps from being removed while inside."""
+        preservation = self._parts.preservation
+        return preservation.held() if preservation else contextlib.nullcontext()
+
+    def _settle_on_all(self, restore: Restore, placement: ProcessPlacement, number: int) -> None:
+        """Settle, and return when all have: nobody trains while a peer counts on a leftover."""
+
+        def settle() -> None:
+            restore.settle()
+            self._parts.saver.use_placement(placement, in_background=restore.restored is not None)
+
+        errors = run_on_all(
+            self._coordinator,
+            f"restore/{number}/ready",
+            settle,
+            self._watch,
+            self._config.restore_timeout_s,
+        )
+        if errors:
+            raise RestoreFailed("settle", "what RAM holds", errors)
+
+    def _continue_from(self, restored: RestoredState, *, keep_newer: bool) -> None:
+        parts = self._parts
+        parts.saver.continue_from(
+            restored.save, restored.incarnation, restored.tier, keep_newer=keep_newer
+        )
+        parts.local_saves.restart_from(restored.save)
+        if parts.preservation is not None:
+            stored = [each.step for each in restored.rejected if each.tier == "persistent"]
+            parts.preservation.mark_failed(stored)
