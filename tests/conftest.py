@@ -40,6 +40,10 @@ _LONG = {"system", "axlearn", "orbax", "demo", "launch", "benchmarks", "testing"
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whole jobs first: a worker that gets one of those last would be alone for minutes."""
     items.sort(key=lambda item: item.path.parent.name not in _LONG)
+    for item in items:
+        if item.path.parent.name == "system" and item.get_closest_marker("timeout") is None:
+            # A program that hangs is ended after 300 s, and the job is started again.
+            item.add_marker(pytest.mark.timeout(900))
 
 
 @pytest.fixture

@@ -8,11 +8,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from places import AXLEARN_DOUBLE
-from running_jobs import job_root, run_life, spec_of
+from running_jobs import ByProgram, job_root, run_life, spec_of
 
 from emergency_ckpt.launch.job_layout import JobLayout
 
@@ -37,15 +36,13 @@ FIRST = (
 PHRASE = "checkpoint tree dtypes or shapes"
 
 
-def life(root: Path, *programs: str, number: int, order: list[int] | None = None) -> Any:
+def life(root: Path, *programs: str, number: int, order: list[int] | None = None) -> ByProgram:
     path = os.pathsep.join([str(AXLEARN_DOUBLE), os.environ.get("PYTHONPATH", "")])
     spec = spec_of(root, "axlearn_job.py", *programs)
     spec = dataclasses.replace(spec, env={"PYTHONPATH": path})
     topology = None if order is None else JobLayout.first(2, 2).renumbered(order)
     results = run_life(spec, root, life=number, topology=topology)
-    for result in results:
-        assert all("value" in outcome for outcome in result.values()), results
-    return {name: [result[name]["value"] for result in results] for name in programs}
+    return ByProgram(results)
 
 
 @pytest.fixture(scope="module")
@@ -55,12 +52,12 @@ def root() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def first(root: Path) -> dict[str, list[Any]]:
+def first(root: Path) -> ByProgram:
     return life(root, *FIRST, number=0)
 
 
 @pytest.fixture(scope="module")
-def second(root: Path, first: dict[str, list[Any]]) -> dict[str, list[Any]]:
+def second(root: Path, first: ByProgram) -> ByProgram:
     """Step 40 lacks the iterator of process 0; each process runs on another host than before."""
     removed = list((root / "hosts").glob("*/acceptance/**/*-40/process_00000_of_00004.json"))
     assert len(removed) == 2, "its own and that of a buddy on the other slice"
@@ -70,7 +67,7 @@ def second(root: Path, first: dict[str, list[Any]]) -> dict[str, list[Any]]:
 
 
 def test_the_newest_whole_step_and_its_iterators_come_back(
-    first: dict[str, list[Any]], second: dict[str, list[Any]]
+    first: ByProgram, second: ByProgram
 ) -> None:
     wanted = {
         "restored": 35,
@@ -90,7 +87,7 @@ def test_the_newest_whole_step_and_its_iterators_come_back(
     ]
 
 
-def test_tools_find_the_steps_in_storage(first: dict[str, list[Any]]) -> None:
+def test_tools_find_the_steps_in_storage(first: ByProgram) -> None:
     seen = first["what_the_tools_see"][0]
     names = ["step_00000050", "step_00000075"]
     assert (seen["steps"], seen["paths"], seen["indexed"]) == ([50, 75], names, names)
@@ -99,29 +96,29 @@ def test_tools_find_the_steps_in_storage(first: dict[str, list[Any]]) -> None:
     assert len(seen["arrays"]) == 1 + 2 + 2 * 2 + 1
 
 
-def test_stop_saves_the_last_step_where_asked_to(first: dict[str, list[Any]]) -> None:
+def test_stop_saves_the_last_step_where_asked_to(first: ByProgram) -> None:
     for seen in first["saved_where_it_stops"]:
         assert seen["stored"] == [25, 44]
         assert seen["indexed"] == ["step_00000025", "step_00000044"]
         assert (seen["step"], seen["trained"]) == (44, [])
 
 
-def test_the_trainer_may_ask_again_without_the_iterator(first: dict[str, list[Any]]) -> None:
+def test_the_trainer_may_ask_again_without_the_iterator(first: ByProgram) -> None:
     for seen in first["iterator_saved_but_not_wanted"]:
         assert seen == {"restores": 2, "trained": 4, "step": 9}
 
 
-def test_a_trainer_with_nothing_left_ends_without_stop(second: dict[str, list[Any]]) -> None:
+def test_a_trainer_with_nothing_left_ends_without_stop(second: ByProgram) -> None:
     for seen in second["nothing_left_to_train"]:
         assert seen == {"trained": False, "step": 95, "restores": 1}
 
 
-def test_nothing_to_restore_gives_the_state_back(first: dict[str, list[Any]]) -> None:
+def test_nothing_to_restore_gives_the_state_back(first: ByProgram) -> None:
     for seen in first["nothing_is_there"]:
         assert seen == {"found": [None, None], "same": True, "missing": [True, "StepNotFound"]}
 
 
-def test_the_structure_is_compared_exactly(first: dict[str, list[Any]]) -> None:
+def test_the_structure_is_compared_exactly(first: ByProgram) -> None:
     for process, seen in enumerate(first["structure_is_exact"]):
         for name, error in seen["errors"].items():
             assert error[:2] == [True, "StateMismatch"], (name, error)
@@ -132,7 +129,7 @@ def test_the_structure_is_compared_exactly(first: dict[str, list[Any]]) -> None:
         assert seen["iterator"] == [True, True]
 
 
-def test_a_failure_of_one_process_is_that_of_all(first: dict[str, list[Any]]) -> None:
+def test_a_failure_of_one_process_is_that_of_all(first: ByProgram) -> None:
     for seen in first["one_process_fails"]:
         assert seen == {
             "first": "RestoreFailed",
@@ -143,19 +140,19 @@ def test_a_failure_of_one_process_is_that_of_all(first: dict[str, list[Any]]) ->
         }
 
 
-def test_policies_are_asked_once_a_step(first: dict[str, list[Any]]) -> None:
+def test_policies_are_asked_once_a_step(first: ByProgram) -> None:
     summaries = [{}, {"score": 0.5}, {"score": 0.4}, {"score": 0.9}, {}]
     asked = [[step, each] for step, each in enumerate(summaries)]
     for seen in first["policies_are_asked_once"]:
         assert seen == {"asked": asked, "steps": [1, 3], "latest": 3}
 
 
-def test_an_exception_in_the_loop_passes(first: dict[str, list[Any]]) -> None:
+def test_an_exception_in_the_loop_passes(first: ByProgram) -> None:
     for seen in first["an_exception_in_the_loop"]:
         assert seen == {"passed": True, "found": 3, "right": True}
 
 
-def test_the_readme_sets_it_up(first: dict[str, list[Any]]) -> None:
+def test_the_readme_sets_it_up(first: ByProgram) -> None:
     for seen in first["as_the_readme_says"]:
         assert seen == [[12, 12], [5, 15]]
 

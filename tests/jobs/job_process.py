@@ -16,12 +16,14 @@ import ml_dtypes
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from running_jobs import PASSED_VARIABLE, results_path
 
 from emergency_ckpt import CheckpointerConfig, EmergencyCheckpointer
 from emergency_ckpt.cluster.coordination import Coordinator, connect
 from emergency_ckpt.launch.environment import JobEnvironment
 from emergency_ckpt.testing.simulated_job import initialize_job
 
+_OUT_TIMEOUT_S = 200.0
 LEAVES: dict[str, tuple[tuple[int, ...], str, Any]] = {
     "embed": ((32, 16), "float32", P("fsdp")),
     "columns": ((8, 16), "bfloat16", P(None, "fsdp")),
@@ -154,12 +156,20 @@ class JobProcess:
     slices: int
     meeting: Coordinator
     events: list[tuple[str, dict[str, Any]]] = dataclasses.field(default_factory=list)
+    program: str = ""
     meetings: int = 0
+    meet_timeout_s: float = 60.0
+
+    def begin(self, program: str) -> None:
+        """Forget the program before: its events, and the meetings that this process missed."""
+        self.program = program
+        self.meetings = 0
+        self.events.clear()
 
     def meet(self) -> None:
         """Wait for all processes: what one does to the disks, the others see afterwards."""
         self.meetings += 1
-        self.meeting.barrier(f"meet/{self.meetings}", 60)
+        self.meeting.barrier(f"meet/{self.program}/{self.meetings}", self.meet_timeout_s)
 
     def ramdisk(self, name: str, host: int | None = None) -> Path:
         return self.root / name / f"host_{self.process if host is None else host}"
@@ -182,23 +192,35 @@ class JobProcess:
 
 
 def run_program(programs: dict[str, Callable[[JobProcess], Any]]) -> None:
-    """Run every program in this process; write what each returned, or its error, as JSON."""
+    """Run every program in this process; write what each returned, or its error, as JSON.
+
+    Written before and after each program, so that those before a crash have their outcomes.
+    """
     root, slices = Path(sys.argv[1]), int(sys.argv[2])
-    names = sys.argv[3:] or list(programs)
+    passed = json.loads(os.environ.get(PASSED_VARIABLE, "[]"))
+    names = [name for name in sys.argv[3:] or list(programs) if name not in passed]
     env = JobEnvironment.from_environ()
     initialize_job(env)
     world = JobProcess(root, env.process_index, env.process_count, slices, connect("meeting"))
-    results: dict[str, Any] = {}
+    out = results_path(root, env.restart_count, env.process_index)
+    results: dict[str, Any] = dict.fromkeys(names)
     for name in names:
-        world.events.clear()
+        world.begin(name)
+        results[name] = {"error": "the process ended in it"}
+        _write(out, results)
         try:
             results[name] = {"value": programs[name](world)}
         except Exception as error:  # noqa: BLE001 - judged by the test, with its trace in the log
             results[name] = {"error": f"{type(error).__name__}: {error}"}
             traceback.print_exc()
-        world.meet()
-    out = root / f"results_{env.restart_count}_{env.process_index}.json"
-    temporary = out.with_suffix(".tmp")
+        _write(out, results)
+        # Where one process raised, the others come out of the program at their deadlines.
+        world.meeting.barrier(f"out/{name}", _OUT_TIMEOUT_S)
+    _write(out, results)
+    world.meeting.barrier("end", _OUT_TIMEOUT_S)
+
+
+def _write(path: Path, results: dict[str, Any]) -> None:
+    temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(results))
-    os.replace(temporary, out)
-    world.meet()
+    os.replace(temporary, path)

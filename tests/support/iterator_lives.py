@@ -6,12 +6,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from running_jobs import run_life, spec_of
+from running_jobs import ByProgram, run_life, spec_of
 
 from emergency_ckpt.launch.job_layout import JobLayout
 
 
-def lives(root: Path, name: str) -> dict[str, list[Any]]:
+def lives(root: Path, name: str) -> ByProgram:
     """What each process of the second life found, after a lost host and after all RAM was lost."""
     first = run_life(spec_of(root, "iterators_job.py", f"{name}_train"), root)
     for result in first:
@@ -21,9 +21,7 @@ def lives(root: Path, name: str) -> dict[str, list[Any]]:
     shutil.rmtree(spec.ramdisk(1) / f"{name}-kept")
     topology = JobLayout.first(2, 2).renumbered([3, 2, 1, 0])
     second = run_life(spec, root, life=1, topology=topology)
-    for result in second:
-        assert all("value" in outcome for outcome in result.values()), second
-    return {program: [result[program]["value"] for result in second] for program in programs}
+    return ByProgram(second)
 
 
 def check(found: list[Any], tier: str) -> None:

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from iterator_lives import check, lives
-from running_jobs import job_root
+from running_jobs import ByProgram, job_root
 
 pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
-def found() -> Iterator[dict[str, list[Any]]]:
+def found() -> Iterator[ByProgram]:
     with job_root() as root:
         yield lives(root, "grain")
 
 
-def test_the_next_batch_is_that_of_the_undisturbed_run(found: dict[str, list[Any]]) -> None:
+def test_the_next_batch_is_that_of_the_undisturbed_run(found: ByProgram) -> None:
     check(found["grain_host_lost"], "local")
 
 
-def test_so_it_is_from_storage(found: dict[str, list[Any]]) -> None:
+def test_so_it_is_from_storage(found: ByProgram) -> None:
     check(found["grain_ram_lost"], "persistent")

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from forgery import make_up_step
 from restarts import HOLDERS_VARIABLE, RUN_ID, new_world, train_and_kill
-from running_jobs import job_root, run_life, spec_of
+from running_jobs import ByProgram, job_root, run_life, spec_of
 
 from emergency_ckpt.launch.job_layout import JobLayout
 from emergency_ckpt.run_secret import SECRET_VARIABLE
@@ -43,7 +43,7 @@ def trained(root: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def permuted(trained: Path) -> dict[str, list[Any]]:
+def permuted(trained: Path) -> ByProgram:
     """A life in which every host has another number, and belongs to the other slice."""
     lost = {
         "everything_kept": (),
@@ -60,11 +60,11 @@ def permuted(trained: Path) -> dict[str, list[Any]]:
         (directory,) = (spec.ramdisk(host) / "a_step_made_up" / RUN_ID).iterdir()
         make_up_step(directory, 1_000_000)
     topology = JobLayout.first(2, 2).renumbered([3, 2, 1, 0])
-    return by_program(run_life(spec, trained, life=1, topology=topology))
+    return ByProgram(run_life(spec, trained, life=1, topology=topology))
 
 
 @pytest.fixture(scope="module")
-def smaller(trained: Path) -> dict[str, list[Any]]:
+def smaller(trained: Path) -> ByProgram:
     """A life of one slice of two hosts; hosts 2 and 3 are served by ``eckpt serve``."""
     names = ("without_host_state", "with_host_state", "from_servers")
     spec = spec_of(trained, "lives_job.py", *names, slices=1)
@@ -75,7 +75,7 @@ def smaller(trained: Path) -> dict[str, list[Any]]:
         served = (spec.ramdisk(host) / "from_servers" for host in (2, 3))
         holders = [stack.enter_context(serving(directory, SECRET)) for directory in served]
         spec = dataclasses.replace(spec, env={**SECRET, HOLDERS_VARIABLE: ",".join(holders)})
-        return by_program(run_life(spec, trained, life=2))
+        return ByProgram(run_life(spec, trained, life=2))
 
 
 @contextmanager
@@ -96,12 +96,6 @@ def serving(directory: Path, secret: dict[str, str]) -> Iterator[str]:
             assert server.wait(60) == 0
 
 
-def by_program(results: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    for result in results:
-        assert all("value" in outcome for outcome in result.values()), results
-    return {name: [result[name]["value"] for result in results] for name in results[0]}
-
-
 def check(seen: list[dict[str, Any]], owners: tuple[int, ...]) -> None:
     """Each process has step 10, bit for bit, and goes on where ``owners`` were then."""
     assert [(s.get("step"), s.get("tier")) for s in seen] == [(STEP, "local")] * len(seen), seen
@@ -109,7 +103,7 @@ def check(seen: list[dict[str, Any]], owners: tuple[int, ...]) -> None:
     assert [s["iterator"] for s in seen] == [[owner, 100 * STEP + owner] for owner in owners]
 
 
-def test_a_slice_killed_in_training_comes_back_without_its_ram(permuted: dict[str, Any]) -> None:
+def test_a_slice_killed_in_training_comes_back_without_its_ram(permuted: ByProgram) -> None:
     seen = permuted["a_slice_lost"]
     check(seen, (0, 1, 2, 3))
     # Processes 0 and 1 run on the hosts 3 and 2, which came back empty.
@@ -118,7 +112,7 @@ def test_a_slice_killed_in_training_comes_back_without_its_ram(permuted: dict[st
 
 
 @pytest.mark.parametrize("program", ["everything_kept", "a_host_lost", "both_slices_half_lost"])
-def test_hosts_with_other_numbers(permuted: dict[str, Any], program: str) -> None:
+def test_hosts_with_other_numbers(permuted: ByProgram, program: str) -> None:
     """Iterators follow the process index, wherever their documents are."""
     seen = permuted[program]
     check(seen, (0, 1, 2, 3))
@@ -127,17 +121,17 @@ def test_hosts_with_other_numbers(permuted: dict[str, Any], program: str) -> Non
     assert [process for process in range(4) if seen[process]["local"] == 0] == list(empty)
 
 
-def test_step_made_up_on_the_hosts_of_a_slice_wins_nowhere(permuted: dict[str, Any]) -> None:
+def test_step_made_up_on_the_hosts_of_a_slice_wins_nowhere(permuted: ByProgram) -> None:
     check(permuted["a_step_made_up"], (0, 1, 2, 3))
 
 
-def test_fewer_slices_without_host_state(smaller: dict[str, Any]) -> None:
+def test_fewer_slices_without_host_state(smaller: ByProgram) -> None:
     seen = smaller["without_host_state"]
     assert [(s["step"], s["differences"]) for s in seen] == [(STEP, [])] * 2
     assert [s["iterator"] for s in seen] == [[-1, 0]] * 2
 
 
-def test_fewer_slices_need_a_remap_of_host_states(smaller: dict[str, Any]) -> None:
+def test_fewer_slices_need_a_remap_of_host_states(smaller: ByProgram) -> None:
     for refused, _ in smaller["with_host_state"]:
         assert refused["error"] == "HostStateError"
         assert "host_state_remap" in refused["text"]
@@ -145,13 +139,13 @@ def test_fewer_slices_need_a_remap_of_host_states(smaller: dict[str, Any]) -> No
     check([then for _, then in smaller["with_host_state"]], (0, 2))
 
 
-def test_hosts_without_a_trainer_serve_what_they_hold(smaller: dict[str, Any]) -> None:
+def test_hosts_without_a_trainer_serve_what_they_hold(smaller: ByProgram) -> None:
     seen = smaller["from_servers"]
     check(seen, (0, 2))
     assert [(s["local"], s["peer"]) for s in seen] == [(0, ALL)] * 2
 
 
-def test_the_mesh_may_begin_with_the_other_slice(permuted: dict[str, Any]) -> None:
+def test_the_mesh_may_begin_with_the_other_slice(permuted: ByProgram) -> None:
     """Two processes write: also numbers, numpy values, and arrays that each made for itself."""
     wanted = {
         "step": 5,

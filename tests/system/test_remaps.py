@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from running_jobs import job_root, run_life, spec_of
+from running_jobs import job_root, of, run_life, spec_of
 
 pytestmark = pytest.mark.timeout(900)
 
 SIZE = 96
 # Slices and hosts of each life, and what it reads.
 LIVES = ((2, 2, "some"), (1, 2, "some"), (1, 3, "rest"))
-Lives = dict[str, list[list[dict[str, Any]]]]
+Life = tuple[str, list[dict[str, Any]]]
+Lives = dict[str, list[Life]]
 
 
 @pytest.fixture(scope="module")
@@ -26,32 +27,36 @@ def lives() -> Iterator[Lives]:
             spec = spec_of(root, "remaps_job.py", *programs.values(), slices=slices, hosts=hosts)
             results = run_life(spec, root, life=life)
             for kind, program in programs.items():
-                assert all("value" in result[program] for result in results), results
-                found[kind].append([result[program]["value"] for result in results])
+                found[kind].append((program, results))
         yield found
 
 
 @pytest.mark.parametrize("kind", ["elastic", "sliced"])
 def test_each_life_goes_on_from_the_one_before(lives: Lives, kind: str) -> None:
     for life, (found, value) in enumerate([(None, 0.0), (10, 10.0), (11, 11.0)]):
-        seen = lives[kind][life]
+        seen = seen_in(lives[kind][life])
         assert [(s["found"], s["value"]) for s in seen] == [(found, value)] * len(seen)
         assert [s["epoch"] for s in seen] == [int(value)] * len(seen)
-    assert [s["tier"] for life in lives[kind][1:] for s in life] == ["local"] * 5
+    assert [s["tier"] for life in lives[kind][1:] for s in seen_in(life)] == ["local"] * 5
 
 
-def _times(lives: list[list[dict[str, Any]]]) -> Counter[int]:
-    return Counter(number for life in lives for seen in life for number in seen["read"])
+def seen_in(life: Life) -> list[dict[str, Any]]:
+    program, results = life
+    return of(results, program)
+
+
+def _times(lives: list[Life]) -> Counter[int]:
+    return Counter(number for life in lives for seen in seen_in(life) for number in seen["read"])
 
 
 def test_same_on_all_reads_each_element_once(lives: Lives) -> None:
     assert _times(lives["elastic"]) == Counter(range(SIZE))
-    assert all(seen["read"] for life in lives["elastic"] for seen in life)
+    assert all(seen["read"] for life in lives["elastic"] for seen in seen_in(life))
 
 
 def test_smallest_position_leaves_out_no_element(lives: Lives) -> None:
     """What some were ahead of the one least far comes again, and fewer than there are besides."""
     times = _times(lives["sliced"])
     assert set(times) == set(range(SIZE))
-    ahead = sum(len(seen["read"]) for life in lives["sliced"] for seen in life) - SIZE
+    ahead = sum(len(seen["read"]) for life in lives["sliced"] for seen in seen_in(life)) - SIZE
     assert 0 < ahead <= 2 + 1 + 1 + 2
