@@ -68,7 +68,7 @@ class EmergencyCheckpointer:
 
     @classmethod
     def default_config(cls) -> CheckpointerConfig:
-        """A config to fill in with ``set`` and build with ``instantiate``."""
+        """Return a config to fill in with ``set`` and build with ``instantiate``."""
         return CheckpointerConfig()
 
     def save(
@@ -110,16 +110,17 @@ class EmergencyCheckpointer:
 
     @property
     def heeds_preemption(self) -> bool:
-        """Whether ``reached_preemption`` will ever say so."""
+        """True when ``reached_preemption`` will ever say so."""
         return self._config.heeds_preemption
 
     @property
     def takes_every_step(self) -> bool:
-        """Whether ``save`` is to be called at steps without a save too (``save_on_stop``)."""
+        """True when ``save`` is to be called at steps without a save too (``save_on_stop``)."""
         return self._config.save_on_stop
 
     def should_save(self, step: int) -> bool:
-        """Whether ``save`` at ``step`` starts a save. For the step that comes next; not collective.
+        """Return whether ``save`` at ``step`` starts a save. For the step that comes next; not
+        collective.
 
         Raises what a policy raises; CheckpointError after ``stop``.
         """
@@ -132,7 +133,7 @@ class EmergencyCheckpointer:
             raise CheckpointError(operation, "state", self._why_stopped, hint=hint)
 
     def reached_preemption(self, step: int) -> bool:
-        """Whether the job is being preempted and ``step`` is where all processes act on it.
+        """Return whether the job is being preempted and ``step`` is where all processes act on it.
 
         True on every process from the same step on, which is the first that none of them had
         begun when the notice came; ``save`` has saved it in both tiers, or will. The loop then
@@ -211,7 +212,8 @@ class EmergencyCheckpointer:
         return restore.restored.step, restore.restored.state
 
     def latest_step(self) -> int | None:
-        """The newest step that this process knows to be whole in some tier; None if there is none.
+        """Return the newest step that this process knows to be whole in some tier; None if there is
+        none.
 
         Not collective; reads the persistent directory, for half a minute at most: where it does not
         answer, RAM alone is asked, with a warning. A save under way does not count. What is whole

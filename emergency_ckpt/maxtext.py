@@ -34,7 +34,7 @@ DEFAULTS: Mapping[str, Any] = {
 
 
 def from_maxtext(flags: object, **settings: Any) -> CheckpointerConfig:
-    """A config from MaxText's flags and further ``settings``, which win.
+    """Return a config from MaxText's flags and further ``settings``, which win.
 
     Args:
       flags: MaxText's config object, or a mapping; what else it holds is not looked at.
@@ -80,7 +80,8 @@ def create_checkpoint_manager(
     logger: Any = None,
     **settings: Any,
 ) -> CheckpointManager | None:
-    """The manager that MaxText's emergency mode builds; None without ``enable_checkpointing``.
+    """Return the manager that MaxText's emergency mode builds; None without
+    ``enable_checkpointing``.
 
     Collective. In place of ``create_orbax_emergency_checkpoint_manager``, from the config as it is.
 

@@ -36,12 +36,14 @@ class OwnSecret:
 
 
 def generate_secret() -> bytes:
-    """A fresh secret: 32 random bytes as 64 hexadecimal digits, fit for a file or a variable."""
+    """Return a fresh secret: 32 random bytes as 64 hexadecimal digits, fit for a file or a
+    variable.
+    """
     return secrets.token_hex(32).encode()
 
 
 def load_secret_file(path: Path) -> bytes:
-    """The secret in ``path``, without surrounding white space.
+    """Return the secret in ``path``, without surrounding white space.
 
     ConfigError when the file cannot be read, is too short or too long, or is open to others. Group
     read is allowed, because mounted Kubernetes secrets with an fsGroup always have it.
@@ -69,7 +71,7 @@ def load_secret_file(path: Path) -> bytes:
 
 
 def secret_from_environment(environ: Mapping[str, str]) -> bytes | None:
-    """The secret in ``ECKPT_SECRET``, None when that is not set. ConfigError when too short.
+    """Return the secret in ``ECKPT_SECRET``, None when that is not set. ConfigError when too short.
 
     Its bytes are those of the environment, whatever encoding they are in.
     """
@@ -77,7 +79,8 @@ def secret_from_environment(environ: Mapping[str, str]) -> bytes | None:
 
 
 def launcher_secret(environ: Mapping[str, str]) -> bytes | None:
-    """The secret that the launcher of this job made for it, None when there is no such launcher.
+    """Return the secret that the launcher of this job made for it, None when there is no such
+    launcher.
 
     Nobody else knows it, but the next job has another one. ConfigError when it is too short.
     """

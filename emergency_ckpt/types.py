@@ -92,7 +92,7 @@ class Contents(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shards: tuple[ShardEntry, ...]
 
     def shard_id(self, index: int) -> ShardId:
-        """The identity of shard ``index``."""
+        """Return the identity of shard ``index``."""
         entry = self.shards[index]
         return ShardId(leaf=self.leaves[entry.leaf].path, box=entry.box)
 

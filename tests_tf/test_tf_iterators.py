@@ -59,7 +59,7 @@ def test_the_state_of_something_else_is_refused() -> None:
         def set_state(self, state: object) -> None:
             raise AssertionError
 
-    with pytest.raises(HostStateError, match="no state of such an iterator"):
+    with pytest.raises(HostStateError, match="not an iterator's state"):
         host_state.apply(iter(pipeline()), host_state.capture(Other()))
 
 

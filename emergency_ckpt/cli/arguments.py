@@ -9,17 +9,17 @@ _LONGEST_S = 1e7
 
 
 def port(text: str) -> int:
-    """A port, or 0 for a free one."""
+    """Return a port, or 0 for a free one."""
     return _between(text, 0, 65535)
 
 
 def mebibytes(text: str) -> int:
-    """A size of at least 1 MiB that a machine may have."""
+    """Return a size of at least 1 MiB that a machine may have."""
     return _between(text, 1, 1 << 30)
 
 
 def seconds(text: str) -> float:
-    """A time above 0 and below four months."""
+    """Return a time above 0 and below four months."""
     try:
         value = float(text)
     except ValueError as error:
@@ -33,7 +33,7 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def duration(text: str) -> float:
-    """A time from 0 on, in seconds or with a unit: 90s, 30m, 12h, 7d."""
+    """Return a time from 0 on, in seconds or with a unit: 90s, 30m, 12h, 7d."""
     number, unit_s = (text[:-1], _UNITS_S[text[-1]]) if text[-1:] in _UNITS_S else (text, 1)
     try:
         value = float(number) * unit_s
@@ -50,7 +50,7 @@ def seed(text: str) -> int:
 
 
 def user_id(text: str) -> int:
-    """A user of this host, by name or number; a number need not have a name."""
+    """Return a user of this host, by name or number; a number need not have a name."""
     if text.isascii() and text.isdigit():
         return _between(text, 0, 2**32 - 2)
     try:

@@ -108,7 +108,7 @@ def _run(args: argparse.Namespace, spec: JobSpec, faults: Sequence[Fault]) -> in
 
 
 def job_spec(args: argparse.Namespace, log_dir: Path) -> JobSpec:
-    """The job that the command line describes."""
+    """Return the job that the command line describes."""
     local_root: Path | None = args.local_root
     keep_ram = "never" if local_root is None else "after-failure"
     if local_root is None:

@@ -1,7 +1,7 @@
 """Collective calls over the coordination service: gather, share, agree.
 
-Made of keys and counts alone: the service never forgets the name of a barrier, and forgets a key
-as soon as it is deleted.
+Built from keys and counts alone, because the service never forgets the name of a barrier but
+forgets a key as soon as it is deleted.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from emergency_ckpt.cluster.messages import by_process, reason_of
 from emergency_ckpt.errors import CoordinationError, DeadlineExceeded, ForgedValue, PeerLeft
 
 GONE = "gone"
-"""Keys of processes that have left; see ``departures``."""
+"""Prefix of the keys of processes that have left; see ``departures``."""
 _ALL_CAME = "all have come"
-"""Found by looking: somebody else has counted, or nobody could."""
+"""The leader found all values itself: another writer has counted, or no process could."""
 _FIRST_LOOK_S = 1.0
 _LONGEST_SLICE_S = 8.0
 _SHORTEST_PAUSE_S = 0.1
@@ -34,11 +34,12 @@ def wait_for_key(
     """Return the value of ``key`` once it is set.
 
     Args:
-      look: asked every now and then while the key does not come: why it never will, or an empty
-        text. The key is looked for once more after the answer. What it raises ends the wait.
+      look: called at intervals while the key is not set; returns the reason why it never will be,
+        or an empty text. After a reason the key is read once more. An error of ``look`` ends the
+        wait.
       prompt: return as soon as it is set, at the price of some 15 kB of the service's memory for
-        each look, until it is. Else up to two seconds later, and no thread is ever left inside of
-        the service's client for longer than a second.
+        each wait until then. Otherwise the call returns up to two seconds later, and no thread
+        stays inside the service's client for longer than a second.
 
     Raises:
       PeerLeft: ``look`` gave a reason. DeadlineExceeded. CoordinationError.
@@ -73,10 +74,11 @@ def _get_within(coordinator: Coordinator, key: str, timeout_s: float) -> bytes |
 
 
 def gather(coordinator: Coordinator, name: str, value: bytes, timeout_s: float) -> dict[int, bytes]:
-    """Every process gives ``value``; the leader (process 0) gets all, the others nothing.
+    """Gather one ``value`` per process at the leader (process 0); others get an empty dict.
+    Collective.
 
-    Collective; the leader alone waits. DeadlineExceeded names the processes that did not come, and
-    PeerLeft one that never will.
+    Only the leader waits. DeadlineExceeded names the processes that did not come, and PeerLeft one
+    that has left.
     """
     coordinator.put(f"{name}/{coordinator.process_index}", value)
     if coordinator.count(f"{name}.n") == coordinator.process_count:
@@ -101,14 +103,14 @@ def gather(coordinator: Coordinator, name: str, value: bytes, timeout_s: float) 
 
 
 def _all_values(coordinator: Coordinator, name: str) -> dict[int, bytes]:
-    """Return what each process has set below ``name``, at the leader, once all have."""
+    """Return the value of each process below ``name``, at the leader, once all have come."""
     found = coordinator.list(name)
     for process in range(coordinator.process_count):
         if str(process) not in found:
             raise ForgedValue(
                 "gather",
                 f"{name}/{process}",
-                f"it is not there, although all have come: it was deleted, or {name}.n changed",
+                f"it is missing although all processes came: it was deleted, or {name}.n changed",
             )
     return {process: found[str(process)] for process in range(coordinator.process_count)}
 
@@ -141,7 +143,7 @@ def share(
     timeout_s: float,
     gathered: str | None = None,
 ) -> bytes:
-    """The leader gives ``value``; every process returns it. Collective.
+    """Return the leader's ``value`` on every process. Collective.
 
     ``gathered``: name of the ``gather`` on which the leader decides. DeadlineExceeded then names
     the processes for which it waits.
@@ -157,7 +159,9 @@ def share(
 def await_leader(
     coordinator: Coordinator, key: str, timeout_s: float, gathered: str | None = None
 ) -> bytes:
-    """Return what the leader sets at ``key``. Errors and ``gathered`` as for ``share``."""
+    """Return the value that the leader sets at ``key``. Errors and ``gathered`` as for
+    ``share``.
+    """
 
     def who_never_comes() -> str:
         gone = departed(coordinator)
@@ -179,16 +183,17 @@ def exchange(
     decide: Callable[[Mapping[int, bytes]], bytes],
     timeout_s: float,
 ) -> bytes:
-    """Every process gives ``value``; all return what the leader decides on them. Collective."""
+    """Return the leader's decision on one ``value`` per process, on every process. Collective."""
     found = gather(coordinator, name, value, timeout_s)
     decision = decide(found) if coordinator.process_index == 0 else None
     return share(coordinator, f"{name}.agreed", decision, timeout_s, gathered=name)
 
 
 def agree(coordinator: Coordinator, name: str, error: str, timeout_s: float) -> str:
-    """The errors of all processes in one line, the same everywhere; empty when there are none.
+    """Return the errors of all processes in one line, the same everywhere; empty when there are
+    none.
 
-    Collective. ``error`` is this process's own, empty when all is well.
+    Collective. ``error``: this process's own, empty when it has none.
     """
     own = error[:JOINED_LIMIT_CHARS].encode()
 

@@ -1,4 +1,4 @@
-"""Every use of JAX's coordination service, and nothing else of JAX's internals.
+"""All uses of JAX's coordination service, and nothing else of JAX's internals.
 
 Control data only: a value takes about 0.4 ms, and the service carries some tens of MB/s. No call
 here belongs on the training thread's save path.
@@ -16,12 +16,12 @@ from typing import Any, Protocol, TypeVar
 
 import jax
 from absl import logging
-from jax._src import distributed  # the one use of a private module: it has no public name
+from jax._src import distributed  # the only private module used: it has no public name
 
 from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineExceeded
 
 ERROR_LIMIT_CHARS = 2000
-"""Of an error that one process tells the others."""
+"""Maximum for an error text that one process sends to the others."""
 JOINED_LIMIT_CHARS = 1000
 
 Told = TypeVar("Told")
@@ -30,7 +30,7 @@ Told = TypeVar("Told")
 class Coordinator(Protocol):
     """A small shared store. Keys are set once. All methods block, with a deadline.
 
-    A ``get`` that runs into its deadline costs the service some 15 kB until the key is set: repeat
+    A ``get`` that reaches its deadline costs the service some 15 kB until the key is set; repeat
     ``find`` instead (``collectives.wait_for_key``).
     """
 
@@ -40,27 +40,27 @@ class Coordinator(Protocol):
     def process_count(self) -> int: ...
 
     def put(self, key: str, value: bytes) -> None:
-        """Set ``key`` once and for all; CoordinationError when it is there already."""
+        """Set ``key`` once; CoordinationError when it is already set."""
         ...
 
     def get(self, key: str, timeout_s: float) -> bytes:
-        """Wait for ``key``; DeadlineExceeded when it does not come."""
+        """Wait for ``key``; DeadlineExceeded when it is not set in time."""
         ...
 
     def list(self, prefix: str) -> Mapping[str, bytes]:
-        """All that is set below ``prefix`` now, by the rest of the key."""
+        """Return every key under ``prefix`` and its value; keys are returned without the prefix."""
         ...
 
     def delete(self, prefix: str) -> None:
-        """Forget ``prefix`` and all below it."""
+        """Delete ``prefix`` and every key below it."""
         ...
 
     def find(self, key: str) -> bytes | None:
-        """Return the value of ``key``, or None when it is not set. Waits for nobody."""
+        """Return the value of ``key``, or None when it is not set. Does not wait for it."""
         ...
 
     def replace(self, key: str, value: bytes) -> None:
-        """Set ``key``, whatever it was before."""
+        """Set ``key``, whether or not it was set before."""
         ...
 
     def count(self, key: str) -> int:
@@ -68,9 +68,10 @@ class Coordinator(Protocol):
         ...
 
     def barrier(self, name: str, timeout_s: float) -> None:
-        """Return when every process has called with this ``name``; names are used once.
+        """Return when every process has called with this ``name``; each name is used once.
 
-        The service keeps some 900 bytes for each name until it ends: not for saves or restores.
+        The service keeps some 900 bytes for each name until it ends, so saves and restores must not
+        use it.
         """
         ...
 
@@ -200,7 +201,7 @@ class LocalCoordinator:
             return number
 
     def barrier(self, name: str, timeout_s: float) -> None:
-        del timeout_s  # alone, one never waits
+        del timeout_s  # a single process never waits
         with self._changed:
             if name in self._barriers:
                 raise CoordinationError("barrier", name, "the name was used before")
@@ -208,7 +209,7 @@ class LocalCoordinator:
 
 
 def namespace(run_id: str, number: int) -> str:
-    """Prefix of all keys of one checkpointer: short, because each of them travels with it."""
+    """Return the prefix of all keys of one checkpointer; short, because every key carries it."""
     return f"eckpt/{hashlib.sha256(run_id.encode()).hexdigest()[:8]}/{number}"
 
 
@@ -216,7 +217,7 @@ _instances: dict[str, itertools.count[int]] = {}
 
 
 def connect(run_id: str) -> Coordinator:
-    """The coordinator of this job, in a namespace of its own for each call with a ``run_id``.
+    """Return the coordinator of this job, in a separate namespace for each call with a ``run_id``.
 
     All processes must make the same sequence of calls.
     """
@@ -230,20 +231,20 @@ def connect(run_id: str) -> Coordinator:
 
 
 def connect_start() -> Coordinator:
-    """The coordinator for the beginning of a start, before the processes know that they agree.
+    """Return the coordinator for the first round of a start, before settings are known to be equal.
 
-    As ``connect``, in a namespace that hangs on no setting.
+    As ``connect``, in a namespace that depends on no setting.
     """
     return connect("")  # no run has this name
 
 
 def jax_hears_notices() -> bool:
-    """Whether JAX takes preemption notices (``jax_enable_preemption_service``)."""
+    """Return whether JAX takes preemption notices (``jax_enable_preemption_service``)."""
     return distributed.global_state.preemption_sync_manager is not None
 
 
 def own_address() -> str:
-    """The address by which this host reaches the job's coordinator, and so peers reach it.
+    """Return this host's address on its route to the job's coordinator; peers reach it there.
 
     127.0.0.1 in a job on one machine, or without ``jax.distributed``.
     """
@@ -263,25 +264,25 @@ def own_address() -> str:
 
 
 def joined_errors(errors: Mapping[int, str]) -> str:
-    """What failed, by process, in one line of bounded length; empty texts are no errors."""
+    """Return the failures by process in one line of bounded length; empty texts are no failures."""
     failed = [(p, text[:JOINED_LIMIT_CHARS]) for p, text in sorted(errors.items()) if text]
     return "; ".join(f"process {p}: {text}" for p, text in failed[:4])
 
 
 def run_and_report(work: Callable[[], object], tell: Callable[[str], Told]) -> Told:
-    """Do ``work``, ``tell`` the others how it went, and return what that gives.
+    """Run ``work``, report its result to the others with ``tell``, and return what that returns.
 
-    ``tell`` gets the text of ``work``'s error, empty when all is well; that error is raised after
-    it, as a CheckpointError.
+    ``tell`` gets the text of ``work``'s error, empty on success; that error is raised after it, as
+    a CheckpointError.
     """
     failure: CheckpointError | None = None
     try:
         work()
     except CheckpointError as error:
         failure = error
-    except Exception as error:  # noqa: BLE001 - else it is raised here alone, and others wait
+    except Exception as error:  # noqa: BLE001 - it must be reported, since the others wait
         text = f"unexpected {type(error).__name__}: {error}"
-        failure = CheckpointError("do", "what all wait for", text)
+        failure = CheckpointError("run", "the collective work", text)
         failure.__cause__ = error
     told = tell(str(failure or "")[:ERROR_LIMIT_CHARS])
     if failure is not None:
@@ -290,7 +291,7 @@ def run_and_report(work: Callable[[], object], tell: Callable[[str], Told]) -> T
 
 
 def forget(coordinator: Coordinator, prefix: str) -> None:
-    """Delete what nobody needs any more. A failure is logged: a few keys stay."""
+    """Delete keys that no process needs any more. A failure is logged, and a few keys stay."""
     try:
         coordinator.delete(prefix)
     except CheckpointError as error:
@@ -298,7 +299,7 @@ def forget(coordinator: Coordinator, prefix: str) -> None:
 
 
 def deadline_left_s(deadline_s: float) -> float:
-    """Seconds until ``deadline_s`` of ``time.monotonic``, never below a millisecond."""
+    """Return the seconds until ``deadline_s`` of ``time.monotonic``, at least a millisecond."""
     return max(0.001, deadline_s - time.monotonic())
 
 
@@ -309,7 +310,7 @@ def _millis(timeout_s: float) -> int:
 def _service_error(
     operation: str, key: str, error: Exception
 ) -> CoordinationError | DeadlineExceeded:
-    # The service gives its code only at the start of the text.
+    # The service's error code is only in the text, at its start.
     text = str(error).split("\n", maxsplit=1)[0][:300]
     if text.startswith("DEADLINE_EXCEEDED"):
         return DeadlineExceeded(operation, key, text)

@@ -1,10 +1,10 @@
-"""Which processes have left the job, and why: so that nobody waits for what will never come.
+"""Departures: the processes that have left the job, and why, so that no process waits for them.
 
-A process that leaves says so twice. At once (``LEAVING``): why, and the newest save that it has
-begun in each tier; it still carries these out, so nobody gives them up, and nobody waits for it in
-a later one. When it has let go of everything (``collectives.GONE``): nothing more comes from it.
+A leaving process announces it twice. At once (``LEAVING``): the reason, and the newest save that it
+has begun in each tier. It still finishes these, so the others wait for it in them and not in later
+ones. When it has released everything (``collectives.GONE``): nothing more comes from it.
 
-A process that dies cannot say it. Its port is closed then, which its host tells whoever asks.
+A process that dies announces nothing. Its host then refuses connections to its port.
 """
 
 from __future__ import annotations
@@ -39,42 +39,46 @@ class _Leaving(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def in_order(save: SaveId) -> tuple[str, int]:
-    """Return what rises from one save of a process to its next: later lives sort after earlier."""
+    """Return a key that rises from one save of a process to its next: later lives sort after
+    earlier.
+    """
     return save.incarnation, save.step
 
 
 def leaving(coordinator: Coordinator) -> dict[int, str]:
-    """Return which processes begin no more saves, each with a sentence."""
+    """Return the processes that begin no more saves, each with a sentence."""
     found = sorted(_leaving(coordinator).items())
     return {p: f"process {p} has left: {leaving.reason}" for p, leaving in found}
 
 
 def _leaving(coordinator: Coordinator) -> dict[int, _Leaving]:
-    """One that cannot be read leaves all the same, and takes part in no save."""
+    """Return the readable announcements; an unreadable one counts as left, without any save
+    begun.
+    """
     found = by_process(coordinator.list(LEAVING), LEAVING, coordinator.process_count)
     return decode_each(found, _Leaving, LEAVING, lambda text: _Leaving(text, {}))
 
 
 class Departures:
-    """Departures: the announcement of this process and those of the others. Thread-safe."""
+    """The announcement of this process, and those of the others. Thread-safe."""
 
     def __init__(
         self, coordinator: Coordinator, address_of: Callable[[int], str] | None = None
     ) -> None:
-        """``address_of``: where a process serves; None: the dead are not asked for."""
+        """``address_of``: transfer address of a process; None: dead processes are not detected."""
         self._coordinator = coordinator
         self._address_of = address_of
         self._lock = threading.Lock()
         self._said: set[str] = set()
 
     def leave(self, reason: str, begun: Mapping[TierName, SaveId]) -> None:
-        """Tell the others that this process begins no more saves. Idempotent; never raises."""
+        """Announce that this process begins no more saves. Idempotent; never raises."""
         saves: dict[str, tuple[str, int]] = {tier: in_order(s) for tier, s in begun.items()}
         leaving = _Leaving(reason[:_REASON_LIMIT_CHARS], saves)
         self._say(LEAVING, msgspec.json.encode(leaving))
 
     def gone(self, reason: str) -> None:
-        """Tell the others that nothing more comes from this process. Idempotent; never raises."""
+        """Announce that nothing more comes from this process. Idempotent; never raises."""
         self._say(GONE, reason[:_REASON_LIMIT_CHARS].encode())
 
     def _say(self, kind: str, value: bytes) -> None:
@@ -88,13 +92,14 @@ class Departures:
         try:
             coordinator.put(f"{kind}/{coordinator.process_index}", value)
         except CheckpointError as error:
-            # The service is gone as well, and with it all who could have heard.
-            logging.info("leaving without a word to the other processes: %s", error)
+            # The service has ended too, so no process is left to read it.
+            logging.info("leaving without telling the other processes: %s", error)
 
     def absent(self, tier: TierName, save: SaveId, processes: Collection[int]) -> dict[int, str]:
-        """Return which of ``processes`` take no part in ``save`` any more, each with a sentence.
+        """Return those of ``processes`` that take no part in ``save`` any more, each with a
+        sentence.
 
-        Blocks for about a second for each of a few of them, whose hosts may be silent.
+        Blocks for about a second for each of at most a few processes whose hosts do not answer.
         """
         found = {
             process: f"process {process} has left: {reason}"
@@ -123,7 +128,9 @@ class Departures:
         return found
 
     def _refuses(self, process: int) -> bool:
-        """Whether nobody listens at the address of ``process``; a silent host may only be slow."""
+        """Return whether the host of ``process`` refuses connections; a silent host may only be
+        slow.
+        """
         assert self._address_of is not None
         try:
             host, port = parse_address(self._address_of(process))

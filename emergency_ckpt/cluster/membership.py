@@ -1,4 +1,4 @@
-"""One process's place in a life of the job: its ramdisk, its server, and the way to its peers."""
+"""The membership of one process in a life of the job: its ramdisk, its server, and its peers."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from emergency_ckpt.transfer.server import TransferServer
 from emergency_ckpt.types import Writer
 
 _PART_TO_WAIT = 0.7
-"""So much of the start's deadline may pass in waiting for an earlier life."""
+"""Share of the start's deadline that may be spent waiting for an earlier life."""
 
 
 class Membership:
-    """Joins the job on construction, which is collective: it works on all processes or on none.
+    """Joins the job on construction, which is collective: it succeeds on all processes or on none.
 
     Attributes:
-      incarnation: the id of this life, as the leader made it.
-      secret: the run's, the same on all processes.
-      coordinator: carries a mark on each value, which only the processes of this start can make.
+      incarnation: id of this life, made by the leader.
+      secret: the run's secret, the same on all processes.
+      coordinator: seals each value with a key that only the processes of this start have.
 
     Raises:
       ConfigError: the processes do not have the same secret; on all of them.
-      LocalTierError: on the process that is at fault. RestoreFailed: on the others.
+      LocalTierError: on the failing process. RestoreFailed: on the others.
       DeadlineExceeded: a process did not come.
     """
 
@@ -46,7 +46,7 @@ class Membership:
         start: str,
         events: EventSink,
     ) -> None:
-        """``start``: what ``agree_settings`` called this start of the job; compared once more."""
+        """``start``: the result of ``agree_settings``; compared once more."""
         me, count = process
         self._events = events
         self._config = config
@@ -87,19 +87,19 @@ class Membership:
         except BaseException:
             self.leave()
             raise
-        forget_exchange(unsealed)  # all have come through it
+        forget_exchange(unsealed)  # all processes have finished it
 
     def adopt_orphans(self) -> None:
-        """Offer what is left in RAM of this run. For when all have come through the constructor.
+        """Serve the saves of this run that are left in RAM. Call after all have joined.
 
-        All have claimed by then: what is left belongs to nobody, or to an earlier life, which is
-        waited for. LocalTierError, of this process alone.
+        All processes have claimed their directories by then, so the rest belongs to no process, or
+        to an earlier life, which is waited for. LocalTierError, of this process alone.
         """
         self.tier.adopt_orphans(self._wait_s)
 
     @property
     def _wait_s(self) -> float:
-        # The others have to hear of it before they give up themselves.
+        # The others must see the failure before their own deadlines.
         longest_s = _PART_TO_WAIT * self._config.start_timeout_s
         asked_s = self._config.ramdisk_wait_s
         return longest_s if asked_s is None else min(asked_s, longest_s)
@@ -111,7 +111,7 @@ class Membership:
         return self._tier
 
     def _start_serving(self) -> str:
-        """Claim the ramdisk and serve what is on it; returns this process's address."""
+        """Claim the ramdisk and serve it; return this process's address."""
         config, local_dir = self._config, Path(self._config.local_dir)
         self._tier = LocalTier.open(
             local_dir,
@@ -148,7 +148,7 @@ class Membership:
         )
 
     def leave(self) -> None:
-        """Let go of port and ramdisk; the bytes stay. Not collective. Idempotent."""
+        """Release port and ramdisk; the saved bytes stay. Not collective. Idempotent."""
         server, self._server = self._server, None
         if server is not None:
             server.stop()

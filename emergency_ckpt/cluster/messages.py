@@ -1,8 +1,8 @@
 """Decoding of messages between processes in the coordination service.
 
-Every value there may be damaged, of another version, or a stranger's. What cannot be decoded is a
-CoordinationError that names the message and its process; a collective call makes it that process's
-failure, so that all hear of it (``decode_each``).
+Any value there may be damaged, of another version, or forged. A value that cannot be decoded is a
+CoordinationError that names the message and its process. A collective call treats it as a failure
+of that process, so that all processes see it (``decode_each``).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from emergency_ckpt.errors import CoordinationError
 
 _T = TypeVar("_T")
 SMALL_BYTES = 1 << 20
-"""Bound of a message that does not grow with the state or the number of processes."""
+"""Maximum of a message whose size does not depend on the state or the number of processes."""
 LARGE_BYTES = 256 << 20
-"""Bound of any message; its objects take several times as much memory."""
+"""Maximum of any message; its decoded objects take several times as much memory."""
 _REASON_LIMIT_BYTES = 4000
 _UNREADABLE_LIMIT_CHARS = 400
 _HINT = "all processes must run the same version"
@@ -27,7 +27,7 @@ _HINT = "all processes must run the same version"
 def decode_message(
     data: bytes, kind: type[_T] | Any, name: str, *, limit_bytes: int = LARGE_BYTES
 ) -> _T:
-    """The message ``name``. CoordinationError, whatever is wrong with it."""
+    """Return the message ``name``. CoordinationError for anything else."""
     if len(data) > limit_bytes:
         raise _not_a_message(name, f"{len(data)} bytes are more than {limit_bytes}")
     try:
@@ -46,7 +46,7 @@ def decode_each(
 ) -> dict[int, _T]:
     """Return the message ``name`` of each process; never raises.
 
-    ``unreadable`` makes the message that stands for one which cannot be decoded, of the reason.
+    ``unreadable``: makes the message that replaces an undecodable one, from the reason.
     """
     messages: dict[int, _T] = {}
     for process, data in found.items():
@@ -60,12 +60,16 @@ def decode_each(
 
 
 def by_process(found: Mapping[str, bytes], name: str, process_count: int) -> dict[int, bytes]:
-    """Return values below the key ``name`` by process. CoordinationError: a key that is none's."""
+    """Return the values below the key ``name`` by process. CoordinationError for an unknown
+    process.
+    """
     return {process_of(text, name, process_count): data for text, data in found.items()}
 
 
 def process_of(text: str, name: str, process_count: int) -> int:
-    """Return the process in the last part of a key below ``name``. CoordinationError: none is."""
+    """Return the process named by the last part of a key below ``name``. CoordinationError
+    otherwise.
+    """
     process = number_of(text, name)
     if process >= process_count:
         raise _not_a_message(f"{name}/{text[:40]}", f"there are {process_count} processes")
@@ -73,7 +77,9 @@ def process_of(text: str, name: str, process_count: int) -> int:
 
 
 def number_of(text: str | bytes, name: str) -> int:
-    """Return a whole number from 0 on, in its shortest decimal form. CoordinationError."""
+    """Return a whole number from 0 on, in its shortest decimal form. CoordinationError
+    otherwise.
+    """
     plain = text if isinstance(text, str) else text[:40].decode(errors="replace")
     is_number = plain.isascii() and plain.isdecimal() and len(plain) <= 20
     if not is_number or str(int(plain)) != plain:
@@ -82,7 +88,9 @@ def number_of(text: str | bytes, name: str) -> int:
 
 
 def text_of(data: bytes, name: str) -> str:
-    """Return a message that is a short text. CoordinationError: it is too long, or no text."""
+    """Return a message that is a short text. CoordinationError when it is too long or not a
+    text.
+    """
     if len(data) > _REASON_LIMIT_BYTES:
         raise _not_a_message(name, f"{len(data)} bytes are more than {_REASON_LIMIT_BYTES}")
     try:
@@ -92,7 +100,7 @@ def text_of(data: bytes, name: str) -> str:
 
 
 def reason_of(data: bytes) -> str:
-    """Return a sentence for people, as much of it as can be read. Never raises."""
+    """Return the readable part of a sentence for people. Never raises."""
     return data[:_REASON_LIMIT_BYTES].decode(errors="replace")
 
 

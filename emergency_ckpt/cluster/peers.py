@@ -38,7 +38,7 @@ class _Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Peers:
-    """Talks to the other processes of the job by process index. Thread-safe."""
+    """Access to the other processes of the job by process index. Thread-safe."""
 
     def __init__(self, coordinator: Coordinator, client: TransferClient) -> None:
         self._coordinator = coordinator
@@ -47,7 +47,7 @@ class Peers:
         self._addresses: dict[int, str] = {}
 
     def address_of(self, process: int) -> str:
-        """Where ``process`` serves; asked of the coordination service once."""
+        """Return the transfer address of ``process``; asked of the coordination service once."""
         with self._lock:
             known = self._addresses.get(process)
         if known is None:
@@ -58,19 +58,22 @@ class Peers:
         return known
 
     def push_host_state(self, process: int, save: SaveId, data: bytes) -> None:
-        """Give ``process`` a copy of this process's host state; published there on return."""
+        """Send ``process`` a copy of this process's host state; published there on return.
+        Blocks.
+        """
         me, count = self._coordinator.process_index, self._coordinator.process_count
         self.client.push_host_state(self.address_of(process), save, me, count, data)
 
     def fetch_contents(self, process: int, digest: str) -> Contents:
-        """Contents of a manifest that ``process`` holds."""
+        """Return the contents of a manifest that ``process`` holds. Blocks."""
         return fetch_contents(self.client, self.address_of(process), digest)
 
 
 def fetch_contents(client: TransferClient, address: str, digest: str) -> Contents:
-    """Contents of a manifest at ``address``, checked against every rule of FORMAT.md.
+    """Return the contents of a manifest at ``address``, checked against every rule of FORMAT.md.
 
-    CorruptData when they break one or have another digest; TransferError when they do not come.
+    CorruptData when they break a rule or have another digest; TransferError when they do not
+    arrive.
     """
     return decode_contents(client.fetch_contents_bytes(address, digest), digest)
 
@@ -104,12 +107,14 @@ def agree_start(coordinator: Coordinator, start: Callable[[], str], timeout_s: f
 
 
 def new_incarnation(after: str = "") -> str:
-    """A fresh id; sorts by this machine's clock, and after ``after``, see ``types.SaveId``."""
+    """Return a fresh id that sorts by this machine's clock, and after ``after``; see
+    ``types.SaveId``.
+    """
     now_ms = time.time_ns() // 1_000_000
     earlier = _CLOCK.match(after)
     if earlier is not None:
-        # A clock that lags must not make a later life an earlier one; nor one that is far ahead
-        # leave no room for those to come.
+        # With a slow clock a later life must still sort later; a clock far ahead must leave room
+        # for later lives.
         now_ms = max(now_ms, min(int(earlier[1], 16) + 1, _LAST_MS))
     return f"{now_ms:012x}-{secrets.token_hex(8)}"
 

@@ -1,7 +1,7 @@
-"""What all processes agree on before any goes on, after a start or a restore: one round for all.
+"""The round that ends a start or a restore: no process continues before all have finished it.
 
-Each round costs milliseconds with two processes and more with thousands, and a restore with nothing
-lost consists of little else.
+It is one round for everything, since each costs milliseconds with two processes and more with
+thousands, and a restore with nothing lost consists of little else.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def run_on_all(
     watch: PreemptionWatch,
     timeout_s: float,
 ) -> str:
-    """Do ``work`` and return when all have; ``watch`` goes on from the same number. Collective.
+    """Run ``work`` and return when all have; ``watch`` continues from a common number. Collective.
 
-    Raises this process's own error, as a CheckpointError; returns the errors of the others, empty
-    when it went well everywhere.
+    Raises this process's own error, as a CheckpointError. Returns the errors of the others, empty
+    when there are none.
     """
 
     def tell(error: str) -> str:
@@ -49,14 +49,14 @@ def run_on_all(
 
 
 def leave_together(coordinator: Coordinator, timeout_s: float) -> None:
-    """Return when all processes have come here. A failure is logged.
+    """Return when all processes have called this. A failure is logged.
 
-    Who leaves first has the others killed, or takes JAX's service along.
+    The exit of one process can get the others killed, or end JAX's coordination service.
     """
     try:
         exchange(coordinator, "preempted", b"", lambda _: b"", timeout_s)
     except CheckpointError as error:
-        logging.warning("not all processes were done in time after the notice: %s", error)
+        logging.warning("not all processes finished in time after the notice: %s", error)
 
 
 def _together(found: Mapping[int, bytes], name: str) -> bytes:

@@ -1,4 +1,4 @@
-"""What this process serves to its peers, and what they push to it."""
+"""The holdings that this process serves to its peers, and the host states that they push to it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _CHECK_INTERVAL_S = 1.0
 
 
 def holder_name(process_index: int) -> str:
-    """Name of a process as a holder."""
+    """Return the name of a process as a holder."""
     return f"process/{process_index}"
 
 
 class HostStateInbox:
     """Host states that peers pushed, for the writers of the persistent tier. Bounded.
 
-    The local tier forgets host states of older saves; a persistent save may still need them.
-    Nothing tells a push for it from one for a local save: a persistent save says what to keep.
+    The local tier forgets host states of older saves, but a persistent save may still need them. A
+    push does not say for which tier it is, so a persistent save names the host states to keep.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class HostStateInbox:
         self._kept: set[SaveId] = set()
 
     def put(self, save: SaveId, owner: int, data: bytes) -> None:
-        """Keep a pushed document; of what is not ``kept`` the oldest goes when there is much."""
+        """Keep a pushed document. Above the bound the oldest that are not ``kept`` are dropped."""
         with self._changed:
             self._by_save.setdefault(save, {})[owner] = data
             self._by_save.move_to_end(save)
@@ -46,10 +46,10 @@ class HostStateInbox:
 
     @contextlib.contextmanager
     def kept(self, save: SaveId) -> Generator[None]:
-        """What is pushed for ``save`` stays, however many other saves come, until this is left.
+        """Keep every host state of ``save`` until this context ends, for any number of other saves.
 
-        For the time of one persistent save, of which there is one at a time. What came before
-        counts too, if it is still here.
+        For the duration of one persistent save; there is one at a time. Host states that arrived
+        before count too, if they have not been dropped.
         """
         with self._changed:
             self._kept.add(save)
@@ -72,10 +72,10 @@ class HostStateInbox:
         timeout_s: float,
         check: Callable[[Collection[int]], None] = lambda _: None,
     ) -> dict[int, bytes]:
-        """The documents of ``owners``; DeadlineExceeded names those that did not come.
+        """Return the documents of ``owners``; DeadlineExceeded names those that did not come.
 
-        ``check`` is called every second or so with those that are missing; what it raises ends the
-        wait, unless one of them came meanwhile: it may have left right after.
+        ``check`` is called about every second with the missing owners. Its error ends the wait,
+        unless one of them arrived meanwhile, since its process may have left right after.
         """
         deadline_s = time.monotonic() + timeout_s
 

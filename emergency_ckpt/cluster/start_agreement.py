@@ -1,6 +1,6 @@
-"""The first round of a start: every process has the same settings, and all know the start's name.
+"""The first round of a start: equal settings on every process, and a name for the start.
 
-It comes before anything that depends on a setting: a job in which ``dir`` differs would otherwise
+It precedes everything that depends on a setting. A job in which ``dir`` differs would otherwise
 wait in two places for processes that never come there.
 """
 
@@ -25,9 +25,9 @@ from emergency_ckpt.core.settings_agreement import differing_settings
 from emergency_ckpt.errors import ConfigError, CoordinationError, DeadlineExceeded
 
 _TOLD_LATE_S = 5.0
-"""The leader's decision may come so much later than its deadline."""
+"""Time that the leader's decision may arrive after its deadline."""
 _LOOK_S = 1.0
-"""How often the leader looks at all, while one that it waits for does not come."""
+"""Interval at which the leader checks all processes while it waits for one."""
 _PAUSE_S = 0.1
 _MOST_LINES = 20
 
@@ -38,7 +38,7 @@ class _Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Decision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``differ``: each process is to tell its settings. ``start``: the name, when all is well."""
+    """``differ``: each process must publish its settings. ``start``: the name, on success."""
 
     start: str = ""
     error: str = ""
@@ -49,8 +49,7 @@ class _Decision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def tell_problem(coordinator: Coordinator, error: ConfigError) -> None:
     """Tell the others that this process's settings are invalid, so that none waits for it.
 
-    Does not block. What the coordination service says to it is not raised: the caller has the
-    more important error.
+    Does not block. A coordination error is not raised, because the caller's error matters more.
     """
     problem = str(error)[:ERROR_LIMIT_CHARS]
     try:
@@ -62,12 +61,12 @@ def tell_problem(coordinator: Coordinator, error: ConfigError) -> None:
 
 
 def agree_settings(coordinator: Coordinator, own: Mapping[str, str], timeout_s: float) -> str:
-    """Return the name of this start of the job, which no other start has. Collective; blocks.
+    """Return the unique name of this start of the job. Collective; blocks.
 
-    ``own``: the text of each setting that must be equal on all processes.
+    ``own``: text of each setting that must be equal on all processes.
 
     Raises:
-      ConfigError: a setting differs, or is invalid on some process; on all of them, as soon as the
+      ConfigError: a setting differs, or is invalid on some process; raised on all of them once the
         last process has come. DeadlineExceeded: a process did not come; names it.
     """
     deadline_s = time.monotonic() + timeout_s
@@ -80,7 +79,7 @@ def agree_settings(coordinator: Coordinator, own: Mapping[str, str], timeout_s: 
     if decision.missing:
         raise _not_all_came(timeout_s, decision.missing)
     if decision.differ:
-        # Only now: the texts of all processes are much to store and to read.
+        # Only when they differ, because the texts of all processes are large.
         coordinator.put(f"settings.told/{coordinator.process_index}", msgspec.json.encode(own))
         raise ConfigError(_learn_differences(coordinator, deadline_s))
     if decision.error:
@@ -107,8 +106,8 @@ def _follow(coordinator: Coordinator, timeout_s: float) -> _Decision:
 
 
 def _lead(coordinator: Coordinator, deadline_s: float) -> _Decision:
-    # Not a barrier: it would keep all from a process's error until the last one has come. One
-    # ``get`` for each process: all that run into their deadline cost the service memory.
+    # Not a barrier, which would delay a process's error until the last one has come. One ``get``
+    # for each process, because each that reaches its deadline costs the service memory.
     waited_for: set[int] = set()
     while True:
         found = by_process(coordinator.list("settings"), "settings", coordinator.process_count)
@@ -122,7 +121,7 @@ def _lead(coordinator: Coordinator, deadline_s: float) -> _Decision:
         if time.monotonic() >= deadline_s:
             named = tuple(f"process {p}" for p in missing)
             return _decide(coordinator, _Decision(missing=named))
-        # Look again then: another one may have come.
+        # Then check again, since another process may have come.
         limit_s = min(_LOOK_S, deadline_left_s(deadline_s))
         if missing[0] in waited_for:
             time.sleep(min(_PAUSE_S, limit_s))
@@ -136,7 +135,9 @@ def _lead(coordinator: Coordinator, deadline_s: float) -> _Decision:
 
 
 def _learn_differences(coordinator: Coordinator, deadline_s: float) -> list[str]:
-    """Return what differs, worked out by the leader. All processes are here: they have the word."""
+    """Return the differences, computed by the leader. All processes are here: they have its
+    decision.
+    """
     name = "settings.differences"
     if coordinator.process_index != 0:
         data = coordinator.get(name, deadline_left_s(deadline_s) + _TOLD_LATE_S)

@@ -1,4 +1,4 @@
-"""Which life the job goes on with, on one process, and when that is binding for all saves."""
+"""The timeline of one process, and the moment from which it is binding for all saves."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from emergency_ckpt.types import SaveId
 
 
 class Timelines:
-    """The timeline of this process: on record in its RAM. For any thread.
+    """The timeline of this process, recorded in its RAM. Thread-safe.
 
-    A restore that asked for a step is binding at once, or, where it keeps what is newer, at its
-    next save. One that took the newest whole step is binding when its first save is whole: until
-    then a newer step that was passed over, and becomes whole again, is still the best there is.
+    A restore of a requested step is binding at once or, if it keeps newer steps, at its next save.
+    A restore of the newest complete step is binding when its first save is complete: until then a
+    newer step that was passed over and becomes complete again is still the best.
     """
 
     def __init__(self, tier: LocalTier | None, events: EventSink) -> None:
-        """``tier``: where it is on record; None: nowhere."""
+        """``tier``: the tier that records it; None: not recorded."""
         self._tier = tier
         self._events = events
         self._lock = threading.Lock()
@@ -32,20 +32,20 @@ class Timelines:
 
     @property
     def is_demanded(self) -> bool:
-        """Whether the user asked for the step that was restored, and to forget what is newer."""
+        """True when the user requested the restored step and the removal of newer ones."""
         with self._lock:
             return self._is_demanded
 
     @property
     def bound(self) -> Timeline | None:
-        """Return the binding timeline; None when no restore was ever binding."""
+        """The binding timeline; None before the first binding restore."""
         with self._lock:
             return self._bound
 
     def begin(
         self, known: Timeline | None, parent: SaveId, incarnation: str, *, at_once: bool
     ) -> None:
-        """A restore brought ``parent``, and the job saves as ``incarnation`` from now on.
+        """Record that ``parent`` was restored, and that the job saves as ``incarnation`` now.
 
         ``known``: the newest timeline of all processes and of storage.
         """
@@ -61,7 +61,7 @@ class Timelines:
             self._record()
 
     def bind(self) -> None:
-        """From now on what this life has left behind does not count. Idempotent; never raises."""
+        """Make the timeline binding: rolled-back saves stop counting. Idempotent; never raises."""
         with self._lock:
             pending, self._pending = self._pending, None
             if pending is None:
@@ -76,17 +76,17 @@ class Timelines:
         try:
             self._tier.follow(bound)
         except (CheckpointError, OSError) as error:
-            # Other processes and storage have it too.
-            logging.warning("the timeline is not on record here: %s", error)
-            self._events.emit("restore.note", text=f"the timeline is not on record: {error}")
+            # Other processes and storage have the record too.
+            logging.warning("the timeline could not be recorded: %s", error)
+            self._events.emit("restore.note", text=f"the timeline could not be recorded: {error}")
 
     def objection(self, step: int, incarnation: str) -> str:
-        """Why a save does not count; empty when it does."""
+        """Return why a save does not count; empty when it does."""
         bound = self.bound
         return "" if bound is None else bound.objection(step, incarnation)
 
     def leads_to(self, save: SaveId, stored: SaveId) -> bool:
-        """Whether ``stored`` was made in the life of ``save``, or on the way to it."""
+        """Return whether ``stored`` was made in the life of ``save``, or on the path to it."""
         with self._lock:
             timeline = self._bound if self._pending is None else self._pending
         is_of_run = stored.run_id == save.run_id

@@ -1,4 +1,4 @@
-"""From meshes and devices to slices of processes."""
+"""The slice of each process, from meshes and devices."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from emergency_ckpt.state.tree import StateTree
 def topology_of(
     mesh: jax.sharding.Mesh | None, replica_axis: str | int | None, tree: StateTree
 ) -> Topology:
-    """Which process belongs to which slice. Not collective. ``replica_axis``: see ``Config``.
+    """Return the slice of each process. Not collective. ``replica_axis``: see ``Config``.
 
     From the coordinate on ``replica_axis`` of ``mesh``; without a mesh from the devices'
-    ``slice_index`` where they differ; else from the mesh of the state's own shardings; else all is
-    one slice. Processes that have devices in several slices make these one: they fail together.
-    ConfigError when ``replica_axis`` is no axis of the mesh that was found.
+    ``slice_index`` where they differ; else from the mesh of the state's own shardings; else there
+    is one slice. Slices that share a process are merged, because they fail together. ConfigError
+    when ``replica_axis`` is no axis of the mesh that was found.
     """
     process_count = jax.process_count()
     if mesh is None:
@@ -48,7 +48,7 @@ def _axis_of(mesh: jax.sharding.Mesh, replica_axis: str | int) -> int:
     elif 0 <= replica_axis < len(axes):
         return replica_axis
     problem = f"replica_axis {replica_axis!r} is none of the axes {axes} of the mesh"
-    raise ConfigError([f"{problem}: that of the state's shardings, where mesh is not set"])
+    raise ConfigError([f"{problem}; without the setting mesh, it is that of the state's shardings"])
 
 
 def _mesh_of(tree: StateTree) -> jax.sharding.Mesh | None:
@@ -61,7 +61,7 @@ def _mesh_of(tree: StateTree) -> jax.sharding.Mesh | None:
 
 
 def _unsplit_axis(mesh: jax.sharding.Mesh, tree: StateTree) -> int | None:
-    """The first axis of ``mesh``, of several positions, along which no leaf is split."""
+    """Return the first axis of ``mesh`` with several positions along which no leaf is split."""
     split: set[str] = set()
     for leaf in tree.leaves:
         if isinstance(leaf.sharding, jax.sharding.NamedSharding):
@@ -74,7 +74,9 @@ def _unsplit_axis(mesh: jax.sharding.Mesh, tree: StateTree) -> int | None:
 
 
 def _merged(pairs: Iterable[tuple[int, int]], process_count: int) -> Topology:
-    """A topology from (process, index on the replica axis); indices that share a process merge."""
+    """Return a topology from (process, index on the replica axis); indices that share a process
+    merge.
+    """
     indices_of: dict[int, set[int]] = {}
     for process, index in pairs:
         indices_of.setdefault(process, set()).add(index)
@@ -90,11 +92,11 @@ def _merged(pairs: Iterable[tuple[int, int]], process_count: int) -> Topology:
         for other in roots[1:]:
             merged_into[other] = roots[0]
     roots_of = {process: root(min(indices)) for process, indices in indices_of.items()}
-    # The slice of process 0 is the primary one: Orbax leaves host values to that process.
+    # The slice of process 0 is the primary one, because Orbax writes host values there.
     leading = roots_of.get(0)
     order = sorted(set(roots_of.values()), key=lambda index: (index != leading, index))
     number = {index: n for n, index in enumerate(order)}
-    # A process without devices in the mesh stores nothing; it counts with the primary slice.
+    # A process without devices in the mesh stores nothing and is assigned to the primary slice.
     return Topology(
         process_count,
         tuple(number[roots_of[p]] if p in roots_of else 0 for p in range(process_count)),

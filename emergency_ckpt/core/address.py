@@ -1,4 +1,4 @@
-"""``host:port`` and ``holder@host:port`` texts: what a holder reports and a client connects to."""
+"""``host:port`` and ``holder@host:port`` texts, which a holder reports and a client connects to."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ _HOLDER = re.compile(r"[0-9a-f]{32}")
 
 
 def split_holder(text: str) -> tuple[str, str]:
-    """The identity of the server that is wanted, empty where none is named, and the address.
+    """Return the identity of the wanted server, empty where none is named, and the address.
 
-    ``"5f..e0@10.0.0.3:80"`` is what a server tells its peers: who finds another server at the
-    address, because the port was given to it since, is told so. What is no identity stays in the
-    address, which ``parse_address`` then refuses.
+    A server tells its peers ``"5f..e0@10.0.0.3:80"``. If its port was given to another server
+    since, the identity lets the client notice. A prefix that is no identity stays in the address,
+    and ``parse_address`` refuses it.
     """
     holder, at, address = text.partition("@")
     return (holder, address) if at and _HOLDER.fullmatch(holder) else ("", text)
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """``"10.0.0.3:80"``, ``"name:80"`` or ``"[::1]:80"`` as (host, port).
+    """Return (host, port) of ``"10.0.0.3:80"``, ``"name:80"`` or ``"[::1]:80"``.
 
     Raises TransferError for anything else. An IPv6 literal needs its brackets: without them the
     port cannot be told from the last group.
@@ -50,5 +50,5 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def format_address(host: str, port: int) -> str:
-    """The text that ``parse_address`` takes apart again."""
+    """Return the text from which ``parse_address`` gets ``host`` and ``port``."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

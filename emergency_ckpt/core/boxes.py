@@ -1,4 +1,4 @@
-"""Arithmetic on index boxes: what of a stored shard goes where in a wanted one."""
+"""Arithmetic on index boxes: the parts of a stored shard that a wanted shard needs."""
 
 from __future__ import annotations
 
@@ -22,17 +22,19 @@ class Overlap(NamedTuple):
 
 
 def shape_of(box: Box) -> tuple[int, ...]:
-    """The shape of the array that the box cuts out."""
+    """Return the shape of the array that the box cuts out."""
     return tuple(max(0, stop - start) for start, stop in box)
 
 
 def volume(box: Box) -> int:
-    """Number of elements in the box: 1 for a scalar's box ``()``, 0 when a range is empty."""
+    """Return the number of elements in the box: 1 for a scalar's box ``()``, 0 when a range is
+    empty.
+    """
     return math.prod(shape_of(box))
 
 
 def is_empty(box: Box) -> bool:
-    """Whether the box has no element. A scalar's box has one."""
+    """Return whether the box has no element. A scalar's box has one."""
     for start, stop in box:  # noqa: SIM110  a plain loop: planning asks this millions of times
         if start >= stop:
             return True
@@ -40,17 +42,17 @@ def is_empty(box: Box) -> bool:
 
 
 def whole(global_shape: Sequence[int]) -> Box:
-    """The box of a whole array."""
+    """Return the box of a whole array."""
     return tuple((0, size) for size in global_shape)
 
 
 def describe(box: Box) -> str:
-    """The box in index notation, such as ``[0:4, 0:8]``."""
+    """Return the box in index notation, such as ``[0:4, 0:8]``."""
     return f"[{', '.join(f'{start}:{stop}' for start, stop in box)}]"
 
 
 def intersect(a: Box, b: Box) -> Box | None:
-    """The common box; None when the boxes share no element or differ in rank."""
+    """Return the common box; None when the boxes share no element or differ in rank."""
     if len(a) != len(b):
         return None
     common: list[tuple[int, int]] = []
@@ -63,14 +65,14 @@ def intersect(a: Box, b: Box) -> Box | None:
 
 
 def relative(box: Box, origin: Box) -> Box:
-    """``box`` as index ranges inside ``origin``. Both have the same rank."""
+    """Return ``box`` as index ranges inside ``origin``. Both have the same rank."""
     return tuple(
         (start - base, stop - base) for (start, stop), (base, _) in zip(box, origin, strict=True)
     )
 
 
 def overlap(source: Box, target: Box) -> Overlap | None:
-    """Where the common part lies in either box; None when there is none."""
+    """Return the position of the common part in both boxes; None when there is none."""
     common = intersect(source, target)
     if common is None:
         return None
@@ -78,7 +80,7 @@ def overlap(source: Box, target: Box) -> Overlap | None:
 
 
 def subtract(box: Box, hole: Box) -> list[Box]:
-    """Disjoint boxes that make up ``box`` without ``hole``."""
+    """Return disjoint boxes that make up ``box`` without ``hole``."""
     common = intersect(box, hole)
     if common is None:
         return [box] if volume(box) else []
@@ -95,19 +97,20 @@ def subtract(box: Box, hole: Box) -> list[Box]:
 
 
 class Portion(NamedTuple):
-    """A part of a target, and the box whose elements are used for it."""
+    """A part of a target, and the box that supplies its elements."""
 
     source: Box
     part: Box
 
 
 def divide(target: Box, boxes: Iterable[Box]) -> tuple[list[Portion], list[Box]]:
-    """Divide ``target`` over ``boxes``, which may overlap: each element comes from one of them.
+    """Divide ``target`` over ``boxes``, which may overlap; each element comes from one of them.
 
-    A box is used for what the boxes before it do not have; one that adds nothing is not used.
+    A box supplies the elements that the boxes before it do not have; a box that adds nothing is not
+    used.
 
-    Returns (portions, parts of ``target`` that no box holds). The parts of all portions and those
-    that are held nowhere are disjoint and make up ``target``. An empty ``target`` has none.
+    Returns (portions, parts of ``target`` that no box holds). The parts are disjoint and make up
+    ``target``. An empty ``target`` has none.
     """
     left = [target] if volume(target) else []
     portions: list[Portion] = []
@@ -125,20 +128,20 @@ def cover(target: Box, boxes: Iterable[Box]) -> tuple[list[Box], list[Box]]:
     """Choose, in the given order, the boxes that add something to the cover of ``target``.
 
     Returns (chosen boxes, parts of ``target`` that none of them holds). An empty second list
-    means that the chosen boxes hold all of ``target``; they may overlap, see ``divide``. An empty
-    ``target`` is covered by nothing at all.
+    means that the chosen boxes hold all of ``target``; they may overlap, see ``divide``. For an
+    empty ``target`` no box is chosen.
     """
     portions, left = divide(target, boxes)
     return list(dict.fromkeys(portion.source for portion in portions)), left
 
 
 def covers(target: Box, boxes: Iterable[Box]) -> bool:
-    """Whether the union of ``boxes`` holds every element of ``target``."""
+    """Return whether the union of ``boxes`` holds every element of ``target``."""
     return not cover(target, boxes)[1]
 
 
 class BoxIndex:
-    """Finds which of many boxes touch a target without looking at each.
+    """Finds the boxes that touch a target without comparing all of them.
 
     The boxes of one array under one sharding form a grid, so the ranges of each axis are sorted
     once and looked up by bisection. Boxes that form no grid are looked at one by one.
@@ -155,14 +158,14 @@ class BoxIndex:
         return self._axes is not None
 
     def touching(self, target: Box) -> list[Box]:
-        """The boxes that share an element with ``target``, sorted."""
+        """Return the boxes that share an element with ``target``, sorted."""
         cells = self._cells(target)
         if cells is None:
             return [box for box in self._boxes if intersect(box, target) is not None]
         return [cell for cell in product(*cells) if cell in self._known]
 
     def _cells(self, target: Box) -> list[list[tuple[int, int]]] | None:
-        """Per axis, the grid's ranges that touch the target; None when a scan is cheaper."""
+        """Return the grid's ranges that touch the target, per axis; None when a scan is cheaper."""
         if self._axes is None or len(self._axes) != len(target):
             return None
         if not volume(target):
@@ -183,7 +186,7 @@ def _stop(span: tuple[int, int]) -> int:
 
 
 def _grid_axes(boxes: Sequence[Box]) -> list[list[tuple[int, int]]] | None:
-    """The sorted, disjoint ranges of each axis; None when ranges overlap or ranks differ."""
+    """Return the sorted, disjoint ranges of each axis; None when ranges overlap or ranks differ."""
     if len({len(box) for box in boxes}) != 1:
         return None
     axes = [sorted(set(spans)) for spans in zip(*boxes, strict=True)]

@@ -1,8 +1,9 @@
-"""Positions of Grain's iterators for another number of processes. Pure: states in, states out.
+"""Positions of Grain's iterators, converted to another number of processes. Pure.
 
-Data that are cut as ``[process::count]`` have been consumed up to ``count`` times the position. The
-same place, cut for another number, is rounded down: nothing is left out, and fewer elements than
-there are processes come again. Where processes were not equally far, the one behind counts.
+If the data are split as ``[process::count]``, ``count`` times the position elements have been
+consumed. The same place for another count is rounded down: no element is left out, and fewer
+elements than there are processes are repeated. If the processes' positions differ, the lowest one
+is used.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ _STRIDED = "SequentialSampler("
 
 
 class Unmovable(ValueError):
-    """A state that cannot be moved to another number of processes, and why."""
+    """The reason why a state cannot be converted to another number of processes."""
 
 
 class _Loader(NamedTuple):
-    """The state of a ``DataLoader``'s iterator; ``rounds``: elements that its shard has given."""
+    """The state of a ``DataLoader``'s iterator; ``rounds``: elements read from its shard."""
 
     fields: dict[str, Any]
     rounds: int
@@ -35,15 +36,17 @@ def move_position(
     global_batch_kept: bool = False,
     approximate: bool = False,
 ) -> Any:
-    """The state of process ``index`` of ``count``, from those of all former processes in order.
+    """Return the state of process ``index`` of ``count`` from the states of all former processes in
+    order.
 
     Args:
-      global_batch_kept: positions count batches, and those of all processes together are as large
-        as they were: then the position is what it was.
-      approximate: also where a sampler cuts the data in another way than ``[process::count]``.
+      global_batch_kept: positions count batches, and the global batch is as large as before: the
+        position then stays as it is.
+      approximate: convert also where a sampler splits the data in another way than
+        ``[process::count]``.
 
     Raises:
-      Unmovable: a kind of state that is not known, or whose shards are not those of the processes.
+      Unmovable: the kind of state is not known, or its shards are not those of the processes.
     """
     former = len(states)
     if all(isinstance(state, bytes | str) for state in states):
@@ -52,8 +55,8 @@ def move_position(
         if not sampler.startswith(_STRIDED) and not approximate:
             kind = sampler.split("(", maxsplit=1)[0]
             raise Unmovable(
-                f"{kind} cuts the data into one stretch for each process: no position of another"
-                " number of processes has the same elements behind it"
+                f"{kind} cuts the data into one contiguous part per process: no position for"
+                " another number of processes has consumed the same elements"
             )
         rounds = min(loader.rounds for loader in loaders) * former // count
         moved = _moved_loader(loaders[0].fields, rounds, index, count)
@@ -65,9 +68,9 @@ def move_position(
 
 
 def same_state(states: Sequence[Any]) -> Any:
-    """The state that all have. Unmovable when they differ."""
+    """Return the state that all processes have. Raises Unmovable when they differ."""
     if any(state != states[0] for state in states):
-        raise Unmovable("the states of the processes differ, and none of them is that of all")
+        raise Unmovable("the states of the processes differ")
     return states[0]
 
 
@@ -76,8 +79,8 @@ def _next_index(state: Any) -> int:
     position = fields.get("next_index")
     if set(fields) != {"next_index"} or not isinstance(position, int) or position < 0:
         raise Unmovable(
-            f"{str(state)[:200]} is not the position of a Grain dataset that reads in one process"
-            " and in order"
+            f"{str(state)[:200]} is not the position of a Grain dataset that is read in order by"
+            " one process"
         )
     return position
 
@@ -90,10 +93,10 @@ def _loader(state: bytes | str, owner: int, former: int) -> _Loader:
         plain = fields["version"] == 2 and fields["worker_count"] == 0 and set(seen) == {"0"}
         last = seen["0"]
     except (ValueError, TypeError, KeyError) as error:
-        raise Unmovable(f"it is no state of a Grain DataLoader: {error!r:.200}") from error
+        raise Unmovable(f"this is not the state of a Grain DataLoader: {error!r:.200}") from error
     if not plain or found is None or not isinstance(last, int):
         raise Unmovable(
-            "of a DataLoader with worker processes each has a position of its own, and one without"
+            "each worker process of a DataLoader has its own position, and a DataLoader without"
             " shard_options has no shards"
         )
     if (int(found[2]), int(found[4])) != (owner, former):

@@ -1,7 +1,7 @@
-"""Whether a run may save in a persistent directory, by what lies there about the run that does.
+"""Decision whether a run may save in a persistent directory, from the claim recorded there. Pure.
 
-Two jobs that save in one directory remove each other's steps. So the run that saves there, and its
-newest life, are on record in it. Pure.
+Two jobs that save in one directory would remove each other's steps. The directory therefore names
+the run that saves there, and its newest life.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _LIFE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class RunRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who saves in a directory.
+    """The run that saves in a directory.
 
     Attributes:
       run_id: name of the run.
-      from_dir: whether that is derived from the directory, which may have been moved since.
-      life: the newest start of the job that saved there, or was about to: its first incarnation.
+      from_dir: True when the name is derived from the directory, which may have been moved since.
+      life: first incarnation of the newest start of the job that claimed the directory.
     """
 
     run_id: str
@@ -32,27 +32,27 @@ class RunRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     life: str
 
     def is_same_run(self, other: RunRecord) -> bool:
-        """Whether both are of one run."""
+        """Return whether both records are of one run."""
         return self.run_id == other.run_id or (self.from_dir and other.from_dir)
 
 
 def decide_claim(
     there: RunRecord | None, mine: RunRecord, known: Collection[str] = (), *, held: bool = False
 ) -> tuple[Claim, str]:
-    """Return ``mine``'s move (go on, write itself, or leave the directory alone) and the reason.
+    """Return what ``mine`` does (hold the claim, write it, or refuse to start) and the reason.
 
-    Of two lives of one run the newer one goes on: it may be the restart of a job that has hung.
+    Of two lives of one run the newer one wins: it may be the restart of a job that hangs.
 
     Args:
-      known: lives of this run that are over, whatever their clocks said.
-      held: ``mine`` was on record; a life that took its place is newer, whatever its clock said.
+      known: lives of this run that are over, independent of their clocks.
+      held: ``mine`` was recorded; a life that replaced it is newer, independent of its clock.
     """
     if there is None:
         return "write", "no run has saved there"
     if not there.is_same_run(mine):
         return "refuse", f"run {there.run_id!r} saves there, and this is run {mine.run_id!r}"
     if there == mine:
-        return "hold", "it is on record"
+        return "hold", "this life is recorded there"
     is_over = there.life in known or there.life < mine.life
     if there.life == mine.life or (is_over and not held):
         return "write", f"incarnation {there.life} of this run is over"
@@ -63,7 +63,7 @@ def decide_claim(
 
 
 def problem_of(record: RunRecord) -> str:
-    """Return the fault of a record from outside; empty when it has none."""
+    """Return the fault of a record from storage; empty when it is valid."""
     if _RUN_ID.fullmatch(record.run_id) is None:
-        return "its run_id is no name of a run"
-    return "" if _LIFE.fullmatch(record.life) else "its life is none"
+        return "its run_id is not a valid run name"
+    return "" if _LIFE.fullmatch(record.life) else "its life is not an incarnation"

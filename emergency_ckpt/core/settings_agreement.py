@@ -1,4 +1,4 @@
-"""Which settings differ between the processes of a job. Pure."""
+"""Comparison of the settings of all processes of a job. Pure."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ _MOST_NAMED = 8
 
 
 def differing_settings(tables: Mapping[int, Mapping[str, str]]) -> list[str]:
-    """Return a line for each setting that differs: its name, each value, and who has it.
+    """Return a line for each setting that differs: its name, each value, and its processes.
 
-    ``tables``: by process, the text of each setting that must agree. A setting that a process
-    does not know counts as a value of its own.
+    ``tables``: by process, the text of each setting that must agree. "Not known" counts as a
+    value.
     """
     names = sorted({name for table in tables.values() for name in table})
     lines: list[str] = []

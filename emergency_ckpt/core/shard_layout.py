@@ -1,4 +1,4 @@
-"""Bytes of a shard, and the places of the shards of one process in a slot. Pure."""
+"""Sizes of shards, and the layout of one process's shards in a slot. Pure."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ class Layout(msgspec.Struct, frozen=True):
 
 
 def shard_nbytes(spec: LeafSpec, box: Box) -> int:
-    """Bytes of the part ``box`` of leaf ``spec`` as stored. KeyError for an unknown dtype."""
+    """Return the bytes of the part ``box`` of leaf ``spec`` as stored. KeyError for an unknown
+    dtype.
+    """
     return prod(stop - start for start, stop in box) * DTYPE_ITEM_BYTES[spec.dtype]
 
 
@@ -54,7 +56,7 @@ def lay_out(leaves: Sequence[LeafSpec], shards: Iterable[tuple[ShardId, int]]) -
     end = 0
     for shard, nbytes in sorted(shards):
         if placed and placed[-1].shard == shard:
-            raise ValueError(f"lay out {shard}: named twice")
+            raise ValueError(f"lay out {shard}: it is named twice")
         if shard.leaf not in specs:
             raise ValueError(f"lay out {shard}: its leaf is not among the leaves")
         expected = shard_nbytes(specs[shard.leaf], shard.box)

@@ -1,4 +1,4 @@
-"""Which of the folders that a directory has are steps, by the names that Orbax gives them. Pure."""
+"""Names of step folders, in the formats that Orbax writes. Pure."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from emergency_ckpt.core.limits import MAX_STEP
 
 _NAME = re.compile(r"(?:(.+)_)?([0-9]{1,19})")
-"""Orbax's standard format: perhaps a prefix and an underscore, then the number, perhaps padded."""
+"""Orbax's standard format: an optional prefix and underscore, then the number, possibly padded."""
 
 PLAIN = ""
-"""The kind of names that are the number itself, as those of our own steps."""
+"""Kind of the names that are the number itself, as our own steps have."""
 
 
 LOOKED_AT_MOST = 10_000
-"""So many folders of each kind are looked at in search of whole steps."""
+"""Maximum number of folders of each kind that are read in search of complete steps."""
 
 
 def steps_by_kind(names: Iterable[str]) -> dict[str, dict[int, tuple[str, ...]]]:
-    """The names of steps by number, for each kind of names: ``PLAIN``, or an example of the kind.
+    """Return the folder names of each step by kind of name: ``PLAIN``, or an example of the kind.
 
-    One prefix, with padding or without, is one kind: a number grows longer than its padding. Names
-    of one step are in order of preference.
+    Names with one prefix are one kind, padded or not, since numbers outgrow their padding. Names of
+    one step are in order of preference.
     """
     kinds: dict[str, dict[int, tuple[str, ...]]] = {}
     for name in sorted(names):
@@ -37,7 +37,9 @@ def steps_by_kind(names: Iterable[str]) -> dict[str, dict[int, tuple[str, ...]]]
 
 
 def folders_of(kinds: Mapping[str, Mapping[int, Sequence[str]]]) -> dict[int, tuple[str, ...]]:
-    """The folders that may be each step, in order of preference: the plain number goes first."""
+    """Return the folders that may hold each step, in order of preference; the plain number comes
+    first.
+    """
     merged: dict[int, tuple[str, ...]] = {}
     for kind in sorted(kinds):  # the plain one first
         for number, names in kinds[kind].items():
@@ -46,18 +48,17 @@ def folders_of(kinds: Mapping[str, Mapping[int, Sequence[str]]]) -> dict[int, tu
 
 
 def is_own_name(name: str) -> bool:
-    """Whether ``name`` is the number of a step as this package writes it."""
+    """Return whether ``name`` is the number of a step as this package writes it."""
     match = _NAME.fullmatch(name)
     return match is not None and name == str(int(match[2])) and int(name) <= MAX_STEP
 
 
 def in_order_of_looks(listed: Mapping[int, bool], below: int | None) -> tuple[list[int], int]:
-    """The steps to look at, newest first, and the number of those that are too many.
+    """Return the steps to read, newest first, and the number of steps above the limit.
 
     Args:
-      listed: for each step, whether there is a folder of ours beside it. Neither kind takes the
-        place of the other.
-      below: only steps before this one; None: all.
+      listed: by step, True when a folder of our own format exists. The limit applies to each kind.
+      below: only steps before this one; None for all.
     """
     steps = sorted((step for step in listed if below is None or step < below), reverse=True)
     ours = [step for step in steps if listed[step]]
@@ -67,5 +68,5 @@ def in_order_of_looks(listed: Mapping[int, bool], below: int | None) -> tuple[li
 
 
 def may_be_unknown_step(name: str) -> bool:
-    """Whether a folder that is no step by its name is worth a look: not what a step left behind."""
+    """Return whether a folder without a step's name may hold a step, and not a step's leftovers."""
     return re.match(r"[0-9]+\.|.*\.orbax-checkpoint-tmp", name) is None

@@ -1,9 +1,9 @@
-"""Which saves belong to the line of lives that the job goes on with, and which were rolled back.
+"""The history of lives that the job continues, and the saves that were rolled back.
 
-Every restore begins a life (an incarnation), from one save. So lives make a tree, and a timeline is
-the way from its newest life back to the root, with the step at which each life on it was left.
-A save that is not on the way was abandoned: its life went on behind the step at which another one
-took over, or was never followed by any. Pure.
+Every restore begins a life (an incarnation) from one save, so lives form a tree. A timeline is the
+path from its newest life to the root, with the last step of each life on it. A save that is not on
+the path was abandoned: another life continued from an earlier step of its life, or none continued
+from its life. Pure.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ import msgspec
 from emergency_ckpt.types import SaveId
 
 MAX_LIVES = 64
-"""So many are kept apart; what is older is taken together."""
+"""Maximum number of lives kept one by one; older ones are merged."""
 
 
 class Life(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A life that was left: its saves up to ``last_step`` belong to the timeline."""
+    """A former life: its saves up to ``last_step`` belong to the timeline."""
 
     incarnation: str
     last_step: int
 
 
 class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The way back from the newest life that is known to have begun.
+    """The path from the newest known life to the root.
 
-    Lives are in order by their names, which ``new_incarnation`` sees to.
+    The names of lives sort by age; ``new_incarnation`` guarantees it.
 
     Attributes:
       head: the newest life.
       start_step: the step from which it began.
       ancestors: the lives before it, newest first; at least one.
-      oldest_step: what is older than all of these counts up to this step.
+      oldest_step: saves of lives older than all of these belong to the timeline up to this step.
     """
 
     head: str
@@ -41,7 +41,7 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     oldest_step: int
 
     def objection(self, step: int, incarnation: str) -> str:
-        """Why a save does not belong to it; empty when it does, or may."""
+        """Return why a save does not belong to the timeline; empty when it does, or may."""
         life = life_of(incarnation)
         if not life or life >= self.head:
             return ""
@@ -51,7 +51,7 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"it was rolled back: incarnation {self.head} went on from step {self.start_step}"
 
     def _last_step(self, life: str) -> int | None:
-        """The last step of ``life`` that counts; None when it is not on the way at all."""
+        """Return the last step of ``life`` that belongs; None when the life is not on the path."""
         for each in self.ancestors:
             if each.incarnation == life:
                 return each.last_step
@@ -60,12 +60,12 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def life_of(incarnation: str) -> str:
-    """The life in which a save was made: of several demands in one life, all name that."""
+    """Return the life in which a save was made; all demanded saves of one life have the same."""
     return incarnation.partition(".")[0]
 
 
 def continued(before: Timeline | None, parent: SaveId, incarnation: str) -> Timeline:
-    """The timeline of a new life that began from ``parent``."""
+    """Return the timeline of a new life that began from ``parent``."""
     left = Life(life_of(parent.incarnation), parent.step)
     older: list[Life] = []
     oldest_step = parent.step
@@ -84,9 +84,9 @@ def continued(before: Timeline | None, parent: SaveId, incarnation: str) -> Time
 
 
 def is_on_way(save: SaveId, life: str, timeline: Timeline | None) -> bool:
-    """Whether ``save`` was made in ``life``, or on the way to it; of unknown ones, False.
+    """Return whether ``save`` was made in ``life`` or on the path to it; False when unknown.
 
-    ``timeline``: the newest; it is that of ``life`` when a restore began that.
+    ``timeline``: the newest one; it is that of ``life`` when a restore began that life.
     """
     made_in = life_of(save.incarnation)
     if made_in == life or timeline is None or timeline.head != life:
@@ -96,7 +96,7 @@ def is_on_way(save: SaveId, life: str, timeline: Timeline | None) -> bool:
 
 
 def newest(*timelines: Timeline | None) -> Timeline | None:
-    """Of records that differ, that of the newest life."""
+    """Return the record with the newest life."""
     return max((each for each in timelines if each is not None), key=_order, default=None)
 
 

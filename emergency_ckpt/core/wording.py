@@ -1,4 +1,4 @@
-"""Numbers in words for people."""
+"""Numbers as text for messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ TIER_WORDS = {"local": "RAM", "persistent": "storage"}
 
 
 def size_text(size_bytes: int) -> str:
-    """``size_bytes`` in the largest unit that leaves a number of at least 1."""
+    """Return ``size_bytes`` in the largest unit that leaves a number of at least 1."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if size_bytes >= size:
             return f"{size_bytes / size:.1f} {unit}"
@@ -15,10 +15,10 @@ def size_text(size_bytes: int) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """``seconds`` with three digits."""
+    """Return ``seconds`` with three digits."""
     return f"{seconds:.0f} s" if seconds >= 100 else f"{seconds:.3g} s"
 
 
 def count_text(count: int, one: str, many: str) -> str:
-    """``count`` of something, whose names for one and for many are given."""
+    """Return ``count`` with the noun for it: ``one`` for 1, else ``many``."""
     return f"{count} {one if count == 1 else many}"

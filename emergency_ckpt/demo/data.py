@@ -41,7 +41,8 @@ class DataConfig:
 
 
 def read_corpus(directory: Path | None = None, limit_bytes: int = CORPUS_LIMIT_BYTES) -> Bytes:
-    """The ``*.py`` files of ``directory`` joined in the order of names, up to ``limit_bytes``.
+    """Return the ``*.py`` files of ``directory`` joined in the order of names, up to
+    ``limit_bytes``.
 
     By default the standard library's directory. Raises FileNotFoundError when there is no source.
     """

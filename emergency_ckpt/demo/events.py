@@ -97,7 +97,7 @@ class EventTail:
         self._offsets: dict[Path, int] = {}
 
     def read_new(self) -> list[DemoEvent]:
-        """The new events by time. An unfinished line waits for the next call.
+        """Return the new events by time. An unfinished line waits for the next call.
 
         A torn line was the last of a killed process and can say nothing any more: it is skipped.
         """

@@ -43,7 +43,8 @@ class ModelConfig:
 
 
 def make_mesh(slice_count: int) -> Mesh:
-    """The mesh ("slice", "fsdp") over all devices of the job, in the order of process indices.
+    """Return the mesh ("slice", "fsdp") over all devices of the job, in the order of process
+    indices.
 
     Raises ValueError when the devices do not divide into ``slice_count`` slices.
     """
@@ -56,7 +57,7 @@ def make_mesh(slice_count: int) -> Mesh:
 
 
 def partition_spec(shape: tuple[int, ...], fsdp_size: int) -> PartitionSpec:
-    """The spec of one array: its largest dimension that divides goes over ``fsdp``.
+    """Return the spec of one array: its largest dimension that divides goes over ``fsdp``.
 
     The first of equal dimensions is taken; an array without such a dimension is replicated.
     """
@@ -114,7 +115,7 @@ def _new_state(config: ModelConfig, seed: int) -> State:
 
 
 def abstract_state(config: ModelConfig, mesh: Mesh) -> State:
-    """The state as ``jax.ShapeDtypeStruct`` leaves that carry their shardings."""
+    """Return the state as ``jax.ShapeDtypeStruct`` leaves that carry their shardings."""
     fsdp_size = mesh.shape[FSDP_AXIS]
 
     def with_sharding(leaf: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -132,7 +133,7 @@ def _shardings(config: ModelConfig, mesh: Mesh) -> Any:
 
 
 def init_state(config: ModelConfig, mesh: Mesh, seed: int) -> State:
-    """A fresh state on the devices. Collective; the same ``seed`` gives the same bits."""
+    """Return a fresh state on the devices. Collective; the same ``seed`` gives the same bits."""
     build = jax.jit(lambda: _new_state(config, seed), out_shardings=_shardings(config, mesh))
     return build()
 
@@ -173,7 +174,7 @@ def _loss(config: ModelConfig, params: Params, batch: jax.Array, key: jax.Array)
 
 
 def compile_train_step(config: ModelConfig, mesh: Mesh, sequences: int) -> TrainStep:
-    """The step ``(state, batch) -> (state, loss)``, compiled. Not collective.
+    """Return the step ``(state, batch) -> (state, loss)``, compiled. Not collective.
 
     Calling it is collective; ``state`` is donated. ``batch`` is uint8 of shape (sequences,
     sequence_length + 1), sharded over both mesh axes. The loss is the mean cross entropy in nats

@@ -162,7 +162,7 @@ def equality_problems(baseline: FinishedRun, faulty: FinishedRun) -> list[str]:
 def decide_verdict(
     scenario: Scenario, process_count: int, baseline: FinishedRun, faulty: FinishedRun
 ) -> ScenarioVerdict:
-    """The verdict on ``faulty``. ``seconds`` is the time of both runs together."""
+    """Return the verdict on ``faulty``. ``seconds`` is the time of both runs together."""
     recovery = recovery_of(faulty.events)
     recovery_faults = recovery_problems(scenario, process_count, faulty, recovery)
     equality_faults = equality_problems(baseline, faulty)
@@ -241,7 +241,7 @@ def write_losses(path: Path, events: Sequence[DemoEvent]) -> None:
 
 
 def summary_table(verdicts: Sequence[ScenarioVerdict]) -> Table:
-    """The verdicts as a table for people, a row for each scenario."""
+    """Return the verdicts as a table for people, a row for each scenario."""
     table = Table(
         title="The disturbed runs against the undisturbed one",
         box=None,

@@ -45,7 +45,7 @@ class JobDigest(msgspec.Struct, frozen=True):
 
 
 def encode_result(result: ProcessResult) -> bytes:
-    """The result as JSON."""
+    """Return the result as JSON."""
     return msgspec.json.encode(result)
 
 
@@ -57,7 +57,7 @@ def decode_result(data: bytes) -> ProcessResult:
 
 
 def merge_results(results: Iterable[ProcessResult]) -> JobDigest:
-    """The job's digest from the results of all its processes, in any order."""
+    """Return the job's digest from the results of all its processes, in any order."""
     tensors: dict[str, str] = {}
     iterators: dict[int, str] = {}
     disagreements: list[str] = []

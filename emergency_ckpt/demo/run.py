@@ -263,7 +263,7 @@ def _bucket(*, wanted: bool) -> Generator[FakeGcs | None]:
 
 
 def _with_bucket(spec: JobSpec, server: FakeGcs, name: str) -> JobSpec:
-    """The same job with its persistent tier in the bucket: the last of an option counts."""
+    """Return the same job with its persistent tier in the bucket: the last of an option counts."""
     command = (*spec.command, "--persistent-dir", f"gs://{_BUCKET}/{name}")
     env = {**spec.env, **server.environment()}
     return dataclasses.replace(spec, command=command, env=env)
@@ -287,7 +287,7 @@ def _read_results(directory: Path) -> list[ProcessResult]:
 
 
 def _fresh_runs_dir(out: Path) -> Path:
-    """An empty ``out/runs``; only what an earlier demo left there is removed."""
+    """Return an empty ``out/runs``; only what an earlier demo left there is removed."""
     runs_dir = out.absolute() / "runs"
     if runs_dir.exists():
         if not (runs_dir / _MARKER).exists():

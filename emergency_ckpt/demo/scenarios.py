@@ -53,7 +53,7 @@ class Scenario:
     min_hosts_per_slice: int = 1
 
     def fault_step(self, job: ScenarioJob) -> int:
-        """The step it strikes at: a while after the save that must survive it."""
+        """Return the step it strikes at: a while after the save that must survive it."""
         if self.is_notice:
             # JAX looks for notices once a second: the steps must not run out meanwhile.
             return job.local_every + 3
@@ -62,7 +62,7 @@ class Scenario:
         return 4 * job.local_every + 3
 
     def fault(self, job: ScenarioJob) -> str:
-        """The fault in the launcher's words. ``exact``: runs are to be compared by step."""
+        """Return the fault in the launcher's words. ``exact``: runs are to be compared by step."""
         return f"step={self.fault_step(job)} {self.hit(job)} exact"
 
     def problems(self, job: ScenarioJob) -> list[str]:
@@ -151,7 +151,7 @@ SCENARIOS: dict[str, Scenario] = {
 
 
 def choose(name: str, job: ScenarioJob) -> tuple[Scenario, ...]:
-    """The scenarios that ``name`` stands for: itself, or every one for ``all``.
+    """Return the scenarios that ``name`` stands for: itself, or every one for ``all``.
 
     Raises:
       ConfigError: no such scenario, or the job is too small for it; lists every fault.

@@ -82,7 +82,7 @@ class RunTimeline:
             self._observe_process(event, event.process)
 
     def take_messages(self) -> list[Message]:
-        """The messages since the last call."""
+        """Return the messages since the last call."""
         taken, self._untaken = self._untaken, []
         return taken
 
@@ -272,7 +272,7 @@ def message_line(message: Message) -> str:
 
 
 def render(timeline: RunTimeline) -> RenderableType:
-    """The picture for a terminal."""
+    """Return the picture for a terminal."""
     bar = Table.grid(padding=(0, 1), expand=True)
     bar.add_column(width=14)
     bar.add_column(ratio=1)

@@ -26,7 +26,7 @@ SEQUENCES_PER_DEVICE = 8
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The trainer's own options; its place in the job comes from the environment."""
+    """Return the trainer's own options; its place in the job comes from the environment."""
     parser = argparse.ArgumentParser(prog="python -m emergency_ckpt.demo.train")
     parser.add_argument("--steps", type=int, required=True, help="train up to this step")
     parser.add_argument("--seed", type=int, required=True)

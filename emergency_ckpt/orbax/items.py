@@ -17,7 +17,7 @@ _CUSTOM_METADATA, _METRICS = "custom_metadata", "metrics"
 
 
 def state_of(args: object) -> Any:
-    """The pytree to save.
+    """Return the pytree to save.
 
     Raises:
       ValueError: no ``state``, the reserved item, an item that is not kept, or a cast.
@@ -84,7 +84,7 @@ class RestoreTarget(NamedTuple):
 
 
 def restore_target(args: object, abstract_state: Any) -> RestoreTarget:
-    """The target of ``restore``: ``abstract_state``, or part of it with ``partial_restore``.
+    """Return the target of ``restore``: ``abstract_state``, or part of it with ``partial_restore``.
 
     Raises:
       ValueError: ``args`` ask for a transformation, or for a partial restore of leaves that
@@ -137,7 +137,7 @@ def target_for(args: object) -> dict[str, Any] | None:
 
 
 def dataset_in(target: Mapping[str, Any], step: int) -> Any:
-    """The restored ``dataset``. HostStateError when none was saved with ``step``."""
+    """Return the restored ``dataset``. HostStateError when none was saved with ``step``."""
     if not target[DATASET]:
         raise HostStateError(
             "restore", f"the dataset of step {step}", "none was saved", hint="do not ask for it"
@@ -146,12 +146,12 @@ def dataset_in(target: Mapping[str, Any], step: int) -> Any:
 
 
 def metadata_in(host_state: Any) -> dict[str, Any]:
-    """The user's metadata of a step."""
+    """Return the user's metadata of a step."""
     return dict(_found_in(host_state, _CUSTOM_METADATA) or {})
 
 
 def metrics_in(host_state: Any) -> Any:
-    """The metrics of a step; None when there are none."""
+    """Return the metrics of a step; None when there are none."""
     return _found_in(host_state, _METRICS)
 
 

@@ -129,7 +129,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         return "local" in self._config.save_plans()
 
     def _survey(self) -> list[int]:
-        """All whole steps; from then on none up to the newest is due. Collective."""
+        """Return all whole steps; from then on none up to the newest is due. Collective."""
         found = self._checkpointer.steps.survey(self._abstract_state)
         self._checkpointer.go_on_after(found)
         steps = sorted({*found.local, *found.persistent})
@@ -143,7 +143,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
 
     @property
     def in_primary_slice(self) -> bool:
-        """Whether this process has devices in slice 0 of the mesh."""
+        """True when this process has devices in slice 0 of the mesh."""
         if self._one_slice or self._global_mesh is None:
             return True
         first = np.take(self._global_mesh.devices, 0, axis=self._options.replica_axis_index)
@@ -174,7 +174,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         return self._latest.newest(self._checkpointer.newest_saved_step)
 
     def best_step(self) -> int | None:
-        """The step with the best metrics by ``best_fn``; ``latest_step()`` without that.
+        """Return the step with the best metrics by ``best_fn``; ``latest_step()`` without that.
 
         None when no step has metrics. Collective; reads storage.
         """
@@ -215,11 +215,11 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
     # Saving.
 
     def should_save(self, step: int) -> bool:
-        """Whether ``save`` at ``step`` would save in a tier. Not collective."""
+        """Return whether ``save`` at ``step`` would save in a tier. Not collective."""
         return self._checkpointer.should_save(step)
 
     def reached_preemption(self, step: int) -> bool:
-        """Whether the job is being preempted and all processes act on it at ``step``."""
+        """Return whether the job is being preempted and all processes act on it at ``step``."""
         if self._checkpointer.heeds_preemption:
             return self._checkpointer.reached_preemption(step)
         # Without JAX's service there is nobody to ask: its own call raises.
@@ -345,7 +345,9 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         return step_metadata(self._describe(step), self._abstract_state)
 
     def metrics(self, step: int) -> Any:
-        """The metrics given with ``step``; None when there were none. As ``item_metadata``."""
+        """Return the metrics given with ``step``; None when there were none. As
+        ``item_metadata``.
+        """
         return items.metrics_in(self._describe(step).host_state)
 
     def _describe(self, step: int) -> StepDescription:

@@ -127,7 +127,8 @@ class ShouldSaveFunction:
 
 
 def settings_of(options: CheckpointManagerOptions, *, one_slice: bool) -> dict[str, Any]:
-    """The settings of an ``EmergencyCheckpointer`` that mean the same. Also of Orbax's options.
+    """Return the settings of an ``EmergencyCheckpointer`` that mean the same. Also of Orbax's
+    options.
 
     Raises:
       ValueError: a step name format of the user's own.

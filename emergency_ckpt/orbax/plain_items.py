@@ -134,7 +134,7 @@ def check_restored(items: Items, host_state: Mapping[str, Any], step: int) -> No
 def _named(
     items: object, args: object, checkpointers: object, restore_kwargs: object = None
 ) -> tuple[dict[str, Any], bool]:
-    """The arguments by item; and whether there is one without a name."""
+    """Return the arguments by item; and whether there is one without a name."""
     if items is not None and args is not None:
         raise ValueError("give items or args, not both")
     if args is not None:
@@ -155,7 +155,7 @@ def _named(
 
 
 def _as_args(item: Any, checkpointer: object, restore_kwargs: object) -> Any:
-    """The arguments that a checkpointer of this kind makes of an item."""
+    """Return the arguments that a checkpointer of this kind makes of an item."""
     handler = getattr(checkpointer, "handler", checkpointer)
     if isinstance(handler, ocp.JsonCheckpointHandler):
         return ocp.args.JsonSave(item) if restore_kwargs is None else ocp.args.JsonRestore(item)

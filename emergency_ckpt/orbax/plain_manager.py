@@ -131,7 +131,7 @@ class CheckpointManager(BothTiersManager):
         return super().item_metadata(step).state
 
     def is_saving_in_progress(self) -> bool:
-        """Whether this process has a save under way. Not collective."""
+        """Return whether this process has a save under way. Not collective."""
         try:
             self._checkpointer.wait_until_finished(_MOMENT_S)
         except DeadlineExceeded:

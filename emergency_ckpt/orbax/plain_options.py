@@ -67,7 +67,7 @@ def local_directory_of(options: ocp.CheckpointManagerOptions) -> str:
 
 
 def both_tiers(options: ocp.CheckpointManagerOptions) -> BothTiers:
-    """The same for both tiers. A warning names the options that have no effect.
+    """Return the same for both tiers. A warning names the options that have no effect.
 
     Raises:
       ValueError: an option that would change what is written, and cannot be followed.

@@ -45,7 +45,9 @@ def best_of(
     best_fn: Callable[[Any], float],
     best_mode: str,
 ) -> int | None:
-    """The step whose metrics ``best_fn`` likes best, the newer of two equals; None without any."""
+    """Return the step whose metrics ``best_fn`` likes best, the newer of two equals; None without
+    any.
+    """
     sign = -1.0 if best_mode == "min" else 1.0
     ranked: list[tuple[float, int]] = []
     for step in steps:

@@ -1,1 +1,1 @@
-"""Checks at the start of a job: equal settings, peers within reach, storage that takes writes."""
+"""Checks at the start of a job: equal settings, reachable peers, writable storage."""

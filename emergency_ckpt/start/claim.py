@@ -1,4 +1,4 @@
-"""The leader looks at a start which run saves in the persistent directory, and tells the others."""
+"""The leader's check, at a start, of the run that saves in the persistent directory."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from emergency_ckpt.events import EventSink
 
 _KEY = "directory"
 _WRITE_TIMEOUT_S = 5.0
-"""All processes wait for it."""
+"""Short, because all processes wait for it."""
 
 
 class _Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``life``: on record, of this run. ``refusal``: why this run may not save; empty if it may."""
+    """``life``: this run's recorded life. ``refusal``: why this run may not save, or empty."""
 
     life: str = ""
     target: str = ""
@@ -26,7 +26,9 @@ class _Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ClaimAtStart:
-    """The leader's part of a start: look first, and write the run's name when all else is well."""
+    """The leader's part of a start: first a check, and the claim itself when everything else
+    succeeded.
+    """
 
     def __init__(self, claim: DirectoryClaim, coordinator: Coordinator, events: EventSink) -> None:
         self._claim = claim
@@ -37,7 +39,7 @@ class ClaimAtStart:
         self._is_free = False
 
     def look(self, deadline_s: float) -> None:
-        """See who is on record. Blocks for storage; PersistentTierError when it cannot be read."""
+        """Read the claim. Blocks for storage; PersistentTierError when it cannot be read."""
         try:
             self._life = self._claim.find(deadline_s)
             self._is_free = not self._life
@@ -45,16 +47,18 @@ class ClaimAtStart:
             self._refusal = error
 
     def check(self) -> None:
-        """Raise DirectoryInUse when another run is on record, once the others can learn it."""
+        """Raise DirectoryInUse when another run has the claim, after telling the other
+        processes.
+        """
         if self._refusal is not None:
             self._tell(self._refusal)
             raise self._refusal
 
     def finish(self) -> None:
-        """Take a directory that has no run. DirectoryInUse when another one has just taken it.
+        """Claim a directory that no run has. DirectoryInUse when another run has just claimed it.
 
-        Call last: a start that fails must not keep a directory from others. Storage that fails now
-        is a matter of the saves.
+        Call last, because a start that fails must not keep a directory from other runs. A storage
+        failure now is left to the saves.
         """
         if self._is_free:
             try:
@@ -75,7 +79,7 @@ class ClaimAtStart:
 
 
 def told_refusal(coordinator: Coordinator) -> DirectoryInUse | None:
-    """Return the leader's, when it has refused; on any process, once all have come."""
+    """Return the leader's refusal, or None; on any process, once all have come."""
     told = _told(coordinator)
     if told is None or not told.refusal:
         return None
@@ -83,7 +87,7 @@ def told_refusal(coordinator: Coordinator) -> DirectoryInUse | None:
 
 
 def known_lives(coordinator: Coordinator) -> tuple[str, ...]:
-    """Return the life that was on record when this job started, and is over; CoordinationError."""
+    """Return the life that was recorded when this job started, and is over; CoordinationError."""
     told = _told(coordinator)
     return () if told is None or not told.life else (told.life,)
 
@@ -95,4 +99,4 @@ def _told(coordinator: Coordinator) -> _Told | None:
     try:
         return msgspec.json.decode(data, type=_Told)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise CoordinationError("read", _KEY, f"not the leader's word: {error!s:.300}") from error
+        raise CoordinationError("read", _KEY, f"not the leader's result: {error!s:.300}") from error

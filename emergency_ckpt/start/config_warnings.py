@@ -1,4 +1,4 @@
-"""Settings that are allowed, and that few can want: said once, at start, before training."""
+"""Warnings about settings that are valid but probably mistakes, logged once at the start."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.tiers.ramdisk.mounts import RAM_FILE_SYSTEMS, file_system_of
 
 LAUNCHED_COUNT = "ECKPT_PROCESS_COUNT"
-"""Set by ``eckpt launch`` for each process: how many it has started."""
+"""Number of processes that ``eckpt launch`` has started; set for each of them."""
 
 
 def check_joined(process_count: int) -> None:
-    """ConfigError when a launcher has started more processes than JAX knows of, or fewer.
+    """Raise ConfigError when a launcher has started more processes than JAX knows of, or fewer.
 
-    Each would be a job of its own, all in one directory.
+    Each would otherwise be a job of its own, all in one directory.
     """
     text = os.environ.get(LAUNCHED_COUNT, "")
     if not (text.isascii() and text.isdigit()) or int(text[:9]) == process_count:
@@ -34,7 +34,7 @@ def check_joined(process_count: int) -> None:
 def config_warnings(config: Config, topology: Topology, process_index: int) -> list[str]:
     """Return a line for each setting that is probably a mistake. Not collective.
 
-    What concerns the whole job is returned on process 0 only.
+    Lines about the whole job are returned on process 0 only.
     """
     warnings = [] if process_index else _job_warnings(config, topology)
     if "local" in config.save_plans():
@@ -78,6 +78,6 @@ def _one_slice(config: Config) -> str:
     else:
         reason = f"each process has devices at several places along {name!r} (replica_axis)"
     return (
-        f"the mesh has one slice: {reason}, axes {axes}; RAM then has one copy of the state, and a"
-        " lost host takes its part along"
+        f"the mesh has one slice: {reason}, axes {axes}; RAM then has one copy of the state, and"
+        " the part of a lost host is lost"
     )

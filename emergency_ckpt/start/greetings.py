@@ -1,4 +1,4 @@
-"""Peers greet each other at the start: a wrong secret is an error then, and not at a loss."""
+"""Handshakes between peers at the start, so that a wrong secret fails there and not at a loss."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Greetings:
 
     Args:
       process: (index, count) of this one.
-      timeout_s: how long they may take, all together.
+      timeout_s: maximum duration of all of them together.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Greetings:
         self._deadline_s = time.monotonic() + timeout_s
         self._errors: dict[int, CheckpointError | None] = {}
         self._addresses: dict[int, str] = {}
-        # Daemons: a name service may be silent for longer than any deadline of ours.
+        # Daemons, because a name service may block for longer than any of our deadlines.
         self._threads = {
             peer: threading.Thread(
                 target=self._greet, args=(peer,), name=f"eckpt-greeting-{peer}", daemon=True
@@ -45,9 +45,9 @@ class Greetings:
             thread.start()
 
     def finish(self) -> None:
-        """Wait for the answers, until the deadline; a peer that cannot be reached is a warning.
+        """Wait for the answers until the deadline; a peer that cannot be reached is a warning.
 
-        AuthenticationFailed when one does not have the same secret, after all warnings.
+        AuthenticationFailed when a peer does not have the same secret, after all warnings.
         """
         refusals: list[AuthenticationFailed] = []
         for peer, thread in self._threads.items():
@@ -67,7 +67,7 @@ class Greetings:
             self._errors[peer] = None
         except CheckpointError as error:
             self._errors[peer] = error
-        except Exception as error:  # noqa: BLE001 - said by the thread that waits
+        except Exception as error:  # noqa: BLE001 - raised by the thread that waits
             text = f"unexpected {type(error).__name__}: {error}"
             self._errors[peer] = CheckpointError("greet", f"process {peer}", text)
 
@@ -78,7 +78,7 @@ class Greetings:
     def _warn(self, peer: int, error: CheckpointError) -> None:
         place = self._addresses.get(peer, "an unknown address")
         text = (
-            f"process {peer} at {place} cannot be reached from this process, and its RAM would not"
-            f" be of use here: {error}"
+            f"process {peer} at {place} cannot be reached from this process, so its RAM could not"
+            f" be used here: {error}"
         )
         self._events.emit("start.warning", text=text)

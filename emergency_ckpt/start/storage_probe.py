@@ -1,4 +1,6 @@
-"""Storage is tried at the start, so that what is wrong with it is said before the first save."""
+"""Test of the persistent directory at the start, so that faults are reported before the first
+save.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,10 @@ _END_TIMEOUT_S = 1.0
 
 
 class StorageProbe:
-    """One try of the persistent directory, for the process that leads the writers.
+    """One test of the persistent directory, for the process that leads the writers.
 
     Args:
-      timeout_s: how long the try may take, from its beginning.
+      timeout_s: maximum duration of the test.
     """
 
     def __init__(
@@ -31,20 +33,21 @@ class StorageProbe:
         self._thread: threading.Thread | None = None
 
     def run(self) -> None:
-        """Try it now. Blocks for storage; PersistentTierError when saves could not use it."""
+        """Test it now. Blocks for storage; PersistentTierError when saves could not use it."""
         deadline_s = time.monotonic() + self._timeout_s
         probe_storage(self._tier.storage, self._incarnation, deadline_s)
 
     def start(self) -> None:
-        """Try it in the background; what fails is a warning. Does not block. Call once."""
-        # A daemon: the interpreter's end must not wait for storage.
+        """Test it in the background; a failure is a warning. Does not block. Call once."""
+        # A daemon, so that the interpreter's end does not wait for storage.
         self._thread = threading.Thread(target=self._warn, name="eckpt-probe", daemon=True)
         self._thread.start()
 
     def end(self) -> None:
-        """Say nothing any more. Waits for a try under way, so that nothing of it is left behind.
+        """Stop reporting, and wait at most a second for a test in progress, so that it can clean
+        up.
 
-        For a second at most. What is left then, a later start removes.
+        A later start removes its leftovers otherwise.
         """
         if self._thread is not None:
             self._thread.join(_END_TIMEOUT_S)
@@ -53,9 +56,9 @@ class StorageProbe:
     def _warn(self) -> None:
         try:
             self.run()
-        except Exception as error:  # noqa: BLE001 - said; an unexpected one must not end in silence
+        except Exception as error:  # noqa: BLE001 - reported, also when unexpected
             kind = "" if isinstance(error, CheckpointError) else f"{type(error).__name__}: "
             if not self._ended.is_set():
                 directory = self._tier.directory
-                text = f"saves to {directory} would fail now, and will be tried: {kind}{error}"
+                text = f"saves to {directory} would fail now; they are tried anyway: {kind}{error}"
                 self._events.emit("start.warning", text=text)

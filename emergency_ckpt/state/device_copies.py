@@ -1,4 +1,4 @@
-"""Copies of shards in the memory of their own devices, within a budget that all snapshots share."""
+"""Copies of shards in the memory of their own devices, within a budget shared by all snapshots."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ def _copy_all(arrays: list[jax.Array]) -> list[jax.Array]:
 
 
 copy_on_device: CopyOnDevice = jax.jit(_copy_all)
-"""Copies of arrays that lie on one device, as one program of that device alone: no other process
-takes part, and it runs between the steps that were and will be dispatched."""
+"""Copies arrays of one device with one program on that device: no other process takes part, and it
+runs between the steps dispatched before and after."""
 
 
 class DeviceCopies:
-    """Makes the copies, and counts what they take on each device. From any thread.
+    """Makes copies and counts their bytes on each device. Thread-safe.
 
     Sizes are those of the values; a device may pad them.
     """
 
     def __init__(self, limit_bytes: int, copy: CopyOnDevice = copy_on_device) -> None:
-        """``limit_bytes``: of each device."""
+        """``limit_bytes``: maximum on each device."""
         self.limit_bytes = limit_bytes
         self._copy = copy
         self._lock = threading.Lock()
@@ -36,11 +36,11 @@ class DeviceCopies:
     def make(
         self, sources: Mapping[int, Sequence[jax.Array]], needs: Mapping[int, int]
     ) -> dict[int, list[jax.Array]] | None:
-        """Copies of the single-device arrays ``sources``, by device id, in their order.
+        """Return copies of the single-device arrays ``sources``, by device id, in their order.
 
-        Returns at once; the sources may be donated then. None when the copies of another snapshot
-        hold too much of the budget, or a device has no memory left: the caller waits for the
-        transfer instead. ``needs`` (bytes by device id) counts as used until it is given back.
+        Does not block; the sources may be donated then. None when the copies of another snapshot
+        use too much of the budget, or a device has no memory left; the caller then waits for the
+        transfer. ``needs`` (bytes by device id) counts as used until ``give_back``.
         """
         with self._lock:
             if any(self._used.get(d, 0) + n > self.limit_bytes for d, n in needs.items()):
@@ -58,6 +58,6 @@ class DeviceCopies:
             raise
 
     def give_back(self, device: int, nbytes: int) -> None:
-        """So much of ``device`` is free again: the copy was let go."""
+        """Return ``nbytes`` of ``device`` to the budget, after the copy was released."""
         with self._lock:
             self._used[device] -= nbytes

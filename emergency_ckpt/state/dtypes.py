@@ -1,4 +1,4 @@
-"""Names of element types, as manifests store them, to numpy dtypes and back."""
+"""Conversion between the names of element types in manifests and numpy dtypes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 from emergency_ckpt.errors import CorruptData
 
 PACKED_DTYPES = frozenset({"int2", "uint2", "int4", "uint4", "float4_e2m1fn"})
-"""Elements of less than a byte: packed on devices; a snapshot has one byte for each."""
+"""Elements of less than a byte: packed on devices; one byte each in a snapshot."""
 
 
 def dtype_named(name: str) -> np.dtype[Any]:
-    """The numpy dtype called ``name``; CorruptData for a name that is no fixed-size type."""
-    # ml_dtypes first: numpy would read "int4" in its own way one day.
+    """Return the numpy dtype called ``name``; CorruptData for a name that is no fixed-size type."""
+    # ml_dtypes first, because numpy may define "int4" differently one day.
     extension = getattr(ml_dtypes, name, None)
     try:
         dtype = np.dtype(extension if isinstance(extension, type) else name)

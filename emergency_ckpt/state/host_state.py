@@ -1,8 +1,8 @@
 """Non-tensor state of a process as a JSON document. FORMAT.md is the specification.
 
-``capture`` turns live state into a payload that shares nothing with it, ``encode`` and ``decode``
-turn payloads into documents and back, ``apply`` puts a payload back into live objects. No pickle:
-a document can hold values, never code.
+``capture`` converts live state into a payload that shares nothing with it, ``encode`` and
+``decode`` convert payloads into documents and back, ``apply`` writes a payload back into live
+objects. No pickle: a document can hold values, never code.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class HostStateDocument(msgspec.Struct, frozen=True):
     """A decoded document.
 
     Attributes:
-      owner, count: the process whose state it is, and how many the job had.
+      owner, count: index of the process, and number of processes of the job.
       digest: SHA-256 (hex) of the payload's bytes.
       payload: for ``apply`` or ``value_of``.
       empty: the process had no non-tensor state.
@@ -57,23 +57,22 @@ class _VersionOnly(msgspec.Struct, frozen=True):
 
 
 def document_name(owner: int, count: int) -> str:
-    """File name of a document: ``process_00003_of_00008.json``."""
+    """Return the file name of a document: ``process_00003_of_00008.json``."""
     return f"process_{owner:05d}_of_{count:05d}.json"
 
 
 def capture(value: object) -> Payload:
-    """The state of ``value`` at this instant: later changes to it do not show.
+    """Return the state of ``value`` at this instant; later changes to ``value`` do not affect it.
 
-    Takes None, bool, int, float, str, bytes, numeric numpy arrays and scalars, dicts, lists and
-    tuples of these, anything with ``get_state`` and ``set_state``, and iterators of ``tf.data``,
-    at any depth up to 64.
-    ``HostStateError`` names the place of anything else.
+    Accepts None, bool, int, float, str, bytes, numeric numpy arrays and scalars, dicts, lists and
+    tuples of these, objects with ``get_state`` and ``set_state``, and iterators of ``tf.data``, at
+    any depth up to 64. ``HostStateError`` names the place of anything else.
     """
     return codec.to_payload(value)
 
 
 def value_of(payload: Payload) -> Any:
-    """The captured value; of an object with a state, the state. ``CorruptData``."""
+    """Return the captured value; for an object with a state, the state. ``CorruptData``."""
     return codec.from_payload(payload)
 
 
@@ -85,7 +84,7 @@ def encode(
     *,
     limit_bytes: int = MAX_HOST_STATE_BYTES,
 ) -> bytes:
-    """The document of a payload. ``HostStateTooLarge`` above the limit."""
+    """Return the document of a payload. ``HostStateTooLarge`` above the limit."""
     target = f"of process {owner} of {count} at step {save.step}"
     try:
         encoded = msgspec.json.encode(payload)
@@ -114,7 +113,7 @@ def encode(
 
 
 def decode(data: bytes) -> HostStateDocument:
-    """A document from its bytes, with its digest checked. ``CorruptData`` is the only error."""
+    """Return a document from its bytes, with its digest checked. Raises only ``CorruptData``."""
     if len(data) > MAX_HOST_STATE_BYTES:
         raise CorruptData(
             "decode",
@@ -138,7 +137,9 @@ def decode(data: bytes) -> HostStateDocument:
         payload = msgspec.json.decode(encoded)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise CorruptData("decode", "host state", f"not a document: {error!s:.200}") from error
-    codec.from_payload(payload)  # so that what is wrong inside shows now, not half-way in apply
+    codec.from_payload(
+        payload
+    )  # so that a fault inside is found now and not half-way through apply
     return HostStateDocument(
         save=document.save,
         owner=document.owner,
@@ -149,13 +150,12 @@ def decode(data: bytes) -> HostStateDocument:
 
 
 def apply(target: Any, payload: Payload) -> Any:
-    """Put a payload back into what it was captured from; returns the restored value.
+    """Write a payload back into the value it was captured from; return the restored value.
 
-    Objects with ``set_state`` are repositioned in place, wherever they are in the structure. The
-    dicts and lists that lead to one are updated in place as well; the top one always is, when both
-    it and the payload are of its kind. Everything else is replaced. Nothing is changed when the
-    structure does not match: ``HostStateError`` names the place. So it does when a ``set_state``
-    fails, and then objects before that one have moved.
+    Objects with ``set_state`` are repositioned in place, anywhere in the structure. The dicts and
+    lists that lead to one are updated in place as well, and the top one if the payload is of its
+    kind. Everything else is replaced. ``HostStateError`` names the place: of a structure that does
+    not match, before anything is changed; of a failed ``set_state``, after earlier objects moved.
     """
     _check_structure(target, payload, "host_state")
     return _put(target, payload, top=True)
@@ -187,7 +187,7 @@ def _check_structure(target: object, payload: Payload, path: str) -> None:
         raise HostStateError(
             "restore",
             path,
-            "one is an object with a state, the other is not",
+            "one side is an object with a state, the other is not",
             expected=type(target).__name__,
             actual="a state" if has_state else "a plain value",
             hint="give the same structure as at the save",

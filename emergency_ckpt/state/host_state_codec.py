@@ -1,6 +1,6 @@
 """Values of a host state as trees of plain JSON, exactly and without pickle. See FORMAT.md.
 
-What JSON has is written as it is; everything else is an object with one key, its tag. Dicts that
+JSON types are written directly; every other type is an object with one key, its tag. Dicts that
 look like a tagged object, or have keys that are not strings, are written as a list of pairs.
 """
 
@@ -35,16 +35,16 @@ _ARRAY_DTYPES = frozenset(np.dtype(code).newbyteorder("<").str for code in "?bBh
 _HINT = (
     "use dict, list, tuple, str, int, float, bool, None, bytes, numeric numpy arrays,"
     " tf.data iterators, or objects with get_state and set_state;"
-    " device arrays belong into the state"
+    " device arrays belong in the state"
 )
 
 Payload = None | bool | int | float | str | list[Any] | dict[str, Any]
-"""A tree of JSON values. Nothing in it is shared with what it was made from."""
+"""A tree of JSON values. It shares nothing with its source."""
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """What has a state of its own, such as a data iterator."""
+    """An object with a state of its own, such as a data iterator."""
 
     def get_state(self) -> Any: ...
 
@@ -52,17 +52,22 @@ class Stateful(Protocol):
 
 
 def as_stateful(value: object) -> Stateful | None:
-    """What gets and sets the state of ``value``, itself as a rule; None when it has none."""
+    """Return the object that gets and sets the state of ``value``, usually itself; None without a
+    state.
+    """
     if isinstance(value, Stateful):
         return None if isinstance(value, type) else value
     return tf_iterator(value)
 
 
 def to_payload(value: object, path: str = "host_state", depth: int = 0) -> Payload:
-    """The payload of a value. ``HostStateError`` names the place of what cannot be stored."""
+    """Return the payload of a value. ``HostStateError`` names the place of an unsupported value."""
     if depth > MAX_DEPTH:
         raise HostStateError(
-            "capture", path, f"nested deeper than {MAX_DEPTH} levels", hint="does it hold itself?"
+            "capture",
+            path,
+            f"nested deeper than {MAX_DEPTH} levels",
+            hint="check whether it contains itself",
         )
     if value is None or type(value) in {bool, str}:
         return cast(Payload, value)
@@ -79,7 +84,7 @@ def to_payload(value: object, path: str = "host_state", depth: int = 0) -> Paylo
 
 
 def from_payload(payload: object, depth: int = 0) -> Any:
-    """The value of a payload; a state of an object comes back as the state itself.
+    """Return the value of a payload; for an object with a state, the state itself.
 
     ``CorruptData`` for a tree that ``to_payload`` cannot have made.
     """
@@ -100,7 +105,7 @@ def from_payload(payload: object, depth: int = 0) -> Any:
 
 
 def tag_of(payload: object) -> str | None:
-    """The tag of a tagged object, None for any other value. ``CorruptData`` for an unknown tag."""
+    """Return the tag of a tagged object, None for any other value. ``CorruptData``: unknown tag."""
     if not isinstance(payload, dict):
         return None
     mapping = cast(dict[str, object], payload)
@@ -115,7 +120,9 @@ def tag_of(payload: object) -> str | None:
 
 
 def dict_items(payload: object) -> list[tuple[Any, Any]] | None:
-    """(key, payload of the value) of a dict's payload in either form; None for anything else."""
+    """Return (key, payload of the value) of a dict's payload in either form; None for anything
+    else.
+    """
     tag = tag_of(payload)
     if tag == DICT:
         return _pairs(cast(dict[str, Any], payload)[DICT], 0)
@@ -125,7 +132,9 @@ def dict_items(payload: object) -> list[tuple[Any, Any]] | None:
 
 
 def sequence_items(payload: object) -> tuple[type, list[Any]] | None:
-    """(list or tuple, payloads of the items) of a sequence's payload; None for anything else."""
+    """Return (list or tuple, payloads of the items) of a sequence's payload; None for anything
+    else.
+    """
     if isinstance(payload, list):
         return list, cast(list[Any], payload)
     if tag_of(payload) == TUPLE:
@@ -136,7 +145,7 @@ def sequence_items(payload: object) -> tuple[type, list[Any]] | None:
 
 
 def dict_payload(items: Iterable[tuple[Any, Payload]]) -> Payload:
-    """The payload of a dict, from its keys and the payloads of its values."""
+    """Return the payload of a dict, from its keys and the payloads of its values."""
     pairs = list(items)
     if all(type(key) is str and not _looks_like_tag(key) for key, _ in pairs):
         return dict(pairs)
@@ -144,7 +153,7 @@ def dict_payload(items: Iterable[tuple[Any, Payload]]) -> Payload:
 
 
 def sequence_payload(kind: type, items: Iterable[Payload]) -> Payload:
-    """The payload of a list or tuple, from those of its items."""
+    """Return the payload of a list or tuple, from those of its items."""
     return {TUPLE: list(items)} if kind is tuple else list(items)
 
 
@@ -160,7 +169,7 @@ def _looks_like_tag(key: object) -> bool:
 
 
 def _encode_int(value: int, path: str, depth: int) -> Payload:
-    # Many JSON readers keep 64 bits at most.
+    # Many JSON readers keep at most 64 bits.
     return value if _MIN_JSON_INT <= value <= _MAX_JSON_INT else {INT: hex(value)}
 
 
@@ -182,7 +191,7 @@ def _encode_tuple(value: tuple[Any, ...], path: str, depth: int) -> Payload:
 
 
 def _encode_dict(value: dict[Any, Any], path: str, depth: int) -> Payload:
-    items = list(value.items())  # one look, should another thread change it
+    items = list(value.items())  # read once, since another thread may change it
     if all(type(key) is str and not _looks_like_tag(key) for key, _ in items):
         return {key: to_payload(item, f"{path}[{key!r}]", depth) for key, item in items}
     pairs = [
@@ -254,7 +263,7 @@ def _decode_dict(value: object, depth: int) -> dict[Any, Any]:
     try:
         return {key: from_payload(item, depth) for key, item in _pairs(value, depth)}
     except TypeError as error:
-        raise _corrupt("a key cannot be a key") from error
+        raise _corrupt("a dict key is not hashable") from error
 
 
 def _decode_array(value: object, depth: int) -> Any:
@@ -264,7 +273,7 @@ def _decode_array(value: object, depth: int) -> Any:
     name, shape = fields["dtype"], fields["shape"]
     data = _decode_bytes(fields["data"], depth)
     plain_shape = isinstance(shape, list) and len(cast(list[Any], shape)) <= MAX_DIMENSIONS
-    # np.dtype takes strings of many forms: only what the encoder writes is let through.
+    # np.dtype accepts strings of many forms; only those that the encoder writes are accepted here.
     if not isinstance(name, str) or name not in _ARRAY_DTYPES or not plain_shape:
         raise _corrupt("an array of unknown dtype or shape")
     dimensions = cast(list[Any], shape)
@@ -275,7 +284,7 @@ def _decode_array(value: object, depth: int) -> Any:
         raise _corrupt("an array's bytes do not fit its shape")
     try:
         array = np.frombuffer(data, dtype).reshape(dimensions).astype(dtype.newbyteorder("="))
-    except ValueError as error:  # zero times huge
+    except ValueError as error:  # 0 times a huge dimension
         raise _corrupt("an array of impossible shape") from error
     if fields["scalar"] is True and not dimensions:
         return array[()]

@@ -1,4 +1,4 @@
-"""Host states of a job of another size, put together anew: iterator by iterator."""
+"""Host states of a job of another size, converted iterator by iterator."""
 
 from __future__ import annotations
 
@@ -17,27 +17,29 @@ MoveState = Callable[[Sequence[Any], int, int], Any]
 
 @dataclasses.dataclass(frozen=True)
 class IteratorRemap:
-    """A ``host_state_remap`` that moves each iterator on its own, wherever it is in the host state.
+    """A ``host_state_remap`` that converts each iterator on its own, anywhere in the host state.
 
-    What is no iterator must be alike on all former processes, and stays as it is.
+    All other values must be equal on all former processes, and stay as they are.
     """
 
     name: str
     move: MoveState = dataclasses.field(repr=False, compare=False)
 
     def __call__(self, states: Sequence[Any], index: int, count: int) -> Any:
-        """The state of one iterator, from its states on all former processes. HostStateError."""
+        """Return the state of one iterator from its states on all former processes.
+        HostStateError.
+        """
         return self._moved(states, index, count, "host_state")
 
     def payload(self, payloads: Sequence[Payload], index: int, count: int) -> Payload:
-        """The payload of process ``index`` of ``count``. HostStateError names the place."""
+        """Return the payload of process ``index`` of ``count``. HostStateError names the place."""
         return self._payload(payloads, index, count, "host_state")
 
     def _moved(self, states: Sequence[Any], index: int, count: int, path: str) -> Any:
         try:
             return self.move(states, index, count)
         except Unmovable as error:
-            hint = "set a host_state_remap of your own, or start as many processes as at the save"
+            hint = "set your own host_state_remap, or start as many processes as at the save"
             raise HostStateError("remap", path, f"{self.name}: {error}", hint=hint) from error
 
     def _payload(self, payloads: Sequence[Payload], index: int, count: int, path: str) -> Payload:
@@ -71,8 +73,8 @@ class IteratorRemap:
         raise HostStateError(
             "remap",
             path,
-            f"{self.name} moves iterators; here the former processes have different values",
-            hint="set a host_state_remap of your own, which says what becomes of them",
+            f"{self.name} converts iterators only; here the former processes have different values",
+            hint="set your own host_state_remap, which combines them",
         )
 
 
@@ -85,9 +87,10 @@ def _holds_state(payload: Payload) -> bool:
 
 
 def payload_for(target: object, value: object, path: str = "host_state") -> Payload:
-    """The payload of ``value``, in which states stand where ``target`` has what takes them.
+    """Return the payload of ``value``, with a state wherever ``target`` has an object that takes
+    one.
 
-    So what a remap returns, in which an iterator's state is a value like any other, can be applied.
+    The result of a remap, in which an iterator's state is a plain value, can then be applied.
     """
     if as_stateful(target) is not None:
         return {codec.STATE: codec.to_payload(value, path)}

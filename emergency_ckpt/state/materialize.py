@@ -33,18 +33,18 @@ def materialize(
     arrivals: Iterable[Sequence[ShardId]] = (),
     stored_dtype: Callable[[str], str] | None = None,
 ) -> PyTree:
-    """The state that ``tree`` describes, each shard's bytes taken from ``bytes_of``.
+    """Return the state that ``tree`` describes, with each shard's bytes from ``bytes_of``.
 
-    Not collective. Blocks for the arrivals, and for the transfer to the devices to begin.
+    Not collective. Blocks for the arrivals, and until the transfers to the devices have begun.
 
     Args:
       like: gives the type of host leaves.
-      bytes_of: gives read-only uint8 arrays that must not change while the result lives: on CPU
+      bytes_of: returns read-only uint8 arrays that must not change while the result lives: on CPU
         64-byte aligned memory becomes the array's own buffer.
-      arrivals: shards that ``bytes_of`` has, as they come: their transfer begins at once. All
-        others it must have when these are over; they are transferred together then.
-      stored_dtype: the dtype in which a Python number of this path is stored, asked when the
-        arrivals are over; None: that of ``tree``.
+      arrivals: shards available from ``bytes_of``, as they come; their transfer begins at once. The
+        others must be available when these are over, and are transferred together then.
+      stored_dtype: returns the stored dtype of the Python number with this path; called when the
+        arrivals are over. None: that of ``tree``.
     """
     flat = jax.tree_util.tree_leaves(like)
     placing = _Placing(tree, bytes_of)
@@ -80,7 +80,7 @@ class _Placing:
                 self._missing.setdefault(shard, (leaf, []))[1].append(device)
 
     def place(self, shards: Iterable[ShardId]) -> None:
-        """Begin the transfer of those that are needed here, all in one call."""
+        """Begin the transfer of the shards that are needed here, all in one call."""
         blocks: list[npt.NDArray[Any]] = []
         where: list[tuple[str, Device]] = []
         targets: list[Device | jax.sharding.Sharding] = []
@@ -98,7 +98,7 @@ class _Placing:
             self._placed.update(zip(where, arrays, strict=True))
 
     def finish(self) -> dict[str, object]:
-        """Place what is left; the arrays by path."""
+        """Place the remaining shards; return the arrays by path."""
         self.place(list(self._missing))
         values: dict[str, object] = {}
         for leaf, boxes in self._boxes:
@@ -121,7 +121,7 @@ def _is_mine(device: Device) -> bool:
 
 
 def _place(leaf: Leaf, device: Device) -> Device | jax.sharding.Sharding:
-    # Without a kind of memory the device itself: JAX puts many blocks on plain devices sooner.
+    # Without a memory kind the device itself, because JAX transfers faster to plain devices.
     kind = None if leaf.sharding is None else leaf.sharding.memory_kind
     if kind is None or kind == device.default_memory().kind:
         return device
@@ -139,6 +139,6 @@ def _host_value(leaf: Leaf, like: object, bytes_of: BytesOf) -> object:
     if leaf.kind is LeafKind.SCALAR:
         kind: Any = type(like)
         return kind(value.item())
-    # Stored little-endian; the target says in which byte order the caller works.
+    # Stored little-endian; the target has the caller's byte order.
     value = value.astype(cast("npt.NDArray[Any]", like).dtype, copy=False)
     return value[()] if isinstance(like, np.generic) else value

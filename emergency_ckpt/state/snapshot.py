@@ -37,10 +37,10 @@ from emergency_ckpt.types import ShardId
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Take:
-    """Where to find one shard: its leaf, and index among addressable shards, on which device.
+    """The source of one shard: its leaf, its index among addressable shards, and its device.
 
-    ``is_shared``: a view of it is all the transfer there is. ``memory``: where a transfer goes,
-    see ``Transfer``. ``nbytes``: of its values.
+    ``is_shared``: a view replaces the transfer. ``memory``: target of the transfer, see
+    ``Transfer``. ``nbytes``: of its values.
     """
 
     shard: ShardId
@@ -58,9 +58,9 @@ class _Take:
 
 
 class SnapshotRecipe:
-    """How to take the shards ``wanted`` out of states like ``tree``, in that order.
+    """Takes the shards ``wanted`` out of states like ``tree``, in that order.
 
-    Built once for a structure of state; ``matches`` says cheaply whether it still applies.
+    Built once for a structure of state; ``matches`` is a cheap check that it still applies.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class SnapshotRecipe:
         self._takes = _takes(tree, wanted, settings)
         self._used = sorted({take.leaf.position for take in self._takes})
         self._keys = {leaf.position for leaf in tree.leaves if leaf.kind is LeafKind.KEYS}
-        # Compared as objects: the name of a dtype is put together anew each time it is asked for.
+        # Compared as objects, because a dtype's name is built anew at each access.
         self._dtypes = [(leaf, dtype_named(leaf.spec.dtype)) for leaf in tree.leaves]
         on_devices = [i for i, take in enumerate(self._takes) if take.device is not None]
         pieces = [self._takes[i].piece for i in on_devices]
@@ -95,7 +95,7 @@ class SnapshotRecipe:
 
     @property
     def reason(self) -> str:
-        """What is copied on the devices, in words."""
+        """Explanation of the copies on the devices."""
         return self._plan.reason
 
     def matches(self, flat: Sequence[Any], treedef: TreeDef) -> bool:
@@ -105,7 +105,8 @@ class SnapshotRecipe:
         return all(_is_like(leaf, dtype, flat[leaf.position]) for leaf, dtype in self._dtypes)
 
     def take(self, flat: Sequence[Any]) -> Snapshot:
-        """The snapshot of the wanted shards, as ``wait`` and ``device_copy`` have it; no waiting.
+        """Return the snapshot of the wanted shards, taken as ``wait`` or ``device_copy``; does not
+        wait.
 
         Once its ``wait_captured`` is true the state may be donated. On CPU the views share the
         arrays' buffers, which then live on.
@@ -122,7 +123,7 @@ class SnapshotRecipe:
         transfers: list[Transfer] = []
         for position, take in enumerate(self._takes):
             if take.device is None:
-                # Host values may be changed in place by the next step: small, so copied.
+                # The next step may change host values in place; they are small, so they are copied.
                 value = np.array(
                     stored[take.leaf.position], dtype=dtype_named(take.leaf.spec.dtype)
                 )
@@ -146,11 +147,11 @@ class SnapshotRecipe:
                     else partial(self._copies.give_back, take.device.id, take.nbytes),
                 )
             )
-        # Where the budget was spent by another snapshot, nothing is copied and all is waited for.
+        # If another snapshot uses the budget, nothing is copied and training waits for all.
         return Snapshot(views, transfers, self._settings.staging_bytes)
 
     def _copy_on_devices(self, stored: Mapping[int, Any]) -> dict[int, jax.Array]:
-        """Copies of what the plan says, by position; none when there is no room for them now."""
+        """Return the planned copies by position; empty when there is no room for them now."""
         of_device: dict[int, list[int]] = {}
         for position, take in enumerate(self._takes):
             if take.leaf.position in self._plan.leaves and take.device is not None:
@@ -178,18 +179,18 @@ def _nothing() -> None:
 def _data(take: _Take, stored: Mapping[int, Any]) -> jax.Array:
     value = stored[take.leaf.position]
     if take.addressable > 0 and value.is_fully_replicated:
-        # ``addressable_data`` gives the first device's, whichever is asked for.
+        # ``addressable_data`` returns the first device's data for every index.
         return value.addressable_shards[take.addressable].data
     return value.addressable_data(take.addressable)
 
 
 def _is_like(leaf: Leaf, dtype: np.dtype[Any], value: Any) -> bool:
     if leaf.kind is LeafKind.SCALAR:
-        # A Python number may become one of another type from step to step.
+        # A Python number may change its type from step to step.
         return is_python_number(value) and np.asarray(value).dtype == dtype
     if leaf.kind is LeafKind.NUMPY:
         is_host = isinstance(value, np.ndarray | np.generic)
-        # Values of another byte order have the same name, and are stored alike.
+        # Values of another byte order have the same name and are stored alike.
         is_named = is_host and value.dtype.name == leaf.spec.dtype
         return is_named and value.shape == leaf.spec.global_shape
     sharding = getattr(value, "sharding", None)
@@ -199,19 +200,21 @@ def _is_like(leaf: Leaf, dtype: np.dtype[Any], value: Any) -> bool:
         return value.shape == leaf.spec.global_shape and value.dtype == dtype
     return (
         is_key_type(value.dtype)
-        and value.shape == leaf.spec.global_shape[:-1]  # key data have one dimension more
+        and value.shape == leaf.spec.global_shape[:-1]  # key data have one more dimension
         and str(jax.random.key_impl(value)) == leaf.spec.key_impl
     )
 
 
 def _takes(tree: StateTree, wanted: Sequence[ShardId], settings: SnapshotSettings) -> list[_Take]:
-    """Where each wanted shard is taken from: of several devices that hold it, evenly."""
+    """Return the source of each wanted shard, spread evenly over the devices that hold it."""
     leaves = {leaf.spec.path: leaf for leaf in tree.leaves}
     holders = [_holders(leaves[shard.leaf], shard) for shard in wanted]
     for i, held in enumerate(holders):
         first = next(iter(held), None)
         if first is not None and _is_shared(first, settings):
-            holders[i] = {first: held[first]}  # all in one memory: the first is found fastest
+            holders[i] = {
+                first: held[first]
+            }  # all share one memory, and the first is found fastest
     sizes = [shard_nbytes(leaves[shard.leaf].spec, shard.box) for shard in wanted]
     on_devices = [i for i, held in enumerate(holders) if held]
     chosen, _ = choose_sources(
@@ -230,22 +233,26 @@ def _takes(tree: StateTree, wanted: Sequence[ShardId], settings: SnapshotSetting
 
 
 def _is_shared(device: Device, settings: SnapshotSettings) -> bool:
-    """Whether a view of a device's array is all the transfer there is."""
+    """Return whether a view of a device's array replaces the transfer."""
     return device.platform == "cpu" and settings.staging_memory == "auto"
 
 
 def _memory(device: Device, dtype: str, settings: SnapshotSettings) -> str | None:
-    """The host memory to which ``device`` transfers such values; None for JAX's own way."""
+    """Return the host memory that ``device`` transfers such values to; None for JAX's own
+    transfer.
+    """
     if settings.staging_memory == "pageable" or _is_shared(device, settings):
         return None
     if dtype in PACKED_DTYPES:
-        return None  # packed on the device; only JAX's own transfer gives one byte for each
+        return None  # packed on the device; only JAX's own transfer writes one byte for each
     kinds = {memory.kind for memory in device.addressable_memories()}
     return "pinned_host" if "pinned_host" in kinds else None
 
 
 def _is_copyable(take: _Take) -> bool:
-    """Whether a copy stays in the memory of the device: what was offloaded to the host is not."""
+    """Return whether a copy stays in the memory of the device; false for values offloaded to the
+    host.
+    """
     assert take.leaf.sharding is not None
     assert take.device is not None
     kind = take.leaf.sharding.memory_kind
@@ -253,7 +260,9 @@ def _is_copyable(take: _Take) -> bool:
 
 
 def _holders(leaf: Leaf, shard: ShardId) -> dict[Device, int]:
-    """This process's devices that hold the shard, with its index there; none for host values."""
+    """Return this process's devices that hold the shard, with its index there; none for host
+    values.
+    """
     if leaf.sharding is None:
         return {}
     me = jax.process_index()
@@ -261,6 +270,8 @@ def _holders(leaf: Leaf, shard: ShardId) -> dict[Device, int]:
     found = {device: index for index, (device, box) in enumerate(mine) if box == shard.box}
     if not found:
         raise StateMismatch(
-            "save", f"leaf {shard.leaf!r}", [f"{shard.leaf}: box {shard.box} not here"]
+            "save",
+            f"leaf {shard.leaf!r}",
+            [f"{shard.leaf}: box {shard.box} is not on this process"],
         )
     return found

@@ -1,7 +1,7 @@
 """One snapshot on its way to the host: a bounded number of bytes at a time, read as they arrive.
 
 The training thread makes it and waits until the state may be donated; one background thread reads
-it. What lies between device and slot is the staging memory: transfers start when it has room.
+it. Bytes between device and slot are in staging memory; transfers start when that has room.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Batch = list[tuple[int, npt.NDArray[Any]]]
 
 @dataclasses.dataclass(slots=True)
 class View:
-    """Shard number ``position``, readable on the host already.
+    """Shard number ``position``, already readable on the host.
 
-    ``waited_for``: the training thread waits until the reader has let go of it.
+    ``waited_for``: the training thread waits until the reader has released it.
     """
 
     position: int
@@ -41,9 +41,9 @@ class Transfer:
 
     Attributes:
       source: an array on one device.
-      memory: the kind of host memory that it goes to; None where JAX's own transfer is used.
-      waited_for: the training thread waits for its end; else ``source`` is a copy.
-      let_go: called once when ``source`` is needed no more.
+      memory: kind of the target host memory; None where JAX's own transfer is used.
+      waited_for: the training thread waits for its end; otherwise ``source`` is a copy.
+      let_go: called once when ``source`` is no longer needed.
     """
 
     position: int
@@ -56,14 +56,14 @@ class Transfer:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HostShard:
-    """One shard on the host. ``array``: what ``view`` shows, where that is a JAX array there."""
+    """One shard on the host. ``array``: the JAX array that ``view`` shows, if it is one."""
 
     view: npt.NDArray[Any]
     array: jax.Array | None
 
 
 class _Flight:
-    """A transfer that was started. ``array``: where it goes; the source, with JAX's own way."""
+    """A started transfer. ``array``: its target; the source when JAX's own transfer is used."""
 
     def __init__(self, transfer: Transfer, array: jax.Array) -> None:
         self.transfer = transfer
@@ -77,13 +77,13 @@ class _Flight:
 
     @property
     def has_ended(self) -> bool:
-        array: Any = self._array  # ``is_ready`` is public, but not in JAX's type of arrays
+        array: Any = self._array  # ``is_ready`` is public but missing in JAX's array type
         return array.is_ready()
 
     def land(self) -> npt.NDArray[Any]:
-        """The bytes on the host; blocks for them. Once they were there, the source may go.
+        """Return the bytes on the host; blocks for them. The source may be released afterwards.
 
-        From both threads: a source that was donated meanwhile cannot be asked again.
+        Called from both threads, because a source that was donated meanwhile cannot be read again.
         """
         with self._lock:
             if self._view is None:
@@ -92,7 +92,7 @@ class _Flight:
 
 
 class Snapshot:
-    """What one save reads; see the module. To be closed in any case; read once."""
+    """The shards that one save reads; see the module. Always to be closed; read once."""
 
     def __init__(
         self,
@@ -100,37 +100,37 @@ class Snapshot:
         transfers: Sequence[Transfer] = (),
         staging_bytes: int | None = None,
     ) -> None:
-        """``transfers`` start in their order, those that are waited for first.
+        """``transfers`` start in their order, those with ``waited_for`` first.
 
-        ``staging_bytes``: how much may lie on the host, not yet read; None for any amount. A
-        larger shard goes alone.
+        ``staging_bytes``: maximum of unread bytes on the host; None for unlimited. A larger shard
+        is transferred alone.
         """
         self._views = deque(views)
         self._waiting = deque(transfers)
         self._started: deque[_Flight] = deque()
-        self._waited_for: dict[int, _Flight] = {}  # of those that were started, by position
+        self._waited_for: dict[int, _Flight] = {}  # started ones, by position
         self._staging_bytes = staging_bytes
         self._in_use_bytes = 0
         self._shared = any(view.waited_for for view in views)
         self._lock = threading.Lock()
         self._closed = False
         self._failure: Exception | None = None
-        self._nothing_to_start = threading.Event()  # of what is waited for
+        self._nothing_to_start = threading.Event()  # among those waited for
         self._note_progress()
 
     @staticmethod
     def of_views(views: Sequence[npt.NDArray[Any]]) -> Snapshot:
-        """A snapshot that is on the host already, in memory that nobody changes."""
+        """Return a snapshot of host memory that does not change."""
         return Snapshot([View(position, view) for position, view in enumerate(views)])
 
-    # Before it is read.
+    # Before reading.
 
     def start(self, *, everything: bool = False) -> None:
         """Start the transfers that staging memory has room for. Does not block; never raises.
 
-        ``everything``: all of them, because the reader must wait for others first, or needs all
-        at once. All of the snapshot comes to the host then, whatever the staging memory; and the
-        training thread waits for transfers only, never for the reader.
+        ``everything``: start all, because the reader must wait for others first, or needs all at
+        once. The whole snapshot then comes to the host, whatever the staging memory, and the
+        training thread waits for transfers only, not for the reader.
         """
         with self._lock:
             if everything:
@@ -144,10 +144,11 @@ class Snapshot:
             self._note_progress()
 
     def wait_captured(self, timeout_s: float) -> bool:
-        """True once the state may be donated; False when that takes longer.
+        """Wait until the state may be donated; return False when that takes longer than
+        ``timeout_s``.
 
-        The deadline is for the reader. The transfers that are under way then have none: a device
-        that does not answer stops the next step just as well.
+        The deadline bounds the wait for the reader. Transfers in progress have none, because a
+        device that does not answer also stops the next step.
         """
         if not self._nothing_to_start.wait(timeout_s):
             return False
@@ -162,16 +163,16 @@ class Snapshot:
             self._failure = error
         return True
 
-    # For the reader.
+    # Called by the reader.
 
     def batches(self, limit_bytes: int) -> Iterator[Batch]:
-        """All shards as (position, view), at most ``limit_bytes`` or one shard at a time.
+        """Yield all shards as (position, view), at most ``limit_bytes`` or one shard at a time.
 
-        Views are valid until the next batch is asked for. Blocks for transfers.
+        Views are valid until the next batch is requested. Blocks for transfers.
 
         Raises:
           SaveFailed: the snapshot was closed before all was read.
-          Exception: whatever a transfer failed with, in either thread.
+          Exception: the error of a failed transfer, in either thread.
         """
         with self._lock:
             self._start()
@@ -180,7 +181,7 @@ class Snapshot:
             batch.clear()
         self._shared = False
         if self._staging_bytes is not None:
-            # So that what follows is transferred while a batch is read.
+            # So that the next shards are transferred while a batch is read.
             limit_bytes = min(limit_bytes, self._staging_bytes // 2)
         read_bytes = 0
         while self._go_on(read_bytes):
@@ -195,7 +196,7 @@ class Snapshot:
         self._check_open()
 
     def collect(self) -> list[HostShard]:
-        """All shards at once, in order. As ``batches``; the views stay valid."""
+        """Return all shards at once, in order. Like ``batches``, but the views stay valid."""
         self.start(everything=True)
         found: dict[int, HostShard] = {}
         for position, view in self._next_views(None):
@@ -206,7 +207,7 @@ class Snapshot:
         return [found[position] for position in sorted(found)]
 
     def close(self) -> None:
-        """Let go of all that was not read: whoever reads on gets an error. Idempotent."""
+        """Release all unread shards; further reads raise an error. Idempotent."""
         with self._lock:
             self._closed = self._closed or bool(self._views or self._waiting or self._started)
             for transfer in [*self._waiting, *(flight.transfer for flight in self._started)]:
@@ -230,7 +231,9 @@ class Snapshot:
         return batch
 
     def _go_on(self, read_bytes: int) -> bool:
-        """So much was read of the staging memory: start more. False when nothing is left."""
+        """Free ``read_bytes`` of staging memory and start more transfers; False when nothing is
+        left.
+        """
         with self._lock:
             self._in_use_bytes -= read_bytes
             self._start()
@@ -238,7 +241,7 @@ class Snapshot:
             return bool(self._started)
 
     def _next(self, room_bytes: int, *, at_once: bool) -> _Flight | None:
-        """The next transfer; ``at_once``: only one that has ended, of at most ``room_bytes``."""
+        """Return the next transfer; ``at_once``: only a finished one, of at most ``room_bytes``."""
         with self._lock:
             if not self._started:
                 return None
@@ -260,9 +263,9 @@ class Snapshot:
         if self._failure is not None:
             raise self._failure
         if self._closed:
-            raise SaveFailed("read", "snapshot", "it was given up before all was on the host")
+            raise SaveFailed("read", "snapshot", "it was closed before all was on the host")
 
-    # With the lock.
+    # Called with the lock held.
 
     def _start(self) -> None:
         """Start as many transfers as staging memory has room for, in one call."""
@@ -281,7 +284,7 @@ class Snapshot:
                 self._waited_for[flight.transfer.position] = flight
 
     def _note_progress(self) -> None:
-        """Once nothing more has to start that is waited for, the end of what did is the end."""
+        """Record that the awaited transfers have ended, once none of them is left to start."""
         if not self._shared and not (self._waiting and self._waiting[0].waited_for):
             self._nothing_to_start.set()
 
@@ -293,7 +296,7 @@ def _start_together(transfers: Iterable[Transfer]) -> list[_Flight]:
         jax.device_put(
             [source for source, _ in to_memory],
             [source.sharding.with_memory_kind(memory) for source, memory in to_memory],
-            # Not even what lies in host memory already: the next step may write there.
+            # Not even for values in host memory already, since the next step may write there.
             may_alias=False,
         )
     )

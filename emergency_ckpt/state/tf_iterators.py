@@ -1,6 +1,7 @@
 """``tf.data`` iterators as objects with a state: TensorFlow's own checkpoint of one, as bytes.
 
-The bytes are opaque here. TensorFlow is never imported: who has such an iterator has done so.
+The bytes are opaque here. TensorFlow is never imported, because a program with such an iterator
+has imported it.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from typing import Any, cast
 from emergency_ckpt.errors import CorruptData
 
 _FILES = {"index": ".index", "data": ".data-00000-of-00001"}
-"""The files of one of TensorFlow's checkpoints, by their ending."""
+"""Suffixes of the files of one TensorFlow checkpoint."""
 
 
 class TfIterator:
-    """State of an iterator over a ``tf.data.Dataset``, also of ``as_numpy_iterator()``.
+    """The state of an iterator over a ``tf.data.Dataset``, also of ``as_numpy_iterator()``.
 
-    Not every dataset can be saved: one that calls Python (``from_generator``) cannot, and raises
-    TensorFlow's own error. A shuffle buffer is part of the state unless the dataset's options have
+    A dataset that calls Python (``from_generator``) cannot be saved and raises TensorFlow's own
+    error. A shuffle buffer is part of the state unless the dataset's options have
     ``experimental_symbolic_checkpoint``.
     """
 
@@ -28,7 +29,9 @@ class TfIterator:
         self._checkpoint = tensorflow.train.Checkpoint(iterator=iterator)
 
     def get_state(self) -> dict[str, bytes]:
-        """The files of a checkpoint of the iterator. Blocks for a local temporary directory."""
+        """Return the files of a checkpoint of the iterator. Blocks for writes to a local temporary
+        directory.
+        """
         with tempfile.TemporaryDirectory(prefix="eckpt-tf-") as directory:
             prefix = Path(directory) / "iterator"
             self._checkpoint.write(str(prefix))
@@ -38,10 +41,10 @@ class TfIterator:
             }
 
     def set_state(self, state: object, /) -> None:
-        """Move the iterator, in place, to where it was. CorruptData; TensorFlow's errors."""
+        """Move the iterator, in place, to a saved position. CorruptData; TensorFlow's errors."""
         files = cast("dict[str, Any]", state) if isinstance(state, dict) else {}
         if set(files) != set(_FILES) or not all(isinstance(d, bytes) for d in files.values()):
-            raise CorruptData("restore", "tf.data iterator", "this is no state of such an iterator")
+            raise CorruptData("restore", "tf.data iterator", "this is not an iterator's state")
         with tempfile.TemporaryDirectory(prefix="eckpt-tf-") as directory:
             prefix = Path(directory) / "iterator"
             for name, ending in _FILES.items():
@@ -50,7 +53,9 @@ class TfIterator:
 
 
 def tf_iterator(value: object) -> TfIterator | None:
-    """``value`` as an object with a state, if it is an iterator of TensorFlow."""
+    """Return ``value`` as an object with a state if it is an iterator of TensorFlow, otherwise
+    None.
+    """
     tensorflow: Any = sys.modules.get("tensorflow")
     data = getattr(tensorflow, "data", None)  # None also while it is being imported
     if data is None or not isinstance(value, (data.Iterator, data.NumpyIterator)):

@@ -1,4 +1,4 @@
-"""The training state as leaves, boxes and processes: what JAX knows, in this package's words."""
+"""The training state as leaves, boxes and processes, from JAX's description of it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ TreeDef = Any
 _NUMBERS: dict[type, str] = {
     kind: f"Python {kind.__name__}" for kind in (bool, int, float, complex)
 }
-"""In this order: a bool is an int too."""
+"""In this order, because a bool is an int too."""
 assert set(_NUMBERS.values()) == set(PYTHON_NUMBERS)
 
 
 class LeafKind(enum.Enum):
-    """What the user's leaf is, and so what a restore must give back."""
+    """The type of the user's leaf, which a restore must return."""
 
     ARRAY = "array"
     KEYS = "keys"  # a PRNG key array
@@ -44,9 +44,9 @@ class Leaf:
     """One leaf of a state.
 
     Attributes:
-      spec: what is stored.
-      kind: what it is to the user.
-      number: of a Python number, which: a key of ``PYTHON_NUMBERS``; else empty.
+      spec: the stored form.
+      kind: the type that the user sees.
+      number: for a Python number its key in ``PYTHON_NUMBERS``; otherwise empty.
       sharding: placement of the stored array (key data for PRNG keys); None for host values.
       position: index in the pytree's flattening order.
     """
@@ -72,14 +72,16 @@ class StateTree:
 
     @property
     def wanted(self) -> dict[str, LeafSpec]:
-        """As ``specs``, of a state to restore into: for Python numbers ``PYTHON_NUMBERS``."""
+        """Return ``specs`` of a state to restore into, with ``PYTHON_NUMBERS`` for Python
+        numbers.
+        """
         return {
             leaf.spec.path: msgspec.structs.replace(leaf.spec, dtype=leaf.number or leaf.spec.dtype)
             for leaf in self.leaves
         }
 
     def unflatten(self, values: Mapping[str, object]) -> PyTree:
-        """The pytree with ``values`` by path."""
+        """Return the pytree with ``values`` by path."""
         ordered: list[object] = [None] * len(self.leaves)
         for leaf in self.leaves:
             ordered[leaf.position] = values[leaf.spec.path]
@@ -140,7 +142,9 @@ def check_values(tree: StateTree, flat: Sequence[Any], operation: str) -> None:
 
 
 def is_python_number(value: object) -> bool:
-    """Whether ``value`` is one, and no scalar of numpy, some of which are Python floats too."""
+    """Return whether ``value`` is a Python number. numpy scalars are not, though some are
+    floats.
+    """
     return isinstance(value, tuple(_NUMBERS)) and not isinstance(value, np.generic)
 
 
@@ -181,7 +185,7 @@ def _describe_leaf(value: Any, path: str, position: int, operation: str) -> Leaf
 
 
 def _check_is_plain(value: Any, path: str, operation: str) -> None:
-    """InvalidState for a kind of array that has more than its elements: that would be lost."""
+    """Raise InvalidState for a kind of array with more than its elements, which would be lost."""
     if isinstance(value, np.ndarray) and type(value) not in (np.ndarray, np.memmap):
         raise InvalidState(
             operation,
@@ -217,12 +221,12 @@ def _key_data_spec(shape: tuple[int, ...], dtype: Any) -> tuple[jax.ShapeDtypeSt
 
 
 def is_key_type(dtype: Any) -> bool:
-    """Whether arrays of ``dtype`` hold PRNG keys."""
+    """Return whether arrays of ``dtype`` hold PRNG keys."""
     return bool(jax.numpy.issubdtype(dtype, jax.dtypes.prng_key))
 
 
 def boxes_by_device(leaf: Leaf) -> dict[Device, Box]:
-    """The box that each device of the leaf's sharding holds; empty for host values."""
+    """Return the box that each device of the leaf's sharding holds; empty for host values."""
     if leaf.sharding is None:
         return {}
     shape = leaf.spec.global_shape
@@ -236,11 +240,10 @@ def boxes_by_device(leaf: Leaf) -> dict[Device, Box]:
 
 
 class BoxTable:
-    """Which process holds which boxes of each leaf.
+    """The boxes of each leaf that each process holds.
 
-    Leaves that no single process of another host could give back - host values and arrays that
-    live on one process's devices only - count as held, whole, by every process: each process has
-    its own equal copy of them.
+    Host values, and arrays on the devices of one process only, count as held in full by every
+    process, because each process has its own equal copy of them.
 
     Leaves with one sharding and shape share one entry, so that a large job costs little.
     """
@@ -265,7 +268,7 @@ class BoxTable:
         return {process: tuple(sorted(boxes)) for process, boxes in found.items()}
 
     def shards_of(self, process: int) -> tuple[ShardId, ...]:
-        """The distinct shards that ``process`` holds, sorted."""
+        """Return the distinct shards that ``process`` holds, sorted."""
         return tuple(
             ShardId(spec.path, box)
             for spec, key in self._leaf_keys
@@ -273,7 +276,7 @@ class BoxTable:
         )
 
     def targets(self) -> dict[int, tuple[ShardId, ...]]:
-        """``shards_of`` for every process; processes with equal shards share one tuple."""
+        """Return ``shards_of`` every process; processes with equal shards share one tuple."""
         kinds = list(self._by_kind.values())
         shared: dict[tuple[tuple[Box, ...], ...], tuple[ShardId, ...]] = {}
         result: dict[int, tuple[ShardId, ...]] = {}
@@ -285,7 +288,7 @@ class BoxTable:
         return result
 
     def held_leaves(self) -> tuple[HeldLeaves, ...]:
-        """Who holds what, for ``place``: one entry for all leaves of one sharding and shape."""
+        """Return the holders for ``place``: one entry for all leaves of one sharding and shape."""
         paths: dict[tuple[object, ...], dict[str, int]] = {}
         for spec, key in self._leaf_keys:
             paths.setdefault(key, {})[spec.path] = DTYPE_ITEM_BYTES[spec.dtype]

@@ -32,7 +32,7 @@ def world(count: int = 2) -> tuple[MemoryService, list[SealedCoordinator]]:
 def test_sealed_value_forged_is_named(read: str) -> None:
     service, (job, _) = world()
     service.member(1).put("a/key", b'{"step": 7}')
-    with pytest.raises(ForgedValue, match=r"a/key: .*somebody else wrote it") as caught:
+    with pytest.raises(ForgedValue, match=r"a/key: .*another client wrote it") as caught:
         READS[read](job)
     assert isinstance(caught.value, CoordinationError)
     assert not caught.value.retryable
@@ -62,7 +62,7 @@ def test_sealed_value_replaced_and_put_back_is_refused() -> None:
     assert reader.find("led") == b"5"
     service.member(1).replace("led", old)
     for read in (lambda: reader.find("led"), lambda: reader.get("led", SOON_S)):
-        with pytest.raises(ForgedValue, match="led: an older value was put back"):
+        with pytest.raises(ForgedValue, match="led: an older value was written back"):
             read()
     writer.replace("led", b"6")
     assert reader.find("led") == b"6"

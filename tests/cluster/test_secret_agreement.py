@@ -112,7 +112,7 @@ def test_agree_on_a_secret_that_only_some_have_is_an_error(configured: set[int],
     files = {p: file if p in configured else None for p in range(3)}
     for error in everywhere(3, lambda p: agree_secret(service.member(p), "run", files[p], LONG_S)):
         assert isinstance(error, ConfigError)
-        assert "the run's secret is not configured alike: process" in str(error)
+        assert "the run's secret differs between the processes: process" in str(error)
 
 
 def test_agree_on_two_secrets_is_everyones_error(file: str, tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_agree_with_a_replayed_leader_is_refused(file: str) -> None:
     """The leader is dead; a stranger answers with what it once said."""
     service = MemoryService(2)
     service.values["secret/answer/1"] = recorded_start(file)["secret/answer/1"]
-    with pytest.raises(ForgedValue, match="secret/answer/1: it is no answer to this process"):
+    with pytest.raises(ForgedValue, match="secret/answer/1: it is not an answer to this process"):
         agree_secret(service.member(1), "run-a", file, LONG_S)
 
 

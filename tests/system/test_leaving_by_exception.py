@@ -53,6 +53,6 @@ def test_second_signal_ends_a_program_that_waits(tmp_path: Path) -> None:
         assert process.stderr is not None
         for line in process.stderr:
             # Each is sent when the program has said that it is ready for it.
-            if "saves under way have" in line:
+            if "saves in progress have" in line:
                 process.send_signal(signal.SIGTERM)
     assert process.returncode == -signal.SIGTERM

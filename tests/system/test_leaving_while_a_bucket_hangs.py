@@ -59,7 +59,7 @@ def test_second_signal_while_a_bucket_hangs_ends_the_program(tmp_path: Path) -> 
         signals = 0
         for line in process.stderr:
             # Each is sent when the program has said that it is ready for it.
-            if "saves under way have" in line:
+            if "saves in progress have" in line:
                 process.send_signal(signal.SIGTERM)
                 signals += 1
         process.wait(60)

@@ -1,1 +1,1 @@
-"""Notice of a preemption: its signals, and the step at which all processes act on it."""
+"""Preemption notices: their sources, and the step at which all processes act on one."""

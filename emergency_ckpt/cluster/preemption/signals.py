@@ -1,4 +1,4 @@
-"""Signals of this process: SIGTERM for all who listen, and an end that no save holds up."""
+"""Signal handlers of this process: SIGTERM for all subscribers; a second one ends at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from absl import logging
 class SigtermListener:
     """One handler for all checkpointers of the process.
 
-    It is set only in the main thread, and only where nobody else has set one.
+    It is set only in the main thread, and only where no other handler is set.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class SigtermListener:
         return event
 
     def unsubscribe(self, event: threading.Event) -> None:
-        """Listen no more; the last one leaves the signal as it was found. Idempotent."""
+        """Unsubscribe; the last one restores the earlier handler. Idempotent."""
         if event in self._events:
             self._events.remove(event)
         ours = signal.getsignal(signal.SIGTERM) == self._on_signal
@@ -48,9 +48,10 @@ SIGTERM = SigtermListener()
 
 @contextlib.contextmanager
 def second_signal_ends() -> Generator[None]:
-    """In here a second SIGTERM or SIGINT ends the process at once. For a process that ends anyway.
+    """Let a second SIGTERM or SIGINT end the process at once, inside this context.
 
-    Only in the main thread. Handlers that Python does not know (JAX's) are not put back.
+    For a process that is about to end. Only in the main thread. Handlers that Python does not know
+    (JAX's) are not restored.
     """
     if not _in_main_thread():
         yield
@@ -63,7 +64,7 @@ def second_signal_ends() -> Generator[None]:
         if len(seen) > 1:
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
-        logging.warning("saves under way have some time to end; a second signal ends the process")
+        logging.warning("saves in progress may finish; a second signal ends the process at once")
 
     before = {kind: signal.signal(kind, on_signal) for kind in (signal.SIGTERM, signal.SIGINT)}
     try:

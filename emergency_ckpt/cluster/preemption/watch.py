@@ -1,11 +1,11 @@
 """Preemption notices: the step at which all processes act on one, and the time that is left.
 
 JAX's sync manager takes SIGTERM at any process and agrees, in the background, on the next call
-that all processes make. It knows calls by numbers and answers yes once, at the number after the
-highest that any process had called with. So the numbers must rise by one with each step and be
-alike everywhere: steps will not do, as they jump at a restore, and a notice that came meanwhile
-would wait for a step that never comes. The numbers here go on from the highest that any process
-has used, agreed at each start and restore (``going_on``).
+that all processes make. It identifies calls by number and answers yes once, at the number after the
+highest that any process had used. So the numbers must rise by one with each step and be equal on
+all processes. Steps do not qualify: they jump at a restore, and a notice in between would wait for
+a step that never comes. The numbers here continue from the highest that any process has used,
+agreed at each start and restore (``go_on_from``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from emergency_ckpt.cluster.preemption import signals
 from emergency_ckpt.errors import CheckpointError, CoordinationError
 
 PREEMPTED_EXIT_CODE = 128 + signal.SIGTERM
-"""Exit status after ``exit_on_preemption``: a supervisor takes it for a death and starts again."""
+"""Exit status after ``exit_on_preemption``; a supervisor treats it as a death and restarts."""
 _GOOD_ENDS = (None, 0, PREEMPTED_EXIT_CODE)
 
 
@@ -39,7 +39,7 @@ def is_good_end(error: BaseException | None) -> bool:
 
 
 class Notices(Protocol):
-    """Where notices come from. ``last_number``: the highest that this process has asked with."""
+    """A source of notices. ``last_number``: the highest number that this process has used."""
 
     @property
     def source(self) -> str: ...
@@ -51,7 +51,7 @@ class Notices(Protocol):
         ...
 
     def close(self) -> None:
-        """Leave signals as they were found."""
+        """Restore the signal handlers that were set before."""
         ...
 
 
@@ -93,17 +93,17 @@ class SignalNotices:
 
 
 class AgreedNotices:
-    """SIGTERM at any process, where JAX's preemption service is off; agreed by our own means.
+    """SIGTERM at any process where JAX's preemption service is off; agreed through our own keys.
 
-    A thread looks once a second for a notice of any process. Then each tells the number of its
-    last call and answers the next one only when all have told: they act at the number after the
-    highest, which none of them has got past.
+    1. A thread looks once a second for a notice of any process.
+    2. Each process then publishes the number of its last call, and blocks in its next call.
+    3. When all have published, they act at the number after the highest, which none has passed.
     """
 
     source = "signals, agreed"
 
     def __init__(self, coordinator: Coordinator, timeout_s: float) -> None:
-        """``timeout_s``: how long a call may wait, after a notice, for the others to tell."""
+        """``timeout_s``: maximum wait of a call, after a notice, for the others' numbers."""
         self.last_number = 0
         self._coordinator = coordinator
         self._timeout_s = timeout_s
@@ -118,7 +118,7 @@ class AgreedNotices:
 
     def reached(self, number: int) -> bool:
         with self._changed:
-            # Once it has told its last number, this process must not go past the one agreed on.
+            # After publishing its last number, this process must not pass the agreed one.
             self._changed.wait_for(lambda: not self._is_told or self._is_over, self._timeout_s)
             self.last_number = number
             return number == self._sync
@@ -135,7 +135,7 @@ class AgreedNotices:
                     self._agree()
                     return
             except CheckpointError as error:
-                logging.warning("no preemption notice can be heard for now: %s", error)
+                logging.warning("preemption notices cannot be read at the moment: %s", error)
             self._stopping.wait(_LOOK_S)
 
     def _is_noticed(self) -> bool:
@@ -158,7 +158,7 @@ class AgreedNotices:
                     return
                 if time.monotonic() > deadline_s:
                     missing = [p for p in range(coordinator.process_count) if str(p) not in told]
-                    logging.error("preemption notice: no word from processes %s", missing[:8])
+                    logging.error("preemption notice: no answer from processes %s", missing[:8])
                     return
                 self._stopping.wait(_TOLD_PAUSE_S)
         finally:
@@ -170,7 +170,7 @@ class AgreedNotices:
         try:
             numbers = [number_of(data, f"preempt/at/{p}") for p, data in told.items()]
         except CoordinationError as error:
-            # To all alike: nobody acts, rather than some.
+            # All processes read the same values, so none acts.
             logging.error("a preemption notice cannot be acted on: %s", error)
             return
         with self._changed:
@@ -178,7 +178,7 @@ class AgreedNotices:
 
 
 def find_notices(coordinator: Coordinator, timeout_s: float) -> Notices:
-    """The source of notices in this process: JAX's service, or our own handler where it is off."""
+    """Return JAX's service as the source of notices, or our own handler where that is off."""
     if jax_hears_notices():
         return JaxNotices()
     return (
@@ -187,14 +187,14 @@ def find_notices(coordinator: Coordinator, timeout_s: float) -> Notices:
 
 
 class PreemptionWatch:
-    """Knows whether the job is being preempted. For the training thread.
+    """The preemption state of the job, for the training thread.
 
-    Asking costs about 13 us per step and waits for nobody, but in the moment after a notice, when
-    JAX's manager makes out the sync point.
+    A call costs about 13 us per step and does not block, except right after a notice, while JAX's
+    manager determines the sync point.
     """
 
     def __init__(self, notices: Notices | None, *, grace_s: float) -> None:
-        """``grace_s``: from the sync point to the end of the process. None: no notice is heeded."""
+        """``grace_s``: time from the sync point to the end. ``notices`` None: none is watched."""
         self._notices = notices
         self.source = "" if notices is None else notices.source
         self._grace_s = grace_s
@@ -209,7 +209,7 @@ class PreemptionWatch:
         return 0 if self._notices is None else self._notices.last_number
 
     def go_on_from(self, number: int) -> None:
-        """The highest that any process has used: the same call on all."""
+        """Continue from ``number``, the highest that any process has used: the same call on all."""
         self._number = number
         self._asked_at = None
 
@@ -219,7 +219,7 @@ class PreemptionWatch:
         return self._sync_step
 
     def reached(self, step: int) -> bool:
-        """Whether ``step`` is the sync point or after it. Asks anew once for each step."""
+        """Return whether ``step`` is the sync point or later. Queries the source once per step."""
         if self._notices is None:
             return False
         if self._sync_step is not None:
@@ -240,17 +240,17 @@ class PreemptionWatch:
         return True
 
     def reached_at_end(self) -> bool:
-        """Whether a notice has come since the last step: look once more, as if at another one."""
+        """Return whether a notice came since the last step, by one more query."""
         step, self._asked_at = self._asked_at, None
         return step is not None and self._sync_step is None and self.reached(step)
 
     def grace_left_s(self) -> float:
-        """Seconds until the end; 0 when it is over. Only after the sync point."""
+        """Return the seconds left of the grace period, at least 0. Only after the sync point."""
         assert self._sync_step is not None, "no notice was seen"
         return max(0.0, self._deadline_s - time.monotonic())
 
     def close(self) -> None:
-        """Heed no more notices. Idempotent; in the thread that made the watch."""
+        """Stop watching. Idempotent; call in the thread that made the watch."""
         if self._notices is not None:
             self._notices.close()
             self._notices = None

@@ -1,1 +1,1 @@
-"""The secret of a job: how a start agrees on it, and values sealed with a key of it."""
+"""The agreement of a start on the job's secret, and values sealed with a key derived from it."""

@@ -1,7 +1,7 @@
 """The second round of a start: all processes have the same secret, and keys for this start.
 
-The first round, ``start_agreement``, has nothing to authenticate it with; so its outcome, that the
-settings agree, is compared here once more.
+The first round, ``start_agreement``, is not authenticated; so its result, equal settings, is
+compared here once more.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from emergency_ckpt.run_secret import (
 
 _HELLO, _ANSWER = "secret/hello", "secret/answer"
 MADE_UP = (
-    "no secret is given, so the processes made one up through JAX's coordination service. It keeps"
-    " out who reaches the ports of transfers only, and who only reads; not who could write at the"
-    " coordinator's port while this job started. Saves cannot be authenticated with it. Set"
+    "no secret is given, so the processes generated one through JAX's coordination service. It"
+    " protects against an attacker who only reads, or only reaches the transfer ports; not against"
+    " one who could write at the coordinator's port during this start. It cannot sign saves. Set"
     " secret_file or ECKPT_SECRET, and require_secret=True to refuse a start without one"
 )
-"""The warning of a job of several processes whose secret is made up."""
+"""Warning of a job of several processes with a generated secret."""
 
 
 class Agreed(NamedTuple):
-    """What all processes of this start have in common.
+    """The common result on all processes of this start.
 
     Attributes:
-      secret: the run's.
-      is_made_up: the processes made it up, and had to tell each other.
-      coordinator: the given one; in a job of several processes with a mark on each value that only
-        these processes can make.
-      start: the name of this start, which no other start has.
+      secret: the run's secret.
+      is_made_up: the processes generated it and exchanged it.
+      coordinator: the given one; in a job of several processes it seals each value with a key that
+        only these processes have.
+      start: unique name of this start.
     """
 
     secret: RunSecret
@@ -66,12 +66,12 @@ def agree_secret(
     """Return the run's secret, and a coordinator that only its owners can write to. Collective.
 
     Args:
-      settings: a digest of what must be equal on all processes.
+      settings: digest of the settings that must be equal on all processes.
 
     Raises:
-      ConfigError: on all processes, when one cannot read its secret, or has another one than the
-        others, or none. ForgedValue: somebody else answered in the leader's place, or deleted
-        a value. DeadlineExceeded: a process did not come.
+      ConfigError: on all processes, when one cannot read its secret, or lacks the secret that the
+        others have. ForgedValue: another writer answered in the leader's place, or deleted a value.
+        DeadlineExceeded: a process did not come.
     """
     deadline_s = time.monotonic() + timeout_s
     own: OwnSecret | None = None
@@ -97,14 +97,14 @@ def agree_secret(
     if failure is not None:
         raise failure
     if isinstance(found, str):
-        raise ConfigError([f"the run's secret is not configured alike: {found}"])
+        raise ConfigError([f"the run's secret differs between the processes: {found}"])
     sealed = SealedCoordinator(coordinator, found.key_for("coordination"))
     is_made_up = own is None
     return Agreed(found.secret, is_made_up, sealed, found.key_for("name of the start").hex()[:16])
 
 
 def forget_exchange(coordinator: Coordinator) -> None:
-    """Delete what the agreement left. For the leader, once all processes are through it."""
+    """Delete the keys of the agreement. For the leader, once all processes have finished it."""
     if coordinator.process_index == 0:
         forget(coordinator, "secret")
 
@@ -116,8 +116,8 @@ def _answered(coordinator: Coordinator, exchange: Exchange, timeout_s: float) ->
         raise ForgedValue(
             "start",
             key,
-            "it is no answer to this process by one that has the run's secret",
-            hint="compare the secrets of the processes; if they are equal, somebody else wrote it",
+            "it is not an answer to this process, sealed with the run's secret",
+            hint="compare the secrets of the processes; if they are equal, the value is forged",
         )
     return found
 

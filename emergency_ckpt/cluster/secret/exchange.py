@@ -1,10 +1,11 @@
 """Both sides of the round in which a start agrees on its secret; reads and writes no keys itself.
 
-Each process says hello with a fresh number, sealed with a key of the secret that it was given. The
-leader answers each, sealed for that number: so what was recorded at an earlier start is of no use.
-A secret that the leader makes up travels under keys of an X25519 exchange between the two. Who only
-reads does not learn it; who also writes can stand between them, because nothing else is known about
-the other side.
+1. Each process sends a hello with a fresh number, sealed with a key of its given secret.
+2. The leader answers each, sealed for that number, so that recorded answers are of no use.
+3. A generated secret travels under keys of an X25519 exchange between the two.
+
+A party that only reads does not learn a generated secret. One that also writes can act as the
+other side, because no process knows anything else about it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ T = TypeVar("T")
 _NONCE_BYTES = 16
 _MOST_BYTES = 16384
 _NOBODY = b"no secret was given to this process"
-"""In place of a secret: its seals prove nothing, and tell processes without one apart."""
+"""In place of a secret: its seals prove nothing, and identify processes without one."""
 _ONCE = bytes(12)  # the nonce of a key that seals one text
 
 
@@ -45,8 +46,8 @@ class SecretAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The leader's answer to one process.
 
     Attributes:
-      session: the fresh name of this start; empty when it fails.
-      public, box: the leader's key and the secret that it made up, for this process alone.
+      session: unique name of this start; empty when it fails.
+      public, box: the leader's key, and the generated secret encrypted for this process.
       problem: why the start fails, the same for all.
     """
 
@@ -81,12 +82,12 @@ class Exchange:
         self._public = self._private.public_key().public_bytes_raw().hex()
 
     def hello(self, problem: str = "") -> bytes:
-        """Return what this process tells the leader; ``problem``: why it cannot start."""
+        """Return this process's message to the leader; ``problem``: why it cannot start."""
         hello = SecretHello(self._nonce, self._public, self._settings, problem)
         name = _hello_name(self._process)
         return _sealed(_key(self._run_id, self._own), name, msgspec.json.encode(hello))
 
-    # The leader.
+    # The leader's side.
 
     def answers(self, hellos: Mapping[int, bytes]) -> tuple[dict[int, bytes], SharedSecret | str]:
         """Return the answer to each process, and the session or the problem. At the leader."""
@@ -120,25 +121,27 @@ class Exchange:
             problem = hello.problem or self._objection(hello, has_secret=key != nobody)
             return _OpenedHello(key, hello.nonce, hello.public, problem)
         has = "another one than process 0" if self._own is not None else "one, and process 0 none"
-        return _OpenedHello(nobody, "", "", f"has {has} (or somebody else wrote in its name)")
+        return _OpenedHello(nobody, "", "", f"has {has} (or its message is forged)")
 
     def _objection(self, hello: SecretHello, *, has_secret: bool) -> str:
         if self._own is not None and not has_secret:
             return "has none, and process 0 has one"
         if hello.settings != self._settings:
-            return "has other settings, although it was said before that all have the same"
+            return "has other settings, although the first round found all equal"
         try:
             self._box(hello.public)
         except ValueError:
             return "sent no key of X25519"
         return ""
 
-    # The others.
+    # The other processes' side.
 
     def session(self, data: bytes) -> SharedSecret | str | None:
-        """Return the session that the leader's answer gives, or the problem; None: not for us.
+        """Return the session that the leader's answer gives, or the problem; None for a foreign
+        answer.
 
-        It is not when it was not sealed for this process, now, with the same secret.
+        An answer is foreign unless it was sealed for this process and this start, with the same
+        secret.
         """
         for own in (self._own, None):
             name = _answer_name(self._process, self._nonce if own is self._own else "")
@@ -148,7 +151,7 @@ class Exchange:
             if answer.problem:
                 return answer.problem
             if own is not self._own or not answer.session:
-                return None  # from somebody without our secret
+                return None  # its writer does not have our secret
             made_up = b"" if self._own is not None else self._unboxed(answer)
             return (
                 None if made_up is None else SharedSecret(self._run_secret(made_up), answer.session)
@@ -164,7 +167,7 @@ class Exchange:
     def _box(self, public: str) -> AESGCM:
         """Return the cipher between this process and the owner of ``public``, for one text.
 
-        ValueError when that is no key.
+        ValueError when ``public`` is no key.
         """
         shared = self._private.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(public)))
         both = " ".join(sorted((self._public, public)))
@@ -203,7 +206,7 @@ def _sealed(key: bytes, name: str, value: bytes) -> bytes:
 
 
 def _decoded(key: bytes, name: str, data: bytes, kind: type[T]) -> T | None:
-    """Return the message that was sealed for ``name``, None when there is none in ``data``."""
+    """Return the message that was sealed for ``name``, None when ``data`` has none."""
     opened = open_value(key, name, data) if len(data) <= _MOST_BYTES else None
     if opened is None:
         return None

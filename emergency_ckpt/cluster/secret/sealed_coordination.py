@@ -1,11 +1,11 @@
 """A coordinator whose values carry a mark that only the processes of this start can make.
 
-JAX's coordination service authenticates nobody. What a stranger writes, copies from another key,
-or puts back although it was replaced, ends in ForgedValue here, below all users. What a stranger
-deletes is absent, as if it had never been set: whoever waits for it runs into its deadline.
+JAX's coordination service does not authenticate its clients. A value that another writer forged,
+copied from another key, or replayed raises ForgedValue here, for all users. A value that another
+client deleted is absent as if it had never been set, and a wait for it ends at its deadline.
 
-Counts and barriers carry no mark. A count is only a hint that all have come: its users look at the
-values themselves before they act on it.
+Counts and barriers carry no mark. A count is only a hint that all processes have come: its users
+check the values themselves before they act on it.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from emergency_ckpt.core.secret.sealed_values import OpenedValue, open_value, se
 from emergency_ckpt.errors import CoordinationError, ForgedValue
 
 _COUNT = "#"
-"""Ends the names of counts: their values carry no mark, and ``list`` leaves them out."""
+"""Suffix of the names of counts: their values carry no mark, and ``list`` omits them."""
 _REMEMBERED = 1 << 16
 _SHOWN_CHARS = 200
-_FOREIGN = "it has no mark of this start of the job: somebody else wrote it"
-_OLD = "an older value was put back in its place"
+_FOREIGN = "it has no mark of this start of the job: another client wrote it"
+_OLD = "an older value was written back in its place"
 _HINT = "keep the port of JAX's coordinator on the job's own network"
 
 
 class SealedCoordinator:
     """Coordinator over another one, with ``key``, which all processes of this start have.
 
-    ``key`` must be of this start alone: values that were recorded in an earlier one would be good
-    otherwise. Thread-safe. Every method raises what the other coordinator raises, and those that
-    return a value raise ForgedValue, which names the key, instead of one that a stranger wrote.
+    ``key`` must belong to this start alone; otherwise values recorded in an earlier one would be
+    accepted. Thread-safe. Every method raises the errors of the other coordinator, and those that
+    return a value raise ForgedValue, which names the key, for a forged one.
     """
 
     def __init__(self, coordinator: Coordinator, key: bytes) -> None:
@@ -59,9 +59,9 @@ class SealedCoordinator:
             try:
                 self.find(key)
             except ForgedValue as forged:
-                raise forged from error  # which is why there was no room for ours
+                raise forged from error  # it is why ours could not be set
             except CoordinationError:
-                pass  # the first error tells more
+                pass  # the first error is more specific
             raise
 
     def replace(self, key: str, value: bytes) -> None:
@@ -105,10 +105,11 @@ class SealedCoordinator:
         return opened.value
 
     def _is_old(self, key: str, opened: OpenedValue, began: int) -> bool:
-        """Whether a newer value of the same writer was seen at ``key`` before this read began.
+        """Return whether a newer value of the same writer was seen at ``key`` before this read
+        began.
 
-        Remembers this one. What another thread has seen meanwhile says nothing: it may have asked
-        later.
+        Records this value. A value that another thread has read meanwhile does not count, because
+        that read may have begun later.
         """
         place = key, opened.writer
         with self._lock:
@@ -123,5 +124,5 @@ class SealedCoordinator:
 
 
 def _shown(key: str) -> str:
-    """Return ``key`` for an error: names below a prefix are a stranger's choice."""
+    """Return ``key`` for an error, since names below a prefix may be an attacker's choice."""
     return ascii(key[:_SHOWN_CHARS])[1:-1]

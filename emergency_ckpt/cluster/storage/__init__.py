@@ -1,1 +1,1 @@
-"""The persistent directory as the whole job sees it: its timeline, and the run that saves there."""
+"""The persistent directory in the whole job: its timeline, and the run's claim on it."""

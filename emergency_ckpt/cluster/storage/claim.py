@@ -1,4 +1,4 @@
-"""This run's hold on its persistent directory: without it nothing is saved or removed there."""
+"""This run's claim on its persistent directory: without it nothing is saved or removed there."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _NO_LIFE = ""
 
 
 class DirectoryClaim:
-    """Writes this run's name into the directory, and sees that it stays. For any thread; blocks.
+    """Writes this run's name into the directory and checks that it stays. Thread-safe; blocks.
 
     All methods raise PersistentTierError, which is DirectoryInUse when another run saves there, or
     a newer job of this one.
 
     Args:
       mine: the record of this job.
-      known: the lives that the leader has found there at the start, and that are over.
-      take_over: put this run in place of another one, once.
+      known: lives that the leader found there at the start, and that are over.
+      take_over: replace another run's name, once.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class DirectoryClaim:
         self._held = False
 
     def find(self, deadline_s: float) -> str:
-        """Return the life of this run that is on record, or "". Writes nothing.
+        """Return the recorded life of this run, or "". Writes nothing.
 
-        DirectoryInUse when another run is, unless it is to be taken over.
+        DirectoryInUse when another run is recorded, unless ``take_over``.
         """
         there = self._record_of(RunFile(self._tier.storage).read(deadline_s), deadline_s)
         if there is None:
@@ -58,7 +58,7 @@ class DirectoryClaim:
         return there.life
 
     def hold(self, tier: PersistentTier | None = None, deadline_s: float | None = None) -> None:
-        """Return when the directory names this job. ``tier``: with other deadlines."""
+        """Return when the directory names this job. ``tier``: the same with other deadlines."""
         file = RunFile((tier or self._tier).storage)
         known = self._known()
         for _ in range(_ATTEMPTS):
@@ -68,10 +68,12 @@ class DirectoryClaim:
                 _tidy(file, found)
                 return
             file.replace(found, self._mine, deadline_s)
-        raise self._refusal("others write their names there at the same time")
+        raise self._refusal("other jobs write their names there at the same time")
 
     def renew(self) -> None:
-        """As ``hold``, where this process holds it, else without writing. Before a removal."""
+        """Check the claim before a removal: as ``hold``, but without writing where it is already
+        held.
+        """
         with self._lock:
             held = self._held
         if held:
@@ -80,20 +82,20 @@ class DirectoryClaim:
             self._decide(self._record_of(RunFile(self._tier.storage).read()), self._known())
 
     def _record_of(self, found: Found, deadline_s: float | None = None) -> RunRecord | None:
-        """Return the record; where it is damaged, the run whose step is the newest one there.
+        """Return the record; if it is damaged, the run of the newest step there.
 
-        So damage stops no restart of the run that saves there, and lets no other one in.
+        So the run that saves there can restart despite damage, and no other run can begin.
         """
         if found.damage is None:
             return found.record
-        logging.warning("the name of the run that saves there is damaged: %s", found.damage)
+        logging.warning("the record of the run that saves there is damaged: %s", found.damage)
         steps = self._tier.whole_steps(deadline_s)
         if not steps:
             return None
         return RunRecord(self._tier.marker(max(steps), deadline_s).save.run_id, False, _NO_LIFE)
 
     def _decide(self, there: RunRecord | None, known: Collection[str]) -> Claim:
-        """DirectoryInUse when this job is refused."""
+        """Return the decision; DirectoryInUse when this job is refused."""
         with self._lock:
             held, may_take_over = self._held, self._may_take_over
         held = held and (there is None or there.life != _NO_LIFE)
@@ -102,7 +104,7 @@ class DirectoryClaim:
             return what
         if not may_take_over:
             raise self._refusal(reason)
-        logging.warning("%s is to be taken over: %s", self._tier.directory, reason)
+        logging.warning("taking over %s: %s", self._tier.directory, reason)
         return "write"
 
     def _note_held(self) -> None:
@@ -115,7 +117,7 @@ class DirectoryClaim:
             "save in",
             self._tier.directory,
             reason,
-            hint="give this job a dir of its own, or save_every_n_steps=0 to only read there; if "
+            hint="give this job its own dir, or set save_every_n_steps=0 to only read there; if "
             "no other job saves there, start with take_over_dir=True, or remove "
             f"{RunFile(self._tier.storage).target}",
         )
@@ -125,5 +127,5 @@ def _tidy(file: RunFile, found: Found) -> None:
     try:
         file.remove_older(found)
     except PersistentTierError as error:
-        # They count no more; the next one tries again.
-        logging.warning("an old name of a run is still there: %s", error)
+        # Older records are ignored, and the next claim tries again.
+        logging.warning("an older record of a run could not be removed: %s", error)

@@ -1,4 +1,4 @@
-"""The timeline in storage: what was rolled back is moved aside there."""
+"""The timeline in storage, where rolled-back steps are moved aside."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.types import SaveId
 
 _SOON_S = 30.0
-"""Longest wait for each call to storage when a restore is to end."""
+"""Maximum wait for each call to storage at the end of a restore."""
 
 
 class StorageTimeline:
-    """Has storage follow the timeline of this process. For one thread at a time; blocks.
+    """Applies this process's timeline to storage. For one thread at a time; blocks.
 
-    The first writer does, as part of each save, until it is done. Nothing is done by a job that
-    does not save to storage: it may read what another one is writing.
+    The first writer does so as part of each save, until it is done. A job that does not save to
+    storage changes nothing, because it may read a directory that another job writes.
     """
 
     def __init__(
@@ -35,15 +35,15 @@ class StorageTimeline:
         self._followed: Timeline | None = None
 
     def claim(self) -> None:
-        """See that this run may save there. PersistentTierError; DirectoryInUse when it may not."""
+        """Claim the directory. PersistentTierError; DirectoryInUse when this run may not save."""
         self._claim.hold()
 
     def follow(self) -> None:
-        """Move aside what the timeline does not have. PersistentTierError, CorruptData."""
+        """Move aside the steps outside the timeline. PersistentTierError, CorruptData."""
         self._follow(self._tier)
 
     def follow_soon(self) -> None:
-        """As ``follow``, at the end of a restore. Where storage fails the next save does it."""
+        """Call ``follow`` at the end of a restore. If storage fails, the next save does it."""
         try:
             tier = self._tier.with_timeout(_SOON_S)
             bound = self._timelines.bound
@@ -51,10 +51,10 @@ class StorageTimeline:
                 self._claim.hold(tier)
             self._follow(tier)
         except DirectoryInUse as error:
-            logging.warning("rolled-back steps stay in their place: %s", error)
+            logging.warning("rolled-back steps are not moved aside: %s", error)
             self._events.emit("persistent.in_use", reason=str(error)[:500])
         except CheckpointError as error:
-            logging.warning("rolled-back steps are still in their place: %s", error)
+            logging.warning("rolled-back steps are not moved aside yet: %s", error)
             self._events.emit("persistent.unreachable", reason=str(error)[:500])
 
     def _follow(self, tier: PersistentTier) -> None:
@@ -66,28 +66,29 @@ class StorageTimeline:
         self._followed = bound
 
     def leads_to(self, save: SaveId, stored: SaveId) -> bool:
-        """Whether ``stored`` was made in the life of ``save``, or on the way to it."""
+        """Return whether ``stored`` was made in the life of ``save``, or on the path to it."""
         return self._timelines.leads_to(save, stored)
 
     def make_room(self, save: SaveId) -> None:
-        """See that ``save`` can be written, and that nothing is lost of what is in its place.
+        """Make sure that ``save`` can be written without losing the step in its place.
 
-        What else was rolled back goes on to count until the save is whole, unless the user asked
-        for an older step: after a crash in between it is still the best there is.
+        Other rolled-back steps count until the save is complete, unless the user asked for an older
+        step, because after a crash in between they are still the best.
         """
         if self._timelines.is_demanded:
             self.follow()
         self._events.emit("persistent.removing", step=save.step)
-        reason = f"the step was saved anew by incarnation {save.incarnation}"
+        reason = f"incarnation {save.incarnation} saved the step again"
         kept_as = self._tier.changes.make_room(save.step, reason)
         if kept_as is not None:
             self._tell(save.step, kept_as, reason)
 
     def publish(self, save: SaveId, set_marker: Callable[[], None]) -> None:
-        """Make ``save`` count, by ``set_marker``; then what it replaces or left behind does not.
+        """Publish ``save`` with ``set_marker``; then retire the steps that it replaces or passed
+        over.
 
-        PersistentTierError, CorruptData: also where the marker is set, and storage could not be
-        told the rest, which the next save tells it.
+        PersistentTierError, CorruptData: also when the marker is set but retiring failed; the next
+        save then repeats that part.
         """
         self._claim.renew()
         set_marker()
@@ -97,7 +98,7 @@ class StorageTimeline:
         self.follow()
 
     def note_complete(self) -> None:
-        """A save is whole: this process's RAM is told."""
+        """Record in this process's RAM that a save is complete."""
         self._timelines.bind()
 
     def _tell(self, step: int, kept_as: str, reason: str) -> None:

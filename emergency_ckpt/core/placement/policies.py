@@ -1,4 +1,4 @@
-"""Placement: which shards a process stores, and who keeps copies of its host state."""
+"""Placement policies: the shards that a process stores, and the buddies of its host state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from emergency_ckpt.types import ShardId
 
 @dataclass(frozen=True)
 class Topology:
-    """Which slice each process belongs to.
+    """The slice of each process.
 
     Attributes:
       process_count: number of processes of the job.
@@ -40,7 +40,7 @@ class Topology:
 
     @cached_property
     def members(self) -> Mapping[int, tuple[int, ...]]:
-        """Process indices of each slice, in order. The place in this order is the position."""
+        """Process indices of each slice, in order. The index in this order is the position."""
         members: dict[int, list[int]] = {index: [] for index in sorted(set(self.slice_of))}
         for process, slice_index in enumerate(self.slice_of):
             members[slice_index].append(process)
@@ -52,22 +52,22 @@ class Topology:
         return tuple(self.members)
 
     def position(self, process: int) -> int:
-        """Place of the process among the processes of its slice."""
+        """Return the index of the process among the processes of its slice."""
         return self.members[self.slice_of[process]].index(process)
 
 
 @dataclass(frozen=True)
 class AllButPrimary:
-    """Each shard on every slice but the primary, which is busy with the persistent tier.
+    """Each shard is stored on every slice but the primary, which writes the persistent tier.
 
-    The primary slice stores a shard only where fewer than two other slices hold it: one copy
-    would be none after a failure.
+    The primary slice stores a shard only where fewer than two other slices hold it, because a
+    single copy would not survive a failure.
     """
 
 
 @dataclass(frozen=True)
 class Striped:
-    """Each shard on ``copies`` of the slices that have it, never twice on one slice.
+    """Each shard is stored on ``copies`` of the slices that have it, never twice on one slice.
 
     A process stores ``copies / slices`` of its part of the state, and fetches the rest from peers
     when it restores. The RAM tier survives the loss of any ``copies - 1`` slices. With as many
@@ -75,10 +75,10 @@ class Striped:
 
     Attributes:
       everywhere_below_bytes: a leaf with fewer bytes in all is stored by every process that holds
-        a part of it: to fetch it would take longer than to keep it.
+        a part of it, because fetching it would take longer than keeping it.
 
     Raises:
-      ConfigError: fewer than one copy, negative bytes, or what is no whole number.
+      ConfigError: fewer than one copy, negative bytes, or a value that is no whole number.
     """
 
     copies: int
@@ -97,7 +97,7 @@ ALL_BUT_PRIMARY = "all_but_primary"
 
 
 def parse_policy(text: str) -> PlacementPolicy:
-    """``"all_but_primary"`` or ``"striped(<copies>)"``.
+    """Return the policy named by ``"all_but_primary"`` or ``"striped(<copies>)"``.
 
     Raises:
       ConfigError: anything else.
@@ -167,7 +167,7 @@ def _slices(topology: Topology, processes: Iterable[int]) -> set[int]:
 
 
 def _stores(topology: Topology, process: int, slices: Collection[int]) -> bool:
-    """Whether ``all_but_primary`` has a holder store a shard that these slices hold.
+    """Return whether ``all_but_primary`` has a holder store a shard that these slices hold.
 
     On the primary slice only where fewer than two other slices hold it.
     """
@@ -176,10 +176,10 @@ def _stores(topology: Topology, process: int, slices: Collection[int]) -> bool:
 
 
 def buddies(process: int, topology: Topology, copies: int | None = None) -> tuple[int, ...]:
-    """Processes on other slices that keep copies of this process's host state.
+    """Return the processes on other slices that keep copies of this process's host state.
 
     One on each of the ``copies`` slices that follow its own (every other slice when None), at the
-    same position, modulo the size of that slice. None at all in a job of one slice.
+    same position modulo the size of that slice. Empty in a job of one slice.
     """
     position = topology.position(process)
     chosen: list[int] = []
@@ -190,7 +190,7 @@ def buddies(process: int, topology: Topology, copies: int | None = None) -> tupl
 
 
 def _following(topology: Topology, own: int, copies: int | None) -> tuple[int, ...]:
-    """Other slices in cyclic order after ``own``, at most ``copies`` of them."""
+    """Return the other slices in cyclic order after ``own``, at most ``copies`` of them."""
     slices = topology.slices
     place_of_own = slices.index(own)
     others = slices[place_of_own + 1 :] + slices[:place_of_own]

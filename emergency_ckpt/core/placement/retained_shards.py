@@ -1,4 +1,4 @@
-"""Which of the shards that a restore brings a process keeps, so that it is a holder again. Pure."""
+"""The shards that a process keeps after a restore, so that it is a holder again. Pure."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from emergency_ckpt.types import Box, ShardId
 
 
 class RetainedShards:
-    """What a process stores at a save, it keeps at a restore; what else it needs, it only uses.
+    """The shards of a restore that a process keeps: those that it stores at a save.
 
     Args:
-      stored: what placement gives to the process.
+      stored: shards that placement gives to the process.
       needed: all shards on its devices.
     """
 
@@ -24,7 +24,9 @@ class RetainedShards:
             self._boxes.setdefault(shard.leaf, []).append(shard.box)
 
     def __contains__(self, shard: ShardId) -> bool:
-        """Whether it is kept. A shard of another mesh: when a part of it is stored here."""
+        """Return whether ``shard`` is kept; a shard of another mesh, when a part of it is stored
+        here.
+        """
         if shard in self._stored or shard in self._needed:
             return shard in self._stored
         boxes = self._boxes.get(shard.leaf, ())

@@ -1,4 +1,4 @@
-"""Striped placement: each shard on some of the slices that have it, in groups, bytes even.
+"""Striped placement: each shard on some of the slices that have it, in groups, with even bytes.
 
 Groups, not rings: with two copies on four slices the pairs are {0, 1} and {2, 3}. Only two pairs of
 hosts at each position are then fatal when they fail together; in a ring it would be four.
@@ -19,12 +19,12 @@ Holders = tuple[int, ...]
 
 @dataclass(frozen=True)
 class HeldLeaves:
-    """Leaves of one shape that lie alike over the job.
+    """Leaves of one shape that are sharded alike over the job.
 
     Attributes:
       shape: of the whole arrays.
       item_bytes: bytes of one element, by leaf path.
-      holders: who holds each distinct box.
+      holders: processes that hold each distinct box.
     """
 
     shape: tuple[int, ...]
@@ -33,12 +33,12 @@ class HeldLeaves:
 
 
 def blocks(slices: Sequence[int], copies: int) -> tuple[tuple[int, ...], ...]:
-    """The sets of ``copies`` slices on which shards are put; all of them when there are fewer.
+    """Return the sets of ``copies`` slices that store shards; one set of all when there are fewer.
 
-    Shards can be dealt to these sets so that all slices get equally much. There are as few sets
-    as Euclid's algorithm gives: groups as long as two fit, and what is left over (fewer than two
-    groups) has those sets whose complements are groups, by the same rule. Five slices and two
-    copies: {0, 1}, {2, 3}, {2, 4}, {3, 4}.
+    Shards can be dealt to these sets so that all slices get equal bytes. There are as few sets as
+    Euclid's algorithm gives: groups while two fit, and the remainder (fewer than two groups) has
+    the sets whose complements are groups, by the same rule. Five slices and two copies: {0, 1}, {2,
+    3}, {2, 4}, {3, 4}.
     """
     members = tuple(slices)
     found: list[tuple[int, ...]] = []
@@ -53,7 +53,7 @@ def blocks(slices: Sequence[int], copies: int) -> tuple[tuple[int, ...], ...]:
 
 @dataclass(frozen=True)
 class _Unit:
-    """A shard to place, and the sets of processes that it may go to."""
+    """A shard to place, and the sets of processes that may store it."""
 
     nbytes: int
     shard: ShardId
@@ -61,21 +61,21 @@ class _Unit:
 
     @property
     def order(self) -> tuple[int, ShardId]:
-        """The largest first: what comes last decides how even the outcome is."""
+        """Largest first, because the last units decide how even the result is."""
         return -self.nbytes, self.shard
 
 
 class Striping:
-    """Who stores which shard of a job, worked out alike by every process.
+    """The processes that store each shard of a job; every process computes the same.
 
-    First what several hosts of a slice hold, dealt over all of them; then, on top of that, what
-    one host of a slice holds, dealt over that host and its replicas. So a process looks at no
-    more of the second kind than it and its replicas hold.
+    Shards that several hosts of a slice hold are dealt first, over all of them; then those that one
+    host of a slice holds, over that host and its replicas. Of the second kind a process therefore
+    computes only those of itself and its replicas.
 
     Args:
       slice_of: slice of each process.
-      copies: slices on which each shard is stored, one process in each.
-      everywhere_below_bytes: a leaf with fewer bytes is stored by everyone who holds a part.
+      copies: slices that store each shard, one process in each.
+      everywhere_below_bytes: a leaf with fewer bytes is stored by every process that holds a part.
     """
 
     def __init__(
@@ -124,8 +124,8 @@ class Striping:
         return self._deal(self._replicas_of(processes))
 
     def _replicas_of(self, processes: Collection[int]) -> set[int]:
-        """Return ``processes``, those that hold a box that one of them alone holds in its slice,
-        those that hold a box that one of these alone holds in its slice, and so on.
+        """Return the process and its replicas: those that hold a box that it holds alone in its
+        slice, and transitively theirs.
         """
         sets = {leaves.holders[box] for leaves, _, boxes in self._exclusive for box in boxes}
         found, size = set(processes), 0
@@ -137,7 +137,9 @@ class Striping:
         return found
 
     def _deal(self, among: set[int]) -> dict[int, list[ShardId]]:
-        """Return what each process stores; complete for the processes of ``among``."""
+        """Return the shards that each process stores; complete for the processes of ``among``, or
+        for all.
+        """
         stored: dict[int, list[ShardId]] = {}
         loads = dict.fromkeys(range(len(self._slice_of)), 0)
         units = [
@@ -164,10 +166,10 @@ class Striping:
         return stored
 
     def _places(self, holders: Holders, loads: Mapping[int, int]) -> list[tuple[int, int, Holders]]:
-        """A heap of the sets of processes that a shard may go to: (load, order, processes).
+        """Return a heap of the sets of processes that a shard may go to: (load, order, processes).
 
         One process in each slice of a block, all at the same place among the holders of their
-        slices: so few sets of hosts are fatal together.
+        slices, so that few sets of hosts are fatal together.
         """
         by_slice: dict[int, list[int]] = {}
         for process in holders:
@@ -178,7 +180,7 @@ class Striping:
             for column in range(columns)
             for block in blocks(sorted(by_slice), self._copies)
         ]
-        # Each position begins with another block, else the first slices always got the odd shard.
+        # Each position begins with another block, otherwise the first slices get every odd shard.
         start = holders[0] % len(sets)
         order = sets[start:] + sets[:start]
         heap = [(sum(loads[p] for p in each), place, each) for place, each in enumerate(order)]
@@ -187,7 +189,9 @@ class Striping:
 
 
 def _least_loaded(heap: list[tuple[int, int, Holders]], loads: Mapping[int, int]) -> Holders:
-    """The set of processes with the fewest bytes. Loads only grow, so the heap may lag behind."""
+    """Return the set of processes with the fewest bytes. Loads only grow, so the heap may lag
+    behind.
+    """
     while True:
         known, place, processes = heap[0]
         actual = sum(loads[process] for process in processes)

@@ -1,4 +1,4 @@
-"""What each placement costs and survives for a given job, and which one to take. Computed."""
+"""Cost and survival of each placement for a given job, and a recommendation. Computed."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from emergency_ckpt.core.placement.survivability import loss_probability, slices
 from emergency_ckpt.errors import ConfigError
 
 SLOTS = 2
-"""Slots of a process at rest: two saves, of which one is whole while the other is written."""
+"""Slots of a process: one save is complete while the other is written."""
 
 MAX_SLICES = 256
 MAX_LOST_HOSTS = 64
-"""More is not what a RAM tier is for, and the exact counts grow with the square of it."""
+"""A RAM tier is not meant for larger losses, and the exact counts grow with the square."""
 
 _SLOWEST_BYTES_PER_S = 1.0
 
 
 @dataclass(frozen=True)
 class JobShape:
-    """A job of equal hosts, and what they can do.
+    """A job of equal hosts, and their capacities.
 
     Attributes:
       state_bytes: of one replica of the state; each host of a slice holds an equal part.
-      ramdisk_bytes: of one host; None: any.
+      ramdisk_bytes: of one host; None: unlimited.
       transfer_bytes_per_s: from a host's devices to its memory.
       copy_bytes_per_s: into the ramdisk, with checksum.
       network_bytes_per_s: of a host, in each direction, between slices.
-      most_lost_hosts: survival is told for the loss of 1 to so many hosts.
+      most_lost_hosts: survival is computed for the loss of 1 to this many hosts.
 
     Raises:
-      ConfigError: with every fault.
+      ConfigError: lists every fault.
     """
 
     slices: int
@@ -74,18 +74,18 @@ class JobShape:
 
 @dataclass(frozen=True)
 class PlacementCosts:
-    """What one placement comes to, for the host that is worst off.
+    """Costs of one placement, for the host with the highest.
 
     Attributes:
       stored_bytes: of one save; the RAM tier has room for ``SLOTS`` of them.
-      stall_s: the training thread waits for the transfer of what is stored.
+      stall_s: time that the training thread waits for the transfer of the stored shards.
       publish_s: until the save is in the ramdisk, the stall included.
-      fetch_bytes: that a host fetches when nothing is lost.
-      restore_s: these, at the rate of the network.
-      slice_lost_s: the same when one slice lost its RAM: what the busiest host sends or receives;
-        None when the RAM tier does not survive that.
+      fetch_bytes: bytes that a host fetches when nothing is lost.
+      restore_s: time for ``fetch_bytes`` at the rate of the network.
+      slice_lost_s: time for the bytes that the busiest host sends or receives after one slice lost
+        its RAM; None when the RAM tier does not survive that.
       survival: probability that it survives the loss of 1, 2, ... random hosts.
-      slices_that_may_fail: at once, whichever they are.
+      slices_that_may_fail: any so many slices may fail at once.
     """
 
     name: str
@@ -100,12 +100,14 @@ class PlacementCosts:
 
     @property
     def ram_bytes(self) -> float:
-        """What the slots take."""
+        """RAM that the slots take."""
         return SLOTS * self.stored_bytes
 
 
 def study(job: JobShape) -> list[PlacementCosts]:
-    """``striped(r)`` for r from 1 to the number of slices, and the default."""
+    """Return the costs of ``striped(r)`` for r from 1 to the number of slices, and of the
+    default.
+    """
     rows = [_costs(job, f"striped({r})", Striped(r)) for r in range(1, job.slices + 1)]
     return [*rows, _costs(job, ALL_BUT_PRIMARY, AllButPrimary())]
 
@@ -141,7 +143,7 @@ def _costs(job: JobShape, name: str, policy: PlacementPolicy) -> PlacementCosts:
 
 
 def _striped_slice_loss(part: float, slices: int, copies: int) -> float:
-    """Bytes of the busiest host: one of the lost slice, or a survivor of its group.
+    """Return the bytes of the busiest host: one of the lost slice, or a survivor of its group.
 
     The part ``copies / slices`` of the state that the lost slice stored has ``copies - 1`` copies
     left, and is fetched by the lost slice and by those that never stored it.
@@ -155,18 +157,18 @@ def _striped_slice_loss(part: float, slices: int, copies: int) -> float:
 def recommend(
     job: JobShape, rows: Sequence[PlacementCosts], *, wanted_survival: float
 ) -> tuple[PlacementCosts, str]:
-    """The placement of fewest bytes that is safe enough, and why.
+    """Return the safe placement with the fewest bytes, and the reason.
 
-    Safe enough: the RAM tier survives the loss of any slice (where there are several), and of
-    ``most_lost_hosts`` random hosts with ``wanted_survival``. Where none fits the ramdisk and is
-    safe enough, the safest of those that fit, or the smallest.
+    Safe: the RAM tier survives the loss of any slice (where there are several), and of
+    ``most_lost_hosts`` random hosts with ``wanted_survival``. If no safe placement fits the
+    ramdisk, the safest that fits, or the smallest.
     """
     by_size = sorted(rows, key=lambda row: (row.stored_bytes, row.fetch_bytes))
     fitting = [
         row for row in by_size if job.ramdisk_bytes is None or row.ram_bytes <= job.ramdisk_bytes
     ]
     if not fitting:
-        return by_size[0], "none fits the ramdisk; this one needs least: make the ramdisk larger"
+        return by_size[0], "none fits the ramdisk; this one is the smallest: enlarge the ramdisk"
     hosts = f"{len(rows[0].survival)} random hosts"
     for row in fitting:
         slice_is_safe = row.slices_that_may_fail > 0 or job.slices == 1

@@ -1,4 +1,4 @@
-"""How likely the RAM tier survives the loss of hosts, for each placement. Exact, in whole numbers.
+"""Probability that the RAM tier survives the loss of hosts, for each placement. Exact, in integers.
 
 A job of n slices with H hosts each loses k of its hosts, every set of k equally likely, and their
 RAM with them. Hosts of one position (one of each slice) hold copies of the same shards, so the tier
@@ -19,13 +19,14 @@ from emergency_ckpt.core.placement.policies import AllButPrimary, PlacementPolic
 from emergency_ckpt.errors import ConfigError
 
 Polynomial = tuple[int, ...]
-"""Coefficients, the constant first: how many sets of each size there are."""
+"""Coefficients, the constant first: the number of sets of each size."""
 
 
 def loss_probability(
     policy: PlacementPolicy, slices: int, hosts_per_slice: int, lost_hosts: int
 ) -> float:
-    """Probability that some shard has no copy left in RAM after ``lost_hosts`` hosts are lost.
+    """Return the probability that some shard has no copy in RAM after the loss of ``lost_hosts``
+    hosts.
 
     Raises:
       ConfigError: no slices or hosts, or more lost than there are.
@@ -36,7 +37,9 @@ def loss_probability(
 
 
 def slices_that_may_fail(policy: PlacementPolicy, slices: int) -> int:
-    """So many whole slices can be lost, whichever they are, without losing the RAM tier."""
+    """Return the number of slices that may be lost, in any combination, without losing the RAM
+    tier.
+    """
     fatal = _fatal_sets(policy, slices)
     return next(size for size, count in enumerate(fatal) if count) - 1
 
@@ -57,23 +60,25 @@ def _lost(harmless: Polynomial, slices: int, hosts_per_slice: int, lost_hosts: i
 
 
 def _fatal_sets(policy: PlacementPolicy, slices: int) -> Polynomial:
-    """Sets of slices, by size, at one position of which some shard has no copy outside."""
+    """Return the number of fatal sets of slices by size: sets that hold every copy of some shard of
+    one position.
+    """
     if not isinstance(policy, AllButPrimary):
         return _including(slices, min(policy.copies, slices))
     if slices <= 2:
         return _including(slices, slices)
-    # All slices but the primary; the primary may be among the lost or not.
+    # A set is fatal with all slices but the primary, with the primary or without it.
     assert Topology.primary_slice == 0
     return _product(_including(slices - 1, slices - 1), (1, 1))
 
 
 @lru_cache(maxsize=1024)
 def _including(slices: int, copies: int) -> Polynomial:
-    """Sets that include one of ``striping.blocks(range(slices), copies)``: see there."""
+    """Return the number of sets that include one of ``striping.blocks(range(slices), copies)``."""
     if slices == copies:
         return (0,) * slices + (1,)
     if slices < 2 * copies:
-        # Blocks are the complements of blocks: a set includes one if its complement is within.
+        # A block's complement is a block here: a set includes one if its complement is within one.
         return _within(slices, slices - copies)[::-1]
     group, rest = _including(copies, copies), _including(slices - copies, copies)
     neither = _product(_minus(_binomials(copies), group), _minus(_binomials(slices - copies), rest))
@@ -82,7 +87,7 @@ def _including(slices: int, copies: int) -> Polynomial:
 
 @lru_cache(maxsize=1024)
 def _within(slices: int, copies: int) -> Polynomial:
-    """Sets that are part of one of the blocks."""
+    """Return the number of sets that are part of one of the blocks."""
     if slices == copies:
         return _binomials(slices)
     if slices < 2 * copies:
@@ -90,7 +95,7 @@ def _within(slices: int, copies: int) -> Polynomial:
     group, rest = _within(copies, copies), _within(slices - copies, copies)
     padded = group + (0,) * (slices + 1 - len(group))
     rest += (0,) * (slices + 1 - len(rest))
-    # The empty set is part of both.
+    # The empty set is counted in both.
     return tuple(a + b - (size == 0) for size, (a, b) in enumerate(zip(padded, rest, strict=True)))
 
 
@@ -111,7 +116,7 @@ def _product(a: Polynomial, b: Polynomial) -> Polynomial:
 
 
 def _power(base: Polynomial, exponent: int, most: int) -> Polynomial:
-    """``base`` to the power, up to x^``most``; the constant of ``base`` is 1.
+    """Return ``base`` to the power, up to x^``most``; the constant of ``base`` is 1.
 
     By J. C. P. Miller's recurrence (Knuth, TAOCP volume 2, section 4.7), which needs ``most`` times
     the degree multiplications by small numbers, and divides without remainder.

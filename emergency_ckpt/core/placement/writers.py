@@ -1,4 +1,4 @@
-"""Who writes what into the persistent tier."""
+"""The processes that write the persistent tier."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Literal
 from emergency_ckpt.core.placement.policies import Topology
 
 PersistentWriters = Literal["primary", "striped"]
-"""``primary``: the first slice writes. ``striped``: each slice writes its part of the one copy."""
+"""``primary``: the first slice writes. ``striped``: each slice writes a part of the one copy."""
 
 
 def writers(topology: Topology, which: PersistentWriters = "primary") -> tuple[int, ...]:
-    """The processes that talk to storage on a save; the first one leads."""
+    """Return the processes that write to storage on a save; the first one leads."""
     first, *others = topology.slices
     if which == "primary":
         return topology.members[first]
@@ -20,13 +20,15 @@ def writers(topology: Topology, which: PersistentWriters = "primary") -> tuple[i
 
 
 def host_state_writer(owner: int, topology: Topology, members: Sequence[int]) -> int:
-    """The one of the writers that puts the host state of ``owner`` into the persistent tier."""
+    """Return the writer that puts the host state of ``owner`` into the persistent tier."""
     if owner in members:
         return owner
     return members[topology.position(owner) % len(members)]
 
 
 def owners_of(writer: int, topology: Topology, members: Sequence[int]) -> tuple[int, ...]:
-    """The processes whose host states ``writer`` puts into the persistent tier, itself included."""
+    """Return the processes whose host states ``writer`` puts into the persistent tier, itself
+    included.
+    """
     every = range(topology.process_count)
     return tuple(owner for owner in every if host_state_writer(owner, topology, members) == writer)

@@ -1,4 +1,4 @@
-"""Finds a copy of every shard that every process needs, and spreads the fetches over holders."""
+"""Assigns a source to every shard that a process needs, and balances the fetches over holders."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ MAX_SOURCES = 8
 """A process draws one manifest's shards from at most this many holders."""
 
 MAX_HINTS = 64
-"""So many manifests of processes with equal needs are looked at before those of the whole job."""
+"""Manifests of processes with equal needs that are searched before those of the whole job."""
 
 MAX_WINDOW = 64
-"""So many holders are compared by load when sources are chosen."""
+"""Maximum number of holders that are compared by load for one choice."""
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class TensorPart:
-    """The shards of one process: read here, fetched there."""
+    """The shards of one process: read from its own RAM, or fetched."""
 
     local: tuple[LocalRead, ...] = ()
     fetch: tuple[FetchGroup, ...] = ()
@@ -35,7 +35,7 @@ class TensorPart:
 
 @dataclass(frozen=True)
 class _Share:
-    """What a process does that needs certain shards and holds certain manifests itself."""
+    """The part of processes that need the same shards and hold the same manifests."""
 
     local: dict[str, tuple[int, ...] | None]
     remote: list[ShardClass]
@@ -44,15 +44,15 @@ class _Share:
 def assign(
     tensors: SaveTensors, targets: Mapping[int, TargetSet], own: Mapping[int, str]
 ) -> dict[int, TensorPart] | list[str]:
-    """The part of each process, or one line for each leaf that is not whole.
+    """Return the part of each process, or one line for each leaf that no holders complete.
 
     A target comes from the shard of its own box where one exists, from the process's own RAM if
     it is there; otherwise from shards that overlap it. Each remote shard goes to the holder that
     has to send the fewest bytes so far.
 
     Args:
-      targets: what each process needs, by process index.
-      own: name of the holder that a process is, by process index.
+      targets: shards that each process needs, by process index.
+      own: name of each process as a holder, by process index.
     """
     canonical = _shared_objects(targets)
     digests = tensors.digests_of_holders()
@@ -88,12 +88,14 @@ def assign(
 
 
 def _shared_objects(targets: Mapping[int, TargetSet]) -> dict[int, TargetSet]:
-    """Equal target sets become one object; those that are one already are not compared."""
+    """Return ``targets`` with one object for equal target sets; identical objects are not
+    compared.
+    """
     by_identity: dict[int, TargetSet] = {}
     by_ends: dict[object, list[TargetSet]] = {}
     for target in targets.values():
         if id(target) not in by_identity:
-            # Unequal ones nearly always differ there: all shards need not be hashed.
+            # Unequal sets nearly always differ there, so not every shard is hashed.
             alike = by_ends.setdefault((len(target), target[:1], target[-1:]), [])
             same = next((other for other in alike if other == target), target)
             if same is target:
@@ -108,7 +110,9 @@ def _hints(
     own: Mapping[int, str],
     digests: Mapping[str, Sequence[str]],
 ) -> dict[int, dict[str, None]]:
-    """By identity of the target set: some manifests of processes that need just these shards."""
+    """Return, by identity of the target set, some manifests of processes that need just these
+    shards.
+    """
     hints: dict[int, dict[str, None]] = {}
     for process in sorted(targets):
         known = hints.setdefault(id(targets[process]), {})
@@ -120,13 +124,13 @@ def _hints(
 
 
 def _share(tensors: SaveTensors, needs: Needs, own: OwnKey) -> _Share:
-    """What of the needs the process has itself; the rest is remote."""
+    """Return the needs that the process holds itself; the rest is remote."""
     taken: dict[str, list[int]] = {}
     remote: list[ShardClass] = []
     for each in needs.classes:
         for digest, damaged in own:
             column = next((c for c in each.columns if c.digest == digest), None)
-            # All shards of a class are spoiled at a holder, or none.
+            # All shards of a class are damaged at a holder, or none.
             if column is not None and column.indices[0] not in damaged:
                 taken.setdefault(digest, []).extend(column.indices)
                 break
@@ -141,7 +145,7 @@ def _share(tensors: SaveTensors, needs: Needs, own: OwnKey) -> _Share:
 
 
 def _missing_lines(needs: Iterable[Needs]) -> list[str]:
-    """One line per leaf, with the boxes that no holder has intact."""
+    """Return one line per leaf, with the boxes that no holder has intact."""
     lost: dict[str, set[Box]] = {}
     for each in needs:
         for shard in each.missing:
@@ -172,10 +176,10 @@ class _Balance:
     def __init__(self, tensors: SaveTensors) -> None:
         self._tensors = tensors
         self._bytes: defaultdict[str, int] = defaultdict(int)
-        """That each holder has to send so far."""
+        """Bytes that each holder has to send so far."""
 
     def fetch(self, process: int, classes: Sequence[ShardClass]) -> tuple[FetchGroup, ...]:
-        """Fetch groups for what the process does not have."""
+        """Return the fetch groups for the shards that the process does not have."""
         groups: dict[tuple[str, tuple[str, ...]], tuple[int, ...] | None] = {}
         drawn: defaultdict[str, int] = defaultdict(int)  # bytes from each manifest
         parts = max(1, MAX_SOURCES // len(classes))
@@ -192,7 +196,7 @@ class _Balance:
     def _split(
         self, process: int, each: ShardClass, parts: int, drawn: defaultdict[str, int]
     ) -> list[tuple[str, tuple[int, ...] | None, tuple[str, ...]]]:
-        """Manifest, shards and sources for each part of a class."""
+        """Return manifest, shards and sources for each part of a class."""
         columns = self._columns(process, each, drawn)
         if len(columns) == 1:
             choices = self._of_one(process, each, parts, columns[0])
@@ -208,7 +212,7 @@ class _Balance:
     def _of_one(
         self, process: int, each: ShardClass, parts: int, number: int
     ) -> list[tuple[str, Part, tuple[str, ...]]]:
-        """Up to ``parts`` parts of one manifest, and sources for each."""
+        """Return up to ``parts`` parts of one manifest, and the sources of each."""
         column = each.columns[number]
         window = self._window(process, column.holders)
         return [
@@ -219,7 +223,7 @@ class _Balance:
     def _of_several(
         self, process: int, each: ShardClass, parts: int, numbers: Iterable[int]
     ) -> list[tuple[str, Part, tuple[str, ...]]]:
-        """Up to ``parts`` parts, each of the manifest, and the sources, with the least load."""
+        """Return up to ``parts`` parts, each from the manifest and sources with the least load."""
         windows = {n: self._window(process, each.columns[n].holders) for n in numbers}
         if parts == 1:
             number = min(windows, key=lambda n: self._bytes[windows[n][0]])
@@ -241,18 +245,18 @@ class _Balance:
         ]
 
     def _columns(self, process: int, each: ShardClass, drawn: Mapping[str, int]) -> Sequence[int]:
-        """Which of the manifests that have the class are looked at, by their numbers."""
+        """Return the numbers of the manifests that are considered, of those that have the class."""
         count = len(each.columns)
         if count == 1:
             return (0,)
         for number, column in enumerate(each.columns):
-            # Not worth a source of its own: it comes along with more of the same manifest.
+            # Too small for a source of its own: it is fetched with more of the same manifest.
             if 2 * each.size_bytes <= drawn.get(column.digest, 0):
                 return (number,)
         return _cycle(range(count), process, MAX_SOURCES)
 
     def _window(self, process: int, holders: tuple[str, ...]) -> tuple[str, ...]:
-        """The holders to choose from for one process and manifest, least loaded first."""
+        """Return the holders to choose from for one process and manifest, least loaded first."""
         if len(holders) == 1:
             return holders
         nearest = _cycle(holders, process, MAX_WINDOW)
@@ -271,7 +275,9 @@ def _by_key(item: tuple[tuple[str, tuple[str, ...]], object]) -> tuple[str, tupl
 
 
 def _cycle(items: Sequence[_T], start: int, at_most: int) -> list[_T]:
-    """Up to ``at_most`` items in cyclic order from ``start``, without walking the others."""
+    """Return up to ``at_most`` items in cyclic order from ``start``, without visiting the
+    others.
+    """
     size = len(items)
     start %= size
     after = min(size, start + at_most)

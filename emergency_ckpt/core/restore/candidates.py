@@ -1,6 +1,6 @@
-"""Sorts inventories by save, and drops what cannot be used, each with its reason.
+"""Groups inventories by save, and drops what is unusable, each with its reason.
 
-Nothing here chooses: the outcome is the same for any order of the inventory's parts.
+The result does not depend on the order of the inventory's parts.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ PERSISTENT_HOLDER = "persistent"
 
 @dataclass
 class SaveParts:
-    """What is held of one save. Holders' names are in the order of ``UsableInventory.holders``.
+    """The held parts of one save. Holders' names are in the order of ``UsableInventory.holders``.
 
     Attributes:
       manifests: digest -> holders that published it and have it intact or in part.
       spoiled: digest -> holder -> shard indices that are quarantined there.
       host_states: (holder, what it holds) of each intact host state.
-      faults: what was reported of this save and cannot be used, in words.
+      faults: reported parts of this save that cannot be used, in words.
     """
 
     save: SaveId
@@ -54,7 +54,7 @@ class UsableInventory:
       holders: by name; processes by index, then servers by name.
       own: process index -> name of the holder that is that process.
       saves: newest first (step, then incarnation).
-      known_complete: saves that somebody knew to be complete -> who.
+      known_complete: saves once known to be complete -> the holders that knew.
     """
 
     holders: dict[str, HolderInventory]
@@ -85,7 +85,7 @@ def filter_inventory(inventory: Inventory) -> UsableInventory:
 def _distinct_holders(
     reported: Iterable[HolderInventory], notes: list[str]
 ) -> dict[str, HolderInventory]:
-    """Holders by name. Of two that share a name or a process index, neither can be believed."""
+    """Return holders by name. Two that share a name or a process index are both dropped."""
     by_name: dict[str, HolderInventory] = {}
     contradictory: set[str] = set()
     for holder in reported:
@@ -115,7 +115,7 @@ def _same(a: HolderInventory, b: HolderInventory) -> bool:
 def _quarantine(
     quarantined: Iterable[Quarantined],
 ) -> tuple[set[tuple[str, str]], dict[tuple[str, str], set[int]]]:
-    """(holder, digest) pairs that are out as a whole, and the shards that are out of others."""
+    """Return the (holder, digest) pairs quarantined entirely, and the shards of the others."""
     whole: set[tuple[str, str]] = set()
     partial: dict[tuple[str, str], set[int]] = {}
     for item in quarantined:

@@ -1,4 +1,4 @@
-"""Silent data corruption: replicas that should be equal, bit for bit, and are not."""
+"""Silent data corruption: replicas that should be equal bit for bit and differ."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ class Divergence(msgspec.Struct, frozen=True, order=True):
 
     @classmethod
     def of(cls, save: SaveId, shard: ShardId, holders: Mapping[int, set[str]]) -> Divergence:
-        """Put the holders of each CRC in order."""
+        """Return the divergence with the holders of each CRC in order."""
         ranked = sorted(holders.items(), key=lambda item: (-len(item[1]), item[0]))
         return cls(save, shard, tuple((crc, tuple(sorted(names))) for crc, names in ranked))
 
     def describe(self) -> str:
-        """One line that names step, leaf, box and holders."""
+        """Return one line that names step, leaf, box and holders."""
         ranges = ", ".join(f"{start}:{stop}" for start, stop in self.shard.box)
         sides = "; ".join(f"{crc:08x} at {few(names)}" for crc, names in self.copies)
         return f"step {self.save.step}: copies of {self.shard.leaf}[{ranges}] differ: {sides}"
 
 
 def find_divergence(save: SaveId, held: Mapping[str, tuple[Contents, ...]]) -> list[Divergence]:
-    """Shards of ``save`` whose CRC is not the same at all of its holders, sorted by shard.
+    """Return the shards of ``save`` whose CRC differs between its holders, sorted by shard.
 
     Args:
-      held: what each holder published, by holder name. Contents of other saves are skipped.
+      held: published contents by holder name. Contents of other saves are skipped.
         Holders may share one ``Contents`` object (equal digests): it is read once.
     """
     by_contents: dict[int, tuple[Contents, list[str]]] = {}
@@ -69,7 +69,7 @@ def find_divergence(save: SaveId, held: Mapping[str, tuple[Contents, ...]]) -> l
 
 
 def _suspicious(every: Sequence[Contents]) -> set[Box]:
-    """Boxes of which some leaf has two CRCs: few or none, of millions."""
+    """Return the boxes for which some leaf has two CRCs: few or none, of millions."""
     found: set[Box] = set()
     by_path: dict[str, dict[Box, int]] = {}
     by_leaves: dict[int, list[dict[Box, int]]] = {}  # nearly all share one object
@@ -87,11 +87,10 @@ def _suspicious(every: Sequence[Contents]) -> set[Box]:
 
 
 def _compared(every: Sequence[Contents]) -> Iterator[tuple[Contents, Iterator[ShardEntry]]]:
-    """Of each that has any: the shards whose boxes others have too.
+    """Yield, for each of ``every`` that has any, the shards whose boxes others have too.
 
-    In most jobs those are the leaves that are replicated inside a slice: what hosts hold between
-    them is in one ``Contents`` each. Equal boxes of one are one object, as a rule, which saves
-    comparing them by value.
+    In most jobs those are the leaves that are replicated inside a slice. Equal boxes of one
+    ``Contents`` are usually one object, so they need not be compared by value.
     """
     boxes_of = [{id(box): box for box in map(_BOX, contents.shards)} for contents in every]
     count = Counter(chain.from_iterable(set(boxes.values()) for boxes in boxes_of))

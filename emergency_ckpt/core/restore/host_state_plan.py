@@ -1,4 +1,4 @@
-"""Which copies of the host states of one save are used, and who fetches which."""
+"""The copies of one save's host states that a restore uses, and their sources for each process."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ MAX_HOST_STATE_SOURCES = 4
 
 @dataclass(frozen=True)
 class HostStates:
-    """A whole set of host states of one save.
+    """A complete set of host states of one save.
 
     Attributes:
       count: number of processes at the time of the save.
-      copies: by owner: the digest to use and the holders that have exactly that.
-      all_empty: no process had any non-tensor state, by every copy that is held.
-      notes: owners of whom different copies were found, in words.
+      copies: by owner: the digest to use and its holders.
+      all_empty: every held copy says that no process had any non-tensor state.
+      notes: owners with different copies, in words.
     """
 
     count: int
@@ -34,10 +34,10 @@ _Copies = dict[str, dict[str, bool]]
 
 
 def choose_host_states(part: SaveParts, process_count: int) -> HostStates | str:
-    """The host states of the save, or what is missing, in words.
+    """Return the host states of the save, or the missing ones in words.
 
-    A save's host states all name one process count. Should they not, a whole set of the current
-    count is preferred, then one of the larger count: sets are never mixed.
+    A save's host states should all name one process count. Otherwise a complete set of the current
+    count is preferred, then one of the larger count; sets are never mixed.
     """
     sets: dict[int, dict[int, _Copies]] = {}
     for holder, held in part.host_states:
@@ -63,9 +63,9 @@ def _chosen(sets: Mapping[int, Mapping[int, _Copies]], size: int) -> HostStates:
     notes: list[str] = []
     all_empty = True
     for owner, by_digest in sorted(sets[size].items()):
-        # Only the owner makes a host state, and pushes it as it is: two digests mean that it was
-        # made twice. The one with most holders wins, whoever they are now: indices may have been
-        # permuted, so "its own copy" proves nothing.
+        # Only the owner makes a host state, and copies are pushed unchanged: two digests mean that
+        # it was made twice. The digest with most holders wins. The owner's own copy has no
+        # precedence, because process indices may have been permuted.
         digest = min(by_digest, key=lambda digest: (-len(by_digest[digest]), digest))
         copies[owner] = (digest, tuple(by_digest[digest]))
         all_empty = all_empty and all(all(held.values()) for held in by_digest.values())
@@ -78,16 +78,16 @@ def _chosen(sets: Mapping[int, Mapping[int, _Copies]], size: int) -> HostStates:
 
 
 class HostStateAssignment:
-    """Hands each process what it has to bring back. Called once per process, in order."""
+    """Assigns host states to processes. Called once per process, in order."""
 
     def __init__(self, usable: UsableInventory, states: HostStates | None, *, remap: bool) -> None:
         self._usable = usable
         self._states = None if states is None or states.all_empty else states
-        # One tuple for all: every process needs every former state, in the same order of sources.
+        # One tuple for all, since every process needs every former state.
         self._all = self._every_owner(self._states) if remap and self._states else None
 
     def of(self, process: int) -> tuple[HostStateFetch, ...]:
-        """The host states for ``process``: its own, or all of them when remapping."""
+        """Return the host states for ``process``: its own, or all of them when remapping."""
         if self._states is None:
             return ()
         if self._all is not None:

@@ -1,6 +1,6 @@
-"""What holders report before a restore. Value types only.
+"""Reports of the holders before a restore. Value types only.
 
-As in ``types``, the garbage collector does not look at those of which there are many.
+As in ``types``, values that occur in large numbers are exempt from garbage collection.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from emergency_ckpt.types import Contents, SaveId
 
 
 class HeldTensors(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True, gc=False):
-    """A published manifest: which save, and the digest of its contents."""
+    """A published manifest: its save, and the digest of its contents."""
 
     save: SaveId
     digest: str
 
 
 class HeldHostState(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True, gc=False):
-    """A published host state of process ``owner`` of ``count``; own or a buddy's copy.
+    """A published host state of process ``owner`` of ``count``; its own or a buddy's copy.
 
-    ``empty`` says that the process had no non-tensor state at that save (its payload is null).
+    ``empty``: the process had no non-tensor state at that save (its payload is null).
     """
 
     save: SaveId
@@ -36,15 +36,15 @@ class HeldHostState(msgspec.Struct, frozen=True, order=True, forbid_unknown_fiel
 
 
 class HolderInventory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """All that one holder has. A holder is a process of the job or a server on a host's RAM.
+    """Everything that one holder has: a process of the job, or a server on a host's RAM.
 
     Attributes:
       holder: unique name; ``"process/3"`` for processes, ``"server/<address>"`` for servers.
       process_index: of a process of this job; None for a server.
       address: ``"host:port"`` where the holder serves its shards.
-      known_complete: the newest save that this holder once knew to be globally complete. It tells
-        a job that lost its checkpoints from one that never made a first one; nothing else.
-      timeline: which saves were rolled back, as far as this holder knows.
+      known_complete: the newest save that this holder once knew to be globally complete. It only
+        distinguishes a job that lost its checkpoints from one that never had any.
+      timeline: the record of rolled-back saves that this holder has.
     """
 
     holder: str
@@ -60,11 +60,11 @@ class PersistentStep(msgspec.Struct, frozen=True, order=True, forbid_unknown_fie
     """A step of the persistent tier that carries both of its markers, or plain Orbax's.
 
     Attributes:
-      process_count: the number of host states.
+      process_count: number of host states.
       has_host_state: False when all are empty.
       incarnation: of the save; of a step of plain Orbax see ``plain_incarnation``.
-      problem: why it must not be restored, although it is there; empty when it may.
-      doubt: why nobody knows who wrote it, where that could be known; empty when it is known.
+      problem: why it must not be restored although it exists; empty when it may.
+      doubt: why its writer is unknown although steps are signed; empty when it is known.
     """
 
     step: int
@@ -79,16 +79,16 @@ _PLAIN = re.compile(r"[0-9a-f]{12}-orbax(-[0-9a-f]+)?")
 
 
 def plain_incarnation(committed_ms: int, digest: str) -> str:
-    """Stands for the life of a step that plain Orbax wrote: when, and which of them.
+    """Return the incarnation of a step that plain Orbax wrote, from its commit time and digest.
 
-    It sorts among those of our own lives by the clock. A step that is written again under the same
-    number has another one.
+    It sorts among our own lives by the clock. A step that is written again under the same number
+    has another one.
     """
     return f"{min(max(committed_ms, 0), (1 << 48) - 1):012x}-orbax-{digest}"
 
 
 def is_plain(incarnation: str) -> bool:
-    """Whether it is of plain Orbax."""
+    """Return whether the step of ``incarnation`` was written by plain Orbax."""
     return _PLAIN.fullmatch(incarnation) is not None
 
 
@@ -105,9 +105,9 @@ class Quarantined(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields
 
 
 class Inventory(msgspec.Struct, frozen=True):
-    """The leader's view: every holder, the manifests by digest, and the persistent steps.
+    """The leader's input: every holder, the manifests by digest, and the persistent steps.
 
-    ``timeline``: the newest that any of them knows; None when no restore was ever binding.
+    ``timeline``: the newest known to any of them; None before the first completed restore.
     """
 
     holders: tuple[HolderInventory, ...]

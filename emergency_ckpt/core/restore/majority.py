@@ -1,8 +1,8 @@
-"""Settles replicas of one shard that differ: a majority of its holders decides. Pure.
+"""Settles replicas of one shard that differ, by a majority of its holders. Pure.
 
-A holder has one vote per shard, and none for a shard of which it holds two copies that differ. The
-CRC32C of more than half of the holders wins; one half decides nothing. Votes are what manifests
-say of the time of capture: a copy whose bytes turn out to be damaged later keeps its vote.
+A holder has one vote per shard, and none for a shard of which it holds two different copies. The
+CRC32C of more than half of the holders wins; exactly half decides nothing. Votes are the CRCs that
+manifests recorded at capture: a copy whose bytes are damaged later keeps its vote.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from emergency_ckpt.core.restore.plan_types import RestorePlan
 from emergency_ckpt.types import Contents, SaveId, ShardId
 
 OnDivergence = Literal["warn", "stop"]
-"""What a restore does about replicas that differ and have no majority."""
+"""Action of a restore when replicas differ and have no majority."""
 
 WITNESS = "storage"
-"""Names the persistent tier's checksums among the holders of a shard."""
+"""Name of the persistent tier's checksums among the holders of a shard."""
 
 
 @dataclass(frozen=True)
 class Decided:
-    """Replicas that differ, and the CRC32C that more than half of the votes are for."""
+    """Replicas that differ, and the CRC32C with more than half of the votes."""
 
     divergence: Divergence
     crc32c: int
 
     def describe(self) -> str:
-        """One line that names step, leaf, box, holders, and which copies are used."""
+        """Return one line that names step, leaf, box, holders, and the copies that are used."""
         votes = sum(len(names) for _, names in self.divergence.copies)
         won = next(names for crc, names in self.divergence.copies if crc == self.crc32c)
         taken = f"{self.crc32c:08x}, the majority's ({len(won)} of {votes}), is restored"
@@ -45,10 +45,10 @@ class Decided:
 
 @dataclass(frozen=True)
 class Ruling:
-    """What is known of one save's replicas that differ.
+    """The differing replicas of one save.
 
     Attributes:
-      undecided: those without a majority.
+      undecided: replicas without a majority.
       outvoted: every copy that must not be used.
     """
 
@@ -65,12 +65,12 @@ def settle(
 ) -> Ruling:
     """Decide between the replicas of each shard of ``save`` that differ.
 
-    Independent of the order of the inventory's parts. With ``r`` holders of a shard, fewer than
-    half of which hold altered bytes, no altered copy stays usable.
+    Independent of the order of the inventory's parts. If fewer than half of a shard's holders have
+    altered bytes, no altered copy stays usable.
 
     Args:
-      witness: CRC32C of capture time of some shards, from elsewhere: one more vote for each shard
-        that is held differently.
+      witness: CRC32C of capture time of some shards, from elsewhere; each is one more vote for a
+        shard whose copies differ.
     """
     part = next((part for part in filter_inventory(inventory).saves if part.save == save), None)
     if part is None or len(part.manifests) < 2:
@@ -101,7 +101,7 @@ def _with_witness(found: Divergence, crc32c: int | None) -> Divergence:
 
 
 def _majority(found: Divergence) -> int | None:
-    """The CRC32C that more than half of the holders name and nothing else; None without one."""
+    """Return the CRC32C that more than half of the holders have; None without one."""
     count = Counter(name for _, names in found.copies for name in names)
     for crc, names in found.copies:
         votes = sum(count[name] == 1 for name in names)
@@ -113,7 +113,7 @@ def _majority(found: Divergence) -> int | None:
 def _outvoted(
     inventory: Inventory, part: SaveParts, winners: Mapping[ShardId, int]
 ) -> frozenset[Quarantined]:
-    """Every copy of the shards in ``winners`` with another CRC32C."""
+    """Return every copy of the shards in ``winners`` with another CRC32C."""
     if not winners:
         return frozenset()
     leaves = {shard.leaf for shard in winners}

@@ -1,6 +1,6 @@
-"""The outcome of planning a restore. Values that travel as compact JSON.
+"""The result of planning a restore. Values that travel as compact JSON.
 
-As in ``types``, the garbage collector does not look at those of which there are many.
+As in ``types``, values that occur in large numbers are exempt from garbage collection.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from emergency_ckpt.types import Contents, SaveId, ShardId
 TargetSet = tuple[ShardId, ...]
 """The distinct shards that a process needs on its devices after the restore.
 
-Processes that need the same shards should share one tuple object: it is then looked at once.
+Processes that need the same shards should share one tuple object, which is then processed once.
 """
 
 Tier = Literal["local", "persistent"]
@@ -36,7 +36,7 @@ class LocalRead(
     """Shards that the process reads from its own RAM.
 
     Attributes:
-      digest: of the manifest that the process itself holds.
+      digest: of a manifest that the process itself holds.
       shards: indices into that manifest's shards; None for all of them.
       alternates: other holders of the same manifest, to fetch a shard from when the own copy
         fails verification.
@@ -50,13 +50,13 @@ class LocalRead(
 class FetchGroup(
     msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False
 ):
-    """Shards that the process fetches.
+    """Shards that the process fetches from other holders.
 
     Attributes:
       digest: of a manifest that every source holds.
       shards: indices into that manifest's shards; None for all of them.
-      sources: holders that have every one of these shards intact; the first is to be used, the
-        others are alternates in the order to try them.
+      sources: holders that have all of these shards intact; the first is used, the others are
+        alternates in order.
     """
 
     digest: str
@@ -67,13 +67,12 @@ class FetchGroup(
 class HostStateFetch(
     msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False
 ):
-    """One host state to bring back.
+    """One host state to restore.
 
     Attributes:
-      owner: the process index, at the time of the save, that it belongs to.
-      digest: of the copy to use. Other copies of the same owner may differ: never take those.
-      sources: holders, in the order to try them. A process that is itself among them reads its
-        own copy first.
+      owner: process index of its owner at the time of the save.
+      digest: of the copy to use. Copies of the same owner with another digest must not be used.
+      sources: holders in the order of attempts. A process among them reads its own copy first.
     """
 
     owner: int
@@ -84,19 +83,18 @@ class HostStateFetch(
 class ProcessPlan(
     msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, gc=False
 ):
-    """What one process does.
+    """The plan of one process.
 
     The shards of ``local`` and ``fetch`` together hold every element of the process's targets: a
-    target that has a shard of its own box is that shard, any other is put together from shards
-    that overlap it (and perhaps each other: each element is taken from one, see
-    ``boxes.divide``). A target without elements needs no shard.
+    target that has a shard of its own box is that shard; any other is assembled from shards that
+    overlap it and may overlap each other (``boxes.divide``). A target without elements needs none.
 
     Attributes:
       host_states: the process's own one; those of all former processes when a remap is due;
-        none when none is needed or all are empty. For the persistent tier always none.
-      addresses: ``"host:port"`` of each holder named above but the process itself.
-      outvoted: by digest of an own manifest, the shards of which a majority of the holders has
-        other bytes. The process must never use these copies again.
+        none when none is needed or all are empty, and none for the persistent tier.
+      addresses: ``"host:port"`` of each holder named above except the process itself.
+      outvoted: by digest of an own manifest, its shards that a majority of the holders contradicts.
+        The process must never use these copies again.
     """
 
     local: tuple[LocalRead, ...] = ()
@@ -107,7 +105,7 @@ class ProcessPlan(
 
 
 class Rejection(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A save that was newer than the chosen one, and what it lacked, in words."""
+    """A save that was newer than the chosen one, and the reason it was passed over."""
 
     step: int
     tier: Tier
@@ -116,15 +114,15 @@ class Rejection(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
 
 
 class RestorePlan(msgspec.Struct, frozen=True, tag="plan", forbid_unknown_fields=True):
-    """A whole step, and how each process gets its part of it.
+    """A complete step, and the source of each process's part of it.
 
     Attributes:
       save: identity of the save; None for the persistent tier.
       rejected: newer saves, newest first.
-      host_state_count: number of processes that the save's host states are of; None when host
-        states were not asked for or the save has none.
-      notes: contradictions in the inventories that a person should know of.
-      timeline: the newest that is known; every process learns it.
+      host_state_count: number of processes at the save, by its host states; None when host states
+        were not asked for or the save has none.
+      notes: contradictions in the inventories, to be logged.
+      timeline: the newest one known; every process stores it.
     """
 
     tier: Tier
@@ -137,25 +135,25 @@ class RestorePlan(msgspec.Struct, frozen=True, tag="plan", forbid_unknown_fields
     timeline: Timeline | None = None
 
     def share_of(self, process: int) -> RestorePlan:
-        """This plan with the part of one process only: what is sent to that process."""
+        """Return this plan with the part of one process only, as it is sent to that process."""
         part = self.processes.get(process, ProcessPlan())
         return msgspec.structs.replace(self, processes={process: part})
 
 
 class NoPlan(msgspec.Struct, frozen=True, tag="no_plan", forbid_unknown_fields=True):
-    """Why there is nothing to restore, or why it must not be restored.
+    """The reason why there is nothing to restore, or why it must not be restored.
 
     Attributes:
-      kind: ``nothing``: a fresh start, nobody ever had a whole step.
-        ``unrecoverable``: whole steps existed, none is left.
-        ``step_not_found``: the requested step is not whole in any tier.
-        ``state_mismatch``: the newest whole save has other leaves than expected; ``mismatches``.
-        ``host_state_count``: the newest whole save has the host states of ``saved_count``
+      kind: ``nothing``: a fresh start; no process ever had a complete step.
+        ``unrecoverable``: complete steps existed, none is left.
+        ``step_not_found``: the requested step is not complete in any tier.
+        ``state_mismatch``: the newest complete save has other leaves than expected; ``mismatches``.
+        ``host_state_count``: the newest complete save has the host states of ``saved_count``
         processes, the job has ``process_count``, and there is no remap.
-        ``no_host_state``: the newest whole step was written by plain Orbax, without host states.
-        ``diverged``: replicas of the newest whole save differ, without a majority; ``missing``.
+        ``no_host_state``: plain Orbax wrote the newest complete step, without host states.
+        ``diverged``: replicas of the newest complete save differ, without a majority; ``missing``.
       step: the step in question, where there is one.
-      missing: one line for each thing that is lost or in the way.
+      missing: one line for each missing part or obstacle.
     """
 
     kind: Literal[
@@ -177,17 +175,17 @@ class NoPlan(msgspec.Struct, frozen=True, tag="no_plan", forbid_unknown_fields=T
 
 
 def selected(shards: tuple[int, ...] | None, contents: Contents) -> Iterable[int]:
-    """The shard indices that ``LocalRead.shards`` or ``FetchGroup.shards`` stands for."""
+    """Return the shard indices that ``LocalRead.shards`` or ``FetchGroup.shards`` stands for."""
     return range(len(contents.shards)) if shards is None else shards
 
 
 def clip(text: str, limit_chars: int = MAX_REASON_CHARS) -> str:
-    """``text``, cut to the limit: reasons travel and are logged."""
+    """Return ``text`` cut to the limit, because reasons travel and are logged."""
     return text if len(text) <= limit_chars else f"{text[: limit_chars - 3]}..."
 
 
 def few(items: Iterable[object], at_most: int = 4) -> str:
-    """The first items, and how many more there are."""
+    """Return the first items as text, and the number of further ones."""
     texts = [str(item) for item in items]
     more = f" and {len(texts) - at_most} more" if len(texts) > at_most else ""
     return ", ".join(texts[:at_most]) + more

@@ -1,4 +1,6 @@
-"""What a restore makes of a prefetch: use it, do without it, or tell what went wrong. Pure."""
+"""Decision of a restore about a prefetch: use it, restore without it, or report its failure.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,10 @@ class PrefetchReport(
     """What one process says of its prefetch when it is asked to restore.
 
     Attributes:
-      kind: ``none``: it has made none since the last restore. ``ready``: it is what is asked for,
-        and lies in memory. ``unfit``: it is not what is asked for, or not any more. ``failed``.
-      number: which prefetch of this life.
-      reason: why it is unfit, or how it failed.
+      kind: ``none``: no prefetch since the last restore. ``ready``: it fits the request and is in
+        memory. ``unfit``: it does not fit the request, or no longer. ``failed``.
+      number: number of the prefetch in this life.
+      reason: why it is unfit or failed.
     """
 
     kind: Literal["none", "ready", "unfit", "failed"] = "none"
@@ -31,8 +33,8 @@ class PrefetchUse(msgspec.Struct, frozen=True):
     """The decision for all processes, and why.
 
     Attributes:
-      kind: ``use`` what was prefetched; ``restore`` as if there had been none; ``fail``: a
-        prefetch failed, and nobody has been told yet.
+      kind: ``use`` the prefetch; ``restore`` as if there had been none; ``fail``: the prefetch
+        failed and the caller has not seen the error yet.
     """
 
     kind: Literal["use", "restore", "fail"]
@@ -42,8 +44,8 @@ class PrefetchUse(msgspec.Struct, frozen=True):
 def decide_prefetch(reports: Mapping[int, PrefetchReport]) -> PrefetchUse:
     """Return one decision from the reports of all processes, by process index.
 
-    A failure comes first: it is never lost, even where another state is asked for. What was
-    prefetched is used only when every process has the same prefetch.
+    A failure has precedence, so that it is never lost, even when another state is requested. A
+    prefetch is used only when every process has the same one.
     """
     ordered = sorted(reports.items())
     failed = [f"process {p}: {report.reason}" for p, report in ordered if report.kind == "failed"]

@@ -1,9 +1,9 @@
-"""Which step to restore, and where each process gets its part of it. Pure.
+"""Choice of the step to restore, and of the source of every part for each process. Pure.
 
-The newest whole step wins, over both tiers; of two whole saves of one step the one of the later
-incarnation, and a save that is in both tiers is taken from the local one. Parts of different saves
-are never put together. What was rolled back (``core.timeline``) comes last, or not at all. Each
-newer save that is passed over is reported with what it lacked.
+The newest complete step of both tiers wins; of two complete saves of one step, the one of the
+later incarnation; a save in both tiers is taken from the local one. Parts of different saves are
+never combined. Rolled-back saves (``core.timeline``) come last, or are excluded. Each newer save
+that is passed over is reported with what it lacked.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class _Request:
-    """What is asked for: the arguments of ``plan_restore``."""
+    """The arguments of ``plan_restore``."""
 
     targets: Mapping[int, TargetSet]
     leaves: Mapping[str, LeafSpec]
@@ -72,7 +72,7 @@ class _Request:
 
 @dataclass(frozen=True)
 class _Blocked:
-    """A whole save that must not be restored: planning ends here."""
+    """A complete save that must not be restored: planning ends here."""
 
     no_plan: NoPlan
 
@@ -94,18 +94,18 @@ def plan_restore(
 
     Two faults end the planning instead of leading to an older step: leaves that differ from the
     expected ones, and host states of another number of processes without a remap. Both come from
-    the caller's configuration, most likely hold for every older step too, and an older step
-    would throw away training without a word.
+    the caller's configuration and most likely hold for every older step too, and an older step
+    would silently discard training.
 
     Args:
-      targets: what each process of the job needs, for every process index 0..count-1. Share the
-        tuple between processes with equal needs.
+      targets: shards that each process needs, for every process index 0..count-1. Share the tuple
+        between processes with equal needs.
       leaves: every leaf of the expected state, by path.
       requested_step: restore this step or none.
-      host_state_remap: the caller can turn the host states of any number of processes into its
-        own: where the numbers differ, every process gets all of them.
+      host_state_remap: the caller can convert the host states of any number of processes; where
+        the numbers differ, every process gets all of them.
       needs_host_state: False to restore tensors alone.
-      takes_rolled_back: a save that was rolled back may be taken, where there is no other.
+      takes_rolled_back: a rolled-back save may be taken when there is no other.
     """
     request = _Request(targets, leaves, host_state_remap, needs_host_state)
     usable = filter_inventory(inventory)
@@ -137,7 +137,7 @@ def plan_restore(
 def _newest_first(
     usable: UsableInventory, inventory: Inventory, requested_step: int | None
 ) -> Iterator[SaveParts | PersistentStep]:
-    """Candidates in order of preference."""
+    """Yield the candidates in order of preference."""
     persistent = {item.step: item for item in sorted(inventory.persistent)}
     local: dict[int, list[SaveParts]] = {}
     for part in usable.saves:
@@ -156,7 +156,7 @@ def _newest_first(
 
 
 def _objection(candidate: SaveParts | PersistentStep, inventory: Inventory) -> str:
-    """Why the timeline does not have it; empty when it has, or there is none."""
+    """Return why the timeline excludes the candidate; empty when it does not."""
     if inventory.timeline is None:
         return ""
     if isinstance(candidate, PersistentStep):
@@ -173,7 +173,7 @@ def _rejection(candidate: SaveParts | PersistentStep, reason: str) -> Rejection:
 def _decide_persistent(
     candidate: PersistentStep, inventory: Inventory, request: _Request
 ) -> RestorePlan | _Blocked | str:
-    """A persistent step carries both markers; its leaves are compared by whoever reads it."""
+    """Return the plan for a persistent step; the processes that read it compare its leaves."""
     if candidate.problem:
         return candidate.problem
     digest = f"{PERSISTENT_HOLDER}/{candidate.step}"
@@ -194,9 +194,9 @@ def _decide_persistent(
 def _decide_local(
     part: SaveParts, usable: UsableInventory, inventory: Inventory, request: _Request
 ) -> RestorePlan | _Blocked | str:
-    """The plan for this save, why planning ends at it, or what it lacks."""
+    """Return the plan for this save, the reason why planning ends at it, or its missing parts."""
     if _is_replaced(part, inventory):
-        return "plain Orbax wrote it, and another step of this number lies in storage by now"
+        return "plain Orbax wrote it, and storage now has another step of this number"
     states: HostStates | str | None = None
     if request.needs_host_state:
         states = choose_host_states(part, len(request.targets))
@@ -220,7 +220,7 @@ def _decide_local(
 
 
 def _is_replaced(part: SaveParts, inventory: Inventory) -> bool:
-    """Whether it is a copy of what plain Orbax wrote, which is not what lies in storage now."""
+    """Return whether it is a copy of a plain Orbax step that storage no longer has."""
     return is_plain(part.save.incarnation) and any(
         item.step == part.save.step and item.incarnation != part.save.incarnation
         for item in inventory.persistent
@@ -230,7 +230,7 @@ def _is_replaced(part: SaveParts, inventory: Inventory) -> bool:
 def _by_leaves(
     part: SaveParts, inventory: Inventory, expected: Mapping[str, LeafSpec]
 ) -> tuple[dict[str, Contents], dict[str, Contents]]:
-    """Manifests that describe the expected leaves, and those that describe others."""
+    """Return the manifests that describe the expected leaves, and those that describe others."""
     in_order = tuple(expected[path] for path in sorted(expected))
     matching: dict[str, Contents] = {}
     foreign: dict[str, Contents] = {}
@@ -248,10 +248,10 @@ def _by_leaves(
 def _mismatches(
     foreign: Mapping[str, Contents], part: SaveParts, request: _Request
 ) -> tuple[str, ...]:
-    """How a save of other leaves differs, if it is whole; nothing when it is not.
+    """Return the differences of a complete save of other leaves; empty when it is not complete.
 
-    Targets are boxes of the expected leaves, so a save of others is whole when its shards cover
-    each of its own leaves.
+    Targets are boxes of the expected leaves, so a save of other leaves is complete when its shards
+    cover each of its own leaves.
     """
     by_leaves: dict[tuple[LeafSpec, ...], list[str]] = {}
     for digest, contents in foreign.items():
@@ -335,7 +335,7 @@ def _plan(
 
 
 def _named(tensors: TensorPart, host_states: Iterable[HostStateFetch]) -> list[str]:
-    """Every holder that the parts of one process name, each once."""
+    """Return every holder that one process's part names, each once."""
     alternates = (read.alternates for read in tensors.local)
     sources = (group.sources for group in tensors.fetch)
     return sorted(set[str]().union(*alternates, *sources, *(s.sources for s in host_states)))
@@ -370,7 +370,9 @@ def _rejection_line(item: Rejection) -> str:
 
 
 def _was_whole(inventory: Inventory, request: _Request) -> bool:
-    """Whether a step would be whole had no copy failed verification: then it is no fresh start."""
+    """Return whether a step would be complete if no copy had failed verification; then this is no
+    fresh start.
+    """
     if not inventory.quarantined:
         return False
     before = msgspec.structs.replace(inventory, quarantined=frozenset())

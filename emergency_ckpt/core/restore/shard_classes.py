@@ -1,8 +1,8 @@
-"""Shards that processes with equal needs get from the same holders: looked at together, once.
+"""Classes of shards that processes with equal needs get from the same holders.
 
 Replicas publish equal manifests, so the shards that a process needs fall into few classes: one for
-each manifest that its replicas have, and one for what all of them have. Plans are made of classes;
-shards are looked at one by one only here, once for all processes that need the same.
+each manifest that its replicas have, and one for the shards that all of them have. Plans are made
+of classes; single shards are processed only here, once for all processes with equal needs.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _LEAF, _BOX, _NBYTES = attrgetter("leaf"), attrgetter("box"), attrgetter("nbytes
 
 
 _REMEMBERED = 64
-"""Answers that hold for many kinds of processes."""
+"""Cached results that serve many groups of processes."""
 
 Part = tuple[int, tuple[int, ...] | None]
-"""Bytes, and which shards of a manifest; None: all of them."""
+"""Bytes, and shard indices of a manifest; None for all of them."""
 
 
 class Column(NamedTuple):
-    """A manifest that has every shard of a class, and the holders that have them all intact.
+    """A manifest that has every shard of a class, and the holders that have all of them intact.
 
     Attributes:
       indices: of the class's shards, among the ``shard_count`` of the manifest.
@@ -50,7 +50,7 @@ class ShardClass:
     Attributes:
       columns: the manifests that have them, sorted by digest.
       nbytes: of each shard, in the order of every column's ``indices``.
-      is_empty: the shards have no elements: nobody need fetch them.
+      is_empty: the shards have no elements, so they need not be fetched.
     """
 
     columns: tuple[Column, ...]
@@ -62,7 +62,7 @@ class ShardClass:
     )
 
     def parts(self, column: int, count: int) -> list[Part]:
-        """The class in up to ``count`` even parts, of the column's manifest.
+        """Return the class in up to ``count`` even parts, as shards of the column's manifest.
 
         The largest part first; the same for every column.
         """
@@ -83,10 +83,10 @@ def _chosen(indices: tuple[int, ...], places: tuple[int, ...]) -> tuple[int, ...
 
 @lru_cache(maxsize=_REMEMBERED)
 def _even(nbytes: tuple[int, ...], count: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Deal the places out, the largest first, each to the part with the fewest bytes.
+    """Deal the indices out, largest shard first, each to the part with the fewest bytes.
 
-    Returns (bytes, places) of each part, the largest part first. Remembered: the manifests of a
-    large job differ in their boxes, seldom in their sizes.
+    Returns (bytes, indices) of each part, the largest part first. Cached: the manifests of a large
+    job differ in their boxes, seldom in their sizes.
     """
     if count == 1:
         return ((sum(nbytes), tuple(range(len(nbytes)))),)
@@ -102,18 +102,18 @@ def _even(nbytes: tuple[int, ...], count: int) -> tuple[tuple[int, tuple[int, ..
 
 @dataclass
 class Needs:
-    """The classes of one target set, and what of it is held nowhere."""
+    """The classes of one target set, and the shards that no holder has."""
 
     classes: list[ShardClass]
     missing: list[ShardId]
 
 
 def classify(tensors: SaveTensors, target: TargetSet, hints: Iterable[str]) -> Needs:
-    """The classes of ``target``.
+    """Return the classes of ``target``.
 
-    A target is looked for in the manifests of ``hints``, then in all; one of whose box there is
-    no shard is put together from shards that overlap it, which take its place in the classes.
-    Targets without elements that are in none of the hints need nothing.
+    A target is searched in the manifests of ``hints``, then in all. If no shard has its box, the
+    shards that overlap it take its place in the classes. Targets without elements that are in none
+    of the hints need nothing.
     """
     hinted = list(hints)
     exact = [d for d in hinted if not tensors.is_spoiled(d) and _is_exactly(tensors, d, target)]
@@ -127,7 +127,7 @@ def classify(tensors: SaveTensors, target: TargetSet, hints: Iterable[str]) -> N
 
 
 def _is_exactly(tensors: SaveTensors, digest: str, target: TargetSet) -> bool:
-    """Whether the manifest has just the shards of ``target``, in the same order."""
+    """Return whether the shards of the manifest are those of ``target``, in the same order."""
     shards = tensors.contents[digest].shards
     if len(shards) != len(target) or not shards:
         return False
@@ -137,11 +137,11 @@ def _is_exactly(tensors: SaveTensors, digest: str, target: TargetSet) -> bool:
 
 
 def _in_classes(tensors: SaveTensors, columns: tuple[Column, ...]) -> list[ShardClass]:
-    """One class, or two when some shards are empty: those need not be fetched."""
+    """Return one class, or two when some shards are empty, which need not be fetched."""
     entries = tensors.contents[columns[0].digest].shards
     shards = tuple(map(entries.__getitem__, columns[0].indices))
     nbytes = tuple(map(_NBYTES, shards))
-    # Only where there are no bytes may there be no elements.
+    # A shard without elements has no bytes.
     empty = [is_empty(shard.box) for shard in shards] if 0 in nbytes else []
     if not any(empty):
         return [ShardClass(columns, nbytes, sum(nbytes), False)]
@@ -170,9 +170,9 @@ class _Held:
 
 
 class _Sorting:
-    """Sorts the shards of one target set into classes, by who has them.
+    """Sorts the shards of one target set into classes by their holders.
 
-    A shard goes by a number: its place in the target set, or one after those for a piece.
+    A shard is identified by a number: its index in the target set, or one after those for a piece.
     """
 
     def __init__(self, tensors: SaveTensors, target: TargetSet, hints: Iterable[str]) -> None:
@@ -201,7 +201,7 @@ class _Sorting:
             else:
                 pieces.update(dict.fromkeys(parts))
         for shard in pieces:
-            # Those that are targets too have been found.
+            # A piece that is a target too has been found already.
             if (shard.leaf, shard.box) not in self._number_of:
                 number = self._number_of[shard.leaf, shard.box] = len(self._number_of)
                 self._look_anywhere(shard, number)
@@ -219,10 +219,10 @@ class _Sorting:
             self._note(digest, index, number)
 
     def _index_of(self, digest: str) -> dict[int, int]:
-        """Index in the manifest of each shard that it has of the target set, by number."""
+        """Return the index in the manifest of each of the target set's shards, by number."""
         paths = self._tensors.paths(digest)
         boxes = list(map(_BOX, self._tensors.contents[digest].shards))
-        # Guessed from the leaves, and then compared: all boxes need not be hashed.
+        # Guessed from the leaves and then compared, so that not every box is hashed.
         likely = _in_order(self._paths, paths)
         if likely and boxes == list(map(self._boxes.__getitem__, likely)):
             return dict(zip(likely, count()))
@@ -259,8 +259,8 @@ class _Sorting:
                 for side, indices in group
             )
             classes += _in_classes(self._tensors, columns)
-        # Those of few manifests first: what many have (a leaf replicated inside a slice) then
-        # comes from a manifest that is needed anyway.
+        # Classes of few manifests first: shards that many manifests have (a leaf replicated inside
+        # a slice) then come from a manifest that is needed anyway.
         classes.sort(key=lambda c: (len(c.columns), c.columns[0].digest, c.columns[0].indices))
         return classes
 
@@ -269,9 +269,10 @@ class _Sorting:
 def _groups(
     numbers: tuple[tuple[int, ...], ...], indices: tuple[tuple[int, ...], ...]
 ) -> tuple[tuple[tuple[int, tuple[int, ...]], ...], ...]:
-    """Shards that the same sides have: for each such group, sides and indices there.
+    """Return the groups of shards that the same sides have: sides, and indices there, of each
+    group.
 
-    Side i has shard ``numbers[i][j]`` at ``indices[i][j]``. Remembered, as ``_in_order`` is.
+    Side i has shard ``numbers[i][j]`` at ``indices[i][j]``. Cached, as ``_in_order`` is.
     """
     groups: list[tuple[set[int], list[int]]] = []
     for side, held in enumerate(numbers):
@@ -281,7 +282,7 @@ def _groups(
             if both:
                 rest -= both
                 divided.append((both, [*sides, side]))
-                shards = shards - both  # noqa: PLW2901  what is left of it
+                shards = shards - both  # noqa: PLW2901  the remaining ones
             if shards:
                 divided.append((shards, sides))
         if rest:
@@ -296,10 +297,10 @@ def _groups(
 
 @lru_cache(maxsize=_REMEMBERED)
 def _in_order(wanted: tuple[str, ...], held: tuple[str | None, ...]) -> tuple[int, ...]:
-    """For each held leaf its place in ``wanted``, in both the n-th of that leaf.
+    """Return, for each held leaf, its index in ``wanted``, matching the n-th of equal leaves.
 
-    Empty when one has no such place. Remembered, for the manifests of a large job differ in their
-    boxes, seldom in their leaves.
+    Empty when a leaf has no such index. Cached: the manifests of a large job differ in their boxes,
+    seldom in their leaves.
     """
     places: dict[str | None, deque[int]] = defaultdict(deque)
     for place, leaf in enumerate(wanted):

@@ -1,4 +1,4 @@
-"""Where the shards of one save are, over all of its holders."""
+"""The holders of one save's shards."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from emergency_ckpt.core.boxes import BoxIndex, cover, intersect, is_empty, volu
 from emergency_ckpt.types import Box, Contents, ShardId
 
 MAX_ALTERNATES = 2
-"""Other holders named for shards that a process has itself."""
+"""Maximum number of alternates for shards that a process has itself."""
 
 _LEAF = attrgetter("leaf")
 
@@ -17,11 +17,11 @@ Copy = tuple[str, int]
 """Digest of a manifest, and index of the shard in it."""
 
 OwnKey = tuple[tuple[str, frozenset[int]], ...]
-"""What a process holds itself: digest and quarantined shards of each manifest, sorted."""
+"""Manifests that a process holds itself: digest and quarantined shards of each, sorted."""
 
 
 class SaveTensors:
-    """Where the shards of one save are.
+    """The holders of one save's shards.
 
     Args:
       contents: usable manifests of the save, by digest.
@@ -47,7 +47,7 @@ class SaveTensors:
         self._boxes_by_leaf: dict[str, list[Box]] = {}
 
     def ids(self, digest: str) -> dict[ShardId, int]:
-        """Index of each shard of the manifest."""
+        """Return the index of each shard of the manifest."""
         ids = self._ids.get(digest)
         if ids is None:
             shards = self.contents[digest].shards
@@ -60,21 +60,23 @@ class SaveTensors:
         return ids
 
     def paths(self, digest: str) -> tuple[str | None, ...]:
-        """Path of the leaf of each shard of the manifest; None where there is no such leaf."""
+        """Return the leaf path of each shard of the manifest; None for an unknown leaf."""
         contents = self.contents[digest]
         known = self._paths.get(id(contents.leaves))
         if known is None:
-            # The leaves are kept along with their paths, so that no other object gets their id.
+            # The leaves are stored with their paths, so that no other object gets their id.
             paths = dict(enumerate(leaf.path for leaf in contents.leaves))
             known = self._paths[id(contents.leaves)] = (contents.leaves, paths)
         return tuple(map(known[1].get, map(_LEAF, contents.shards)))
 
     def is_spoiled(self, digest: str) -> bool:
-        """Whether some shard of the manifest is quarantined at some holder."""
+        """Return whether some shard of the manifest is quarantined at some holder."""
         return bool(self._damaged.get(digest))
 
     def holders_of(self, digest: str, index: int) -> tuple[str, ...]:
-        """Holders with an intact copy of the shard; asked twice, the answer is one object."""
+        """Return the holders with an intact copy of the shard; the same object for the same
+        arguments.
+        """
         holders = self._holders[digest]
         damaged = self._damaged.get(digest)
         if not damaged:
@@ -87,7 +89,7 @@ class SaveTensors:
         return found
 
     def alternates(self, digest: str, own: str | None) -> tuple[str, ...]:
-        """Holders of the whole manifest that follow ``own`` in cyclic order."""
+        """Return the holders of the complete manifest that follow ``own`` in cyclic order."""
         known = self._places.get(digest)
         if known is None:
             damaged = self._damaged.get(digest, {})
@@ -101,7 +103,7 @@ class SaveTensors:
         )
 
     def own_key(self, holder: str, digests: Iterable[str]) -> OwnKey:
-        """What ``holder`` can use of the manifests that it has; those without shards are none."""
+        """Return the manifests of ``holder`` that it can use; those without shards are left out."""
         return tuple(
             (digest, self._damaged.get(digest, {}).get(holder, frozenset()))
             for digest in sorted(digests)
@@ -109,7 +111,7 @@ class SaveTensors:
         )
 
     def digests_of_holders(self) -> dict[str, list[str]]:
-        """Holder -> digests of its manifests."""
+        """Return the digests of each holder's manifests."""
         digests: dict[str, list[str]] = {}
         for digest, holders in self._holders.items():
             for holder in holders:
@@ -117,19 +119,20 @@ class SaveTensors:
         return digests
 
     def copies(self, shard: ShardId) -> Sequence[Copy]:
-        """Manifests that have the shard intact at some holder, of the whole job.
+        """Return the manifests of the whole job that have the shard intact at some holder.
 
-        The first call makes an index over all shards of the job: see ``shard_classes``.
+        The first call builds an index over all shards of the job: see ``shard_classes``.
         """
         if self._copies is None:
             self._copies = self._index()
         return self._copies.get(shard, ())
 
     def pieces(self, target: ShardId) -> list[ShardId] | None:
-        """Shards of other boxes that together hold the target; None when a part is missing.
+        """Return shards of other boxes that together hold the target; None when a part is missing.
 
-        A save that was brought into RAM from storage more than once, on other meshes, has shards
-        that overlap. Those with the most of the target are chosen first, so that few come twice.
+        A save that was loaded from storage more than once, on other meshes, has overlapping shards.
+        Those with the largest part of the target are chosen first, so that few bytes are fetched
+        twice.
         """
         if is_empty(target.box):
             return []

@@ -1,8 +1,8 @@
-"""Who reads which part of a persistent step, so that no byte leaves storage twice. Pure.
+"""Assignment of a persistent step's chunks to processes, so that each byte is read once. Pure.
 
-Storage is read in whole chunks: a chunk is stored compressed, and reading a part of it reads it
-all. So each process gets boxes that are whole chunks, each box goes to one process, and the others
-fetch it from there.
+Storage is read in whole chunks, because a compressed chunk can only be read as a whole. So each
+process gets boxes that are whole chunks, each box goes to one process, and the others fetch it
+from that process.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from emergency_ckpt.core.restore.plan_types import TargetSet
 from emergency_ckpt.types import Box, ShardId
 
 TOLERANCE = 0.02
-"""How much more than its share a process may read before large boxes are split."""
+"""Excess over its share that a process may read before large boxes are split."""
 
 _PIECES_PER_PROCESS = (None, 4, 16, 64)
-"""Sizes that are tried: boxes as they are, then pieces of so many to a process's share."""
+"""Divisions in order of attempts: whole boxes, then this many pieces per process's share."""
 
 
 _MOST_TILES = 1024
-"""So many boxes that were not saved are made up at least, if need be."""
+"""Minimum number of unsaved boxes that may be constructed."""
 
 
 class StoredArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How storage holds one leaf.
+    """Format of one leaf in storage.
 
     Attributes:
-      name: of the array in the step, as Orbax names it.
+      name: Orbax's name of the array in the step.
       shape: of the whole array; chunks begin at its origin, the last of an axis may be cut off.
       item_bytes: bytes of one element.
       driver: TensorStore's name of the array format.
-      ocdbt: whether the arrays lie together in one OCDBT database.
+      ocdbt: True when the arrays share one OCDBT database.
       item: the folder of its Orbax item, where the step's arrays are in several.
     """
 
@@ -53,13 +53,13 @@ class StoredArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def full_name(self) -> str:
-        """Its name among all arrays of the step, each key of a path after a dot."""
+        """Name among all arrays of the step, with the keys of a path separated by dots."""
         return f"{self.item}.{self.name}" if self.item else self.name
 
 
 @dataclass(frozen=True)
 class _Unit:
-    """A box that one process reads, and those that need it."""
+    """A box that one process reads, and the processes that need it."""
 
     size_bytes: int
     shard: ShardId
@@ -71,20 +71,20 @@ def assign_reads(
     arrays: Mapping[str, StoredArray],
     saved: Mapping[str, Collection[Box]] = MappingProxyType({}),
 ) -> dict[int, tuple[ShardId, ...]]:
-    """The boxes that each process reads from storage, sorted.
+    """Return the boxes that each process reads from storage, sorted.
 
-    The boxes of all processes together hold every element of every target, and no chunk is in
-    two of them. A box goes to a process that needs it where the balance allows: no process reads
-    more than its share by over ``TOLERANCE``, or, where that is too coarse, by over one chunk or
-    saved box. Boxes are those that were saved, and these are never split: who reads one has it
-    whole, and checks its CRC before anybody else can get it. Else they are the targets' own, where
-    these are whole chunks, and split only for the balance. Targets without elements need no read.
-    Deterministic.
+    The boxes of all processes together hold every element of every target, and no chunk is in two
+    of them. A box goes to a process that needs it if the balance allows: no process reads more than
+    its share by over ``TOLERANCE``, or, where that is too coarse, by over one chunk or saved box.
+
+    Saved boxes are never split, so that the process that reads one can check its CRC before another
+    process gets it. Other boxes are those of the targets, if these are whole chunks, split only for
+    the balance. Targets without elements need no read. Deterministic.
 
     Args:
-      targets: what each process of the job needs. Share the tuple between equals.
-      arrays: how each leaf is stored. Leaves that are not named here are not read.
-      saved: the boxes of each leaf that its CRCs are known of; some may be missing.
+      targets: shards that each process of the job needs. Share the tuple between equal ones.
+      arrays: stored format of each leaf. Leaves that are not named here are not read.
+      saved: boxes of each leaf with known CRCs; some may be missing.
     """
     needs = _needs(targets, arrays)
     known = {leaf: frozenset(saved.get(leaf, ())) for leaf in needs}
@@ -108,7 +108,7 @@ def assign_reads(
 def _needs(
     targets: Mapping[int, TargetSet], arrays: Mapping[str, StoredArray]
 ) -> dict[str, dict[Box, tuple[int, ...]]]:
-    """By leaf and box with elements: the processes that need it, sorted."""
+    """Return the processes that need each box with elements, sorted, by leaf and box."""
     groups: dict[int, tuple[TargetSet, list[int]]] = {}
     for process in sorted(targets):
         groups.setdefault(id(targets[process]), (targets[process], []))[1].append(process)
@@ -133,9 +133,9 @@ def _units(
     known: Mapping[str, Collection[Box]],
     limit_bytes: int | None,
 ) -> list[_Unit]:
-    """Boxes of whole chunks, no larger than the limit where chunks allow, largest first.
+    """Return boxes of whole chunks, no larger than the limit where chunks allow, largest first.
 
-    Those that are ``known`` stay whole.
+    Boxes in ``known`` are not split.
     """
     units: list[_Unit] = []
     for leaf in sorted(needs):
@@ -154,7 +154,7 @@ def _size_bytes(box: Box, array: StoredArray) -> int:
 
 
 def _are_whole_chunks(boxes: Iterable[Box], array: StoredArray) -> bool:
-    """Whether the distinct boxes are made of whole chunks and share none."""
+    """Return whether the distinct boxes consist of whole chunks and share none."""
     boxes = list(boxes)
     for axis, (size, chunk) in enumerate(zip(array.shape, array.chunk_shape, strict=True)):
         spans = sorted({box[axis] for box in boxes})
@@ -166,9 +166,9 @@ def _are_whole_chunks(boxes: Iterable[Box], array: StoredArray) -> bool:
 
 
 def _tiles(saved: Collection[Box], array: StoredArray) -> list[Box]:
-    """The saved boxes, and what the same cuts make of the rest of the array; sorted.
+    """Return the saved boxes, and those that the same cuts make of the rest of the array; sorted.
 
-    Nothing when the saved boxes are not whole chunks, or too few to tell where the cuts were.
+    Empty when the saved boxes are not whole chunks, or too few to infer the cuts.
     """
     if not saved or not _are_whole_chunks(saved, array):
         return []
@@ -187,10 +187,10 @@ def _tiles(saved: Collection[Box], array: StoredArray) -> list[Box]:
 def _blocks(
     boxes: Mapping[Box, tuple[int, ...]], array: StoredArray, limit_bytes: int | None
 ) -> dict[Box, tuple[int, ...]]:
-    """The array cut along chunks into blocks; those that touch a box, and who needs them.
+    """Return blocks of whole chunks that touch a box, and the processes that need them.
 
-    For targets that cut through chunks: the state was saved from another mesh. Blocks are about
-    as large as the targets, so that there are not many more of them.
+    For targets that cut through chunks, when the state was saved from another mesh. Blocks are
+    about as large as the targets, so that their number stays similar.
     """
     wanted = min(_size_bytes(box, array) for box in boxes)
     if limit_bytes is not None:
@@ -209,7 +209,7 @@ def _blocks(
 def _needing(
     parts: Iterable[Box], boxes: Mapping[Box, tuple[int, ...]]
 ) -> dict[Box, tuple[int, ...]]:
-    """Those of ``parts`` that touch a needed box, and who needs them."""
+    """Return those of ``parts`` that touch a needed box, and the processes that need them."""
     index = BoxIndex(boxes)
     found: dict[Box, tuple[int, ...]] = {}
     for part in parts:
@@ -223,7 +223,7 @@ def _needing(
 
 
 def _split(box: Box, array: StoredArray, limit_bytes: int | None) -> list[Box]:
-    """``box`` in halves along chunk borders until each is within the limit or one chunk."""
+    """Return ``box`` in halves along chunk borders until each is within the limit or one chunk."""
     if limit_bytes is None or _size_bytes(box, array) <= limit_bytes:
         return [box]
     for axis, ((start, stop), chunk) in enumerate(zip(box, array.chunk_shape, strict=True)):
@@ -240,9 +240,9 @@ def _split(box: Box, array: StoredArray, limit_bytes: int | None) -> list[Box]:
 
 
 def _deal(units: Sequence[_Unit], processes: Sequence[int]) -> tuple[dict[int, list[ShardId]], int]:
-    """Each unit to the least loaded process that needs it, or, when that has its share, of all.
+    """Give each unit to the least loaded process that needs it or, above its share, of all.
 
-    Returns also the bytes of the process that reads most.
+    Returns the shards of each process, and the bytes of the process that reads most.
     """
     share_bytes = sum(unit.size_bytes for unit in units) / len(processes)
     loads = _Loads(processes)
@@ -279,6 +279,6 @@ class _Loads:
             actual = self.bytes_of[process]
             if known == actual:
                 return process
-            # Loads only grow: an entry that is out of date sinks to where it belongs.
+            # Loads only grow, so an outdated entry moves down the heap to its place.
             heappop(heap)
             heappush(heap, (actual, process))

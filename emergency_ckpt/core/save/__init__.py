@@ -1,1 +1,16 @@
-"""When a step is saved, by agreement of all processes, and which steps are kept. Pure."""
+"""Decisions of a save: when, together on all processes; in what order; which steps stay. Pure.
+
+1. ``save_rules`` decides from the step alone, ``timing`` from the leader's clock.
+2. ``step_agreement`` chooses a later step for all processes when the decision is the leader's;
+   ``backoff`` pauses a tier whose saves fail.
+3. ``snapshot_plan`` chooses the device, the order and the copies for each transfer to the host.
+4. ``save_rules.decide_vote`` decides whether the save is complete on all processes.
+5. ``retention`` lists the persistent steps that may be removed.
+
+Guaranteed: all processes save at one step or none does, for any delay of messages; a save counts
+only when every expected process published it and none refused; the newest complete persistent
+step, and one that is being read, is never listed for removal.
+
+Not guaranteed: that an agreed save is also written; each process may still fail to write its part,
+and the vote then declares the save incomplete.
+"""

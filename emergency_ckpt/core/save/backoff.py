@@ -1,4 +1,4 @@
-"""When a tier whose saves fail may try again, and when a repeated failure is told again. Pure."""
+"""The pauses of a tier whose saves fail, and the intervals of repeated reports. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from emergency_ckpt.core.save.save_rules import SaveDecision
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Backoff:
-    """Doubling pause after failed saves in a row; none after the first, which may be a hiccup.
+    """Doubling pause after consecutive failed saves; none after the first, which may be transient.
 
     ``first_s`` after the second, at most ``longest_s``.
     """
@@ -19,14 +19,16 @@ class Backoff:
     longest_s: float = 300.0
 
     def pause_s(self, failures: int) -> float:
-        """Pause after so many failed saves in a row, in seconds."""
+        """Return the pause after ``failures`` consecutive failed saves, in seconds."""
         if failures <= 1:
             return 0.0
         # The exponent is bounded: a float has room for a thousand doublings only.
         return min(self.longest_s, self.first_s * 2.0 ** min(failures - 2, 64))
 
     def decide(self, failures: int, since_failure_s: float) -> SaveDecision:
-        """Whether a save may start ``since_failure_s`` after the last of ``failures`` in a row."""
+        """Return whether a save may start ``since_failure_s`` after the last of ``failures`` in a
+        row.
+        """
         pause_s = self.pause_s(failures)
         if since_failure_s >= pause_s:
             return SaveDecision(True, f"{failures} saves failed in a row; a pause of {pause_s:g} s")
@@ -38,7 +40,7 @@ class Backoff:
 
 
 class Mention(NamedTuple):
-    """``is_new``: never mentioned before. ``times``: occurrences since the last mention."""
+    """``is_new``: first mention. ``times``: occurrences since the last mention."""
 
     is_new: bool
     times: int
@@ -46,7 +48,7 @@ class Mention(NamedTuple):
 
 @dataclasses.dataclass
 class Repeats:
-    """Decides when to mention something that happens again and again. Not thread-safe.
+    """Decides when to report an event that repeats. Not thread-safe.
 
     The first occurrence is mentioned, then their number, every ``interval_s`` at most.
     """
@@ -58,14 +60,16 @@ class Repeats:
     )
 
     def occurred(self, key: str, now_s: float) -> Mention | None:
-        """How to mention that ``key`` happens at ``now_s``, a monotonic time; None: not at all."""
+        """Return the mention due when ``key`` happens at ``now_s``, a monotonic time; None when
+        none is due.
+        """
         known = self._mentioned.pop(key, None)
         mention: Mention | None = None
         if known is None:
             mention = Mention(is_new=True, times=1)
         elif now_s - known[0] >= self.interval_s:
             mention = Mention(is_new=False, times=known[1] + 1)
-        # At the end again: what has not happened for the longest time is forgotten first.
+        # Moved to the end, so that the key that is oldest is forgotten first.
         self._mentioned[key] = (now_s, 0) if mention or known is None else (known[0], known[1] + 1)
         while len(self._mentioned) > self.most_keys:
             del self._mentioned[next(iter(self._mentioned))]

@@ -1,4 +1,4 @@
-"""Which steps of the persistent tier may be removed. Pure."""
+"""Retention: the steps of the persistent tier that may be removed. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class StepRecord(NamedTuple):
-    """A whole step. ``time_s``: Unix time of its marker; ``metrics``: as given to ``save``."""
+    """A complete step. ``time_s``: Unix time of its marker; ``metrics``: as given to ``save``."""
 
     step: int
     time_s: float
@@ -15,7 +15,7 @@ class StepRecord(NamedTuple):
 
 
 class Removals(NamedTuple):
-    """Steps to remove, oldest first, and why each step that no policy wants stays nevertheless."""
+    """Steps to remove, oldest first, and the reason why each other unwanted step stays."""
 
     steps: tuple[int, ...]
     kept_though_unwanted: Mapping[int, str]
@@ -24,9 +24,10 @@ class Removals(NamedTuple):
 def wanted_by_fields(
     steps: Sequence[int], keep_last_n: int | None, keep_every_n_steps: int | None
 ) -> list[bool]:
-    """The simple fields: the last ``keep_last_n``, and multiples of ``keep_every_n_steps``.
+    """Return, by step, whether it is one of the last ``keep_last_n`` or a multiple of
+    ``keep_every_n_steps``.
 
-    None of the first keeps all.
+    ``keep_last_n`` None keeps all.
     """
     if keep_last_n is None:
         return [True] * len(steps)
@@ -40,11 +41,11 @@ def wanted_by_fields(
 def choose_removals(
     steps: Sequence[int], wanted: Sequence[bool], *, reading: Collection[int] = ()
 ) -> Removals:
-    """What to remove: whatever a policy says, never the last whole step nor one being read.
+    """Return the steps to remove: never the last complete step nor one that a restore reads.
 
     Args:
-      steps: the whole steps, oldest first.
-      wanted: what the policy says of each.
+      steps: the complete steps, oldest first.
+      wanted: the policy's answer for each.
       reading: steps that a restore reads.
 
     Raises:
@@ -59,7 +60,7 @@ def choose_removals(
         if want:
             continue
         if step == newest:
-            spared[step] = "it is the last whole step"
+            spared[step] = "it is the last complete step"
         elif step in reading:
             spared[step] = "a restore reads it"
         else:

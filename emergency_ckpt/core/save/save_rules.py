@@ -1,4 +1,4 @@
-"""Whether to save at a step, what a save may be given, and whether it counts for the whole job."""
+"""Rules of a save: the steps at which it is due, its valid arguments, and its completeness."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ _MAX_METRICS_DEPTH = 64
 
 
 class SaveDecision(NamedTuple):
-    """``save`` says whether a save is due; ``reason`` says why, in words."""
+    """``save``: True when a save is due. ``reason``: why or why not."""
 
     save: bool
     reason: str
 
 
 class VoteResult(NamedTuple):
-    """Outcome of the vote on one save, and why."""
+    """The result of the vote on one save, and the reason."""
 
     outcome: Literal["complete", "incomplete"]
     reason: str
 
 
 class StepRules(NamedTuple):
-    """What decides from the step alone, alike on all processes: any one of these.
+    """Rules that need the step alone, so all processes decide alike; one that applies is enough.
 
     Attributes:
-      intervals: due at multiples of each; 0 or less never.
-      steps: due at what is in one of these.
-      initial: due when nothing was saved or restored yet.
+      intervals: due at multiples of each; 0 or less: never.
+      steps: due at every step in one of these.
+      initial: due before anything was saved or restored.
     """
 
     intervals: tuple[int, ...] = ()
@@ -42,7 +42,7 @@ class StepRules(NamedTuple):
 
 
 class SkipReason(NamedTuple):
-    """Why a save was skipped, and what to do about it, in words."""
+    """The reason why a save was skipped, and a hint."""
 
     problem: str
     hint: str
@@ -54,30 +54,31 @@ _NAMED_AT_MOST = 8
 def skip_reason(
     tier: Literal["local", "persistent"], limit_s: float, *, waits_for_others: bool
 ) -> SkipReason:
-    """Say why a save is skipped that the one before it in ``tier`` holds up.
+    """Return why a save is skipped when the previous save to ``tier`` is not finished.
 
     Args:
-      limit_s: seconds that a save may wait for the one before.
-      waits_for_others: this process has done its part of that one; other processes have not.
+      limit_s: seconds that a save may wait for the previous one.
+      waits_for_others: this process has done its part of the previous save, other processes not.
     """
     if waits_for_others:
         return SkipReason(
-            f"the save before it still waits for other processes after {limit_s:.3g} s",
-            "see that all processes call save at the same steps; the failure of that save names "
-            "who was missing",
+            f"the previous save still waits for other processes after {limit_s:.3g} s",
+            "make sure that all processes call save at the same steps; the error of that save "
+            "names the missing processes",
         )
-    problem = f"the save before it has not ended within {limit_s:.3g} s"
+    problem = f"the previous save has not ended within {limit_s:.3g} s"
     if tier == "persistent":
         return SkipReason(
             problem,
-            "look at why storage, or another process that writes there, is slow; or save to it "
+            "find out why storage, or another process that writes there, is slow; or save to it "
             "less often",
         )
-    return SkipReason(problem, "save to RAM less often, or look at why this host is slow")
+    return SkipReason(problem, "save to RAM less often, or find out why this host is slow")
 
 
 def decide_save(step: int, every_n_steps: int, last_saved: int | None) -> SaveDecision:
-    """Fixed interval: due at multiples of ``every_n_steps``, once each.
+    """Return whether a save is due at a fixed interval: at multiples of ``every_n_steps``, once
+    each.
 
     Args:
       every_n_steps: 0 or less turns saving off.
@@ -93,7 +94,7 @@ def decide_save(step: int, every_n_steps: int, last_saved: int | None) -> SaveDe
 
 
 def decide_by_step(rules: StepRules, step: int, last_saved: int | None) -> SaveDecision:
-    """Whether any of ``rules`` wants ``step``; ``last_saved`` as in ``decide_save``."""
+    """Return whether any of ``rules`` wants ``step``; ``last_saved`` as in ``decide_save``."""
     if last_saved is not None and step <= last_saved:
         return SaveDecision(False, f"step {last_saved} is saved already")
     if rules.initial and last_saved is None:
@@ -110,7 +111,7 @@ def decide_by_step(rules: StepRules, step: int, last_saved: int | None) -> SaveD
 def decide_vote(
     expected: Iterable[int], published: Iterable[int], refused: Iterable[int]
 ) -> VoteResult:
-    """A save is complete when every expected process published it and none refused.
+    """Return ``complete`` when every expected process published the save and none refused it.
 
     Args:
       expected, published, refused: process indices. Votes of processes that are not expected do
@@ -132,7 +133,7 @@ def decide_vote(
 
 
 def all_published(count: int) -> str:
-    """Why a save of ``count`` processes is complete."""
+    """Return the reason of a complete save of ``count`` processes."""
     return f"all {count} processes published"
 
 
@@ -144,7 +145,7 @@ def _named(processes: frozenset[int]) -> str:
 
 
 def step_number(operation: str, step: object, *, hint: str = "") -> int:
-    """``step`` as an int: whole numbers of numpy and JAX too, which blocks for the latter.
+    """Return ``step`` as an int. Accepts whole numbers of numpy and JAX; blocks for the latter.
 
     Raises:
       InvalidState: it is no whole number from 0 to ``MAX_STEP``.
@@ -170,10 +171,10 @@ def step_number(operation: str, step: object, *, hint: str = "") -> int:
 
 
 def wanted_step(operation: str, step: object) -> int | None:
-    """The step to bring back; None for the newest, which ``"latest"`` means too.
+    """Return the step to restore; None for the newest, as for ``"latest"``.
 
     Raises:
-      InvalidState: it is neither that nor a whole number from 0 to ``MAX_STEP``.
+      InvalidState: it is neither None, ``"latest"`` nor a whole number from 0 to ``MAX_STEP``.
     """
     if step is None or (isinstance(step, str) and step == "latest"):
         return None
@@ -182,9 +183,9 @@ def wanted_step(operation: str, step: object) -> int | None:
 
 
 def plain_metrics(metrics: Any) -> Any:
-    """``metrics`` as JSON values: numbers and lists for the scalars and arrays of numpy and JAX.
+    """Return ``metrics`` as JSON values: numbers and lists for scalars and arrays of numpy and JAX.
 
-    Blocks for what is on devices. ``InvalidState`` for anything that is no JSON value.
+    Blocks for values on devices. ``InvalidState`` for anything that is no JSON value.
     """
     try:
         plain = _plain(metrics, _MAX_METRICS_DEPTH)

@@ -1,4 +1,4 @@
-"""How a snapshot is taken: which shards are copied on their device, what is transferred when."""
+"""Plan of a snapshot: the shards that are copied on their device, and the order of transfers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ StagingMemory = Literal["auto", "pinned_host", "pageable"]
 
 @dataclass(frozen=True)
 class SnapshotSettings:
-    """How this process takes snapshots; ``config.Config`` says what each setting means."""
+    """Settings of this process's snapshots; ``config.Config`` explains each."""
 
     mode: SnapshotMode = "auto"
     device_copy_bytes: int = 0
@@ -22,7 +22,7 @@ class SnapshotSettings:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One shard in device memory: of which leaf, on which device, how large."""
+    """One shard in device memory."""
 
     leaf: int
     device: int
@@ -31,11 +31,11 @@ class Piece:
 
 @dataclass(frozen=True)
 class DeviceCopyPlan:
-    """Which leaves are copied on their devices.
+    """The leaves that are copied on their devices.
 
     Attributes:
       leaves: all shards of these leaves are copied; for the others the training thread waits.
-      device_bytes: what the copies take, by device.
+      device_bytes: bytes of the copies, by device.
     """
 
     leaves: frozenset[int]
@@ -44,11 +44,11 @@ class DeviceCopyPlan:
 
 
 def plan_device_copies(pieces: Iterable[Piece], limit_bytes: int) -> DeviceCopyPlan:
-    """The leaves to copy on the devices with at most ``limit_bytes`` on each.
+    """Return the leaves to copy on the devices with at most ``limit_bytes`` on each.
 
-    A leaf is copied on all its devices or on none. Largest first, each that still fits: no leaf
-    that was left out fits into what is left. Where all pieces lie on one device and each alone is
-    within the limit, that is at least half of the most that any choice copies.
+    A leaf is copied on all its devices or on none. Leaves are taken largest first while they fit,
+    so no omitted leaf fits into the remaining bytes. Where all pieces lie on one device and each is
+    within the limit, this copies at least half of the bytes of the best choice.
     """
     by_leaf: dict[int, dict[int, int]] = {}
     for piece in pieces:
@@ -72,10 +72,10 @@ def plan_device_copies(pieces: Iterable[Piece], limit_bytes: int) -> DeviceCopyP
 def choose_sources(
     candidates: Sequence[Sequence[int]], nbytes: Sequence[int]
 ) -> tuple[tuple[int, ...], str]:
-    """For each shard the device to take it from, of those that hold it; and why.
+    """Return the device that sends each shard, of those that hold it, and the reason.
 
-    Each device has a link to the host of its own. The shards with the fewest devices choose first,
-    larger before smaller, each the device with the least to send.
+    Each device has its own link to the host. Shards with the fewest devices choose first, larger
+    before smaller; each takes the device with the fewest bytes to send.
     """
     load: dict[int, int] = {}
     chosen = [0] * len(candidates)
@@ -88,10 +88,11 @@ def choose_sources(
 
 
 def transfer_order(pieces: Sequence[Piece], copied: Collection[int]) -> tuple[int, ...]:
-    """Indices of ``pieces`` in the order in which their transfers start.
+    """Return the indices of ``pieces`` in the order in which their transfers start.
 
-    First what the training thread waits for, then what lies in copies (``copied``: leaves). Within
-    each the devices take turns, by the bytes that each has sent, so that all links are in use.
+    Pieces that the training thread waits for come first, then those in copies (``copied``: leaves).
+    In each group the devices alternate by the bytes that each has sent, so that all links are in
+    use.
     """
     order: list[int] = []
     for of_copies in (False, True):
@@ -107,10 +108,10 @@ def transfer_order(pieces: Sequence[Piece], copied: Collection[int]) -> tuple[in
 
 
 def startable(waiting_bytes: Iterable[int], in_use_bytes: int, limit_bytes: int) -> int:
-    """How many of the waiting transfers may start now, in their order.
+    """Return the number of waiting transfers that may start now, in their order.
 
-    Together with what is in use they stay within the limit; one that is larger than it goes alone.
-    When nothing is in use at least one may start.
+    Together with the bytes in use they stay within the limit; a larger transfer runs alone. When
+    nothing is in use at least one may start.
     """
     count = 0
     for nbytes in waiting_bytes:

@@ -1,14 +1,16 @@
 """Agreement, off the training thread, on the step at which all processes save.
 
-For saves that no process can decide from the step alone (continuous, adaptive, by the clock). The
-leader proposes a step that nobody has reached; every process accepts it before it gets there, or
-says that it is too late or not ready; the leader's word is yes when all accepted, else no.
+It serves saves that cannot be decided from the step alone (continuous, adaptive, by the clock).
 
-Who accepted and gets to the step before the word came takes a snapshot at once, and saves it when
-the word turns out to be yes. So a word of yes means that all processes save the step, however slow
-the word is; a word of no means that none does, and costs the early ones a snapshot at most.
+1. The leader proposes a step that no process should have reached.
+2. Each process accepts before it reaches the step, or answers that it is late or busy.
+3. The leader decides: yes when all accepted, else no.
+4. A process that accepted and reaches the step before the decision takes the snapshot and holds it:
+   on yes it saves it, on no it discards it.
 
-Pure: no clock, no thread, no network. The clock is the leader's alone, so clocks may differ.
+Guaranteed: on yes all processes save the step, however late the decision arrives; on no none does.
+
+Pure: no clock, no thread, no network. Only the leader's clock is used, so clocks may differ.
 """
 
 from __future__ import annotations
@@ -31,15 +33,16 @@ _FAR_TOO_LONG = 4.0
 
 
 class Proposal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The leader's wish that all save to ``tier`` at the first call of ``save`` from ``step`` on.
+    """The leader's proposal that all processes save to ``tier`` at the first ``save`` from ``step``
+    on.
 
-    All processes train the same steps, so that call is the same on all, however far apart steps
-    are and whatever calls a process has left out before.
+    All processes train the same steps, so this is the same call on each, for any distance between
+    steps and any calls skipped before.
 
     Attributes:
       number: rises from 0.
-      waits: also when the save before is not whole by then; ``save`` waits for it.
-      exact: at ``step`` itself, or, where training jumps over it, not at all.
+      waits: the save is due even if the previous one is not complete; ``save`` then waits for it.
+      exact: at ``step`` itself, or not at all if training jumps over it.
     """
 
     number: int
@@ -50,12 +53,12 @@ class Proposal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one process says to a proposal.
+    """One process's answer to a proposal.
 
     Attributes:
-      kind: ``late``: the step was reached already. ``busy``: the save before is still under way.
-      step: how far this process is.
-      stall_s: what the newest save to that tier cost its training thread.
+      kind: ``late``: the step was reached already. ``busy``: the previous save is in progress.
+      step: the last step that this process reached.
+      stall_s: stall of its training thread at the newest save to that tier.
     """
 
     kind: Literal["accepted", "late", "busy"]
@@ -64,19 +67,19 @@ class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Decision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The leader's decision on a proposal, the same for all."""
+    """The leader's decision on a proposal, the same for all processes."""
 
     confirmed: bool
     reason: str = ""
 
 
 class Progress(NamedTuple):
-    """How far the leader's training thread is.
+    """The progress of the leader's training thread.
 
     Attributes:
       step: the last step it reached, at ``arrived_s`` on the leader's clock.
       step_time_s: seconds per step, as measured.
-      stride: by how much the last call of ``save`` was further than the one before.
+      stride: steps between the last two calls of ``save``.
       recent: the steps of the last calls, the newest last.
     """
 
@@ -88,7 +91,7 @@ class Progress(NamedTuple):
 
 
 class Due(NamedTuple):
-    """A save that falls due at the step just reached; ``number`` is its proposal's."""
+    """A save that is due at the step just reached; ``number`` is its proposal's."""
 
     tier: TierName
     number: int
@@ -109,7 +112,7 @@ class Follower:
         return self._step
 
     def arrive(self, step: int) -> tuple[Due, ...]:
-        """The training thread has reached ``step``; returns the saves that are due here."""
+        """Record that the training thread reached ``step``; return the saves that are due here."""
         self._step = step
         if not self._accepted:
             return ()
@@ -125,7 +128,9 @@ class Follower:
         return due
 
     def offer(self, proposal: Proposal, *, ready: bool, stall_s: float = 0.0) -> Answer:
-        """Answer ``proposal``. Accepting is a promise to save its step, unless told otherwise."""
+        """Return the answer to ``proposal``. To accept is to promise the save unless the decision
+        is no.
+        """
         step = -1 if self._step is None else self._step
         if self._step is not None and proposal.step <= self._step:
             return Answer("late", step, stall_s)
@@ -135,7 +140,9 @@ class Follower:
         return Answer("accepted", step, stall_s)
 
     def on_decision(self, number: int, *, confirmed: bool) -> None:
-        """The leader's word on proposal ``number``; also when its step was reached before."""
+        """Apply the leader's decision on proposal ``number``, before or after its step is
+        reached.
+        """
         if number not in self._accepted:
             return
         if confirmed:
@@ -145,7 +152,7 @@ class Follower:
 
 
 class Leader:
-    """Chooses steps far enough ahead and decides on proposals, one at a time. Not thread-safe."""
+    """Chooses steps far enough ahead and decides proposals, one at a time. Not thread-safe."""
 
     def __init__(self, process_count: int, timeout_s: float) -> None:
         self._process_count = process_count
@@ -159,11 +166,13 @@ class Leader:
 
     @property
     def lead_s(self) -> float:
-        """How long before its step a proposal is made."""
+        """Time between a proposal and its step."""
         return self._lead_s
 
     def first_step(self, progress: Progress, now_s: float) -> int:
-        """The earliest step that no process should have reached when the proposal arrives."""
+        """Return the earliest step that no process should have reached when the proposal
+        arrives.
+        """
         passed_s = max(0.0, now_s - progress.arrived_s)
         steps = math.ceil((passed_s + self._lead_s) / max(progress.step_time_s, 1e-6))
         return progress.step + max(1, steps) + math.ceil(self._steps_ahead)
@@ -185,11 +194,11 @@ class Leader:
         return self._open
 
     def decide(self, answers: Mapping[int, Answer], own_step: int, now_s: float) -> Decision | None:
-        """The word on the open proposal, or None while answers are missing.
+        """Return the decision on the open proposal, or None while answers are missing.
 
         Args:
-          answers: by process, as far as they have come.
-          own_step: how far the leader's own training thread is now.
+          answers: by process, as received so far.
+          own_step: the last step that the leader's own training thread reached.
         """
         assert self._open is not None, "no proposal is open"
         ahead = max((answer.step - own_step for answer in answers.values()), default=0)
@@ -214,12 +223,12 @@ class Leader:
         return Decision(False, f"no answer from processes {missing[:8]} in {self._timeout_s:g} s")
 
     def abandon(self, reason: str) -> Decision:
-        """Give the open proposal up; the word on it is no."""
+        """Close the open proposal; the decision on it is no."""
         self._open = None
         return Decision(False, reason)
 
     def withdraw(self, now_s: float) -> None:
-        """The leader itself is past the step of the open proposal, which nobody else has seen."""
+        """Drop the open proposal, which no other process has seen; its step has passed."""
         self._grow_lead(now_s)
         self._next_number -= 1
         self._open = None
@@ -233,7 +242,7 @@ class Leader:
         self._recent_s.append(now_s - self._proposed_s)
         floor_s = _LEAD_OVER_ROUND_TRIP * self._recent_s[-1]
         usual_s = max(FIRST_LEAD_S, _LEAD_OVER_ROUND_TRIP * max(self._recent_s))
-        # A save takes a lead at least: slowly, one pause of a process would cost minutes.
+        # A save takes at least one lead; with a slow decay one pause would delay saves for minutes.
         decay = 0.5 if self._lead_s > _FAR_TOO_LONG * usual_s else _LEAD_DECAY
         self._lead_s = min(LONGEST_LEAD_S, max(decay * self._lead_s, floor_s))
 
@@ -247,7 +256,7 @@ class StepClock:
         self._seen: list[tuple[int, float]] = []
 
     def arrive(self, step: int, now_s: float) -> None:
-        """``step`` was reached at ``now_s``. Going back starts afresh."""
+        """Record that ``step`` was reached at ``now_s``. A lower step restarts the measurement."""
         if self._seen and step <= self._seen[-1][0]:
             self._seen.clear()
         self._seen.append((step, now_s))
@@ -256,7 +265,7 @@ class StepClock:
 
     @property
     def progress(self) -> Progress | None:
-        """None until two steps were seen."""
+        """Return the progress; None until two steps were seen."""
         if len(self._seen) < 2:
             return None
         (first, first_s), (last, last_s) = self._seen[0], self._seen[-1]

@@ -1,6 +1,6 @@
-"""When a save is due by the clock: continuous, every so many seconds, adaptive. Pure.
+"""Rules by the clock: continuous, every so many seconds, adaptive. Pure.
 
-These are decided by the leader alone, on its own clock, and then agreed: see ``save_agreement``.
+The leader alone decides, on its own clock; then all processes agree: see ``step_agreement``.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from emergency_ckpt.core.save.save_rules import SaveDecision
 
 
 class TierStatus(NamedTuple):
-    """What a rule may look at.
+    """The input of a rule.
 
     Attributes:
-      busy: the save before is not whole yet.
-      has_saved: whether a step was saved or restored in this life of the job.
+      busy: the previous save is not complete.
+      has_saved: a step was saved or restored in this life of the job.
       since_last_s: from the start of the newest save (or from the start, before the first) to the
         moment at which a save decided now would start.
-      stall_s: the longest that a process's training thread was held up by the newest save.
-      save_s: how long the newest save took until it was whole.
+      stall_s: longest stall of a process's training thread at the newest save.
+      save_s: time that the newest save took until it was complete.
       step_time_s: seconds per step.
     """
 
@@ -37,35 +37,35 @@ class TimingRule(Protocol):
     """Decides from the clock."""
 
     def due(self, status: TierStatus) -> SaveDecision:
-        """Whether a save should start now."""
+        """Return whether a save should start now."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Continuous:
-    """A save starts as soon as the one before is whole, ``minimum_interval_s`` after its start."""
+    """A save starts when the previous one is complete, at least ``minimum_interval_s`` after it."""
 
     minimum_interval_s: float = 0.0
 
     def due(self, status: TierStatus) -> SaveDecision:
         """As ``TimingRule``; the first save is due at once."""
         if status.busy:
-            return SaveDecision(False, "the save before is under way")
+            return SaveDecision(False, "the previous save is in progress")
         if not status.has_saved:
-            return SaveDecision(True, "there is no save yet")
+            return SaveDecision(True, "no step is saved yet")
         return _after(status, self.minimum_interval_s)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EverySeconds:
-    """A save every ``interval_s``, the first one so long after the start."""
+    """A save starts every ``interval_s``, the first one that long after the start."""
 
     interval_s: float
 
     def due(self, status: TierStatus) -> SaveDecision:
         """As ``TimingRule``."""
         if status.busy:
-            return SaveDecision(False, "the save before is under way")
+            return SaveDecision(False, "the previous save is in progress")
         return _after(status, self.interval_s)
 
 
@@ -77,9 +77,9 @@ def _after(status: TierStatus, interval_s: float) -> SaveDecision:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdaptiveInterval:
-    """Saves at the interval that loses the least time, from what is measured.
+    """Saves at the interval that loses the least time, from measured stalls.
 
-    Saving often costs stalls; saving seldom costs lost work at each failure. With a stall of
+    Frequent saves cost stalls; rare saves cost lost work at each failure. With a stall of
     ``d`` per save and a mean time between failures of ``M``, the work time between two saves that
     loses least is, to first order, ``sqrt(2 d M)`` (J. W. Young, "A first order approximation to
     the optimum checkpoint interval", CACM 17(9), 1974). For ``d < 2 M`` this is Daly's estimate of
@@ -88,13 +88,13 @@ class AdaptiveInterval:
 
         T = sqrt(2 d M) * (1 + sqrt(d / 2M) / 3 + (d / 2M) / 9) - d
 
-    and ``T = M`` otherwise. Here ``d`` is what the training thread pays, as saves go on beside
-    training; the interval from start to start is ``T + d``. It is never so short that stalls take
-    more than ``max_overhead`` of the time, nor shorter than a save takes until it is whole.
+    and ``T = M`` otherwise. Here ``d`` is the stall of the training thread, since saves run in the
+    background; the interval from start to start is ``T + d``. It is never so short that stalls take
+    more than ``max_overhead`` of the time, nor shorter than a save takes until it is complete.
 
     Attributes:
-      mean_time_between_failures_s: of the whole job, whatever fails.
-      max_overhead: bound on the part of the time that training may be held up, e.g. 0.01.
+      mean_time_between_failures_s: of the whole job, for failures of all kinds.
+      max_overhead: maximum share of the time that training may be stalled, e.g. 0.01.
     """
 
     mean_time_between_failures_s: float
@@ -107,16 +107,16 @@ class AdaptiveInterval:
             raise ValueError("max_overhead must lie between 0 and 1")
 
     def interval_s(self, stall_s: float, save_s: float = 0.0) -> float:
-        """Seconds from the start of one save to the start of the next."""
+        """Return the seconds from the start of one save to the start of the next."""
         best_s = daly_interval_s(stall_s, self.mean_time_between_failures_s)
         return max(best_s, stall_s / self.max_overhead, save_s)
 
     def due(self, status: TierStatus) -> SaveDecision:
         """As ``TimingRule``; the first save, which measures, is due at once."""
         if status.busy:
-            return SaveDecision(False, "the save before is under way")
+            return SaveDecision(False, "the previous save is in progress")
         if not status.has_saved:
-            return SaveDecision(True, "there is no save yet")
+            return SaveDecision(True, "no step is saved yet")
         decision = _after(status, self.interval_s(status.stall_s, status.save_s))
         return SaveDecision(
             decision.save, f"adaptive, stall {status.stall_s:.3g} s: {decision.reason}"

@@ -12,13 +12,13 @@ KEY_BYTES = 32
 
 @dataclasses.dataclass(frozen=True)
 class RunSecret:
-    """The secret that all processes of a run share. Its text never shows it.
+    """The secret that all processes of a run share. Its repr never shows it.
 
     Attributes:
       run_id: the run.
       value: 32 bytes or more.
-      given: the user gave it. Else the job made it up at this start: the next start has another
-        one, and whoever reaches the job's coordination service can read it.
+      given: True when the user gave it. Otherwise the job generated it at this start: the next
+        start has another one, and anyone with access to the coordination service can read it.
     """
 
     run_id: str
@@ -26,10 +26,10 @@ class RunSecret:
     given: bool
 
     def key_for(self, purpose: str) -> bytes | None:
-        """Return this run's key of 32 bytes for ``purpose``; None when the secret is made up.
+        """Return this run's key of 32 bytes for ``purpose``; None for a generated secret.
 
-        A made-up secret proves nothing about what was written in an earlier life, nor about what
-        others can write who read it.
+        A generated secret proves nothing: other lives have another one, and anyone with access to
+        the coordination service can read it.
         """
         return derive_key(self.value, purpose, self.run_id) if self.given else None
 
@@ -37,10 +37,10 @@ class RunSecret:
 def derive_key(secret: bytes, purpose: str, run_id: str) -> bytes:
     """Return the key of 32 bytes for ``purpose`` in the run ``run_id``: HKDF-SHA256.
 
-    The same on all processes and in all lives of a run. No key tells anything about another one,
-    nor about the secret.
+    All processes and all lives of a run derive the same key. No key reveals another one or the
+    secret.
     """
     fields = (b"emergency_ckpt key", purpose.encode(), run_id.encode())
-    # Each field is preceded by its length, so that no two inputs look alike.
+    # Each field is preceded by its length, so that different inputs have different encodings.
     info = b"".join(len(field).to_bytes(4, "big") + field for field in fields)
     return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=info).derive(secret)

@@ -1,8 +1,8 @@
-"""Values that only processes with a key can write, for a store that anybody can write to.
+"""Values that only processes with a key can write, for a store that any process can write to.
 
 A sealed value is ``tag (16) | number (4) | writer (4) | value``; numbers are big-endian. The tag is
 HMAC-SHA256, cut to 16 bytes, of ``length of name (4) | name | number | writer | value``: a value
-that was sealed for one name says nothing under another.
+that was sealed for one name is not valid under another.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def seal_value(key: bytes, name: str, opened: OpenedValue) -> bytes:
 
 
 def open_value(key: bytes, name: str, sealed: bytes) -> OpenedValue | None:
-    """Return what was sealed for ``name``; None when nobody with ``key`` sealed it for that."""
+    """Return the value sealed for ``name``; None when it was not sealed with ``key`` for it."""
     tag, signed = sealed[:_TAG_BYTES], sealed[_TAG_BYTES:]
     if len(sealed) < _HEADER_BYTES or not hmac.compare_digest(tag, _tag(key, name, signed)):
         return None

@@ -1,4 +1,4 @@
-"""The keyed digest by which a job knows the steps in storage that it has written itself. Pure."""
+"""The keyed digest by which a job recognises the steps in storage that it wrote. Pure."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _KEY_ID_BYTES = 8
 
 
 class StepSignature(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a marker carries.
+    """The signature in a marker.
 
     Attributes:
-      key: names the key, and tells nothing about it: 16 hexadecimal digits.
+      key: id of the key, which reveals nothing about it: 16 hexadecimal digits.
       mac: HMAC-SHA256 of the bytes of the marker, 64 hexadecimal digits.
     """
 
@@ -30,10 +30,10 @@ class StepSignature(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclasses.dataclass(frozen=True)
 class StepSigning:
-    """How one job signs steps, and what it makes of those that others have written.
+    """Signs the steps of one job and checks the signatures of others.
 
     Attributes:
-      key: of 32 bytes; None: nothing is signed, and no signature can be checked.
+      key: 32 bytes; None: nothing is signed, and no signature can be checked.
       required: a step that is not signed with ``key`` must not be restored.
     """
 
@@ -47,10 +47,10 @@ class StepSigning:
         return StepSignature(_key_id(self.key), _mac(self.key, data))
 
     def doubt(self, data: bytes, signature: StepSignature | None) -> str:
-        """Return the reason why nobody knows who wrote ``data``; empty when this job's key did.
+        """Return why the writer of ``data`` is unknown; empty when this job's key signed it.
 
-        Empty also without a key. Who strips a signature, or writes another key's name into it, gets
-        a reason, never an empty text. ValueError when it is of this key and of other bytes.
+        Empty also without a key. A removed signature or another key's id gives a reason, never an
+        empty text. ValueError when the signature has this key's id and does not match ``data``.
         """
         if self.key is None:
             return ""
@@ -63,17 +63,17 @@ class StepSigning:
         return ""
 
     def objection(self, doubt: str) -> str:
-        """Return the reason why a step of which there is ``doubt`` must not be restored."""
+        """Return why a step with ``doubt`` must not be restored; empty when it may be."""
         if not doubt or not self.required:
             return ""
         return f"{doubt}, and require_signed is set"
 
 
 def step_signing(secret: RunSecret, *, required: bool) -> StepSigning:
-    """Return how a job with ``secret`` signs. Nothing with one that it made up.
+    """Return how a job with ``secret`` signs; a generated secret signs nothing.
 
-    The key is of no run: a job restores what another run with the same secret has saved. Which run
-    that was stands in the marker, and is signed with it.
+    The key is of no run: a job restores steps that another run with the same secret has saved. The
+    marker names that run and is signed with it.
     """
     key = derive_key(secret.value, PURPOSE, "") if secret.given else None
     return StepSigning(key, required)

@@ -29,7 +29,7 @@ def test_the_reason_is_said() -> None:
     assert removals.steps == (10,)
     assert removals.kept_though_unwanted == {
         20: "a restore reads it",
-        30: "it is the last whole step",
+        30: "it is the last complete step",
     }
 
 

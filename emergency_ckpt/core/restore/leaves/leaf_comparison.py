@@ -1,4 +1,4 @@
-"""Whether a checkpoint has the leaves that a state expects."""
+"""Comparison of a checkpoint's leaves with those of the expected state."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ PYTHON_NUMBERS = {
     "Python float": _FLOATS,
     "Python complex": frozenset({"complex64", "complex128"}),
 }
-"""Placeholder dtypes of expected Python numbers, and the stored dtypes that each takes.
+"""Placeholder dtypes of expected Python numbers, and the stored dtypes that each accepts.
 
-Those of its own kind: each of their values is a Python number too, so none is changed.
+Only dtypes of the same kind, so that no value changes on its way to a Python number.
 """
 
 
 def compare_leaves(expected: Mapping[str, LeafSpec], found: Iterable[LeafSpec]) -> tuple[str, ...]:
-    """One line for each leaf that differs, with both values, sorted by path; empty when equal.
+    """Return one line for each leaf that differs, with both values, sorted by path; empty when
+    equal.
 
-    How a leaf is cut into boxes is no part of it: any box layout can be restored to any other.
-    Nor is how wide a scalar is stored where a Python number is expected: see ``PYTHON_NUMBERS``.
+    The division of a leaf into boxes is not compared, because any box layout can be restored to any
+    other; nor the stored width of a scalar where a Python number is expected: see
+    ``PYTHON_NUMBERS``.
     """
     stored: dict[str, LeafSpec] = {}
     doubled: set[str] = set()
@@ -51,7 +53,7 @@ def compare_leaves(expected: Mapping[str, LeafSpec], found: Iterable[LeafSpec]) 
 
 
 def _differences(expected: LeafSpec, stored: LeafSpec) -> list[str]:
-    """At most one line; it names each property that differs."""
+    """Return at most one line, which names each property that differs."""
     sides: list[tuple[str, str]] = []
     if stored.dtype not in PYTHON_NUMBERS.get(expected.dtype, (expected.dtype,)):
         sides.append((_dtype(expected), f"dtype {stored.dtype}"))

@@ -1,4 +1,4 @@
-"""Whether what storage describes is the expected state, and where each leaf of it lies. Pure."""
+"""Comparison of a stored step with the expected state, and the array of each leaf. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from emergency_ckpt.types import LeafSpec
 STORED_AS_UINT8 = frozenset(
     {"int1", "uint1", "uint2", "uint4", "float6_e2m3fn", "float6_e3m2fn", "float8_e4m3"}
 )
-"""Dtypes that the storage format does not have: their bytes are stored, one for each element."""
+"""Dtypes that the storage format does not have; stored as one byte for each element."""
 
 _ORBAX_HAS_AS_INT8 = frozenset({"int2", "int4"})
 _ORBAX_HAS_AS_UINT8 = frozenset({"uint2", "uint4"})
 
 
 def stored_name(path: str) -> str:
-    """The array that Orbax keeps a leaf in, where no key of the leaf's path has a slash itself."""
+    """Return Orbax's array name of a leaf; valid when no key of the leaf's path contains a
+    slash.
+    """
     return path.replace("/", ".")
 
 
@@ -28,12 +30,12 @@ def match_leaves(
     stored: Mapping[str, tuple[LeafSpec, StoredArray]],
     recorded: tuple[LeafSpec, ...] | None,
 ) -> tuple[dict[str, StoredArray], tuple[str, ...]]:
-    """Where each leaf with elements lies, and one line for each leaf that differs.
+    """Return the array of each leaf with elements, and one line for each leaf that differs.
 
     Args:
-      stored: what the storage format says of each array. It knows neither zero-size arrays nor
-        key implementations, and has integers of less than a byte as eight-bit ones.
-      recorded: all leaves as they were saved; None when nobody recorded them.
+      stored: the storage format's description of each array. It has neither zero-size arrays nor
+        key implementations, and stores integers of less than a byte as eight-bit ones.
+      recorded: all leaves as they were saved; None without a record.
     """
     by_name = {array.full_name: (spec, array) for spec, array in stored.values()}
     found: dict[str, StoredArray] = {}
@@ -53,15 +55,16 @@ def match_leaves(
     described += [spec for spec, array in stored.values() if array.full_name not in used]
     mismatches = compare_leaves(expected, described)
     if recorded is not None:
-        # The record is exact; the description must only not contradict it.
+        # The record is exact; the description is only checked for contradictions.
         mismatches = compare_leaves(expected, recorded) or mismatches
     return found, mismatches
 
 
 def _holds(stored: str, expected: str, *, is_recorded: bool) -> bool:
-    """Whether the bytes of one are those of the other.
+    """Return whether ``stored`` holds the values of ``expected``.
 
-    ``is_recorded``: the record says what the bytes are. Without it only values can be compared.
+    ``is_recorded``: the record gives the dtype of the bytes. Without it only values can be
+    compared.
     """
     return (
         stored == expected
