@@ -1,4 +1,4 @@
-"""The parts of a checkpointer, put together from its config. No behaviour of its own."""
+"""Builds the parts of a checkpointer from its config. No behaviour of its own."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _PROBE_TIMEOUT_S = 20.0
 
 @dataclasses.dataclass(frozen=True)
 class Base:
-    """What everything else is built on. ``process``: (index, count) of this one."""
+    """The base of all other parts. ``process``: (index, count) of this one."""
 
     config: Config
     process: tuple[int, int]
@@ -62,9 +62,10 @@ class Assembly:
 
     Attributes:
       preservation: None without a directory.
-      probe: None where nothing is to be tried: no saves to storage, it failed just now, or another
-        process does it.
-      claim: the leader's look at whose directory it is; None elsewhere, and without saves there.
+      probe: None without a test of storage: no saves there, it just failed, or another process
+        tests it.
+      claim: the leader's check of the directory's claim; None on other processes, and without
+        saves there.
     """
 
     local_saves: LocalSaves
@@ -78,7 +79,7 @@ class Assembly:
 
 
 def agreed_config(config: Config, settings: Mapping[str, Any]) -> tuple[Config, str]:
-    """Return the whole config, equal on all processes where it must be, and the start's name.
+    """Return the complete config, equal on all processes where it must be, and the start's name.
 
     Collective; ConfigError on all.
     """
@@ -92,7 +93,7 @@ def agreed_config(config: Config, settings: Mapping[str, Any]) -> tuple[Config, 
 
 
 def watch_notices(config: Config, coordinator: Coordinator, events: EventSink) -> PreemptionWatch:
-    """Listen for preemption notices, if any are heeded, and say from where they come."""
+    """Return the watch for preemption notices, and log and emit their source."""
     notices = None
     if config.heeds_preemption:
         notices = find_notices(coordinator, config.save_timeout_s)
@@ -102,7 +103,7 @@ def watch_notices(config: Config, coordinator: Coordinator, events: EventSink) -
 
 
 def assemble(base: Base) -> Assembly:
-    """Open the persistent tier and put everything together. At the leader it waits for storage."""
+    """Open the persistent tier and build all parts. Blocks for storage at the leader."""
     persistent = _open_persistent(base.config, base.member.secret)
     claim = None if persistent is None else _claim(base, persistent)
     probe, at_start = (
@@ -178,9 +179,9 @@ def _claim(base: Base, tier: PersistentTier) -> DirectoryClaim:
 def _reach(
     base: Base, tier: PersistentTier, claim: DirectoryClaim
 ) -> tuple[StorageProbe | None, ClaimAtStart | None]:
-    """Return, at the leader of a job that saves there, the parts of the start that use storage."""
+    """Return, at the leader of a job that saves to storage, the parts that test and claim it."""
     config = base.config
-    if base.process[0] != 0:  # it leads the writers
+    if base.process[0] != 0:  # process 0 leads the writers
         return None, None
     timeout_s = config.start_timeout_s / 4
     probe = StorageProbe(
@@ -191,16 +192,16 @@ def _reach(
     deadline_s = time.monotonic() + timeout_s
     at_start = ClaimAtStart(claim, base.member.coordinator, base.events)
     try:
-        if not must_be_there:  # the probe makes the directory
+        if not must_be_there:  # the probe creates the directory
             tier.create(deadline_s)
         if saves_there:
             at_start.look(deadline_s)
     except (PersistentTierError, CorruptData) as error:
-        # Storage may be down just when the RAM is needed: saves try again.
+        # Storage may be down just when RAM is needed; saves try it again.
         base.events.emit("persistent.unreachable", reason=str(error))
         base.failures.record(error)
         return probe if must_be_there else None, at_start if saves_there else None
-    # A job that only restores may have no right to write.
+    # A job that only restores may have no permission to write.
     return (probe, at_start) if saves_there else (None, None)
 
 

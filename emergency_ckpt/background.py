@@ -1,4 +1,4 @@
-"""One background thread with room for one piece of work, and a record of what failed."""
+"""A background thread for one piece of work at a time, and a record of its failures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from emergency_ckpt.errors import CheckpointError, SaveFailed
 LOWEST_PRIORITY = 19
 """The highest niceness on Linux."""
 
-# Steps, times, names made at random: what differs between two occurrences of one failure.
+# Steps, times and random names, which differ between two occurrences of one failure.
 _NUMBER = re.compile(r"[0-9a-f]*[0-9][0-9a-f]*")
 
 
@@ -29,7 +29,7 @@ class Closeable(Protocol):
 
 
 class Failures:
-    """Errors of background work: their number, and the newest until somebody asks."""
+    """Errors of background work: their number, and the newest until it is raised."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -39,14 +39,14 @@ class Failures:
 
     @property
     def count(self) -> int:
-        """Failures since the start, also those already raised."""
+        """Number of failures since the start, including those already raised."""
         return self._count
 
     def record(self, error: CheckpointError) -> None:
         """Log ``error`` and keep it for ``raise_pending``.
 
-        The first of its kind is logged with the trace of its cause, later ones at intervals, with
-        their number.
+        The first of its kind is logged with the traceback of its cause, later ones at intervals
+        with their number.
         """
         self._log(error)
         for part in _causes(error):
@@ -61,9 +61,9 @@ class Failures:
         if mention is None:
             return
         if not mention.is_new:
-            logging.error("%s (%d times since this was last said)", error, mention.times)
+            logging.error("%s (%d times since this was last logged)", error, mention.times)
             return
-        # As text: a log handler that keeps records would keep the frames, and so the snapshot.
+        # As text, because a log handler that keeps records would keep the frames and the snapshot.
         cause = error.__cause__
         trace = "" if cause is None else "\n" + "".join(traceback.format_exception(cause))
         logging.error("%s%s", error, trace)
@@ -77,9 +77,9 @@ class Failures:
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """Return ``error``, what it was raised from or during, and so on; each once.
+    """Return ``error`` and its chain of causes and contexts, each once.
 
-    A chain may be a cycle, and branch: an error has a cause and a context.
+    The chain may branch and may contain cycles.
     """
     found: dict[int, BaseException] = {}
     left: list[BaseException | None] = [error]
@@ -92,13 +92,13 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 
 class BackgroundWorker:
-    """Runs one piece of work at a time. ``submit`` and ``wait_idle`` belong to one thread.
+    """Runs one piece of work at a time. Call ``submit`` and ``wait_idle`` from one thread.
 
     Work that raises is recorded in ``failures`` and does not end the thread.
 
     Args:
-      niceness: how much later than the thread that makes this one the kernel runs it, and the
-        threads that it makes, where more want to run than there are cores.
+      niceness: added to the niceness of the creating thread, for this thread and those that it
+        starts.
     """
 
     def __init__(self, name: str, failures: Failures, niceness: int = 0) -> None:
@@ -112,7 +112,7 @@ class BackgroundWorker:
         self._thread.start()
 
     def submit(self, work: Callable[[], None]) -> None:
-        """Start ``work``. RuntimeError while other work is under way."""
+        """Start ``work``. RuntimeError while other work is running."""
         with self._changed:
             if self._work is not None or self._stopping:
                 raise RuntimeError(f"{self._thread.name} is busy or stopped")
@@ -120,7 +120,7 @@ class BackgroundWorker:
             self._changed.notify_all()
 
     def submit_next(self, work: Callable[[], None]) -> None:
-        """Start ``work``, or do it after what is under way: once, however often it is asked for.
+        """Start ``work``, or run it once after the running work, for any number of calls.
 
         RuntimeError when the thread was stopped.
         """
@@ -134,12 +134,12 @@ class BackgroundWorker:
             self._changed.notify_all()
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """True once nothing is under way; False when that takes longer than ``timeout_s``."""
+        """Wait until no work is running; return False when that takes longer than ``timeout_s``."""
         with self._changed:
             return self._changed.wait_for(lambda: self._work is None, timeout_s)
 
     def stop(self, timeout_s: float) -> bool:
-        """Let the work under way end, then end the thread. False when it did not in time."""
+        """Let running work end, then end the thread; return False when it did not in time."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -163,7 +163,7 @@ class BackgroundWorker:
                 failure.__cause__ = error
                 self._failures.record(failure)
             finally:
-                # Drop the last reference to the snapshot before telling anyone: its buffers go.
+                # Drop the last reference to the snapshot first, so that its buffers are freed.
                 del work
                 with self._changed:
                     self._work, self._next = self._next, None
@@ -173,16 +173,16 @@ class BackgroundWorker:
         if not self._niceness:
             return
         try:
-            # Linux keeps a priority for each thread, and its id stands for a process's here.
+            # Linux keeps a priority per thread and accepts its id in place of a process's.
             me = threading.get_native_id()
             lower = os.getpriority(os.PRIO_PROCESS, me) + self._niceness
             os.setpriority(os.PRIO_PROCESS, me, min(lower, LOWEST_PRIORITY))
-        except OSError as error:  # a sandbox may forbid it; a thread without work would be worse
+        except OSError as error:  # a sandbox may forbid it, and the work must still run
             logging.warning("%s keeps the priority of training: %s", self._thread.name, error)
 
 
 def run_in_thread(name: str, work: Callable[[], None]) -> Future[None]:
-    """Do ``work`` once, in a thread of its own; ``result`` waits for it and raises what it did."""
+    """Run ``work`` once in a new thread; ``result`` waits for it and raises its error."""
     pool = ThreadPoolExecutor(1, name)
     started = pool.submit(work)
     pool.shutdown(wait=False)
@@ -190,7 +190,7 @@ def run_in_thread(name: str, work: Callable[[], None]) -> Future[None]:
 
 
 def chain(*parts: Callable[[], object]) -> Callable[[], None]:
-    """One piece of work out of several; what raises ends it."""
+    """Return one piece of work that runs ``parts`` in order; an error ends it."""
 
     def work() -> None:
         for part in parts:
@@ -200,7 +200,7 @@ def chain(*parts: Callable[[], object]) -> Callable[[], None]:
 
 
 def closing(resource: Closeable, work: Callable[[], object]) -> Callable[[], None]:
-    """``work``, after which ``resource`` is closed in any case."""
+    """Return ``work`` followed, in any case, by closing ``resource``."""
 
     def work_and_close() -> None:
         with contextlib.closing(resource):

@@ -1,4 +1,4 @@
-"""``EmergencyCheckpointer``: save, restore, and what a trainer asks in between."""
+"""``EmergencyCheckpointer``: save, restore, and the queries of a training loop."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ENDED = "its program ended"
 
 
 class EmergencyCheckpointer:
-    """Keeps the training state in two tiers and brings back the newest whole step.
+    """Keeps the training state in two tiers and restores the newest complete step.
 
     Build it from a config (``EmergencyCheckpointer.default_config().set(...).instantiate()``) or
     from keywords (``EmergencyCheckpointer(dir=..., local_dir=...)``); ``config.Config`` lists the
@@ -68,7 +68,7 @@ class EmergencyCheckpointer:
 
     @classmethod
     def default_config(cls) -> CheckpointerConfig:
-        """Return a config to fill in with ``set`` and build with ``instantiate``."""
+        """Return a config; fill it in with ``set`` and build with ``instantiate``."""
         return CheckpointerConfig()
 
     def save(
@@ -80,25 +80,25 @@ class EmergencyCheckpointer:
         force: bool = False,
         metrics: Mapping[str, Any] | None = None,
     ) -> bool:
-        """Save ``state`` and ``host_state`` if a save is due at ``step``; True if one was started.
+        """Save ``state`` and ``host_state`` if due at ``step``; return True if a save was started.
 
-        To be called after every step by all processes; not collective: it never waits for a peer,
-        and does nothing at all when no save is due. Blocks for the device-to-host transfer, and
-        before that for the end of the previous save of the same tier, at most ``save_timeout_s``.
-        When it returns, the state may be donated and the iterator may move on. Until the save is
-        complete everywhere, the one before it survives any crash.
+        To be called after every step by all processes. Not collective: it waits for no peer, and
+        does nothing when no save is due. Blocks for the end of the previous save of the same tier,
+        at most ``save_timeout_s``, and for the device-to-host transfer. When it returns, the state
+        may be donated and the iterator may move on. Until the save is complete on all processes,
+        the previous one survives any crash.
 
         Args:
-          state: pytree of arrays (jax, numpy, PRNG keys) and Python numbers, complex ones too.
-          host_state: anything with ``get_state``/``set_state``, or dicts, lists, numbers, strings
-            and bytes, or a nesting of these; this process's own.
-          force: save in every tier that is on, whatever the policy.
-          metrics: JSON values, numbers of numpy and JAX too, kept with a persistent step for
+          state: pytree of arrays (jax, numpy, PRNG keys) and Python numbers, also complex.
+          host_state: this process's own: objects with ``get_state``/``set_state``, dicts, lists,
+            numbers, strings and bytes, nested in any way.
+          force: save in every tier that is on, independent of its policy.
+          metrics: JSON values, also numbers of numpy and JAX, kept with a persistent step for
             preservation policies (``BestN``).
 
         Raises:
-          InvalidState: a leaf that cannot be saved, a step that is no whole number from 0 on,
-            metrics that are not JSON values. HostStateError: as for a leaf.
+          InvalidState: a leaf cannot be saved, the step is no whole number from 0 on, or the
+            metrics are not JSON values. HostStateError: ``host_state`` cannot be saved.
           RamdiskFull: at the first save, when ``restore`` was not called before.
           SystemExit: with ``exit_on_preemption``, at the sync point.
           CheckpointError: after ``stop``.
@@ -110,19 +110,18 @@ class EmergencyCheckpointer:
 
     @property
     def heeds_preemption(self) -> bool:
-        """True when ``reached_preemption`` will ever say so."""
+        """True when ``reached_preemption`` can return True."""
         return self._config.heeds_preemption
 
     @property
     def takes_every_step(self) -> bool:
-        """True when ``save`` is to be called at steps without a save too (``save_on_stop``)."""
+        """True when ``save`` must also be called at steps without a save (``save_on_stop``)."""
         return self._config.save_on_stop
 
     def should_save(self, step: int) -> bool:
-        """Return whether ``save`` at ``step`` starts a save. For the step that comes next; not
-        collective.
+        """Return whether ``save`` at ``step``, the next step, would start a save. Not collective.
 
-        Raises what a policy raises; CheckpointError after ``stop``.
+        Raises the error of a policy; CheckpointError after ``stop``.
         """
         self._check_running("ask about")
         return self._saver.should_save(step_number("ask about", step))
@@ -133,12 +132,12 @@ class EmergencyCheckpointer:
             raise CheckpointError(operation, "state", self._why_stopped, hint=hint)
 
     def reached_preemption(self, step: int) -> bool:
-        """Return whether the job is being preempted and ``step`` is where all processes act on it.
+        """Return whether the job is being preempted and all processes act on it at ``step``.
 
-        True on every process from the same step on, which is the first that none of them had
-        begun when the notice came; ``save`` has saved it in both tiers, or will. The loop then
-        calls ``wait_until_finished`` and ends. Call it after every step, or not at all; it waits
-        for nobody, but for a moment after a notice.
+        True on every process from the same step on, the first that no process had begun when the
+        notice came; ``save`` saves it in both tiers. The loop then calls ``wait_until_finished``
+        and ends. Call it after every step, or never. It does not block, except for a moment after a
+        notice.
         """
         return self._saver.reached_preemption(step)
 
@@ -149,23 +148,23 @@ class EmergencyCheckpointer:
         step: int | Literal["latest"] | None = None,
         wants_host_state: bool = True,
     ) -> None:
-        """Begin a restore in the background; ``restore`` then finds the bytes on the devices.
+        """Start a restore in the background for the next ``restore``. Collective; does not block.
 
-        To be called before the train step is compiled. Collective, and returns at once. A later
-        ``restore`` that asks for the same uses it, when all processes have it; any other one, and
-        one after a save that came first, restores as if there had been no prefetch. What goes
-        wrong here is raised by the next ``restore``, on all processes; the one after tries anew.
-        It has ``restore_timeout_s`` to itself. The devices hold the state from then on, and what
-        was fetched lies in RAM as after a restore: a crash leaves no less than there was.
+        Call it before the train step is compiled; the restore then runs during compilation. The
+        next ``restore`` uses it if it requests the same and all processes have it. Any other
+        restore, and one after a save, ignores it. The next ``restore`` raises its errors, on all
+        processes; the one after that starts from scratch. It has a ``restore_timeout_s`` of its
+        own. The devices hold the state from then on, and RAM holds the fetched shards as after a
+        restore, so a crash loses nothing.
 
         Args:
           abstract_state: as ``state`` of ``restore``, with equal shapes, dtypes and shardings.
           step: as for ``restore``.
-          wants_host_state: whether ``restore`` will be given a ``host_state``. It is applied there.
+          wants_host_state: True when ``restore`` will be given a ``host_state``, which it applies.
 
         Raises:
-          InvalidState: as ``restore``. CheckpointError: after ``stop``, or when a prefetch waits
-          for its ``restore`` already.
+          InvalidState: as ``restore``. CheckpointError: after ``stop``, or before the ``restore`` that
+            uses the previous prefetch.
         """
         self._check_running("prefetch")
         number = wanted_step("prefetch", step)
@@ -179,28 +178,28 @@ class EmergencyCheckpointer:
         host_state: object = None,
         keep_newer: bool = False,
     ) -> tuple[int | None, PyTree]:
-        """Bring back the newest whole step, or just ``step``. Collective; blocks.
+        """Restore the newest complete step, or ``step``. Collective; blocks.
 
         Args:
-          step: restore this step or fail; None and "latest" take the newest that is whole.
-          state: the state to restore into: arrays, or specs with shape, dtype and sharding. It is
-            not changed; host values (numpy, numbers) give the types of what is returned. A Python
-            bool, int, float or complex takes any stored scalar of its kind: a step that was 0 at
-            first is an int32 array after the first compiled step.
-          host_state: as given to ``save``; objects with ``set_state`` are repositioned in place,
-            dicts and lists updated in place. ``last_restore.host_state`` has the restored value.
-          keep_newer: newer steps in RAM are forgotten at the next save, not yet; until then they
-            can still be restored.
+          step: restore this step or fail; None and "latest" mean the newest complete one.
+          state: the state to restore into: arrays, or specs with shape, dtype and sharding. It is not
+            changed; host values (numpy, numbers) give the types of the returned ones. A Python bool, int,
+            float or complex accepts any stored scalar of its kind: a step that was 0 at first is an int32
+            array after the first compiled step.
+          host_state: as given to ``save``; objects with ``set_state`` are repositioned in place, dicts and
+            lists updated in place. ``last_restore.host_state`` has the restored value.
+          keep_newer: forget newer steps in RAM at the next save instead of now; until then they can be
+            restored.
 
         Returns:
-          (step, restored state), bit for bit as saved; (None, ``state``) when there is nothing.
+          (step, restored state), bit for bit as saved; (None, ``state``) on a fresh start.
 
-        Raises the same kind of error on all processes, having changed nothing:
-          InvalidState: ``step`` is no step, or ``state`` no state.
-          StateMismatch: leaves, shapes or dtypes differ. StepNotFound: no such whole step.
-          HostStateError: saved by another number of processes. Unrecoverable: more is lost than
-          the copies allow. RestoreFailed, DeadlineExceeded: a process failed or did not come.
-          RamdiskFull: no room for the saves to come; what was newer in RAM is forgotten then.
+        Raises the same kind of error on all processes, without having changed anything:
+          InvalidState: ``step`` or ``state`` is not valid.
+          StateMismatch: leaves, shapes or dtypes differ. StepNotFound: ``step`` is not complete.
+          HostStateError: saved by another number of processes. Unrecoverable: more is lost than the copies
+          allow. RestoreFailed, DeadlineExceeded: a process failed or did not come.
+          RamdiskFull: no room for later saves; newer steps in RAM are forgotten in this case.
         """
         self._check_running("restore")
         wanted = wanted_step("restore", step)
@@ -212,35 +211,34 @@ class EmergencyCheckpointer:
         return restore.restored.step, restore.restored.state
 
     def latest_step(self) -> int | None:
-        """Return the newest step that this process knows to be whole in some tier; None if there is
-        none.
+        """Return the newest step that this process knows to be complete in some tier, or None.
 
-        Not collective; reads the persistent directory, for half a minute at most: where it does not
-        answer, RAM alone is asked, with a warning. A save under way does not count. What is whole
-        after a loss, only a restore can tell.
+        Not collective. Reads storage for at most half a minute; without an answer it returns the
+        newest step in RAM, with a warning. A save in progress does not count. After a loss only
+        ``restore`` can tell which steps are complete.
 
         Raises:
-          PersistentTierError: storage does not answer, and this process's RAM has nothing.
+          PersistentTierError: storage does not answer, and this process's RAM has no step.
         """
         steps = self.all_steps()
         return steps[-1] if steps else None
 
     def all_steps(self) -> list[int]:
-        """Steps known to be whole, oldest first: in RAM the newest one. As ``latest_step``."""
+        """Return the known complete steps, oldest first; of RAM the newest. As ``latest_step``."""
         return self._steps.known()
 
     @property
     def newest_saved_step(self) -> int | None:
-        """The newest step saved whole since the start, or restored; None before. Asks nobody."""
+        """Return the newest step saved since the start, or restored; None before. No IO."""
         return self._saver.saved.newest()
 
     @property
     def steps(self) -> StepCatalog:
-        """What steps there are over all processes, what is in one, and its removal."""
+        """Catalogue of the steps of all processes: their list, contents and removal."""
         return self._steps
 
     def go_on_after(self, steps: WholeSteps) -> None:
-        """Take these for saved, as after a restore of each tier's newest, without a restore."""
+        """Treat ``steps`` as saved, as after a restore of each tier's newest, without a restore."""
         found: dict[TierName, tuple[int, ...]] = {
             "local": steps.local,
             "persistent": steps.persistent,
@@ -249,15 +247,15 @@ class EmergencyCheckpointer:
 
     @property
     def failed_saves(self) -> int:
-        """Background saves that failed since the start."""
+        """Number of background saves that failed since the start."""
         return self._failures.count
 
     def wait_until_finished(self, timeout_s: float | None = None) -> None:
-        """Return when no save of this process is under way. Blocks; not collective.
+        """Return when this process has no save in progress. Blocks; not collective.
 
         Raises:
-          DeadlineExceeded: that takes longer than ``timeout_s`` (default: the longest a save may),
-            or than the grace period after a preemption notice.
+          DeadlineExceeded: it takes longer than ``timeout_s`` (default: the maximum duration of a save), or
+            than the grace period after a preemption notice.
         """
         self._saver.wait_until_finished(timeout_s)
 
@@ -266,11 +264,11 @@ class EmergencyCheckpointer:
         self._failures.raise_pending()
 
     def stop(self, timeout_s: float | None = None, *, after_error: bool = False) -> None:
-        """Finish the saves under way and let go of ramdisk, port and threads. Idempotent.
+        """Finish the saves in progress and release ramdisk, port and threads. Idempotent.
 
-        The bytes stay: the next start of the run finds them. Collective in effect: a process that
-        stops no longer serves its shards. Blocks for the saves at most ``timeout_s`` (default: the
-        longest that they may take); DeadlineExceeded then, and all is let go of nevertheless.
+        The saved bytes stay for the next start of the run. All processes should call it, because a
+        stopped process no longer serves its shards. Blocks for the saves at most ``timeout_s``
+        (default: their maximum duration); then releases everything and raises DeadlineExceeded.
         With ``save_on_stop`` the last step is saved first, which may take as long again; not
         ``after_error``, when the other processes may be at another step.
         """
@@ -278,7 +276,7 @@ class EmergencyCheckpointer:
             return
         self._stopped = True
         atexit.unregister(self._at_exit)
-        with contextlib.ExitStack() as ends:  # from the last to the first, whatever fails
+        with contextlib.ExitStack() as ends:  # runs in reverse order, and all of it despite errors
             ends.callback(self._opened.release, _STOPPED)
             ends.callback(self._saver.stop, timeout_s)
             ends.callback(self._prefetches.end, _STOP_TIMEOUT_S)
@@ -287,13 +285,13 @@ class EmergencyCheckpointer:
                 self._saver.save_last(timeout_s)
 
     def _leave_after(self, error: BaseException) -> None:
-        """Training ended by ``error``: tell the others at once, then wait only a short time."""
+        """Tell the others at once that ``error`` ended training, and wait only a short time."""
         self._departures.leave(text_of(error), self._saver.begun)
         self._stopped, limit_s = True, self._config.exit_timeout_s
         atexit.unregister(self._at_exit)
         try:
             with second_signal_ends():
-                text = "training ended by %s; saves under way have %g s to end"
+                text = "training ended by %s; saves in progress have %g s to finish"
                 logging.error(text, text_of(error), limit_s)
                 self._prefetches.end(min(limit_s, _EXIT_TIMEOUT_S))
                 self._saver.abandon(limit_s)
@@ -301,12 +299,12 @@ class EmergencyCheckpointer:
             self._opened.release(text_of(error))
 
     def _forget(self) -> None:
-        """In a forked child: threads, locks and the exit's work are the parent's."""
-        self._stopped, self._why_stopped = True, "the checkpointer is the parent process's"
+        """Disable this copy in a forked child; threads, locks and exit work are the parent's."""
+        self._stopped, self._why_stopped = True, "the checkpointer belongs to the parent process"
         atexit.unregister(self._at_exit)
 
     def _at_exit(self) -> None:
-        """No ``stop`` came: a thread inside native code at the interpreter's end would abort it."""
+        """Stop at exit; a thread inside native code at the interpreter's end would abort it."""
         self._stopped = True
         self._departures.leave(_ENDED, self._saver.begun)
         self._prefetches.end(_EXIT_TIMEOUT_S)
@@ -329,10 +327,10 @@ class CheckpointerConfig(Config):
     """``Config`` with ``instantiate``."""
 
     def set(self, **settings: Any) -> CheckpointerConfig:
-        """As ``Config.set``."""
+        """Return a copy with ``settings``, as ``Config.set``."""
         super().set(**settings)
         return self
 
     def instantiate(self) -> EmergencyCheckpointer:
-        """Build the checkpointer. Collective; the config may be used again."""
+        """Return a new checkpointer. Collective; blocks; the config may be used again."""
         return EmergencyCheckpointer(self)

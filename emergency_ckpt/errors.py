@@ -1,4 +1,4 @@
-"""Typed errors. Each carries what failed, where, what was expected and found, and what to do.
+"""Typed errors. Each carries the operation, its object, expected and actual values, and a hint.
 
 Message form: ``<operation> <object>: <problem> (expected ..., got ...); <hint>``.
 """
@@ -12,12 +12,12 @@ class CheckpointError(Exception):
     """Base of every error of this package.
 
     Attributes:
-      operation: what was being done, e.g. ``"restore"``.
-      target: the object it was done to, e.g. ``"step 40"`` or a path.
+      operation: the failed operation, e.g. ``"restore"``.
+      target: its object, e.g. ``"step 40"`` or a path.
       problem: what is wrong, one clause.
-      expected, actual: the two sides of a comparison, where there is one.
-      hint: what the reader can do about it.
-      retryable: True when the same call may succeed later with nothing changed by the user.
+      expected, actual: the two sides of a comparison, if there is one.
+      hint: a possible remedy.
+      retryable: True when the same call may succeed later without a change by the user.
     """
 
     retryable = False
@@ -69,7 +69,7 @@ class StateMismatch(CheckpointError, ValueError):
             target,
             f"checkpoint tree dtypes or shapes differ from the given state in"
             f" {len(self.mismatches)} leaves:{lines}\n",
-            hint="pass the state that the checkpoint was made from, or another directory",
+            hint="pass a state like the saved one, or use another directory",
         )
 
 
@@ -100,19 +100,19 @@ class CorruptData(CheckpointError):
 
 
 class NotSigned(CorruptData):
-    """A file on the ramdisk that is sound, but not signed with the secret of this run."""
+    """A file on the ramdisk is intact but not signed with the secret of this run."""
 
 
 class HostStateError(CheckpointError):
-    """A process's non-tensor state cannot be stored or brought back."""
+    """A process's non-tensor state cannot be stored or restored."""
 
 
 class HostStateTooLarge(HostStateError):
-    """A process's non-tensor state is over the configured bound."""
+    """A process's non-tensor state is larger than the configured limit."""
 
 
 class TransferError(CheckpointError):
-    """A peer did not deliver."""
+    """A peer did not deliver the requested bytes."""
 
     retryable = True
 
@@ -130,25 +130,25 @@ class ProtocolViolation(TransferError):
 
 
 class NotHeld(TransferError):
-    """The peer does not hold what was asked for (any more)."""
+    """The peer does not hold the requested object, or no longer."""
 
     retryable = False
 
 
 class CoordinationError(CheckpointError):
-    """JAX's coordination service failed or refused."""
+    """JAX's coordination service failed or refused a call."""
 
 
 class ForgedValue(CoordinationError):
-    """A key of the coordination service holds what no process of this start of the job wrote."""
+    """A key of the coordination service has a value that no process of this start wrote."""
 
 
 class PeerLeft(CoordinationError):
-    """Another process of the job has left, and what is waited for never comes."""
+    """Another process of the job has left, so the awaited value never comes."""
 
 
 class DeadlineExceeded(CheckpointError):
-    """A wait ran out of time; ``missing`` names who was waited for."""
+    """A wait reached its deadline; ``missing`` names the processes waited for."""
 
     retryable = True
 
@@ -168,30 +168,30 @@ class DeadlineExceeded(CheckpointError):
 
 
 class SaveFailed(CheckpointError):
-    """A background save failed. Training goes on; the next save tries again."""
+    """A background save failed. Training continues; the next save tries again."""
 
     retryable = True
 
 
 class RestoreFailed(CheckpointError):
-    """A restore failed on some process, and so, together, on all."""
+    """A restore failed on some process, and therefore on all."""
 
 
 class SourceUnreachable(RestoreFailed):
-    """A source that a restore needs could not be reached in time; nothing says that it is gone.
+    """A source that a restore needs did not answer in time; it may still have the bytes.
 
-    Raised instead of restoring an older step, which would throw training away.
+    Raised instead of restoring an older step, which would discard training.
     """
 
     retryable = True
 
 
 class HolderUnreachable(SourceUnreachable):
-    """Holders of a copy in RAM did not answer until the deadline."""
+    """Holders of a copy in RAM did not answer before the deadline."""
 
 
 class StepNotFound(RestoreFailed, ValueError):
-    """The requested step is whole in no tier."""
+    """The requested step is not complete in any tier."""
 
 
 class ReplicasDiffer(RestoreFailed):
@@ -206,9 +206,9 @@ class ReplicasDiffer(RestoreFailed):
         super().__init__(
             "restore",
             target,
-            f"its replicas differ, and no majority says which is right:{lines}\n",
-            hint="no process has restored anything, and no older step is taken by itself: ask for"
-            " one by its number, remove the copy that is wrong, or set on_divergence='warn'",
+            f"its replicas differ, and no majority decides:{lines}\n",
+            hint="no process has restored anything; request an older step by its number, remove"
+            " the wrong copy, or set on_divergence='warn'",
         )
 
 
@@ -216,7 +216,7 @@ class PersistentTierError(CheckpointError):
     """The persistent directory could not be read or written.
 
     Attributes:
-      unreachable: storage did not answer, or refused to: nothing says that a step is not there.
+      unreachable: storage did not answer, or refused; the step may still exist.
     """
 
     unreachable = False
@@ -227,13 +227,13 @@ class DirectoryInUse(PersistentTierError):
 
 
 class StorageUnreachable(SourceUnreachable, PersistentTierError):
-    """Storage did not answer until the deadline; what it holds counts as whole."""
+    """Storage did not answer before the deadline; its steps count as complete."""
 
     unreachable = True
 
 
 class Unrecoverable(CheckpointError):
-    """Checkpoints existed, but no whole step is left in any tier; ``missing`` says what is lost."""
+    """Checkpoints existed, but no complete step is left; ``missing`` lists the losses."""
 
     def __init__(self, target: str, missing: Sequence[str]) -> None:
         self.missing = tuple(missing)
@@ -241,8 +241,8 @@ class Unrecoverable(CheckpointError):
         super().__init__(
             "restore",
             target,
-            f"no whole step is left in any tier:{lines}\n",
-            hint="bring back a lost host with its RAM, or remove the leftovers to start afresh",
+            f"no complete step is left in any tier:{lines}\n",
+            hint="bring back a lost host with its RAM, or remove the leftovers for a fresh start",
         )
 
 

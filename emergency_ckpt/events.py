@@ -1,4 +1,4 @@
-"""Events: what the checkpointer does, as it does it, for logs, timelines, metrics and tests."""
+"""Events of the checkpointer, for logs, timelines, metrics and tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from emergency_ckpt.progress_log import line_of
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened.
+    """One event.
 
     Attributes:
       name: dotted name, e.g. ``"save.published"``. ARCHITECTURE.md lists them all.
@@ -30,9 +30,9 @@ Listener = Callable[[Event], None]
 
 
 class EventSink:
-    """Hands each event to the log and to the listener, in the thread that emits it.
+    """Passes each event to the log and to the listener, in the thread that emits it.
 
-    A listener that raises is logged and does not disturb the checkpointer: it is an observer.
+    A listener's error is logged and does not affect the checkpointer.
     """
 
     def __init__(self, listener: Listener | None, *, process_index: int) -> None:
@@ -40,7 +40,7 @@ class EventSink:
         self._process_index = process_index
 
     def emit(self, name: str, **fields: object) -> None:
-        """Report ``name``. Blocks only as long as the listener does."""
+        """Report the event ``name``. Blocks while the listener runs."""
         fields = {"process": self._process_index, **fields}
         text = " ".join(f"{key}={value}" for key, value in fields.items())
         line = line_of(name, fields)
@@ -53,5 +53,5 @@ class EventSink:
             return
         try:
             self._listener(Event(name, fields, time.time()))
-        except Exception:  # noqa: BLE001 - an observer's fault is reported, never spread
+        except Exception:  # noqa: BLE001 - a listener's error is logged, never raised
             logging.exception("listener failed on event %s", name)

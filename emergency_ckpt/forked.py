@@ -1,6 +1,6 @@
-"""A child made by fork lets go of what it shares with its parent: locks, sockets, the exit's work.
+"""Release, in a forked child, of resources shared with its parent: locks, sockets, exit work.
 
-A lock of ``flock`` and a listening port last until the last copy of their descriptor is closed: a
+A ``flock`` lock and a listening port last until the last copy of their descriptor is closed, so a
 data loader's worker that outlives a killed trainer would keep the next start from both.
 """
 
@@ -20,15 +20,15 @@ _shared: weakref.WeakKeyDictionary[Any, Callable[[Any], object]] = weakref.WeakK
 def drop_in_child(shared: T, drop: Callable[[T], object]) -> None:
     """Call ``drop(shared)`` in every child that this process forks while ``shared`` lives.
 
-    ``drop`` must take no lock, for its holder is not there, and do nothing to what the parent still
-    uses: closing a descriptor is fine, shutting a connection down is not.
+    ``drop`` must take no lock, since its holder is not in the child, and must not affect the
+    parent: it may close a descriptor but not shut down a connection.
     """
     _shared[shared] = drop
 
 
 def _drop_all() -> None:
     for shared, drop in list(_shared.items()):
-        with contextlib.suppress(Exception):  # the others must go in any case
+        with contextlib.suppress(Exception):  # the others must be dropped in any case
             drop(shared)
     _shared.clear()
 

@@ -1,4 +1,4 @@
-"""MaxText's checkpointing flags, with their names and meaning: as settings, or as a manager."""
+"""MaxText's checkpointing flags, with their names and meaning, as settings or as a manager."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ DEFAULTS: Mapping[str, Any] = {
     "checkpoint_period": 10_000,
     "local_checkpoint_period": 0,
 }
-"""The flags that are understood, and what they are when not given: as in MaxText."""
+"""The supported flags, and MaxText's defaults for them."""
 
 
 def from_maxtext(flags: object, **settings: Any) -> CheckpointerConfig:
-    """Return a config from MaxText's flags and further ``settings``, which win.
+    """Return a config from MaxText's flags and further ``settings``, which have precedence.
 
     Args:
-      flags: MaxText's config object, or a mapping; what else it holds is not looked at.
+      flags: MaxText's config object, or a mapping; other flags are ignored.
 
-    What the flags mean:
+    Flags:
       enable_checkpointing: False: no tier saves; ``restore`` still works.
-      async_checkpointing: False: ``save`` returns when the step is whole.
-      enable_continuous_checkpointing: the persistent tier saves as soon as the save before is
-        whole, instead of every ``checkpoint_period`` steps, and so does the local tier where
+      async_checkpointing: False: ``save`` returns when the step is complete.
+      enable_continuous_checkpointing: the persistent tier saves as soon as the previous save is
+        complete, instead of every ``checkpoint_period`` steps, and so does the local tier if
         ``local_checkpoint_period`` is above 0.
-      max_num_checkpoints_to_keep: newest steps kept in the persistent tier; None keeps all, and so
-        does the text that MaxText's base.yml has.
+      max_num_checkpoints_to_keep: number of newest steps kept in the persistent tier; None, or
+        the text "None" of MaxText's base.yml, keeps all.
       checkpoint_period, local_checkpoint_period: steps between saves to the persistent and to the
         local tier; 0 for none.
 
@@ -80,16 +80,15 @@ def create_checkpoint_manager(
     logger: Any = None,
     **settings: Any,
 ) -> CheckpointManager | None:
-    """Return the manager that MaxText's emergency mode builds; None without
-    ``enable_checkpointing``.
+    """Return the manager of MaxText's emergency mode; None without ``enable_checkpointing``.
 
-    Collective. In place of ``create_orbax_emergency_checkpoint_manager``, from the config as it is.
+    Collective. Replaces ``create_orbax_emergency_checkpoint_manager``, with the same config.
 
     Args:
-      flags: MaxText's config object, or a mapping. Beside the flags of ``from_maxtext``:
-        ``checkpoint_dir``, and ``local_checkpoint_directory``, which is made where the directory
-        that it is to lie in exists.
-      settings: further settings of ``emergency_ckpt.config.Config``, which win.
+      flags: MaxText's config object, or a mapping. In addition to the flags of ``from_maxtext``:
+        ``checkpoint_dir``, and ``local_checkpoint_directory``, which is created if its parent
+        exists.
+      settings: further settings of ``emergency_ckpt.config.Config``, which have precedence.
 
     Raises:
       ConfigError: a flag of the wrong type, or no directory. Otherwise as ``CheckpointManager``.
@@ -125,7 +124,7 @@ def create_checkpoint_manager(
 
 
 def _when(period: int, continuous: bool) -> SavePolicy:
-    """As MaxText has it: the first step too, and whatever the sync point of a preemption is."""
+    """Return MaxText's policy: the interval, the first step, and the sync point of a preemption."""
     policies: list[Any] = [ocm.PreemptionCheckpointingPolicy()]
     if continuous:
         policies.append(ocm.ContinuousCheckpointingPolicy())
@@ -136,7 +135,7 @@ def _when(period: int, continuous: bool) -> SavePolicy:
 
 def _values(flags: object) -> dict[str, Any]:
     values = {name: _flag(flags, name, default) for name, default in DEFAULTS.items()}
-    # As base.yml has it: YAML knows no None.
+    # base.yml has the text "None", since YAML has no None.
     values |= {n: None for n, value in values.items() if value == "None" and DEFAULTS[n] is None}
     problems = _problems(values)
     if problems:
@@ -153,7 +152,7 @@ def _flag(flags: object, name: str, default: Any) -> Any:
         return cast("Mapping[str, Any]", flags).get(name, default)
     try:
         return getattr(flags, name, default)
-    except ValueError:  # MaxText's own config raises this for names that it does not have
+    except ValueError:  # MaxText's own config raises this for unknown names
         return default
 
 

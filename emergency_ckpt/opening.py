@@ -1,4 +1,4 @@
-"""The start of a checkpointer: all processes come, and each says what is doubtful or wrong."""
+"""The start of a checkpointer, on all processes together, with its checks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _GREETING_TIMEOUT_S = 5.0
 
 @dataclasses.dataclass(frozen=True)
 class Opened:
-    """A place in the job, and the parts of a checkpointer there."""
+    """A place in the job, and the checkpointer's parts there."""
 
     member: Membership
     watch: PreemptionWatch
@@ -33,7 +33,7 @@ class Opened:
     parts: Assembly
 
     def release(self, reason: str) -> None:
-        """Let go of ramdisk, port and threads; the others are told why. Not collective."""
+        """Release ramdisk, port and threads, and tell the others ``reason``. Not collective."""
         if self.parts.probe is not None:
             self.parts.probe.end()
         _release(self.departures, self.watch, self.member, reason)
@@ -42,10 +42,10 @@ class Opened:
 def open_together(config: Config, start: str, process: tuple[int, int]) -> Opened:
     """Open both tiers, and return when all processes have. Collective; blocks.
 
-    ``start``: the name of this start. ``process``: (index, count). It works on all processes or on
-    none; raises as ``Membership``, DirectoryInUse on all, and LocalTierError, AuthenticationFailed
-    and, with ``require_storage``, PersistentTierError on the process that finds it, RestoreFailed
-    on the others.
+    ``start``: the name of this start. ``process``: (index, count). It succeeds on all processes or
+    on none. Raises as ``Membership``; DirectoryInUse on all; LocalTierError, AuthenticationFailed
+    and, with ``require_storage``, PersistentTierError on the failing process, RestoreFailed on the
+    others.
     """
     events, failures = EventSink(config.on_event, process_index=process[0]), Failures()
     slices = topology_of(config.mesh, config.replica_axis, describe((), "start"))
@@ -58,7 +58,7 @@ def open_together(config: Config, start: str, process: tuple[int, int]) -> Opene
     base = Base(config, process, member, watch, events, failures, departures)
     try:
         parts = assemble(base)
-        # Also so that nobody's time for a restore runs while the leader waits for storage.
+        # Also so that no process's restore timeout runs while the leader waits for storage.
         errors = run_on_all(
             member.coordinator, "opened", lambda: _look(base, parts), watch, config.start_timeout_s
         )
@@ -76,7 +76,7 @@ def open_together(config: Config, start: str, process: tuple[int, int]) -> Opene
 
 
 def _look(base: Base, parts: Assembly) -> None:
-    """Look for what would be found too late, at a loss or at a save."""
+    """Check for faults that would otherwise show only at a loss or at a save."""
     config, member = base.config, base.member
     if parts.claim is not None:
         parts.claim.check()

@@ -1,7 +1,7 @@
 """Log lines for people: one for each start, restore and save.
 
-The lines are made of the events that ``on_event`` gets too, so the two cannot differ. What failed
-is logged where it is recorded (``worker.Failures``).
+The lines are made from the events that ``on_event`` receives. Failures are logged where they are
+recorded (``background.Failures``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Fields = Mapping[str, Any]
 
 
 def line_of(name: str, fields: Fields) -> tuple[int, str] | None:
-    """Return the absl level and the text to log for an event; None for most events.
+    """Return the absl level and the log text of an event; None for most events.
 
     Saves are logged by process 0 alone; a start and a restore by each process, which has its own
     RAM and its own bytes.
@@ -61,7 +61,7 @@ def _nothing(fields: Fields) -> str:
 def _ignored(fields: Fields) -> str:
     return (
         f"save of step {fields['step']} ignored: step {fields['newest']} is the newest that was"
-        " saved or restored; later saves of this kind are ignored without a word"
+        " saved or restored; later ones are ignored without a message"
     )
 
 

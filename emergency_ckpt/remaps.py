@@ -1,11 +1,11 @@
-"""Ready values for ``host_state_remap``: what becomes of iterators in a job of another size.
+"""Ready values for ``host_state_remap``: conversions of iterators to a job of another size.
 
-They are chosen by hand, because nobody can see from a state how the data were cut. Each moves the
-iterators wherever they are in the host state; all else must be alike on all processes. What cannot
-be moved is a HostStateError that says why, and nothing is restored.
+The user chooses one, because a state does not tell how the data were split. Each converts the
+iterators anywhere in the host state; all other values must be equal on all processes. A state that
+cannot be converted is a HostStateError with the reason, and nothing is restored.
 
-No remap can be right for iterators of ``tf.data``, whose state is closed to all but TensorFlow, nor
-for Grain's ``IndexSampler``, which gives each process one stretch of the data.
+No conversion is possible for iterators of ``tf.data``, whose state only TensorFlow can read, nor
+for Grain's ``IndexSampler``, which gives each process one contiguous part of the data.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = ["same_on_all", "smallest_position"]
 
 
 def same_on_all() -> IteratorRemap:
-    """Every process takes the one state that all former ones had.
+    """Return the remap that gives every process the one state that all former ones had.
 
     Exact for Grain's ``ElasticIterator``, and for data that every process reads in full.
-    HostStateError where the states differ.
+    HostStateError when the states differ.
     """
 
     def same(states: Sequence[Any], index: int, count: int) -> Any:
@@ -37,18 +37,19 @@ def same_on_all() -> IteratorRemap:
 def smallest_position(
     *, global_batch_kept: bool = False, approximate: bool = False
 ) -> IteratorRemap:
-    """Every process goes on where the former process that was least far had come to, all counted.
+    """Return the remap that continues at the lowest position of the former processes.
 
-    Exact for data cut as ``[process::count]`` after any shuffling: a sliced Grain ``MapDataset``,
+    Exact for data split as ``[process::count]`` after any shuffling: a sliced Grain ``MapDataset``,
     and a ``DataLoader`` with a ``SequentialSampler``, without worker processes. No element is left
-    out; fewer than there are processes, of elements or of batches, come again.
+    out; fewer elements (or batches) than there are processes are repeated.
 
     Args:
       global_batch_kept: the position counts batches, and each process's batch was changed so that
-        the job's stayed as large: the position stays. Else it grows as the processes get fewer.
-      approximate: also for samplers that cut the data in another way, ``IndexSampler`` among them:
-        as many elements are behind as before, but others: in the epoch under way some come twice,
-        and as many not at all.
+        the job's batch kept its size: the position stays. Otherwise it grows as processes get
+        fewer.
+      approximate: also for samplers that split the data in another way, such as ``IndexSampler``:
+        the number of consumed elements is kept, but they are other elements; in the current epoch
+        some are repeated and as many are left out.
     """
     move = partial(move_position, global_batch_kept=global_batch_kept, approximate=approximate)
     return IteratorRemap("smallest_position", move)

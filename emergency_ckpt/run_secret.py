@@ -1,4 +1,4 @@
-"""The run's secret: where it comes from, and what is derived from it."""
+"""The run's secret: its sources, and the keys derived from it."""
 
 from __future__ import annotations
 
@@ -17,28 +17,26 @@ from emergency_ckpt.types import Security
 
 SECRET_VARIABLE = "ECKPT_SECRET"  # noqa: S105  the name of a variable, not a secret
 LAUNCHER_VARIABLE = "ECKPT_JOB_SECRET"
-"""A secret that `eckpt launch` makes for the processes that it starts."""
+"""Variable with the secret that ``eckpt launch`` generates for the processes that it starts."""
 MIN_SECRET_BYTES = 32
 _MAX_SECRET_BYTES = 4096
 _GENERATE_HINT = "python -c 'import secrets; print(secrets.token_hex(32))' makes one"
 
 
 Kind = Literal["given", "launcher"]
-"""From the user, or from the launcher of the job, which has started all processes."""
+"""Source: the user, or the launcher that has started all processes of the job."""
 
 
 @dataclasses.dataclass(frozen=True)
 class OwnSecret:
-    """A secret that this process has before it talks to others."""
+    """A secret that this process has before it communicates with others."""
 
     value: bytes = dataclasses.field(repr=False)
     kind: Kind
 
 
 def generate_secret() -> bytes:
-    """Return a fresh secret: 32 random bytes as 64 hexadecimal digits, fit for a file or a
-    variable.
-    """
+    """Return a fresh secret: 32 random bytes as 64 hexadecimal digits."""
     return secrets.token_hex(32).encode()
 
 
@@ -48,7 +46,7 @@ def load_secret_file(path: Path) -> bytes:
     ConfigError when the file cannot be read, is too short or too long, or is open to others. Group
     read is allowed, because mounted Kubernetes secrets with an fsGroup always have it.
     """
-    # O_NONBLOCK: a pipe or a device must not wait for its other end; O_NOCTTY: nor become ours.
+    # O_NONBLOCK: opening a pipe or a device must not block; O_NOCTTY: it must not become ours.
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
     try:
         descriptor = os.open(path, flags)
@@ -73,25 +71,24 @@ def load_secret_file(path: Path) -> bytes:
 def secret_from_environment(environ: Mapping[str, str]) -> bytes | None:
     """Return the secret in ``ECKPT_SECRET``, None when that is not set. ConfigError when too short.
 
-    Its bytes are those of the environment, whatever encoding they are in.
+    Its bytes are those of the environment, in any encoding.
     """
     return _from_variable(SECRET_VARIABLE, environ)
 
 
 def launcher_secret(environ: Mapping[str, str]) -> bytes | None:
-    """Return the secret that the launcher of this job made for it, None when there is no such
-    launcher.
+    """Return the secret that the job's launcher generated; None without such a launcher.
 
-    Nobody else knows it, but the next job has another one. ConfigError when it is too short.
+    No other party knows it, but the next job has another one. ConfigError when it is too short.
     """
     return _from_variable(LAUNCHER_VARIABLE, environ)
 
 
 def own_secret(secret_file: str | None, environ: Mapping[str, str]) -> OwnSecret | None:
-    """Return the secret that this process is given; None when it is given none.
+    """Return the secret given to this process; None when it is given none.
 
-    Of ``secret_file``, else of the user's variable, else of the launcher of the job. ConfigError
-    when there is one that will not do.
+    From ``secret_file``, else the user's variable, else the job's launcher. ConfigError when it is
+    invalid.
     """
     if secret_file:
         return OwnSecret(load_secret_file(Path(secret_file)), "given")
@@ -108,8 +105,8 @@ def _from_variable(name: str, environ: Mapping[str, str]) -> bytes | None:
         return None
     try:
         secret = os.fsencode(text)
-    except UnicodeEncodeError as error:  # a mapping that is not the process's environment
-        problem = f"{name} has characters that no environment can have"
+    except UnicodeEncodeError as error:  # only in a mapping that is not the process's environment
+        problem = f"{name} has characters that an environment cannot have"
         raise ConfigError([problem], target="secret") from error
     return _checked(secret, name)
 
@@ -126,17 +123,17 @@ def _kind_of(mode: int) -> str:
 
 
 def check_secret(secret: bytes) -> None:
-    """ConfigError when ``secret`` is too short: a recorded handshake could be searched offline."""
+    """Raise ConfigError for a short secret: a recorded handshake could be searched offline."""
     _checked(secret, "the secret")
 
 
 def _checked(data: bytes, where: str) -> bytes:
-    # Of what is too long only a part was read, which may shrink to a length that would do.
+    # A secret that is too long was read only in part, and stripping could hide that.
     secret = data.strip() if len(data) <= _MAX_SECRET_BYTES else data
     if not MIN_SECRET_BYTES <= len(secret) <= _MAX_SECRET_BYTES:
         raise ConfigError(
             [
-                f"{where} holds {len(secret)} bytes, needed are"
+                f"{where} has {len(secret)} bytes, not"
                 f" {MIN_SECRET_BYTES} to {_MAX_SECRET_BYTES}; {_GENERATE_HINT}"
             ],
             target="secret",
@@ -145,7 +142,7 @@ def _checked(data: bytes, where: str) -> bytes:
 
 
 class Credentials:
-    """A run id, its secret, and how bytes are protected. Never shows the secret as text."""
+    """A run id, its secret, and the protection of bytes. Its repr never shows the secret."""
 
     def __init__(self, run_id: str, secret: bytes, security: Security = "mac") -> None:
         check_secret(secret)
@@ -154,5 +151,5 @@ class Credentials:
         self._secret = secret
 
     def derive(self, derivation: HKDF) -> bytes:
-        """Key material from the secret."""
+        """Return key material derived from the secret."""
         return derivation.derive(self._secret)

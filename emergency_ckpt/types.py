@@ -1,7 +1,7 @@
-"""Value types that every layer shares. All are immutable and comparable.
+"""Value types that all layers share. All are immutable and comparable.
 
-The small ones are not looked at by the garbage collector: they hold numbers and names, which make
-no cycles, and a large job's leader has millions of them.
+The small ones are exempt from garbage collection: they hold numbers and names, which form no
+cycles, and a large job's leader has millions of them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ Box = tuple[tuple[int, int], ...]
 
 
 class SaveId(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True, gc=False):
-    """Identity of one save. Parts are only ever put together when all three are equal.
+    """Identity of one save. Parts are combined only when all three fields are equal.
 
     ``incarnation`` is a fresh id for each start of the job. It begins with the leader's clock in
-    fixed-width hexadecimal milliseconds, so that later lives usually sort after earlier ones; only
-    a preference between two whole saves of one step hangs on that order, never correctness.
+    fixed-width hexadecimal milliseconds, so that later lives usually sort after earlier ones.
+    Correctness does not depend on that order, only the choice between two complete saves of one
+    step.
     """
 
     step: int
@@ -52,7 +53,7 @@ class LeafSpec(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=Tr
 
 
 class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """Where one shard lies in a slot.
+    """The place of one shard in a slot.
 
     Attributes:
       leaf: index into the manifest's ``leaves``.
@@ -70,7 +71,7 @@ class ShardEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fal
 
 
 class Writer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who published a manifest. For people and tools; no decision depends on it."""
+    """The process that published a manifest. For people and tools; no decision depends on it."""
 
     process_index: int
     process_count: int
@@ -79,12 +80,12 @@ class Writer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Contents(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a manifest says apart from its writer: equal, byte for byte, between replicas.
+    """The part of a manifest that is equal, byte for byte, between replicas: all but its writer.
 
     Attributes:
       save: identity of the save.
-      leaves: every leaf of the state, sorted by path, also those of which nothing is stored here.
-      shards: what is stored here, sorted by (leaf, box).
+      leaves: every leaf of the state, sorted by path, also those without a shard here.
+      shards: the shards stored here, sorted by (leaf, box).
     """
 
     save: SaveId
@@ -98,11 +99,11 @@ class Contents(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one process published for one step.
+    """The shards that one process published for one step.
 
     Attributes:
-      contents_digest: SHA-256 (hex) of the canonical encoding of ``contents``; the name by which
-        planner and peers refer to it. Replicas have equal digests.
+      contents_digest: SHA-256 (hex) of the canonical encoding of ``contents``, by which planner
+        and peers refer to it. Replicas have equal digests.
     """
 
     contents_digest: str
@@ -111,7 +112,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 Security = Literal["mac", "aead", "crc"]
-"""Bytes of shards on a connection: authenticated, encrypted too, or as they are."""
+"""Protection of shard bytes on a connection: authenticated, also encrypted, or none but a CRC."""
 
 SHARD_ALIGNMENT_BYTES = 64
 """Offsets in a slot are multiples of this: XLA takes 64-byte aligned host memory without a copy."""

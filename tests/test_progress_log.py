@@ -49,7 +49,7 @@ def test_save_below_the_newest_is_named_once(world: World) -> None:
         assert not checkpointer.save(step=6, state=world.state(6))
     assert [line for line in lines if "ignored" in line] == [
         "save of step 4 ignored: step 5 is the newest that was saved or restored;"
-        " later saves of this kind are ignored without a word"
+        " later ones are ignored without a message"
     ]
 
 

@@ -14,7 +14,7 @@ def port(text: str) -> int:
 
 
 def mebibytes(text: str) -> int:
-    """Return a size of at least 1 MiB that a machine may have."""
+    """Return a size in MiB of at least 1, within the size of real machines."""
     return _between(text, 1, 1 << 30)
 
 
@@ -33,19 +33,21 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def duration(text: str) -> float:
-    """Return a time from 0 on, in seconds or with a unit: 90s, 30m, 12h, 7d."""
+    """Return a time of at least 0, in seconds or with a unit: 90s, 30m, 12h, 7d."""
     number, unit_s = (text[:-1], _UNITS_S[text[-1]]) if text[-1:] in _UNITS_S else (text, 1)
     try:
         value = float(number) * unit_s
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time such as 90s, 12h or 7d") from error
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a time such as 90s, 12h or 7d"
+        ) from error
     if not 0 <= value < _LONGEST_S:
         raise argparse.ArgumentTypeError(f"{text} is not from 0 to {_LONGEST_S:.0f} seconds")
     return value
 
 
 def seed(text: str) -> int:
-    """What starts random numbers, in 32 bits."""
+    """Return a seed of random numbers, of 32 bits."""
     return _between(text, 0, 2**32 - 1)
 
 
@@ -56,7 +58,7 @@ def user_id(text: str) -> int:
     try:
         return pwd.getpwnam(text).pw_uid
     except (KeyError, ValueError) as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no user of this host") from error
+        raise argparse.ArgumentTypeError(f"{text!r} is not a user of this host") from error
 
 
 def _between(text: str, least: int, most: int) -> int:

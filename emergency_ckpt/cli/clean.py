@@ -1,4 +1,4 @@
-"""``eckpt clean``: what runs left on this host's ramdisk, and its removal by hand."""
+"""``eckpt clean``: lists and removes leftover runs on this host's ramdisk."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: SubParsers) -> None:
-    """Add ``clean``."""
+    """Add the parser of ``clean``."""
     parser = subparsers.add_parser(
         "clean",
-        help="list and remove what runs left on this host's ramdisk",
+        help="list and remove leftover runs on this host's ramdisk",
         description=(
-            "Lists the runs that have directories on a ramdisk, with their size and age. With"
-            " --yes it removes those that changed longer ago than --older-than. A run of which a"
-            " live process owns or serves a directory always stays."
+            "Lists the runs that have directories on a ramdisk, with their size and age. With --yes"
+            " it removes those last changed longer ago than --older-than. A run always stays while"
+            " a live process owns or serves one of its directories."
         ),
     )
     parser.add_argument("--local-dir", type=Path, required=True, help="the ramdisk directory")
@@ -39,14 +39,16 @@ def add_parser(subparsers: SubParsers) -> None:
         type=duration,
         default=GRACE_S,
         metavar="AGE",
-        help="only runs that have not changed for so long: 90s, 30m, 12h, 7d, 0 (default: 1d)",
+        help="only runs unchanged for this time: 90s, 30m, 12h, 7d, 0 (default: 1d)",
     )
-    parser.add_argument("--yes", action="store_true", help="remove them; else they are only listed")
+    parser.add_argument(
+        "--yes", action="store_true", help="remove them; otherwise they are only listed"
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """List, and with ``--yes`` remove; 1 when the named run is not there or has to stay."""
+    """List runs, with ``--yes`` remove them; return 1 if the named run is absent or stays."""
     try:
         runs = left_runs(args.local_dir)
     except OSError as error:

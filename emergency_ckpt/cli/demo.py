@@ -1,4 +1,4 @@
-"""``eckpt demo``: lose a slice, watch the job recover from its peers' RAM, compare the bits."""
+"""``eckpt demo``: lose a slice, recover from the RAM of peers, and compare the bits."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from emergency_ckpt.errors import ConfigError
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage]
 
-# Of the processes of the job: better missed here than in each of their logs.
+# Imported by the job's processes; checked here so that the error is not only in their logs.
 _NEEDED_MODULES = ("grain", "optax")
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """Add the command ``demo``."""
+    """Add the parser of ``demo``."""
     parser = subparsers.add_parser(
         "demo",
         help="train, lose a slice, recover from peers, compare with an undisturbed run",
@@ -54,7 +54,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the demonstration; 0 only when everything recovered and is equal bit for bit.
+    """Run the demonstration; return 0 only when every scenario recovered and is equal bit for bit.
 
     Raises:
       ConfigError: the options do not fit together, or a needed package is not installed.

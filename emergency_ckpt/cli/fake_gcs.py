@@ -26,7 +26,11 @@ def add_parser(subparsers: SubParsers) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     parser.add_argument("--port", type=port, default=0, help="port, 0 for a free one (%(default)s)")
     parser.add_argument(
-        "--bucket", action="append", default=[], metavar="NAME", help="make this bucket; repeatable"
+        "--bucket",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="create this bucket; repeatable",
     )
     parser.add_argument(
         "--object-mib", type=mebibytes, default=4096, help="largest object, MiB (%(default)s)"
@@ -38,8 +42,8 @@ def add_parser(subparsers: SubParsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until told to stop. Blocks."""
-    # Only here, so that `eckpt --help` needs no HTTP server.
+    """Serve until SIGINT or SIGTERM. Blocks."""
+    # Imported here, so that `eckpt --help` does not import the HTTP server.
     from emergency_ckpt.testing.gcs import (  # noqa: PLC0415
         GcsControl,
         Limits,

@@ -1,4 +1,4 @@
-"""`eckpt launch`: a multi-slice training job on this machine, restarted when it dies."""
+"""``eckpt launch``: a multi-slice training job on this machine, restarted when it dies."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _SHOWN_EVENTS = ("fault.fired", "ram.lost", "life.ended", "job.restarting", "job
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _EPILOG = """\
 faults: words separated by spaces, several --fault options fire in order, each once
-  step=23              when some process reports this step (needed)
-  kill=slice:1         process:3 | host:2 | hosts:1,3 | slice:1 | all (needed)
+  step=23              when a process reports this step (required)
+  kill=slice:1         process:3 | host:2 | hosts:1,3 | slice:1 | all (required)
   lose-ram             their ramdisks are empty in the next life
-  permute=reverse      number the processes anew: reverse | swap-slices | seed:7 | 3,2,1,0
+  permute=reverse      renumber the processes: reverse | swap-slices | seed:7 | 3,2,1,0
   signal=KILL          KILL | TERM | STOP | ABRT
-  resume-after-s=1.5   with signal=STOP: let them go on so many seconds later
-  exact                hold the processes at exactly this step until the fault comes
+  resume-after-s=1.5   with signal=STOP: continue them after this many seconds
+  exact                hold the processes at exactly this step until the fault fires
 
-The program finds its place in the job with emergency_ckpt.launch.environment.JobEnvironment
+The program reads its place in the job with emergency_ckpt.launch.environment.JobEnvironment
 .from_environ() and reports its steps with report_step(step) of the same module.
 """
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    """Add the parser of `eckpt launch`."""
+    """Add the parser of ``launch``."""
     parser = subparsers.add_parser(
         "launch",
         help="run a training job as several slices on this machine, and restart it when it dies",
@@ -60,17 +60,17 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--log-dir",
         type=Path,
-        help="default: a temporary directory, which stays after a failure only",
+        help="default: a temporary directory, kept only after a failure",
     )
     parser.add_argument("--max-restarts", type=int, default=5)
     parser.add_argument(
         "--breaker-deaths",
         type=int,
         default=3,
-        help="give up after so many deaths in a row without progress (default: 3)",
+        help="give up after this many deaths in a row without progress (default: 3)",
     )
     parser.add_argument(
-        "--hang-timeout-s", type=seconds, help="restart when no step was reported for so long"
+        "--hang-timeout-s", type=seconds, help="restart when no step was reported for this time"
     )
     parser.add_argument("--grace-s", type=float, default=1.0, help="from SIGTERM to SIGKILL")
     parser.add_argument("--timeout-s", type=seconds, help="end the job after this time")
@@ -79,7 +79,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the job; its exit code. SIGINT, SIGTERM and SIGHUP end it cleanly."""
+    """Run the job; return its exit code. SIGINT, SIGTERM and SIGHUP end it cleanly."""
     faults = [parse_fault(text) for text in args.fault]
     if args.log_dir is not None:
         return _run(args, job_spec(args, args.log_dir), faults)

@@ -1,4 +1,4 @@
-"""`eckpt`: one command, its subcommands found in a fixed list and imported when they are used.
+"""``eckpt``: one command; its subcommands are listed here and imported on use.
 
 A subcommand is a module of this package with two functions: ``add_parser(subparsers)`` adds its
 argument parser under its own name, ``run(args) -> int`` does the work and returns the exit code.
@@ -26,10 +26,10 @@ class Command:
     """A subcommand.
 
     Attributes:
-      module: where it lives.
-      summary: one line for the list of commands, known without importing the module.
+      module: its module.
+      summary: one line for the list of commands, available without importing the module.
       extra: the optional dependencies of this package that it needs.
-      takes_command: it wants a program and its arguments after ``--``.
+      takes_command: it takes a program and its arguments after ``--``.
     """
 
     module: str
@@ -48,11 +48,11 @@ COMMANDS = {
         "emergency_ckpt.cli.serve", "serve this host's ramdisk to peers while its trainer is down"
     ),
     "clean": Command(
-        "emergency_ckpt.cli.clean", "list and remove what runs left on this host's ramdisk"
+        "emergency_ckpt.cli.clean", "list and remove leftover runs on this host's ramdisk"
     ),
     "plan-placement": Command(
         "emergency_ckpt.cli.plan_placement",
-        "what each number of copies costs and survives, and which one to take",
+        "compute cost and survival of each number of copies, and recommend one",
     ),
     "demo": Command(
         "emergency_ckpt.cli.demo", "lose a slice in the middle of training and recover", "demo"
@@ -66,7 +66,7 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand; its exit code. 2: the command line is wrong or a package is missing."""
+    """Run one subcommand; return its exit code. 2: wrong command line, or a missing package."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     own, program = _split_program(arguments)
     name = next((word for word in own if not word.startswith("-")), "")
@@ -86,13 +86,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         return _fail(name, str(error))
     except (CheckpointError, OSError) as error:
-        # Also a directory that cannot be made, a port that is taken.
+        # Also a directory that cannot be created, or a port in use.
         _fail(name, str(error))
         return 1
 
 
 def _split_program(arguments: list[str]) -> tuple[list[str], list[str] | None]:
-    # Done by hand: argparse treats "--" inside subcommands differently from version to version.
+    # By hand, because argparse's treatment of "--" inside subcommands differs between versions.
     if "--" not in arguments:
         return arguments, None
     at = arguments.index("--")

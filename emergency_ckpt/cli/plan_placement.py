@@ -1,4 +1,4 @@
-"""``eckpt plan-placement``: what each number of copies costs and survives, for a given job."""
+"""``eckpt plan-placement``: cost and survival of each number of copies, for a given job."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _WIDTH_CHARS = 200
 
 
 _LEGEND = (
-    "RAM: two slots of a host. stall: transfer of what is stored. in RAM: until a save is whole.",
-    "fetch: from peers, when nothing is lost. slice lost: the same then, for the busiest host.",
+    "RAM: two slots of a host. stall: transfer to the host. in RAM: time until a save is complete.",
+    "fetch: from peers, with nothing lost. slice lost: the same for the busiest host after a loss.",
     "k lost: the RAM tier survives k random hosts failing at once. All computed from the rates.",
 )
 
 
 def add_parser(subparsers: SubParsers) -> None:
-    """Add ``plan-placement``."""
+    """Add the parser of ``plan-placement``."""
     parser = subparsers.add_parser(
         "plan-placement",
-        help="what each number of copies costs and survives",
+        help="compute cost and survival of each number of copies",
         description=(
             "Computes, for each placement of shards on slices: RAM, stall of the training thread,"
-            " network at a restore, and how likely the RAM tier survives the loss of random hosts;"
-            " and names one to take. The defaults for the rates are those of a v5p host: 60 GB/s"
+            " network at a restore, and the probability that the RAM tier survives the loss of"
+            " random hosts; and recommends one. The default rates are those of a v5p host: 60 GB/s"
             " from four chips, 25 GB/s between slices."
         ),
     )
@@ -72,7 +72,7 @@ def add_parser(subparsers: SubParsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compute and print. 0."""
+    """Compute and print the table; return 0."""
     if not 0 < args.survival <= 1:
         raise ConfigError(
             [f"--survival must be above 0 and at most 1, not {args.survival}"], target="the plan"
@@ -149,7 +149,7 @@ def _table(job: JobShape, rows: Sequence[PlacementCosts], chosen: PlacementCosts
 
 
 def _percent(probability: float) -> str:
-    """Never rounded up to certainty."""
+    """Return a percentage that is never rounded up to 100%."""
     if probability == 1:
         return "100%"
     return (

@@ -1,4 +1,4 @@
-"""``eckpt serve``: a host's ramdisk stays readable for peers while its trainer is down."""
+"""``eckpt serve``: serves a host's ramdisk to peers while its trainer is down."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: SubParsers) -> None:
-    """Add ``serve``."""
+    """Add the parser of ``serve``."""
     parser = subparsers.add_parser(
         "serve",
         help="serve this host's ramdisk to peers while its trainer is down",
         description=(
-            "Serves what the processes of a run left on this host's ramdisk, read-only, to peers"
-            " that know the run's secret. Prints one line, 'serving IDENTITY@HOST:PORT', and"
-            " runs until SIGINT or SIGTERM. extra_holders of a job takes that text: with the"
-            " identity, which is new at each start, no other server is taken; without it, any"
-            " that knows the secret. The directories are not deleted meanwhile."
+            "Serves the saves of a run on this host's ramdisk, read-only, to peers that know the"
+            " run's secret. Prints one line, 'serving IDENTITY@HOST:PORT', and runs until SIGINT"
+            " or SIGTERM. Put that text into the job's extra_holders: with the identity, which is"
+            " new at each start, only this server is accepted; without it, any that knows the"
+            " secret. The directories are not deleted meanwhile."
         ),
     )
     parser.add_argument("--local-dir", type=Path, required=True, help="the ramdisk directory")
@@ -46,8 +46,8 @@ def add_parser(subparsers: SubParsers) -> None:
         "--owner",
         type=user_id,
         metavar="USER",
-        help="user whose ramdisk it is, by name or number, where root serves another's; default:"
-        " the user of this command. What belongs to anybody else is not served",
+        help="owner of the ramdisk, by name or number, when root serves it; default: the user of"
+        " this command. Files of other users are not served",
     )
     parser.add_argument(
         "--bind", default="127.0.0.1", help="the one address to listen on (%(default)s)"
@@ -57,13 +57,13 @@ def add_parser(subparsers: SubParsers) -> None:
         "--transfer-security",
         choices=get_args(Security),
         default="mac",
-        help="as the job's setting of that name (%(default)s)",
+        help="as the job's setting with this name (%(default)s)",
     )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until told to stop. Blocks; 0 after a clean stop. Main thread only."""
+    """Serve until SIGINT or SIGTERM. Blocks; return 0 after a clean stop. Main thread only."""
     stopping = threading.Event()
 
     def stop(_number: int, _frame: object) -> None:
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
             port=args.port,
         )
         holdings.address = server.contact
-        holdings.inventory()  # takes the readers' locks before anybody is told
+        holdings.inventory()  # takes the readers' locks before the address is printed
         with server:
             print(f"serving {server.contact}", flush=True)
             stopping.wait()

@@ -74,8 +74,7 @@ def _get_within(coordinator: Coordinator, key: str, timeout_s: float) -> bytes |
 
 
 def gather(coordinator: Coordinator, name: str, value: bytes, timeout_s: float) -> dict[int, bytes]:
-    """Gather one ``value`` per process at the leader (process 0); others get an empty dict.
-    Collective.
+    """Gather one ``value`` per process at the leader, process 0; others get {}. Collective.
 
     Only the leader waits. DeadlineExceeded names the processes that did not come, and PeerLeft one
     that has left.
@@ -159,9 +158,7 @@ def share(
 def await_leader(
     coordinator: Coordinator, key: str, timeout_s: float, gathered: str | None = None
 ) -> bytes:
-    """Return the value that the leader sets at ``key``. Errors and ``gathered`` as for
-    ``share``.
-    """
+    """Return the leader's value at ``key``. Errors and ``gathered`` as for ``share``."""
 
     def who_never_comes() -> str:
         gone = departed(coordinator)
@@ -190,8 +187,7 @@ def exchange(
 
 
 def agree(coordinator: Coordinator, name: str, error: str, timeout_s: float) -> str:
-    """Return the errors of all processes in one line, the same everywhere; empty when there are
-    none.
+    """Return the errors of all processes in one line, the same everywhere, or an empty text.
 
     Collective. ``error``: this process's own, empty when it has none.
     """

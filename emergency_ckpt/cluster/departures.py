@@ -39,9 +39,7 @@ class _Leaving(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def in_order(save: SaveId) -> tuple[str, int]:
-    """Return a key that rises from one save of a process to its next: later lives sort after
-    earlier.
-    """
+    """Return a key that rises with each save of a process, since later lives sort later."""
     return save.incarnation, save.step
 
 
@@ -52,9 +50,7 @@ def leaving(coordinator: Coordinator) -> dict[int, str]:
 
 
 def _leaving(coordinator: Coordinator) -> dict[int, _Leaving]:
-    """Return the readable announcements; an unreadable one counts as left, without any save
-    begun.
-    """
+    """Return the announcements; an unreadable one counts as left, without any save begun."""
     found = by_process(coordinator.list(LEAVING), LEAVING, coordinator.process_count)
     return decode_each(found, _Leaving, LEAVING, lambda text: _Leaving(text, {}))
 
@@ -96,8 +92,7 @@ class Departures:
             logging.info("leaving without telling the other processes: %s", error)
 
     def absent(self, tier: TierName, save: SaveId, processes: Collection[int]) -> dict[int, str]:
-        """Return those of ``processes`` that take no part in ``save`` any more, each with a
-        sentence.
+        """Return those of ``processes`` that take no part in ``save``, each with a sentence.
 
         Blocks for about a second for each of at most a few processes whose hosts do not answer.
         """
@@ -128,9 +123,7 @@ class Departures:
         return found
 
     def _refuses(self, process: int) -> bool:
-        """Return whether the host of ``process`` refuses connections; a silent host may only be
-        slow.
-        """
+        """Return whether the host of ``process`` refuses connections; silence may mean slowness."""
         assert self._address_of is not None
         try:
             host, port = parse_address(self._address_of(process))

@@ -60,16 +60,12 @@ def decode_each(
 
 
 def by_process(found: Mapping[str, bytes], name: str, process_count: int) -> dict[int, bytes]:
-    """Return the values below the key ``name`` by process. CoordinationError for an unknown
-    process.
-    """
+    """Return the values below the key ``name`` by process. CoordinationError: unknown process."""
     return {process_of(text, name, process_count): data for text, data in found.items()}
 
 
 def process_of(text: str, name: str, process_count: int) -> int:
-    """Return the process named by the last part of a key below ``name``. CoordinationError
-    otherwise.
-    """
+    """Return the process that the last part of a key below ``name`` names. CoordinationError."""
     process = number_of(text, name)
     if process >= process_count:
         raise _not_a_message(f"{name}/{text[:40]}", f"there are {process_count} processes")
@@ -77,9 +73,7 @@ def process_of(text: str, name: str, process_count: int) -> int:
 
 
 def number_of(text: str | bytes, name: str) -> int:
-    """Return a whole number from 0 on, in its shortest decimal form. CoordinationError
-    otherwise.
-    """
+    """Return a whole number from 0 on, in its shortest decimal form. CoordinationError."""
     plain = text if isinstance(text, str) else text[:40].decode(errors="replace")
     is_number = plain.isascii() and plain.isdecimal() and len(plain) <= 20
     if not is_number or str(int(plain)) != plain:
@@ -88,9 +82,7 @@ def number_of(text: str | bytes, name: str) -> int:
 
 
 def text_of(data: bytes, name: str) -> str:
-    """Return a message that is a short text. CoordinationError when it is too long or not a
-    text.
-    """
+    """Return a message that is a short text. CoordinationError: too long, or not a text."""
     if len(data) > _REASON_LIMIT_BYTES:
         raise _not_a_message(name, f"{len(data)} bytes are more than {_REASON_LIMIT_BYTES}")
     try:

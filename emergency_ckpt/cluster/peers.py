@@ -58,9 +58,7 @@ class Peers:
         return known
 
     def push_host_state(self, process: int, save: SaveId, data: bytes) -> None:
-        """Send ``process`` a copy of this process's host state; published there on return.
-        Blocks.
-        """
+        """Send ``process`` a copy of this process's host state; published on return. Blocks."""
         me, count = self._coordinator.process_index, self._coordinator.process_count
         self.client.push_host_state(self.address_of(process), save, me, count, data)
 
@@ -107,9 +105,7 @@ def agree_start(coordinator: Coordinator, start: Callable[[], str], timeout_s: f
 
 
 def new_incarnation(after: str = "") -> str:
-    """Return a fresh id that sorts by this machine's clock, and after ``after``; see
-    ``types.SaveId``.
-    """
+    """Return a fresh id that sorts by this machine's clock and after ``after``."""
     now_ms = time.time_ns() // 1_000_000
     earlier = _CLOCK.match(after)
     if earlier is not None:

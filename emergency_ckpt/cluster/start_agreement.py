@@ -135,9 +135,7 @@ def _lead(coordinator: Coordinator, deadline_s: float) -> _Decision:
 
 
 def _learn_differences(coordinator: Coordinator, deadline_s: float) -> list[str]:
-    """Return the differences, computed by the leader. All processes are here: they have its
-    decision.
-    """
+    """Return the differences, computed by the leader, after its decision ``differ``."""
     name = "settings.differences"
     if coordinator.process_index != 0:
         data = coordinator.get(name, deadline_left_s(deadline_s) + _TOLD_LATE_S)

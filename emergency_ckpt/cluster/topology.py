@@ -74,9 +74,7 @@ def _unsplit_axis(mesh: jax.sharding.Mesh, tree: StateTree) -> int | None:
 
 
 def _merged(pairs: Iterable[tuple[int, int]], process_count: int) -> Topology:
-    """Return a topology from (process, index on the replica axis); indices that share a process
-    merge.
-    """
+    """Return a topology from (process, replica index); indices that share a process merge."""
     indices_of: dict[int, set[int]] = {}
     for process, index in pairs:
         indices_of.setdefault(process, set()).add(index)

@@ -27,9 +27,7 @@ def shape_of(box: Box) -> tuple[int, ...]:
 
 
 def volume(box: Box) -> int:
-    """Return the number of elements in the box: 1 for a scalar's box ``()``, 0 when a range is
-    empty.
-    """
+    """Return the number of elements: 1 for a scalar's box ``()``, 0 when a range is empty."""
     return math.prod(shape_of(box))
 
 

@@ -36,7 +36,7 @@ def move_position(
     global_batch_kept: bool = False,
     approximate: bool = False,
 ) -> Any:
-    """Return the state of process ``index`` of ``count`` from the states of all former processes in
+    """Return the state of process ``index`` of ``count`` from those of all former processes in
     order.
 
     Args:

@@ -39,9 +39,7 @@ class Layout(msgspec.Struct, frozen=True):
 
 
 def shard_nbytes(spec: LeafSpec, box: Box) -> int:
-    """Return the bytes of the part ``box`` of leaf ``spec`` as stored. KeyError for an unknown
-    dtype.
-    """
+    """Return the bytes of the part ``box`` of ``spec`` as stored. KeyError for an unknown dtype."""
     return prod(stop - start for start, stop in box) * DTYPE_ITEM_BYTES[spec.dtype]
 
 

@@ -37,9 +37,7 @@ def steps_by_kind(names: Iterable[str]) -> dict[str, dict[int, tuple[str, ...]]]
 
 
 def folders_of(kinds: Mapping[str, Mapping[int, Sequence[str]]]) -> dict[int, tuple[str, ...]]:
-    """Return the folders that may hold each step, in order of preference; the plain number comes
-    first.
-    """
+    """Return the folders that may hold each step, in order of preference, plain numbers first."""
     merged: dict[int, tuple[str, ...]] = {}
     for kind in sorted(kinds):  # the plain one first
         for number, names in kinds[kind].items():

@@ -48,7 +48,7 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         last_step = self._last_step(life)
         if last_step is not None and step <= last_step:
             return ""
-        return f"it was rolled back: incarnation {self.head} went on from step {self.start_step}"
+        return f"it was rolled back: incarnation {self.head} continued from step {self.start_step}"
 
     def _last_step(self, life: str) -> int | None:
         """Return the last step of ``life`` that belongs; None when the life is not on the path."""

@@ -1,7 +1,7 @@
 """The demo's data: the Python standard library's own sources, through a Grain pipeline.
 
-The order depends on the seed alone. Each process reads its own share of the windows, so its
-iterator's position is state of that process, which a checkpoint must bring back.
+The order depends on the seed alone. Each process reads its own share of the windows, so the
+position of its iterator is non-tensor state, which a checkpoint must restore.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class BatchIterator(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """What to read. ``batch_size`` counts the sequences of one process."""
+    """Settings of the pipeline. ``batch_size``: number of sequences of one process."""
 
     sequence_length: int
     batch_size: int
@@ -41,8 +41,7 @@ class DataConfig:
 
 
 def read_corpus(directory: Path | None = None, limit_bytes: int = CORPUS_LIMIT_BYTES) -> Bytes:
-    """Return the ``*.py`` files of ``directory`` joined in the order of names, up to
-    ``limit_bytes``.
+    """Return the ``*.py`` files of ``directory``, joined by name, up to ``limit_bytes``.
 
     By default the standard library's directory. Raises FileNotFoundError when there is no source.
     """
@@ -60,7 +59,7 @@ def read_corpus(directory: Path | None = None, limit_bytes: int = CORPUS_LIMIT_B
 
 
 def corpus_digest(corpus: Bytes) -> str:
-    """SHA-256 of the text. Runs that are to be compared must have read the same text."""
+    """Return the SHA-256 of the text, which must be equal for runs that are compared."""
     return hashlib.sha256(corpus.tobytes()).hexdigest()
 
 
@@ -83,7 +82,7 @@ class WindowSource:
 
 
 def make_iterator(config: DataConfig, corpus: Bytes) -> BatchIterator:
-    """This process's endless batches, reshuffled at each pass over the text.
+    """Return this process's endless batches, reshuffled at each pass over the text.
 
     Raises ValueError when the text does not give every process one batch.
     """
@@ -94,7 +93,7 @@ def make_iterator(config: DataConfig, corpus: Bytes) -> BatchIterator:
             f"make iterator: {len(source)} windows give {share} to each of {config.process_count}"
             f" processes, fewer than a batch of {config.batch_size}; give a longer text"
         )
-    # Equal shares: the shorter share of a process would start its next pass sooner.
+    # Equal shares, because a process with a shorter one would start its next pass sooner.
     dataset = (
         grain.MapDataset.source(source)
         .seed(config.seed)
@@ -103,6 +102,6 @@ def make_iterator(config: DataConfig, corpus: Bytes) -> BatchIterator:
         .repeat()
         .batch(config.batch_size, drop_remainder=True)
     )
-    # One reading thread: the job's processes share few cores, and a window is a slice of memory.
+    # One reading thread, because the processes share few cores and a window is a slice of memory.
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
     return iter(dataset.to_iter_dataset(options))

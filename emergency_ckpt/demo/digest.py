@@ -1,4 +1,4 @@
-"""Digests of a training state, equal for equal bits whichever process holds which shard."""
+"""Digests of a training state, independent of the processes that hold its shards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 
 def shard_digests(state: Any) -> dict[str, str]:
-    """SHA-256 by shard name, of the shards of ``state`` that this process's devices hold."""
+    """Return the SHA-256 of each shard of ``state`` on this process's devices, by shard name."""
     digests: dict[str, str] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
@@ -31,7 +31,7 @@ def shard_digests(state: Any) -> dict[str, str]:
 
 
 def iterator_digest(iterator_state: object) -> str:
-    """SHA-256 of a data iterator's state: its JSON form, or its bytes."""
+    """Return the SHA-256 of a data iterator's state: of its JSON form, or of its bytes."""
     if isinstance(iterator_state, bytes):
         return hashlib.sha256(iterator_state).hexdigest()
     text = json.dumps(iterator_state, sort_keys=True)

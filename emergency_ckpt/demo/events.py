@@ -1,6 +1,6 @@
-"""The demo's events: one JSON object a line, appended by the processes, read by the timeline.
+"""The demo's events: one JSON object per line, appended by the processes, read by the timeline.
 
-Each process appends to a file of its own. A kill leaves at most one torn line, at the end.
+Each process appends to its own file. A kill leaves at most one truncated line, at the end.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ LINE_LIMIT_BYTES = 64 << 10
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DemoEvent:
-    """One thing that happened in the job.
+    """One event of the job.
 
     Attributes:
       time_s: Unix time, for display and for the length of a recovery.
       name: dotted name: ``train.*`` from the loop, ``save.*``, ``persistent.*`` and ``restore.*``
         from the checkpointer, and those of ``launch.job.JobEvent``.
       life: 0 for the first start of the job, one more for each restart.
-      process: the process it happened in, None for the launcher.
+      process: the process that emitted it, None for the launcher.
       slice_index: the slice of that process, None for the launcher.
       fields: details; numbers, strings, booleans, None.
     """
@@ -39,7 +39,7 @@ class DemoEvent:
 
 
 def encode_event(event: DemoEvent) -> bytes:
-    """One line of JSON. Raises ValueError when it is over ``LINE_LIMIT_BYTES``."""
+    """Return one line of JSON. Raises ValueError when it is over ``LINE_LIMIT_BYTES``."""
     line = json.dumps(dataclasses.asdict(event), default=str).encode() + b"\n"
     if len(line) > LINE_LIMIT_BYTES:
         raise ValueError(f"encode event {event.name}: {len(line)} bytes, over {LINE_LIMIT_BYTES}")
@@ -47,7 +47,7 @@ def encode_event(event: DemoEvent) -> bytes:
 
 
 def decode_event(line: bytes) -> DemoEvent:
-    """Inverse of :func:`encode_event`. Raises ValueError for anything else."""
+    """Return the event encoded in ``line``. Raises ValueError for anything else."""
     if len(line) > LINE_LIMIT_BYTES:
         raise ValueError(f"decode event: {len(line)} bytes in a line, over {LINE_LIMIT_BYTES}")
     document = json.loads(line)
@@ -63,7 +63,7 @@ class EventLog:
     """Appends the events of one process. Any thread may call ``emit``."""
 
     def __init__(self, path: Path | None, *, life: int, process: int, slice_index: int) -> None:
-        """With ``path`` None the events go nowhere."""
+        """``path``: None discards the events."""
         self._life = life
         self._process = process
         self._slice_index = slice_index
@@ -71,7 +71,7 @@ class EventLog:
         if path is not None:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
             self._descriptor = os.open(path, flags, 0o644)
-            # Ends a line that a killed predecessor may have left torn; readers skip empty lines.
+            # Ends a line that a killed predecessor may have truncated; readers skip empty lines.
             os.write(self._descriptor, b"\n")
 
     def emit(self, name: str, fields: Mapping[str, Any], time_s: float | None = None) -> None:
@@ -90,7 +90,7 @@ class EventLog:
 
 
 class EventTail:
-    """Reads what was appended to the ``*.jsonl`` files below a directory since the last call."""
+    """Reads the lines appended to the ``*.jsonl`` files below a directory since the last call."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -99,7 +99,7 @@ class EventTail:
     def read_new(self) -> list[DemoEvent]:
         """Return the new events by time. An unfinished line waits for the next call.
 
-        A torn line was the last of a killed process and can say nothing any more: it is skipped.
+        A truncated line was the last of a killed process and is skipped.
         """
         events: list[DemoEvent] = []
         for path in sorted(self._directory.rglob("*.jsonl")):

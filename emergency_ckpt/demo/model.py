@@ -1,7 +1,7 @@
 """The demo's model: a small decoder-only transformer over bytes, trained with AdamW.
 
 The state is a plain dict ``{"params", "opt_state", "key"}``. Every array is sharded over ``fsdp``
-inside a slice where a dimension divides, and replicated over ``slice``; XLA's partitioner puts in
+inside a slice where a dimension divides, and replicated over ``slice``; XLA's partitioner inserts
 the all-gathers and reductions.
 """
 
@@ -43,8 +43,7 @@ class ModelConfig:
 
 
 def make_mesh(slice_count: int) -> Mesh:
-    """Return the mesh ("slice", "fsdp") over all devices of the job, in the order of process
-    indices.
+    """Return the mesh ("slice", "fsdp") over all devices of the job, ordered by process index.
 
     Raises ValueError when the devices do not divide into ``slice_count`` slices.
     """
@@ -57,7 +56,7 @@ def make_mesh(slice_count: int) -> Mesh:
 
 
 def partition_spec(shape: tuple[int, ...], fsdp_size: int) -> PartitionSpec:
-    """Return the spec of one array: its largest dimension that divides goes over ``fsdp``.
+    """Return the spec of one array, whose largest divisible dimension is sharded over ``fsdp``.
 
     The first of equal dimensions is taken; an array without such a dimension is replicated.
     """
@@ -75,7 +74,7 @@ def _optimizer(config: ModelConfig) -> optax.GradientTransformation:
 
 
 def _matrix_shapes(config: ModelConfig) -> dict[str, tuple[tuple[int, int], float]]:
-    """Shape and initial standard deviation of every matrix, by path."""
+    """Return shape and initial standard deviation of every matrix, by path."""
     width, hidden = config.d_model, config.d_model * config.mlp_ratio
     shapes = {
         "embedding": ((config.vocab_size, width), 0.02),
@@ -93,7 +92,7 @@ def _matrix_shapes(config: ModelConfig) -> dict[str, tuple[tuple[int, int], floa
 
 def _init_params(config: ModelConfig, key: jax.Array) -> dict[str, Any]:
     shapes = _matrix_shapes(config)
-    # One draw, cut up: a draw for each matrix takes seconds to compile.
+    # One draw, divided, because a draw for each matrix takes seconds to compile.
     noise = jax.random.normal(key, (sum(rows * columns for (rows, columns), _ in shapes.values()),))
     params: dict[str, Any] = {"final_norm": jnp.ones(config.d_model)}
     for index in range(config.num_layers):
@@ -184,8 +183,8 @@ def compile_train_step(config: ModelConfig, mesh: Mesh, sequences: int) -> Train
     whole = NamedSharding(mesh, PartitionSpec())
 
     def loss_of(params: Params, batch: jax.Array, key: jax.Array) -> jax.Array:
-        # Gathered once, so that the rest is pure data parallelism: left to itself the partitioner
-        # may split single matmuls over fsdp, with a collective for each.
+        # Gathered once, so that the rest is pure data parallelism. Otherwise the partitioner may
+        # split single matmuls over fsdp, with a collective for each.
         return _loss(config, jax.lax.with_sharding_constraint(params, whole), batch, key)
 
     def step(state: State, batch: jax.Array) -> tuple[State, jax.Array]:
@@ -208,5 +207,5 @@ def compile_train_step(config: ModelConfig, mesh: Mesh, sequences: int) -> Train
 
 
 def global_batch(mesh: Mesh, local: npt.NDArray[np.uint8]) -> jax.Array:
-    """The global batch of which ``local`` is this process's part. Every process must call it."""
+    """Return the global batch; ``local`` is this process's part. Every process must call it."""
     return jax.make_array_from_process_local_data(NamedSharding(mesh, BATCH_SPEC), local)

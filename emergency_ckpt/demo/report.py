@@ -1,4 +1,4 @@
-"""The demo's verdict: pure decisions over events and digests, a summary, a table and a plot."""
+"""The demo's result: pure decisions over events and digests, a summary, a table and a plot."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Summary = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FinishedRun:
-    """All that one run of the job left behind.
+    """The results of one run of the job.
 
     Attributes:
       finished: every process ended with success.
@@ -47,11 +47,11 @@ class Recovery:
     Attributes:
       fault_step: the last step that any process finished before the fault.
       restored_step: None when nothing was restored, or the processes do not agree.
-      tiers: the tiers that the processes name.
+      tiers: the tiers that the processes report.
       seconds: the longest restore of any process.
-      saved_seconds: of that process, how long its restore had worked before it was called.
+      saved_seconds: time that this process's prefetch ran before ``restore`` was called.
       local_bytes, peer_bytes, persistent_bytes: sums over the processes.
-      processes: how many reported a restore.
+      processes: number of processes that reported a restore.
     """
 
     fault_step: int | None
@@ -67,9 +67,9 @@ class Recovery:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScenarioVerdict:
-    """What is written down about one scenario; ``problems`` says why it is not a success.
+    """The result of one scenario; ``problems``: why it is not a success.
 
-    ``saved_seconds``: what the prefetch saved of the restore.
+    ``saved_seconds``: restore time saved by the prefetch.
     """
 
     summary: Summary
@@ -78,12 +78,12 @@ class ScenarioVerdict:
 
     @property
     def passed(self) -> bool:
-        """Recovered, and equal to the run that nothing disturbed."""
+        """True when it recovered with the bits of the undisturbed run."""
         return bool(self.summary["recovered"] and self.summary["bitwise_equal"])
 
 
 def losses(events: Sequence[DemoEvent], life: int | None = None) -> dict[int, float]:
-    """Loss by step, of one life or of all: of a step that was done twice the later one counts."""
+    """Return the loss by step, of one life or of all; the later value of a repeated step counts."""
     found: dict[int, float] = {}
     for event in sorted(events, key=lambda event: (event.life, event.time_s)):
         if event.name == "train.step" and life in (None, event.life):
@@ -92,7 +92,7 @@ def losses(events: Sequence[DemoEvent], life: int | None = None) -> dict[int, fl
 
 
 def recovery_of(events: Sequence[DemoEvent]) -> Recovery:
-    """What the second life says about its restore."""
+    """Return the restore that the second life reports."""
     before = [e.fields["step"] for e in events if e.name == "train.step" and e.life == 0]
     restores = [
         event.fields
@@ -119,12 +119,12 @@ def recovery_of(events: Sequence[DemoEvent]) -> Recovery:
 def recovery_problems(
     scenario: Scenario, process_count: int, faulty: FinishedRun, recovery: Recovery
 ) -> list[str]:
-    """Why the recovery is not the one that ``scenario`` must show; empty when it is."""
+    """Return why the recovery is not the one expected of ``scenario``; empty when it is."""
     found: list[str] = []
     if not faulty.finished:
-        found.append("the job did not come to its end after the fault")
+        found.append("the job did not finish after the fault")
     if not any(event.name == "fault.fired" for event in faulty.events):
-        found.append("the fault never struck: the run proves nothing")
+        found.append("the fault never fired, so the run proves nothing")
     if recovery.processes != process_count:
         found.append(f"{recovery.processes} of {process_count} processes report a restore")
     elif not recovery.restored_step:
@@ -135,25 +135,25 @@ def recovery_problems(
         )
     if scenario.is_notice and recovery.restored_step != recovery.fault_step:
         found.append(
-            f"training had come to step {recovery.fault_step} and went on from"
-            f" {recovery.restored_step}, though there was time to save"
+            f"training was at step {recovery.fault_step} and continued from"
+            f" {recovery.restored_step}, although there was time to save"
         )
     if scenario.needs_peers and not recovery.peer_bytes:
-        found.append("no byte came from a peer, though RAM was lost")
+        found.append("no byte came from a peer, although RAM was lost")
     if scenario.tier == "local" and recovery.persistent_bytes:
         found.append(
-            f"{recovery.persistent_bytes} bytes came from the persistent tier, though the RAM of"
+            f"{recovery.persistent_bytes} bytes came from the persistent tier, although the RAM of"
             " other hosts had all of them"
         )
     if scenario.tier == "persistent" and not recovery.persistent_bytes:
-        found.append("no byte came from the persistent tier, though all RAM was lost")
+        found.append("no byte came from the persistent tier, although all RAM was lost")
     return found
 
 
 def equality_problems(baseline: FinishedRun, faulty: FinishedRun) -> list[str]:
-    """Where the final states differ; empty when they are equal bit for bit."""
+    """Return the differences of the final states; empty when they are equal bit for bit."""
     if baseline.digest is None or faulty.digest is None:
-        return ["there are not two final states to compare"]
+        return ["one of the two final states is missing"]
     if len(baseline.corpus | faulty.corpus) != 1:
         return ["the runs did not read the same text"]
     return differences(baseline.digest, faulty.digest)
@@ -162,7 +162,7 @@ def equality_problems(baseline: FinishedRun, faulty: FinishedRun) -> list[str]:
 def decide_verdict(
     scenario: Scenario, process_count: int, baseline: FinishedRun, faulty: FinishedRun
 ) -> ScenarioVerdict:
-    """Return the verdict on ``faulty``. ``seconds`` is the time of both runs together."""
+    """Return the result of the ``faulty`` run. ``seconds`` is the time of both runs together."""
     recovery = recovery_of(faulty.events)
     recovery_faults = recovery_problems(scenario, process_count, faulty, recovery)
     equality_faults = equality_problems(baseline, faulty)
@@ -200,10 +200,10 @@ def _last(by_step: Mapping[int, float]) -> float | None:
 def summary_document(
     verdicts: Sequence[ScenarioVerdict], *, seconds: float, every: bool, not_run: Sequence[str] = ()
 ) -> Summary:
-    """What ``summary.json`` holds: one summary, or with ``every`` all of them and the totals.
+    """Return the content of ``summary.json``: one summary, or with ``every`` all and totals.
 
     The totals are ``recovered`` and ``bitwise_equal`` (true when true of each), ``seconds``, and
-    ``not_run``, the scenarios that were still to come when the demonstration was stopped.
+    ``not_run``, the scenarios that had not run when the demonstration was stopped.
     """
     if not every:
         (verdict,) = verdicts
@@ -219,7 +219,7 @@ def summary_document(
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write ``text`` to ``path``, whole or not at all."""
+    """Write ``text`` to ``path`` atomically."""
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_text(text)
     os.replace(temporary, path)
@@ -241,7 +241,7 @@ def write_losses(path: Path, events: Sequence[DemoEvent]) -> None:
 
 
 def summary_table(verdicts: Sequence[ScenarioVerdict]) -> Table:
-    """Return the verdicts as a table for people, a row for each scenario."""
+    """Return the results as a table for people, one row per scenario."""
     table = Table(
         title="The disturbed runs against the undisturbed one",
         box=None,

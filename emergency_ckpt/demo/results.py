@@ -1,4 +1,4 @@
-"""What the processes of the demo job end with, and how two jobs are compared. Pure; no JAX."""
+"""Final results of the demo's processes, and the comparison of two jobs. Pure; no JAX."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ DOCUMENT_LIMIT_BYTES = 16 << 20
 
 
 class ProcessResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one process ends with.
+    """The final result of one process.
 
     Attributes:
-      process_index: its number in the last life of the job.
-      steps: the number of steps that the state has seen.
-      loss: loss of the last step, None when the last life had no step left to do.
+      process_index: its index in the last life of the job.
+      steps: number of steps of the final state.
+      loss: loss of the last step, None when the last life trained no step.
       corpus: digest of the text that was trained on.
       shards: SHA-256 by shard, ``"<leaf>[start:stop,...]"``, of the shards on its devices.
       iterator: SHA-256 of the state of its data iterator.
@@ -31,7 +31,7 @@ class ProcessResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class JobDigest(msgspec.Struct, frozen=True):
-    """The final bits of a whole job, and where its replicas disagree.
+    """The final bits of a whole job, and the disagreements of its replicas.
 
     Attributes:
       tensors: SHA-256 by shard.
@@ -50,7 +50,7 @@ def encode_result(result: ProcessResult) -> bytes:
 
 
 def decode_result(data: bytes) -> ProcessResult:
-    """Inverse of :func:`encode_result`. Raises ValueError for anything else."""
+    """Return the result encoded in ``data``. Raises ValueError for anything else."""
     if len(data) > DOCUMENT_LIMIT_BYTES:
         raise ValueError(f"decode result: {len(data)} bytes, over {DOCUMENT_LIMIT_BYTES}")
     return msgspec.json.decode(data, type=ProcessResult)
@@ -70,7 +70,7 @@ def merge_results(results: Iterable[ProcessResult]) -> JobDigest:
 
 
 def differences(first: JobDigest, second: JobDigest, limit: int = 10) -> list[str]:
-    """What differs between two jobs, at most ``limit`` lines; empty when they are bit-equal."""
+    """Return at most ``limit`` differences of two jobs; empty when they are bit-equal."""
     lines = [*first.disagreements, *second.disagreements]
     lines += _unequal(first.tensors, second.tensors, "")
     lines += _unequal(first.iterators, second.iterators, "iterator of process ")

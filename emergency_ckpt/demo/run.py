@@ -40,13 +40,13 @@ _MARKER = ".eckpt_demo"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DemoOptions:
-    """What ``eckpt demo`` was asked for.
+    """Options of ``eckpt demo``.
 
     Attributes:
       scenario: a name of ``scenarios.SCENARIOS``, or ``all``.
-      out: directory for the summary, the plot and what the runs leave; made when missing.
-      job: size and rhythm.
-      ram: directory that stands for the RAM of all hosts; None: a temporary one on a tmpfs.
+      out: directory for the summary, the plot and the runs' files; created if missing.
+      job: size and save intervals.
+      ram: directory that represents the RAM of all hosts; None: a temporary one on a tmpfs.
       gcs: keep the persistent tier in a bucket of a test server, not in a directory.
       json_only: print the summary as JSON and nothing else.
     """
@@ -66,7 +66,7 @@ def run_demo(options: DemoOptions, console: Console) -> int:
     the undisturbed run.
 
     Raises:
-      ConfigError: the options cannot be shown; nothing was started.
+      ConfigError: the options are invalid; nothing was started.
     """
     scenarios = choose(options.scenario, options.job)
     runs_dir = _fresh_runs_dir(options.out)
@@ -91,7 +91,7 @@ def run_demo(options: DemoOptions, console: Console) -> int:
         raise stopped
     if not verdicts:
         console.print(
-            "the undisturbed run did not finish: there is nothing to compare", style="red"
+            "the undisturbed run did not finish, so there is nothing to compare", style="red"
         )
         return 1
     report.plot_losses(options.out / "loss.png", baseline, faulty)
@@ -109,7 +109,7 @@ def run_demo(options: DemoOptions, console: Console) -> int:
 
 
 class _Stage:
-    """Runs the job, once for each name, and shows it."""
+    """Runs the job, once for each name, and displays it."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class _Stage:
         directory = self._runs_dir / name
         results_dir = directory / "results"
         results_dir.mkdir(parents=True)
-        subtitle = "nothing happens to it" if scenario is None else scenario.title
+        subtitle = "no fault" if scenario is None else scenario.title
         faults = [] if scenario is None else [parse_fault(scenario.fault(job))]
         arrived: queue.SimpleQueue[JobEvent] = queue.SimpleQueue()
         spec = _job_spec(job, directory, self._ram / name, max_restarts=len(faults))
@@ -162,7 +162,7 @@ class _Stage:
         arrived: queue.SimpleQueue[JobEvent],
         timeline: RunTimeline,
     ) -> tuple[JobResult, list[DemoEvent]]:
-        """Run ``supervisor`` in a thread; show its events and those of its processes."""
+        """Run ``supervisor`` in a thread; display its events and those of its processes."""
         tail = EventTail(directory / "logs")
         events: list[DemoEvent] = []
         quiet = self._options.json_only
@@ -181,7 +181,7 @@ class _Stage:
 
 
 class _Outcome:
-    """What the supervisor's thread came to."""
+    """The result of the supervisor's thread."""
 
     def __init__(self) -> None:
         self.over = threading.Event()
@@ -205,7 +205,7 @@ class _Outcome:
 
 @contextlib.contextmanager
 def _running(supervisor: Supervisor) -> Generator[_Outcome]:
-    """Run ``supervisor`` beside the block. SIGINT and SIGTERM end the job, then this program."""
+    """Run ``supervisor`` during this context. SIGINT and SIGTERM end the job, then this program."""
     outcome = _Outcome()
     thread = threading.Thread(target=outcome.run, args=(supervisor,), name="supervisor")
     stopped: list[int] = []
@@ -229,7 +229,7 @@ def _running(supervisor: Supervisor) -> Generator[_Outcome]:
 
 
 def _job_spec(job: ScenarioJob, directory: Path, local_root: Path, *, max_restarts: int) -> JobSpec:
-    """A restart is allowed for each fault, and none for what nobody asked for."""
+    """Return the spec of a job with a restart for each fault, and none for other failures."""
     command = [sys.executable, "-m", "emergency_ckpt.demo.train"]
     command += ["--steps", str(job.steps), "--seed", str(job.seed)]
     command += ["--local-every", str(job.local_every)]
@@ -254,7 +254,7 @@ _BUCKET = "eckpt-demo"
 
 @contextlib.contextmanager
 def _bucket(*, wanted: bool) -> Generator[FakeGcs | None]:
-    """A GCS test server with one bucket, for as long as the block; nothing unless ``wanted``."""
+    """Yield a GCS test server with one bucket, or None unless ``wanted``; stopped afterwards."""
     if not wanted:
         yield None
         return
@@ -263,7 +263,7 @@ def _bucket(*, wanted: bool) -> Generator[FakeGcs | None]:
 
 
 def _with_bucket(spec: JobSpec, server: FakeGcs, name: str) -> JobSpec:
-    """Return the same job with its persistent tier in the bucket: the last of an option counts."""
+    """Return ``spec`` with its persistent tier in the bucket; the last of an option counts."""
     command = (*spec.command, "--persistent-dir", f"gs://{_BUCKET}/{name}")
     env = {**spec.env, **server.environment()}
     return dataclasses.replace(spec, command=command, env=env)
@@ -287,7 +287,7 @@ def _read_results(directory: Path) -> list[ProcessResult]:
 
 
 def _fresh_runs_dir(out: Path) -> Path:
-    """Return an empty ``out/runs``; only what an earlier demo left there is removed."""
+    """Return an empty ``out/runs``; only files of an earlier demo are removed."""
     runs_dir = out.absolute() / "runs"
     if runs_dir.exists():
         if not (runs_dir / _MARKER).exists():
@@ -302,8 +302,8 @@ def _fresh_runs_dir(out: Path) -> Path:
 
 @contextlib.contextmanager
 def _ram_directory(chosen: Path | None) -> Generator[Path]:
-    """A new directory for the ramdisks, on tmpfs where this machine has one; removed at the end."""
-    shared_memory = Path("/dev/shm")  # noqa: S108 - a private directory is made in it
+    """Yield a new directory for the ramdisks, on tmpfs if available; removed at the end."""
+    shared_memory = Path("/dev/shm")  # noqa: S108 - a private directory is created in it
     parent = chosen
     if parent is None and os.access(shared_memory, os.W_OK | os.X_OK):
         parent = shared_memory

@@ -1,4 +1,4 @@
-"""The faults that the demo can show, and what must be seen after each. Pure."""
+"""The demo's faults and the expected recovery from each. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ALL = "all"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScenarioJob:
-    """Size and rhythm of the demo job. Steps count from 1; step 0 is the fresh state."""
+    """Size and save intervals of the demo job. Steps count from 1; step 0 is the fresh state."""
 
     slices: int = 2
     hosts_per_slice: int = 2
@@ -31,16 +31,16 @@ class ScenarioJob:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """One fault and what must be seen after it.
+    """One fault and the expected recovery.
 
     Attributes:
-      name: what ``--scenario`` takes.
-      title: what happens, for people.
-      hit: whom the fault hits and what they lose, in the launcher's words.
-      tier: the tier that the state must come back from.
-      needs_peers: whether bytes must have come from other hosts' RAM.
-      is_notice: the processes are told to leave, and lose not one step.
-      min_slices, min_hosts_per_slice: the smallest job it makes sense for.
+      name: value of ``--scenario``.
+      title: description for people.
+      hit: targets of the fault and their losses, in the launcher's syntax.
+      tier: the tier that the state must be restored from.
+      needs_peers: True when bytes must come from other hosts' RAM.
+      is_notice: the processes get a preemption notice and lose no step.
+      min_slices, min_hosts_per_slice: size of the smallest suitable job.
     """
 
     name: str
@@ -53,20 +53,20 @@ class Scenario:
     min_hosts_per_slice: int = 1
 
     def fault_step(self, job: ScenarioJob) -> int:
-        """Return the step it strikes at: a while after the save that must survive it."""
+        """Return the step of the fault: some steps after the save that must survive it."""
         if self.is_notice:
-            # JAX looks for notices once a second: the steps must not run out meanwhile.
+            # JAX checks for notices once a second; enough steps must be left for that.
             return job.local_every + 3
         if self.tier == "persistent":
             return job.persistent_every + 3 * job.local_every + 3
         return 4 * job.local_every + 3
 
     def fault(self, job: ScenarioJob) -> str:
-        """Return the fault in the launcher's words. ``exact``: runs are to be compared by step."""
+        """Return the fault in the launcher's syntax; ``exact``, as runs are compared by step."""
         return f"step={self.fault_step(job)} {self.hit(job)} exact"
 
     def problems(self, job: ScenarioJob) -> list[str]:
-        """Why this scenario cannot be shown with ``job``; empty when it can."""
+        """Return why this scenario cannot be shown with ``job``; empty when it can."""
         found: list[str] = []
         if job.slices < self.min_slices:
             found.append(f"{self.name} needs {self.min_slices} slices, got {job.slices}")
@@ -91,7 +91,7 @@ def _last_host(job: ScenarioJob) -> str:
 
 
 def _another_host_in_each_slice(job: ScenarioJob) -> str:
-    # Slice i loses its host i (mod hosts), so that any two neighbours still make one whole state.
+    # Slice i loses its host i (mod hosts), so that any two neighbours still hold one full state.
     size = job.hosts_per_slice
     hosts = (index * size + index % size for index in range(job.slices))
     return f"kill=hosts:{','.join(map(str, hosts))} lose-ram"
@@ -127,7 +127,7 @@ SCENARIOS: dict[str, Scenario] = {
         ),
         Scenario(
             name="permuted",
-            title="all processes are restarted and numbered the other way round",
+            title="all processes are restarted and numbered in reverse order",
             hit=lambda job: "kill=all permute=reverse",
             min_slices=1,
         ),
@@ -147,11 +147,11 @@ SCENARIOS: dict[str, Scenario] = {
         ),
     )
 }
-"""Every scenario by name, in the order in which ``all`` shows them."""
+"""Every scenario by name, in the order of ``all``."""
 
 
 def choose(name: str, job: ScenarioJob) -> tuple[Scenario, ...]:
-    """Return the scenarios that ``name`` stands for: itself, or every one for ``all``.
+    """Return the scenario called ``name``, or all scenarios for ``all``.
 
     Raises:
       ConfigError: no such scenario, or the job is too small for it; lists every fault.

@@ -1,7 +1,7 @@
-"""What is seen while the demo runs: a live picture on a terminal, plain lines elsewhere.
+"""The display of a running demo: a live picture on a terminal, plain lines elsewhere.
 
-``RunTimeline`` folds events into a picture and into messages; it has no clock and writes nothing.
-``show`` is the only place that prints.
+``RunTimeline`` turns events into a picture and messages; it has no clock and writes nothing.
+``show`` is the only function that prints.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Message:
 
 @dataclasses.dataclass
 class ProcessView:
-    """One process as last heard of. ``saved_step`` is in its own RAM, 0 for none."""
+    """One process by its last event. ``saved_step`` is in its own RAM, 0 for none."""
 
     slice_index: int
     status: str = "starting"
@@ -72,7 +72,7 @@ class RunTimeline:
         self._said: set[tuple[object, ...]] = set()
 
     def observe(self, event: DemoEvent) -> None:
-        """Take in one event. Names that are not known change nothing."""
+        """Apply one event. Unknown names are ignored."""
         if self.start_s is None:
             self.start_s = event.time_s
         self.now_s = max(self.now_s, event.time_s)
@@ -87,7 +87,7 @@ class RunTimeline:
         return taken
 
     def shown(self) -> list[Message]:
-        """Return the messages for a panel: fault and recovery stay in it."""
+        """Return the messages for a panel; fault and recovery stay in it."""
         old = [message for message in self.decisive if message not in self.recent]
         room = max(_FEWEST_RECENT, KEPT_MESSAGES - len(old))
         return [*old, *list(self.recent)[-room:]]
@@ -100,7 +100,7 @@ class RunTimeline:
         self._untaken.append(message)
 
     def _say_once(self, event: DemoEvent, key: object, text: str, style: str = "plain") -> None:
-        """Say what several processes report, when the first of them does."""
+        """Add one message for an event that several processes report, at the first of them."""
         mark = (event.life, event.name, key)
         if mark not in self._said:
             self._said.add(mark)
@@ -146,18 +146,18 @@ class RunTimeline:
             react(self, view, event)
 
     def on_launched(self, view: ProcessView, event: DemoEvent) -> None:
-        """A process runs; joining the others and compiling come next."""
+        """Note that a process runs; it joins the others and compiles next."""
         view.status = "compiling"
         self._say_once(event, None, "the processes join and compile")
 
     def on_started(self, view: ProcessView, event: DemoEvent) -> None:
-        """The loop of a process begins."""
+        """Note that the loop of a process begins."""
         view.status = "training"
         view.step = _whole(event.fields, "step")
         self._say_once(event, view.step, f"training from step {view.step}")
 
     def on_step(self, view: ProcessView, event: DemoEvent) -> None:
-        """A step is done."""
+        """Note a finished step."""
         view.status = "training"
         view.step = _whole(event.fields, "step")
         view.loss = event.fields.get("loss")
@@ -166,47 +166,47 @@ class RunTimeline:
             self._say_once(event, view.step, f"step {view.step:3d}  loss {view.loss:.4f}")
 
     def on_published(self, view: ProcessView, event: DemoEvent) -> None:
-        """A process has a save whole in its own RAM."""
+        """Note that a process has published a save in its own RAM."""
         view.saved_step = _whole(event.fields, "step")
 
     def on_complete(self, view: ProcessView, event: DemoEvent) -> None:
-        """A save is whole everywhere."""
+        """Note that a save is complete on all processes."""
         step = _whole(event.fields, "step")
         tier = "persistent tier" if event.name.startswith("persistent") else "RAM of its hosts"
-        self._say_once(event, step, f"saved step {step} whole in the {tier}", "save")
+        self._say_once(event, step, f"step {step} is complete in the {tier}", "save")
 
     def on_trouble(self, view: ProcessView, event: DemoEvent) -> None:
-        """A save failed, a bad copy was found, or a step could not be used."""
+        """Note a failed save, a damaged copy, or an unusable step."""
         details = {key: event.fields[key] for key in _TELLING if event.fields.get(key)}
         text = " ".join(str(value)[:MESSAGE_LIMIT_CHARS] for value in details.values())
         step = event.fields.get("step")
         self._say_once(event, (step, text), f"{event.name}, step {step}: {text}", "fault")
 
     def on_restore_started(self, view: ProcessView, event: DemoEvent) -> None:
-        """A process looks for what it can continue from."""
+        """Note that a process begins a restore."""
         view.status = "restoring"
         if event.life:
-            self._say_once(event, None, "restoring: who holds what?", "good")
+            self._say_once(event, None, "restoring: collecting the inventories", "good")
 
     def on_prefetch_started(self, view: ProcessView, event: DemoEvent) -> None:
-        """A process looks for it in the background, and compiles meanwhile."""
+        """Note that a process restores in the background while it compiles."""
         view.status = "prefetching"
         if event.life:
             self._say_once(event, None, "prefetching while the step compiles", "good")
 
     def on_prefetched(self, view: ProcessView, event: DemoEvent) -> None:
-        """The bytes are on its devices; nobody has asked for them yet."""
+        """Note that a process has prefetched the state to its devices."""
         step, seconds = _whole(event.fields, "step"), event.fields.get("seconds", 0.0)
         text = f"process {event.process} has prefetched step {step} in {seconds:.2f} s"
         self._say(event, text, "good")
 
     def on_planned(self, view: ProcessView, event: DemoEvent) -> None:
-        """The leader has chosen a step."""
+        """Note that the leader has chosen a step."""
         step, tier = _whole(event.fields, "step"), event.fields.get("tier")
-        self._say_once(event, step, f"plan: step {step} is whole in the {tier} tier", "good")
+        self._say_once(event, step, f"plan: step {step} is complete in the {tier} tier", "good")
 
     def on_restore_finished(self, view: ProcessView, event: DemoEvent) -> None:
-        """A process has its state back, or learnt that there is none."""
+        """Note that a process has restored its state, or that there is none."""
         fields = event.fields
         step = fields.get("step")
         if step is None:
@@ -224,14 +224,14 @@ class RunTimeline:
             if _whole(fields, field)
         ]
         seconds = fields.get("seconds", 0.0)
-        text = f"process {event.process} has step {view.step} back in {seconds:.2f} s"
+        text = f"process {event.process} restored step {view.step} in {seconds:.2f} s"
         saved = fields.get("overlapped_seconds", 0.0)
         if saved:
             text += f" (the prefetch saved {saved:.2f} s)"
         self._say(event, f"{text}: {', '.join(moved)}", "good")
 
     def on_finished(self, view: ProcessView, event: DemoEvent) -> None:
-        """A process is through."""
+        """Note that a process has finished."""
         view.status = "finished"
 
 
@@ -267,7 +267,7 @@ def _listed(numbers: Iterable[int]) -> str:
 
 
 def message_line(message: Message) -> str:
-    """The message as it is printed where there is no terminal."""
+    """Return the message as printed without a terminal."""
     return f"[{message.time_s:6.1f} s] {message.text}"
 
 
@@ -310,7 +310,7 @@ Observer = Callable[[Iterable[DemoEvent]], None]
 
 @contextmanager
 def show(timeline: RunTimeline, console: Console, *, quiet: bool = False) -> Generator[Observer]:
-    """Feed and show ``timeline`` while the block runs; yields the function that takes events.
+    """Feed and display ``timeline`` during this context; yields the function that takes events.
 
     On a terminal the picture is redrawn in place; elsewhere each message is a plain line. With
     ``quiet`` nothing is printed.

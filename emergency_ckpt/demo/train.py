@@ -1,7 +1,7 @@
 """The demo's trainer: one process of the job. ``python -m emergency_ckpt.demo.train``.
 
-The launcher starts it once per host, with its place in the job in the environment. It trains,
-checkpoints at every step (the policy decides), and ends with a file of digests of its final state.
+The launcher starts it once per host, with its place in the job in the environment. It trains, calls
+``save`` after every step, and writes a file of digests of its final state.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 class Trainer:
-    """The training loop of one process. All processes of the job must run it alike."""
+    """The training loop of one process. All processes of the job must run it."""
 
     def __init__(self, env: JobEnvironment, options: argparse.Namespace, log: EventLog) -> None:
-        """Needs ``jax.distributed`` to be up: it makes the mesh and reads the text."""
+        """Create the mesh and read the text; ``jax.distributed`` must be initialized."""
         self._options = options
         self._log = log
         self._config = model.ModelConfig()
@@ -69,17 +69,16 @@ class Trainer:
         )
 
     def run(self) -> results.ProcessResult:
-        """Prefetch, compile, restore, train to the last step, wait for the saves.
+        """Prefetch, compile, restore, train, wait for the saves. Collective; blocks.
 
         Blocking, collective.
         """
         abstract = model.abstract_state(self._config, self._mesh)
         with self._checkpointer_config.instantiate() as checkpointer:
-            # What there is to restore comes in the background, while this thread compiles.
+            # The restore runs in the background while this thread compiles.
             checkpointer.prefetch(abstract)
-            # Compiled now, and not at the first call: CPU collectives wait 30 s for one another,
-            # and processes that share cores compile at different speeds. The restore brings them
-            # together.
+            # Compiled now and not at the first call, because CPU collectives wait at most 30 s and
+            # processes that share cores compile at different speeds. The restore synchronizes them.
             sequences = SEQUENCES_PER_DEVICE * self._mesh.size
             train_step = model.compile_train_step(self._config, self._mesh, sequences)
             self._log.emit("train.compiled", {})
@@ -115,7 +114,7 @@ class Trainer:
 
 
 def write_result(directory: Path, result: results.ProcessResult) -> None:
-    """Publish ``result`` in ``directory``, whole or not at all."""
+    """Publish ``result`` in ``directory`` atomically."""
     path = directory / f"process_{result.process_index:05d}.json"
     temporary = path.with_suffix(".tmp")
     temporary.write_bytes(results.encode_result(result))
@@ -123,7 +122,7 @@ def write_result(directory: Path, result: results.ProcessResult) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one process of the demo job to its end. The launcher reads the exit code."""
+    """Run one process of the demo job to its end; return the exit code for the launcher."""
     options = parse_arguments(argv)
     env = JobEnvironment.from_environ()
     log = EventLog(

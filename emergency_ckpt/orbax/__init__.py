@@ -1,7 +1,7 @@
 """Drop-in for ``orbax.checkpoint.experimental.emergency.checkpoint_manager``: change the import.
 
-What is the same: names, fields, defaults, what is saved when, what is kept, how steps are listed.
-What is better is listed at ``CheckpointManager``.
+Names, fields, defaults, the steps that are saved and kept, and the listing of steps are the same.
+``CheckpointManager`` lists the differences.
 """
 
 from emergency_ckpt.orbax.manager import CheckpointManager

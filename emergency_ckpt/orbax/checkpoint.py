@@ -1,9 +1,8 @@
-"""Drop-in for ``orbax.checkpoint`` in a training loop: change the import, and it has a RAM tier.
+"""Drop-in for ``orbax.checkpoint`` in a training loop: a changed import adds a RAM tier.
 
 ``CheckpointManager`` and ``CheckpointManagerOptions`` are ours; every other name is Orbax's own
-object. This is a module of its own because ``emergency_ckpt.orbax`` has managers and options of
-these names already, those of Orbax's emergency module, with other arguments: which one a call
-means must not depend on the types of what it is given.
+object. It is a separate module because ``emergency_ckpt.orbax`` already has a manager and options
+of these names, those of Orbax's emergency module, with other arguments.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is saved beside the tensors: the data iterator, the user's metadata, metrics."""
+"""The items of a step other than its tensors: data iterator, user's metadata, metrics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def state_of(args: object) -> Any:
     """Return the pytree to save.
 
     Raises:
-      ValueError: no ``state``, the reserved item, an item that is not kept, or a cast.
+      ValueError: no ``state``, the reserved item, an unsupported item, or a cast.
     """
     items = _items(args, "save")
     if RESERVED in items:
@@ -35,7 +35,7 @@ def state_of(args: object) -> Any:
 
 
 def check_casts(args: object) -> None:
-    """ValueError for arguments of a save that change the dtype of what is saved."""
+    """Raise ValueError for arguments of a save that would change a dtype."""
     if any(_casts(save) for save in jax.tree.leaves(getattr(args, "save_args", None))):
         raise ValueError("save_args with a dtype are not supported: cast the state instead")
 
@@ -47,7 +47,7 @@ def _casts(save_args: object) -> bool:
 def host_state_of(
     args: object, custom_metadata: Mapping[str, Any] | None, metrics: Any
 ) -> dict[str, Any]:
-    """What ``save`` keeps of this process besides the tensors."""
+    """Return the non-tensor state of this process to save."""
     items = _items(args, "save")
     return {
         DATASET: [_item_of(items[DATASET])] if DATASET in items else [],
@@ -56,7 +56,7 @@ def host_state_of(
 
 
 def metadata_of(custom_metadata: Mapping[str, Any] | None, metrics: Any) -> dict[str, Any]:
-    """Return the host state to keep of these two; for None and None, the one to restore."""
+    """Return the host state with these two; for None and None, the target of a restore."""
     return {
         _CUSTOM_METADATA: None if custom_metadata is None else dict(custom_metadata),
         _METRICS: plain_metrics(metrics),
@@ -64,11 +64,11 @@ def metadata_of(custom_metadata: Mapping[str, Any] | None, metrics: Any) -> dict
 
 
 class RestoreTarget(NamedTuple):
-    """The target of a restore, and the part of it that the caller gets back.
+    """The target of a restore, and the part of it that is returned.
 
     Attributes:
-      state: the manager's abstract state, with what ``args`` say of its leaves.
-      paths: of the leaves that are given back, in the order of ``treedef``; None: all.
+      state: the manager's abstract state, with the leaves that ``args`` override.
+      paths: of the returned leaves, in the order of ``treedef``; None: all.
     """
 
     state: Any
@@ -87,7 +87,7 @@ def restore_target(args: object, abstract_state: Any) -> RestoreTarget:
     """Return the target of ``restore``: ``abstract_state``, or part of it with ``partial_restore``.
 
     Raises:
-      ValueError: ``args`` ask for a transformation, or for a partial restore of leaves that
+      ValueError: ``args`` request a transformation, or a partial restore of leaves that
         ``abstract_state`` does not have, or has with other shapes or dtypes.
     """
     given = {} if args is None else _items(args, "restore")
@@ -111,7 +111,7 @@ def restore_target(args: object, abstract_state: Any) -> RestoreTarget:
 
 
 def check_transforms(args: object) -> None:
-    """ValueError for arguments of a restore that change what is restored."""
+    """Raise ValueError for arguments of a restore that would transform the state."""
     for name in ("transforms", "legacy_transform_fn"):
         if getattr(args, name, None) is not None:
             raise ValueError(f"{name} is not supported: transform the restored state")
@@ -129,7 +129,7 @@ def _by_path(tree: Any) -> tuple[dict[str, Any], Any]:
 
 
 def target_for(args: object) -> dict[str, Any] | None:
-    """What ``restore`` puts back in place; None when no ``dataset`` is asked for."""
+    """Return the host state to restore in place; None when no ``dataset`` is requested."""
     items = {} if args is None else _items(args, "restore")
     if DATASET not in items:
         return None
@@ -168,5 +168,5 @@ def _items(args: object, operation: str) -> Mapping[str, Any]:
 
 
 def _item_of(args: Any) -> Any:
-    """What a value of Orbax's or Grain's kind of arguments is about."""
+    """Return the value inside an argument of Orbax's or Grain's kind."""
     return cast("Any", args).item if isinstance(args, ocp.args.CheckpointArgs) else args

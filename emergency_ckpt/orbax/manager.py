@@ -28,36 +28,36 @@ from emergency_ckpt.orbax.step_metadata import best_of, step_metadata
 from emergency_ckpt.restore.steps import StepDescription
 
 _open: weakref.WeakValueDictionary[str, CheckpointManager] = weakref.WeakValueDictionary()
-"""The manager of each run that was not closed, by run id: a new one takes its place."""
+"""The open manager of each run, by run id; a new one replaces it."""
 
 
 class CheckpointManager(ocp.AbstractCheckpointManager):
     """Saves to the RAM of the hosts and to a persistent directory; restores from either.
 
-    To be built, and ``restore``, ``reload``, ``delete``, ``all_steps`` and ``close`` to be called,
-    by all processes in the same order. ``save`` and ``should_save`` are not collective and wait
-    for no peer. Neither process-id initialisers nor parsed flags are needed.
+    All processes must call the constructor, ``restore``, ``reload``, ``delete``, ``all_steps`` and
+    ``close``, in the same order. ``save`` and ``should_save`` are not collective and wait for no
+    peer. Neither process-id initialisers nor parsed flags are needed.
 
-    Where Orbax's manager (0.12.8) falls short, this one differs:
+    Improvements over Orbax's manager (0.12.8):
 
-    - All dtypes come back bit for bit: there, restoring from RAM makes int8 and bool int32 and
-      loses -0.0. Zero-size arrays can be saved.
-    - ``dataset`` is kept with the tensors of the same step, in both tiers, for each process, and
-      is copied to other slices; ``persistent_non_replicated_directory`` is not needed. There it
-      is saved at persistent steps only, and may be put beside tensors of another step.
-    - Any shard comes from any host that has it: no slice has to be whole.
+    - All dtypes are restored bit for bit; Orbax's restore from RAM converts int8 and bool to int32
+      and loses -0.0. Zero-size arrays can be saved.
+    - ``dataset`` is kept with the tensors of the same step, in both tiers, for each process, and is
+      copied to other slices; ``persistent_non_replicated_directory`` is not needed. Orbax saves it
+      at persistent steps only, and may restore it with tensors of another step.
+    - Any shard comes from any host that has it; no slice has to be complete.
     - ``delete``, ``metadata``, ``item_metadata``, ``metrics`` and ``best_step`` work.
-    - ``save`` runs no device collective, and nothing at all at steps where no save is due.
-    - A second manager over the same directories closes the first.
+    - ``save`` runs no device collective, and nothing at all at steps without a save.
+    - A second manager of the same directories closes the first.
     - After ``restore(step)`` of an older step, newer ones in RAM stay until the next save, and
-      steps are saved again from there on.
-    - ``save(force=True)`` of a step that is there already returns False.
+      steps after ``step`` are saved again.
+    - ``save(force=True)`` of a step that exists returns False.
 
-    What is the same and may surprise: ``restore`` gives back ``abstract_state``, whatever ``args``
-    say of ``state`` but with ``partial_restore``; with one slice nothing is saved to RAM, unless
-    ``with_one_slice`` says so; the local directory of a job of several slices must exist;
-    ``wait_until_finished`` raises the error of a background save; ``save`` waits for the save
-    before it. ``item_handlers``, ``handler_registry`` are not used.
+    As in Orbax's manager: ``restore`` returns ``abstract_state``, whatever ``args`` say of
+    ``state``, except with ``partial_restore``; with one slice nothing is saved to RAM, unless
+    ``with_one_slice``; the local directory of a job of several slices must exist;
+    ``wait_until_finished`` raises the error of a background save; ``save`` waits for the previous
+    save. ``item_handlers`` and ``handler_registry`` are not used.
 
     Raises:
       FileNotFoundError: the local directory does not exist.
@@ -94,15 +94,15 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         self._config = self._config_of(local, logger)
         if self._one_slice and not options.local.read_only and not self._saves_locally:
             logging.warning(
-                "the mesh has one slice: nothing is saved to RAM, as with Orbax;"
-                " LocalCheckpointOptions(with_one_slice=True) saves there too"
+                "the mesh has one slice: nothing is saved to RAM, as with Orbax; to save there,"
+                " set LocalCheckpointOptions(with_one_slice=True)"
             )
         self._run_id = run_id_of(str(self._directory))
         self._closed = False
         self._latest = LatestStep()
         earlier = _open.get(self._run_id)
         if earlier is not None:
-            logging.warning("a new manager of %s: the one before is closed", self._directory)
+            logging.warning("a new manager of %s replaces the open one", self._directory)
             earlier.close()
         self._checkpointer = EmergencyCheckpointer(self._config)
         _open[self._run_id] = self
@@ -129,7 +129,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         return "local" in self._config.save_plans()
 
     def _survey(self) -> list[int]:
-        """Return all whole steps; from then on none up to the newest is due. Collective."""
+        """Return all complete steps and count them as saved, so none of them is due. Collective."""
         found = self._checkpointer.steps.survey(self._abstract_state)
         self._checkpointer.go_on_after(found)
         steps = sorted({*found.local, *found.persistent})
@@ -151,15 +151,16 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
 
     @property
     def global_mesh(self) -> jax.sharding.Mesh | None:
-        """As it was given."""
+        """The mesh given to the constructor."""
         return self._global_mesh
 
     # Steps.
 
     def all_steps(self, read: bool | None = None) -> list[int]:
-        """Whole steps of both tiers, oldest first; of RAM those that all processes together hold.
+        """Return the complete steps of both tiers, oldest first. Collective; blocks.
 
-        Collective, but with ``read=False``, which gives what this process knows.
+        A step in RAM counts if all processes together hold it. ``read=False``: return the steps
+        that this process knows; not collective.
         """
         if read is False:
             return self._checkpointer.all_steps()
@@ -167,9 +168,10 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         return sorted({*found.local, *found.persistent})
 
     def latest_step(self) -> int | None:
-        """The newest step that was found at the start or by ``reload``, restored or saved since.
+        """Return the newest complete step that is known; None when there is none. Not collective.
 
-        None when there is none. Not collective. A save under way, or that failed, does not count.
+        Steps become known at the start, by ``reload``, by a restore, and by a completed save. A
+        save in progress, or that failed, does not count.
         """
         return self._latest.newest(self._checkpointer.newest_saved_step)
 
@@ -184,15 +186,15 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         return best_of(self.all_steps(), self.metrics, best_fn, self._options.best_mode)
 
     def reload(self) -> None:
-        """Look again at what the directories hold, also when they were emptied. Collective.
+        """Read the directories again, also when they were emptied. Collective.
 
-        Waits for saves under way.
+        Waits for saves in progress.
         """
         self._open_again_where_lost()
         self._survey()
 
     def _open_again_where_lost(self) -> None:
-        """Directories in RAM that were deleted are made anew, on all processes at once."""
+        """Open the local tier again, on all processes, if a directory in RAM was deleted."""
         if self._checkpointer.steps.ramdisks_intact():
             return
         logging.warning("a local directory was deleted: opening all of them again")
@@ -215,14 +217,14 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
     # Saving.
 
     def should_save(self, step: int) -> bool:
-        """Return whether ``save`` at ``step`` would save in a tier. Not collective."""
+        """Return whether ``save`` at ``step`` would start a save in a tier. Not collective."""
         return self._checkpointer.should_save(step)
 
     def reached_preemption(self, step: int) -> bool:
         """Return whether the job is being preempted and all processes act on it at ``step``."""
         if self._checkpointer.heeds_preemption:
             return self._checkpointer.reached_preemption(step)
-        # Without JAX's service there is nobody to ask: its own call raises.
+        # JAX's own call raises when its service is off.
         return jax_hears_notices() and multihost_utils.reached_preemption_sync_point(step)
 
     def save(
@@ -234,23 +236,23 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         force: bool = False,
         custom_metadata: dict[str, Any] | None = None,
     ) -> bool:
-        """Save in the tiers where a save is due; True if one was started. Not collective.
+        """Save in the tiers where a save is due; return True if one was started. Not collective.
 
-        To be called by all processes after every step. Blocks for the device-to-host transfer,
-        and before that for the save before it. When it returns, the state may be donated and the
-        iterator may move on.
+        To be called by all processes after every step. Blocks for the previous save and for the
+        device-to-host transfer. When it returns, the state may be donated and the iterator may move
+        on.
 
         Args:
-          args: ``Composite(state=PyTreeSave(x))``, perhaps with ``dataset``: Grain's arguments,
-            ``JsonSave``, or anything with ``get_state`` and ``set_state``.
+          args: ``Composite(state=PyTreeSave(x))``, optionally with ``dataset``: Grain's arguments,
+            ``JsonSave``, or an object with ``get_state`` and ``set_state``.
           metrics: numbers, kept with the step; a dict also for preservation policies.
-          force: save in every tier that is on, whatever its policy.
-          custom_metadata: JSON values for ``metadata(step)``, alike on all processes.
+          force: save in every tier that is on, independent of its policy.
+          custom_metadata: JSON values for ``metadata(step)``, equal on all processes.
 
         Raises:
           ValueError: ``args`` without ``state``, or with ``process_metadata`` or other items.
-          InvalidState, HostStateError: what cannot be saved.
-          SaveFailed: without ``enable_async_checkpointing``, a save that failed.
+          InvalidState, HostStateError: a value cannot be saved.
+          SaveFailed: without ``enable_async_checkpointing``, the save failed.
         """
         return self._save_state(
             step,
@@ -288,19 +290,19 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
     def restore(
         self, step: int | None = None, args: ocp.args.Composite | None = None
     ) -> ocp.args.Composite:
-        """Bring back ``step``, or the newest whole one. Collective; blocks.
+        """Restore ``step``, or the newest complete one. Collective; blocks.
 
         Returns ``Composite`` with ``state``, of the structure, dtypes and shardings of
-        ``abstract_state``; and with ``dataset`` where ``args`` has it: an object with ``set_state``
-        is repositioned in place, for JSON the value is returned. With ``partial_restore`` only the
-        leaves of its ``item`` are given back, in the structure and shardings of that.
+        ``abstract_state``; and with ``dataset`` if ``args`` has it: an object with ``set_state`` is
+        repositioned in place, for JSON the value is returned. With ``partial_restore`` only the
+        leaves of its ``item`` are returned, in its structure and shardings.
 
         Raises the same kind of error on all processes:
           FileNotFoundError: there is no such step, or none at all.
-          ValueError: ``args`` ask for a transformation, or for leaves that ``abstract_state`` has
-          not. StateMismatch: ``abstract_state`` is not what was saved. HostStateError: no
-          ``dataset`` was saved, or by another number of processes. Unrecoverable, RestoreFailed,
-          DeadlineExceeded: as ``EmergencyCheckpointer.restore``.
+          ValueError: ``args`` request a transformation, or leaves that ``abstract_state`` lacks.
+          StateMismatch: ``abstract_state`` differs from the saved state.
+          HostStateError: no ``dataset`` was saved, or by another number of processes.
+          Unrecoverable, RestoreFailed, DeadlineExceeded: as ``EmergencyCheckpointer.restore``.
         """
         target = items.target_for(args)
         wanted = items.restore_target(args, self._abstract_state)
@@ -311,7 +313,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         return ocp.args.Composite(state=state, dataset=items.dataset_in(target, found))
 
     def _restore_into(self, step: int | None, state: Any, host_state: Any) -> tuple[int, Any]:
-        """(step, state); ``host_state``, where one is given, is put back in place."""
+        """Return (step, state), and restore ``host_state``, if given, in place."""
         self._open_again_where_lost()
         before = None if step is None else self.latest_step()
         try:
@@ -325,18 +327,18 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         self._latest.note_restored(found, before)
         return found, restored
 
-    # What is in a step.
+    # Contents of a step.
 
     def item_metadata(self, step: int) -> ocp.args.Composite:
-        """Shapes and dtypes of the state of ``step``, as Orbax's ``ArrayMetadata``.
+        """Return shapes and dtypes of the state of ``step``, as Orbax's ``ArrayMetadata``.
 
-        In the structure of ``abstract_state`` when the leaves are the same, else by path. Not
-        collective: reads this process's RAM, else storage. FileNotFoundError.
+        In the structure of ``abstract_state`` when the leaves are the same, otherwise by path. Not
+        collective: reads this process's RAM, or else storage; blocks. FileNotFoundError.
         """
         return self.metadata(step).item_metadata
 
     def metadata(self, step: int | None = None) -> Any:
-        """Orbax's ``StepMetadata`` of ``step``; without a step its ``RootMetadata``.
+        """Return Orbax's ``StepMetadata`` of ``step``; without a step its ``RootMetadata``.
 
         As ``item_metadata``.
         """
@@ -345,9 +347,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         return step_metadata(self._describe(step), self._abstract_state)
 
     def metrics(self, step: int) -> Any:
-        """Return the metrics given with ``step``; None when there were none. As
-        ``item_metadata``.
-        """
+        """Return the metrics given with ``step``, or None. As ``item_metadata``."""
         return items.metrics_in(self._describe(step).host_state)
 
     def _describe(self, step: int) -> StepDescription:
@@ -359,7 +359,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
     # Waiting and ending.
 
     def wait_until_finished(self) -> None:
-        """Return when this process has no save under way. Raises what a save failed with."""
+        """Return when this process has no save in progress. Raises the error of a failed save."""
         self._checkpointer.wait_until_finished()
         self._checkpointer.check_for_errors()
 
@@ -368,9 +368,9 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         self._checkpointer.check_for_errors()
 
     def close(self) -> None:
-        """Finish the saves under way and let go of everything; the steps stay. Idempotent.
+        """Finish the saves in progress and release everything; the steps stay. Idempotent.
 
-        Raises what a save failed with, afterwards.
+        Raises the error of a failed save afterwards.
         """
         self._close(after_error=False)
 
@@ -394,8 +394,8 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         except CheckpointError as failure:
             if kind is None:
                 raise
-            # The error that ends the block says more.
-            logging.error("closing the manager: %s", failure)
+            # The error that ends the block matters more.
+            logging.error("closing the manager failed: %s", failure)
 
 
 def _for_policies(metrics: Any) -> Mapping[str, Any] | None:

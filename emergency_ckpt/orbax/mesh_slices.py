@@ -9,7 +9,7 @@ import numpy as np
 def slice_count(mesh: jax.sharding.Mesh, axis: int) -> int:
     """Return the number of slices along ``axis``; ValueError when it is no axis of ``mesh``."""
     if mesh.devices.ndim == 1:
-        return 1  # as Orbax has it: no axis is left to be a replica axis
+        return 1  # as in Orbax: no axis is left to be a replica axis
     if not 0 <= axis < mesh.devices.ndim:
         raise ValueError(f"replica_axis_index {axis} is no axis of the mesh {mesh.axis_names}")
     return mesh.devices.shape[axis]

@@ -1,4 +1,4 @@
-"""Options of the manager: Orbax's names, fields, defaults and meaning, and a few of our own."""
+"""Options of the manager: Orbax's names, fields, defaults and meaning, and a few more."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ ShouldSave = Callable[[int, int | None], bool]
 
 @dataclasses.dataclass
 class LocalCheckpointOptions:
-    """When the local tier saves, and what it keeps.
+    """Save schedule and retention of the local tier.
 
     Attributes:
-      save_interval_steps: steps between saves; besides, the first step ever is saved.
-      max_to_keep: whole steps kept, besides the one being written; 1 unless a
-        ``preservation_policy`` says what is kept. RAM is reserved for one step more.
+      save_interval_steps: steps between saves; the first step of a run is saved too.
+      max_to_keep: number of complete steps kept, without the one being written; 1 unless a
+        ``preservation_policy`` is set. RAM is reserved for one step more.
       read_only: the local tier saves nothing.
       should_save_fn: ``(step, newest saved step or None) -> bool``, instead of the interval.
-      save_decision_policy: instead of both. As with Orbax, it and ``should_save_fn`` are asked on
-        every process and must answer alike; what hangs on the clock is agreed.
-      preservation_policy: what is kept. The newest whole step always is.
+      save_decision_policy: instead of both. As with Orbax, it and ``should_save_fn`` are called on
+        every process and must return the same; decisions by the clock are agreed.
+      preservation_policy: selects the steps to keep. The newest complete step is always kept.
       debug_use_full_global_mesh: no effect.
-      preserve_at_most: with a ``preservation_policy``, so many steps have room in RAM; None: what
-        the policy's own numbers say, or 4 where they say nothing.
-      with_one_slice: save locally also in a job of one slice, where Orbax never does.
+      preserve_at_most: with a ``preservation_policy``, the number of steps for which RAM is
+        reserved; None: the policy's own number, or 4 if it has none.
+      with_one_slice: save locally also in a job of one slice, unlike Orbax.
     """
 
     save_interval_steps: int = 10
@@ -51,13 +51,13 @@ class LocalCheckpointOptions:
 
 @dataclasses.dataclass
 class PersistentCheckpointOptions:
-    """When the persistent tier saves, and what it keeps.
+    """Save schedule and retention of the persistent tier.
 
     Attributes:
       save_interval_steps, should_save_fn, save_decision_policy: as in the local tier.
-      max_to_keep: newest steps kept; None keeps all. The last whole step always stays.
-      keep_period: with ``max_to_keep``: steps that are multiples of it are kept besides.
-      preservation_policy: what is kept, instead of the two before.
+      max_to_keep: number of newest steps kept; None keeps all. The last complete step always stays.
+      keep_period: with ``max_to_keep``: steps that are multiples of it are kept too.
+      preservation_policy: selects the steps to keep, instead of the previous two.
     """
 
     save_interval_steps: int = 1000
@@ -75,7 +75,7 @@ class PersistentCheckpointOptions:
 
 @dataclasses.dataclass
 class MultiprocessingOptions:
-    """``coordination_timeout_secs``: how long processes may wait for each other, in seconds."""
+    """``coordination_timeout_secs``: maximum wait for other processes, in seconds."""
 
     coordination_timeout_secs: int = 120
 
@@ -87,15 +87,16 @@ class CheckpointManagerOptions:
     Attributes:
       replica_axis_index: axis of the mesh along which slices are replicas.
       step_name_format: only the plain one, ``ocp.path.step.standard_name_format()``.
-      cleanup_tmp_directories: no effect: what unfinished saves left is removed at the first save.
-      enable_async_checkpointing: False: ``save`` returns when the step is whole, and raises when
-        it cannot be.
+      cleanup_tmp_directories: no effect: leftovers of unfinished saves are removed at the first
+        save.
+      enable_async_checkpointing: False: ``save`` returns when the step is complete, and raises
+        when it failed.
       async_options: its ``timeout_secs`` bounds each stage of a persistent save.
       single_host_load_and_broadcast: no effect: each byte is read from storage once anyway.
-      best_fn, best_mode: what ``best_step`` goes by: a number made of ``metrics``, and whether
-        the largest (``"max"``) or the smallest (``"min"``) is best.
-      settings: further settings of ``emergency_ckpt.config.Config``, by name; they win. An
-        interval among them takes the place of what that tier's options say of when to save.
+      best_fn, best_mode: criterion of ``best_step``: ``best_fn(metrics)`` returns a number, of
+        which the largest (``"max"``) or the smallest (``"min"``) is best.
+      settings: further settings of ``emergency_ckpt.config.Config``, by name, which have
+        precedence. An interval among them replaces the save schedule of that tier's options.
     """
 
     local: LocalCheckpointOptions = dataclasses.field(default_factory=LocalCheckpointOptions)
@@ -121,17 +122,16 @@ class ShouldSaveFunction:
     function: ShouldSave
 
     def should_save(self, step: Any, previous_steps: Sequence[Any], *, context: Any) -> bool:
-        """What the function says of the step and of the newest step that was saved."""
+        """Return the function's answer for the step and the newest saved step."""
         del context
         return bool(self.function(step.step, previous_steps[-1].step if previous_steps else None))
 
 
 def settings_of(options: CheckpointManagerOptions, *, one_slice: bool) -> dict[str, Any]:
-    """Return the settings of an ``EmergencyCheckpointer`` that mean the same. Also of Orbax's
-    options.
+    """Return the equivalent settings of an ``EmergencyCheckpointer``. Accepts Orbax's options too.
 
     Raises:
-      ValueError: a step name format of the user's own.
+      ValueError: a custom step name format.
     """
     probe = (0, 7, 123456)
     if [options.step_name_format.build_name(step) for step in probe] != [str(n) for n in probe]:
@@ -143,11 +143,11 @@ def settings_of(options: CheckpointManagerOptions, *, one_slice: bool) -> dict[s
         "replica_axis": options.replica_axis_index,
         "save_policy": save_policy_of(persistent),
         "async_save": options.enable_async_checkpointing,
-        "save_on_preemption": False,  # the policies say so
+        "save_on_preemption": False,  # the policies decide it
         "start_timeout_s": float(waits.coordination_timeout_secs),
         "save_timeout_s": float(waits.coordination_timeout_secs),
         "persistent_timeout_s": storage_timeout_s,
-        # Orbax waits for the save before, and skips none.
+        # Orbax waits for the previous save, and skips none.
         "storage_wait_timeout_s": storage_timeout_s,
     }
     if persistent.preservation_policy is not None:
@@ -168,9 +168,9 @@ def settings_of(options: CheckpointManagerOptions, *, one_slice: bool) -> dict[s
 
 
 def with_further(settings: Mapping[str, Any], further: Mapping[str, Any]) -> dict[str, Any]:
-    """``settings`` and the user's ``further`` ones, which win.
+    """Return ``settings`` with the user's ``further`` ones, which have precedence.
 
-    An interval of theirs takes the place of the tier's policy, which would hide it.
+    An interval among them replaces the tier's policy, which would otherwise override it.
     """
     found = {**settings, **further}
     for tier in ("local_", ""):
@@ -179,13 +179,13 @@ def with_further(settings: Mapping[str, Any], further: Mapping[str, Any]) -> dic
             continue
         found[f"{tier}save_policy"] = None
         found[steps] = further.get(steps, 0)
-        # As the policy would have.
+        # As the policy would do.
         found["save_on_preemption"] = further.get("save_on_preemption", True)
     return found
 
 
 def save_policy_of(tier: LocalCheckpointOptions | PersistentCheckpointOptions) -> PerProcessPolicy:
-    """When a tier saves. What is not given is as in Orbax."""
+    """Return the save policy of a tier, with Orbax's defaults."""
     if tier.save_decision_policy is not None:
         return PerProcessPolicy(tier.save_decision_policy)
     if tier.should_save_fn is not None:
@@ -197,7 +197,7 @@ def save_policy_of(tier: LocalCheckpointOptions | PersistentCheckpointOptions) -
 
 
 def steps_kept(policy: object) -> int | None:
-    """How many steps a policy keeps at most, where its own numbers say so."""
+    """Return the maximum number of steps that a policy keeps, if its own numbers define it."""
     kind = type(policy)
     if kind is ocm.LatestN or kind is ocm.BestN:
         return cast("ocm.LatestN", policy).n

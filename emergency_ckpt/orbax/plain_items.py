@@ -13,7 +13,7 @@ from emergency_ckpt.orbax import items as with_state
 from emergency_ckpt.state.host_state_codec import as_stateful
 
 ONLY = "default"
-"""Orbax's name of an item that is given without a name."""
+"""Orbax's name of an unnamed item."""
 
 _TENSORS_SAVE = (ocp.args.PyTreeSave, ocp.args.StandardSave)
 _TENSORS_RESTORE = (ocp.args.PyTreeRestore, ocp.args.StandardRestore)
@@ -26,7 +26,7 @@ class Items(NamedTuple):
     Attributes:
       tensors: trees by the item's name.
       others: iterators, and the values of JSON items.
-      is_single: one was given, without a name.
+      is_single: one item was given, without a name.
     """
 
     tensors: dict[str, Any]
@@ -35,9 +35,9 @@ class Items(NamedTuple):
 
     @property
     def state(self) -> Any:
-        """Return the tensors to save: the tree of the only item that has any, else a dict of them.
+        """Return the tensors to save: the tree of the only item with tensors, or a dict of several.
 
-        So a step of one item is what plain Orbax writes, and reads.
+        So a step of one item has the format of plain Orbax.
         """
         return next(iter(self.tensors.values())) if len(self.tensors) == 1 else dict(self.tensors)
 
@@ -50,10 +50,10 @@ class Items(NamedTuple):
 
 
 def saved(items: object, args: object, checkpointers: object) -> Items:
-    """The items that ``save`` is given, by ``args`` or the older way.
+    """Return the items given to ``save``, through ``args`` or the older parameters.
 
     Raises:
-      ValueError: neither or both, an item that is not kept, or nothing that has tensors.
+      ValueError: neither or both are given, an item is not supported, or none has tensors.
     """
     named, is_single = _named(items, args, checkpointers)
     tensors: dict[str, Any] = {}
@@ -73,10 +73,10 @@ def saved(items: object, args: object, checkpointers: object) -> Items:
 
 
 def wanted(items: object, args: object, restore_kwargs: object, checkpointers: object) -> Items:
-    """The items that ``restore`` is asked for: trees to restore into, and what is put back.
+    """Return the items requested from ``restore``: trees to restore into, and values to apply.
 
     Raises:
-      ValueError: as ``saved``; or a tree that is not given: nobody knows its shardings.
+      ValueError: as ``saved``; or a tree is not given, so its shardings are unknown.
     """
     named, is_single = _named(items, args, checkpointers, restore_kwargs)
     tensors: dict[str, Any] = {}
@@ -111,7 +111,7 @@ def host_state_of(
 
 
 def target_for(items: Items) -> dict[str, Any] | None:
-    """Return the target of the host state; None when only tensors are asked for."""
+    """Return the target of the host state; None when only tensors are requested."""
     return (
         {_OTHERS: dict(items.others), **with_state.metadata_of(None, None)}
         if items.others
@@ -120,7 +120,7 @@ def target_for(items: Items) -> dict[str, Any] | None:
 
 
 def check_restored(items: Items, host_state: Mapping[str, Any], step: int) -> None:
-    """HostStateError when an item was asked for that was not saved with ``step``."""
+    """Raise HostStateError when a requested item was not saved with ``step``."""
     missing = sorted(set(items.others) - set(host_state[_OTHERS]))
     if missing:
         raise HostStateError(
@@ -134,7 +134,7 @@ def check_restored(items: Items, host_state: Mapping[str, Any], step: int) -> No
 def _named(
     items: object, args: object, checkpointers: object, restore_kwargs: object = None
 ) -> tuple[dict[str, Any], bool]:
-    """Return the arguments by item; and whether there is one without a name."""
+    """Return the arguments by item, and True when the only one has no name."""
     if items is not None and args is not None:
         raise ValueError("give items or args, not both")
     if args is not None:
@@ -166,7 +166,7 @@ def _as_args(item: Any, checkpointer: object, restore_kwargs: object) -> Any:
 
 
 def _on_shardings(item: Any, restore_args: Any) -> Any:
-    """``item`` with the shardings that ``restore_args`` give."""
+    """Return ``item`` with the shardings of ``restore_args``."""
     if restore_args is None:
         return item
 

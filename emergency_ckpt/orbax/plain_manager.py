@@ -1,4 +1,4 @@
-"""``CheckpointManager`` with the contract of plain Orbax's (0.12.8), and a RAM tier behind it."""
+"""``CheckpointManager`` with the contract of plain Orbax's (0.12.8), and a RAM tier in addition."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ _MOMENT_S = 0.001
 
 
 class CheckpointManager(BothTiersManager):
-    """Saves to ``directory`` as plain Orbax does, and to the hosts' RAM besides.
+    """Saves to ``directory`` as plain Orbax does, and also to the hosts' RAM.
 
-    To be built, and ``restore``, ``reload``, ``delete``, ``all_steps`` and ``close`` to be called,
-    by all processes in the same order; ``save`` after every step, or after some, by all.
+    All processes must call the constructor, ``restore``, ``reload``, ``delete``, ``all_steps`` and
+    ``close``, in the same order; and ``save`` at the same steps.
 
-    A step of one item is one of plain Orbax, item ``default``, which reads it; steps that plain
-    Orbax wrote are restored. What differs from Orbax's manager (0.12.8):
+    A step of one item has plain Orbax's format, as item ``default``, and can be read by it; steps
+    that plain Orbax wrote are restored. Differences from Orbax's manager (0.12.8):
 
     - ``restore`` needs the state to restore into, with its shardings: in ``args``, or as ``items``.
-    - JSON items and iterators are kept for each process, copied to other slices, and lie in
+    - JSON items and iterators are kept for each process, copied to other slices, and stored in
       ``<directory>/host_state``; plain Orbax does not read these. Several items with arrays are
-      stored together, as a dict of them.
-    - ``save(force=True)`` of a step that is there returns False.
-    - ``save`` and ``should_save`` say True for a step that is saved to RAM alone, too.
-    - Handlers' settings (OCDBT, file sizes) are not used; options that cannot be followed are a
-      ValueError, those without effect a warning. ``CheckpointManagerOptions`` has ours.
+      stored together, as a dict.
+    - ``save(force=True)`` of a step that exists returns False.
+    - ``save`` and ``should_save`` return True also for a step that is saved to RAM alone.
+    - Handlers' settings (OCDBT, file sizes) are not used. Unsupported options are a ValueError,
+      those without effect a warning. Our ``CheckpointManagerOptions`` has further ones.
 
     Raises:
-      ValueError: an option or an item's checkpointer that cannot be followed.
+      ValueError: an option or an item's checkpointer is not supported.
       ConfigError, LocalTierError, RestoreFailed, DeadlineExceeded: as ``EmergencyCheckpointer``.
     """
 
@@ -63,7 +63,7 @@ class CheckpointManager(BothTiersManager):
             local,
             text if "://" in text else os.path.abspath(text),
             None,
-            (),  # no state is known yet: which steps are whole, their own leaves tell
+            (),  # no state is known yet: a step is complete by its own leaves
             options=made,
             metadata=dict(metadata or {}),
             logger=logger,
@@ -79,16 +79,16 @@ class CheckpointManager(BothTiersManager):
         args: Any = None,
         custom_metadata: dict[str, Any] | None = None,
     ) -> bool:
-        """Save in the tiers where a save is due; True if one was started. Not collective.
+        """Save in the tiers where a save is due; return True if one was started. Not collective.
 
         Args:
-          items: the state, or a dict of them by the name of their checkpointer: the older way.
+          items: older form: the state, or a dict of states by the name of their checkpointer.
           args: ``PyTreeSave``, ``StandardSave``, or ``Composite`` of these, ``JsonSave`` and
             iterators' arguments.
           metrics, force, custom_metadata: as in ``emergency_ckpt.orbax.CheckpointManager.save``.
 
         Raises:
-          ValueError: what cannot be kept. Otherwise as that method.
+          ValueError: an item is not supported. Otherwise as that method.
         """
         del save_kwargs
         given = plain_items.saved(items, args, self._checkpointers)
@@ -108,13 +108,13 @@ class CheckpointManager(BothTiersManager):
         directory: epath.PathLike | None = None,
         args: Any = None,
     ) -> Any:
-        """Bring back ``step``, or the newest whole one. Collective; blocks.
+        """Restore ``step``, or the newest complete one. Collective; blocks.
 
-        Returns the state, of the structure, dtypes and shardings of the one that is given; with
-        several items a ``Composite``. Iterators are repositioned in place.
+        Returns the state, of the structure, dtypes and shardings of the given one; with several
+        items a ``Composite``. Iterators are repositioned in place.
 
         Raises:
-          ValueError: no state is given, or ``directory`` is another one.
+          ValueError: no state is given, or ``directory`` is not this manager's.
           Otherwise as ``emergency_ckpt.orbax.CheckpointManager.restore``.
         """
         if directory is not None and epath.Path(directory) != self.directory:
@@ -127,11 +127,11 @@ class CheckpointManager(BothTiersManager):
         return wanted.result(state, host_state)
 
     def item_metadata(self, step: int) -> Any:
-        """Shapes and dtypes of the state of ``step`` by path, as Orbax's ``ArrayMetadata``."""
+        """Return shapes and dtypes of ``step`` by path, as Orbax's ``ArrayMetadata``."""
         return super().item_metadata(step).state
 
     def is_saving_in_progress(self) -> bool:
-        """Return whether this process has a save under way. Not collective."""
+        """Return whether this process has a save in progress. Not collective."""
         try:
             self._checkpointer.wait_until_finished(_MOMENT_S)
         except DeadlineExceeded:

@@ -1,4 +1,4 @@
-"""Options of plain Orbax's manager: what they mean for the two tiers, and what is refused."""
+"""Options of plain Orbax's manager, their effect on the two tiers, and the rejected ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from emergency_ckpt.orbax.options import (
 )
 
 LOCAL_DIRECTORY_VARIABLE = "ECKPT_LOCAL_DIR"
-_LOCAL_DIRECTORY = "/dev/shm/eckpt"  # noqa: S108 - the ramdisk that every Linux has; claimed with a lock
+_LOCAL_DIRECTORY = "/dev/shm/eckpt"  # noqa: S108 - every Linux has this ramdisk; claimed with a lock
 _MOST_STEPS_BETWEEN = 10
 
 _WITHOUT_EFFECT = (
@@ -43,16 +43,16 @@ _REFUSED = {
 
 @dataclasses.dataclass
 class CheckpointManagerOptions(ocp.CheckpointManagerOptions):
-    """Orbax's options, and behind them what the RAM tier needs, which all have defaults.
+    """Orbax's options, followed by those of the RAM tier, which all have defaults.
 
     Attributes:
-      local: when the local tier saves and what it keeps; None: every 10 steps, or every
-        ``save_interval_steps`` where these are fewer, and the newest step.
+      local: save schedule and retention of the local tier; None: a save every 10 steps, or every
+        ``save_interval_steps`` if that is less, and the newest step is kept.
       local_directory: on this host's ramdisk; None: the environment's ECKPT_LOCAL_DIR, else
-        ``/dev/shm/eckpt``. It is made where it does not exist.
-      settings: further settings of ``emergency_ckpt.config.Config``, by name; they win. ``mesh``
-        and ``replica_axis`` say what the slices are; without them, that is taken from the state:
-        the first axis of its mesh along which nothing is split.
+        ``/dev/shm/eckpt``. It is created if it does not exist.
+      settings: further settings of ``emergency_ckpt.config.Config``, by name, which have
+        precedence. ``mesh`` and ``replica_axis`` define the slices; without them they are the
+        positions on the first axis of the state's mesh along which no leaf is split.
     """
 
     local: LocalCheckpointOptions | None = None
@@ -61,16 +61,16 @@ class CheckpointManagerOptions(ocp.CheckpointManagerOptions):
 
 
 def local_directory_of(options: ocp.CheckpointManagerOptions) -> str:
-    """Where the RAM tier of this process lives."""
+    """Return the RAM tier's directory of this process."""
     given = getattr(options, "local_directory", None)
     return os.fspath(given or os.environ.get(LOCAL_DIRECTORY_VARIABLE) or _LOCAL_DIRECTORY)
 
 
 def both_tiers(options: ocp.CheckpointManagerOptions) -> BothTiers:
-    """Return the same for both tiers. A warning names the options that have no effect.
+    """Return the equivalent options for both tiers. A warning names the options without effect.
 
     Raises:
-      ValueError: an option that would change what is written, and cannot be followed.
+      ValueError: an option that would change the written format, and is not supported.
     """
     _check(options)
     read_only = options.read_only
@@ -111,7 +111,7 @@ def _check(options: ocp.CheckpointManagerOptions) -> None:
 
 
 def _save_policy(options: ocp.CheckpointManagerOptions) -> SavePolicy:
-    """As Orbax makes one of its options."""
+    """Return the save policy that Orbax makes of its options."""
     if options.save_decision_policy is not None:
         return cast("SavePolicy", options.save_decision_policy)
     policies: list[Any] = [ocm.PreemptionCheckpointingPolicy()]
@@ -127,7 +127,7 @@ def _save_policy(options: ocp.CheckpointManagerOptions) -> SavePolicy:
 
 
 def _preservation_policy(options: ocp.CheckpointManagerOptions) -> PreservationPolicy | None:
-    """As Orbax makes one of its options; None keeps all."""
+    """Return the preservation policy that Orbax makes of its options; None keeps all."""
     if options.preservation_policy is not None or options.max_to_keep is None:
         return cast("PreservationPolicy | None", options.preservation_policy)
     count = max(1, options.max_to_keep)

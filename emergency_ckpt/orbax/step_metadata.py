@@ -1,4 +1,4 @@
-"""What is known of a step, in Orbax's types."""
+"""Descriptions of a step in Orbax's types."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from emergency_ckpt.state.tree import describe
 
 
 def step_metadata(found: StepDescription, abstract_state: Any) -> ocp.metadata.StepMetadata:
-    """``StepMetadata`` of a step; see ``CheckpointManager.metadata``."""
+    """Return the ``StepMetadata`` of a step; see ``CheckpointManager.metadata``."""
     written_ns = None if found.written_s is None else int(found.written_s * 1e9)
     return ocp.metadata.StepMetadata(
         item_metadata=ocp.args.Composite(state=_arrays(found, abstract_state)),  # pyright: ignore[reportArgumentType]
@@ -45,9 +45,7 @@ def best_of(
     best_fn: Callable[[Any], float],
     best_mode: str,
 ) -> int | None:
-    """Return the step whose metrics ``best_fn`` likes best, the newer of two equals; None without
-    any.
-    """
+    """Return the step with the best metrics by ``best_fn``, the newer of equal ones, or None."""
     sign = -1.0 if best_mode == "min" else 1.0
     ranked: list[tuple[float, int]] = []
     for step in steps:

@@ -26,9 +26,7 @@ class _Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ClaimAtStart:
-    """The leader's part of a start: first a check, and the claim itself when everything else
-    succeeded.
-    """
+    """The leader's part of a start: a check first, and the claim after everything succeeded."""
 
     def __init__(self, claim: DirectoryClaim, coordinator: Coordinator, events: EventSink) -> None:
         self._claim = claim
@@ -47,9 +45,7 @@ class ClaimAtStart:
             self._refusal = error
 
     def check(self) -> None:
-        """Raise DirectoryInUse when another run has the claim, after telling the other
-        processes.
-        """
+        """Raise DirectoryInUse when another run has the claim, after telling the others."""
         if self._refusal is not None:
             self._tell(self._refusal)
             raise self._refusal

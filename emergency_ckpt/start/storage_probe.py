@@ -1,6 +1,4 @@
-"""Test of the persistent directory at the start, so that faults are reported before the first
-save.
-"""
+"""Test of the persistent directory at the start, before the first save."""
 
 from __future__ import annotations
 
@@ -44,8 +42,7 @@ class StorageProbe:
         self._thread.start()
 
     def end(self) -> None:
-        """Stop reporting, and wait at most a second for a test in progress, so that it can clean
-        up.
+        """Stop reporting, and wait at most a second so that a running test can clean up.
 
         A later start removes its leftovers otherwise.
         """

@@ -52,9 +52,7 @@ class Stateful(Protocol):
 
 
 def as_stateful(value: object) -> Stateful | None:
-    """Return the object that gets and sets the state of ``value``, usually itself; None without a
-    state.
-    """
+    """Return the object with the state of ``value``, usually itself; None without a state."""
     if isinstance(value, Stateful):
         return None if isinstance(value, type) else value
     return tf_iterator(value)
@@ -120,9 +118,7 @@ def tag_of(payload: object) -> str | None:
 
 
 def dict_items(payload: object) -> list[tuple[Any, Any]] | None:
-    """Return (key, payload of the value) of a dict's payload in either form; None for anything
-    else.
-    """
+    """Return (key, payload of the value) of a dict's payload in either form, else None."""
     tag = tag_of(payload)
     if tag == DICT:
         return _pairs(cast(dict[str, Any], payload)[DICT], 0)
@@ -132,9 +128,7 @@ def dict_items(payload: object) -> list[tuple[Any, Any]] | None:
 
 
 def sequence_items(payload: object) -> tuple[type, list[Any]] | None:
-    """Return (list or tuple, payloads of the items) of a sequence's payload; None for anything
-    else.
-    """
+    """Return (list or tuple, payloads of the items) of a sequence's payload, else None."""
     if isinstance(payload, list):
         return list, cast(list[Any], payload)
     if tag_of(payload) == TUPLE:

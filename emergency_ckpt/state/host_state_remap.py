@@ -26,9 +26,7 @@ class IteratorRemap:
     move: MoveState = dataclasses.field(repr=False, compare=False)
 
     def __call__(self, states: Sequence[Any], index: int, count: int) -> Any:
-        """Return the state of one iterator from its states on all former processes.
-        HostStateError.
-        """
+        """Return an iterator's state from its states on all former processes. HostStateError."""
         return self._moved(states, index, count, "host_state")
 
     def payload(self, payloads: Sequence[Payload], index: int, count: int) -> Payload:
@@ -87,8 +85,7 @@ def _holds_state(payload: Payload) -> bool:
 
 
 def payload_for(target: object, value: object, path: str = "host_state") -> Payload:
-    """Return the payload of ``value``, with a state wherever ``target`` has an object that takes
-    one.
+    """Return the payload of ``value``, with a state where ``target`` has an object for it.
 
     The result of a remap, in which an iterator's state is a plain value, can then be applied.
     """

@@ -99,14 +99,13 @@ class SnapshotRecipe:
         return self._plan.reason
 
     def matches(self, flat: Sequence[Any], treedef: TreeDef) -> bool:
-        """True when a flattened state has the structure this recipe was built for."""
+        """Return whether a flattened state has the structure this recipe was built for."""
         if treedef != self._tree.treedef:
             return False
         return all(_is_like(leaf, dtype, flat[leaf.position]) for leaf, dtype in self._dtypes)
 
     def take(self, flat: Sequence[Any]) -> Snapshot:
-        """Return the snapshot of the wanted shards, taken as ``wait`` or ``device_copy``; does not
-        wait.
+        """Return the snapshot of the wanted shards, as ``wait`` or ``device_copy``. Does not block.
 
         Once its ``wait_captured`` is true the state may be donated. On CPU the views share the
         arrays' buffers, which then live on.
@@ -238,9 +237,7 @@ def _is_shared(device: Device, settings: SnapshotSettings) -> bool:
 
 
 def _memory(device: Device, dtype: str, settings: SnapshotSettings) -> str | None:
-    """Return the host memory that ``device`` transfers such values to; None for JAX's own
-    transfer.
-    """
+    """Return the host memory that ``device`` transfers to; None for JAX's own transfer."""
     if settings.staging_memory == "pageable" or _is_shared(device, settings):
         return None
     if dtype in PACKED_DTYPES:
@@ -250,9 +247,7 @@ def _memory(device: Device, dtype: str, settings: SnapshotSettings) -> str | Non
 
 
 def _is_copyable(take: _Take) -> bool:
-    """Return whether a copy stays in the memory of the device; false for values offloaded to the
-    host.
-    """
+    """Return whether a copy stays on the device; false for values offloaded to the host."""
     assert take.leaf.sharding is not None
     assert take.device is not None
     kind = take.leaf.sharding.memory_kind
@@ -260,9 +255,7 @@ def _is_copyable(take: _Take) -> bool:
 
 
 def _holders(leaf: Leaf, shard: ShardId) -> dict[Device, int]:
-    """Return this process's devices that hold the shard, with its index there; none for host
-    values.
-    """
+    """Return this process's devices that hold the shard, with its index; none for host values."""
     if leaf.sharding is None:
         return {}
     me = jax.process_index()

@@ -144,8 +144,7 @@ class Snapshot:
             self._note_progress()
 
     def wait_captured(self, timeout_s: float) -> bool:
-        """Wait until the state may be donated; return False when that takes longer than
-        ``timeout_s``.
+        """Wait until the state may be donated; return False after ``timeout_s``.
 
         The deadline bounds the wait for the reader. Transfers in progress have none, because a
         device that does not answer also stops the next step.
@@ -231,9 +230,7 @@ class Snapshot:
         return batch
 
     def _go_on(self, read_bytes: int) -> bool:
-        """Free ``read_bytes`` of staging memory and start more transfers; False when nothing is
-        left.
-        """
+        """Free ``read_bytes`` of staging memory and start more; return False when none is left."""
         with self._lock:
             self._in_use_bytes -= read_bytes
             self._start()

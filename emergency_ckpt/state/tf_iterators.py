@@ -29,9 +29,7 @@ class TfIterator:
         self._checkpoint = tensorflow.train.Checkpoint(iterator=iterator)
 
     def get_state(self) -> dict[str, bytes]:
-        """Return the files of a checkpoint of the iterator. Blocks for writes to a local temporary
-        directory.
-        """
+        """Return the files of a checkpoint of the iterator. Blocks for local file IO."""
         with tempfile.TemporaryDirectory(prefix="eckpt-tf-") as directory:
             prefix = Path(directory) / "iterator"
             self._checkpoint.write(str(prefix))
@@ -53,9 +51,7 @@ class TfIterator:
 
 
 def tf_iterator(value: object) -> TfIterator | None:
-    """Return ``value`` as an object with a state if it is an iterator of TensorFlow, otherwise
-    None.
-    """
+    """Return an iterator of TensorFlow as an object with a state, None for any other value."""
     tensorflow: Any = sys.modules.get("tensorflow")
     data = getattr(tensorflow, "data", None)  # None also while it is being imported
     if data is None or not isinstance(value, (data.Iterator, data.NumpyIterator)):

@@ -26,7 +26,7 @@ TreeDef = Any
 _NUMBERS: dict[type, str] = {
     kind: f"Python {kind.__name__}" for kind in (bool, int, float, complex)
 }
-"""In this order, because a bool is an int too."""
+"""Ordered, because a bool is an int too."""
 assert set(_NUMBERS.values()) == set(PYTHON_NUMBERS)
 
 
@@ -72,9 +72,7 @@ class StateTree:
 
     @property
     def wanted(self) -> dict[str, LeafSpec]:
-        """Return ``specs`` of a state to restore into, with ``PYTHON_NUMBERS`` for Python
-        numbers.
-        """
+        """Return ``specs`` of a state to restore into, Python numbers as ``PYTHON_NUMBERS``."""
         return {
             leaf.spec.path: msgspec.structs.replace(leaf.spec, dtype=leaf.number or leaf.spec.dtype)
             for leaf in self.leaves
@@ -142,9 +140,7 @@ def check_values(tree: StateTree, flat: Sequence[Any], operation: str) -> None:
 
 
 def is_python_number(value: object) -> bool:
-    """Return whether ``value`` is a Python number. numpy scalars are not, though some are
-    floats.
-    """
+    """Return whether ``value`` is a Python number; numpy scalars are not, not even floats."""
     return isinstance(value, tuple(_NUMBERS)) and not isinstance(value, np.generic)
 
 

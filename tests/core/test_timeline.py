@@ -26,7 +26,7 @@ def test_objection_to_what_was_left_behind_names_who_did() -> None:
     timeline = continued(None, save(5, A), B)
     assert has(timeline, 5, A)
     assert has(timeline, 900, B)
-    assert timeline.objection(6, A) == f"it was rolled back: incarnation {B} went on from step 5"
+    assert timeline.objection(6, A) == f"it was rolled back: incarnation {B} continued from step 5"
 
 
 def test_objection_to_an_abandoned_branch_whatever_its_step() -> None:

@@ -83,18 +83,18 @@ def test_summary_has_exactly_the_promised_keys_and_values() -> None:
             faulty([restored(0, peer=9, step=0), restored(1, peer=9, step=0)]),
             "one restored step above 0",
         ),
-        ("slice-loss", faulty(finished=False), "did not come to its end"),
+        ("slice-loss", faulty(finished=False), "did not finish"),
         (
             "slice-loss",
             faulty(events=[e for e in faulty_events(SLICE_LOSS) if e.name != "fault.fired"]),
-            "never struck",
+            "never fired",
         ),
         ("all-ram-lost", faulty(), "no byte came from the persistent tier"),
         ("all-ram-lost", faulty(), "expected the persistent tier"),
         (
             "preemption",
             faulty([restored(0, local=9), restored(1, local=9)]),
-            "had come to step 23 and went on from 20",
+            "was at step 23 and continued from 20",
         ),
     ],
 )

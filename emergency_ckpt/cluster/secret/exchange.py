@@ -29,12 +29,12 @@ T = TypeVar("T")
 _NONCE_BYTES = 16
 _MOST_BYTES = 16384
 _NOBODY = b"no secret was given to this process"
-"""In place of a secret: its seals prove nothing, and identify processes without one."""
+"""Placeholder for a missing secret: its seals prove nothing but identify such processes."""
 _ONCE = bytes(12)  # the nonce of a key that seals one text
 
 
 class SecretHello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A process's part. ``public``: its key, in hexadecimal; ``settings``: a digest of them."""
+    """The message of one process. ``public``: its key in hexadecimal; ``settings``: a digest."""
 
     nonce: str
     public: str
@@ -59,7 +59,7 @@ class SecretAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclasses.dataclass(frozen=True)
 class SharedSecret:
-    """What all processes of one start have in common, and no other start has."""
+    """The secret and the unique name that all processes of one start share."""
 
     secret: RunSecret
     name: str
@@ -137,8 +137,7 @@ class Exchange:
     # The other processes' side.
 
     def session(self, data: bytes) -> SharedSecret | str | None:
-        """Return the session that the leader's answer gives, or the problem; None for a foreign
-        answer.
+        """Return the session of the leader's answer, or the problem; None for a foreign answer.
 
         An answer is foreign unless it was sealed for this process and this start, with the same
         secret.

@@ -105,8 +105,7 @@ class SealedCoordinator:
         return opened.value
 
     def _is_old(self, key: str, opened: OpenedValue, began: int) -> bool:
-        """Return whether a newer value of the same writer was seen at ``key`` before this read
-        began.
+        """Return whether a newer value of its writer was seen at ``key`` before this read began.
 
         Records this value. A value that another thread has read meanwhile does not count, because
         that read may have begun later.

@@ -71,9 +71,7 @@ class DirectoryClaim:
         raise self._refusal("other jobs write their names there at the same time")
 
     def renew(self) -> None:
-        """Check the claim before a removal: as ``hold``, but without writing where it is already
-        held.
-        """
+        """Check the claim before a removal: as ``hold``, without writing while it is held."""
         with self._lock:
             held = self._held
         if held:

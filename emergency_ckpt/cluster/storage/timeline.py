@@ -84,8 +84,7 @@ class StorageTimeline:
             self._tell(save.step, kept_as, reason)
 
     def publish(self, save: SaveId, set_marker: Callable[[], None]) -> None:
-        """Publish ``save`` with ``set_marker``; then retire the steps that it replaces or passed
-        over.
+        """Publish ``save`` with ``set_marker``, then retire the steps it replaces or passed over.
 
         PersistentTierError, CorruptData: also when the marker is set but retiring failed; the next
         save then repeats that part.

@@ -9,7 +9,7 @@
 5. ``study`` and ``survivability`` compute cost and survival of each policy for a given job.
 
 Guaranteed: every box that any process holds is stored somewhere, on ``copies`` different slices
-where so many have it; all processes compute the same placement from the same arguments.
+where that many have it; all processes compute the same placement from the same arguments.
 
 Not guaranteed: equal bytes on every process where boxes differ in size; survival of a loss of more
 than ``copies - 1`` slices.

@@ -24,9 +24,7 @@ class RetainedShards:
             self._boxes.setdefault(shard.leaf, []).append(shard.box)
 
     def __contains__(self, shard: ShardId) -> bool:
-        """Return whether ``shard`` is kept; a shard of another mesh, when a part of it is stored
-        here.
-        """
+        """Return whether ``shard``, or for another mesh a part of it, is stored here."""
         if shard in self._stored or shard in self._needed:
             return shard in self._stored
         boxes = self._boxes.get(shard.leaf, ())

@@ -189,9 +189,7 @@ class Striping:
 
 
 def _least_loaded(heap: list[tuple[int, int, Holders]], loads: Mapping[int, int]) -> Holders:
-    """Return the set of processes with the fewest bytes. Loads only grow, so the heap may lag
-    behind.
-    """
+    """Return the set of processes with the fewest bytes. Loads only grow, so entries may be old."""
     while True:
         known, place, processes = heap[0]
         actual = sum(loads[process] for process in processes)

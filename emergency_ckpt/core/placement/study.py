@@ -85,7 +85,7 @@ class PlacementCosts:
       slice_lost_s: time for the bytes that the busiest host sends or receives after one slice lost
         its RAM; None when the RAM tier does not survive that.
       survival: probability that it survives the loss of 1, 2, ... random hosts.
-      slices_that_may_fail: any so many slices may fail at once.
+      slices_that_may_fail: number of slices that may fail at once, in any combination.
     """
 
     name: str
@@ -105,8 +105,8 @@ class PlacementCosts:
 
 
 def study(job: JobShape) -> list[PlacementCosts]:
-    """Return the costs of ``striped(r)`` for r from 1 to the number of slices, and of the
-    default.
+    """Return the costs of the default and of ``striped(r)`` for r from 1 to the number of
+    slices.
     """
     rows = [_costs(job, f"striped({r})", Striped(r)) for r in range(1, job.slices + 1)]
     return [*rows, _costs(job, ALL_BUT_PRIMARY, AllButPrimary())]

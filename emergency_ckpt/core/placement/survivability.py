@@ -25,8 +25,7 @@ Polynomial = tuple[int, ...]
 def loss_probability(
     policy: PlacementPolicy, slices: int, hosts_per_slice: int, lost_hosts: int
 ) -> float:
-    """Return the probability that some shard has no copy in RAM after the loss of ``lost_hosts``
-    hosts.
+    """Return the probability that a shard has no copy in RAM after ``lost_hosts`` hosts are lost.
 
     Raises:
       ConfigError: no slices or hosts, or more lost than there are.
@@ -37,9 +36,7 @@ def loss_probability(
 
 
 def slices_that_may_fail(policy: PlacementPolicy, slices: int) -> int:
-    """Return the number of slices that may be lost, in any combination, without losing the RAM
-    tier.
-    """
+    """Return the number of slices, in any combination, that the RAM tier can lose."""
     fatal = _fatal_sets(policy, slices)
     return next(size for size, count in enumerate(fatal) if count) - 1
 
@@ -60,9 +57,7 @@ def _lost(harmless: Polynomial, slices: int, hosts_per_slice: int, lost_hosts: i
 
 
 def _fatal_sets(policy: PlacementPolicy, slices: int) -> Polynomial:
-    """Return the number of fatal sets of slices by size: sets that hold every copy of some shard of
-    one position.
-    """
+    """Return, by size, the number of sets of slices that hold every copy of a shard."""
     if not isinstance(policy, AllButPrimary):
         return _including(slices, min(policy.copies, slices))
     if slices <= 2:

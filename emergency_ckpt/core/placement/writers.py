@@ -27,8 +27,6 @@ def host_state_writer(owner: int, topology: Topology, members: Sequence[int]) ->
 
 
 def owners_of(writer: int, topology: Topology, members: Sequence[int]) -> tuple[int, ...]:
-    """Return the processes whose host states ``writer`` puts into the persistent tier, itself
-    included.
-    """
+    """Return the processes whose host states ``writer`` puts into the persistent tier."""
     every = range(topology.process_count)
     return tuple(owner for owner in every if host_state_writer(owner, topology, members) == writer)

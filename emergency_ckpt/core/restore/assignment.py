@@ -88,9 +88,7 @@ def assign(
 
 
 def _shared_objects(targets: Mapping[int, TargetSet]) -> dict[int, TargetSet]:
-    """Return ``targets`` with one object for equal target sets; identical objects are not
-    compared.
-    """
+    """Return ``targets`` with one object for equal target sets; identical ones are not compared."""
     by_identity: dict[int, TargetSet] = {}
     by_ends: dict[object, list[TargetSet]] = {}
     for target in targets.values():
@@ -110,9 +108,7 @@ def _hints(
     own: Mapping[int, str],
     digests: Mapping[str, Sequence[str]],
 ) -> dict[int, dict[str, None]]:
-    """Return, by identity of the target set, some manifests of processes that need just these
-    shards.
-    """
+    """Return some manifests of processes with equal needs, by identity of the target set."""
     hints: dict[int, dict[str, None]] = {}
     for process in sorted(targets):
         known = hints.setdefault(id(targets[process]), {})
@@ -275,9 +271,7 @@ def _by_key(item: tuple[tuple[str, tuple[str, ...]], object]) -> tuple[str, tupl
 
 
 def _cycle(items: Sequence[_T], start: int, at_most: int) -> list[_T]:
-    """Return up to ``at_most`` items in cyclic order from ``start``, without visiting the
-    others.
-    """
+    """Return up to ``at_most`` items in cyclic order from ``start``, without visiting the rest."""
     size = len(items)
     start %= size
     after = min(size, start + at_most)

@@ -1,6 +1,4 @@
-"""Decision of a restore about a prefetch: use it, restore without it, or report its failure.
-Pure.
-"""
+"""Decision about a prefetch at a restore: use it, do without it, or report its failure. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ _AT_MOST = 4
 class PrefetchReport(
     msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, array_like=True
 ):
-    """What one process says of its prefetch when it is asked to restore.
+    """One process's report on its prefetch, at a restore.
 
     Attributes:
       kind: ``none``: no prefetch since the last restore. ``ready``: it fits the request and is in
@@ -60,6 +58,6 @@ def decide_prefetch(reports: Mapping[int, PrefetchReport]) -> PrefetchUse:
         return PrefetchUse("restore", "; ".join(unfit[:_AT_MOST]))
     if ready:
         others = [p for p, report in ordered if report.kind == "none"]
-        told = f"not by the processes {others[:8]}" if others else "not the same one everywhere"
+        told = f"not by the processes {others[:8]}" if others else "not the same on all processes"
         return PrefetchUse("restore", told)
     return PrefetchUse("restore")

@@ -370,8 +370,8 @@ def _rejection_line(item: Rejection) -> str:
 
 
 def _was_whole(inventory: Inventory, request: _Request) -> bool:
-    """Return whether a step would be complete if no copy had failed verification; then this is no
-    fresh start.
+    """Return whether a step would be complete if no copy had failed; this is then no fresh
+    start.
     """
     if not inventory.quarantined:
         return False

@@ -269,8 +269,7 @@ class _Sorting:
 def _groups(
     numbers: tuple[tuple[int, ...], ...], indices: tuple[tuple[int, ...], ...]
 ) -> tuple[tuple[tuple[int, tuple[int, ...]], ...], ...]:
-    """Return the groups of shards that the same sides have: sides, and indices there, of each
-    group.
+    """Return the groups of shards that the same sides have: sides, and indices there, of each.
 
     Side i has shard ``numbers[i][j]`` at ``indices[i][j]``. Cached, as ``_in_order`` is.
     """

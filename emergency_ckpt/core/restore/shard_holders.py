@@ -74,9 +74,7 @@ class SaveTensors:
         return bool(self._damaged.get(digest))
 
     def holders_of(self, digest: str, index: int) -> tuple[str, ...]:
-        """Return the holders with an intact copy of the shard; the same object for the same
-        arguments.
-        """
+        """Return the holders with an intact copy of the shard, as one cached object."""
         holders = self._holders[digest]
         damaged = self._damaged.get(digest)
         if not damaged:

@@ -26,9 +26,7 @@ class Backoff:
         return min(self.longest_s, self.first_s * 2.0 ** min(failures - 2, 64))
 
     def decide(self, failures: int, since_failure_s: float) -> SaveDecision:
-        """Return whether a save may start ``since_failure_s`` after the last of ``failures`` in a
-        row.
-        """
+        """Return whether a save may start ``since_failure_s`` after ``failures`` in a row."""
         pause_s = self.pause_s(failures)
         if since_failure_s >= pause_s:
             return SaveDecision(True, f"{failures} saves failed in a row; a pause of {pause_s:g} s")
@@ -60,9 +58,7 @@ class Repeats:
     )
 
     def occurred(self, key: str, now_s: float) -> Mention | None:
-        """Return the mention due when ``key`` happens at ``now_s``, a monotonic time; None when
-        none is due.
-        """
+        """Return the mention due when ``key`` happens at monotonic time ``now_s``, or None."""
         known = self._mentioned.pop(key, None)
         mention: Mention | None = None
         if known is None:

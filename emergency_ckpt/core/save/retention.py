@@ -24,8 +24,7 @@ class Removals(NamedTuple):
 def wanted_by_fields(
     steps: Sequence[int], keep_last_n: int | None, keep_every_n_steps: int | None
 ) -> list[bool]:
-    """Return, by step, whether it is one of the last ``keep_last_n`` or a multiple of
-    ``keep_every_n_steps``.
+    """Return True for the last ``keep_last_n`` and multiples of ``keep_every_n_steps``.
 
     ``keep_last_n`` None keeps all.
     """

@@ -77,8 +77,7 @@ def skip_reason(
 
 
 def decide_save(step: int, every_n_steps: int, last_saved: int | None) -> SaveDecision:
-    """Return whether a save is due at a fixed interval: at multiples of ``every_n_steps``, once
-    each.
+    """Return whether a save is due by the interval: once at each multiple of ``every_n_steps``.
 
     Args:
       every_n_steps: 0 or less turns saving off.

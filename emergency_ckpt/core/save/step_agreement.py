@@ -33,8 +33,7 @@ _FAR_TOO_LONG = 4.0
 
 
 class Proposal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The leader's proposal that all processes save to ``tier`` at the first ``save`` from ``step``
-    on.
+    """The leader's proposal that all save to ``tier`` at the first ``save`` from ``step`` on.
 
     All processes train the same steps, so this is the same call on each, for any distance between
     steps and any calls skipped before.
@@ -128,8 +127,8 @@ class Follower:
         return due
 
     def offer(self, proposal: Proposal, *, ready: bool, stall_s: float = 0.0) -> Answer:
-        """Return the answer to ``proposal``. To accept is to promise the save unless the decision
-        is no.
+        """Return the answer to ``proposal``. An accepted save takes place unless the decision is
+        no.
         """
         step = -1 if self._step is None else self._step
         if self._step is not None and proposal.step <= self._step:
@@ -140,9 +139,7 @@ class Follower:
         return Answer("accepted", step, stall_s)
 
     def on_decision(self, number: int, *, confirmed: bool) -> None:
-        """Apply the leader's decision on proposal ``number``, before or after its step is
-        reached.
-        """
+        """Apply the leader's decision on proposal ``number``, before or after its step."""
         if number not in self._accepted:
             return
         if confirmed:
@@ -170,9 +167,7 @@ class Leader:
         return self._lead_s
 
     def first_step(self, progress: Progress, now_s: float) -> int:
-        """Return the earliest step that no process should have reached when the proposal
-        arrives.
-        """
+        """Return the earliest step that no process should reach before the proposal arrives."""
         passed_s = max(0.0, now_s - progress.arrived_s)
         steps = math.ceil((passed_s + self._lead_s) / max(progress.step_time_s, 1e-6))
         return progress.step + max(1, steps) + math.ceil(self._steps_ahead)

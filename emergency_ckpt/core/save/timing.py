@@ -1,4 +1,4 @@
-"""Rules by the clock: continuous, every so many seconds, adaptive. Pure.
+"""Rules by the clock: continuous, at a fixed number of seconds, adaptive. Pure.
 
 The leader alone decides, on its own clock; then all processes agree: see ``step_agreement``.
 """

@@ -19,7 +19,7 @@ FAILED = PrefetchReport("failed", 0, "no room")
         ([NONE, NONE], "restore", ""),
         ([], "restore", ""),
         ([READY, NONE, READY, NONE], "restore", "not by the processes [1, 3]"),
-        ([READY, PrefetchReport("ready", 1)], "restore", "not the same one everywhere"),
+        ([READY, PrefetchReport("ready", 1)], "restore", "not the same on all processes"),
         ([READY, UNFIT], "restore", "process 1: step 7 was saved"),
         ([NONE, UNFIT], "restore", "process 1: step 7 was saved"),
         ([FAILED, READY], "fail", "process 0: no room"),

@@ -27,8 +27,7 @@ Only dtypes of the same kind, so that no value changes on its way to a Python nu
 
 
 def compare_leaves(expected: Mapping[str, LeafSpec], found: Iterable[LeafSpec]) -> tuple[str, ...]:
-    """Return one line for each leaf that differs, with both values, sorted by path; empty when
-    equal.
+    """Return one line for each leaf that differs, with both values, sorted by path.
 
     The division of a leaf into boxes is not compared, because any box layout can be restored to any
     other; nor the stored width of a scalar where a Python number is expected: see

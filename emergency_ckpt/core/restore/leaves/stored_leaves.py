@@ -19,9 +19,7 @@ _ORBAX_HAS_AS_UINT8 = frozenset({"uint2", "uint4"})
 
 
 def stored_name(path: str) -> str:
-    """Return Orbax's array name of a leaf; valid when no key of the leaf's path contains a
-    slash.
-    """
+    """Return Orbax's array name of a leaf; valid when no key of its path contains a slash."""
     return path.replace("/", ".")
 
 
