@@ -46,11 +46,10 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
       copied to other slices; ``persistent_non_replicated_directory`` is not needed. Orbax saves it
       at persistent steps only, and may restore it with tensors of another step.
     - Any shard comes from any host that has it; no slice has to be complete.
-    - ``delete``, ``metadata``, ``item_metadata``, ``metrics`` and ``best_step`` work.
-    - ``save`` runs no device collective, and nothing at all at steps without a save.
+    - ``delete``, ``metadata``, ``item_metadata``, ``metrics`` and ``best_step`` work; ``save`` runs
+      no device collective, and nothing at all at steps without a save.
     - A second manager of the same directories closes the first.
-    - After ``restore(step)`` of an older step, newer ones in RAM stay until the next save, and
-      steps after ``step`` are saved again.
+    - After ``restore(step)`` newer steps in RAM stay until the next save, and are saved again.
     - ``save(force=True)`` of a step that exists returns False.
 
     As in Orbax's manager: ``restore`` returns ``abstract_state``, whatever ``args`` say of

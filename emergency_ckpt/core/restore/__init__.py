@@ -12,8 +12,8 @@
 6. ``prefetch`` decides for all processes whether a prefetch is used.
 
 Guaranteed: shards and host states of one save only; no quarantined or outvoted copy; a rolled-back
-save only on request; the same plan for any order of the reports; no exception for values of the
-right types.
+save only if the caller allows it; the same plan for any order of the reports; no exception for
+values of the right types.
 
 Not guaranteed: that a planned copy is intact or its holder reachable. A copy that fails is
 quarantined by the caller, which plans again.
