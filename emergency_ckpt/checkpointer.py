@@ -182,14 +182,14 @@ class EmergencyCheckpointer:
 
         Args:
           step: restore this step or fail; None and "latest" mean the newest complete one.
-          state: the state to restore into: arrays, or specs with shape, dtype and sharding. It is not
-            changed; host values (numpy, numbers) give the types of the returned ones. A Python bool, int,
-            float or complex accepts any stored scalar of its kind: a step that was 0 at first is an int32
-            array after the first compiled step.
-          host_state: as given to ``save``; objects with ``set_state`` are repositioned in place, dicts and
-            lists updated in place. ``last_restore.host_state`` has the restored value.
-          keep_newer: forget newer steps in RAM at the next save instead of now; until then they can be
-            restored.
+          state: the state to restore into: arrays, or specs with shape, dtype and sharding. It is
+            not changed; host values (numpy, numbers) give the types of the returned ones. A Python
+            bool, int, float or complex accepts any stored scalar of its kind: a step that was 0 at
+            first is an int32 array after the first compiled step.
+          host_state: as given to ``save``; objects with ``set_state`` are repositioned in place,
+            dicts and lists updated in place. ``last_restore.host_state`` has the restored value.
+          keep_newer: forget newer steps in RAM at the next save instead of now; until then they can
+            be restored.
 
         Returns:
           (step, restored state), bit for bit as saved; (None, ``state``) on a fresh start.
@@ -197,8 +197,8 @@ class EmergencyCheckpointer:
         Raises the same kind of error on all processes, without having changed anything:
           InvalidState: ``step`` or ``state`` is not valid.
           StateMismatch: leaves, shapes or dtypes differ. StepNotFound: ``step`` is not complete.
-          HostStateError: saved by another number of processes. Unrecoverable: more is lost than the copies
-          allow. RestoreFailed, DeadlineExceeded: a process failed or did not come.
+          HostStateError: saved by another number of processes. Unrecoverable: too much is lost.
+          RestoreFailed, DeadlineExceeded: a process failed or did not come.
           RamdiskFull: no room for later saves; newer steps in RAM are forgotten in this case.
         """
         self._check_running("restore")
@@ -254,8 +254,8 @@ class EmergencyCheckpointer:
         """Return when this process has no save in progress. Blocks; not collective.
 
         Raises:
-          DeadlineExceeded: it takes longer than ``timeout_s`` (default: the maximum duration of a save), or
-            than the grace period after a preemption notice.
+          DeadlineExceeded: it takes longer than ``timeout_s`` (default: the maximum duration of a
+            save), or than the grace period after a preemption notice.
         """
         self._saver.wait_until_finished(timeout_s)
 

@@ -1,1 +1,1 @@
-"""Preemption notices: their sources, and the step at which all processes act on one."""
+"""Notice of a preemption: its signals, and the step at which all processes act on it."""
