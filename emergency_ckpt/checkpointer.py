@@ -163,8 +163,8 @@ class EmergencyCheckpointer:
           wants_host_state: True when ``restore`` will be given a ``host_state``, which it applies.
 
         Raises:
-          InvalidState: as ``restore``. CheckpointError: after ``stop``, or before the ``restore`` that
-            uses the previous prefetch.
+          InvalidState: as ``restore``. CheckpointError: after ``stop``, or before the ``restore``
+            that uses the previous prefetch.
         """
         self._check_running("prefetch")
         number = wanted_step("prefetch", step)

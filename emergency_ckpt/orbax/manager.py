@@ -337,9 +337,8 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         return self.metadata(step).item_metadata
 
     def metadata(self, step: int | None = None) -> Any:
-        """Return Orbax's ``StepMetadata`` of ``step``; without a step its ``RootMetadata``.
-
-        As ``item_metadata``.
+        """Return Orbax's ``StepMetadata`` of ``step``, or its ``RootMetadata``. As
+        ``item_metadata``.
         """
         if step is None:
             return ocp.metadata.RootMetadata(custom_metadata=dict(self._metadata))
