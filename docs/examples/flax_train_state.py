@@ -1,0 +1,41 @@
+"""A loop with Flax's TrainState and Optax: all of the state is saved, the optimizer's too."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import linen as nn
+from flax.training.train_state import TrainState
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from emergency_ckpt import EmergencyCheckpointer
+
+mesh = Mesh(np.array(jax.devices()).reshape(1, -1), ("slice", "fsdp"))
+model = nn.Dense(8)
+params = model.init(jax.random.key(0), jnp.ones((1, 16)))
+state = TrainState.create(apply_fn=model.apply, params=params, tx=optax.adam(1e-2))
+state = jax.device_put(state, NamedSharding(mesh, PartitionSpec()))
+
+
+@jax.jit
+def train_step(state, batch):
+    grads = jax.grad(lambda params: (state.apply_fn(params, batch) ** 2).mean())(state.params)
+    return state.apply_gradients(grads=grads)
+
+
+last_step = 100
+config = EmergencyCheckpointer.default_config().set(
+    dir="/mnt/checkpoints/flax",
+    local_dir="/dev/shm/eckpt",
+    mesh=mesh,
+    replica_axis="slice",
+    local_save_every_n_steps=10,
+    save_every_n_steps=1000,
+)
+with config.instantiate() as ckpt:
+    step, state = ckpt.restore(state=state)
+    print(f"start after step {step}", flush=True)
+    for step in range((step or 0) + 1, last_step + 1):
+        state = train_step(state, jax.random.normal(jax.random.key(step), (4, 16)))
+        ckpt.save(step=step, state=state)
+print(f"done: {float(sum(leaf.sum() for leaf in jax.tree.leaves(state.params))).hex()}")

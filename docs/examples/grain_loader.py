@@ -1,0 +1,42 @@
+"""A loop over a Grain DataLoader, whose iterator is saved with each step in both tiers."""
+
+import grain.python as grain
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from emergency_ckpt import EmergencyCheckpointer
+
+mesh = Mesh(np.array(jax.devices()).reshape(1, -1), ("slice", "fsdp"))
+state = {"w": jax.device_put(jnp.zeros(1024), NamedSharding(mesh, PartitionSpec("fsdp")))}
+loader = grain.DataLoader(
+    data_source=grain.RangeDataSource(0, 1000, 1),
+    sampler=grain.IndexSampler(1000, shard_options=grain.NoSharding(), shuffle=True, seed=0),
+    operations=[grain.Batch(8)],
+    worker_count=0,
+)
+data = iter(loader)
+
+
+@jax.jit(donate_argnums=0)
+def train_step(state, batch):
+    return {"w": 0.9 * state["w"] + jnp.sin(batch).sum()}
+
+
+last_step = 100
+config = EmergencyCheckpointer.default_config().set(
+    dir="/mnt/checkpoints/grain",
+    local_dir="/dev/shm/eckpt",
+    mesh=mesh,
+    replica_axis="slice",
+    local_save_every_n_steps=10,
+    save_every_n_steps=1000,
+)
+with config.instantiate() as ckpt:
+    step, state = ckpt.restore(state=state, host_state=data)  # and data is where it was
+    print(f"start after step {step}", flush=True)
+    for step in range((step or 0) + 1, last_step + 1):
+        state = train_step(state, next(data))
+        ckpt.save(step=step, state=state, host_state=data)
+print(f"done: {float(state['w'].sum()).hex()}")
