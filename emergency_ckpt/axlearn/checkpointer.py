@@ -171,7 +171,7 @@ class EmergencyCheckpointer(BaseCheckpointer):
 
     @property
     def last_restore(self) -> RestoreReport | None:
-        """What the last restore did on this process; None before one that found something."""
+        """Report of the last restore on this process; None before one that found a step."""
         return None if self._running is None else self._running.last_restore
 
     def save(
@@ -265,7 +265,7 @@ class _Asked:
         self.summaries: dict[str, Any] = {}
 
     def should_save(self, step: Any, previous_steps: Any, *, context: Any) -> bool:
-        """What the policy says, of what the evalers said last."""
+        """Return the policy's answer, given the last summaries of the evalers."""
         return bool(self._policy(step=step.step, evaler_summaries=self.summaries))
 
 

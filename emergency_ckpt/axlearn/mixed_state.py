@@ -48,7 +48,7 @@ def join(state: PyTree, tensors: PyTree) -> PyTree:
 
 
 def is_iterator(leaf: object) -> bool:
-    """Whether a leaf has a state of its own, such as a data iterator."""
+    """Return True for a leaf with a state of its own, such as a data iterator."""
     if isinstance(leaf, jax.Array | np.ndarray | np.generic):
         return False
     return as_stateful(leaf) is not None

@@ -28,12 +28,12 @@ _NAME = "index"
 
 
 def step_dir(directory: str, step: int) -> str:
-    """Where axlearn's tools look for ``step``."""
+    """Return the directory in which axlearn's tools look for ``step``."""
     return os.path.join(directory, f"step_{step:08d}")
 
 
 def entries_of(step: int, state: PyTree) -> Entries:
-    """What the index says of ``state``."""
+    """Return the entries of the index for ``state``."""
     entries: list[tuple[str, Any]] = [("step", step)]
     for key_path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
         path = jax.tree_util.keystr(key_path, simple=True, separator="/")

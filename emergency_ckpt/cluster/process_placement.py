@@ -1,4 +1,4 @@
-"""Where the shards of a state go on one process: worked out once, used by saves and restores."""
+"""The places of a state's shards on one process: computed once, used by saves and restores."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from emergency_ckpt.types import LeafSpec, ShardId
 
 @dataclasses.dataclass(frozen=True)
 class ProcessPlacement:
-    """Where the shards and the host state of one process go, for states of one structure.
+    """The places of one process's shards and host state, for states of one structure.
 
     A save and a restore use the same one: what a save stores, a restore keeps.
 

@@ -42,7 +42,7 @@ class PreservationPolicy(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CheckpointInfo:
-    """What policies are told of a step: Orbax's ``PolicyCheckpointInfo``."""
+    """A step as policies see it: Orbax's ``PolicyCheckpointInfo``."""
 
     step: int
     time: datetime.datetime
@@ -69,7 +69,7 @@ class UserPolicy:
     def wants(
         self, step: int, time_s: float, *, busy: bool = False, preempted: bool = False
     ) -> bool:
-        """What the policy says of ``step``; raises what it raises."""
+        """Return the policy's answer for ``step``; raise what it raises."""
         context = ocm.DecisionContext(
             is_saving_in_progress=busy,
             reached_preemption=preempted,
@@ -92,7 +92,7 @@ class PerProcessPolicy:
 
 @dataclasses.dataclass(frozen=True)
 class SavePlan:
-    """When one tier saves.
+    """The schedule of one tier.
 
     Attributes:
       rules: decided from the step alone.
@@ -109,12 +109,12 @@ class SavePlan:
 
     @property
     def is_agreed(self) -> bool:
-        """Whether any save of the tier is agreed in the background."""
+        """True when a save of the tier is agreed in the background."""
         return bool(self.timing or self.asked)
 
     @property
     def is_on(self) -> bool:
-        """Whether the tier ever saves."""
+        """True when the tier saves at all."""
         rules = self.rules
         by_step = any(n > 0 for n in rules.intervals) or rules.steps or rules.initial
         return bool(by_step or self.is_agreed or self.everywhere or self.on_preemption)
@@ -160,7 +160,7 @@ def plan_saves(
 
 
 def plan_text(plan: SavePlan | None) -> str:
-    """When a tier saves, in words; ``plan`` None: the tier is off."""
+    """Return the schedule of a tier in words; ``plan`` None: the tier is off."""
     if plan is None:
         return "off"
     texts = ["every step" if n == 1 else f"every {n} steps" for n in plan.rules.intervals if n > 0]
@@ -181,7 +181,7 @@ def wanted_steps(
     keep_last_n: int | None = None,
     keep_every_n_steps: int | None = None,
 ) -> list[bool]:
-    """What the policy, or without one the simple fields, say of whole steps, oldest first."""
+    """Return the steps that the policy, or else the simple fields, keep, oldest first."""
     if policy is None:
         return wanted_by_fields([r.step for r in records], keep_last_n, keep_every_n_steps)
     infos = [CheckpointInfo(r.step, _moment(r.time_s), r.metrics) for r in records]
@@ -190,7 +190,7 @@ def wanted_steps(
 
 
 def policy_identity(policy: object) -> object:
-    """What two processes must have in common, without the addresses that a plain repr has."""
+    """Return the part of a policy that must be equal on all processes, without addresses."""
     if isinstance(policy, list | tuple):
         return [policy_identity(part) for part in cast("Sequence[object]", policy)]
     kind = f"{type(policy).__module__}.{type(policy).__qualname__}"

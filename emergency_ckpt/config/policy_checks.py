@@ -1,4 +1,4 @@
-"""What is wrong with policy objects, found before training: Orbax's own take any value."""
+"""Faults of policy objects, found before training: Orbax's own accept any value."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Check = Callable[[Any], bool]
 
 
 def save_policy_problems(name: str, policy: object | None) -> list[str]:
-    """What is wrong with a save policy; empty when nothing is."""
+    """Return the faults of a save policy; empty when it has none."""
     problems: list[str] = []
     for part in parts_of(policy) if policy is not None else []:
         if not isinstance(part, AdaptiveInterval) and not _has_method(part, "should_save"):
@@ -29,7 +29,7 @@ def save_policy_problems(name: str, policy: object | None) -> list[str]:
 
 
 def preservation_policy_problems(name: str, policy: object | None) -> list[str]:
-    """What is wrong with a preservation policy; empty when nothing is."""
+    """Return the faults of a preservation policy; empty when it has none."""
     if policy is None:
         return []
     if not _has_method(policy, "should_preserve"):

@@ -294,13 +294,13 @@ class Config:
 
     @property
     def snapshots(self) -> SnapshotSettings:
-        """How this process takes snapshots."""
+        """The settings by which this process takes snapshots."""
         return SnapshotSettings(
             self.snapshot_mode, self.device_copy_bytes, self.staging_bytes, self.staging_memory
         )
 
     def save_plans(self) -> dict[TierName, SavePlan]:
-        """When each tier saves that is on, the local one first."""
+        """Return the schedule of each tier that is on, the local one first."""
         plans: dict[TierName, SavePlan] = {
             "local": plan_saves(
                 self.local_save_policy,
@@ -318,7 +318,7 @@ class Config:
 
     @property
     def heeds_preemption(self) -> bool:
-        """Whether anything is to happen at a preemption notice."""
+        """True when a preemption notice causes a save or an exit."""
         asked_for = any(plan.on_preemption for plan in self.save_plans().values())
         return self.save_on_preemption or asked_for
 

@@ -333,7 +333,7 @@ def _in_order(place: str) -> tuple[int, int]:
 
 
 def _is_after(place: str, other: str) -> bool:
-    """Whether ``place`` comes after ``other`` in a life; "" comes before all."""
+    """Return True when ``place`` comes after ``other`` in a life; "" comes before all."""
     return bool(place) and _in_order(place) > _in_order(other)
 
 

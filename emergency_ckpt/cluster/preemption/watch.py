@@ -47,7 +47,7 @@ class Notices(Protocol):
     def last_number(self) -> int: ...
 
     def reached(self, number: int) -> bool:
-        """Whether all processes act on a notice at their call with ``number``; True once."""
+        """Return True, once, when all processes act on a notice at their call with ``number``."""
         ...
 
     def close(self) -> None:
