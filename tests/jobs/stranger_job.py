@@ -145,7 +145,7 @@ def known_by_reading(world: JobProcess) -> Any:
     try:
         with world.config("reading").instantiate() as ckpt:
             world.meet()
-            member: Any = ckpt._member  # pyright: ignore[reportPrivateUsage]
+            member: Any = ckpt._opened.member  # pyright: ignore[reportPrivateUsage]
             keys = attack(_address(), "list", "eckpt").splitlines()
             values = [attack(_address(), "find", key) for key in keys if "/secret" in key]
             made_up: str = member.secret.value.hex()

@@ -38,7 +38,7 @@ if end == "exit":
     sys.exit(0)
 if end == "served":
     checkpointer.wait_until_finished()
-    print("saved", checkpointer._member.holdings.address, flush=True)
+    print("saved", checkpointer._opened.member.holdings.address, flush=True)
     sys.stdin.readline()
 if end == "soon":
     time.sleep(0.1)

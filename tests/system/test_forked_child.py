@@ -73,5 +73,5 @@ def test_fork_leaves_the_parents_connections_alone(world: World) -> None:
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
         save_all(checkpointer, world, 2)
-        address = checkpointer._member.holdings.address
-        assert checkpointer._member.client.inventory(address).tensors
+        address = checkpointer._opened.member.holdings.address
+        assert checkpointer._opened.member.client.inventory(address).tensors
