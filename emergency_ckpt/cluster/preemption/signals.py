@@ -64,7 +64,9 @@ def second_signal_ends() -> Generator[None]:
         if len(seen) > 1:
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
-        logging.warning("saves in progress may finish; a second signal ends the process at once")
+        logging.warning(
+            "saves in progress have some time to finish; a second signal ends the process"
+        )
 
     before = {kind: signal.signal(kind, on_signal) for kind in (signal.SIGTERM, signal.SIGINT)}
     try:
