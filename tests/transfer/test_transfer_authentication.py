@@ -259,7 +259,7 @@ def test_secret_file_of_another_kind_is_a_config_error(tmp_path: Path, kind: str
     else:
         path.write_bytes(SECRET + b" " * 5000)
         path.chmod(0o600)
-        said = "holds 4097 bytes"
+        said = "has 4097 bytes"
     with pytest.raises(ConfigError, match=said):
         auth.load_secret_file(path)
 
