@@ -156,7 +156,7 @@ def test_a_recipe_fits_states_of_the_same_structure_only() -> None:
 
 def test_a_box_that_is_not_here_is_refused() -> None:
     tree = describe({"w": sharded(np.zeros((8, 2)), mesh_of(8), "x")}, "save")
-    with pytest.raises(StateMismatch, match="not here"):
+    with pytest.raises(StateMismatch, match="not on this process"):
         SnapshotRecipe(tree, [shard_of("w", (0, 2), (0, 2))])
 
 
