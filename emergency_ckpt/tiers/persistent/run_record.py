@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import re
-
-import msgspec
 
 from emergency_ckpt.core.run_claim import RunRecord, problem_of
 from emergency_ckpt.errors import CorruptData, PersistentTierError
+from emergency_ckpt.tiers.digested_file import DigestedFile
 from emergency_ckpt.tiers.persistent.marker import HOST_STATE
 from emergency_ckpt.tiers.storage.directory import StorageDirectory
 
 RUN_FOLDER = f"{HOST_STATE}/run"
 LIMIT_BYTES = 4096
-_VERSION = 1
+_FILE = DigestedFile("run", RunRecord, version=1, limit_bytes=LIMIT_BYTES)
 _NAME = re.compile(r"([0-9]{12})\.json")
 _LAST = 10**12 - 1
 _ATTEMPTS = 5
@@ -24,39 +22,14 @@ _MOST_READ = 4
 """More files than crashes leave; this program did not make the rest."""
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``digest``: SHA-256 (hex) of the bytes of ``run`` in the file."""
-
-    format: int
-    digest: str
-    run: msgspec.Raw
-
-
 def encode_run(record: RunRecord) -> bytes:
     """Return the bytes of a file."""
-    encoded = msgspec.json.encode(record)
-    digest = hashlib.sha256(encoded).hexdigest()
-    return msgspec.json.encode(_File(_VERSION, digest, msgspec.Raw(encoded)))
+    return _FILE.encode(record)
 
 
 def decode_run(data: bytes, target: str) -> RunRecord:
     """Return the record of a file. CorruptData is the only error."""
-    if len(data) > LIMIT_BYTES:
-        raise CorruptData("decode", target, f"it is larger than {LIMIT_BYTES} bytes")
-    try:
-        file = msgspec.json.decode(data, type=_File)
-        if file.format != _VERSION:
-            raise CorruptData(
-                "decode", target, "unknown version", expected=_VERSION, actual=file.format
-            )
-        actual = hashlib.sha256(file.run).hexdigest()
-        if actual != file.digest:
-            raise CorruptData(
-                "decode", target, "the digest differs", expected=file.digest, actual=actual
-            )
-        record = msgspec.json.decode(file.run, type=RunRecord)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise CorruptData("decode", target, f"not such a file: {error!s:.300}") from error
+    record = _FILE.decode(data, target)
     problem = problem_of(record)
     if problem:
         raise CorruptData("decode", target, problem)

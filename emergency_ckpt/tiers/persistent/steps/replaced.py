@@ -6,7 +6,6 @@ counts. FORMAT.md is the specification.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -15,13 +14,13 @@ from absl import logging
 
 from emergency_ckpt.core.limits import MAX_STEP
 from emergency_ckpt.errors import CorruptData
-from emergency_ckpt.tiers.persistent.marker import HOST_STATE, decode_file
+from emergency_ckpt.tiers.digested_file import DigestedFile
+from emergency_ckpt.tiers.persistent.marker import HOST_STATE
 from emergency_ckpt.tiers.storage.directory import StorageDirectory
 
 REPLACING_NAME = "replacing.json"
 LIMIT_BYTES = 1 << 20
 MAX_NAME_LENGTH = 255
-_VERSION = 1
 _BELOW = f"{HOST_STATE}/{REPLACING_NAME}"
 _NO_STEP = -1
 """The record has many steps, so a change of it waits for every timed-out change of it."""
@@ -56,12 +55,7 @@ class StepPlace(NamedTuple):
     is_aside: bool = False
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``digest``: SHA-256 (hex) of the bytes of ``steps`` in the file."""
-
-    format: int
-    digest: str
-    steps: msgspec.Raw
+_FILE = DigestedFile("steps", tuple[ReplacedStep, ...], version=1, limit_bytes=LIMIT_BYTES)
 
 
 def aside_name(step: int, incarnation: str) -> str:
@@ -71,26 +65,12 @@ def aside_name(step: int, incarnation: str) -> str:
 
 def encode_replaced(entries: Mapping[int, ReplacedStep]) -> bytes:
     """Return the bytes of the file, sorted by step."""
-    encoded = msgspec.json.encode([entries[step] for step in sorted(entries)])
-    digest = hashlib.sha256(encoded).hexdigest()
-    return msgspec.json.encode(_File(_VERSION, digest, msgspec.Raw(encoded)))
+    return _FILE.encode([entries[step] for step in sorted(entries)])
 
 
 def decode_replaced(data: bytes, target: str) -> dict[int, ReplacedStep]:
     """Return the entries by step. CorruptData is the only error."""
-    if len(data) > LIMIT_BYTES:
-        raise CorruptData("decode", target, f"it is larger than {LIMIT_BYTES} bytes")
-    file = decode_file(data, _File, target)
-    if file.format != _VERSION:
-        raise CorruptData(
-            "decode", target, "unknown version", expected=_VERSION, actual=file.format
-        )
-    actual = hashlib.sha256(file.steps).hexdigest()
-    if actual != file.digest:
-        raise CorruptData(
-            "decode", target, "the digest differs", expected=file.digest, actual=actual
-        )
-    listed = decode_file(bytes(file.steps), tuple[ReplacedStep, ...], target)
+    listed = _FILE.decode(data, target)
     if not all(_is_sound(each) for each in listed):
         raise CorruptData("decode", target, "it names a folder that no step was moved to")
     entries = {each.step: each for each in listed}
