@@ -50,6 +50,7 @@ COMMANDS = {
     "clean": Command(
         "emergency_ckpt.cli.clean", "list and remove leftover runs on this host's ramdisk"
     ),
+    "doctor": Command("emergency_ckpt.cli.doctor", "check a host before a job starts there"),
     "plan-placement": Command(
         "emergency_ckpt.cli.plan_placement",
         "compute cost and survival of each number of copies, and recommend one",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +14,7 @@ from emergency_ckpt.cluster.coordination import (
     Coordinator,
     deadline_left_s,
 )
+from emergency_ckpt.cluster.incarnations import new_incarnation
 from emergency_ckpt.cluster.messages import SMALL_BYTES, decode_each, decode_message, text_of
 from emergency_ckpt.errors import CheckpointError, RestoreFailed
 from emergency_ckpt.tiers.local.manifest import decode_contents
@@ -23,8 +22,6 @@ from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.types import Contents, SaveId
 
 _ADDRESS_TIMEOUT_S = 30.0
-_CLOCK = re.compile(r"([0-9a-f]{12})-")
-_LAST_MS = (1 << 48) - 1
 
 
 class _Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -102,17 +99,6 @@ def agree_start(coordinator: Coordinator, start: Callable[[], str], timeout_s: f
     if agreed.error:
         raise RestoreFailed("start", "the job", agreed.error)
     return agreed.incarnation
-
-
-def new_incarnation(after: str = "") -> str:
-    """Return a fresh id that sorts by this machine's clock and after ``after``."""
-    now_ms = time.time_ns() // 1_000_000
-    earlier = _CLOCK.match(after)
-    if earlier is not None:
-        # With a slow clock a later life must still sort later; a clock far ahead must leave room
-        # for later lives.
-        now_ms = max(now_ms, min(int(earlier[1], 16) + 1, _LAST_MS))
-    return f"{now_ms:012x}-{secrets.token_hex(8)}"
 
 
 def _objection(hellos: dict[int, _Hello]) -> str:

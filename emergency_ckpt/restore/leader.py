@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from emergency_ckpt.cluster.peers import new_incarnation
+from emergency_ckpt.cluster.incarnations import new_incarnation
 from emergency_ckpt.core.restore.inventory import Inventory, PersistentStep
 from emergency_ckpt.core.restore.leaves.stored_leaves import match_leaves
 from emergency_ckpt.core.restore.majority import name_outvoted

@@ -13,7 +13,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from emergency_ckpt.cluster.peers import agree_start, new_incarnation
+from emergency_ckpt.cluster.incarnations import new_incarnation
+from emergency_ckpt.cluster.peers import agree_start
 from emergency_ckpt.cluster.process_placement import place_process
 from emergency_ckpt.cluster.shard_source import HostStateInbox, holder_name
 from emergency_ckpt.cluster.topology import topology_of

@@ -114,12 +114,11 @@ def study(job: JobShape) -> list[PlacementCosts]:
 
 def _costs(job: JobShape, name: str, policy: PlacementPolicy) -> PlacementCosts:
     part, slices = job.host_bytes, job.slices
+    stored = part * stored_share(policy, slices)
     if isinstance(policy, Striped):
-        stored = part * policy.copies / slices
         fetched = part - stored
         lost_slice_bytes = _striped_slice_loss(part, slices, policy.copies)
     else:
-        stored = part
         alone = slices > 2  # the primary stores nothing then
         fetched = part if alone else 0.0
         lost_slice_bytes = part * max(1.0, 2 / (slices - 2)) if alone else part
@@ -140,6 +139,11 @@ def _costs(job: JobShape, name: str, policy: PlacementPolicy) -> PlacementCosts:
         ),
         slices_that_may_fail=may_fail,
     )
+
+
+def stored_share(policy: PlacementPolicy, slices: int) -> float:
+    """Return how much of its part of the state a host stores, 0 to 1, the host with the most."""
+    return min(policy.copies, slices) / slices if isinstance(policy, Striped) else 1.0
 
 
 def _striped_slice_loss(part: float, slices: int, copies: int) -> float:

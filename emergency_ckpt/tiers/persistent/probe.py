@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.tiers.persistent.marker import HOST_STATE
@@ -13,7 +14,9 @@ _LEFT_AFTER_MS = 600_000
 """A probe takes seconds; the rest allows for clocks that differ."""
 
 
-def probe_storage(storage: StorageDirectory, incarnation: str, deadline_s: float) -> None:
+def probe_storage(
+    storage: StorageDirectory, incarnation: str, deadline_s: float, *, conditions: bool = False
+) -> None:
     """Raise PersistentTierError when saves cannot use the directory. Blocks until the deadline.
 
     The file is created only if absent, like TensorStore's files in a bucket, at a place that
@@ -22,11 +25,14 @@ def probe_storage(storage: StorageDirectory, incarnation: str, deadline_s: float
     Args:
       incarnation: of this life; part of the file's name, so that no other start uses it.
       deadline_s: of ``time.monotonic``.
+      conditions: also check that the file is not created a second time.
     """
     storage.create(deadline_s)
     name = f"probe-{incarnation}"
     try:
         _write_and_read(storage, f"{HOST_STATE}/{name}", incarnation.encode(), deadline_s)
+        if conditions:
+            _check_conditions(storage, f"{HOST_STATE}/{name}", incarnation, deadline_s)
     except PersistentTierError as error:
         try:
             _remove(storage, name, deadline_s)
@@ -37,6 +43,27 @@ def probe_storage(storage: StorageDirectory, incarnation: str, deadline_s: float
     for other in storage.names_in(HOST_STATE, deadline_s):
         if is_left_over(other, name):
             _remove(storage, other, deadline_s)
+
+
+def measure_clock(
+    storage: StorageDirectory, incarnation: str, deadline_s: float
+) -> tuple[float, float]:
+    """Return the seconds by which storage's clock is ahead of this host's, and their uncertainty.
+
+    By the time that storage gives to a file of ``probe_storage``, which is removed again.
+    """
+    name = f"probe-{incarnation}"
+    below = f"{HOST_STATE}/{name}"
+    path = storage.path / below
+    begin_s = time.time()
+    try:
+        storage.do("write", f"/{below}", lambda: path.write_bytes(b""), deadline_s)
+        end_s = time.time()
+        written_s = float(storage.do("look at", f"/{below}", path.stat, deadline_s).mtime)
+    finally:
+        _remove(storage, name, deadline_s)
+    # Some file systems round to whole seconds.
+    return written_s - (begin_s + end_s) / 2, (end_s - begin_s) / 2 + 1
 
 
 def is_left_over(name: str, own: str) -> bool:
@@ -57,6 +84,18 @@ def _write_and_read(storage: StorageDirectory, below: str, data: bytes, deadline
             "the bytes differ from those just written",
             expected=data,
             actual=found[: 2 * len(data)],
+        )
+
+
+def _check_conditions(
+    storage: StorageDirectory, below: str, incarnation: str, deadline_s: float
+) -> None:
+    if storage.put_first(below, b"another writer", incarnation, deadline_s):
+        raise PersistentTierError(
+            "write",
+            f"{storage.path}/{below}",
+            "it was created although it existed: two runs could not be kept apart",
+            hint="use storage that honours preconditions, or a file system with hard links",
         )
 
 

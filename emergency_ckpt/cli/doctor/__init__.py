@@ -1,0 +1,160 @@
+"""``eckpt doctor``: checks of a host before a job starts there.
+
+1. ``machine``: versions, the native engine; ``network``: the secret, addresses, peers.
+2. ``storage``: a small file is written, read and removed; the clock; the size of the newest step.
+3. ``ramdisk``: file system, owner, room for the slots, pages; ``memory``: what the host has left.
+
+Only the check of storage writes, and it removes what it has written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from emergency_ckpt.cli.arguments import port, seconds
+from emergency_ckpt.cli.doctor.findings import Finding, as_json, exit_status, show
+from emergency_ckpt.core.placement.policies import parse_policy
+from emergency_ckpt.core.placement.study import stored_share
+from emergency_ckpt.core.wording import count_text, size_text
+from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.tiers.ramdisk.locks import check_run_id
+
+if TYPE_CHECKING:
+    SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage]
+
+_GIB = 1 << 30
+_MOST_GIB = 1e12
+_SMALL_FILES_BYTES = 1 << 20
+_EPILOG = """\
+exit status
+  0  a job can start here (there may be warnings)
+  1  a check failed, or with --strict warned
+  2  the command line is wrong
+"""
+
+
+def add_parser(subparsers: SubParsers) -> None:
+    """Add the parser of ``doctor``."""
+    parser = subparsers.add_parser(
+        "doctor",
+        help="check a host before a job starts there",
+        description=(
+            "Checks versions, the native engine, the secret, and what is named: a ramdisk, a"
+            " persistent directory, peers. Each check is ok, a warning or a failure, with a"
+            " sentence that says how to mend it. Storage is tried with a small file, which is"
+            " removed; nothing else is written."
+        ),
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--local-dir", type=Path, help="the ramdisk directory of this host")
+    parser.add_argument("--dir", help="the persistent directory: a path, or a URL such as gs://")
+    parser.add_argument("--run-id", help="the run: its files on the ramdisk are room for it")
+    _add_size(parser)
+    parser.add_argument("--secret-file", help="as the setting; default: $ECKPT_SECRET")
+    parser.add_argument("--bind-host", help="as the setting: an address of this host")
+    parser.add_argument("--bind-port", type=port, default=0, help="as the setting (%(default)s)")
+    parser.add_argument(
+        "--peers",
+        default="",
+        metavar="HOST:PORT,...",
+        help="connect to these; with a secret and --run-id also prove to know the secret",
+    )
+    parser.add_argument(
+        "--timeout-s",
+        type=seconds,
+        default=20.0,
+        help="longest wait for storage, and for a peer (%(default)s)",
+    )
+    parser.add_argument("--strict", action="store_true", help="warnings give exit status 1 too")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def _add_size(parser: argparse.ArgumentParser) -> None:
+    size = parser.add_argument_group("size of the state")
+    size.add_argument("--state-gib", type=float, help="one replica; default: newest step in --dir")
+    size.add_argument("--slices", type=int, default=2, help="data-parallel replicas (%(default)s)")
+    size.add_argument(
+        "--hosts-per-slice", type=int, default=1, help="processes of a slice (%(default)s)"
+    )
+    size.add_argument(
+        "--processes", type=int, default=1, help="processes that share the ramdisk (%(default)s)"
+    )
+    size.add_argument("--placement", default="all_but_primary", help="as the setting (%(default)s)")
+    size.add_argument(
+        "--local-keep-last-n", type=int, default=1, help="as the setting (%(default)s)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the checks and print them; return 0 when a job can start here, else 1."""
+    _check(args)
+    findings = list(_findings(args))
+    if args.json:
+        print(as_json(findings))
+    else:
+        show(findings, Console(highlight=False))
+    return exit_status(findings, strict=args.strict)
+
+
+def _check(args: argparse.Namespace) -> None:
+    problems = [
+        f"--{name.replace('_', '-')} must be at least 1, not {getattr(args, name)}"
+        for name in ("slices", "hosts_per_slice", "processes", "local_keep_last_n")
+        if getattr(args, name) < 1
+    ]
+    if args.state_gib is not None and not 0 < args.state_gib < _MOST_GIB:
+        problems.append(f"--state-gib must be above 0 and below {_MOST_GIB}, not {args.state_gib}")
+    if problems:
+        raise ConfigError(problems, target="eckpt doctor")
+    if args.run_id is not None:
+        check_run_id(args.run_id)
+    parse_policy(args.placement)
+
+
+def _findings(args: argparse.Namespace) -> Iterator[Finding]:
+    # Imported here, so that `eckpt doctor --help` does not import numpy and the storage clients.
+    from emergency_ckpt.cli.doctor import machine, network, storage  # noqa: PLC0415
+    from emergency_ckpt.cli.doctor.ramdisk import check_ramdisk  # noqa: PLC0415
+    from emergency_ckpt.cluster.incarnations import new_incarnation  # noqa: PLC0415
+
+    yield machine.check_versions()
+    yield machine.check_engine()
+    finding, secret = network.check_secret(args.secret_file, os.environ)
+    yield finding
+    if args.bind_host is not None:
+        yield network.check_bind(args.bind_host, args.bind_port)
+    peers = [peer for peer in args.peers.split(",") if peer]
+    yield from network.check_peers(peers, args.bind_host, args.run_id, secret, args.timeout_s)
+    if args.dir is not None:
+        yield from storage.check_storage(args.dir, new_incarnation(), args.timeout_s)
+    state_bytes = None if args.state_gib is None else round(args.state_gib * _GIB)
+    if state_bytes is None and args.dir is not None:
+        finding, state_bytes = storage.newest_state_bytes(args.dir, args.timeout_s)
+        yield finding
+    if args.local_dir is not None:
+        needed_bytes = None
+        if state_bytes is not None:
+            needed_bytes = _needed_bytes(args, state_bytes)
+            yield _slots(args, needed_bytes)
+        yield from check_ramdisk(args.local_dir, args.run_id, needed_bytes)
+
+
+def _needed_bytes(args: argparse.Namespace, state_bytes: int) -> int:
+    """Return the bytes that the slots of this host's processes take."""
+    share = stored_share(parse_policy(args.placement), args.slices) / args.hosts_per_slice
+    slot_bytes = round(state_bytes * share)
+    return args.processes * ((args.local_keep_last_n + 1) * slot_bytes + _SMALL_FILES_BYTES)
+
+
+def _slots(args: argparse.Namespace, needed_bytes: int) -> Finding:
+    slots = args.processes * (args.local_keep_last_n + 1)
+    text = f"{count_text(slots, 'slot', 'slots')} on this host, {size_text(needed_bytes)} in all"
+    return Finding("slots", "ok", text, measured={"slots": slots, "needed_bytes": needed_bytes})

@@ -1,0 +1,257 @@
+"""``eckpt doctor``, as an init container runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trees import tree_of
+
+from emergency_ckpt.cli.doctor.memory import available_bytes
+from emergency_ckpt.cli.main import main
+from emergency_ckpt.errors import PersistentTierError
+from emergency_ckpt.run_secret import SECRET_VARIABLE, generate_secret
+from emergency_ckpt.testing.gcs import FakeGcs
+from emergency_ckpt.tiers.local.read_only import ReadOnlyRamdisk
+from emergency_ckpt.tiers.persistent.probe import probe_storage
+from emergency_ckpt.tiers.storage.directory import StorageDirectory
+from emergency_ckpt.transfer.server import TransferServer
+
+SECRET = generate_secret()
+
+
+@pytest.fixture
+def secret_file(tmp_path: Path) -> Path:
+    path = tmp_path / "secret"
+    path.write_bytes(SECRET)
+    path.chmod(0o600)
+    return path
+
+
+@pytest.fixture
+def ramdisk() -> Iterator[Path]:
+    path = Path(f"/dev/shm/eckpt-doctor-{os.getpid()}")
+    path.mkdir(mode=0o700)
+    yield path
+    subprocess.run(["rm", "-r", str(path)], check=True)
+
+
+def doctor(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, dict[str, Any]]:
+    """Return the exit status, and the checks by name."""
+    code = main(["doctor", "--json", *map(str, words)])
+    found = json.loads(capsys.readouterr().out)
+    return code, {check["check"]: check for check in found["checks"]}
+
+
+def test_doctor_good_host_exits_with_0(
+    capsys: pytest.CaptureFixture[str], ramdisk: Path, tmp_path: Path, secret_file: Path
+) -> None:
+    store = tmp_path / "store"
+    code, checks = doctor(
+        capsys,
+        *("--local-dir", ramdisk, "--dir", store, "--secret-file", secret_file),
+        *("--state-gib", 0.001, "--bind-host", "127.0.0.1"),
+    )
+    assert code == 0
+    assert {name for name, check in checks.items() if check["status"] == "failure"} == set()
+    assert checks["ramdisk"]["text"] == f"{ramdisk} lies on tmpfs, mounted at /dev/shm"
+    assert checks["engine"]["measured"]["copy_crc32c_gb_per_s"] > 0
+    assert [path.name for path in (store / "host_state").iterdir()] == []
+
+
+def test_doctor_ramdisk_and_secret_stay_as_they_are(
+    capsys: pytest.CaptureFixture[str], ramdisk: Path, secret_file: Path
+) -> None:
+    (ramdisk / "run" / "process_00000").mkdir(parents=True)
+    (ramdisk / "run" / "process_00000" / "slot_0.bin").write_bytes(bytes(5000))
+    before = tree_of(ramdisk), tree_of(secret_file.parent)
+    doctor(capsys, "--local-dir", ramdisk, "--run-id", "run", "--secret-file", secret_file)
+    missing = ramdisk / "missing" / "eckpt"
+    _, checks = doctor(capsys, "--local-dir", missing)
+    assert checks["owner"]["text"] == f"{missing} is missing; a start makes it in {ramdisk}"
+    assert (tree_of(ramdisk), tree_of(secret_file.parent)) == before
+
+
+def test_doctor_ramdisk_too_small_says_by_how_much(
+    capsys: pytest.CaptureFixture[str], ramdisk: Path
+) -> None:
+    code, checks = doctor(capsys, "--local-dir", ramdisk, "--state-gib", 1e6)
+    assert code == 1
+    assert checks["room"]["status"] == "failure"
+    assert checks["room"]["mend"].startswith("Enlarge the ramdisk by ")
+    assert checks["memory"]["status"] == "failure"
+
+
+def test_doctor_room_counts_slots_copies_and_processes(
+    capsys: pytest.CaptureFixture[str], ramdisk: Path
+) -> None:
+    size = ("--state-gib", 8, "--slices", 4, "--hosts-per-slice", 4, "--processes", 2)
+    options = ("--placement", "striped(2)", "--local-keep-last-n", 2)
+    _, checks = doctor(capsys, "--local-dir", ramdisk, *size, *options)
+    per_process = 3 * (8 << 30) // 4 // 2 + (1 << 20)
+    assert checks["room"]["measured"]["needed_bytes"] == 2 * per_process
+
+
+def test_doctor_disk_as_local_dir_is_a_failure(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code, checks = doctor(capsys, "--local-dir", tmp_path)
+    assert code == 1
+    assert "not on tmpfs" in checks["ramdisk"]["text"]
+
+
+def test_doctor_open_local_dir_names_the_command(
+    capsys: pytest.CaptureFixture[str], ramdisk: Path
+) -> None:
+    ramdisk.chmod(0o777)
+    code, checks = doctor(capsys, "--local-dir", ramdisk)
+    assert code == 1
+    assert f"Chmod go-w {ramdisk}" in checks["owner"]["mend"]
+
+
+def test_doctor_secret_open_to_others_is_a_failure(
+    capsys: pytest.CaptureFixture[str], secret_file: Path
+) -> None:
+    secret_file.chmod(0o644)
+    code, checks = doctor(capsys, "--secret-file", secret_file)
+    assert code == 1
+    assert "open to others" in checks["secret"]["text"]
+    assert SECRET.decode() not in json.dumps(checks)
+
+
+def test_doctor_warnings_count_with_strict(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor(capsys)[0] == 0  # no secret is a warning
+    assert doctor(capsys, "--strict")[0] == 1
+
+
+def test_doctor_blocked_storage_is_a_failure(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "host_state").write_text("in the way")
+    code, checks = doctor(capsys, "--dir", tmp_path)
+    assert code == 1
+    assert "host_state" in checks["storage"]["text"]
+    assert "clock" not in checks
+
+
+@pytest.fixture
+def served(ramdisk: Path) -> Iterator[str]:
+    holdings = ReadOnlyRamdisk(ramdisk, "run")
+    with TransferServer(holdings, run_id="run", secret=SECRET, bind_host="127.0.0.1") as server:
+        yield server.contact
+    holdings.close()
+
+
+def test_doctor_peer_with_the_secret_is_greeted(
+    capsys: pytest.CaptureFixture[str], served: str, secret_file: Path
+) -> None:
+    words = ("--peers", served, "--run-id", "run", "--secret-file", secret_file)
+    code, checks = doctor(capsys, *words)
+    assert code == 0
+    assert "reached and greeted" in checks["peer"]["text"]
+
+
+def test_doctor_peer_with_another_secret_is_a_failure(
+    capsys: pytest.CaptureFixture[str], served: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SECRET_VARIABLE, generate_secret().decode())
+    code, checks = doctor(capsys, "--peers", served, "--run-id", "run")
+    assert code == 1
+    assert "same secret" in checks["peer"]["mend"]
+
+
+def test_doctor_absent_and_silent_peers_are_failures(
+    capsys: pytest.CaptureFixture[str], secret_file: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        addresses = [f"127.0.0.1:{s.getsockname()[1]}" for s in (silent, unused)]
+        for address in [*addresses, "no address"]:
+            words = ("--peers", address, "--run-id", "run", "--secret-file", secret_file)
+            code, checks = doctor(capsys, *words, "--timeout-s", 0.5)
+            assert code == 1
+            assert checks["peer"]["text"].startswith(f"{address} cannot be reached")
+
+
+def test_doctor_taken_port_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        words = ("--bind-host", "127.0.0.1", "--bind-port", port)
+        code, checks = doctor(capsys, *words)
+    assert code == 1
+    assert "cannot listen" in checks["bind"]["text"]
+
+
+def run_on_bucket(gcs: FakeGcs, directory: str) -> tuple[int, dict[str, Any]]:
+    command = [sys.executable, "-m", "emergency_ckpt.cli.main", "doctor", "--json"]
+    environment = {**os.environ, **gcs.environment()}
+    done = subprocess.run(
+        [*command, "--dir", directory, "--timeout-s", "20"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    found = json.loads(done.stdout)
+    return done.returncode, {check["check"]: check for check in found["checks"]}
+
+
+def test_doctor_bucket_is_tried_and_left_as_it_was() -> None:
+    with FakeGcs(buckets=["bucket"], process=True) as gcs:
+        code, checks = run_on_bucket(gcs, "gs://bucket/run")
+        assert code == 0
+        assert "generation preconditions are honoured" in checks["storage"]["text"]
+        assert checks["clock"]["status"] == "ok"
+        assert checks["state"]["text"].startswith("gs://bucket/run has no step")
+        code, checks = run_on_bucket(gcs, "gs://absent/run")
+        assert code == 1
+        assert "bucket" in checks["storage"]["mend"]
+
+
+def test_doctor_import_starts_no_accelerator_backend(tmp_path: Path) -> None:
+    program = (
+        "import sys; from emergency_ckpt.cli.main import main;"
+        "code = main(['doctor', '--json', '--dir', sys.argv[1], '--state-gib', '1']);"
+        "sys.exit(code or 'jax' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_memory_smallest_cgroup_limit_counts(tmp_path: Path) -> None:
+    inner = tmp_path / "pod" / "container"
+    inner.mkdir(parents=True)
+    (tmp_path / "groups").write_text("0::/pod/container\n")
+    for folder, limit in ((inner, "max\n"), (tmp_path / "pod", "5000\n")):
+        (folder / "memory.max").write_text(limit)
+        (folder / "memory.current").write_text("4500\n")
+        (folder / "memory.stat").write_text("anon 4000\ninactive_file 300\n")
+    found = available_bytes(tmp_path, tmp_path / "groups")
+    assert found == (800, f"cgroup {tmp_path / 'pod'}")
+
+
+class _Forgetful(StorageDirectory):
+    """Storage that ignores the precondition that a file is new, as some stores do."""
+
+    def put_first(
+        self, below: str, data: bytes, writer: str, deadline_s: float | None = None
+    ) -> bool:
+        (self.path / below).write_bytes(data)
+        return True
+
+
+def test_probe_storage_without_preconditions_is_an_error(tmp_path: Path) -> None:
+    deadline_s = time.monotonic() + 30
+    with pytest.raises(PersistentTierError, match="created although it existed"):
+        probe_storage(_Forgetful(str(tmp_path), 30), "1-2", deadline_s, conditions=True)
+    assert list((tmp_path / "host_state").iterdir()) == []
