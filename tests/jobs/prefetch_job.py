@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from job_process import Iterator, JobProcess, differences, mesh_of, run_program, specs_on, state_at
-from restoring import lose, newest_manifest, process_dir, train
+from restoring import damage_newest, lose, process_dir, train
 
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.errors import CheckpointError
@@ -105,12 +105,7 @@ def source_damaged(world: JobProcess) -> Any:
         if event.name != "restore.planned" or event.fields["step"] != 10:
             return
         if world.process == 0:
-            directory = process_dir(world, "damaged", 0)
-            slot = newest_manifest(directory).name.split(".")[0]
-            with (directory / f"{slot}.bin").open("r+b") as file:
-                first = file.read(1)
-                file.seek(0)
-                file.write(bytes([first[0] ^ 1]))
+            damage_newest(process_dir(world, "damaged", 0))
             world.meeting.put("damage/done", b"")
         world.meeting.get("damage/done", WAIT_S)
 

@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from job_process import Iterator, JobProcess, differences, mesh_of, run_program, specs_on, state_at
-from restoring import lose, newest_manifest, process_dir, restore, train
+from restoring import damage_newest, lose, newest_manifest, process_dir, restore, train
 
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.errors import CheckpointError
@@ -61,12 +61,7 @@ def corrupt_shard(world: JobProcess) -> Any:
     train(world, "corrupt", range(1, 11))
     world.meet()
     if world.process == 1:
-        slot = newest_manifest(process_dir(world, "corrupt", 1)).name.split(".")[0]
-        path = process_dir(world, "corrupt", 1) / f"{slot}.bin"
-        with path.open("r+b") as file:
-            first = file.read(1)
-            file.seek(0)
-            file.write(bytes([first[0] ^ 1]))
+        damage_newest(process_dir(world, "corrupt", 1))
     world.meet()
     return restore(world, "corrupt")
 
@@ -76,11 +71,7 @@ def mended_and_lost(world: JobProcess) -> Any:
     train(world, "mended", range(1, 11))
     world.meet()
     if world.process == 1:
-        slot = newest_manifest(process_dir(world, "mended", 1)).name.split(".")[0]
-        with (process_dir(world, "mended", 1) / f"{slot}.bin").open("r+b") as file:
-            first = file.read(1)
-            file.seek(0)
-            file.write(bytes([first[0] ^ 1]))
+        damage_newest(process_dir(world, "mended", 1))
     first = restore(world, "mended")
     lose(world, "mended", 2, 3)
     return [first, restore(world, "mended")]
@@ -90,12 +81,7 @@ def corrupt_everywhere(world: JobProcess) -> Any:
     """The same shard is damaged on both slices: the older whole step is taken."""
     train(world, "corrupt2", range(1, 11))
     world.meet()
-    directory = process_dir(world, "corrupt2", world.process)
-    slot = newest_manifest(directory).name.split(".")[0]
-    with (directory / f"{slot}.bin").open("r+b") as file:
-        first = file.read(1)
-        file.seek(0)
-        file.write(bytes([first[0] ^ 1]))
+    damage_newest(process_dir(world, "corrupt2", world.process))
     world.meet()
     return restore(world, "corrupt2")
 

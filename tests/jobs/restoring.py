@@ -71,3 +71,12 @@ def process_dir(world: JobProcess, name: str, host: int) -> Path:
 
 def newest_manifest(directory: Path) -> Path:
     return max(directory.glob("slot_*.manifest.json"), key=lambda path: path.stat().st_mtime_ns)
+
+
+def damage_newest(directory: Path) -> None:
+    """Flip one bit in the first byte of the newest slot of a process directory."""
+    slot = newest_manifest(directory).name.split(".")[0]
+    with (directory / f"{slot}.bin").open("r+b") as file:
+        first = file.read(1)
+        file.seek(0)
+        file.write(bytes([first[0] ^ 1]))

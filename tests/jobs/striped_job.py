@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from job_process import Iterator, JobProcess, differences, mesh_of, run_program, specs_on, state_at
-from restoring import lose, newest_manifest, process_dir, restore, train
+from restoring import damage_newest, lose, process_dir, restore, train
 
 from emergency_ckpt.core.placement.policies import Striped
 
@@ -146,11 +146,7 @@ def damaged_copy(world: JobProcess) -> Any:
     train(world, "damage", range(1, 11), **two_copies())
     world.meet()
     if world.process == 3:
-        slot = newest_manifest(process_dir(world, "damage", 3)).name.split(".")[0]
-        with (process_dir(world, "damage", 3) / f"{slot}.bin").open("r+b") as file:
-            first = file.read(1)
-            file.seek(0)
-            file.write(bytes([first[0] ^ 1]))
+        damage_newest(process_dir(world, "damage", 3))
     world.meet()
     return restore(world, "damage", **two_copies())
 
