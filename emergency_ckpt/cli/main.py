@@ -58,6 +58,11 @@ COMMANDS = {
     "demo": Command(
         "emergency_ckpt.cli.demo", "lose a slice in the middle of training and recover", "demo"
     ),
+    "deploy": Command(
+        "emergency_ckpt.cli.deploy",
+        "write the manifests of a job for an engine (GKE)",
+        takes_command=True,
+    ),
     "fake-gcs": Command(
         "emergency_ckpt.cli.fake_gcs",
         "a small GCS server for tests, with faults on request",
@@ -80,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return USAGE_EXIT_CODE
         if program is not None and not COMMANDS[name].takes_command:
             parser.error(f"{name} takes nothing after --")
-        args.program = program or []
+        args.program, args.words = program or [], arguments
         return int(module.run(args))
     except ModuleNotFoundError as error:
         return _fail(name, _missing_package(name, error))

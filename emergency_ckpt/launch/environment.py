@@ -16,6 +16,7 @@ from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.launch.progress import ProgressFile
 
 _PREFIX = "ECKPT_"
+HOST_INDEX_VARIABLE = f"{_PREFIX}HOST_INDEX"
 
 
 @dataclass(frozen=True)
@@ -85,10 +86,13 @@ class JobEnvironment:
     def from_environ(cls, environ: Mapping[str, str] = os.environ) -> JobEnvironment:
         """Read the variables of ``to_environ``.
 
+        Engines that number the hosts of each slice give ``ECKPT_HOST_INDEX`` instead of
+        ``ECKPT_PROCESS_INDEX``: the index of this host in its slice.
+
         Raises:
           ConfigError: lists every variable that is missing or malformed.
         """
-        problems: list[str] = []
+        environ, problems = _with_process_index(environ)
         values: dict[str, object] = {}
         for name, parse, needed in _FIELDS:
             text = environ.get(_variable(name))
@@ -150,6 +154,22 @@ _FIELDS: tuple[tuple[str, Callable[[str], object], bool], ...] = (
     ("progress_path", Path, False),
     ("events_path", Path, False),
 )
+
+
+def _with_process_index(environ: Mapping[str, str]) -> tuple[Mapping[str, str], list[str]]:
+    """Return ``environ`` with the process index that follows from the host index; and faults."""
+    own, given = _variable("process_index"), environ.get(HOST_INDEX_VARIABLE)
+    if own in environ or given is None:
+        return environ, []
+    names = ("slice_index", "slice_count", "process_count")
+    try:
+        slice_index, slices, count = (int(environ.get(_variable(name), "0")) for name in names)
+    except ValueError:
+        return {**environ, own: "0"}, []  # named as malformed with the other variables
+    hosts = count // slices if slices > 0 else 0
+    if not given.isdecimal() or not int(given) < hosts:
+        return {**environ, own: "0"}, [f"{HOST_INDEX_VARIABLE} {given!r} is not in 0..{hosts - 1}"]
+    return {**environ, own: str(slice_index * hosts + int(given))}, []
 
 
 def _inconsistencies(env: JobEnvironment) -> list[str]:

@@ -130,3 +130,28 @@ def test_the_launcher_never_imports_jax() -> None:
     )
     environ = {"PYTHONPATH": ":".join(sys.path)}
     subprocess.run([sys.executable, "-c", program], env=environ, check=True, timeout=60)
+
+
+def test_process_index_follows_from_the_slice_and_the_host() -> None:
+    whole = JobEnvironment("train-slice-0-0.train:8476", 5, 8, 1, 2, 4, Path("/ram"))
+    environ = whole.to_environ() | {"ECKPT_HOST_INDEX": "1"}
+    assert JobEnvironment.from_environ(environ) == whole  # where both are given, it is the id
+    del environ["ECKPT_PROCESS_INDEX"]
+    assert JobEnvironment.from_environ(environ) == whole
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"ECKPT_HOST_INDEX": "4"}, r"ECKPT_HOST_INDEX '4' is not in 0\.\.3"),
+        ({"ECKPT_HOST_INDEX": "-1"}, "ECKPT_HOST_INDEX '-1' is not in"),
+        ({"ECKPT_HOST_INDEX": ""}, "ECKPT_HOST_INDEX '' is not in"),
+        ({"ECKPT_SLICE_INDEX": "one"}, "ECKPT_SLICE_INDEX is malformed"),
+        ({"ECKPT_SLICE_COUNT": "0"}, "ECKPT_HOST_INDEX '1' is not in"),
+    ],
+)
+def test_host_index_that_is_none_is_named(changes: dict[str, str], problem: str) -> None:
+    environ = JobEnvironment("a:1234", 5, 8, 1, 2, 4, Path("/ram")).to_environ()
+    del environ["ECKPT_PROCESS_INDEX"]
+    with pytest.raises(ConfigError, match=problem):
+        JobEnvironment.from_environ(environ | {"ECKPT_HOST_INDEX": "1"} | changes)

@@ -1,0 +1,217 @@
+"""The pod of one host: the trainer, its place in the job, its ramdisk and its secret."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from emergency_ckpt.deploy.gke_job import (
+    COORDINATOR_PORT,
+    PEER_PORT,
+    REPLICATED_JOB,
+    SERVE_PORT,
+    GkeJob,
+)
+from emergency_ckpt.deploy.quantity import format_quantity
+from emergency_ckpt.launch.environment import HOST_INDEX_VARIABLE
+
+Manifest = dict[str, Any]
+"""A Kubernetes object, or a part of one. The tests hold each against its schema, strictly."""
+
+USER_ID = 1000
+"""User and group of every process but the one that mounts. deploy/Dockerfile makes it."""
+RAMDISK_MOUNT = "/ramdisk"
+LOCAL_DIR = f"{RAMDISK_MOUNT}/eckpt"
+"""Below the mount point, because the mount point of a volume may be open to a group."""
+SECRET_MOUNT = "/etc/eckpt"  # noqa: S105  a path
+SECRET_KEY = "secret"  # noqa: S105  the name of a file
+SECRET_MODE = 0o440
+"""With the pod's group: root owns the files of a Secret, and the trainer is not root."""
+HOST_RAMDISK = "/var/lib/eckpt/ramdisk"
+HOST_DATA = f"{HOST_RAMDISK}/data"
+"""Made on the mounted tmpfs. A pod that asks for it cannot start while that is not mounted, and
+write to the node's disk instead."""
+GKE_DRIVER = "multitier-checkpoint.csi.storage.gke.io"
+
+BAD_CONFIGURATION_EXIT_CODE = os.EX_CONFIG
+"""Exit status of a trainer that no restart mends."""
+IN_PLACE_EXIT_CODE = 101
+"""Exit status by which the restart agent asks for all containers of its pod to start again."""
+_AGENT_PROBE_PORT = 8081
+
+TPU_TOLERATION = {"key": "google.com/tpu", "operator": "Exists", "effect": "NoSchedule"}
+
+
+def trainer_pod(job: GkeJob) -> Manifest:
+    """Return the pod template of every process of ``job``."""
+    in_place = job.ramdisk_source == "in-place"
+    spec: Manifest = {
+        "serviceAccountName": job.name,
+        "automountServiceAccountToken": in_place,  # the restart agent alone asks the API server
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": job.grace_period_s,
+        "nodeSelector": job.node_selector,
+        "tolerations": [TPU_TOLERATION],
+        "securityContext": pod_security(),
+    }
+    if in_place:
+        spec["initContainers"] = [_restart_agent(job)]
+    spec["containers"] = [_trainer(job)]
+    spec["volumes"] = [
+        _ramdisk_volume(job),
+        secret_volume(job),
+        {"name": "tmp", "emptyDir": {}},
+    ]
+    return {"metadata": {"labels": job.labels("trainer")}, "spec": spec}
+
+
+def pod_security() -> Manifest:
+    """Return the security context of pods without root."""
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": USER_ID,
+        "runAsGroup": USER_ID,
+        "fsGroup": USER_ID,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def container_security() -> Manifest:
+    """Return the security context of containers that need no right of their own."""
+    return {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def secret_volume(job: GkeJob) -> Manifest:
+    """Return the volume with the run's secret."""
+    return {
+        "name": "secret",
+        "secret": {
+            "secretName": job.secret_name,
+            "defaultMode": SECRET_MODE,
+            "items": [{"key": SECRET_KEY, "path": SECRET_KEY}],
+        },
+    }
+
+
+def secret_mount() -> Manifest:
+    """Return the mount of ``secret_volume``."""
+    return {"name": "secret", "mountPath": SECRET_MOUNT, "readOnly": True}
+
+
+def _trainer(job: GkeJob) -> Manifest:
+    resources: Manifest = {"limits": {"google.com/tpu": str(job.chips_per_host)}}
+    if job.memory_bytes is not None:
+        resources["limits"]["memory"] = format_quantity(job.memory_bytes)
+        resources["requests"] = {"memory": format_quantity(job.memory_bytes)}
+    container: Manifest = {
+        "name": "trainer",
+        "image": job.image,
+        "command": list(job.command),
+        "env": [*_place_in_the_job(job), *_settings(job)],
+        "ports": [
+            {"name": "coordinator", "containerPort": COORDINATOR_PORT},
+            {"name": "peers", "containerPort": PEER_PORT},
+        ],
+        "resources": resources,
+        "securityContext": container_security(),
+        "volumeMounts": [
+            {"name": "ramdisk", "mountPath": RAMDISK_MOUNT},
+            secret_mount(),
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  the pod's own
+        ],
+    }
+    if job.ramdisk_source == "in-place":
+        container["restartPolicy"] = "Never"
+        container["restartPolicyRules"] = [
+            {
+                "action": "RestartAllContainers",
+                "exitCodes": {"operator": "NotIn", "values": [0, BAD_CONFIGURATION_EXIT_CODE]},
+            }
+        ]
+    return container
+
+
+def _place_in_the_job(job: GkeJob) -> list[Manifest]:
+    """Return the variables that ``launch.environment.JobEnvironment`` reads.
+
+    JAX's own detection of Kubernetes takes the pods of one Job for all processes, which are those
+    of one slice. So the id of a process is made from both indices, and the count is written out.
+    """
+    return [
+        {"name": "ECKPT_COORDINATOR_ADDRESS", "value": job.coordinator_address},
+        {"name": "ECKPT_PROCESS_COUNT", "value": str(job.process_count)},
+        {"name": "ECKPT_SLICE_COUNT", "value": str(job.slices)},
+        _from_annotation("ECKPT_SLICE_INDEX", "jobset.sigs.k8s.io/job-index"),
+        _from_annotation(HOST_INDEX_VARIABLE, "batch.kubernetes.io/job-completion-index"),
+        {"name": "ECKPT_DEVICES_PER_HOST", "value": str(job.chips_per_host)},
+        {"name": "ECKPT_LOCAL_DIR", "value": LOCAL_DIR},
+    ]
+
+
+def _settings(job: GkeJob) -> list[Manifest]:
+    values = {
+        "ECKPT_DIR": job.directory,
+        "ECKPT_RUN_ID": job.run_name,
+        "ECKPT_SECRET_FILE": f"{SECRET_MOUNT}/{SECRET_KEY}",
+        "ECKPT_PEER_PORT": str(PEER_PORT),
+        "ECKPT_PREEMPTION_GRACE_S": str(job.preemption_grace_s),
+        "ECKPT_LOCAL_KEEP_LAST_N": str(job.keep_steps),
+        "ECKPT_PLACEMENT": job.placement,
+        "HOME": "/tmp",  # noqa: S108  the pod's own
+        "JAX_COMPILATION_CACHE_DIR": f"{job.directory.rstrip('/')}-jax-cache",
+        "PYTHONUNBUFFERED": "1",
+    }
+    if job.ramdisk_source == "daemonset":
+        values["ECKPT_EXTRA_HOLDERS"] = f"{job.name}-ramdisk:{SERVE_PORT}"
+    return [{"name": name, "value": value} for name, value in values.items()]
+
+
+def _from_annotation(name: str, annotation: str) -> Manifest:
+    path = f"metadata.annotations['{annotation}']"
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def _ramdisk_volume(job: GkeJob) -> Manifest:
+    match job.ramdisk_source:
+        case "daemonset":
+            return {"name": "ramdisk", "hostPath": {"path": HOST_DATA, "type": "Directory"}}
+        case "in-place":
+            size = format_quantity(job.ramdisk_bytes)
+            return {"name": "ramdisk", "emptyDir": {"medium": "Memory", "sizeLimit": size}}
+        case "gke-driver":
+            return {"name": "ramdisk", "csi": {"driver": GKE_DRIVER}}
+
+
+def _restart_agent(job: GkeJob) -> Manifest:
+    """Return JobSet's agent as a sidecar.
+
+    Its startup probe holds the trainer back until all pods have reached the same attempt.
+    """
+    assert job.restart_agent_image is not None, "checked by GkeJob"
+    probe = {"path": "/barrier-is-down", "port": _AGENT_PROBE_PORT}
+    return {
+        "name": "restart-agent",
+        "image": job.restart_agent_image,
+        "restartPolicy": "Always",
+        "restartPolicyRules": [
+            {
+                "action": "RestartAllContainers",
+                "exitCodes": {"operator": "In", "values": [IN_PLACE_EXIT_CODE]},
+            }
+        ],
+        "env": [
+            _from_annotation("JOBSET_NAME", "jobset.sigs.k8s.io/jobset-name"),
+            {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+            {"name": "IN_PLACE_RESTART_EXIT_CODE", "value": str(IN_PLACE_EXIT_CODE)},
+        ],
+        "startupProbe": {"httpGet": probe, "periodSeconds": 1, "failureThreshold": 3600},
+        "securityContext": container_security(),
+    }
+
+
+COORDINATOR = {"replicatedJob": REPLICATED_JOB, "jobIndex": 0, "podIndex": 0}
+"""The pod with process 0, whose name is ``GkeJob.coordinator_address``."""

@@ -1,0 +1,98 @@
+"""Faults of a description are named before a manifest is written, all at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from kubernetes_rules import words
+
+from emergency_ckpt.cli.main import USAGE_EXIT_CODE, main
+from emergency_ckpt.deploy.quantity import format_quantity, parse_quantity
+from emergency_ckpt.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"ramdisk": "59Gi"}, "--ramdisk 59Gi is smaller than the slots of the state need: 60Gi"),
+        ({"ramdisk": "60Gi", "keep_steps": "2"}, "need: 90Gi on each host, for 3 slots"),
+        ({"ramdisk": "39Gi", "placement": "striped(2)"}, "need: 40Gi on each host"),
+        ({"placement": "striped(4)"}, "--placement must be all_but_primary, or striped"),
+        ({"memory": "60Gi"}, "--memory 60Gi must be more than --ramdisk 60Gi"),
+        ({"hosts": "3"}, "--hosts 3 is more than the topology has: 2x4 of v5e has 2 hosts"),
+        ({"hosts": "1"}, "--hosts 1 is fewer than the topology has"),
+        ({"hosts": "0"}, "--hosts must be at least 1"),
+        ({"slices": "0"}, "slices must be 1 to"),
+        ({"topology": "2x4x2"}, "--topology of v5e must be like 4x4"),
+        ({"topology": "1x1"}, "--topology 1x1 has 1 chips"),
+        ({"tpu_type": "v9"}, "--tpu-type must be one of v4, v5e, v5p, v6e, not 'v9'"),
+        ({"name": "Train"}, "--name 'Train' must be"),
+        ({"name": "t" * 44}, "must be 1 to 42 of a-z"),
+        ({"namespace": "a_b"}, "--namespace 'a_b'"),
+        ({"run_id": "../x"}, "--run-id '../x'"),
+        ({"secret": ""}, "no secret: give --secret NAME"),
+        ({"secret": "A b"}, "--secret 'A b' is not a name"),
+        ({"queue": "a b"}, "--queue 'a b'"),
+        ({"dir": "/mnt/run7"}, "--dir '/mnt/run7' must be a directory in a bucket"),
+        ({"dir": "gs://bucket"}, "must be a directory in a bucket"),
+        ({"image": "a b"}, "--image 'a b'"),
+        ({"max_restarts": "-1"}, "--max-restarts must be 0 to"),
+        ({"keep_steps": "0"}, "--keep-steps must be 1 to 64"),
+        ({"preemption_grace_s": "nan"}, "--preemption-grace-s must be above 0"),
+        ({"ramdisk_source": "in-place"}, "--restart-agent-image and --ramdisk-source in-place"),
+        ({"restart_agent_image": "a:1"}, "--restart-agent-image and --ramdisk-source in-place"),
+    ],
+)
+def test_fault_is_named(
+    changes: dict[str, str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = words(**changes)
+    if "ramdisk_source" in changes:  # the helper writes a valid one behind it
+        at = arguments.index("daemonset")
+        del arguments[at - 1 : at + 1]
+    assert main(arguments) == USAGE_EXIT_CODE
+    out, err = capsys.readouterr()
+    assert problem in err
+    assert out == ""
+
+
+def test_faults_are_named_together(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words(ramdisk="1Gi", hosts="4", secret="", name="A")) == USAGE_EXIT_CODE
+    err = capsys.readouterr().err
+    for problem in ("--name", "no secret", "--hosts 4", "--ramdisk 1Gi"):
+        assert problem in err
+
+
+def test_missing_program_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = words()
+    assert main(arguments[: arguments.index("--")]) == USAGE_EXIT_CODE
+    assert "no program was given" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("text", "mode"), [("short", 0o600), ("ab" * 32, 0o644)])
+def test_secret_file_that_is_none_is_refused(
+    text: str, mode: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "secret"
+    file.write_text(text)
+    file.chmod(mode)
+    assert main(words("daemonset", "--secret-file", str(file))) == USAGE_EXIT_CODE
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "secret" in err
+    assert text not in err
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"), [("1", 1), ("200Gi", 200 << 30), ("1Ti", 1 << 40), ("3G", 3 * 10**9)]
+)
+def test_quantity_is_read_as_kubernetes_does(text: str, size_bytes: int) -> None:
+    assert parse_quantity(text) == size_bytes
+    assert parse_quantity(format_quantity(size_bytes)) == size_bytes
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1Gi", "1.5Gi", "1 Gi", "Gi", "1Zi", "9" * 30, "1e3"])
+def test_quantity_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="is no size such as 200Gi"):
+        parse_quantity(text)

@@ -1,0 +1,248 @@
+"""Manifests of a job on GKE: valid in every field, and meaning what the job needs."""
+
+from __future__ import annotations
+
+import copy
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes_rules import (
+    SOURCES,
+    InvalidManifest,
+    Manifest,
+    check_manifest,
+    manifests_in,
+    one,
+    pod_specs,
+    started_trainers,
+    words,
+)
+
+from emergency_ckpt.cli.main import main
+from emergency_ckpt.config import Config
+from emergency_ckpt.launch.environment import JobEnvironment
+
+GKE = Path(__file__).parents[2] / "deploy" / "gke"
+
+
+@pytest.fixture
+def generate(capsys: pytest.CaptureFixture[str]) -> Any:
+    def run(source: str = "daemonset", *extra: str, **changes: str) -> list[Manifest]:
+        assert main(words(source, *extra, **changes)) == 0
+        return manifests_in(capsys.readouterr().out)
+
+    return run
+
+
+def containers(manifests: list[Manifest]) -> Iterator[tuple[Manifest, Manifest]]:
+    """Yield (pod spec, container) of all, init containers included."""
+    for spec in pod_specs(manifests):
+        for container in [*spec.get("initContainers", []), *spec["containers"]]:
+            yield spec, container
+
+
+@pytest.mark.parametrize("name", ["daemonset", "in-place", "gke-driver"])
+def test_example_in_the_tree_is_what_its_command_writes(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (GKE / f"{name}.yaml").read_text()
+    command = text.splitlines()[0].removeprefix("# Made by: eckpt ")
+    assert main(shlex.split(command)) == 0
+    assert capsys.readouterr().out == text
+
+
+def test_examples_in_the_tree_are_these() -> None:
+    assert {path.stem for path in GKE.glob("*.yaml")} == set(SOURCES)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("extra", [[], ["--queue", "tpu", "--memory", "100Gi"]])
+def test_every_field_of_every_manifest_is_known(
+    source: str, extra: list[str], generate: Any
+) -> None:
+    manifests = generate(source, *extra)
+    for manifest in manifests:
+        check_manifest(manifest)
+    names = [(each["kind"], each["metadata"]["name"]) for each in manifests]
+    assert len(set(names)) == len(names)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path of every object in ``value``."""
+    if isinstance(value, dict):
+        yield path
+        for key, each in value.items():
+            yield from places(each, (*path, key))
+    elif isinstance(value, list):
+        for index, each in enumerate(value):
+            yield from places(each, (*path, index))
+
+
+FREE = {"labels", "annotations", "matchLabels", "nodeSelector", "limits", "requests"}
+"""Objects whose names are the user's."""
+
+
+def test_unknown_field_anywhere_in_a_jobset_is_found(generate: Any) -> None:
+    jobset = one(generate("in-place", "--memory", "100Gi"), "JobSet")
+    found = [path for path in places(jobset) if not FREE & set(path)]
+    assert len(found) > 40
+    for path in found:
+        changed = copy.deepcopy(jobset)
+        place = changed
+        for step in path:
+            place = place[step]
+        place["noSuchField"] = 1
+        with pytest.raises(InvalidManifest):
+            check_manifest(changed)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_processes_have_the_ids_of_the_whole_job(source: str, generate: Any) -> None:
+    jobs = [JobEnvironment.from_environ(pod.environ) for pod in started_trainers(generate(source))]
+    assert [job.process_index for job in jobs] == list(range(6))
+    assert [job.slice_index for job in jobs] == [0, 0, 1, 1, 2, 2]
+    assert {(job.process_count, job.slice_count) for job in jobs} == {(6, 3)}
+    assert {str(job.local_dir) for job in jobs} == {"/ramdisk/eckpt"}
+
+
+def test_coordinator_is_the_pod_of_process_0(generate: Any) -> None:
+    manifests = generate()
+    spec = one(manifests, "JobSet")["spec"]
+    place = spec["coordinator"]
+    name = f"train-{place['replicatedJob']}-{place['jobIndex']}-{place['podIndex']}.train"
+    job = JobEnvironment.from_environ(next(started_trainers(manifests)).environ)
+    host, _, port = job.coordinator_address.rpartition(":")
+    assert (host, job.process_index) == (name, 0)
+    (container,) = pod_specs([one(manifests, "JobSet")])[0]["containers"]
+    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+    assert ports == {"coordinator": int(port), "peers": 7411}
+
+
+def test_variables_of_the_tpu_runtime_are_left_to_gke(generate: Any) -> None:
+    for source in SOURCES:
+        for _, container in containers(generate(source)):
+            names = [variable["name"] for variable in container.get("env", [])]
+            assert not [n for n in names if n.startswith(("MEGASCALE_", "TPU_", "JAX_PROCESS"))]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_containers_have_no_rights_but_the_mounting_one(source: str, generate: Any) -> None:
+    privileged = []
+    for spec, container in containers(generate(source)):
+        pod, own = spec["securityContext"], container["securityContext"]
+        assert pod["runAsNonRoot"]
+        assert pod["runAsUser"] == pod["fsGroup"] == 1000
+        assert own["readOnlyRootFilesystem"]
+        assert not spec.get("hostNetwork", False)
+        assert not spec.get("hostPID", False)
+        if own.get("privileged"):
+            privileged.append(container["name"])
+            mounts = [mount["name"] for mount in container["volumeMounts"]]
+            assert mounts == ["host"]  # no secret where the rights are
+        else:
+            assert own["allowPrivilegeEscalation"] is False
+            assert own["capabilities"] == {"drop": ["ALL"]}
+            assert "runAsUser" not in own
+    assert privileged == (["mount"] if source == "daemonset" else [])
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_policies_let_only_trainers_reach_the_pods(source: str, generate: Any) -> None:
+    manifests = generate(source)
+    trainers = {"app.kubernetes.io/instance": "train", "app.kubernetes.io/component": "trainer"}
+    open_to: dict[str, list[Manifest]] = {}
+    for policy in manifests:
+        if policy["kind"] == "NetworkPolicy":
+            spec = policy["spec"]
+            assert spec["policyTypes"] == ["Ingress"]
+            component = spec["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
+            open_to[component] = spec["ingress"]
+    only = {"from": [{"podSelector": {"matchLabels": trainers}}]}
+    wanted: dict[str, Any] = {"trainer": [only]}
+    if source == "daemonset":
+        wanted["ramdisk"] = [only | {"ports": [{"protocol": "TCP", "port": 7412}]}]
+    assert open_to == wanted
+    jobset = one(manifests, "JobSet")["spec"]["replicatedJobs"][0]["template"]["spec"]
+    assert jobset["template"]["metadata"]["labels"] == trainers
+
+
+def test_failures_of_the_cluster_do_not_count(generate: Any) -> None:
+    spec = one(generate(), "JobSet")["spec"]
+    rules = {rule["name"]: rule["action"] for rule in spec["failurePolicy"]["rules"]}
+    assert list(rules.items()) == [
+        ("configuration", "FailJobSet"),
+        ("disruption", "RestartJobSetAndIgnoreMaxRestarts"),
+    ]
+    assert spec["failurePolicy"]["restartStrategy"] == "BlockingRecreate"
+    job = spec["replicatedJobs"][0]["template"]["spec"]
+    disruption = job["podFailurePolicy"]["rules"][1]
+    assert disruption["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
+    assert (job["backoffLimit"], disruption["action"]) == (0, "FailJob")
+
+
+def test_restart_in_place_keeps_the_pods_memory(generate: Any) -> None:
+    manifests = generate("in-place")
+    spec = one(manifests, "JobSet")["spec"]
+    job = spec["replicatedJobs"][0]["template"]["spec"]
+    assert spec["failurePolicy"]["restartStrategy"] == "InPlaceRestart"
+    assert (job["backoffLimit"], job["podReplacementPolicy"]) == (2147483647, "Failed")
+    pod = job["template"]["spec"]
+    (agent,), (trainer,) = pod["initContainers"], pod["containers"]
+    assert agent["restartPolicy"] == "Always"
+    for container in (agent, trainer):
+        assert [rule["action"] for rule in container["restartPolicyRules"]] == [
+            "RestartAllContainers"
+        ]
+    (volume,) = [each for each in pod["volumes"] if each["name"] == "ramdisk"]
+    assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": "60Gi"}
+
+
+def test_one_slice_has_a_node_pool_of_its_own(generate: Any) -> None:
+    metadata = one(generate("daemonset", "--queue", "tpu"), "JobSet")["metadata"]
+    assert metadata["annotations"] == {
+        "alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"
+    }
+    assert metadata["labels"]["kueue.x-k8s.io/queue-name"] == "tpu"
+
+
+@pytest.mark.parametrize(("grace_s", "seconds"), [(None, 30), ("60.5", 66)])
+def test_grace_of_pods_follows_the_setting(
+    grace_s: str | None, seconds: int, generate: Any
+) -> None:
+    changes = {} if grace_s is None else {"preemption_grace_s": grace_s}
+    manifests = generate(**changes)
+    (pod,) = pod_specs([one(manifests, "JobSet")])
+    assert pod["terminationGracePeriodSeconds"] == seconds
+    given = next(started_trainers(manifests)).environ["ECKPT_PREEMPTION_GRACE_S"]
+    assert float(given) == float(grace_s or Config.preemption_grace_s)
+
+
+def test_secret_is_a_file_of_the_pods_group(generate: Any, tmp_path: Path) -> None:
+    for source in SOURCES:
+        manifests = generate(source)
+        assert not [each for each in manifests if each["kind"] == "Secret"]
+        for spec in pod_specs(manifests):
+            (volume,) = [each for each in spec["volumes"] if each["name"] == "secret"]
+            assert volume["secret"]["secretName"] == "train-secret"
+            assert volume["secret"]["defaultMode"] == 0o440
+    file = tmp_path / "secret"
+    file.write_text("ab" * 32 + "\n")
+    file.chmod(0o600)
+    manifests = generate("daemonset", "--secret-file", str(file))
+    secret = one(manifests, "Secret", "train-secret")
+    check_manifest(secret)
+    assert secret["stringData"] == {"secret": "ab" * 32}
+    manifests.remove(secret)
+    assert "ab" * 32 not in str(manifests)
+
+
+def test_ramdisk_of_the_driver_has_the_size_asked_for(generate: Any) -> None:
+    manifests = generate("gke-driver")
+    spec = one(manifests, "CheckpointConfiguration")["spec"]
+    assert (spec["cloudStorageBucketName"], spec["inMemoryVolumeSize"]) == ("bucket", "60Gi")
+    (pod,) = pod_specs([one(manifests, "JobSet")])
+    (volume,) = [each for each in pod["volumes"] if each["name"] == "ramdisk"]
+    assert volume["csi"] == {"driver": "multitier-checkpoint.csi.storage.gke.io"}
