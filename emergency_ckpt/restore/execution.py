@@ -297,6 +297,8 @@ class RestoreExecution:
             bytes_local=tally.local,
             bytes_peer=tally.peer,
         )
+        for holder, nbytes in sorted(tally.by_holder.items()):
+            parts.events.emit("restore.received", step=plan.step, holder=holder, size_bytes=nbytes)
         attempt.check()
         documents = fetch_documents(
             parts.tier,

@@ -205,11 +205,15 @@ Answer = RestorePlan | NoPlan | PlanFailed | LoadPlan | UsePrefetched
 
 @dataclasses.dataclass
 class Tally:
-    """Bytes of the restored state that this process took from each place."""
+    """Bytes of the restored state that this process took from each place.
+
+    ``by_holder``: those from peers, by the name of the holder.
+    """
 
     local: int = 0
     peer: int = 0
     persistent: int = 0
+    by_holder: dict[str, int] = dataclasses.field(default_factory=dict[str, int])
 
 
 @dataclasses.dataclass(frozen=True)

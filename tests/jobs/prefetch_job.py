@@ -61,6 +61,9 @@ def restore(
         "iterator_right": iterator.is_at(step, world.process),
         "moved": [report.bytes_local, report.bytes_peer],
         "overlapped": report.overlapped_seconds > 0,
+        "received": {
+            fields["holder"]: fields["size_bytes"] for fields in world.named("restore.received")
+        },
         "before": before,
         "after": [name for name, _ in world.events][len(before) :],
         "unused": [fields["reason"] for fields in world.named("prefetch.unused")],

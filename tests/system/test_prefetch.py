@@ -30,6 +30,8 @@ def test_the_bytes_are_there_before_restore_is_called(results: list[dict[str, An
     seen = [pair[0] for pair in both]
     check_whole(seen, 10, overlapped=True)
     assert [s["moved"] for s in seen] == [[ALL, 0], [ALL, 0], [0, ALL], [0, ALL]]
+    assert [sum(s["received"].values()) for s in seen] == [0, 0, ALL, ALL]
+    assert [s["received"].keys() <= {"process/0", "process/1"} for s in seen] == [True] * 4
     for s in seen:
         assert {"prefetch.started", "restore.planned", "restore.fetched"} <= set(s["before"])
         assert "restore.started" not in s["before"]

@@ -137,13 +137,15 @@ class ShardFetcher:
         if not wanted:
             return crcs
 
-        def accept(shard: int, crc: int) -> None:
+        def accept(source: str, shard: int, crc: int) -> None:
             """Check what came against the CRC of capture time. What is damaged comes again."""
             entry, name = contents.shards[shard], contents.shard_id(shard)
             if crc != entry.crc32c or name in crcs:
                 return
             with self._lock:
                 self.tally.peer += entry.nbytes
+                of_holder = self.tally.by_holder
+                of_holder[source] = of_holder.get(source, 0) + entry.nbytes
             crcs[name] = crc
             arrived(name)
 
@@ -157,14 +159,14 @@ class ShardFetcher:
                     _targets(left, contents, places),
                     into,
                     deadline_left_s(self._calls.deadline_s),
-                    lambda position, crc: accept(left[position], crc),
+                    lambda position, crc: accept(source, left[position], crc),
                 )
             except TransferError as error:
                 _raise_if_full(error, self._save.step)
                 raise
             damaged = False
             for shard, crc in zip(left, received, strict=True):
-                accept(shard, crc)
+                accept(source, shard, crc)
                 if contents.shard_id(shard) not in crcs:
                     damaged = True
                     detail = _damage(crc, contents.shards[shard].crc32c)
