@@ -15,6 +15,7 @@ from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster.coordination import Coordinator, connect_start
 from emergency_ckpt.cluster.departures import Departures
 from emergency_ckpt.cluster.membership import Membership
+from emergency_ckpt.cluster.preemption.sources import open_sources
 from emergency_ckpt.cluster.preemption.watch import PreemptionWatch, find_notices
 from emergency_ckpt.cluster.start_agreement import agree_settings, tell_problem
 from emergency_ckpt.cluster.storage.claim import DirectoryClaim
@@ -93,13 +94,17 @@ def agreed_config(config: Config, settings: Mapping[str, Any]) -> tuple[Config, 
 
 
 def watch_notices(config: Config, coordinator: Coordinator, events: EventSink) -> PreemptionWatch:
-    """Return the watch for preemption notices, and log and emit their source."""
-    notices = None
-    if config.heeds_preemption:
-        notices = find_notices(coordinator, config.save_timeout_s)
-        events.emit("preemption.source", source=notices.source)
-        logging.info("preemption notices come from: %s", notices.source)
-    return PreemptionWatch(notices, grace_s=config.preemption_grace_s)
+    """Return the watch for preemption notices, and log and emit their sources."""
+    if not config.heeds_preemption:
+        return PreemptionWatch(None, grace_s=config.preemption_grace_s)
+    notices = find_notices(coordinator, config.save_timeout_s)
+    watch = PreemptionWatch(notices, grace_s=config.preemption_grace_s)
+    sources = open_sources(config.preemption_notice, config.preemption_grace_s)
+    names = ", ".join([notices.source, *(source.name for source in sources)])
+    events.emit("preemption.source", source=names)
+    logging.info("preemption notices come from: %s", names)
+    watch.poll(sources, events)
+    return watch
 
 
 def assemble(base: Base) -> Assembly:

@@ -141,6 +141,17 @@ class EmergencyCheckpointer:
         """
         return self._saver.reached_preemption(step)
 
+    def request_preemption_save(self) -> None:
+        """Give notice of a preemption, as SIGTERM does: all processes save at one step, once.
+
+        Any process may call it, from any thread; one call is enough. Returns at once.
+
+        Raises:
+          CheckpointError: after ``stop``, or where no notice is heeded (``save_on_preemption``).
+        """
+        self._check_running("request a preemption save of")
+        self._opened.watch.request()
+
     def prefetch(
         self,
         abstract_state: PyTree,

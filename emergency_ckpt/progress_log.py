@@ -89,6 +89,8 @@ _LEADERS_LINES: dict[str, Callable[[Fields], str]] = {
 _WARNINGS = frozenset(
     {
         "start.warning",
+        "preemption.notice",
+        "preemption.source_failed",
         "stop.not_saved",
         "ramdisk.run_removed",
         "restore.quarantined",

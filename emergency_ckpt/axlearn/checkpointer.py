@@ -28,7 +28,7 @@ from emergency_ckpt.config import Config as Settings
 from emergency_ckpt.config import run_id_of
 from emergency_ckpt.config.policies import PerProcessPolicy, SavePolicy
 from emergency_ckpt.config.table import settings_table
-from emergency_ckpt.errors import DeadlineExceeded, MissingDependency
+from emergency_ckpt.errors import CheckpointError, DeadlineExceeded, MissingDependency
 from emergency_ckpt.events import Event
 from emergency_ckpt.restore.protocol import RestoreReport
 from emergency_ckpt.state.tree import PyTree
@@ -216,6 +216,15 @@ class EmergencyCheckpointer(BaseCheckpointer):
         if self._running is not None:
             self._running.wait_until_finished()
             self._running.check_for_errors()
+
+    def request_preemption_save(self) -> None:
+        """Give notice of a preemption, as ``EmergencyCheckpointer.request_preemption_save``.
+
+        CheckpointError: before the first ``save`` or ``restore``, and after ``stop``.
+        """
+        if self._running is None:
+            raise CheckpointError("request", "a preemption save", "the checkpointer does not run")
+        self._running.request_preemption_save()
 
     def stop(self, *, has_exception: bool = False) -> None:
         """Finish the saves under way, after an exception only what ends soon. Idempotent."""

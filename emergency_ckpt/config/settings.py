@@ -108,6 +108,12 @@ class Config:
     """At the sync point of a preemption notice (SIGTERM) save in both tiers, whatever the policies.
     False: only where a policy is or has ``PreemptionCheckpointingPolicy``; without any, notices are
     left to others."""
+    preemption_notice: str | Callable[[], object] | tuple[str | Callable[[], object], ...] = (
+        setting("sigterm", may_differ=True)
+    )
+    """Source of notices besides SIGTERM, which always is one, or a tuple of some: "ray" (Ray
+    Train), "gce" (the metadata server), "file:" and a path, or a function without arguments that is
+    polled in the background and returns a true value. See docs/operations.md."""
     exit_on_preemption: bool = False
     """End the process in ``save`` at the sync point, once the step is written, by ``SystemExit``
     with status 143."""

@@ -21,6 +21,7 @@ from emergency_ckpt.config.table import settings_table
 from emergency_ckpt.core.address import split_holder
 from emergency_ckpt.core.limits import NAME_PATTERN
 from emergency_ckpt.core.placement.policies import AllButPrimary, Striped
+from emergency_ckpt.core.save.notice_rules import notice_problems
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.run_secret import own_secret
 
@@ -196,6 +197,7 @@ _RULES: tuple[_Rule, ...] = (
     ),
     (("snapshot_mode", "device_copy_bytes"), _snapshot_problems),
     (("placement",), _placement_problems),
+    (("preemption_notice",), notice_problems),
     (("extra_holders",), _holder_problems),
     (("require_secret", "secret_file"), _secret_problems),
     (("mesh", "replica_axis"), _mesh_problems),

@@ -226,6 +226,10 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         # JAX's own call raises when its service is off.
         return jax_hears_notices() and multihost_utils.reached_preemption_sync_point(step)
 
+    def request_preemption_save(self) -> None:
+        """Give notice of a preemption, as ``EmergencyCheckpointer.request_preemption_save``."""
+        self._checkpointer.request_preemption_save()
+
     def save(
         self,
         step: int,
@@ -278,7 +282,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
             state=state,
             host_state=host_state_of(),
             force=force,
-            metrics=_for_policies(metrics),
+            metrics=metrics if isinstance(metrics, Mapping) else None,
         )
         if saved:
             self._latest.note_save_started()
@@ -394,7 +398,3 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
                 raise
             # The error that ends the block matters more.
             logging.error("closing the manager failed: %s", failure)
-
-
-def _for_policies(metrics: Any) -> Mapping[str, Any] | None:
-    return metrics if isinstance(metrics, Mapping) else None

@@ -12,8 +12,9 @@ import jax
 import pytest
 from world import logged
 
-from emergency_ckpt.cluster.preemption import watch as preemption
-from emergency_ckpt.cluster.preemption.watch import AgreedNotices, PreemptionWatch, SignalNotices
+from emergency_ckpt.cluster.preemption import agreement
+from emergency_ckpt.cluster.preemption.agreement import AgreedNotices, SignalNotices
+from emergency_ckpt.cluster.preemption.watch import PreemptionWatch, find_notices
 from emergency_ckpt.testing.memory_coordination import MemoryService
 
 COUNT = 3
@@ -22,7 +23,7 @@ MOST_CALLS = 100_000
 
 @pytest.fixture
 def notices(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[AgreedNotices]]:
-    monkeypatch.setattr(preemption, "_LOOK_S", 0.02)
+    monkeypatch.setattr(agreement, "_LOOK_S", 0.02)
     service = MemoryService(COUNT)
     found = [AgreedNotices(service.member(p), 60.0) for p in range(COUNT)]
     yield found
@@ -38,7 +39,7 @@ def test_agreed_notice_is_acted_on_at_one_call_of_all(
     """One process is some calls ahead when the notice comes to another one alone."""
     for number in range(1, 1 + ahead):
         assert not notices[2].reached(number)
-    notices[1]._noticed.set()  # pyright: ignore[reportPrivateUsage]
+    notices[1].notice()
 
     def call_until_it_is_reached(each: AgreedNotices) -> int:
         number = each.last_number + 1
@@ -58,7 +59,7 @@ def test_agreed_notice_is_acted_on_at_one_call_of_all(
 def test_number_that_is_none_is_acted_on_by_nobody(
     monkeypatch: pytest.MonkeyPatch, told: bytes
 ) -> None:
-    monkeypatch.setattr(preemption, "_LOOK_S", 0.02)
+    monkeypatch.setattr(agreement, "_LOOK_S", 0.02)
     service = MemoryService(2)
     service.member(1).replace("preempt/at/1", told)
     service.member(1).replace("preempt/notice", b"")
@@ -97,7 +98,7 @@ def test_without_jax_service_a_source_is_found(monkeypatch: pytest.MonkeyPatch) 
     """As with ``jax_enable_preemption_service=False``: JAX's own call would raise."""
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
     service = MemoryService(2)
-    found = preemption.find_notices(service.member(0), 1.0)
+    found = find_notices(service.member(0), 1.0)
     try:
         assert found.source == "signals, agreed"
         assert not found.reached(1)

@@ -63,6 +63,7 @@ MAY_DIFFER: dict[str, Any] = {
     "bind_host": "127.0.0.2",
     "bind_port": 4000,
     "secret_file": "/other/secret",
+    "preemption_notice": ("gce", "file:/run/preempted"),
     "snapshot_mode": "wait",
     "device_copy_bytes": 1 << 20,
     "staging_bytes": 1 << 20,

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +244,7 @@ class Hooks:
     def __init__(self, hooks: list[dict[str, Any]], env: JobEnvironment) -> None:
         mine = {"process": env.process_index, "life": env.restart_count}
         self.hooks = [h for h in hooks if all(h.get(key, at) == at for key, at in mine.items())]
+        self.request: Callable[[], None] | None = None
 
     def strike(self, event: str, step: int | None) -> None:
         for hook in list(self.hooks):
@@ -250,6 +252,10 @@ class Hooks:
                 self.hooks.remove(hook)
                 if "signal" in hook:
                     os.kill(os.getpid(), signal.Signals[f"SIG{hook['signal']}"])
+                if "touch" in hook:
+                    Path(hook["touch"]).touch()
+                if "request" in hook and self.request is not None:
+                    self.request()
                 for _ in range(round(hook.get("sleep_s", 0.0) / _SHORT_S)):
                     time.sleep(_SHORT_S)  # of a pause of the machine only one of these is lost
 
@@ -281,6 +287,7 @@ def train_until(
     training.step(training.zero)  # compiled before anyone waits for anyone
     state, step = Training(world.slices).zero, 0
     with config.instantiate() as ckpt:
+        hooks.request = ckpt.request_preemption_save
         restored, found = ckpt.restore(state=training.spec, host_state=iterator)
         if restored is not None:
             state, step = found, restored

@@ -219,3 +219,39 @@ def test_when_time_is_short_ram_comes_first_and_the_rest_is_named() -> None:
         assert all(at in steps for steps in lives.steps(0, "save.complete"))
         assert lives.steps(0, "preemption.not_written")[0] == {at}
         lives.check_resumed(1, at)
+
+
+@pytest.mark.parametrize("service", ["true", pytest.param("false", marks=pytest.mark.slow)])
+def test_notices_by_several_ways_are_one_save_of_all(
+    monkeypatch: pytest.MonkeyPatch, service: str
+) -> None:
+    """Life 0: a file before the first save, and SIGTERM elsewhere while a save is under way.
+
+    Life 1: the file is still there; a request comes during the restore. Life 2 ends undisturbed.
+    """
+    monkeypatch.setenv("JAX_ENABLE_PREEMPTION_SERVICE", service)
+    with job_root() as root:
+        flag = root / "flag"
+        hooks: list[dict[str, Any]] = [
+            {"life": 0, "process": 1, "event": "start.ready", "touch": str(flag)},
+            {"life": 0, "process": 3, "event": "save.started", "signal": "TERM"},
+            {"life": 1, "process": 2, "event": "restore.started", "request": True},
+        ]
+        lives = run(
+            root,
+            LAST,
+            hooks=hooks,
+            pace_s=PACE_S,
+            preemption_notice=("sigterm", f"file:{flag}"),
+            local_save_every_n_steps=5,
+        )
+        assert len(lives.seen) == 3
+        before = 0
+        for life in (0, 1):
+            (at,) = lives.steps(life, "preemption.reached")[0]
+            assert lives.steps(life, "preemption.reached") == [{at}] * COUNT
+            assert lives.values(life, "left_at") == [at] * COUNT
+            assert before < at < LAST
+            lives.check_resumed(life + 1, at)
+            before = at
+        assert lives.steps(2, "preemption.reached") == [set()] * COUNT

@@ -1,5 +1,8 @@
 """Preemption notices: the step at which all processes act on one, and the time that is left.
 
+SIGTERM is JAX's, where its service is on; every other notice, and SIGTERM where it is off, is
+agreed on in ``agreement``, by the same rule.
+
 JAX's sync manager takes SIGTERM at any process and agrees, in the background, on the next call
 that all processes make. It identifies calls by number and answers yes once, at the number after the
 highest that any process had used. So the numbers must rise by one with each step and be equal on
@@ -11,26 +14,22 @@ agreed at each start and restore (``go_on_from``).
 from __future__ import annotations
 
 import signal
-import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Protocol
 
 from absl import logging
 from jax.experimental import multihost_utils
 
 from emergency_ckpt.cluster.coordination import Coordinator, jax_hears_notices
-from emergency_ckpt.cluster.messages import number_of
-from emergency_ckpt.cluster.preemption import signals
-from emergency_ckpt.errors import CheckpointError, CoordinationError
+from emergency_ckpt.cluster.preemption.agreement import AgreedNotices, SignalNotices
+from emergency_ckpt.cluster.preemption.sources import NoticePolls, NoticeSource
+from emergency_ckpt.errors import CheckpointError
+from emergency_ckpt.events import EventSink
 
 PREEMPTED_EXIT_CODE = 128 + signal.SIGTERM
 """Exit status after ``exit_on_preemption``; a supervisor treats it as a death and restarts."""
 _GOOD_ENDS = (None, 0, PREEMPTED_EXIT_CODE)
-
-
-_LOOK_S = 1.0
-_TOLD_PAUSE_S = 0.05
 
 
 def is_good_end(error: BaseException | None) -> bool:
@@ -48,6 +47,10 @@ class Notices(Protocol):
 
     def reached(self, number: int) -> bool:
         """Return True, once, when all processes act on a notice at their call with ``number``."""
+        ...
+
+    def notice(self) -> None:
+        """Have all processes act at one of their next calls. Returns at once; any thread."""
         ...
 
     def close(self) -> None:
@@ -68,140 +71,81 @@ class JaxNotices:
         JaxNotices.last_number = number
         return multihost_utils.reached_preemption_sync_point(number)
 
-    def close(self) -> None:
-        """Nothing to do: JAX keeps its handler until the process ends."""
 
+class JaxAndOwnNotices:
+    """SIGTERM by JAX's service, and all other notices agreed through our own keys.
 
-class SignalNotices:
-    """SIGTERM in a job of one process that runs without ``jax.distributed``."""
-
-    source = "signals"
-
-    def __init__(self) -> None:
-        self.last_number = 0
-        self._noticed = signals.SIGTERM.subscribe()
-
-    def close(self) -> None:
-        signals.SIGTERM.unsubscribe(self._noticed)
-
-    def reached(self, number: int) -> bool:
-        self.last_number = number
-        if not self._noticed.is_set():
-            return False
-        self._noticed.clear()
-        return True
-
-
-class AgreedNotices:
-    """SIGTERM at any process where JAX's preemption service is off; agreed through our own keys.
-
-    1. A thread looks once a second for a notice of any process.
-    2. Each process then publishes the number of its last call, and blocks in its next call.
-    3. When all have published, they act at the number after the highest, which none has passed.
+    Each says yes at one number, equal on all processes, so all act at the lower of the two.
     """
 
-    source = "signals, agreed"
+    source = "jax"
 
-    def __init__(self, coordinator: Coordinator, timeout_s: float) -> None:
-        """``timeout_s``: maximum wait of a call, after a notice, for the others' numbers."""
-        self.last_number = 0
-        self._coordinator = coordinator
-        self._timeout_s = timeout_s
-        self._noticed = signals.SIGTERM.subscribe()
-        self._changed = threading.Condition()
-        self._is_told = False
-        self._sync: int | None = None
-        self._is_over = False
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="eckpt-notices", daemon=True)
-        self._thread.start()
+    def __init__(self, own: SignalNotices | AgreedNotices) -> None:
+        """``own``: takes no signal."""
+        self._jax = JaxNotices()
+        self._own = own
+
+    @property
+    def last_number(self) -> int:
+        return max(self._jax.last_number, self._own.last_number)
 
     def reached(self, number: int) -> bool:
-        with self._changed:
-            # After publishing its last number, this process must not pass the agreed one.
-            self._changed.wait_for(lambda: not self._is_told or self._is_over, self._timeout_s)
-            self.last_number = number
-            return number == self._sync
+        return self._jax.reached(number) or self._own.reached(number)
+
+    def notice(self) -> None:
+        self._own.notice()
 
     def close(self) -> None:
-        self._stopping.set()
-        signals.SIGTERM.unsubscribe(self._noticed)
-        self._thread.join(2 * _LOOK_S)
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                if self._is_noticed():
-                    self._agree()
-                    return
-            except CheckpointError as error:
-                logging.warning("preemption notices cannot be read at the moment: %s", error)
-            self._stopping.wait(_LOOK_S)
-
-    def _is_noticed(self) -> bool:
-        if self._noticed.is_set():
-            self._coordinator.replace("preempt/notice", b"")
-            return True
-        return self._coordinator.find("preempt/notice") is not None
-
-    def _agree(self) -> None:
-        coordinator = self._coordinator
-        try:
-            with self._changed:
-                self._is_told, last = True, self.last_number
-            coordinator.replace(f"preempt/at/{coordinator.process_index}", str(last).encode())
-            deadline_s = time.monotonic() + self._timeout_s
-            while not self._stopping.is_set():
-                told = coordinator.list("preempt/at")
-                if len(told) == coordinator.process_count:
-                    self._act_after(told)
-                    return
-                if time.monotonic() > deadline_s:
-                    missing = [p for p in range(coordinator.process_count) if str(p) not in told]
-                    logging.error("preemption notice: no answer from processes %s", missing[:8])
-                    return
-                self._stopping.wait(_TOLD_PAUSE_S)
-        finally:
-            with self._changed:
-                self._is_over = True
-                self._changed.notify_all()
-
-    def _act_after(self, told: Mapping[str, bytes]) -> None:
-        try:
-            numbers = [number_of(data, f"preempt/at/{p}") for p, data in told.items()]
-        except CoordinationError as error:
-            # All processes read the same values, so none acts.
-            logging.error("a preemption notice cannot be acted on: %s", error)
-            return
-        with self._changed:
-            self._sync = max(numbers) + 1
+        self._own.close()
 
 
 def find_notices(coordinator: Coordinator, timeout_s: float) -> Notices:
-    """Return JAX's service as the source of notices, or our own handler where that is off."""
-    if jax_hears_notices():
-        return JaxNotices()
-    return (
-        SignalNotices() if coordinator.process_count == 1 else AgreedNotices(coordinator, timeout_s)
-    )
+    """Return the source of notices: SIGTERM is taken by JAX's service, or by us where that is off.
+
+    ``timeout_s``: maximum wait, after a notice, for the numbers of all processes.
+    """
+    by_jax = jax_hears_notices()
+    if coordinator.process_count == 1:
+        own: SignalNotices | AgreedNotices = SignalNotices(takes_sigterm=not by_jax)
+    else:
+        own = AgreedNotices(coordinator, timeout_s, takes_sigterm=not by_jax)
+    return JaxAndOwnNotices(own) if by_jax else own
 
 
 class PreemptionWatch:
     """The preemption state of the job, for the training thread.
 
     A call costs about 13 us per step and does not block, except right after a notice, while JAX's
-    manager determines the sync point.
+    manager or ours determines the sync point.
     """
 
     def __init__(self, notices: Notices | None, *, grace_s: float) -> None:
         """``grace_s``: time from the sync point to the end. ``notices`` None: none is watched."""
         self._notices = notices
+        self._polls: NoticePolls | None = None
         self.source = "" if notices is None else notices.source
         self._grace_s = grace_s
         self._number = 0
         self._asked_at: int | None = None
         self._sync_step: int | None = None
         self._deadline_s = 0.0
+
+    def poll(self, sources: Sequence[NoticeSource], events: EventSink) -> None:
+        """Look for notices of ``sources`` in the background, too. Once; not without notices."""
+        assert self._notices is not None, "no notice is watched"
+        if sources:
+            self._polls = NoticePolls(sources, events, self._notices.notice)
+
+    def request(self) -> None:
+        """Give notice, as any process may; all act on it. Returns at once; any thread.
+
+        CheckpointError: no notices are watched, or no longer.
+        """
+        notices = self._notices
+        if notices is None:
+            hint = "set save_on_preemption; after stop it is too late"
+            raise CheckpointError("request", "a preemption save", "no notice is heeded", hint=hint)
+        notices.notice()
 
     @property
     def last_number(self) -> int:
@@ -251,6 +195,8 @@ class PreemptionWatch:
 
     def close(self) -> None:
         """Stop watching. Idempotent; call in the thread that made the watch."""
+        if self._polls is not None:
+            self._polls.close()
         if self._notices is not None:
             self._notices.close()
             self._notices = None

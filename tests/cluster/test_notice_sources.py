@@ -1,0 +1,245 @@
+"""Sources of notices: a metadata server over HTTP that behaves, or not; a file; a function."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from emergency_ckpt.cluster.preemption.metadata_server import MetadataServer
+from emergency_ckpt.cluster.preemption.sources import (
+    FlagFile,
+    NoticePolls,
+    NoticeSource,
+    open_sources,
+    process_start_s,
+)
+from emergency_ckpt.errors import CoordinationError
+from emergency_ckpt.events import Event, EventSink
+
+WAIT_S = 30.0
+
+
+class Metadata:
+    """Answers by key: (status, body), or a function that writes the answer itself."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, tuple[int, bytes] | Callable[[Any], None]] = {
+            "preempted": (200, b"FALSE"),
+            "maintenance-event": (200, b"NONE"),
+        }
+        self.flavor = "Google"
+        self.asked: list[tuple[str, str | None]] = []
+
+
+@contextlib.contextmanager
+def served(metadata: Metadata) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            key = self.path.removeprefix("/computeMetadata/v1/instance/")
+            metadata.asked.append((key, self.headers["Metadata-Flavor"]))
+            answer = metadata.answers.get(key, (404, b"not found"))
+            if callable(answer):
+                answer(self)
+                return
+            self.send_response(answer[0])
+            self.send_header("Metadata-Flavor", metadata.flavor)
+            self.end_headers()
+            with contextlib.suppress(ConnectionError):  # the client stops at its bound
+                self.wfile.write(answer[1])
+
+        def log_message(self, format: str, *args: Any) -> None:
+            del format, args
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[Metadata]:
+    found = Metadata()
+    with served(found) as address:
+        monkeypatch.setenv("GCE_METADATA_HOST", address)
+        yield found
+
+
+class Heard:
+    """What polls of ``sources`` gave notice of, and the events."""
+
+    def __init__(self, *sources: NoticeSource) -> None:
+        self.noticed = threading.Event()
+        self.failed = threading.Event()
+        self.events: list[Event] = []
+        sink = EventSink(self._listen, process_index=0)
+        self.polls = NoticePolls(sources, sink, self.noticed.set)
+
+    def _listen(self, event: Event) -> None:
+        self.events.append(event)
+        if event.name == "preemption.source_failed":
+            self.failed.set()
+
+    def names(self) -> list[str]:
+        return [event.name for event in self.events]
+
+
+def window(ahead_s: float) -> bytes:
+    start = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(time.time() + ahead_s))
+    return json.dumps({"maintenance_status": "PENDING", "window_start_time": start}).encode()
+
+
+def test_metadata_server_is_asked_with_its_header(metadata: Metadata) -> None:
+    assert MetadataServer(25.0).look() == ""
+    keys = ["preempted", "maintenance-event", "upcoming-maintenance"]
+    assert metadata.asked == [(key, "Google") for key in keys]
+
+
+def test_preempted_is_a_notice_at_the_first_look_too(metadata: Metadata) -> None:
+    metadata.answers["preempted"] = (200, b"TRUE\n")
+    assert "preempted" in MetadataServer(25.0).look()
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [
+        ("maintenance-event", b"TERMINATE_ON_HOST_MAINTENANCE"),
+        ("upcoming-maintenance", b'{"maintenance_status": "ONGOING"}'),
+    ],
+)
+def test_maintenance_there_at_the_start_waits_for_the_next(
+    metadata: Metadata, key: str, near: bytes
+) -> None:
+    quiet = metadata.answers.get(key, (404, b""))
+    metadata.answers[key] = (200, near)
+    server = MetadataServer(25.0)
+    assert [server.look() for _ in range(2)] == ["", ""]
+    metadata.answers[key] = quiet
+    assert server.look() == ""
+    metadata.answers[key] = (200, near)
+    assert "metadata server" in server.look()
+
+
+def test_maintenance_announced_withdrawn_and_near(metadata: Metadata) -> None:
+    server = MetadataServer(25.0)
+    metadata.answers["upcoming-maintenance"] = (200, window(6 * 86400))
+    assert server.look() == ""
+    del metadata.answers["upcoming-maintenance"]
+    assert server.look() == "", "withdrawn"
+    metadata.answers["upcoming-maintenance"] = (200, window(5 * 86400))
+    assert server.look() == ""
+    metadata.answers["upcoming-maintenance"] = (200, window(80))
+    assert "maintenance" in server.look()
+
+
+def _endless(handler: Any) -> None:
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\nMetadata-Flavor: Google\r\n\r\n")
+    with contextlib.suppress(ConnectionError):
+        while True:
+            handler.wfile.write(b"T")
+            time.sleep(0.05)
+
+
+def _silent(handler: Any) -> None:
+    handler.rfile.read(1)  # until the client gives up
+
+
+def _no_http(handler: Any) -> None:
+    handler.wfile.write(b"\x00\xff" * 100)
+
+
+LIES: dict[str, Any] = {
+    "junk": (200, b"\xff\xfe"),
+    "lower_case": (200, b"true"),
+    "page": (200, b"<html>"),
+    "huge": (200, b"T" * (1 << 20)),
+    "error": (500, b"TRUE"),
+    "redirect": (302, b"TRUE"),
+    "endless": _endless,
+    "silent": _silent,
+    "no_http": _no_http,
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_metadata_server_that_lies_is_a_bounded_error(metadata: Metadata, lie: str) -> None:
+    metadata.answers["preempted"] = LIES[lie]
+    with pytest.raises(CoordinationError, match="metadata server"):
+        MetadataServer(25.0).look()
+
+
+def test_server_without_google_flavor_is_not_believed(metadata: Metadata) -> None:
+    metadata.flavor = "Other"
+    metadata.answers["preempted"] = (200, b"TRUE")
+    with pytest.raises(CoordinationError, match="Metadata-Flavor"):
+        MetadataServer(25.0).look()
+
+
+def test_deeply_nested_maintenance_is_a_bounded_error(metadata: Metadata) -> None:
+    metadata.answers["upcoming-maintenance"] = (200, b"[" * 15000)
+    with pytest.raises(CoordinationError):
+        MetadataServer(25.0).look()
+
+
+def test_failing_source_is_said_once_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The server is absent at first, and one function blocks for ever."""
+    with served(Metadata()) as address:
+        pass
+    monkeypatch.setenv("GCE_METADATA_HOST", address)
+    asked, blocks = threading.Event(), threading.Event()
+
+    def refuses() -> bool:
+        if asked.is_set():
+            return True
+        asked.set()
+        raise RuntimeError("not now")
+
+    flag = tmp_path / "flag"
+    sources = open_sources(("gce", blocks.wait, refuses, "sigterm", f"file:{flag}"), 25.0)
+    heard = Heard(*sources)
+    try:
+        assert heard.noticed.wait(WAIT_S)
+        flag.touch()
+        deadline_s = time.monotonic() + WAIT_S
+        while heard.names().count("preemption.notice") < 2 and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+    finally:
+        heard.polls.close()
+        blocks.set()
+    failed = [e.fields["source"] for e in heard.events if e.name == "preemption.source_failed"]
+    assert sorted(failed) == ["function", "gce"]
+    told = [e.fields["source"] for e in heard.events if e.name == "preemption.notice"]
+    assert told == ["function", f"file:{flag}"]
+
+
+def test_flag_file_left_over_counts_when_it_is_written(tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    flag.touch()
+    old_s = process_start_s() - 5.0
+    os.utime(flag, (old_s, old_s))
+    file = FlagFile(flag)
+    assert [file.look(), file.look()] == ["", ""]
+    flag.touch()
+    assert file.look()
+    assert FlagFile(flag).look() == "", "this process has acted on it"
+    flag.unlink()
+    assert FlagFile(flag).look() == ""
+
+
+def test_process_start_is_before_now_and_after_the_boot() -> None:
+    assert 0.0 <= time.time() - process_start_s() < time.clock_gettime(time.CLOCK_BOOTTIME)

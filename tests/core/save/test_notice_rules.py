@@ -1,0 +1,79 @@
+"""Notices of a metadata server: which values are one, and when maintenance is near."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import pytest
+
+from emergency_ckpt.core.save.notice_rules import (
+    maintenance_event_notice,
+    notice_problems,
+    preempted_notice,
+    upcoming_maintenance_notice,
+)
+
+NOW = datetime.datetime(2026, 1, 10, 12, 0, tzinfo=datetime.UTC)
+
+
+def document(ahead_s: float, status: str = "PENDING") -> dict[str, str]:
+    start = NOW + datetime.timedelta(seconds=ahead_s)
+    return {"maintenance_status": status, "window_start_time": start.isoformat()}
+
+
+@pytest.mark.parametrize(
+    ("found", "is_notice"),
+    [
+        (document(6 * 86400), False),
+        (document(86), False),
+        (document(85), True),
+        (document(-10), True),
+        (document(6 * 86400, "ONGOING"), True),
+        ({"error": "no notifications have been received yet, try again later"}, False),
+    ],
+)
+def test_maintenance_is_a_notice_only_when_it_is_near(found: Any, is_notice: bool) -> None:
+    assert bool(upcoming_maintenance_notice(found, NOW.timestamp(), 85.0)) == is_notice
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        None,
+        [],
+        {},
+        {"maintenance_status": "PENDING"},
+        {"maintenance_status": "PENDING", "window_start_time": "soon"},
+        {"maintenance_status": "PENDING", "window_start_time": "2026-01-10T12:00:00"},
+        {"maintenance_status": ["ONGOING"], "window_start_time": 7},
+    ],
+)
+def test_maintenance_document_that_is_none_is_an_error(junk: Any) -> None:
+    with pytest.raises(ValueError, match=r"upcoming-maintenance|isoformat"):
+        upcoming_maintenance_notice(junk, NOW.timestamp(), 85.0)
+
+
+def test_preempted_and_maintenance_event_are_read_strictly() -> None:
+    assert preempted_notice("TRUE")
+    assert not preempted_notice("FALSE")
+    assert maintenance_event_notice("TERMINATE_ON_HOST_MAINTENANCE")
+    assert not maintenance_event_notice("MIGRATE_ON_HOST_MAINTENANCE")
+    for read in (preempted_notice, maintenance_event_notice):
+        with pytest.raises(ValueError, match="instance/"):
+            read("<html>")
+
+
+@pytest.mark.parametrize(
+    "given", ["sigterm", "ray", "gce", "file:/run/x", print, ("gce", "file:/run/x", print)]
+)
+def test_notice_sources_that_exist_are_accepted(given: object) -> None:
+    assert notice_problems(given) == []
+
+
+@pytest.mark.parametrize(
+    "given", ["", "aws", "file:", "file:relative", None, 7, (), ("gce", 7), ("gce",) * 9]
+)
+def test_notice_source_that_is_none_is_named(given: object) -> None:
+    (problem,) = notice_problems(given)
+    assert problem.startswith("preemption_notice must")
