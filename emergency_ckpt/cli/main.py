@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -28,47 +29,67 @@ class Command:
     Attributes:
       module: its module.
       summary: one line for the list of commands, available without importing the module.
+      group: the title below which the list has it.
       extra: the optional dependencies of this package that it needs.
       takes_command: it takes a program and its arguments after ``--``.
     """
 
     module: str
     summary: str
+    group: str
     extra: str = ""
     takes_command: bool = False
 
 
+LOOK, PREPARE, RUN, MAINTAIN = "Look", "Prepare", "Run", "Maintain"
+
 COMMANDS = {
+    "ls": Command("emergency_ckpt.cli.look.ls", "list runs and steps in each tier", LOOK),
     "launch": Command(
         "emergency_ckpt.cli.launch",
         "run a training job as several slices on this machine, and restart it when it dies",
+        RUN,
         takes_command=True,
     ),
     "serve": Command(
-        "emergency_ckpt.cli.serve", "serve this host's ramdisk to peers while its trainer is down"
-    ),
-    "clean": Command(
-        "emergency_ckpt.cli.clean", "list and remove leftover runs on this host's ramdisk"
-    ),
-    "doctor": Command("emergency_ckpt.cli.doctor", "check a host before a job starts there"),
-    "plan-placement": Command(
-        "emergency_ckpt.cli.plan_placement",
-        "compute cost and survival of each number of copies, and recommend one",
+        "emergency_ckpt.cli.serve",
+        "serve this host's ramdisk to peers while its trainer is down",
+        RUN,
     ),
     "demo": Command(
-        "emergency_ckpt.cli.demo", "lose a slice in the middle of training and recover", "demo"
-    ),
-    "deploy": Command(
-        "emergency_ckpt.cli.deploy",
-        "write the manifests of a job for an engine (GKE)",
-        takes_command=True,
+        "emergency_ckpt.cli.demo", "lose a slice in the middle of training and recover", RUN, "demo"
     ),
     "fake-gcs": Command(
         "emergency_ckpt.cli.fake_gcs",
         "a small GCS server for tests, with faults on request",
+        RUN,
         "test",
     ),
+    "clean": Command(
+        "emergency_ckpt.cli.clean", "list and remove leftover runs on this host's ramdisk", MAINTAIN
+    ),
+    "plan-placement": Command(
+        "emergency_ckpt.cli.plan_placement",
+        "compute cost and survival of each number of copies, and recommend one",
+        PREPARE,
+    ),
+    "deploy": Command(
+        "emergency_ckpt.cli.deploy",
+        "write the manifests of a job for an engine (GKE)",
+        PREPARE,
+        takes_command=True,
+    ),
+    "doctor": Command(
+        "emergency_ckpt.cli.doctor", "check a host before a job starts there", PREPARE
+    ),
 }
+_GROUPS = {
+    LOOK: "read-only, also while a job runs or after its host's processes died",
+    PREPARE: "before a job starts",
+    RUN: "jobs and servers",
+    MAINTAIN: "these change a ramdisk or storage",
+}
+_HELP_WIDTH = 100
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -85,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return USAGE_EXIT_CODE
         if program is not None and not COMMANDS[name].takes_command:
             parser.error(f"{name} takes nothing after --")
-        args.program, args.words = program or [], arguments
+        args.program, args.words, args.command = program or [], arguments, name
         return int(module.run(args))
     except ModuleNotFoundError as error:
         return _fail(name, _missing_package(name, error))
@@ -111,16 +132,33 @@ def _load(name: str) -> ModuleType:
 
 def _parser(name: str, module: ModuleType | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="eckpt", description="Multi-tier emergency checkpointing for JAX training."
+        prog="eckpt",
+        description="Multi-tier emergency checkpointing for JAX training.",
+        epilog=_list_of_commands(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=_version())
-    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for other, command in COMMANDS.items():
+    subparsers = parser.add_subparsers(metavar="COMMAND", help="one of those below")
+    for other in COMMANDS:
         if module is None or other != name:
-            subparsers.add_parser(other, help=command.summary, add_help=False)
+            subparsers.add_parser(other, add_help=False)
         else:
             module.add_parser(subparsers)
     return parser
+
+
+def _list_of_commands() -> str:
+    """Return the commands by group; argparse has no groups of subcommands."""
+    longest = max(map(len, COMMANDS))
+    lines: list[str] = []
+    for group, meaning in _GROUPS.items():
+        lines += ["", f"{group}: {meaning}"]
+        for name, command in COMMANDS.items():
+            if command.group == group:
+                indent = " " * (longest + 4)
+                text = f"  {name:{longest}}  {command.summary}"
+                lines.append(textwrap.fill(text, _HELP_WIDTH, subsequent_indent=indent))
+    return "\n".join([*lines, "", "eckpt COMMAND --help describes each."]).lstrip()
 
 
 def _version() -> str:

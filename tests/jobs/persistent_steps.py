@@ -15,8 +15,7 @@ from emergency_ckpt.core.secret.step_signature import StepSigning
 from emergency_ckpt.state import host_state
 from emergency_ckpt.state.snapshot import SnapshotRecipe
 from emergency_ckpt.state.tree import BoxTable, describe
-from emergency_ckpt.tiers.persistent.marker import NO_SIGNING
-from emergency_ckpt.tiers.persistent.orbax_writer import OURS
+from emergency_ckpt.tiers.persistent.marker import NO_SIGNING, OURS
 from emergency_ckpt.tiers.persistent.steps.removal import StepRecords
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.types import LeafSpec, SaveId

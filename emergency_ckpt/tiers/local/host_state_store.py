@@ -9,7 +9,7 @@ import contextlib
 import os
 import re
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 
 from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES
 from emergency_ckpt.core.restore.inventory import HeldHostState
@@ -269,6 +269,35 @@ class HostStateStore:
             os.close(save_fd)
         if empty:
             os.rmdir(name, dir_fd=self._dir_fd)
+
+
+def save_directories(dir_fd: int) -> Iterator[tuple[str, int]]:
+    """Yield the name and a descriptor of each save's directory of a process directory.
+
+    For readers that own no directory: what is no directory, or goes meanwhile, is passed over.
+    """
+    try:
+        parent_fd = files.open_inner(HOST_STATE_DIRECTORY, dir_fd)
+    except OSError:
+        return  # no host state was published
+    try:
+        for name in sorted(os.listdir(parent_fd)):
+            try:
+                save_fd = files.open_inner(name, parent_fd)
+            except OSError:
+                continue  # not a directory, or gone meanwhile
+            try:
+                yield name, save_fd
+            finally:
+                os.close(save_fd)
+    finally:
+        os.close(parent_fd)
+
+
+def document_names(save_fd: int) -> list[str]:
+    """Return the names of the documents in a save's directory, sorted."""
+    names = sorted(name for name in os.listdir(save_fd) if DOCUMENT_PATTERN.fullmatch(name))
+    return names[:MAX_DOCUMENTS]
 
 
 def signed_name(save_name: str, file_name: str) -> str:

@@ -23,10 +23,10 @@ from emergency_ckpt.errors import CorruptData, HostStateError, LocalTierError, N
 from emergency_ckpt.state.host_state import document_name
 from emergency_ckpt.tiers import files
 from emergency_ckpt.tiers.local.host_state_store import (
-    DOCUMENT_PATTERN,
-    MAX_DOCUMENTS,
+    document_names,
     read_document,
     read_file,
+    save_directories,
     save_directory,
 )
 from emergency_ckpt.tiers.local.manifest import end_of
@@ -39,7 +39,6 @@ from emergency_ckpt.tiers.local.slots import (
     manifest_name,
     read_manifest,
 )
-from emergency_ckpt.tiers.ramdisk.deletion import HOST_STATE_DIRECTORY
 from emergency_ckpt.tiers.ramdisk.locks import (
     ReaderClaim,
     check_run_id,
@@ -283,9 +282,8 @@ class _Directory:
             return None
 
     def host_states(self) -> Iterator[HeldHostState]:
-        for save_name, save_fd in self._save_directories():
-            names = [name for name in os.listdir(save_fd) if DOCUMENT_PATTERN.fullmatch(name)]
-            for name in sorted(names)[:MAX_DOCUMENTS]:
+        for save_name, save_fd in save_directories(self._claim.dir_fd):
+            for name in document_names(save_fd):
                 try:
                     yield read_document(save_name, name, save_fd, self._run_id, self._signer)
                 except FileNotFoundError:
@@ -295,7 +293,7 @@ class _Directory:
 
     def host_state_bytes(self, save: SaveId, owner: int, count: int) -> bytes | None:
         wanted = save_directory(save)
-        for save_name, save_fd in self._save_directories():
+        for save_name, save_fd in save_directories(self._claim.dir_fd):
             if save_name == wanted and save.run_id == self._run_id:
                 name = document_name(owner, count)
                 try:
@@ -311,24 +309,6 @@ class _Directory:
             slot.close()
         self.slots.clear()
         self._claim.release()
-
-    def _save_directories(self) -> Iterator[tuple[str, int]]:
-        try:
-            parent_fd = files.open_inner(HOST_STATE_DIRECTORY, self._claim.dir_fd)
-        except OSError:
-            return  # no host state was published
-        try:
-            for name in sorted(os.listdir(parent_fd)):
-                try:
-                    save_fd = files.open_inner(name, parent_fd)
-                except OSError:
-                    continue  # not a directory, or gone meanwhile
-                try:
-                    yield name, save_fd
-                finally:
-                    os.close(save_fd)
-        finally:
-            os.close(parent_fd)
 
 
 def _version(name: str, dir_fd: int) -> Version | None:

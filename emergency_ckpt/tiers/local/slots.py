@@ -28,18 +28,22 @@ from emergency_ckpt.tiers.local.signatures import (
     open_signed,
 )
 from emergency_ckpt.tiers.ramdisk.locks import Claim, LockedDirectory
-from emergency_ckpt.types import Contents, SaveId
+from emergency_ckpt.types import Contents, SaveId, Writer
 
 NUMBERS = range(100)
 """Valid slot numbers: at most two digits."""
 
 
 class Published(msgspec.Struct, frozen=True):
-    """The contents of a slot, and their encoding, whose SHA-256 is ``digest``."""
+    """The contents of a slot, and their encoding, whose SHA-256 is ``digest``.
+
+    ``writer``: the process that published them, as read from the manifest.
+    """
 
     digest: str
     encoded: bytes
     contents: Contents
+    writer: Writer | None = None
 
     @property
     def save(self) -> SaveId:
@@ -321,7 +325,12 @@ def read_manifest(
     if found != run_id:
         raise CorruptData("open", name, "another run's manifest", expected=run_id, actual=found)
     check_believed(name, doubt)
-    return Published(digest=manifest.contents_digest, encoded=encoded, contents=manifest.contents)
+    return Published(
+        digest=manifest.contents_digest,
+        encoded=encoded,
+        contents=manifest.contents,
+        writer=manifest.writer,
+    )
 
 
 def _adopt_file(fd: int, number: int, claim: Claim) -> Slot:

@@ -13,6 +13,12 @@ from emergency_ckpt.core.secret.step_signature import StepSignature, StepSigning
 from emergency_ckpt.errors import CorruptData
 from emergency_ckpt.types import Box, LeafSpec, SaveId, ShardId
 
+ITEM = "default"
+"""The name that Orbax's manager gives to the item of a step with the arrays."""
+
+OURS = "emergency_ckpt"
+"""A key in the custom metadata of a step: this package wrote it, and its marker comes last."""
+
 HOST_STATE = "host_state"
 MARKER_NAME = "marker.json"
 CHECKSUMS_NAME = "checksums.json"

@@ -22,13 +22,8 @@ from orbax.checkpoint.future import Future
 
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.state.staging import HostShard
+from emergency_ckpt.tiers.persistent.marker import ITEM, OURS
 from emergency_ckpt.types import SaveId, ShardId
-
-ITEM = "default"
-"""The name that Orbax's manager gives to the item of a step with the arrays."""
-
-OURS = "emergency_ckpt"
-"""A key in the custom metadata of a step: this package wrote it, and its marker comes last."""
 
 BEGUN = "tensors_begun"
 WRITTEN = "tensors_written"

@@ -32,6 +32,7 @@ from emergency_ckpt.state.tree import StateTree
 from emergency_ckpt.tiers.persistent.marker import (
     CHECKSUMS_NAME,
     HOST_STATE,
+    ITEM,
     LIMIT_BYTES,
     MARKER_NAME,
     NO_SIGNING,
@@ -47,7 +48,6 @@ from emergency_ckpt.tiers.persistent.orbax_reader import (
     open_by_name,
 )
 from emergency_ckpt.tiers.persistent.orbax_writer import (
-    ITEM,
     ArrayWriter,
     Meet,
     bytes_at_once,

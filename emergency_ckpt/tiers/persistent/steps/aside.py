@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from emergency_ckpt.errors import CorruptData
-from emergency_ckpt.tiers.persistent.marker import ASIDE_NAME, HOST_STATE, decode_file
-from emergency_ckpt.tiers.persistent.orbax_writer import ITEM
+from emergency_ckpt.tiers.persistent.marker import ASIDE_NAME, HOST_STATE, ITEM, decode_file
 from emergency_ckpt.tiers.persistent.steps.looks import FoundStep
 from emergency_ckpt.tiers.persistent.steps.records import StoredSteps
 from emergency_ckpt.tiers.persistent.steps.replaced import aside_name

@@ -7,7 +7,6 @@ import hashlib
 import json
 from typing import Any, NamedTuple, cast
 
-import orbax.checkpoint as ocp
 from absl import logging
 from etils import epath
 
@@ -16,14 +15,15 @@ from emergency_ckpt.core.secret.step_signature import StepSigning
 from emergency_ckpt.errors import CorruptData, PersistentTierError
 from emergency_ckpt.tiers.persistent.marker import (
     HOST_STATE,
+    ITEM,
     LIMIT_BYTES,
     MARKER_NAME,
+    OURS,
     StepMarker,
     TensorsId,
     check_marker,
 )
-from emergency_ckpt.tiers.persistent.orbax_writer import ITEM, OURS
-from emergency_ckpt.tiers.persistent.plain_orbax import ITEMS, StepFolders
+from emergency_ckpt.tiers.persistent.steps.folders import ITEMS, StepFolders
 from emergency_ckpt.tiers.persistent.steps.replaced import StepPlace
 from emergency_ckpt.tiers.storage.directory import StorageDirectory
 
@@ -42,12 +42,14 @@ class FoundStep(NamedTuple):
       marker: None for a step of plain Orbax, or one with a ``problem``.
       place: its folders.
       is_junk: neither this package nor Orbax wrote into its folder. It has a ``problem``.
+      committed_ns: Unix time in ns at which Orbax committed it; 0 when that is not known.
     """
 
     step: PersistentStep
     marker: StepMarker | None
     place: StepPlace
     is_junk: bool = False
+    committed_ns: int = 0
 
     @property
     def is_plain(self) -> bool:
@@ -93,8 +95,9 @@ class StepLooks:
         deadline_s: float | None,
     ) -> FoundStep | None:
         problem = ""
+        metadata = self._storage.bytes_of(f"{place.tensors}/{_METADATA}", deadline_s)
         if marker.tensors is not None:
-            problem = self._compare_tensors(place, marker.tensors, deadline_s)
+            problem = self._compare_tensors(place, metadata, marker.tensors, deadline_s)
         elif not self._folders.is_written_by_orbax(place.tensors, deadline_s):
             problem = _GONE
         if problem == _REPLACED:
@@ -114,7 +117,8 @@ class StepLooks:
             problem=problem,
             doubt=doubt,
         )
-        return FoundStep(found, None if problem else marker, place)
+        usable = None if problem else marker
+        return FoundStep(found, usable, place, committed_ns=_committed_ns(metadata))
 
     def marker(
         self, step: int, documents: str, deadline_s: float | None = None
@@ -136,11 +140,14 @@ class StepLooks:
         )
 
     def _compare_tensors(
-        self, place: StepPlace, expected: TensorsId, deadline_s: float | None
+        self,
+        place: StepPlace,
+        metadata: bytes | None,
+        expected: TensorsId,
+        deadline_s: float | None,
     ) -> str:
         """Return the reason why the tensors are not the marker's, or "". One digest may differ
         because its file is damaged."""
-        metadata = self._storage.bytes_of(f"{place.tensors}/{_METADATA}", deadline_s)
         if _digest(metadata) == expected.metadata:
             return ""
         manifest = self._storage.bytes_of(f"{place.tensors}/{ITEM}/{_MANIFEST}", deadline_s)
@@ -196,12 +203,12 @@ class StepLooks:
             if manifest is not None:
                 digest.update(manifest)
                 break
-        committed_ns = _fields(metadata).get("commit_timestamp_nsecs")
-        committed_ms = committed_ns // 1_000_000 if isinstance(committed_ns, int) else 0
-        incarnation = plain_incarnation(committed_ms, digest.hexdigest()[:16])
+        committed_ns = _committed_ns(metadata)
+        incarnation = plain_incarnation(committed_ns // 1_000_000, digest.hexdigest()[:16])
         doubt = self._signing.doubt(b"", None)
         problem = self._signing.objection(doubt)
-        return FoundStep(PersistentStep(step, 0, False, incarnation, problem, doubt), None, place)
+        found = PersistentStep(step, 0, False, incarnation, problem, doubt)
+        return FoundStep(found, None, place, committed_ns=committed_ns)
 
     def _is_written_here(self, place: StepPlace, deadline_s: float | None) -> bool:
         """Return True when the tensors, if whole, are of an unfinished save of this package."""
@@ -212,7 +219,10 @@ class StepLooks:
         return isinstance(custom, dict) and OURS in custom
 
     def _is_finalized(self, folder: str, deadline_s: float | None) -> bool:
-        finalized = functools.partial(ocp.utils.is_checkpoint_finalized, self._directory / folder)
+        # Imported here: it takes a second, and a list of this package's steps does without it.
+        from orbax.checkpoint.utils import is_checkpoint_finalized  # noqa: PLC0415
+
+        finalized = functools.partial(is_checkpoint_finalized, self._directory / folder)
         try:
             return bool(self._storage.do("look at", f"/{folder}", finalized, deadline_s))
         except PersistentTierError as error:
@@ -240,3 +250,8 @@ def _fields(metadata: bytes | None) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return cast("dict[str, Any]", decoded) if isinstance(decoded, dict) else {}
+
+
+def _committed_ns(metadata: bytes | None) -> int:
+    found = _fields(metadata).get("commit_timestamp_nsecs")
+    return found if isinstance(found, int) else 0

@@ -12,6 +12,7 @@ from emergency_ckpt.core.restore.plan_types import few
 from emergency_ckpt.core.secret.step_signature import StepSigning
 from emergency_ckpt.core.step_names import in_order_of_looks
 from emergency_ckpt.core.timeline import Timeline
+from emergency_ckpt.errors import CheckpointError, CorruptData
 from emergency_ckpt.tiers.persistent.marker import (
     ASIDE_NAME,
     HOST_STATE,
@@ -19,7 +20,7 @@ from emergency_ckpt.tiers.persistent.marker import (
     StepMarker,
     TensorsId,
 )
-from emergency_ckpt.tiers.persistent.plain_orbax import LOOKS_AT_ONCE, StepFolders
+from emergency_ckpt.tiers.persistent.steps.folders import LOOKS_AT_ONCE, StepFolders
 from emergency_ckpt.tiers.persistent.steps.looks import FoundStep, StepLooks
 from emergency_ckpt.tiers.persistent.steps.replaced import ReplacedStep, ReplacedSteps, StepPlace
 from emergency_ckpt.tiers.storage.directory import StorageDirectory
@@ -45,6 +46,18 @@ class _Listing(NamedTuple):
     def all(self) -> dict[int, bool]:
         """Return all steps that may count; True for those that may be ours."""
         return self.own | dict.fromkeys(self.replaced, True)
+
+
+class Inspection(NamedTuple):
+    """All that a directory has.
+
+    Attributes:
+      steps: by number; None for a folder that does not count, as of a save that has not ended.
+      errors: of the directory's own records.
+    """
+
+    steps: dict[int, FoundStep | CheckpointError | None]
+    errors: tuple[CheckpointError, ...]
 
 
 class StoredSteps:
@@ -162,6 +175,32 @@ class StoredSteps:
             return [each for each in found if not each.is_junk]
 
         return self._steadily(look, deadline_s)
+
+    def inspect(self, deadline_s: float | None = None) -> Inspection:
+        """Return every folder with the name of a step, each with its own error if it has one.
+
+        PersistentTierError only when the directory itself cannot be listed.
+        """
+        deadline_s = self._storage.deadline_s(deadline_s)
+        errors: list[CheckpointError] = []
+        try:
+            replaced = self.replaced.read(deadline_s)
+        except CorruptData as error:
+            errors.append(error)
+            replaced = {}
+        listing = _Listing(self.listed(deadline_s), replaced)
+
+        def look(step: int) -> FoundStep | CheckpointError | None:
+            try:
+                return self._look_for(step, listing, deadline_s)
+            except CheckpointError as error:
+                return error
+
+        with ThreadPoolExecutor(LOOKS_AT_ONCE, "eckpt-steps") as pool:
+            found = dict(
+                zip(sorted(listing.all()), pool.map(look, sorted(listing.all())), strict=True)
+            )
+        return Inspection(found, tuple(errors))
 
     def find(self, step: int, deadline_s: float | None = None) -> FoundStep | None:
         """Return what counts as ``step``, in its own place or kept aside, or None."""

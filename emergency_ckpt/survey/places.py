@@ -1,0 +1,74 @@
+"""The places that a person named to be surveyed."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import msgspec
+
+from emergency_ckpt.core.secret.keys import RunSecret
+from emergency_ckpt.core.secret.step_signature import StepSigning, step_signing
+from emergency_ckpt.errors import CheckpointError
+from emergency_ckpt.tiers.local.signatures import Signer
+
+
+class SurveyFault(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Something that is damaged, absent or could not be read.
+
+    Attributes:
+      where: path of the file or directory.
+      problem: what is wrong, for people.
+      step: the step that it belongs to, where that is known.
+      hint: a possible remedy.
+    """
+
+    where: str
+    problem: str
+    step: int | None = None
+    hint: str = ""
+
+    @classmethod
+    def of(cls, where: str, error: Exception, step: int | None = None) -> SurveyFault:
+        """Return the fault that ``error`` tells."""
+        if isinstance(error, CheckpointError):
+            return cls(where, _without_hint(error), step, error.hint)
+        text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        return cls(where, text, step)
+
+
+@dataclasses.dataclass(frozen=True)
+class Places:
+    """Ramdisks, and one directory or URL of the persistent tier.
+
+    Attributes:
+      directory: of the persistent tier; empty for none.
+      run_id: only this run; None: all runs.
+      secret: the run's secret, with which signatures are compared; None: they are not.
+      owner_uid: the user whose ramdisks they are; None: the effective user.
+      timeout_s: maximum time in seconds for one call to storage.
+    """
+
+    local_dirs: tuple[Path, ...] = ()
+    directory: str = ""
+    run_id: str | None = None
+    secret: bytes | None = dataclasses.field(default=None, repr=False)
+    owner_uid: int | None = None
+    timeout_s: float = 60.0
+
+    def signer(self, run_id: str) -> Signer | None:
+        """Return what checks the files of a run on a ramdisk; None without a secret."""
+        if self.secret is None:
+            return None
+        return Signer.of(RunSecret(run_id, self.secret, given=True))
+
+    def signing(self) -> StepSigning:
+        """Return what checks the markers of steps in storage."""
+        if self.secret is None:
+            return StepSigning()
+        return step_signing(RunSecret(self.run_id or "", self.secret, given=True), required=False)
+
+
+def _without_hint(error: CheckpointError) -> str:
+    text = str(error)
+    return text.removesuffix(f"; {error.hint}") if error.hint else text

@@ -1,0 +1,313 @@
+"""``eckpt ls`` on ramdisks and directories, whole and damaged; it changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from looks import eckpt, eckpt_json, tree_of
+from other_processes import other_process
+from persistent_steps import fill
+from tiers_support import (
+    LAYOUT,
+    complete_save,
+    document,
+    open_tier,
+    save_id,
+    write_save,
+)
+
+from emergency_ckpt.cli.main import main
+from emergency_ckpt.core.secret.keys import RunSecret
+from emergency_ckpt.tiers.local.signatures import Signer
+
+PROBE = """
+import sys
+from emergency_ckpt.cli.main import main
+status = main(sys.argv[1:])
+heavy = [name for name in ("jax", "orbax.checkpoint", "tensorstore") if name in sys.modules]
+print(heavy, file=sys.stderr)
+"""
+BACKEND = """
+import sys
+from emergency_ckpt.cli.main import main
+status = main(sys.argv[1:])
+bridge = sys.modules.get("jax._src.xla_bridge")
+print([] if bridge is None else list(bridge._backends), file=sys.stderr)
+"""
+
+
+def run_of_two(ramdisk: Path, steps: list[int]) -> None:
+    """Two processes, of which each has the whole state, and host states of all four."""
+    tiers = [open_tier(ramdisk, process_index=index) for index in range(2)]
+    for index, tier in enumerate(tiers):
+        tier.reserve(LAYOUT.size_bytes)
+        for step in steps:
+            for owner in (2 * index, 2 * index + 1):
+                tier.publish_host_state(save_id(step), owner, 4, document(step, owner))
+            complete_save(tier, step)
+    for tier in tiers:
+        tier.close()
+
+
+def test_ls_of_ramdisk_lists_whole_steps(ramdisk: Path) -> None:
+    run_of_two(ramdisk, [5, 6])
+    before = tree_of(ramdisk)
+    status, found = eckpt_json("ls", "--local-dir", ramdisk)
+    assert tree_of(ramdisk) == before
+    assert status == 0
+    assert [(s["step"], s["tier"], s["state"], s["reason"]) for s in found["steps"]] == [
+        (6, "local", "whole", ""),
+        (5, "local", "whole", ""),
+    ]
+    newest = found["steps"][0]
+    assert newest["processes"] == 4
+    assert newest["run_id"] == "run-7"
+    assert newest["size_bytes"] == sum(placed.nbytes for placed in LAYOUT.shards)
+    assert newest["held_bytes"] == 2 * newest["size_bytes"]
+    assert len(newest["holders"]) == 2
+    assert [p["known_complete"] for p in found["processes"]] == [6, 6]
+    assert [p["is_running"] for p in found["processes"]] == [True, True]  # this process's tiers
+    assert found["faults"] == []
+
+
+def test_ls_of_lost_host_names_what_is_missing(ramdisk: Path) -> None:
+    tier = open_tier(ramdisk)
+    tier.reserve(LAYOUT.size_bytes)
+    tier.publish_host_state(save_id(5), 0, 4, document(5))
+    write_save(tier, 5)
+    tier.close()
+    status, found = eckpt_json("ls", "--local-dir", ramdisk)
+    (step,) = found["steps"]
+    assert status == 0
+    assert step["state"] == "incomplete"
+    assert "3 of 4 host states are held nowhere: process 1, 2, 3" in step["reason"]
+
+
+def test_ls_of_several_ramdisks_puts_them_together(ramdisk: Path) -> None:
+    for host in (0, 1):
+        (ramdisk / f"host{host}").mkdir(mode=0o700)
+    for index in range(2):
+        tier = open_tier(ramdisk / f"host{index}", process_index=index)
+        tier.reserve(LAYOUT.size_bytes)
+        for owner in (2 * index, 2 * index + 1):
+            tier.publish_host_state(save_id(5), owner, 4, document(5, owner))
+        complete_save(tier, 5)
+        tier.close()
+    alone = eckpt_json("ls", "--local-dir", ramdisk / "host0")[1]["steps"]
+    both = eckpt_json("ls", "--local-dir", ramdisk / "host0", "--local-dir", ramdisk / "host1")[1]
+    assert [s["state"] for s in alone] == ["incomplete"]
+    assert [s["state"] for s in both["steps"]] == ["whole"]
+
+
+def damage(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("fault", ["flipped", "cut", "link", "folder", "pipe", "slot_gone"])
+def test_ls_of_damaged_manifest_lists_the_others(ramdisk: Path, fault: str) -> None:
+    run_of_two(ramdisk, [5, 6])
+    directory = ramdisk / "run-7" / "process_00000"
+    manifest = directory / "slot_0.manifest.json"
+    match fault:
+        case "flipped":
+            damage(manifest)
+        case "cut":
+            manifest.write_bytes(manifest.read_bytes()[:50])
+        case "link":
+            manifest.rename(directory / "elsewhere")
+            manifest.symlink_to(directory / "elsewhere")
+        case "folder":
+            manifest.unlink()
+            manifest.mkdir()
+        case "pipe":
+            manifest.unlink()
+            os.mkfifo(manifest)
+        case _:
+            (directory / "slot_0.bin").unlink()
+    before = None if fault == "pipe" else tree_of(ramdisk)
+    status, found = eckpt_json("ls", "--local-dir", ramdisk)
+    assert before is None or tree_of(ramdisk) == before
+    assert status == 1
+    assert [(s["step"], s["state"]) for s in found["steps"]] == [(6, "whole"), (5, "whole")]
+    (told,) = found["faults"]
+    assert told["where"].startswith(str(directory))
+    assert "slot_0" in told["where"] + told["problem"]
+
+
+def test_ls_of_foreign_files_ignores_them(ramdisk: Path) -> None:
+    run_of_two(ramdisk, [5])
+    directory = ramdisk / "run-7" / "process_00000"
+    (ramdisk / "notes.txt").write_text("not ours")
+    (ramdisk / "other").mkdir()
+    (directory / "slot_x.manifest.json").write_text("{}")
+    (directory / "host_state" / "junk").write_text("junk")
+    (ramdisk / "run-7" / "process_00009").symlink_to(directory)
+    before = tree_of(ramdisk)
+    status, found = eckpt_json("ls", "--local-dir", ramdisk)
+    assert tree_of(ramdisk) == before
+    assert status == 0
+    assert [s["state"] for s in found["steps"]] == ["whole"]
+    assert len(found["processes"]) == 2
+
+
+def test_ls_of_open_process_directory_is_a_fault(ramdisk: Path) -> None:
+    run_of_two(ramdisk, [5])
+    (ramdisk / "run-7" / "process_00001").chmod(0o755)
+    status, found = eckpt_json("ls", "--local-dir", ramdisk)
+    assert status == 1
+    assert "open to others" in found["faults"][0]["problem"]
+    assert "chmod" in found["faults"][0]["hint"]
+    assert [s["state"] for s in found["steps"]] == ["incomplete"]
+
+
+@pytest.mark.parametrize("option", ["--local-dir", "--dir"])
+def test_ls_of_absent_directory_is_a_fault(tmp_path: Path, option: str) -> None:
+    status, found = eckpt_json("ls", option, tmp_path / "absent")
+    assert status == 1
+    assert [fault["where"] for fault in found["faults"]] == [str(tmp_path / "absent")]
+    (tmp_path / "file").write_text("")
+    status, found = eckpt_json("ls", option, tmp_path / "file")
+    assert status == 1
+    assert len(found["faults"]) == 1
+
+
+def test_ls_of_absent_run_is_a_fault(ramdisk: Path) -> None:
+    run_of_two(ramdisk, [5])
+    status, found = eckpt_json("ls", "--local-dir", ramdisk, "--run-id", "other")
+    assert status == 1
+    assert "no run 'other'" in found["faults"][0]["problem"]
+
+
+def test_ls_without_a_place_is_a_wrong_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ls"]) == 2
+    assert "--local-dir" in capsys.readouterr().err
+    assert main(["ls", "--local-dir", "/dev/shm", "--run-id", "../x"]) == 2
+
+
+def test_ls_with_secret_names_unsigned_files(ramdisk: Path) -> None:
+    secret = "0123456789" * 4
+    signer = Signer.of(RunSecret("run-7", secret.encode(), given=True))
+    tier = open_tier(ramdisk, signer=signer)
+    tier.reserve(LAYOUT.size_bytes)
+    for owner in range(4):
+        tier.publish_host_state(save_id(5), owner, 4, document(5, owner))
+    complete_save(tier, 5)
+    tier.close()
+    run_of = ["ls", "--local-dir", ramdisk]
+    assert eckpt_json(*run_of)[0] == 0
+    assert eckpt_json(*run_of, env={"ECKPT_SECRET": secret})[0] == 0
+    status, found = eckpt_json(*run_of, env={"ECKPT_SECRET": "another" * 8})
+    assert status == 1
+    assert any("signed with another secret" in each["problem"] for each in found["faults"])
+
+
+def test_ls_of_storage_lists_steps_and_faults(tmp_path: Path) -> None:
+    fill(str(tmp_path), [10, 20, 30])
+    damage(tmp_path / "host_state" / "20" / "marker.json")
+    (tmp_path / "40.orbax-checkpoint-tmp-1").mkdir()
+    before = tree_of(tmp_path)
+    status, found = eckpt_json("ls", "--dir", tmp_path)
+    assert tree_of(tmp_path) == before
+    assert status == 1
+    assert [(s["step"], s["state"]) for s in found["steps"]] == [
+        (30, "whole"),
+        (20, "damaged"),
+        (10, "whole"),
+    ]
+    assert [s["size_bytes"] for s in found["steps"]] == [32, None, 32]
+    assert all(s["age_s"] is not None for s in found["steps"] if s["state"] == "whole")
+    assert [(f["step"], "marker.json" in f["problem"]) for f in found["faults"]] == [(20, True)]
+    assert found["directory"]["unfinished"] == ["40.orbax-checkpoint-tmp-1"]
+
+
+def test_ls_of_plain_orbax_step_lists_it(tmp_path: Path) -> None:
+    with ocp.CheckpointManager(tmp_path) as manager:
+        manager.save(7, args=ocp.args.StandardSave({"w": np.arange(4)}))
+    status, found = eckpt_json("ls", "--dir", tmp_path)
+    assert status == 0
+    (step,) = found["steps"]
+    assert (step["step"], step["run_id"], step["state"]) == (7, "", "whole")
+
+
+def test_ls_without_json_prints_a_table(ramdisk: Path) -> None:
+    run_of_two(ramdisk, [5, 6])
+    done = eckpt("ls", "--local-dir", ramdisk)
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == [
+        "STEP",
+        "TIER",
+        "AGE",
+        "SIZE",
+        "PROCESSES",
+        "RUN",
+        "INCARNATION",
+        "STATE",
+    ]
+    assert [line.split()[0] for line in lines[1:3]] == ["6", "5"]
+    assert lines[1].endswith("whole")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_ls_of_own_steps_loads_no_jax(ramdisk: Path, tmp_path: Path) -> None:
+    run_of_two(ramdisk, [5])
+    fill(str(tmp_path), [10])
+    command = [sys.executable, "-c", PROBE, "ls", "--local-dir", ramdisk, "--dir", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines() == ["[]"]
+
+
+def test_ls_of_plain_step_initialises_no_backend(tmp_path: Path) -> None:
+    with ocp.CheckpointManager(tmp_path) as manager:
+        manager.save(7, args=ocp.args.StandardSave({"w": np.arange(4)}))
+    command = [sys.executable, "-c", BACKEND, "ls", "--dir", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
+def test_ls_beside_an_owner_takes_no_lock(ramdisk: Path) -> None:
+    with other_process(ramdisk, "hold", "alive"):
+        status, found = eckpt_json("ls", "--local-dir", ramdisk)
+    assert status == 0
+    assert [p["is_running"] for p in found["processes"]] == [True]
+
+
+def test_ls_while_a_tier_saves_disturbs_no_save(ramdisk: Path) -> None:
+    tier = open_tier(ramdisk)
+    tier.reserve(LAYOUT.size_bytes)
+    stop, saved = threading.Event(), [0]
+    for owner in range(4):
+        tier.publish_host_state(save_id(1), owner, 4, document(1, owner))
+    complete_save(tier, 1)
+
+    def save() -> None:
+        while not stop.is_set():
+            saved[0] += 1
+            step = saved[0] + 1
+            for owner in range(4):
+                tier.publish_host_state(save_id(step), owner, 4, document(step, owner))
+            complete_save(tier, step)
+            stop.wait(0.05)
+
+    thread = threading.Thread(target=save)
+    thread.start()
+    try:
+        for _ in range(5):
+            done = eckpt("ls", "--local-dir", ramdisk, "--json")
+            found = json.loads(done.stdout)
+            assert (done.returncode, found["faults"]) == (0, [])
+            assert found["changing"] or "whole" in [s["state"] for s in found["steps"]]
+    finally:
+        stop.set()
+        thread.join()
+    assert saved[0] > 5
+    tier.close()

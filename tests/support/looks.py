@@ -1,0 +1,49 @@
+"""Runs of the commands that look, and proof that they changed nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+Tree = dict[str, tuple[int, int, int, int, bytes | str]]
+
+
+def tree_of(*roots: Path) -> Tree:
+    """Every name below the roots: mode, inode, size, time of change, and the bytes or target."""
+    found: Tree = {}
+    for root in roots:
+        for path in [root, *sorted(root.rglob("*"))]:
+            status = path.lstat()
+            data: bytes | str = ""
+            if path.is_symlink():
+                data = os.readlink(path)
+            elif path.is_file():
+                data = path.read_bytes()
+            stamp = (status.st_mode, status.st_ino, status.st_size, status.st_mtime_ns)
+            found[str(path)] = (*stamp, data)
+    return found
+
+
+def eckpt(
+    *arguments: object, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run ``eckpt`` as a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "emergency_ckpt.cli.main", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env={**os.environ, **(env or {})},
+    )
+
+
+def eckpt_json(*arguments: object, env: dict[str, str] | None = None) -> tuple[int, Any]:
+    """Run ``eckpt`` with ``--json``; return its exit status and the document."""
+    done = eckpt(*arguments, "--json", env=env)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
