@@ -169,6 +169,7 @@ def _open_persistent(config: Config, secret: RunSecret) -> PersistentTier | None
         timeout_s=config.persistent_timeout_s,
         buffer_bytes=config.storage_buffer_bytes,
         orbax_item=config.orbax_item,
+        compression=config.storage_compression,
         signing=step_signing(secret, required=config.require_signed),
     )
 

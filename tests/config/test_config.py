@@ -48,6 +48,7 @@ MUST_AGREE: dict[str, Any] = {
     "require_storage": True,
     "require_signed": True,
     "persistent_writers": "striped",
+    "storage_compression": "zstd",
     "placement": Striped(2),
     "local_keep_last_n": 2,
     "host_state_buddies": 1,
@@ -273,6 +274,7 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
             {"preservation_policy": ocm.LatestN(1), "keep_last_n": 2},
             "preservation_policy and keep_last_n are both set",
         ),
+        ({"storage_compression": "gzip"}, "storage_compression must be 'none' or 'zstd'"),
         ({"persistent_writers": "all"}, "persistent_writers must be 'primary' or 'striped'"),
         ({"exit_on_preemption": "yes"}, "exit_on_preemption must be True or False"),
         (

@@ -8,6 +8,7 @@ from typing import Literal
 from emergency_ckpt.core.placement.policies import Topology
 
 PersistentWriters = Literal["primary", "striped"]
+StorageCompression = Literal["none", "zstd"]
 """``primary``: the first slice writes. ``striped``: each slice writes a part of the one copy."""
 
 

@@ -20,6 +20,7 @@ from orbax.checkpoint._src.metadata import array_metadata_store
 from orbax.checkpoint._src.metadata.array_metadata import SerializedArrayMetadata
 from orbax.checkpoint.future import Future
 
+from emergency_ckpt.core.placement.writers import StorageCompression
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.state.staging import HostShard
 from emergency_ckpt.tiers.persistent.marker import ITEM, OURS
@@ -136,6 +137,7 @@ def write_step(
     arrays: ArrayWriter,
     *,
     at_once_bytes: int,
+    compression: StorageCompression,
     meet: Callable[[str, Sequence[int]], None],
 ) -> None:
     """Write ``state`` as Orbax's step. Collective over ``writers`` through ``meet``; blocks.
@@ -148,7 +150,9 @@ def write_step(
     processes = ocp.options.MultiprocessingOptions(
         primary_host=first, active_processes={jax.process_index()}
     )
-    handler = _writing_handler(processes, arrays, at_once_bytes=at_once_bytes)
+    handler = _writing_handler(
+        processes, arrays, at_once_bytes=at_once_bytes, compression=compression
+    )
     begin, finalize = handler.async_save, handler.finalize
 
     # Set on the object, because the name of a subclass would be written into the step.
@@ -204,7 +208,11 @@ def _committed_if(check: Callable[[], None], step: epath.Path) -> type[Any]:
 
 
 def _writing_handler(
-    together: ocp.options.MultiprocessingOptions, arrays: ArrayWriter, *, at_once_bytes: int
+    together: ocp.options.MultiprocessingOptions,
+    arrays: ArrayWriter,
+    *,
+    at_once_bytes: int,
+    compression: StorageCompression,
 ) -> ocp.PyTreeCheckpointHandler:
     """Return Orbax's handler; ``at_once_bytes``: maximum number of bytes to write at once."""
     scalars, numpys = ocp.type_handlers.ScalarHandler(), ocp.type_handlers.NumpyHandler()
@@ -216,4 +224,5 @@ def _writing_handler(
         multiprocessing_options=together,
         type_handler_registry=registry,
         array_metadata_validator=_WritersOnly(),
+        use_compression=compression == "zstd",
     )

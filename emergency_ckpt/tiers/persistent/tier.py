@@ -22,6 +22,7 @@ import numpy.typing as npt
 from etils import epath
 
 from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES
+from emergency_ckpt.core.placement.writers import StorageCompression
 from emergency_ckpt.core.restore.inventory import PersistentStep
 from emergency_ckpt.core.restore.storage_read import StoredArray
 from emergency_ckpt.core.secret.step_signature import StepSigning
@@ -98,6 +99,7 @@ class PersistentTier:
     Args:
       orbax_item: the item with the arrays in steps of plain Orbax; None: see ``describe_plain``.
       buffer_bytes: maximum number of bytes that a process transfers to or from storage at once.
+      compression: of the arrays that are written; steps of either kind are read.
       signing: the key for markers, and the rule for unsigned ones.
 
     Attributes:
@@ -113,6 +115,7 @@ class PersistentTier:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         buffer_bytes: int = DEFAULT_BUFFER_BYTES,
         orbax_item: str | None = None,
+        compression: StorageCompression = "none",
         signing: StepSigning = NO_SIGNING,
     ) -> None:
         self.storage = StorageDirectory(directory, timeout_s)
@@ -121,6 +124,7 @@ class PersistentTier:
         self._directory = self.storage.path
         self._buffer_bytes = buffer_bytes
         self._orbax_item = orbax_item
+        self._compression: StorageCompression = compression
         self._signing = signing
 
     def with_timeout(self, timeout_s: float) -> PersistentTier:
@@ -130,6 +134,7 @@ class PersistentTier:
             timeout_s=timeout_s,
             buffer_bytes=self._buffer_bytes,
             orbax_item=self._orbax_item,
+            compression=self._compression,
             signing=self._signing,
         )
 
@@ -269,6 +274,7 @@ class PersistentTier:
                     writers,
                     arrays,
                     at_once_bytes=bytes_at_once(self._buffer_bytes, shards),
+                    compression=self._compression,
                     meet=lambda name, others: meet(name, others, deadline_s),
                 )
             finally:
