@@ -195,7 +195,7 @@ class Config:
     extra_holders: tuple[str, ...] = setting((), tier="local")
     """Addresses of ``eckpt serve`` on hosts whose trainer is not part of this job, ``"host:port"``,
     or ``"identity@host:port"`` as it prints it: then no other server counts, nor that one after a
-    new start."""
+    new start. A name with several addresses stands for a server at each."""
     snapshot_mode: SnapshotMode = setting("auto", may_differ=True)
     """How a save takes the state off the devices; the state may be donated when ``save`` returns in
     each. "wait": the training thread waits until all bytes have left the devices, which takes no

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from emergency_ckpt.core.limits import NAME_PATTERN
-from emergency_ckpt.core.placement.policies import ALL_BUT_PRIMARY
-from emergency_ckpt.core.placement.study import SLOTS, JobShape, study
+from emergency_ckpt.core.placement.policies import ALL_BUT_PRIMARY, parse_policy
+from emergency_ckpt.core.placement.study import SLOTS, stored_share
 from emergency_ckpt.deploy.quantity import format_quantity
 from emergency_ckpt.deploy.tpus import ACCELERATORS, CHIPS_PER_HOST, tpu_problems
 from emergency_ckpt.errors import ConfigError
@@ -29,7 +29,6 @@ _NAME_SUFFIX_CHARS = len("-slice-999-9999-abcde")
 _LABEL_LIMIT_CHARS = 63
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
-_ANY_RATE_BYTES_PER_S = 1e9  # of a study of which only sizes are read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,26 +128,10 @@ class GkeJob:
 
 
 def slots_bytes(job: GkeJob) -> int:
-    """Return the bytes of a host's slots, as ``eckpt plan-placement`` computes them.
-
-    ConfigError for a shape or a placement that is none.
-    """
-    shape = JobShape(
-        slices=job.slices,
-        hosts_per_slice=job.hosts,
-        state_bytes=job.state_bytes,
-        ramdisk_bytes=None,
-        transfer_bytes_per_s=_ANY_RATE_BYTES_PER_S,
-        copy_bytes_per_s=_ANY_RATE_BYTES_PER_S,
-        network_bytes_per_s=_ANY_RATE_BYTES_PER_S,
-        most_lost_hosts=1,
-    )
-    rows = {row.name: row for row in study(shape)}
-    if job.placement not in rows:
-        names = f"{ALL_BUT_PRIMARY}, or striped(1) to striped({job.slices})"
-        raise ConfigError([f"--placement must be {names}, not {job.placement!r}"], target="the job")
+    """Return the bytes of a host's slots. ConfigError for a placement that is none."""
+    share = stored_share(parse_policy(job.placement), job.slices)
     slots = SLOTS - 1 + job.keep_steps  # one is written while those that are kept stay whole
-    return math.ceil(rows[job.placement].stored_bytes * slots)
+    return math.ceil(job.state_bytes / job.hosts * share) * slots
 
 
 def _name_problems(job: GkeJob) -> list[str]:
@@ -197,6 +180,8 @@ def _size_problems(job: GkeJob) -> list[str]:
     problems = [
         f"{option} must be {least} to {most}, not {value}"
         for option, value, least, most in (
+            ("--slices", job.slices, 1, 999),
+            ("--hosts", job.hosts, 1, 9999),
             ("--max-restarts", job.max_restarts, 0, 1_000_000),
             ("--keep-steps", job.keep_steps, 1, 64),
         )
@@ -204,8 +189,8 @@ def _size_problems(job: GkeJob) -> list[str]:
     ]
     if not 0 < job.preemption_grace_s <= 86400:
         problems.append(f"--preemption-grace-s must be above 0, not {job.preemption_grace_s}")
-    if problems or job.hosts < 1:
-        return [*problems, *([] if job.hosts >= 1 else ["--hosts must be at least 1"])]
+    if problems:
+        return problems
     try:
         needed_bytes = slots_bytes(job)
     except ConfigError as error:

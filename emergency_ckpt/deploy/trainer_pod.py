@@ -54,8 +54,7 @@ def trainer_pod(job: GkeJob) -> Manifest:
         "tolerations": [TPU_TOLERATION],
         "securityContext": pod_security(),
     }
-    if in_place:
-        spec["initContainers"] = [_restart_agent(job)]
+    spec["initContainers"] = [*([_restart_agent(job)] if in_place else []), _doctor(job)]
     spec["containers"] = [_trainer(job)]
     spec["volumes"] = [
         _ramdisk_volume(job),
@@ -118,11 +117,7 @@ def _trainer(job: GkeJob) -> Manifest:
         ],
         "resources": resources,
         "securityContext": container_security(),
-        "volumeMounts": [
-            {"name": "ramdisk", "mountPath": RAMDISK_MOUNT},
-            secret_mount(),
-            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  the pod's own
-        ],
+        "volumeMounts": _mounts(),
     }
     if job.ramdisk_source == "in-place":
         container["restartPolicy"] = "Never"
@@ -133,6 +128,35 @@ def _trainer(job: GkeJob) -> Manifest:
             }
         ]
     return container
+
+
+def _doctor(job: GkeJob) -> Manifest:
+    """Return the check of the host before its trainer starts, whose log names what is missing.
+
+    Storage is not among what it checks: where that is down, a restore from RAM must go on.
+    """
+    return {
+        "name": "doctor",
+        "image": job.image,
+        "command": [
+            *("eckpt", "doctor", "--local-dir", LOCAL_DIR, "--run-id", job.run_name),
+            *("--secret-file", f"{SECRET_MOUNT}/{SECRET_KEY}"),
+            *("--state-gib", f"{job.state_bytes / (1 << 30):.6g}", "--slices", str(job.slices)),
+            *("--hosts-per-slice", str(job.hosts), "--placement", job.placement),
+            *("--local-keep-last-n", str(job.keep_steps)),
+        ],
+        "env": [{"name": "HOME", "value": "/tmp"}],  # noqa: S108  the pod's own
+        "securityContext": container_security(),
+        "volumeMounts": _mounts(),
+    }
+
+
+def _mounts() -> list[Manifest]:
+    return [
+        {"name": "ramdisk", "mountPath": RAMDISK_MOUNT},
+        secret_mount(),
+        {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  the pod's own
+    ]
 
 
 def _place_in_the_job(job: GkeJob) -> list[Manifest]:

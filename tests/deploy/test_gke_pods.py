@@ -1,0 +1,252 @@
+"""The pods of the manifests, as processes: their own commands with their own environment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from kubernetes_rules import (
+    Manifest,
+    StartedContainer,
+    manifests_in,
+    one,
+    pod_specs,
+    started,
+    started_trainers,
+    words,
+)
+
+from emergency_ckpt.cli.main import main
+from emergency_ckpt.launch.ports import ReservedPort
+
+ROOT = Path(__file__).parents[2]
+LONG_S = 120.0
+SLICES = 2
+NAMES = "127.0.0.1 train-slice-0-0.train train-ramdisk\n127.0.0.2 train-ramdisk\n"
+OWN_MOUNTS = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "-r", "--mount"]
+
+
+class Cluster:
+    """Nodes with a ramdisk each, on which containers run as processes of this machine.
+
+    What a path, a name or a port of a pod is here follows from the volumes and from one file of
+    host names; nothing else of a container is changed.
+    """
+
+    def __init__(self, root: Path, manifests: list[Manifest], last_step: int) -> None:
+        self._root, self.manifests = root, manifests
+        self.program = root / "train.py"
+        text = (ROOT / "docs" / "examples" / "cluster_jax.py").read_text()
+        for old, new in (
+            ("last_step = os.environ, 100\n", f"last_step = os.environ, {last_step}\n"),
+            ("jnp.zeros(1024)", "jnp.zeros(1 << 19)"),  # smaller leaves are stored everywhere
+        ):
+            assert text.count(old) == 1
+            text = text.replace(old, new)
+        self.program.write_text(text)
+        (root / "hosts").write_text(Path("/etc/hosts").read_text() + NAMES)
+        secret = root / "secret"
+        secret.mkdir()
+        (secret / "secret").write_text("ab" * 32)
+        (secret / "secret").chmod(0o440)
+        self.running: list[subprocess.Popen[str]] = []
+        self.port: ReservedPort | None = None
+
+    def ramdisk(self, node: int) -> Path:
+        return self._root / f"node_{node}"
+
+    def start(
+        self, container: StartedContainer, node: int, **changes: str
+    ) -> subprocess.Popen[str]:
+        for name in ("data", "data/eckpt"):
+            (self.ramdisk(node) / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        environ = {name: self._here(value, node) for name, value in container.environ.items()}
+        command = [self._here(word, node) for word in container.command]
+        bind = 'mount --bind "$0" /etc/hosts && exec "$@"'
+        process = subprocess.Popen(
+            [*OWN_MOUNTS, "sh", "-c", bind, str(self._root / "hosts"), *command],
+            env={
+                "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+                "JAX_PLATFORMS": "cpu",
+                "JAX_NUM_CPU_DEVICES": environ.get("ECKPT_DEVICES_PER_HOST", "1"),
+                **environ,
+                **changes,
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.running.append(process)
+        return process
+
+    def _here(self, text: str, node: int) -> str:
+        for there, here in (
+            ("/ramdisk", str(self.ramdisk(node) / "data")),
+            ("/etc/eckpt", str(self._root / "secret")),
+            ("/app/train.py", str(self.program)),
+            ("gs://bucket", str(self._root / "bucket")),
+        ):
+            text = text.replace(there, here) if text.startswith(there) else text
+        return text
+
+    def start_trainers(self, first_node: int = 0) -> list[subprocess.Popen[str]]:
+        """Start the JobSet's pods, a node each. They share an address, so ports are free ones."""
+        self.port = ReservedPort()
+        coordinator = self.port.address.rpartition(":")[2]
+        return [
+            self.start(
+                container,
+                first_node + index,
+                ECKPT_PEER_PORT="0",
+                ECKPT_COORDINATOR_ADDRESS=re.sub(
+                    ":8476$", f":{coordinator}", container.environ["ECKPT_COORDINATOR_ADDRESS"]
+                ),
+            )
+            for index, container in enumerate(started_trainers(self.manifests))
+        ]
+
+    def start_servers(self) -> None:
+        """Start the DaemonSet's server on the first nodes, and wait until they answer."""
+        (pod,) = pod_specs([one(self.manifests, "DaemonSet")])
+        (container,) = pod["containers"]
+        for node in range(SLICES):
+            server = self.start(started(container, {}, pod_ip=f"127.0.0.{node + 1}"), node)
+            assert server.stdout is not None
+            line = server.stdout.readline()
+            assert re.fullmatch(rf"serving [0-9a-f]{{32}}@127.0.0.{node + 1}:7412\n", line), line
+
+    def wait_for_saves(self) -> None:
+        """Wait until each of the first nodes has a step that is whole."""
+        deadline_s = time.monotonic() + LONG_S
+        for node in range(SLICES):
+            while not list(self.ramdisk(node).rglob("known_complete.json")):
+                assert time.monotonic() < deadline_s
+                assert all(process.poll() is None for process in self.running)
+                time.sleep(0.02)
+
+    def kill_all(self) -> None:
+        if self.port is not None:
+            self.port.close()
+        for process in self.running:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGKILL)
+            process.communicate()
+        self.running.clear()
+
+
+@pytest.fixture
+def new_cluster(
+    ramdisk: Path, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., Cluster]]:
+    clusters: list[Cluster] = []
+
+    def make(name: str, source: str, last_step: int, **changes: str) -> Cluster:
+        shape = {"slices": str(SLICES), "hosts": "1", "topology": "2x2", "state": "2Mi"}
+        assert main(words(source, **shape, ramdisk="64Mi", **changes)) == 0
+        (ramdisk / name).mkdir()
+        clusters.append(Cluster(ramdisk / name, manifests_in(capsys.readouterr().out), last_step))
+        return clusters[-1]
+
+    yield make
+    for cluster in clusters:
+        cluster.kill_all()
+
+
+def results(processes: list[subprocess.Popen[str]]) -> list[tuple[str, str]]:
+    """Return the step after which each process began, and its result."""
+    found: list[tuple[str, str]] = []
+    for process in processes:
+        output, _ = process.communicate(timeout=LONG_S)
+        assert process.returncode == 0, output
+        (began,) = re.findall(r"start after step (\w+)", output)
+        (result,) = re.findall(r"done: (.+)", output)
+        found.append((began, result))
+    return found
+
+
+def test_job_of_the_manifests_survives_the_loss_of_a_node(
+    new_cluster: Callable[..., Cluster],
+) -> None:
+    wanted = results(new_cluster("whole", "in-place", 300).start_trainers())
+    assert [began for began, _ in wanted] == ["None", "None"]
+    cluster = new_cluster("lost", "in-place", 300)
+    cluster.start_trainers()
+    cluster.wait_for_saves()
+    cluster.kill_all()
+    shutil.rmtree(cluster.ramdisk(1))
+    again = results(cluster.start_trainers())
+    assert min(int(began) for began, _ in again) > 0
+    assert [result for _, result in again] == [result for _, result in wanted]
+
+
+def test_job_on_other_nodes_gets_its_ram_from_the_daemonset(
+    new_cluster: Callable[..., Cluster],
+) -> None:
+    # One copy of each shard: the servers of both nodes are needed, behind one name.
+    cluster = new_cluster("moved", "daemonset", 300, placement="striped(1)")
+    cluster.start_trainers()
+    cluster.wait_for_saves()
+    cluster.kill_all()
+    cluster.start_servers()
+    assert not list(cluster.ramdisk(0).parent.glob("bucket/run7/[0-9]*"))  # storage has no step
+    moved = results(cluster.start_trainers(first_node=SLICES))
+    assert min(int(began) for began, _ in moved) > 0
+
+
+def test_wrong_setting_exits_with_the_status_of_no_restart(
+    new_cluster: Callable[..., Cluster],
+) -> None:
+    cluster = new_cluster("wrong", "in-place", 300)
+    (cluster.ramdisk(0).parent / "secret" / "secret").write_text("short")
+    processes = cluster.start_trainers()
+    for process in processes:
+        output, _ = process.communicate(timeout=LONG_S)
+        assert process.returncode == os.EX_CONFIG, output
+        assert "not 32 to 4096" in output
+    job = one(cluster.manifests, "JobSet")["spec"]["replicatedJobs"][0]["template"]["spec"]
+    assert job["podFailurePolicy"]["rules"][0]["onExitCodes"]["values"] == [os.EX_CONFIG]
+
+
+def test_doctor_of_the_pod_passes_on_a_sound_node(new_cluster: Callable[..., Cluster]) -> None:
+    cluster = new_cluster("sound", "gke-driver", 300)
+    (pod,) = pod_specs([one(cluster.manifests, "JobSet")])
+    (container,) = pod["initContainers"]
+    doctor = cluster.start(started(container, {}, pod_ip="127.0.0.1"), 0)
+    output, _ = doctor.communicate(timeout=LONG_S)
+    assert doctor.returncode == 0, output
+
+
+def test_mounting_container_makes_the_tmpfs_once(tmp_path: Path) -> None:
+    (container,) = pod_specs(
+        [one(manifests_in((ROOT / "deploy/gke/daemonset.yaml").read_text()), "DaemonSet")]
+    )[0]["initContainers"]
+    shell, options, script = container["command"]
+    names = {variable["name"] for variable in container["env"]}
+    assert (shell, options, names) == ("/bin/sh", "-euc", {"RAMDISK", "SIZE_BYTES", "OWNER"})
+    again = 'echo kept > "$RAMDISK/data/eckpt/step"; SIZE_BYTES=8388608\n' + script
+    shown = (
+        'cat "$RAMDISK/data/eckpt/step"; grep " $RAMDISK " /proc/self/mountinfo;'
+        ' stat -c "%a %n" "$RAMDISK/data/eckpt"'
+    )
+    done = subprocess.run(
+        [*OWN_MOUNTS, shell, options, f"{script}\n{again}\n{shown}"],
+        env={"PATH": os.environ["PATH"], "RAMDISK": str(tmp_path / "ramdisk")}
+        | {"SIZE_BYTES": "4194304", "OWNER": "0:0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    kept, mount, mode = done.stdout.splitlines()
+    assert kept == "kept"
+    assert re.search(r" - tmpfs eckpt .*size=8192k", mount)
+    assert mode.startswith("700 ")
