@@ -45,6 +45,7 @@ LOOK, PREPARE, RUN, MAINTAIN = "Look", "Prepare", "Run", "Maintain"
 
 COMMANDS = {
     "ls": Command("emergency_ckpt.cli.look.ls", "list runs and steps in each tier", LOOK),
+    "diff": Command("emergency_ckpt.cli.look.diff", "compare two steps, leaf by leaf", LOOK),
     "launch": Command(
         "emergency_ckpt.cli.launch",
         "run a training job as several slices on this machine, and restart it when it dies",

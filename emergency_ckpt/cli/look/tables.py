@@ -42,6 +42,11 @@ def print_faults(faults: Sequence[SurveyFault]) -> None:
         print(one_line(f"{fault.where}: {fault.problem}{hint}"), file=sys.stderr)
 
 
+def print_error(command: str, text: str) -> None:
+    """Print the reason why a command failed to the standard error."""
+    print(one_line(f"eckpt {command}: {text}"), file=sys.stderr)
+
+
 def size(size_bytes: int | None) -> str:
     """Return a size with a unit; ``-`` when it is not known."""
     if size_bytes is None:

@@ -1,0 +1,13 @@
+"""A step outside of its job: read, compared, exported, drained. Without model code or accelerator.
+
+1. ``names`` finds the step that a person names, in RAM, in storage or in a folder that Orbax wrote.
+2. ``ram`` puts the shards of several ramdisks together; ``stored`` reads arrays of Orbax.
+3. ``compare`` measures the differences of two steps, one box at a time.
+4. ``export`` writes a step as a directory of plain Orbax; ``drain`` writes the newest step in RAM
+   into the persistent directory of its run.
+
+Guaranteed: every shard from RAM, and every box of which storage has a CRC32C, is compared with it;
+a damaged copy is passed over for another one; ramdisks are only read, without their locks.
+
+Not guaranteed: a step of a job that goes on saving may vanish meanwhile, which is an error then.
+"""
