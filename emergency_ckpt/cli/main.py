@@ -66,6 +66,9 @@ COMMANDS = {
         RUN,
         "test",
     ),
+    "export": Command(
+        "emergency_ckpt.cli.export", "write a step as a directory of plain Orbax", MAINTAIN
+    ),
     "clean": Command(
         "emergency_ckpt.cli.clean", "list and remove leftover runs on this host's ramdisk", MAINTAIN
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 
@@ -27,11 +28,13 @@ class StoredSource:
     """The arrays of a stored step. Boxes of which a CRC32C is known are compared with it.
 
     Args:
+      step: its number; of a folder the one in its name, else 0.
       timeout_s: maximum time in seconds of one read.
     """
 
-    def __init__(self, stored: StoredStep, name: str, timeout_s: float) -> None:
+    def __init__(self, stored: StoredStep, name: str, step: int, timeout_s: float) -> None:
         self.name = name
+        self.step = step
         self.stored = stored
         self._timeout_s = timeout_s
         marker = stored.marker
@@ -94,6 +97,12 @@ class StoredSource:
             )
         return data.view(dtype).reshape(shape_of(box))
 
+    def moved(self, item: str) -> StoredSource:
+        """Return the same step in a copy of its item."""
+        return StoredSource(
+            self.stored._replace(item=item), f"the copy in {item}", self.step, self._timeout_s
+        )
+
     def close(self) -> None:
         """Do nothing: each read opens the arrays that it needs."""
 
@@ -112,7 +121,7 @@ class StoredSource:
 def open_stored(directory: str, step: int, signing: StepSigning, timeout_s: float) -> StoredSource:
     """Open a step of a persistent directory. PersistentTierError, CorruptData."""
     tier = PersistentTier(directory, timeout_s=timeout_s, signing=signing)
-    return StoredSource(tier.describe(step), f"step {step} in {directory}", timeout_s)
+    return StoredSource(tier.describe(step), f"step {step} in {directory}", step, timeout_s)
 
 
 def open_folder(folder: str, timeout_s: float) -> StoredSource:
@@ -124,4 +133,5 @@ def open_folder(folder: str, timeout_s: float) -> StoredSource:
         hint = "give a step's folder, or the one of its item"
         raise PersistentTierError("open", folder, problem, hint=hint) from error
     stored = StoredStep(str(item), None, leaves, {}, "")
-    return StoredSource(stored, folder, timeout_s)
+    digits = re.search(r"[0-9]{1,18}$", folder.rstrip("/"))
+    return StoredSource(stored, folder, int(digits[0]) if digits else 0, timeout_s)

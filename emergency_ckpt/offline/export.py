@@ -1,0 +1,244 @@
+"""A step as a directory of plain Orbax, published by one rename.
+
+``<directory>/<step>/`` is the Orbax step, and ``<directory>/host_states/`` has the payload of each
+process's host state as JSON (FORMAT.md), where the step has any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from etils import epath
+
+from emergency_ckpt.errors import (
+    ConfigError,
+    CorruptData,
+    HostStateError,
+    PersistentTierError,
+)
+from emergency_ckpt.offline.host_states import ram_documents, stored_documents
+from emergency_ckpt.offline.names import find_source
+from emergency_ckpt.offline.ram import RamSource
+from emergency_ckpt.offline.source import leaf_bytes, read_leaf
+from emergency_ckpt.offline.stored import StoredSource
+from emergency_ckpt.state.host_state import decode as decode_document
+from emergency_ckpt.state.host_state import document_name
+from emergency_ckpt.survey.places import Places
+from emergency_ckpt.survey.survey import take_survey
+from emergency_ckpt.tiers.persistent.late_arrays import (
+    late_array,
+    tree_like,
+    tree_of,
+    write_late_step,
+)
+from emergency_ckpt.tiers.persistent.marker import ITEM, OURS
+
+HOST_STATES = "host_states"
+_LEFT_OUT = "the host states are left out"
+_GUESSED = (
+    "RAM has no structure of the state but the paths of its leaves: all its nodes are dicts (give"
+    " a --dir with a step of the same leaves for the structure)"
+)
+_METADATA = "_CHECKPOINT_METADATA"
+_COPY_BYTES = 16 << 20
+
+Progress = Callable[[int], None]
+Shown = Callable[[str, int], AbstractContextManager[Progress]]
+"""Shows the progress of some work of so many bytes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    """What was exported. ``notes``: copies that were passed over, and what was left out."""
+
+    name: str
+    leaves: int
+    notes: tuple[str, ...]
+    is_whole: bool = True
+
+
+def export_step(name: str, directory: Path, places: Places, shown: Shown) -> Exported:
+    """Write the step called ``name`` to ``directory``. Blocks; nothing is left after an error.
+
+    ConfigError when the directory exists; StepNotFound, CorruptData, PersistentTierError.
+    """
+    check_new(directory)
+    with contextlib.closing(find_source(name, places)) as source:
+        size_bytes = sum(map(leaf_bytes, source.leaves.values()))
+        with Export(directory) as export, shown("export", size_bytes) as progress:
+            if isinstance(source, RamSource):
+                notes = _export_ram(export, source, places, progress)
+            elif isinstance(source, StoredSource):
+                notes = _export_stored(export, source, places, progress)
+            else:
+                raise ConfigError([f"{name!r} is no step"], target="eckpt export")
+            export.publish()
+    is_whole = not any(_LEFT_OUT in note for note in notes)
+    return Exported(source.name, len(source.leaves), tuple(notes), is_whole)
+
+
+def _export_ram(export: Export, source: RamSource, places: Places, progress: Progress) -> list[str]:
+    like = newest_item(places, source.save.step)
+    notes: list[str] = []
+    if not export.write_ram(source, like, progress):
+        notes.append(_GUESSED)
+    survey = take_survey(places)
+    try:
+        inventory = survey.inventory(source.save.run_id)
+        export.write_host_states(ram_documents(source.save, inventory, survey.folders, places))
+    except (HostStateError, CorruptData) as error:
+        notes.append(f"{_LEFT_OUT}: {error}")
+    return notes + source.notes
+
+
+def _export_stored(
+    export: Export, source: StoredSource, places: Places, progress: Progress
+) -> list[str]:
+    marker = source.stored.marker
+    step = marker.save.step if marker else source.step
+    export.copy_stored(source, step, progress)
+    if marker is not None:
+        export.write_host_states(stored_documents(step, marker.digests, places))
+    return []
+
+
+def newest_item(places: Places, step: int) -> epath.Path | None:
+    """Return the Orbax item of a whole step in storage, the newest, for its structure."""
+    if not places.directory:
+        return None
+    survey = take_survey(dataclasses.replace(places, local_dirs=()))
+    whole = [each for each in survey.stored if each.state == "whole" and each.found.marker]
+    if not whole:
+        return None
+    newest = max(whole, key=lambda each: each.found.step.step)
+    return epath.Path(places.directory) / newest.found.place.tensors / ITEM
+
+
+class Export:
+    """The making of one directory. ConfigError when there is something at its path already.
+
+    A process that is killed leaves ``.<name>.eckpt-<number>`` beside it, which can be removed.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        check_new(directory)
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        name = f".{directory.name}.eckpt-{secrets.token_hex(4)}"
+        self._temporary = directory.parent / name
+        self._temporary.mkdir()
+
+    def __enter__(self) -> Export:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def write_ram(self, source: RamSource, like: epath.Path | None, progress: Progress) -> bool:
+        """Write a step of RAM; return True when its structure is that of the item ``like``."""
+        tree, is_like = ram_tree(source, like, progress)
+        write_late_step(epath.Path(self._temporary) / str(source.save.step), tree, {})
+        return is_like
+
+    def copy_stored(self, source: StoredSource, step: int, progress: Progress) -> None:
+        """Copy a stored step's files, and compare the CRC32Cs that its marker has."""
+        item, to = epath.Path(source.stored.item), epath.Path(self._temporary) / str(step)
+        is_itself = (item / _METADATA).exists()
+        try:
+            _copy(item if is_itself else item.parent, to)
+        except OSError as error:
+            raise PersistentTierError("copy", source.name, str(error)) from error
+        _make_plain(to / _METADATA)
+        copied = source.moved(str(to if is_itself else to / item.name))
+        for path, spec in copied.leaves.items():
+            if source.stored.marker is not None:
+                for box in copied.boxes(path):
+                    copied.read(path, box)  # compares
+            progress(leaf_bytes(spec))
+
+    def write_host_states(self, documents: Mapping[int, bytes]) -> None:
+        """Write the payloads of the processes' documents, of which none may be missing."""
+        folder = self._temporary / HOST_STATES
+        folder.mkdir()
+        for owner, data in documents.items():
+            payload = decode_document(data).payload
+            text = json.dumps(payload, indent=1)
+            (folder / document_name(owner, len(documents))).write_text(f"{text}\n")
+
+    def publish(self) -> None:
+        """Give the directory its name."""
+        check_new(self.directory)
+        os.rename(self._temporary, self.directory)
+
+
+def check_new(directory: Path) -> None:
+    """Raise ConfigError when something lies at the path."""
+    if os.path.lexists(directory):
+        raise ConfigError([f"{directory} exists already"], target="eckpt export")
+
+
+def ram_tree(source: RamSource, like: epath.Path | None, progress: Progress) -> tuple[Any, bool]:
+    """Return the tree of arrays of a RAM step for Orbax; True when its structure is ``like``'s.
+
+    RAM has the paths of leaves alone. Without ``like``, or where it has other leaves, all nodes
+    are dicts.
+    """
+    values = {
+        path: late_array(spec, _loader(source, path, progress), _chunk_bytes(source, path))
+        for path, spec in source.leaves.items()
+    }
+    tree = None if like is None else tree_like(like, values)
+    return (tree_of(values), False) if tree is None else (tree, True)
+
+
+def _loader(source: RamSource, path: str, progress: Progress) -> Callable[[], Any]:
+    def load() -> Any:
+        array = read_leaf(source, path)
+        progress(array.nbytes)
+        return array
+
+    return load
+
+
+def _chunk_bytes(source: RamSource, path: str) -> int | None:
+    """Return the size of a leaf's largest shard, so that a process reads little but its own."""
+    spec, boxes = source.leaves[path], source.boxes(path)
+    if len(boxes) < 2:
+        return None
+    return max(leaf_bytes(msgspec.structs.replace(spec, global_shape=_shape(b))) for b in boxes)
+
+
+def _shape(box: tuple[tuple[int, int], ...]) -> tuple[int, ...]:
+    return tuple(stop - start for start, stop in box)
+
+
+def _copy(folder: epath.Path, to: epath.Path) -> None:
+    to.mkdir(parents=True)
+    for path in folder.iterdir():
+        if path.is_dir():
+            _copy(path, to / path.name)
+            continue
+        with path.open("rb") as source, (to / path.name).open("wb") as target:
+            shutil.copyfileobj(source, target, _COPY_BYTES)
+
+
+def _make_plain(metadata: epath.Path) -> None:
+    """Remove from a step's metadata that this package wrote it: it has no marker here."""
+    if not metadata.exists():
+        return
+    try:
+        fields = json.loads(metadata.read_bytes())
+        (fields.get("custom_metadata") or {}).pop(OURS, None)
+    except (ValueError, RecursionError, AttributeError) as error:
+        raise CorruptData("read", str(metadata), f"not Orbax's metadata: {error}") from error
+    metadata.write_text(json.dumps(fields))

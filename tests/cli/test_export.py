@@ -1,0 +1,220 @@
+"""``eckpt export``: steps of both tiers as directories that plain Orbax restores bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+from looks import tree_of
+from tiers_support import LAYOUT, RUN_ID, document, open_tier, save_id, shard_bytes, write_save
+from world import World, same
+
+from emergency_ckpt.cli.main import main
+from emergency_ckpt.core.shard_layout import lay_out
+from emergency_ckpt.tiers.local.manifest import build_contents
+from emergency_ckpt.types import LeafSpec, ShardId
+
+
+def training_state(step: int) -> dict[str, Any]:
+    params = {
+        "w": jax.numpy.arange(6.0).reshape(2, 3) + step,
+        "layers": [jax.numpy.full(3, step, jax.numpy.bfloat16), jax.numpy.array([np.nan, -0.0])],
+    }
+    return {
+        "params": params,
+        "opt": optax.adam(1e-3).init(params),  # with a state without leaves
+        "rng": jax.random.key(step),
+        "bits": jax.numpy.arange(4, dtype=jax.numpy.int4),
+        "step": step,
+    }
+
+
+def bits_of(tree: Any) -> list[bytes]:
+    def data(leaf: Any) -> np.ndarray:
+        is_key = hasattr(leaf, "dtype") and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
+
+    return [data(leaf).tobytes() for leaf in jax.tree.leaves(tree)]
+
+
+def save_steps(world: World, *steps: int) -> None:
+    """Save in RAM at each step, and in storage at even ones."""
+    with world.open_both(replica_axis=None, mesh=None) as ckpt:
+        for step in steps:
+            ckpt.save(step=step, state=training_state(step), host_state={"at": step, "big": 2**70})
+            ckpt.wait_until_finished()
+        ckpt.check_for_errors()
+
+
+def orbax_restore(directory: Path, step: int, like: Any = None) -> Any:
+    args = ocp.args.StandardRestore() if like is None else ocp.args.StandardRestore(like)
+    with ocp.CheckpointManager(directory) as manager:
+        assert manager.all_steps() == [step]
+        return manager.restore(step, args=args)
+
+
+def test_export_of_both_tiers_is_restored_by_plain_orbax(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_steps(world, 2, 3)
+    roots = (world.ramdisk, world.persistent)
+    before = tree_of(*roots)
+    places = ["--local-dir", str(world.ramdisk), "--dir", str(world.persistent)]
+    for name, step in (("ram:newest", 3), ("storage:2", 2)):
+        out = tmp_path / "made" / str(step)
+        assert main(["export", name, str(out), *places]) == 0, capsys.readouterr().err
+        restored = orbax_restore(out, step, training_state(0))
+        assert bits_of(restored) == bits_of(training_state(step))
+        assert jax.tree.structure(restored) == jax.tree.structure(training_state(step))
+        (path,) = (out / "host_states").iterdir()
+        assert path.name == "process_00000_of_00001.json"
+        assert json.loads(path.read_text()) == {"at": step, "big": {"__int__": hex(2**70)}}
+        assert main(["diff", name, str(out / str(step)), *places]) == 0
+    assert tree_of(*roots) == before
+    assert sorted(path.name for path in (tmp_path / "made").iterdir()) == ["2", "3"]
+
+
+def test_export_can_be_the_directory_of_a_job(world: World, tmp_path: Path) -> None:
+    save_steps(world, 2)
+    places = ["--local-dir", str(world.ramdisk), "--dir", str(world.persistent)]
+    for name in ("ram:2", "storage:2"):
+        out = tmp_path / name.replace(":", "-")
+        assert main(["export", name, str(out), *places]) == 0
+        world.lose_ram()
+        with world.open_both(dir=str(out), replica_axis=None, mesh=None) as ckpt:
+            step, state = ckpt.restore(state=training_state(0))
+        assert (step, bits_of(state)) == (2, bits_of(training_state(2)))
+        save_steps(world, 1)  # RAM for the next turn
+        world.lose_ram()
+        save_steps(world, 2)
+
+
+def test_export_without_storage_makes_dicts_and_says_so(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_steps(world, 3)
+    out = tmp_path / "out"
+    assert main(["export", "3", str(out), "--local-dir", str(world.ramdisk)]) == 0
+    assert "all its nodes are dicts" in capsys.readouterr().err
+    restored = orbax_restore(out, 3)
+    state = training_state(3)
+    assert bits_of(restored["params"]["layers"]["0"]) == bits_of(state["params"]["layers"][0])
+    assert same(restored["opt"]["0"]["count"], np.asarray(state["opt"][0].count))
+
+
+LEAVES = (LeafSpec("w", "bfloat16", (8, 6)), LeafSpec("z", "float32", (0, 2)))
+BOXES = [((row, row + 4), (column, column + 3)) for row in (0, 4) for column in (0, 3)]
+W = np.arange(48).reshape(8, 6).astype(ml_dtypes.bfloat16)
+
+
+def save_quarters(ramdisk: Path, held: dict[int, list[int]]) -> dict[int, Path]:
+    """Save one step of ``W``; each process has the quarters that ``held`` names."""
+    tiers = {process: open_tier(ramdisk, process_index=process) for process in held}
+    for process, tier in tiers.items():
+        shards = [(ShardId("w", BOXES[quarter]), 24) for quarter in held[process]]
+        layout = lay_out(LEAVES, [*shards, (ShardId("z", ((0, 0), (0, 2))), 0)])
+        save = save_id(5)
+        with tier.begin_write(save, layout.size_bytes) as writer:
+            copies = [
+                (W[tuple(slice(*span) for span in placed.shard.box)].tobytes(), placed.offset)
+                for placed in layout.shards
+                if placed.nbytes
+            ]
+            crcs = iter(writer.copy(copies))
+            all_crcs = [next(crcs) if placed.nbytes else 0 for placed in layout.shards]
+            writer.stage(build_contents(save, LEAVES, layout, all_crcs))
+            writer.publish()
+        for owner in range(4):
+            tier.publish_host_state(save, owner, 4, document(5, owner))
+    for tier in tiers.values():
+        tier.close()
+    return {process: tier.path for process, tier in tiers.items()}
+
+
+def damage(directory: Path) -> None:
+    (slot,) = (path for path in directory.glob("slot_*.bin") if path.stat().st_size)
+    with slot.open("r+b") as file:
+        file.write(b"\xff\xff")
+
+
+def test_export_puts_several_ramdisks_together(
+    ramdisk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hosts = [ramdisk / "a", ramdisk / "b"]
+    save_quarters(hosts[0], {0: [0, 1], 1: [2]})
+    second = save_quarters(hosts[1], {2: [0, 3]})
+    out = tmp_path / "out"
+    assert main(["export", "5", str(out), "--local-dir", str(hosts[0])]) == 1
+    assert "held nowhere" in capsys.readouterr().err
+    both = [word for host in hosts for word in ("--local-dir", str(host))]
+    damage(second[2])  # its first quarter, of which the other host has a copy
+    assert main(["export", "5", str(out), *both]) == 0
+    assert orbax_restore(out, 5)["w"].tobytes() == W.tobytes()
+    damage(hosts[0] / RUN_ID / "process_00000")
+    assert main(["export", "5", str(tmp_path / "other"), *both]) == 1
+    assert "no copy is sound" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_export_never_writes_over_anything(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_steps(world, 1)
+    there = tmp_path / "there"
+    there.mkdir()
+    places = ["--local-dir", str(world.ramdisk)]
+    assert main(["export", "1", str(there), *places]) == 2
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    assert main(["export", "1", str(tmp_path / "link"), *places]) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert main(["export", "9", str(tmp_path / "new"), *places]) == 1
+    assert list(there.iterdir()) == []
+    assert not (tmp_path / "new").exists()
+
+
+KILLED = """
+import os, signal, sys
+from emergency_ckpt.cli.main import main
+from emergency_ckpt.offline import export
+def die(*_): os.kill(os.getpid(), signal.SIGKILL)
+setattr(*{"tensors": (export.Export, "write_host_states"), "rename": (export.os, "rename")}
+        [sys.argv[1]], die)
+main(sys.argv[2:])
+"""
+
+
+@pytest.mark.parametrize("point", ["tensors", "rename"])
+def test_export_killed_leaves_no_directory(ramdisk: Path, tmp_path: Path, point: str) -> None:
+    tier = open_tier(ramdisk)
+    tier.reserve(LAYOUT.size_bytes)
+    write_save(tier, 7)
+    for owner in range(4):
+        tier.publish_host_state(save_id(7), owner, 4, document(7, owner))
+    tier.close()
+    out = tmp_path / "out"
+    words = ["export", "7", str(out), "--local-dir", str(ramdisk)]
+    environment = {**os.environ, "JAX_PLATFORMS": "no such platform"}
+    for program in ([sys.executable, "-c", KILLED, point], [sys.executable, "-m", MAIN]):
+        done = subprocess.run([*program, *words], env=environment, capture_output=True, check=False)
+        if program[-1] == MAIN:
+            break
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        assert not out.exists()
+        assert [path.name.startswith(".out.eckpt-") for path in tmp_path.iterdir()] == [True]
+    assert done.returncode == 0, done.stderr
+    expected = dict(zip([placed.shard.leaf for placed in LAYOUT.shards], shard_bytes(7), strict=True))
+    assert orbax_restore(out, 7)["count"].tobytes() == expected["count"]
+
+
+MAIN = "emergency_ckpt.cli.main"
