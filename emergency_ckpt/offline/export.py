@@ -59,7 +59,7 @@ Shown = Callable[[str, int], AbstractContextManager[Progress]]
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-    """What was exported. ``notes``: copies that were passed over, and what was left out."""
+    """An exported step. ``notes``: copies that were passed over, and what was left out."""
 
     name: str
     leaves: int

@@ -213,7 +213,9 @@ def test_export_killed_leaves_no_directory(ramdisk: Path, tmp_path: Path, point:
         assert not out.exists()
         assert [path.name.startswith(".out.eckpt-") for path in tmp_path.iterdir()] == [True]
     assert done.returncode == 0, done.stderr
-    expected = dict(zip([placed.shard.leaf for placed in LAYOUT.shards], shard_bytes(7), strict=True))
+    expected = dict(
+        zip([placed.shard.leaf for placed in LAYOUT.shards], shard_bytes(7), strict=True)
+    )
     assert orbax_restore(out, 7)["count"].tobytes() == expected["count"]
 
 
