@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+from pathlib import Path
 
 from emergency_ckpt.assembly import Assembly, Base, assemble, watch_notices
 from emergency_ckpt.background import Failures
@@ -13,6 +15,7 @@ from emergency_ckpt.cluster.rounds import run_on_all
 from emergency_ckpt.cluster.topology import topology_of
 from emergency_ckpt.config import Config
 from emergency_ckpt.errors import RestoreFailed
+from emergency_ckpt.event_log.writer import NO_LOG, life_of, open_event_log
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.start.claim import told_refusal
 from emergency_ckpt.start.config_warnings import config_warnings
@@ -31,12 +34,17 @@ class Opened:
     departures: Departures
     failures: Failures
     parts: Assembly
+    events: EventSink
 
     def release(self, reason: str) -> None:
-        """Release ramdisk, port and threads, and tell the others ``reason``. Not collective."""
+        """Release ramdisk, port and threads, and tell the others ``reason``. Not collective.
+
+        Idempotent. The end of the event log is written, which a silent file server delays by 5 s.
+        """
         if self.parts.probe is not None:
             self.parts.probe.end()
         _release(self.departures, self.watch, self.member, reason)
+        self.events.close()
 
 
 def open_together(config: Config, start: str, process: tuple[int, int]) -> Opened:
@@ -47,12 +55,33 @@ def open_together(config: Config, start: str, process: tuple[int, int]) -> Opene
     and, with ``require_storage``, PersistentTierError on the failing process, RestoreFailed on the
     others.
     """
-    events, failures = EventSink(config.on_event, process_index=process[0]), Failures()
+    events = _sink(config, process[0])
+    try:
+        return _open(config, start, process, events)
+    except BaseException:
+        events.close()
+        raise
+
+
+def _sink(config: Config, me: int) -> EventSink:
+    events = EventSink(config.on_event, process_index=me)
+    events.locate(run_id=config.run_name)
+    if config.event_log is not None and config.event_log != NO_LOG:
+        limit_bytes, life = config.event_log_limit_bytes, life_of(os.environ)
+        log = open_event_log(Path(config.event_log), me, limit_bytes=limit_bytes, life=life)
+        events.add(log, log.close)
+    return events
+
+
+def _open(config: Config, start: str, process: tuple[int, int], events: EventSink) -> Opened:
+    failures = Failures()
     slices = topology_of(config.mesh, config.replica_axis, describe((), "start"))
+    slice_index = slices.slice_of[process[0]]
+    events.locate(slice_index=slice_index)
     for text in config_warnings(config, slices, process[0]):
         events.emit("start.warning", text=text)
-    slice_index = slices.slice_of[process[0]]
     member = Membership(config, process, slice_index, start, events)
+    events.locate(incarnation=member.incarnation)
     watch = watch_notices(config, member.coordinator, events)
     departures = Departures(member.coordinator, member.peers.address_of)
     base = Base(config, process, member, watch, events, failures, departures)
@@ -72,7 +101,7 @@ def open_together(config: Config, start: str, process: tuple[int, int]) -> Opene
         raise
     if parts.probe is not None and not config.require_storage:
         parts.probe.start()
-    return Opened(member, watch, departures, failures, parts)
+    return Opened(member, watch, departures, failures, parts, events)
 
 
 def _look(base: Base, parts: Assembly) -> None:

@@ -116,6 +116,7 @@ class Resume:
         parts.saver.continue_from(
             restored.save, restored.incarnation, restored.tier, keep_newer=keep_newer
         )
+        parts.restore_parts.events.locate(incarnation=restored.incarnation)
         parts.local_saves.restart_from(restored.save)
         if parts.preservation is not None:
             stored = [each.step for each in restored.rejected if each.tier == "persistent"]

@@ -40,6 +40,7 @@ from emergency_ckpt.core.save.snapshot_plan import (
 from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.core.save.timing import AdaptiveInterval
 from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.event_log.writer import MIN_LOG_BYTES, launcher_directory
 from emergency_ckpt.events import Listener
 from emergency_ckpt.types import Security
 
@@ -250,6 +251,12 @@ class Config:
     ``restore_timeout_s``. A process that is silent for longer than ``heartbeat_timeout_seconds`` of
     ``jax.distributed.initialize`` (JAX's default: 100) makes JAX abort all processes: keep that
     longer than this."""
+    event_log: str | None = setting(None, may_differ=True, least=1)
+    """Directory for a file of each process with its events, one JSON object per line, written in
+    the background (docs/operations.md). None: that of ``eckpt launch`` where it started this
+    process, else no log. "off": none there either."""
+    event_log_limit_bytes: int = setting(256 * MEBIBYTE, may_differ=True, least=MIN_LOG_BYTES)
+    """Largest size of one process's files there; the oldest events go first."""
     on_event: Listener | None = setting(None, may_differ=True)
     """Called with each ``events.Event``, in the thread that emits it."""
 
@@ -285,6 +292,7 @@ class Config:
             dir=_as_text(self.dir),
             local_dir=_as_text(self.local_dir),
             secret_file=_as_text(self.secret_file),
+            event_log=_as_text(self.event_log) or launcher_directory(os.environ),
             placement=_as_policy(self.placement),
         )
         problems = config_problems(config)

@@ -23,6 +23,7 @@ from emergency_ckpt.core.limits import NAME_PATTERN
 from emergency_ckpt.core.placement.policies import AllButPrimary, Striped
 from emergency_ckpt.core.save.notice_rules import notice_problems
 from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.event_log.writer import NO_LOG
 from emergency_ckpt.run_secret import own_secret
 
 _UNSTORABLE = re.compile(r"[\\*?\[]|(?<=/)gs:(?=/)")
@@ -66,6 +67,13 @@ def _run_id_problems(run_id: str | None) -> list[str]:
     return _line(
         run_id is not None and not NAME_PATTERN.fullmatch(run_id),
         f"run_id {run_id!r} may only have letters, digits, '.', '_' and '-'",
+    )
+
+
+def _event_log_problems(directory: str | None) -> list[str]:
+    return _line(
+        directory not in (None, NO_LOG) and not Path(str(directory)).is_absolute(),
+        f"event_log {directory!r} is neither an absolute path nor {NO_LOG!r}",
     )
 
 
@@ -184,6 +192,7 @@ _RULES: tuple[_Rule, ...] = (
     (("dir", "run_id"), _run_problems),
     (("run_id",), _run_id_problems),
     (("dir",), _dir_problems),
+    (("event_log",), _event_log_problems),
     (("dir", "local_dir"), _nested_problems),
     (("orbax_item",), _item_problems),
     (("preservation_policy", "keep_last_n"), _one_preservation),

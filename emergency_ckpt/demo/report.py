@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from emergency_ckpt.core.wording import size_text
-from emergency_ckpt.demo.events import DemoEvent
 from emergency_ckpt.demo.results import JobDigest, differences
 from emergency_ckpt.demo.scenarios import Scenario
+from emergency_ckpt.event_log.records import LoggedEvent
 
 Summary = dict[str, Any]
 
@@ -34,7 +34,7 @@ class FinishedRun:
     """
 
     finished: bool
-    events: Sequence[DemoEvent]
+    events: Sequence[LoggedEvent]
     digest: JobDigest | None
     corpus: frozenset[str]
     seconds: float
@@ -82,7 +82,7 @@ class ScenarioVerdict:
         return bool(self.summary["recovered"] and self.summary["bitwise_equal"])
 
 
-def losses(events: Sequence[DemoEvent], life: int | None = None) -> dict[int, float]:
+def losses(events: Sequence[LoggedEvent], life: int | None = None) -> dict[int, float]:
     """Return the loss by step, of one life or of all; the later value of a repeated step counts."""
     found: dict[int, float] = {}
     for event in sorted(events, key=lambda event: (event.life, event.time_s)):
@@ -91,7 +91,7 @@ def losses(events: Sequence[DemoEvent], life: int | None = None) -> dict[int, fl
     return found
 
 
-def recovery_of(events: Sequence[DemoEvent]) -> Recovery:
+def recovery_of(events: Sequence[LoggedEvent]) -> Recovery:
     """Return the restore that the second life reports."""
     before = [e.fields["step"] for e in events if e.name == "train.step" and e.life == 0]
     restores = [
@@ -230,7 +230,7 @@ def write_summary(path: Path, document: Summary) -> None:
     write_whole(path, json.dumps(document, indent=2) + "\n")
 
 
-def write_losses(path: Path, events: Sequence[DemoEvent]) -> None:
+def write_losses(path: Path, events: Sequence[LoggedEvent]) -> None:
     """Write the loss of each step of each life, one JSON object a line."""
     lines = [
         json.dumps({"life": life, "step": step, "loss": loss})

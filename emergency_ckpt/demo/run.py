@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import queue
 import shutil
 import signal
 import sys
@@ -22,13 +21,14 @@ from pathlib import Path
 from rich.console import Console
 
 from emergency_ckpt.demo import report
-from emergency_ckpt.demo.events import DemoEvent, EventTail
 from emergency_ckpt.demo.results import ProcessResult, decode_result, merge_results
 from emergency_ckpt.demo.scenarios import ALL, Scenario, ScenarioJob, choose
 from emergency_ckpt.demo.timeline import RunTimeline, show
 from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.event_log.records import LoggedEvent
+from emergency_ckpt.event_log.tail import LogTail
 from emergency_ckpt.launch.faults import parse_fault
-from emergency_ckpt.launch.job import JobEvent, JobResult, JobSpec
+from emergency_ckpt.launch.job import JobResult, JobSpec
 from emergency_ckpt.launch.supervisor import Supervisor
 from emergency_ckpt.testing.gcs import FakeGcs
 
@@ -133,14 +133,13 @@ class _Stage:
         results_dir.mkdir(parents=True)
         subtitle = "no fault" if scenario is None else scenario.title
         faults = [] if scenario is None else [parse_fault(scenario.fault(job))]
-        arrived: queue.SimpleQueue[JobEvent] = queue.SimpleQueue()
         spec = _job_spec(job, directory, self._ram / name, max_restarts=len(faults))
         if self._bucket is not None:
             spec = _with_bucket(spec, self._bucket, name)
-        supervisor = Supervisor(spec, faults=faults, on_event=arrived.put)
+        supervisor = Supervisor(spec, faults=faults)
         timeline = RunTimeline(name, job.steps, subtitle=subtitle)
         started_s = time.monotonic()
-        result, events = self._watch(supervisor, directory, arrived, timeline)
+        result, events = self._watch(supervisor, timeline)
         seconds = time.monotonic() - started_s
         if result.error is not None and not self._options.json_only:
             self._console.print(str(result.error), style="red", markup=False)
@@ -156,15 +155,11 @@ class _Stage:
         )
 
     def _watch(
-        self,
-        supervisor: Supervisor,
-        directory: Path,
-        arrived: queue.SimpleQueue[JobEvent],
-        timeline: RunTimeline,
-    ) -> tuple[JobResult, list[DemoEvent]]:
+        self, supervisor: Supervisor, timeline: RunTimeline
+    ) -> tuple[JobResult, list[LoggedEvent]]:
         """Run ``supervisor`` in a thread; display its events and those of its processes."""
-        tail = EventTail(directory / "logs")
-        events: list[DemoEvent] = []
+        tail = LogTail(supervisor.spec.event_log)
+        events: list[LoggedEvent] = []
         quiet = self._options.json_only
         with (
             show(timeline, self._console, quiet=quiet) as observe,
@@ -173,8 +168,7 @@ class _Stage:
             over = False
             while not over:
                 over = outcome.over.wait(REFRESH_S)  # before reading, so that nothing is missed
-                fresh = [*_drained(arrived), *tail.read_new()]
-                fresh.sort(key=lambda event: event.time_s)
+                fresh = tail.read_new()
                 events += fresh
                 observe(fresh)
         return outcome.result(), events
@@ -267,19 +261,6 @@ def _with_bucket(spec: JobSpec, server: FakeGcs, name: str) -> JobSpec:
     command = (*spec.command, "--persistent-dir", f"gs://{_BUCKET}/{name}")
     env = {**spec.env, **server.environment()}
     return dataclasses.replace(spec, command=command, env=env)
-
-
-def _drained(arrived: queue.SimpleQueue[JobEvent]) -> list[DemoEvent]:
-    events: list[DemoEvent] = []
-    with contextlib.suppress(queue.Empty):
-        while True:
-            event = arrived.get_nowait()
-            life = event.fields["restart_count"]
-            assert isinstance(life, int)
-            events.append(
-                DemoEvent(time_s=event.time_s, name=event.name, life=life, fields=event.fields)
-            )
-    return events
 
 
 def _read_results(directory: Path) -> list[ProcessResult]:

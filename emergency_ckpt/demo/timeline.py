@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from emergency_ckpt.core.wording import size_text
-from emergency_ckpt.demo.events import DemoEvent
+from emergency_ckpt.event_log.records import LoggedEvent
 
 KEPT_MESSAGES = 14
 KEPT_DECISIVE = 12
@@ -71,7 +71,7 @@ class RunTimeline:
         self._untaken: list[Message] = []
         self._said: set[tuple[object, ...]] = set()
 
-    def observe(self, event: DemoEvent) -> None:
+    def observe(self, event: LoggedEvent) -> None:
         """Apply one event. Unknown names are ignored."""
         if self.start_s is None:
             self.start_s = event.time_s
@@ -92,21 +92,21 @@ class RunTimeline:
         room = max(_FEWEST_RECENT, KEPT_MESSAGES - len(old))
         return [*old, *list(self.recent)[-room:]]
 
-    def _say(self, event: DemoEvent, text: str, style: str = "plain") -> None:
+    def _say(self, event: LoggedEvent, text: str, style: str = "plain") -> None:
         message = Message(event.time_s - (self.start_s or 0.0), text, style)
         self.recent.append(message)
         if style in ("fault", "good") and len(self.decisive) < KEPT_DECISIVE:
             self.decisive.append(message)
         self._untaken.append(message)
 
-    def _say_once(self, event: DemoEvent, key: object, text: str, style: str = "plain") -> None:
+    def _say_once(self, event: LoggedEvent, key: object, text: str, style: str = "plain") -> None:
         """Add one message for an event that several processes report, at the first of them."""
         mark = (event.life, event.name, key)
         if mark not in self._said:
             self._said.add(mark)
             self._say(event, text, style)
 
-    def _observe_job(self, event: DemoEvent) -> None:
+    def _observe_job(self, event: LoggedEvent) -> None:
         fields = event.fields
         if event.name == "life.started":
             self.life = event.life
@@ -129,7 +129,7 @@ class RunTimeline:
         elif event.name == "job.failed":
             self._say(event, f"the job FAILED: {fields['reason']}", "fault")
 
-    def _observe_exit(self, event: DemoEvent) -> None:
+    def _observe_exit(self, event: LoggedEvent) -> None:
         process, code = event.fields["process"], event.fields["returncode"]
         view = self.processes.get(process)
         if view is not None:
@@ -137,26 +137,26 @@ class RunTimeline:
         if code > 0:
             self._say(event, f"process {process} ended with exit status {code}", "fault")
 
-    def _observe_process(self, event: DemoEvent, process: int) -> None:
+    def _observe_process(self, event: LoggedEvent, process: int) -> None:
         view = self.processes.get(process)
         if view is None:
-            view = self.processes[process] = ProcessView(event.slice_index or 0)
+            view = self.processes[process] = ProcessView(event.slice or 0)
         react = _REACTIONS.get(event.name)
         if react is not None:
             react(self, view, event)
 
-    def on_launched(self, view: ProcessView, event: DemoEvent) -> None:
+    def on_launched(self, view: ProcessView, event: LoggedEvent) -> None:
         """Note that a process runs; it joins the others and compiles next."""
         view.status = "compiling"
         self._say_once(event, None, "the processes join and compile")
 
-    def on_started(self, view: ProcessView, event: DemoEvent) -> None:
+    def on_started(self, view: ProcessView, event: LoggedEvent) -> None:
         """Note that the loop of a process begins."""
         view.status = "training"
         view.step = _whole(event.fields, "step")
         self._say_once(event, view.step, f"training from step {view.step}")
 
-    def on_step(self, view: ProcessView, event: DemoEvent) -> None:
+    def on_step(self, view: ProcessView, event: LoggedEvent) -> None:
         """Note a finished step."""
         view.status = "training"
         view.step = _whole(event.fields, "step")
@@ -165,47 +165,47 @@ class RunTimeline:
         if view.step % STEPS_PER_MESSAGE == 0 and view.loss is not None:
             self._say_once(event, view.step, f"step {view.step:3d}  loss {view.loss:.4f}")
 
-    def on_published(self, view: ProcessView, event: DemoEvent) -> None:
+    def on_published(self, view: ProcessView, event: LoggedEvent) -> None:
         """Note that a process has published a save in its own RAM."""
         view.saved_step = _whole(event.fields, "step")
 
-    def on_complete(self, view: ProcessView, event: DemoEvent) -> None:
+    def on_complete(self, view: ProcessView, event: LoggedEvent) -> None:
         """Note that a save is complete on all processes."""
         step = _whole(event.fields, "step")
         tier = "persistent tier" if event.name.startswith("persistent") else "RAM of its hosts"
         self._say_once(event, step, f"step {step} is complete in the {tier}", "save")
 
-    def on_trouble(self, view: ProcessView, event: DemoEvent) -> None:
+    def on_trouble(self, view: ProcessView, event: LoggedEvent) -> None:
         """Note a failed save, a damaged copy, or an unusable step."""
         details = {key: event.fields[key] for key in _TELLING if event.fields.get(key)}
         text = " ".join(str(value)[:MESSAGE_LIMIT_CHARS] for value in details.values())
         step = event.fields.get("step")
         self._say_once(event, (step, text), f"{event.name}, step {step}: {text}", "fault")
 
-    def on_restore_started(self, view: ProcessView, event: DemoEvent) -> None:
+    def on_restore_started(self, view: ProcessView, event: LoggedEvent) -> None:
         """Note that a process begins a restore."""
         view.status = "restoring"
         if event.life:
             self._say_once(event, None, "restoring: collecting the inventories", "good")
 
-    def on_prefetch_started(self, view: ProcessView, event: DemoEvent) -> None:
+    def on_prefetch_started(self, view: ProcessView, event: LoggedEvent) -> None:
         """Note that a process restores in the background while it compiles."""
         view.status = "prefetching"
         if event.life:
             self._say_once(event, None, "prefetching while the step compiles", "good")
 
-    def on_prefetched(self, view: ProcessView, event: DemoEvent) -> None:
+    def on_prefetched(self, view: ProcessView, event: LoggedEvent) -> None:
         """Note that a process has prefetched the state to its devices."""
         step, seconds = _whole(event.fields, "step"), event.fields.get("seconds", 0.0)
         text = f"process {event.process} has prefetched step {step} in {seconds:.2f} s"
         self._say(event, text, "good")
 
-    def on_planned(self, view: ProcessView, event: DemoEvent) -> None:
+    def on_planned(self, view: ProcessView, event: LoggedEvent) -> None:
         """Note that the leader has chosen a step."""
         step, tier = _whole(event.fields, "step"), event.fields.get("tier")
         self._say_once(event, step, f"plan: step {step} is complete in the {tier} tier", "good")
 
-    def on_restore_finished(self, view: ProcessView, event: DemoEvent) -> None:
+    def on_restore_finished(self, view: ProcessView, event: LoggedEvent) -> None:
         """Note that a process has restored its state, or that there is none."""
         fields = event.fields
         step = fields.get("step")
@@ -230,12 +230,12 @@ class RunTimeline:
             text += f" (the prefetch saved {saved:.2f} s)"
         self._say(event, f"{text}: {', '.join(moved)}", "good")
 
-    def on_finished(self, view: ProcessView, event: DemoEvent) -> None:
+    def on_finished(self, view: ProcessView, event: LoggedEvent) -> None:
         """Note that a process has finished."""
         view.status = "finished"
 
 
-_REACTIONS: dict[str, Callable[[RunTimeline, ProcessView, DemoEvent], None]] = {
+_REACTIONS: dict[str, Callable[[RunTimeline, ProcessView, LoggedEvent], None]] = {
     "train.launched": RunTimeline.on_launched,
     "train.started": RunTimeline.on_started,
     "train.step": RunTimeline.on_step,
@@ -305,7 +305,7 @@ def render(timeline: RunTimeline) -> RenderableType:
     )
 
 
-Observer = Callable[[Iterable[DemoEvent]], None]
+Observer = Callable[[Iterable[LoggedEvent]], None]
 
 
 @contextmanager
@@ -324,7 +324,7 @@ def show(timeline: RunTimeline, console: Console, *, quiet: bool = False) -> Gen
     else:
         with Live(render(timeline), console=console, auto_refresh=False) as live:
 
-            def redraw(events: Iterable[DemoEvent]) -> None:
+            def redraw(events: Iterable[LoggedEvent]) -> None:
                 for event in events:
                     timeline.observe(event)
                 live.update(render(timeline), refresh=True)
@@ -333,7 +333,7 @@ def show(timeline: RunTimeline, console: Console, *, quiet: bool = False) -> Gen
 
 
 def _plain_observer(timeline: RunTimeline, console: Console | None) -> Observer:
-    def observe(events: Iterable[DemoEvent]) -> None:
+    def observe(events: Iterable[LoggedEvent]) -> None:
         for event in events:
             timeline.observe(event)
         for message in timeline.take_messages():

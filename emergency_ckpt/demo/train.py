@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 from absl import logging
@@ -17,12 +18,12 @@ from absl import logging
 from emergency_ckpt.checkpointer import EmergencyCheckpointer
 from emergency_ckpt.cluster.preemption.watch import PREEMPTED_EXIT_CODE
 from emergency_ckpt.demo import data, digest, model, results
-from emergency_ckpt.demo.events import EventLog
-from emergency_ckpt.events import Event
+from emergency_ckpt.event_log.writer import EventLog, open_event_log
 from emergency_ckpt.launch.environment import JobEnvironment, report_step
 from emergency_ckpt.testing.simulated_job import initialize_job
 
 SEQUENCES_PER_DEVICE = 8
+_LOG_BYTES = 64 << 20
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -44,6 +45,7 @@ class Trainer:
         """Create the mesh and read the text; ``jax.distributed`` must be initialized."""
         self._options = options
         self._log = log
+        self._slice_index = env.slice_index
         self._config = model.ModelConfig()
         self._mesh = model.make_mesh(env.slice_count)
         corpus = data.read_corpus()
@@ -65,8 +67,10 @@ class Trainer:
             save_every_n_steps=options.persistent_every,
             mesh=self._mesh,
             replica_axis=0,
-            on_event=self._on_event,
         )
+
+    def _note(self, name: str, fields: Mapping[str, Any]) -> None:
+        self._log.note(name, fields, slice=self._slice_index)
 
     def run(self) -> results.ProcessResult:
         """Prefetch, compile, restore, train, wait for the saves. Collective; blocks.
@@ -81,19 +85,19 @@ class Trainer:
             # processes that share cores compile at different speeds. The restore synchronizes them.
             sequences = SEQUENCES_PER_DEVICE * self._mesh.size
             train_step = model.compile_train_step(self._config, self._mesh, sequences)
-            self._log.emit("train.compiled", {})
+            self._note("train.compiled", {})
             done, state = checkpointer.restore(state=abstract, host_state=self._iterator)
             if done is None:
                 done = 0
                 state = model.init_state(self._config, self._mesh, self._options.seed)
-            self._log.emit("train.started", {"step": done, "steps": self._options.steps})
+            self._note("train.started", {"step": done, "steps": self._options.steps})
             loss: float | None = None
             for step in range(done + 1, self._options.steps + 1):
                 batch = model.global_batch(self._mesh, next(self._iterator))
                 state, step_loss = train_step(state, batch)
                 checkpointer.save(step=step, state=state, host_state=self._iterator)
                 loss = float(step_loss)
-                self._log.emit("train.step", {"step": step, "loss": loss})
+                self._note("train.step", {"step": step, "loss": loss})
                 report_step(step)
                 if checkpointer.reached_preemption(step):
                     checkpointer.wait_until_finished()
@@ -109,9 +113,6 @@ class Trainer:
             iterator=digest.iterator_digest(self._iterator.get_state()),
         )
 
-    def _on_event(self, event: Event) -> None:
-        self._log.emit(event.name, event.fields, event.time_s)
-
 
 def write_result(directory: Path, result: results.ProcessResult) -> None:
     """Publish ``result`` in ``directory`` atomically."""
@@ -125,17 +126,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one process of the demo job to its end; return the exit code for the launcher."""
     options = parse_arguments(argv)
     env = JobEnvironment.from_environ()
-    log = EventLog(
-        env.events_path,
-        life=env.restart_count,
-        process=env.process_index,
-        slice_index=env.slice_index,
+    assert env.event_log is not None, "the launcher has one"
+    # Shared with the checkpointer, whose events go there by default.
+    log = open_event_log(
+        env.event_log, env.process_index, limit_bytes=_LOG_BYTES, life=env.restart_count
     )
-    log.emit("train.launched", {"pid": os.getpid()})
+    try:
+        return _train(env, options, log)
+    finally:
+        log.close()
+
+
+def _train(env: JobEnvironment, options: argparse.Namespace, log: EventLog) -> int:
+    place = {"slice": env.slice_index}
+    log.note("train.launched", {"pid": os.getpid()}, **place)
     initialize_job(env)
     result = Trainer(env, options, log).run()
     write_result(options.result_dir, result)
-    log.emit("train.finished", {"step": result.steps, "loss": result.loss})
+    log.note("train.finished", {"step": result.steps, "loss": result.loss}, **place)
     logging.info("finished at step %d with loss %s", result.steps, result.loss)
     return 0
 

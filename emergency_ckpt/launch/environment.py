@@ -36,8 +36,7 @@ class JobEnvironment:
         and survives from one life to the next unless the host is lost.
       restart_count: 0 in the first life, one more in each later one.
       progress_path: the file that ``report_step`` writes; None without a supervisor.
-      events_path: a file of this process for its events, one JSON object per line, which the
-        supervisor never reads; None when not requested.
+      event_log: the directory of the job's event log, the default of the setting; None without one.
     """
 
     coordinator_address: str
@@ -49,7 +48,7 @@ class JobEnvironment:
     local_dir: Path
     restart_count: int = 0
     progress_path: Path | None = None
-    events_path: Path | None = None
+    event_log: Path | None = None
 
     def __post_init__(self) -> None:
         problems = list(_inconsistencies(self))
@@ -152,7 +151,7 @@ _FIELDS: tuple[tuple[str, Callable[[str], object], bool], ...] = (
     ("local_dir", Path, True),
     ("restart_count", int, False),
     ("progress_path", Path, False),
-    ("events_path", Path, False),
+    ("event_log", Path, False),
 )
 
 

@@ -55,7 +55,7 @@ class JobSpec:
       command: the program and its arguments, the same for every process.
       slices, hosts_per_slice, devices_per_host: the shape of the job.
       local_root: directory of all ramdisks, with ``host_<h>`` for host ``h``. Should be on tmpfs.
-      log_dir: directory for ``life_<n>/process_<p>.log`` and the processes' events files.
+      log_dir: directory for ``life_<n>/process_<p>.log`` and for ``events``, the job's event log.
       env: variables added to this process's environment for every process of the job. If neither
         has ``GLIBC_TUNABLES``, it requests large pages.
       secret: the job's secret for processes without one from the user; in their environment, which
@@ -106,16 +106,17 @@ class JobSpec:
         return self.local_root / "supervisor"
 
     def life_dir(self, restart_count: int) -> Path:
-        """Return the directory of one life's logs and events."""
+        """Return the directory of one life's logs."""
         return self.log_dir / f"life_{restart_count:03d}"
 
     def log_path(self, restart_count: int, process: int) -> Path:
         """Return the path of a process's log in one life."""
         return self.life_dir(restart_count) / f"process_{process:05d}.log"
 
-    def events_path(self, restart_count: int, process: int) -> Path:
-        """Return the ``JobEnvironment.events_path`` of a process in one life."""
-        return self.life_dir(restart_count) / f"events_{process:05d}.jsonl"
+    @property
+    def event_log(self) -> Path:
+        """Return the directory of the event log of all lives."""
+        return self.log_dir / "events"
 
 
 @dataclass(frozen=True)

@@ -209,7 +209,7 @@ class ProcessSet:
             local_dir=self.spec.ramdisk(host),
             restart_count=self.restart_count,
             progress_path=progress_path,
-            events_path=self.spec.events_path(self.restart_count, index),
+            event_log=self.spec.event_log,
         )
 
     def _start(self, environment: JobEnvironment, host: int) -> _HostProcess:

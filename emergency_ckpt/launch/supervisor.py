@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 
 from emergency_ckpt.errors import CheckpointError, ConfigError, DeadlineExceeded, JobFailed
+from emergency_ckpt.event_log.writer import EventLog, open_event_log
 from emergency_ckpt.launch.faults import Fault, check_faults
 from emergency_ckpt.launch.injection import FaultInjector
 from emergency_ckpt.launch.job import (
@@ -29,6 +30,8 @@ from emergency_ckpt.launch.restart_policy import decide
 
 TIMEOUT_EXIT_CODE = 124
 """The exit status of timeout(1)."""
+
+_LOG_BYTES = 64 << 20
 
 
 class Supervisor:
@@ -61,6 +64,7 @@ class Supervisor:
         self._events: list[JobEvent] = []
         self._lives: list[LifeResult] = []
         self._stop_signal = 0
+        self._log: EventLog | None = None
 
     def stop(self, signum: int = signal.SIGTERM) -> None:
         """Make ``run`` end all processes and return. Safe in any thread or signal handler."""
@@ -81,6 +85,7 @@ class Supervisor:
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         ramdisks = Ramdisks(self.spec)
         succeeded = False
+        self._log = open_event_log(self.spec.event_log, None, limit_bytes=_LOG_BYTES)
         try:
             self._emit("job.started", command=self.spec.command, hosts=self._process_count)
             reason = self._run_lives(ramdisks, deadline_s)
@@ -89,6 +94,7 @@ class Supervisor:
         finally:
             keep = self.spec.keep_ram
             ramdisks.close(remove=keep == "never" or (succeeded and keep != "always"))
+            self._log.close()
         return result
 
     @property
@@ -204,6 +210,10 @@ class Supervisor:
 
     def _record(self, event: JobEvent) -> None:
         self._events.append(event)
+        if self._log is not None:
+            fields = dict(event.fields)
+            life = fields.pop("restart_count")
+            self._log.note(event.name, fields, time_s=event.time_s, life=life)
         if self._on_event is not None:
             self._on_event(event)
 

@@ -85,6 +85,8 @@ MAY_DIFFER: dict[str, Any] = {
     "async_save": False,
     "storage_buffer_bytes": 1 << 20,
     "preemption_grace_s": 6.0,
+    "event_log": "/logs/events",
+    "event_log_limit_bytes": 1 << 20,
     "on_event": lambda: print,
 }
 

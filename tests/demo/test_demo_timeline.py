@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 
 import pytest
 from demo_support import SLICE_LOSS, event, faulty_events, job_event
 from rich.console import Console
 
 from emergency_ckpt.core.wording import size_text
-from emergency_ckpt.demo.events import (
-    LINE_LIMIT_BYTES,
-    DemoEvent,
-    EventLog,
-    EventTail,
-    decode_event,
-    encode_event,
-)
 from emergency_ckpt.demo.timeline import KEPT_MESSAGES, RunTimeline, render, show
+from emergency_ckpt.event_log.records import LoggedEvent
 
 
-def shown(events: list[DemoEvent], *, terminal: bool, quiet: bool = False) -> str:
+def shown(events: list[LoggedEvent], *, terminal: bool, quiet: bool = False) -> str:
     output = io.StringIO()
     console = Console(file=output, force_terminal=terminal, width=100, height=40)
     with show(RunTimeline("slice-loss", 30), console, quiet=quiet) as observe:
@@ -115,69 +107,13 @@ def test_sizes(size_bytes: int, text: str) -> None:
     assert size_text(size_bytes) == text
 
 
-def test_events_travel_through_files_of_several_processes(tmp_path: Path) -> None:
-    tail = EventTail(tmp_path / "logs")
-    assert tail.read_new() == []
-    (tmp_path / "logs" / "life_000").mkdir(parents=True)
-    logs = [
-        EventLog(
-            tmp_path / "logs" / "life_000" / f"events_{process}.jsonl",
-            life=0,
-            process=process,
-            slice_index=process // 2,
-        )
-        for process in (0, 1)
-    ]
-    logs[0].emit("train.step", {"step": 1, "loss": 0.5}, time_s=2.0)
-    logs[1].emit("train.step", {"step": 1, "loss": 0.5}, time_s=1.0)
-    assert [each.process for each in tail.read_new()] == [1, 0]
-    assert tail.read_new() == []
-    logs[0].emit("save.published", {"step": 1, "size_bytes": 7})
-    (last,) = tail.read_new()
-    assert (last.name, last.life, last.process, last.slice_index) == ("save.published", 0, 0, 0)
-    assert last.fields == {"step": 1, "size_bytes": 7}
-
-
-def test_a_torn_line_is_waited_for_and_at_last_skipped(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-    log = EventLog(path, life=0, process=0, slice_index=0)
-    tail = EventTail(tmp_path)
-    whole = encode_event(event(1, "train.step", step=1, loss=1.0))
-    with path.open("ab") as file:
-        file.write(whole[:20])
-        file.flush()
-        assert tail.read_new() == []
-        file.write(whole[20:])
-        file.flush()
-        assert [each.fields["step"] for each in tail.read_new()] == [1]
-        file.write(whole[:20])  # killed in the middle of a line
-    del log
-    EventLog(path, life=1, process=0, slice_index=0).emit("train.step", {"step": 2, "loss": 1.0})
-    assert [(each.life, each.fields["step"]) for each in tail.read_new()] == [(1, 2)]
-
-
-def test_a_log_without_a_file_takes_events_and_drops_them() -> None:
-    EventLog(None, life=0, process=0, slice_index=0).emit("train.step", {"step": 1})
-
-
-@pytest.mark.parametrize("line", [b"", b"[]", b"{}", b"{'a'", b'{"name": "x", "surprise": 1}'])
-def test_what_is_no_event_is_refused(line: bytes) -> None:
-    with pytest.raises(ValueError, match=r".+"):
-        decode_event(line)
-
-
-def test_an_event_has_a_largest_size() -> None:
-    with pytest.raises(ValueError, match="over"):
-        encode_event(event(1, "train.step", text="x" * LINE_LIMIT_BYTES))
-
-
 def test_timeline_panel_keeps_fault_and_recovery() -> None:
     timeline = RunTimeline("slice-loss", 200)
     fields = {"step": 3, "hosts": [2, 3]}
-    timeline.observe(DemoEvent(time_s=1.0, name="fault.fired", life=0, fields=fields))
+    timeline.observe(LoggedEvent(time_s=1.0, name="fault.fired", life=0, fields=fields))
     for step in range(10, 10 * (3 * KEPT_MESSAGES), 10):
         fields = {"step": step, "loss": 0.5}
-        event = DemoEvent(time_s=1.0 + step, name="train.step", life=0, process=0, fields=fields)
+        event = LoggedEvent(time_s=1.0 + step, name="train.step", life=0, process=0, fields=fields)
         timeline.observe(event)
     shown = timeline.shown()
     assert shown[0].text.startswith("FAULT at step 3")

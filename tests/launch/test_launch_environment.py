@@ -35,7 +35,7 @@ def environments(draw: st.DrawFn) -> JobEnvironment:
         local_dir=draw(paths),
         restart_count=draw(st.integers(0, 99)),
         progress_path=draw(st.none() | paths),
-        events_path=draw(st.none() | paths),
+        event_log=draw(st.none() | paths),
     )
 
 

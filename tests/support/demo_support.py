@@ -6,31 +6,33 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from emergency_ckpt.demo.events import DemoEvent
 from emergency_ckpt.demo.report import FinishedRun
 from emergency_ckpt.demo.results import JobDigest
+from emergency_ckpt.event_log.records import LoggedEvent
 
 DIGEST = JobDigest({"params/w[0:2]": "aa", "params/w[2:4]": "bb"}, {0: "i0", 1: "i1"}, ())
 
 
-def event(time_s: float, name: str, *, life: int = 0, process: int = 0, **fields: Any) -> DemoEvent:
+def event(
+    time_s: float, name: str, *, life: int = 0, process: int = 0, **fields: Any
+) -> LoggedEvent:
     """Something that a process reports."""
-    return DemoEvent(
+    return LoggedEvent(
         time_s=time_s,
         name=name,
         life=life,
         process=process,
-        slice_index=process // 2,
+        slice=process // 2,
         fields=fields,
     )
 
 
-def job_event(time_s: float, name: str, *, life: int = 0, **fields: Any) -> DemoEvent:
+def job_event(time_s: float, name: str, *, life: int = 0, **fields: Any) -> LoggedEvent:
     """Something that the launcher reports."""
-    return DemoEvent(time_s=time_s, name=name, life=life, fields=fields)
+    return LoggedEvent(time_s=time_s, name=name, life=life, fields=fields)
 
 
-def steps(life: int, first: int, last: int, *, start_s: float) -> list[DemoEvent]:
+def steps(life: int, first: int, last: int, *, start_s: float) -> list[LoggedEvent]:
     """Both processes finish each step; the loss is 10 - step / 10."""
     return [
         event(start_s + step, "train.step", life=life, process=process, step=step, loss=loss)
@@ -42,14 +44,14 @@ def steps(life: int, first: int, last: int, *, start_s: float) -> list[DemoEvent
 
 def restored(
     process: int, *, local: int = 0, peer: int = 0, persistent: int = 0, **changes: Any
-) -> DemoEvent:
+) -> LoggedEvent:
     fields: dict[str, Any] = {"step": 20, "tier": "local", "seconds": 0.25 + process}
     fields["overlapped_seconds"] = 0.5 * process
     moved = {"bytes_local": local, "bytes_peer": peer, "bytes_persistent": persistent}
     return event(200, "restore.finished", life=1, process=process, **(fields | moved | changes))
 
 
-def faulty_events(restores: Sequence[DemoEvent]) -> list[DemoEvent]:
+def faulty_events(restores: Sequence[LoggedEvent]) -> list[LoggedEvent]:
     """A job of two processes that is hit at step 23 and goes on from step 20 to 30."""
     return [
         job_event(0, "life.started", host_of_process=[0, 1]),
@@ -81,7 +83,7 @@ def baseline(**changes: Any) -> FinishedRun:
     return dataclasses.replace(record, **changes)
 
 
-def faulty(restores: Sequence[DemoEvent] = SLICE_LOSS, **changes: Any) -> FinishedRun:
+def faulty(restores: Sequence[LoggedEvent] = SLICE_LOSS, **changes: Any) -> FinishedRun:
     record = FinishedRun(
         finished=True,
         events=faulty_events(restores),

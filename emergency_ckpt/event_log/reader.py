@@ -1,0 +1,126 @@
+"""``read_events``: all events of a directory, whatever else lies there."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import os
+import stat
+from collections.abc import Iterable
+from io import BufferedReader
+from pathlib import Path
+from typing import Final
+
+from emergency_ckpt.event_log.records import (
+    FILE_PATTERN,
+    LINE_LIMIT_BYTES,
+    LoggedEvent,
+    decode_line,
+)
+
+_MAX_ENTRIES: Final = 100_000
+_MAX_EVENTS: Final = 1_000_000
+_DEFAULT_BYTES: Final = 256 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class EventHistory:
+    """The events of a directory.
+
+    Attributes:
+      events: by time; those of one file with equal times in their order there.
+      files: number of files that were read.
+      bad_lines: lines that are no events: cut short, damaged or foreign.
+      is_cut: older events were left out, since the files are larger than the limit.
+      unreadable: a line for each file that could not be read.
+    """
+
+    events: tuple[LoggedEvent, ...]
+    files: int
+    bad_lines: int
+    is_cut: bool
+    unreadable: tuple[str, ...] = ()
+
+
+def read_events(
+    directory: str | os.PathLike[str], limit_bytes: int = _DEFAULT_BYTES
+) -> EventHistory:
+    """Return the events of the log in ``directory``; also while processes append to it.
+
+    Files of other names, links, pipes and folders are passed over. Time and memory are bounded by
+    ``limit_bytes`` and a million events: of larger logs the newest part of each file is read.
+
+    Raises:
+      OSError: the directory cannot be listed.
+    """
+    sizes: dict[Path, int] = {}
+    unreadable: list[str] = []
+    with os.scandir(directory) as entries:
+        for entry in itertools.islice(entries, _MAX_ENTRIES):
+            if FILE_PATTERN.fullmatch(entry.name) is None:
+                continue
+            try:
+                found = entry.stat(follow_symlinks=False)
+            except OSError as error:
+                unreadable.append(f"{entry.name}: {error}")
+                continue
+            if stat.S_ISREG(found.st_mode):
+                sizes[Path(entry.path)] = found.st_size
+    events: list[LoggedEvent] = []
+    bad_lines, is_cut, left_bytes = 0, False, limit_bytes
+    ascending = sorted(sizes, key=lambda path: (sizes[path], path))
+    for position, path in enumerate(ascending):
+        files_left = len(ascending) - position
+        share = (left_bytes // files_left, (_MAX_EVENTS - len(events)) // files_left)
+        try:
+            part = _newest(path, *share)
+        except OSError as error:
+            unreadable.append(f"{path.name}: {error}")
+            continue
+        events += part.events
+        left_bytes -= part.nbytes
+        bad_lines += part.bad_lines
+        is_cut |= part.is_cut
+    events.sort(key=lambda event: event.time_s)
+    return EventHistory(tuple(events), len(sizes), bad_lines, is_cut, tuple(unreadable))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """The events of one file, of which ``nbytes`` were read."""
+
+    events: Iterable[LoggedEvent]
+    nbytes: int
+    bad_lines: int
+    is_cut: bool
+
+
+def _newest(path: Path, limit_bytes: int, most_events: int) -> _Part:
+    """Return the events at the end of a file."""
+    # O_NONBLOCK: a pipe that took the file's place must not block.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError("not a regular file")
+        start = max(0, found.st_size - limit_bytes)
+        if start:
+            file.seek(start - 1)
+            file.readline(LINE_LIMIT_BYTES)  # the end of the line before
+        return _lines(file, limit_bytes, most_events, is_cut=start > 0)
+
+
+def _lines(file: BufferedReader, limit_bytes: int, most_events: int, *, is_cut: bool) -> _Part:
+    events: collections.deque[LoggedEvent] = collections.deque(maxlen=most_events)
+    bad = count = nbytes = 0
+    while nbytes < limit_bytes and (line := file.readline(LINE_LIMIT_BYTES + 1)):
+        nbytes += len(line)
+        if line == b"\n":
+            continue
+        try:
+            events.append(decode_line(line))
+            count += 1
+        except ValueError:
+            bad += 1
+    return _Part(events, nbytes, bad, is_cut or count > len(events))
