@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import pwd
 
+from emergency_ckpt.core.limits import MAX_STEP
+
 _LONGEST_S = 1e7
 
 
@@ -44,6 +46,11 @@ def duration(text: str) -> float:
     if not 0 <= value < _LONGEST_S:
         raise argparse.ArgumentTypeError(f"{text} is not from 0 to {_LONGEST_S:.0f} seconds")
     return value
+
+
+def step_number(text: str) -> int:
+    """Return the number of a step."""
+    return _between(text, 0, MAX_STEP)
 
 
 def seed(text: str) -> int:

@@ -45,6 +45,9 @@ LOOK, PREPARE, RUN, MAINTAIN = "Look", "Prepare", "Run", "Maintain"
 
 COMMANDS = {
     "ls": Command("emergency_ckpt.cli.look.ls", "list runs and steps in each tier", LOOK),
+    "show": Command(
+        "emergency_ckpt.cli.look.show", "show the leaves, shards and host states of a step", LOOK
+    ),
     "diff": Command("emergency_ckpt.cli.look.diff", "compare two steps, leaf by leaf", LOOK),
     "launch": Command(
         "emergency_ckpt.cli.launch",

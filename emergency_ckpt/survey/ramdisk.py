@@ -16,12 +16,15 @@ from emergency_ckpt.core.limits import NAME_PATTERN
 from emergency_ckpt.core.restore.inventory import HeldHostState, HeldTensors, HolderInventory
 from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.errors import CorruptData
+from emergency_ckpt.state.host_state import document_name
 from emergency_ckpt.survey.places import Places, SurveyFault
 from emergency_ckpt.tiers import files
 from emergency_ckpt.tiers.local.host_state_store import (
     document_names,
     read_document,
+    read_file,
     save_directories,
+    save_directory,
 )
 from emergency_ckpt.tiers.local.manifest import end_of
 from emergency_ckpt.tiers.local.process_directory import read_known_complete, read_timeline
@@ -294,3 +297,21 @@ class _Reading:
 def copies_of(folders: Sequence[ProcessFolder], save: SaveId) -> list[RamCopy]:
     """Return the slots of one save on all ramdisks."""
     return [c for folder in folders for c in folder.copies if c.published.save == save]
+
+
+def read_document_of(folder: ProcessFolder, held: HeldHostState) -> bytes:
+    """Return a host state that ``folder`` had. CorruptData, also when it is gone meanwhile."""
+    save_name, name = save_directory(held.save), document_name(held.owner, held.count)
+    try:
+        dir_fd = files.open_directory(folder.path)
+        try:
+            for found, save_fd in save_directories(dir_fd):
+                if found == save_name:
+                    return read_file(save_name, name, save_fd, None)
+        finally:
+            os.close(dir_fd)
+    except FileNotFoundError:
+        pass  # told as absent below
+    except OSError as error:
+        raise files.local_error("open", str(folder.path), error) from error
+    raise CorruptData("read", f"{folder.path}/{save_name}/{name}", "it is not there any more")

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 from emergency_ckpt.cli.look import tables
 from emergency_ckpt.cli.look.arguments import BAD, GOOD, add_places, places_of, print_json
+from emergency_ckpt.core.wording import TIER_WORDS
 from emergency_ckpt.survey.listing import ListedProcess, ListedStep, Listing, listing_of
 from emergency_ckpt.survey.survey import take_survey
 
 if TYPE_CHECKING:
     SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage]
-
-_TIERS = {"local": "RAM", "persistent": "storage"}
 
 
 def add_parser(subparsers: SubParsers) -> None:
@@ -71,7 +70,7 @@ def _row(each: ListedStep) -> list[str]:
     reason = "; ".join(filter(None, [each.reason, each.doubt]))
     return [
         str(each.step),
-        _TIERS[each.tier],
+        TIER_WORDS[each.tier],
         tables.age(each.age_s),
         tables.size(each.size_bytes),
         "-" if each.processes is None else str(each.processes),

@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 
+from emergency_ckpt.core.wording import size_text
 from emergency_ckpt.survey.places import SurveyFault
-
-_UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -49,12 +48,7 @@ def print_error(command: str, text: str) -> None:
 
 def size(size_bytes: int | None) -> str:
     """Return a size with a unit; ``-`` when it is not known."""
-    if size_bytes is None:
-        return "-"
-    if size_bytes < 1024:
-        return f"{size_bytes} B"
-    power = min((size_bytes.bit_length() - 1) // 10, len(_UNITS))
-    return f"{size_bytes / 1024**power:.1f} {_UNITS[power - 1]}"
+    return "-" if size_bytes is None else size_text(size_bytes)
 
 
 def age(age_s: float | None) -> str:

@@ -13,7 +13,6 @@ for storage.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,7 +20,6 @@ import jax
 import numpy.typing as npt
 from etils import epath
 
-from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES
 from emergency_ckpt.core.placement.writers import StorageCompression
 from emergency_ckpt.core.restore.inventory import PersistentStep
 from emergency_ckpt.core.restore.storage_read import StoredArray
@@ -30,16 +28,15 @@ from emergency_ckpt.errors import CorruptData, PersistentTierError
 from emergency_ckpt.state.host_state import document_name
 from emergency_ckpt.state.staging import HostShard
 from emergency_ckpt.state.tree import StateTree
+from emergency_ckpt.tiers.persistent.documents import read_checksums, read_host_state
 from emergency_ckpt.tiers.persistent.marker import (
     CHECKSUMS_NAME,
     HOST_STATE,
     ITEM,
-    LIMIT_BYTES,
     MARKER_NAME,
     NO_SIGNING,
     StepMarker,
     build_marker,
-    decode_checksums,
     encode_checksums,
 )
 from emergency_ckpt.tiers.persistent.orbax_reader import (
@@ -58,7 +55,6 @@ from emergency_ckpt.tiers.persistent.orbax_writer import (
 from emergency_ckpt.tiers.persistent.plain_orbax import describe_plain
 from emergency_ckpt.tiers.persistent.steps.changes import StepChanges
 from emergency_ckpt.tiers.persistent.steps.records import StoredSteps
-from emergency_ckpt.tiers.persistent.steps.replaced import StepPlace
 from emergency_ckpt.tiers.persistent.writer_arrays import as_arrays
 from emergency_ckpt.tiers.storage.directory import StorageDirectory
 from emergency_ckpt.types import LeafSpec, SaveId, ShardId
@@ -199,10 +195,7 @@ class PersistentTier:
         item, leaves = self.storage.do("describe", f"/{place.tensors}", describe, deadline_s)
         crcs: dict[ShardId, int] = {}
         if marker is not None:
-            path = self._host_state_dir(place) / CHECKSUMS_NAME
-            below = f"/{HOST_STATE}/{place.documents}/{CHECKSUMS_NAME}"
-            data = self.storage.read_bounded(path, below, LIMIT_BYTES, deadline_s)
-            crcs = decode_checksums(data, marker, str(path))
+            crcs = read_checksums(self.storage, place.documents, marker, deadline_s)
         return StoredStep(str(item), marker, leaves, crcs, found.step.incarnation, found.step.doubt)
 
     def read_boxes(
@@ -233,18 +226,9 @@ class PersistentTier:
         self, step: int, owner: int, count: int, digest: str, deadline_s: float | None = None
     ) -> bytes:
         """Return a process's host-state document, checked against the marker's ``digest``."""
-        name = document_name(owner, count)
         deadline_s = self.storage.deadline_s(deadline_s)
-        place = self.found.place_of(step, deadline_s)
-        path = self._host_state_dir(place) / name
-        below = f"/{HOST_STATE}/{place.documents}/{name}"
-        data = self.storage.read_bounded(path, below, MAX_HOST_STATE_BYTES, deadline_s)
-        actual = hashlib.sha256(data).hexdigest()
-        if actual != digest:
-            raise CorruptData(
-                "read", str(path), "the digest differs", expected=digest, actual=actual
-            )
-        return data
+        documents = self.found.place_of(step, deadline_s).documents
+        return read_host_state(self.storage, documents, owner, count, digest, deadline_s)
 
     # Save
 
@@ -329,8 +313,3 @@ class PersistentTier:
             ),
             step=save.step,
         )
-
-    # Common to all
-
-    def _host_state_dir(self, place: StepPlace) -> epath.Path:
-        return self._directory / HOST_STATE / place.documents
