@@ -123,12 +123,11 @@ def assemble(base: Base) -> Assembly:
     local_saves = _local_saves(base, timelines)
     restore_parts = _restore_parts(base, persistent, timelines, storage, claim)
     prefetches = Prefetches(restore_parts)
-    config, member = base.config, base.member
+    member = base.member
     saver = Saver(
         SaverParts(
-            settings=config,
+            config=base.config,
             process=base.process,
-            run_id=config.run_name,
             coordinator=member.coordinator,
             tier=member.tier,
             local=local_saves,
@@ -143,7 +142,6 @@ def assemble(base: Base) -> Assembly:
             inbox=member.holdings.inbox,
             before_save=prefetches.before_save,
         ),
-        config.save_plans(),
         member.incarnation,
     )
     steps = StepCatalog(
@@ -269,9 +267,10 @@ def _restore_parts(
     storage: StorageTimeline | None,
     claim: DirectoryClaim | None,
 ) -> RestoreParts:
-    config, member = base.config, base.member
-    saves_there = "persistent" in config.save_plans()
+    member = base.member
+    saves_there = "persistent" in base.config.save_plans()
     return RestoreParts(
+        config=base.config,
         coordinator=member.coordinator,
         tier=member.tier,
         holdings=member.holdings,
@@ -279,12 +278,6 @@ def _restore_parts(
         peers=member.peers,
         persistent=persistent,
         events=base.events,
-        run_id=config.run_name,
-        remap=config.host_state_remap,
-        extra_holders=config.extra_holders,
-        allow_missing_host_state=config.allow_missing_host_state,
-        on_divergence=config.on_divergence,
-        timeout_s=config.restore_timeout_s,
         timelines=timelines,
         storage_timeline=storage if saves_there else None,
         claim=claim,

@@ -68,7 +68,7 @@ class Config:
     mesh: jax.sharding.Mesh | None = None
     """Device mesh of the training state. None: taken from the state's own shardings where
     slices matter, which needs ``slice_index`` on the devices; else everything is one slice."""
-    replica_axis: str | int | None = 0
+    replica_axis: str | int | None = setting(0, orbax="replica_axis_index")
     """Name or index of the mesh axis along which slices are replicas. None: the first axis along
     which no leaf of the state is split; without one everything is one slice."""
     local_save_every_n_steps: int = setting(10, tier="local")
@@ -96,14 +96,16 @@ class Config:
     """Whole steps kept in the persistent tier; None keeps all."""
     keep_every_n_steps: int | None = setting(None, tier="persistent", least=1, needs="keep_last_n")
     """With ``keep_last_n``: steps kept besides, the multiples of this."""
-    preservation_policy: PreservationPolicy | None = setting(None, tier="persistent")
+    preservation_policy: PreservationPolicy | None = setting(
+        None, tier="persistent", orbax="persistent.preservation_policy"
+    )
     """Policy of what the persistent tier keeps, instead of the two before: an object of Orbax's
     ``PreservationPolicy`` or a user's own. The last whole step always stays."""
     local_preservation_policy: PreservationPolicy | None = setting(None, tier="local")
     """The same for the local tier, which has one slot more than ``local_keep_last_n``: the newest
     whole step always stays, older ones until their slot is written again. What a policy does not
     want is dropped as soon as a newer one is complete."""
-    async_save: bool = setting(True, may_differ=True)
+    async_save: bool = setting(True, may_differ=True, orbax="enable_async_checkpointing")
     """False: ``save`` returns when the step is whole, or has failed."""
     save_on_preemption: bool = True
     """At the sync point of a preemption notice (SIGTERM) save in both tiers, whatever the policies.
@@ -232,13 +234,19 @@ class Config:
     other_runs_grace_s: float = setting(86400.0, tier="local", may_differ=True)
     """Seconds for which the directory of another run in ``local_dir`` must have been left alone
     before it may be removed. It is removed only when the room is needed, the oldest first."""
-    start_timeout_s: float = setting(120.0, may_differ=True)
+    start_timeout_s: float = setting(
+        120.0, may_differ=True, orbax="multiprocessing_options.coordination_timeout_secs"
+    )
     """Deadline of the whole start."""
     restore_timeout_s: float = setting(600.0, may_differ=True)
     """Deadline of a whole restore."""
-    save_timeout_s: float = setting(120.0, may_differ=True)
+    save_timeout_s: float = setting(
+        120.0, may_differ=True, orbax="multiprocessing_options.coordination_timeout_secs"
+    )
     """Longest wait of ``save`` for the save before it, and of a save for its vote."""
-    persistent_timeout_s: float = setting(1800.0, tier="persistent", may_differ=True)
+    persistent_timeout_s: float = setting(
+        1800.0, tier="persistent", may_differ=True, orbax="async_options.timeout_secs"
+    )
     """Longest time of one stage of a persistent save."""
     storage_wait_timeout_s: float = setting(5.0, tier="persistent", may_differ=True)
     """Longest wait of ``save`` for the previous persistent save; then it skips this one. To be

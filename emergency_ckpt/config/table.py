@@ -29,6 +29,7 @@ class Setting:
         ``least`` is 0; other numbers are at least 0.
       needs: a setting without which this one has no effect.
       internal: for measurements; no user has a reason to set it.
+      orbax: the same setting among Orbax's options, where it has one.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Setting:
     most: int | None = None
     needs: str = ""
     internal: bool = False
+    orbax: str = ""
 
     @property
     def choices(self) -> tuple[str, ...]:

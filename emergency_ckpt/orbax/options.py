@@ -9,7 +9,9 @@ from typing import Any, Literal, cast
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as ocm
 
+from emergency_ckpt.config import Config
 from emergency_ckpt.config.policies import PerProcessPolicy, PreservationPolicy, SavePolicy
+from emergency_ckpt.config.table import Setting, settings_table
 
 ShouldSave = Callable[[int, int | None], bool]
 
@@ -115,6 +117,13 @@ class CheckpointManagerOptions:
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
 
 
+_GROUPS = {
+    "multiprocessing_options": MultiprocessingOptions,
+    "async_options": ocp.AsyncOptions,
+}
+"""Options that are groups of options, and may be None."""
+
+
 @dataclasses.dataclass(frozen=True)
 class ShouldSaveFunction:
     """``should_save_fn`` as a policy, for a list of policies."""
@@ -137,22 +146,14 @@ def settings_of(options: CheckpointManagerOptions, *, one_slice: bool) -> dict[s
     if [options.step_name_format.build_name(step) for step in probe] != [str(n) for n in probe]:
         raise ValueError("step_name_format: steps are named by their plain number only")
     local, persistent = options.local, options.persistent
-    waits = options.multiprocessing_options or MultiprocessingOptions()
-    storage_timeout_s = float((options.async_options or ocp.AsyncOptions()).timeout_secs)
     settings: dict[str, Any] = {
-        "replica_axis": options.replica_axis_index,
-        "save_policy": save_policy_of(persistent),
-        "async_save": options.enable_async_checkpointing,
-        "save_on_preemption": False,  # the policies decide it
-        "start_timeout_s": float(waits.coordination_timeout_secs),
-        "save_timeout_s": float(waits.coordination_timeout_secs),
-        "persistent_timeout_s": storage_timeout_s,
-        # Orbax waits for the previous save, and skips none.
-        "storage_wait_timeout_s": storage_timeout_s,
+        row.name: _counterpart(options, row) for row in settings_table(Config) if row.orbax
     }
-    if persistent.preservation_policy is not None:
-        settings["preservation_policy"] = persistent.preservation_policy
-    elif persistent.max_to_keep is not None:
+    settings["save_policy"] = save_policy_of(persistent)
+    settings["save_on_preemption"] = False  # the policies decide it
+    # Orbax waits for the previous save, and skips none.
+    settings["storage_wait_timeout_s"] = settings["persistent_timeout_s"]
+    if persistent.preservation_policy is None and persistent.max_to_keep is not None:
         settings["keep_last_n"] = max(1, persistent.max_to_keep)
         settings["keep_every_n_steps"] = persistent.keep_period
     if local.read_only or (one_slice and not getattr(local, "with_one_slice", False)):
@@ -165,6 +166,16 @@ def settings_of(options: CheckpointManagerOptions, *, one_slice: bool) -> dict[s
         1, getattr(local, "preserve_at_most", None) or steps_kept(policy) or 4
     )
     return settings
+
+
+def _counterpart(options: CheckpointManagerOptions, row: Setting) -> Any:
+    """Return the option that ``row`` names; where its group is not set, the group's default."""
+    value: Any = options
+    for name in row.orbax.split("."):
+        value = getattr(value, name)
+        if value is None and name in _GROUPS:
+            value = _GROUPS[name]()
+    return float(cast("float", value)) if row.kind is float else value
 
 
 def with_further(settings: Mapping[str, Any], further: Mapping[str, Any]) -> dict[str, Any]:

@@ -100,7 +100,7 @@ class RestoreExecution:
     def __init__(self, parts: RestoreParts, request: RestoreRequest, name: str) -> None:
         self._parts = parts
         self._request = request
-        self._deadline_s = time.monotonic() + parts.timeout_s
+        self._deadline_s = time.monotonic() + parts.config.restore_timeout_s
         self.dialogue = RestoreDialogue(
             parts.coordinator,
             name,
@@ -110,7 +110,7 @@ class RestoreExecution:
             deadline_s=self._deadline_s,
         )
         # Ends first, so that all learn which holder was out of reach, and not only of a deadline.
-        margin_s = min(_MARGIN_S, parts.timeout_s / 10)
+        margin_s = min(_MARGIN_S, parts.config.restore_timeout_s / 10)
         self._calls = HolderCalls(parts.events, self._deadline_s - margin_s)
 
     @property
@@ -283,7 +283,7 @@ class RestoreExecution:
             me=holder_name(me),
             retained=self._request.retained,
             calls=self._calls,
-            expendable=passed_over(plan, parts.run_id) - {save},
+            expendable=passed_over(plan, parts.config.run_name) - {save},
         )
         tier: TierName = "persistent" if loaded.save == save else "local"
         with shards.collecting(part) as arrivals:

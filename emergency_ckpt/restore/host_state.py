@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any
 
 from absl import logging
 
 from emergency_ckpt.background import run_in_thread
 from emergency_ckpt.cluster.peers import Peers
+from emergency_ckpt.config import HostStateRemap
 from emergency_ckpt.core.restore.inventory import Quarantined
 from emergency_ckpt.core.restore.plan_types import HostStateFetch, ProcessPlan
 from emergency_ckpt.errors import (
@@ -27,8 +27,6 @@ from emergency_ckpt.state.host_state_remap import IteratorRemap, payload_for
 from emergency_ckpt.tiers.local.tier import LocalTier
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.types import SaveId
-
-HostStateRemap = Callable[[Sequence[Any], int, int], Any]
 
 
 def fetch_documents(

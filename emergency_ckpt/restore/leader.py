@@ -104,7 +104,7 @@ class RestoreLeader:
         self._wants_host_state = any(report.wants_host_state for report in reports.values())
         holders = [report.inventory for _, report in sorted(reports.items())]
         holders += ask_extra_holders(
-            self._parts.client, self._events, self._parts.extra_holders, self._deadline_s
+            self._parts.client, self._events, self._parts.config.extra_holders, self._deadline_s
         )
         self._inventory = Inventory(
             tuple(holders),
@@ -223,7 +223,7 @@ class RestoreLeader:
             quarantined = self._inventory.quarantined | ruling.outvoted
             self._inventory = msgspec.structs.replace(self._inventory, quarantined=quarantined)
             return None
-        if ruling.undecided and self._parts.on_divergence == "stop":
+        if ruling.undecided and self._parts.config.on_divergence == "stop":
             lines = self._disputes.lines(ruling)
             return NoPlan("diverged", step=plan.step, rejected=plan.rejected, missing=lines)
         plan = msgspec.structs.replace(plan, timeline=self._inventory.timeline)
@@ -272,7 +272,7 @@ class RestoreLeader:
                 self._targets,
                 self._leaves,
                 requested_step=requested_step,
-                host_state_remap=self._parts.remap is not None,
+                host_state_remap=self._parts.config.host_state_remap is not None,
                 needs_host_state=self._wants_host_state,
                 takes_rolled_back=takes_rolled_back,
             )
@@ -315,7 +315,7 @@ class RestoreLeader:
         if (
             stored.marker is None
             and self._wants_host_state
-            and not self._parts.allow_missing_host_state
+            and not self._parts.config.allow_missing_host_state
         ):
             return NoPlan("no_host_state", step=plan.step)
         return plan_load(
@@ -324,7 +324,7 @@ class RestoreLeader:
             arrays,
             self._targets,
             self._leaves,
-            self._parts.run_id,
+            self._parts.config.run_name,
             wants_host_state=self._wants_host_state,
         )
 

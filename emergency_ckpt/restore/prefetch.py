@@ -99,7 +99,7 @@ class Prefetch:
         elif isinstance(outcome, PlanFailed):
             raise self._execution.dialogue.failure(outcome)
         elif outcome.kind != "nothing":
-            raise no_plan_error(outcome, f"run {parts.run_id!r}")
+            raise no_plan_error(outcome, f"run {parts.config.run_name!r}")
         else:
             self._find_nothing(outcome)
 

@@ -11,13 +11,12 @@ from emergency_ckpt.cluster.shard_source import ProcessHoldings
 from emergency_ckpt.cluster.storage.claim import DirectoryClaim
 from emergency_ckpt.cluster.storage.timeline import StorageTimeline
 from emergency_ckpt.cluster.timelines import Timelines
+from emergency_ckpt.config import Config
 from emergency_ckpt.core.placement.retained_shards import RetainedShards
-from emergency_ckpt.core.restore.majority import OnDivergence
 from emergency_ckpt.core.restore.plan_types import Rejection
 from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.events import EventSink
-from emergency_ckpt.restore.host_state import HostStateRemap
 from emergency_ckpt.restore.protocol import Tally
 from emergency_ckpt.state.host_state import HostStateDocument
 from emergency_ckpt.state.tree import PyTree, StateTree
@@ -37,6 +36,7 @@ class RestoreParts:
       names: at the leader, of the restores whose keys the coordination service still has.
     """
 
+    config: Config
     coordinator: Coordinator
     tier: LocalTier
     holdings: ProcessHoldings
@@ -44,12 +44,6 @@ class RestoreParts:
     peers: Peers
     persistent: PersistentTier | None
     events: EventSink
-    run_id: str
-    remap: HostStateRemap | None
-    extra_holders: tuple[str, ...]
-    allow_missing_host_state: bool
-    on_divergence: OnDivergence
-    timeout_s: float
     timelines: Timelines
     storage_timeline: StorageTimeline | None
     claim: DirectoryClaim | None

@@ -44,7 +44,7 @@ class _HostState:
             return
         self._moved = True
         self.restored = apply_host_state(
-            self._value, restored.documents, parts.remap, parts.process
+            self._value, restored.documents, parts.config.host_state_remap, parts.process
         )
 
     def finish(self) -> None:
@@ -120,7 +120,7 @@ class Restore:
         tier = self._parts.tier
         if self._found is None:
             # Leftovers of saves that never became whole must not mix with what comes.
-            tier.invalidate_newer(SaveId(-1, "", self._parts.run_id))
+            tier.invalidate_newer(SaveId(-1, "", self._parts.config.run_name))
             self._parts.events.emit("restore.nothing")
             return
         restored = self._found
@@ -210,7 +210,7 @@ class Restore:
                 "restore.rejected", step=each.step, tier=each.tier, reason=each.reason
             )
         if answer.kind != "nothing":
-            raise no_plan_error(answer, f"run {self._parts.run_id!r}")
+            raise no_plan_error(answer, f"run {self._parts.config.run_name!r}")
 
 
 def _passed_over(rejected: Sequence[Rejection]) -> str:

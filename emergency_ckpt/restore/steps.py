@@ -125,11 +125,11 @@ class StepCatalog:
         parts, number = self.parts, self.surveys
         self.surveys += 1
         tree = describe(state, "survey")
-        deadline_s = time.monotonic() + parts.timeout_s
+        deadline_s = time.monotonic() + parts.config.restore_timeout_s
         request = RestoreRequest(tree, state, None, wants_host_state=True, retained=None)
         targets = BoxTable(tree, parts.coordinator.process_count).targets()
         # Ends before the others stop waiting for its outcome.
-        calls = HolderCalls(parts.events, deadline_s - parts.timeout_s / 10)
+        calls = HolderCalls(parts.events, deadline_s - parts.config.restore_timeout_s / 10)
         dialogue = RestoreDialogue(
             parts.coordinator,
             f"survey/{number}",
@@ -169,7 +169,9 @@ class StepCatalog:
 
     def _agree(self, kind: str, number: int, error: str) -> str:
         parts = self.parts
-        errors = agree(parts.coordinator, f"{kind}/{number}/errors", error, parts.timeout_s)
+        errors = agree(
+            parts.coordinator, f"{kind}/{number}/errors", error, parts.config.restore_timeout_s
+        )
         if parts.coordinator.process_index == 0 and number > 0:
             # All have come to this round, so all have left the one before it.
             forget(parts.coordinator, f"{kind}/{number - 1}")

@@ -33,7 +33,7 @@ class SaveWork:
         self._parts = parts
         self._schedules = schedules
         self._saved = saved
-        self._copies = DeviceCopies(parts.settings.snapshots.device_copy_bytes)
+        self._copies = DeviceCopies(parts.config.snapshots.device_copy_bytes)
         self._placement: ProcessPlacement | None = None
         self._plan: SnapshotPlan | None = None
 
@@ -96,13 +96,13 @@ class SaveWork:
         return work
 
     def _plan_for(self, state: PyTree, flat: list[Any], treedef: TreeDef) -> SnapshotPlan:
-        settings = self._parts.settings
+        config = self._parts.config
         plan = self._plan
         if plan is None and self._placement is not None:  # that of a restore
-            plan = plan_snapshots(self._placement, settings.snapshots, self._copies)
+            plan = plan_snapshots(self._placement, config.snapshots, self._copies)
         if plan is None or not plan.local.matches(flat, treedef):
-            placement = place_process(describe(state, "save"), settings, self._parts.process)
-            plan = plan_snapshots(placement, settings.snapshots, self._copies)
+            placement = place_process(describe(state, "save"), config, self._parts.process)
+            plan = plan_snapshots(placement, config.snapshots, self._copies)
             self.use_placement(placement)
         self._plan = plan
         return plan

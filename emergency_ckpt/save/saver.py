@@ -17,7 +17,6 @@ from emergency_ckpt.background import chain, closing
 from emergency_ckpt.cluster.preemption.watch import PREEMPTED_EXIT_CODE
 from emergency_ckpt.cluster.process_placement import ProcessPlacement
 from emergency_ckpt.cluster.rounds import leave_together
-from emergency_ckpt.config.policies import SavePlan
 from emergency_ckpt.core.save.save_rules import plain_metrics
 from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.errors import CheckpointError, DeadlineExceeded
@@ -38,28 +37,25 @@ _STOP_TIMEOUT_S = 30.0
 class Saver:
     """Saves to both tiers. For the training thread."""
 
-    def __init__(
-        self, parts: SaverParts, plans: Mapping[TierName, SavePlan], incarnation: str
-    ) -> None:
-        """``plans``: of the tiers that are on, the local one first."""
+    def __init__(self, parts: SaverParts, incarnation: str) -> None:
         self._parts = parts
         self._schedules: dict[TierName, TierSchedule] = {
-            name: TierSchedule(name, plan, parts.failures, parts.settings.save_niceness)
-            for name, plan in plans.items()
+            name: TierSchedule(name, plan, parts.failures, parts.config.save_niceness)
+            for name, plan in parts.config.save_plans().items()
         }
-        self._saved = SavedSteps(parts.local, parts.persistent, incarnation, parts.run_id)
+        self._saved = SavedSteps(parts.local, parts.persistent, incarnation, parts.config.run_name)
         self._work = SaveWork(parts, self._schedules, self._saved)
         self._newest_due = -1
         self._named_ignored = False
         self._left = self._heard_at_end = False
         self._begun: dict[TierName, SaveId] = {}
         self._goes_on_from: SaveId | None = None
-        self._last_step = LastStep() if parts.settings.save_on_stop else None
+        self._last_step = LastStep() if parts.config.save_on_stop else None
         self._due = DueSaves(
             self._schedules,
             parts.coordinator,
             parts.failures,
-            timeout_s=parts.settings.save_timeout_s,
+            timeout_s=parts.config.save_timeout_s,
         )
 
     def begin_restore(self) -> None:
@@ -127,7 +123,7 @@ class Saver:
         if preempted:
             return self._save_preempted(request)
         started = [name for name, number in due.items() if self._start(name, request, number)]
-        if started and not self._parts.settings.async_save:
+        if started and not self._parts.config.async_save:
             self.wait_until_finished()
         return bool(started)
 
@@ -177,7 +173,7 @@ class Saver:
                 kept.enter_context(self._parts.inbox.kept(save))
             schedule.start(closing(kept.pop_all(), closing(snapshot, work)))
         self._begun[name] = save
-        if not snapshot.wait_captured(self._parts.settings.save_timeout_s):
+        if not snapshot.wait_captured(self._parts.config.save_timeout_s):
             snapshot.close()  # fails the save; training goes on
         schedule.note_started(request.step, time.monotonic() - request.begun_s)
         return True
@@ -225,13 +221,13 @@ class Saver:
         tiers: list[TierName] = [
             name
             for name, schedule in self._schedules.items()
-            if parts.settings.save_on_preemption or schedule.plan.on_preemption
+            if parts.config.save_on_preemption or schedule.plan.on_preemption
         ]
         started = self._start_in_order(tiers, request, watch.grace_left_s)
         for name in tiers:
             if name not in started and not self._saved.holds(name, request.step):
                 self._say_not_written(name, request.step, "the time is over")
-        if parts.settings.exit_on_preemption:
+        if parts.config.exit_on_preemption:
             self._exit(request.step)
         return bool(started)
 
@@ -286,8 +282,8 @@ class Saver:
 
     def _deadline_s(self, timeout_s: float | None) -> float:
         """The longest that saves may take, or ``timeout_s``; the grace period after a notice."""
-        settings, watch = self._parts.settings, self._parts.watch
-        longest_s = 4 * settings.save_timeout_s + 4 * settings.persistent_timeout_s
+        config, watch = self._parts.config, self._parts.watch
+        longest_s = 4 * config.save_timeout_s + 4 * config.persistent_timeout_s
         limit_s = longest_s if timeout_s is None else timeout_s
         if watch.sync_step is not None:
             limit_s = min(limit_s, watch.grace_left_s())

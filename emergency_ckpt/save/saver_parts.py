@@ -35,9 +35,8 @@ class SaverParts:
         if anything.
     """
 
-    settings: Config
+    config: Config
     process: tuple[int, int]
-    run_id: str
     coordinator: Coordinator
     tier: LocalTier
     local: LocalSaves
@@ -55,25 +54,25 @@ def start_facts(
     parts: SaverParts, placement: ProcessPlacement, schedules: Mapping[TierName, TierSchedule]
 ) -> dict[str, int | str]:
     """Fields of ``start.ready``. ``ram_bytes``: of the slots that this process reserves."""
-    settings, topology = parts.settings, placement.topology
+    config, topology = parts.config, placement.topology
     plans = {name: schedule.plan for name, schedule in schedules.items()}
-    slots = settings.local_keep_last_n + 1 if "local" in plans else 0
+    slots = config.local_keep_last_n + 1 if "local" in plans else 0
     return {
         "processes": topology.process_count,
         "slices": len(topology.slices),
-        "copies": copies_in_ram(settings.placement, topology) if slots else 0,
+        "copies": copies_in_ram(config.placement, topology) if slots else 0,
         "ram_bytes": slots * placement.layout.size_bytes,
         "local": plan_text(plans.get("local")),
         "persistent": plan_text(plans.get("persistent")),
-        "dir": settings.dir or "",
+        "dir": config.dir or "",
     }
 
 
 def longest_wait_s(parts: SaverParts, name: TierName) -> float:
     """Return the longest wait of a save in tier ``name`` for the one before it."""
-    settings = parts.settings
+    config = parts.config
     # A slow bucket must not hold up training, nor with it the others' local saves.
-    return settings.storage_wait_timeout_s if name == "persistent" else settings.save_timeout_s
+    return config.storage_wait_timeout_s if name == "persistent" else config.save_timeout_s
 
 
 def note_skipped(
