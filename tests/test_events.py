@@ -7,7 +7,7 @@ import time
 from emergency_ckpt.events import Event, EventSink
 
 
-def test_a_listener_gets_each_event_in_order() -> None:
+def test_listener_gets_each_event_in_order() -> None:
     seen: list[Event] = []
     sink = EventSink(seen.append, process_index=3)
     before_s = time.time()
@@ -18,7 +18,7 @@ def test_a_listener_gets_each_event_in_order() -> None:
     assert before_s <= seen[0].time_s <= time.time()
 
 
-def test_a_listener_that_raises_does_not_disturb() -> None:
+def test_listener_that_raises_does_not_disturb() -> None:
     calls: list[str] = []
 
     def broken(event: Event) -> None:

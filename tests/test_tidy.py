@@ -21,6 +21,7 @@ MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 70
 MAX_MEDIAN_LINES = 150
 MAX_FILES_IN_A_FOLDER = 14
+MAX_TEST_NAME_CHARS = 60
 
 # Names that stand in two adapters because users of each know them from the project that it adapts.
 FACES = {"CheckpointManager", "CheckpointManagerOptions", "EmergencyCheckpointer"}
@@ -285,3 +286,15 @@ def test_docstrings_name_their_noun() -> None:
                     yield text.splitlines()[0]
 
     assert found(headless) == []
+
+
+def test_names_of_tests_are_short_and_begin_without_an_article() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}: {node.name}"
+        for folder in ("tests", "tests_tf")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for node in ast.walk(parsed(path))
+        if isinstance(node, Function) and node.name.startswith("test_")
+        if len(node.name) > MAX_TEST_NAME_CHARS or re.match(r"test_(a|an|the)_", node.name)
+    ]
+    assert wrong == []

@@ -77,7 +77,7 @@ def test_record_error_with_cause_and_context_clears_both() -> None:
     assert context.__traceback__ is None
 
 
-def test_work_runs_in_the_order_of_submission_in_one_other_thread(
+def test_work_runs_in_order_of_submission_in_one_other_thread(
     worker: BackgroundWorker,
 ) -> None:
     seen: list[tuple[int, int]] = []
@@ -182,7 +182,7 @@ def _niceness() -> int:
     return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
 
-def test_work_and_the_threads_it_makes_run_at_a_lower_priority_than_the_training_thread(
+def test_work_and_its_threads_run_below_the_training_thread(
     failures: Failures,
 ) -> None:
     before, found = _niceness(), list[int]()
@@ -201,7 +201,7 @@ def test_work_and_the_threads_it_makes_run_at_a_lower_priority_than_the_training
     assert _niceness() == before
 
 
-def test_the_priority_has_a_floor(failures: Failures) -> None:
+def test_priority_has_a_floor(failures: Failures) -> None:
     found = list[int]()
     worker = BackgroundWorker("nice", failures, niceness=500)
     worker.submit(lambda: found.append(_niceness()))

@@ -20,7 +20,7 @@ def pipeline(count: int = 100) -> Any:
     return tf.data.Dataset.range(count).shuffle(32, seed=5).batch(2)
 
 
-def test_an_iterator_goes_on_where_it_was_captured() -> None:
+def test_iterator_goes_on_where_it_was_captured() -> None:
     iterator = iter(pipeline())
     for _ in range(3):
         next(iterator)
@@ -32,7 +32,7 @@ def test_an_iterator_goes_on_where_it_was_captured() -> None:
         assert [next(other).numpy().tolist() for _ in range(4)] == wanted
 
 
-def test_a_state_over_the_limit_is_refused() -> None:
+def test_state_over_the_limit_is_refused() -> None:
     def noise(number: Any) -> Any:  # what is alike would be compressed
         return tf.random.stateless_uniform([300], seed=[number, 1])
 
@@ -44,14 +44,14 @@ def test_a_state_over_the_limit_is_refused() -> None:
         host_state.encode(SAVE, 0, 1, payload, limit_bytes=1 << 20)
 
 
-def test_a_pipeline_that_calls_python_is_refused_by_name() -> None:
+def test_pipeline_that_calls_python_is_refused_by_name() -> None:
     signature = tf.TensorSpec((), tf.int32)
     generated = tf.data.Dataset.from_generator(lambda: iter(range(9)), output_signature=signature)
     with pytest.raises(HostStateError, match=r"host_state\['data'\].*get_state failed"):
         host_state.capture({"data": iter(generated)})
 
 
-def test_the_state_of_something_else_is_refused() -> None:
+def test_state_of_something_else_is_refused() -> None:
     class Other:
         def get_state(self) -> dict[str, Any]:
             return {"index": b"", "data": 7}
@@ -64,7 +64,7 @@ def test_the_state_of_something_else_is_refused() -> None:
 
 
 @pytest.mark.timeout(900)
-def test_a_job_goes_on_with_the_next_batch_after_a_lost_host_and_from_storage() -> None:
+def test_job_continues_with_the_next_batch_from_ram_and_storage() -> None:
     with job_root() as root:
         found = lives(root, "tf")
     check(found["tf_host_lost"], "local")

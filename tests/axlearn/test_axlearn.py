@@ -66,9 +66,7 @@ def second(root: Path, first: ByProgram) -> ByProgram:
     return life(root, "resumed", "nothing_left_to_train", number=1, order=[3, 2, 1, 0])
 
 
-def test_the_newest_whole_step_and_its_iterators_come_back(
-    first: ByProgram, second: ByProgram
-) -> None:
+def test_newest_whole_step_and_its_iterators_come_back(first: ByProgram, second: ByProgram) -> None:
     wanted = {
         "restored": 35,
         "tier": "local",
@@ -103,12 +101,12 @@ def test_stop_saves_the_last_step_where_asked_to(first: ByProgram) -> None:
         assert (seen["step"], seen["trained"]) == (44, [])
 
 
-def test_the_trainer_may_ask_again_without_the_iterator(first: ByProgram) -> None:
+def test_trainer_may_ask_again_without_the_iterator(first: ByProgram) -> None:
     for seen in first["iterator_saved_but_not_wanted"]:
         assert seen == {"restores": 2, "trained": 4, "step": 9}
 
 
-def test_a_trainer_with_nothing_left_ends_without_stop(second: ByProgram) -> None:
+def test_trainer_with_nothing_left_ends_without_stop(second: ByProgram) -> None:
     for seen in second["nothing_left_to_train"]:
         assert seen == {"trained": False, "step": 95, "restores": 1}
 
@@ -118,7 +116,7 @@ def test_nothing_to_restore_gives_the_state_back(first: ByProgram) -> None:
         assert seen == {"found": [None, None], "same": True, "missing": [True, "StepNotFound"]}
 
 
-def test_the_structure_is_compared_exactly(first: ByProgram) -> None:
+def test_structure_is_compared_exactly(first: ByProgram) -> None:
     for process, seen in enumerate(first["structure_is_exact"]):
         for name, error in seen["errors"].items():
             assert error[:2] == [True, "StateMismatch"], (name, error)
@@ -129,7 +127,7 @@ def test_the_structure_is_compared_exactly(first: ByProgram) -> None:
         assert seen["iterator"] == [True, True]
 
 
-def test_a_failure_of_one_process_is_that_of_all(first: ByProgram) -> None:
+def test_failure_of_one_process_is_that_of_all(first: ByProgram) -> None:
     for seen in first["one_process_fails"]:
         assert seen == {
             "first": "RestoreFailed",
@@ -147,12 +145,12 @@ def test_policies_are_asked_once_a_step(first: ByProgram) -> None:
         assert seen == {"asked": asked, "steps": [1, 3], "latest": 3}
 
 
-def test_an_exception_in_the_loop_passes(first: ByProgram) -> None:
+def test_exception_in_the_loop_passes(first: ByProgram) -> None:
     for seen in first["an_exception_in_the_loop"]:
         assert seen == {"passed": True, "found": 3, "right": True}
 
 
-def test_the_readme_sets_it_up(first: ByProgram) -> None:
+def test_readme_sets_it_up(first: ByProgram) -> None:
     for seen in first["as_the_readme_says"]:
         assert seen == [[12, 12], [5, 15]]
 

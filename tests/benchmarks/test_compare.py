@@ -58,7 +58,7 @@ def outcome(
 
 
 @pytest.mark.timeout(600)
-def test_the_whole_comparison_on_a_small_job(outcome: tuple[str, Path, list[str]]) -> None:
+def test_whole_comparison_on_a_small_job(outcome: tuple[str, Path, list[str]]) -> None:
     text, out, names = outcome
     document = json.loads((out / "compare.json").read_text())
     assert document["date"] == "2001-02-03"
@@ -127,7 +127,7 @@ def test_every_limit_is_reported(outcome: tuple[str, Path, list[str]]) -> None:
         assert rate > 0
 
 
-def test_every_restored_byte_was_verified_and_each_tier_was_written_alone(
+def test_restored_bytes_were_verified_each_tier_written_alone(
     outcome: tuple[str, Path, list[str]],
 ) -> None:
     _, out, _ = outcome
@@ -169,7 +169,7 @@ def test_what_cannot_be_run_is_refused_before_it_starts(
     assert message in capsys.readouterr().err
 
 
-def test_a_failing_process_ends_the_round_with_its_log(tmp_path: Path) -> None:
+def test_failing_process_ends_the_round_with_its_log(tmp_path: Path) -> None:
     shape = plan_shape(slices=2, hosts_per_slice=1, mib=1, leaves=1, timed_saves=1)
     with pytest.raises(
         RoundFailed, match=r"(?s)process \d on host \d ended with exit status 1.*KeyError: 'nobody'"
@@ -178,7 +178,7 @@ def test_a_failing_process_ends_the_round_with_its_log(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_life_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+def test_life_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     shape = plan_shape(slices=2, hosts_per_slice=1, mib=1, leaves=1, timed_saves=1)
     with pytest.raises(RoundFailed, match=r"still runs after 0\.2 s"):
         run_round("orbax-p2p", shape, Place(tmp_path, tmp_path, timeout_s=0.2), ["slice"])
@@ -196,7 +196,7 @@ def test_allocated_bytes_counts_blocks_of_each_file_once(tmp_path: Path) -> None
     assert allocated_bytes(tmp_path) < 2**20
 
 
-def test_the_peak_outlives_the_file(tmp_path: Path) -> None:
+def test_peak_outlives_the_file(tmp_path: Path) -> None:
     with PeakWatch(tmp_path, interval_s=0.001) as peak:
         (tmp_path / "big").write_bytes(b"x" * 2**20)
         while peak.size_bytes < 2**20:

@@ -15,7 +15,7 @@ from benchmarks.common.job import (
 from benchmarks.common.lives import scenarios_of
 
 
-def test_a_job_is_slices_hosts_mib_and_leaves() -> None:
+def test_job_is_slices_hosts_mib_and_leaves() -> None:
     shape = parse_job("2x1x125/2000", 3)
     assert (shape.slices, shape.hosts_per_slice, shape.leaves) == (2, 1, 2000)
     assert shape.state_bytes == 2000 * 64 * 1024
@@ -29,7 +29,7 @@ def test_anything_else_is_refused(text: str) -> None:
         parse_job(text, 3)
 
 
-def test_half_lost_slices_leave_every_shard_somewhere_and_no_slice_whole() -> None:
+def test_half_lost_slices_leave_every_shard_but_no_slice_whole() -> None:
     for job in ("2x2x16", "4x2x16", "2x4x16"):
         shape = parse_job(job, 1)
         lost = lost_hosts(HALVES_LOST, shape)

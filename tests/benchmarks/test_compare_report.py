@@ -80,15 +80,15 @@ def _stored_round(seconds: float) -> dict[str, Any]:
     }
 
 
-def test_a_stall_is_that_of_the_slowest_process() -> None:
+def test_stall_is_that_of_the_slowest_process() -> None:
     assert report.stalls_s(_round()) == pytest.approx([0.2, 0.5, 0.3])
 
 
-def test_a_save_is_published_when_the_last_process_says_so() -> None:
+def test_save_is_published_when_the_last_process_says_so() -> None:
     assert report.published_s(_round()) == pytest.approx([2.0, 1.0, 3.0])
 
 
-def test_a_restore_lasts_from_the_first_start_to_the_last_end() -> None:
+def test_restore_lasts_from_the_first_start_to_the_last_end() -> None:
     assert report.restore_s(_round()) == pytest.approx(5.0)
     assert report.restore_s(_round(), end="read_s") == pytest.approx(5.5)
 
@@ -112,17 +112,17 @@ def test_cpu_time_is_that_of_all_processes_for_each_gib() -> None:
     assert report.cpu_s_per_gib(_round()) == pytest.approx([2.0, 4.0, 1.0])
 
 
-def test_bytes_between_processes_are_those_of_the_shared_loopback() -> None:
+def test_bytes_between_processes_are_those_of_shared_loopback() -> None:
     summary = report.summarize([_round()])
     assert summary["save_received"]["rounds"] == [0]
     assert summary["received_lost_slice"]["rounds"] == [7 * 2**20]
 
 
-def test_a_first_save_is_compared_with_the_later_ones_of_its_round() -> None:
+def test_first_save_is_compared_with_the_later_ones_of_its_round() -> None:
     assert report.summarize([_round()])["first_over_later"]["median"] == pytest.approx(1.0)
 
 
-def test_the_second_save_to_storage_counts() -> None:
+def test_second_save_to_storage_counts() -> None:
     summary = report.summarize([_stored_round(4.0)])
     assert summary["storage_stall"]["median"] == pytest.approx(1.0)
     assert summary["storage_save"]["median"] == pytest.approx(4.0)
@@ -130,7 +130,7 @@ def test_the_second_save_to_storage_counts() -> None:
     assert summary["storage_restore"]["median"] == pytest.approx(4.0)
 
 
-def test_what_a_contender_does_not_have_is_a_dash_and_what_it_refuses_has_its_reason() -> None:
+def test_missing_figure_is_a_dash_and_a_refusal_has_its_reason() -> None:
     summaries = {
         "ours": report.summarize([_round()]),
         "plain": report.summarize([_stored_round(4.0)]),
@@ -149,7 +149,7 @@ def test_what_a_contender_does_not_have_is_a_dash_and_what_it_refuses_has_its_re
     assert "ours cannot: restore, each slice lost another host: offers step None" in refusals
 
 
-def test_a_contender_all_of_whose_rounds_failed_has_no_figures() -> None:
+def test_contender_all_of_whose_rounds_failed_has_no_figures() -> None:
     summaries = {"ours": report.summarize([_round()]), "other": report.summarize([])}
     assert report.ratios(summaries, "ours")["other"]["stall"] is None
     assert "| other" in report.table(summaries, "ours")
@@ -165,7 +165,7 @@ def test_ratios_say_how_many_times_ours_the_others_need() -> None:
     assert ratios["other"]["ramdisk"] == pytest.approx(0.5)
 
 
-def test_a_ratio_to_nothing_is_none_and_shown_as_a_dash() -> None:
+def test_ratio_to_nothing_is_none_and_shown_as_a_dash() -> None:
     summaries = {
         "ours": report.summarize([_round(ramdisk_bytes=0)]),
         "other": report.summarize([_round()]),
@@ -202,7 +202,7 @@ def test_limits_table_shows_the_spread_over_rounds() -> None:
     ]
 
 
-def test_the_state_is_cut_into_equal_leaves_that_divide_over_hosts() -> None:
+def test_state_is_cut_into_equal_leaves_that_divide_over_hosts() -> None:
     shape = job.plan_shape(slices=2, hosts_per_slice=3, mib=64, leaves=10, timed_saves=3)
     assert shape.process_count == 6
     assert shape.rows_per_leaf % 3 == 0

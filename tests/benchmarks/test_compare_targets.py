@@ -27,7 +27,7 @@ def _by_title(found: list[targets.Target]) -> dict[str, targets.Target]:
     return {target.title: target for target in found}
 
 
-def test_times_are_compared_with_orbax_and_rates_with_the_best_limit() -> None:
+def test_times_are_compared_with_orbax_and_rates_with_best_limit() -> None:
     gib_at_6_gb_per_s = 2**31 / 6e9
     summaries = {
         "ours": _summary(

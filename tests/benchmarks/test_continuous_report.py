@@ -35,7 +35,7 @@ def _run(*, step_s: float = 1.0, saved: bool = True) -> report.Run:
     return [_process(first, called, whole), _process(second, behind, at_second, lost=1)]
 
 
-def test_steps_are_those_of_the_slowest_process_after_the_warm_up() -> None:
+def test_steps_are_those_of_slowest_process_after_warm_up() -> None:
     assert report.figures(_run(step_s=2.0)).mean_step_s == pytest.approx(2.0)
 
 
@@ -48,7 +48,7 @@ def test_only_saves_of_all_processes_after_the_warm_up_count() -> None:
     assert figures.lost_saves == 1
 
 
-def test_a_run_without_saves_has_steps_only() -> None:
+def test_run_without_saves_has_steps_only() -> None:
     figures = report.figures(_run(saved=False))
     assert (figures.interval_steps, figures.publish_s) == ([], [])
     assert figures.mean_step_s == pytest.approx(1.0)
@@ -148,7 +148,7 @@ def test_what_cannot_be_studied_is_refused_before_it_starts(
     assert message in capsys.readouterr().err
 
 
-def test_losses_are_finite_for_any_positive_time_between_failures() -> None:
+def test_losses_are_finite_for_any_time_between_failures() -> None:
     for mtbf_h in (1e-6, 1.0, 1e9):
         for expected in report.expectations(_summaries(), [mtbf_h], 128):
             assert math.isfinite(expected.loss.chip_hours)

@@ -34,7 +34,7 @@ def _round(seconds: float) -> dict[str, Any]:
     return {"restores": {"slice": {"processes": processes}}}
 
 
-def test_a_row_has_the_busiest_links_and_medians_over_rounds() -> None:
+def test_row_has_the_busiest_links_and_medians_over_rounds() -> None:
     shape = plan_shape(3, 1, 64, 4, 1)
     row = report.row("ours", shape, [_round(2.0), _round(4.0), _round(3.0)])
     assert row == report.Row("ours", 3, 3.0, None, 64 * MIB, 3 * MIB, 40 * MIB, 69 * MIB)
@@ -57,7 +57,7 @@ def test_growth_is_over_the_first_row_of_the_same_contender() -> None:
     ]
 
 
-def test_a_refusal_is_shown_with_its_reason() -> None:
+def test_refusal_is_shown_with_its_reason() -> None:
     refused = {"restores": {"slice": {"refused": "offers step None", "processes": []}}}
     row = report.row("other", plan_shape(2, 1, 64, 4, 1), [_round(1.0), refused])
     text = report.table([row], state_s=1.0)

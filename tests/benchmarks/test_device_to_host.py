@@ -15,7 +15,7 @@ from benchmarks.micro import device_to_host
 ROUNDS = 2
 
 
-def test_every_way_is_measured_and_cpu_figures_are_called_worthless(tmp_path: Path) -> None:
+def test_every_way_is_measured_and_cpu_figures_called_worthless(tmp_path: Path) -> None:
     run = subprocess.run(
         [
             *(
@@ -62,7 +62,7 @@ def test_every_way_is_measured_and_cpu_figures_are_called_worthless(tmp_path: Pa
         assert f"  {name} " in run.stdout
 
 
-def test_a_leaf_without_a_value_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_leaf_without_a_value_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         device_to_host.main(["--mib", "1", "--leaves", str(2**20)])
     assert "at least one value" in capsys.readouterr().err

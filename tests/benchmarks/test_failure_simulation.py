@@ -75,7 +75,7 @@ def test_every_second_is_accounted_for(
     assert outcome.ram_restores == 0 or local is not None
 
 
-def test_the_seed_decides() -> None:
+def test_seed_decides() -> None:
     design = Design("ours", STORAGE, RAM, ANY_SHARD)
     first, again, other = (simulate(design, job(), duration_s=1e6, seed=s) for s in (1, 1, 2))
     assert first == again
@@ -130,7 +130,7 @@ def test_waste_without_a_local_tier() -> None:
     assert expected_waste(design, job()) == pytest.approx(waste)
 
 
-def test_one_failure_alone_loses_half_of_the_time_where_one_slice_stores() -> None:
+def test_one_failure_loses_half_of_the_time_if_one_slice_stores() -> None:
     # Of two slices, where slice 1 has the only copy, half of the hosts are in it.
     assert ram_loss_probability(ONE_SLICE, job()) == pytest.approx(0.8 / 2)
     assert ram_loss_probability(ANY_SHARD, job()) == 0
@@ -180,14 +180,14 @@ def test_losing_both_copies_of_a_shard(failures: int) -> None:
     assert _share_of_losses(ANY_SHARD, 2, hosts, failures) == pytest.approx(closed)
 
 
-def test_any_shard_from_any_peer_survives_what_whole_slices_do_not() -> None:
+def test_any_shard_from_any_peer_survives_more_than_whole_slices() -> None:
     lost = {(0, 0), (1, 1)}
     slices = frozenset({0, 1})
     assert RamRule(slices, any_shard=True, rebuilds=True).survives(lost)
     assert not RamRule(slices, any_shard=False, rebuilds=True).survives(lost)
 
 
-def test_copies_that_are_not_made_again_are_missed_at_the_next_failure() -> None:
+def test_copies_not_made_again_are_missed_at_next_failure() -> None:
     """One host of each slice, one after the other, long before the next save."""
     slow = TierCosts(interval_s=3000, cost_s=0, publish_s=0, restore_s=1)
     rare = dataclasses.replace(STORAGE, interval_s=100_000)
@@ -201,7 +201,7 @@ def test_copies_that_are_not_made_again_are_missed_at_the_next_failure() -> None
     assert restores[False].persistent_restores > 2 * restores[True].persistent_restores
 
 
-def test_a_job_that_never_fails_only_stalls() -> None:
+def test_job_that_never_fails_only_stalls() -> None:
     design = Design("storage", STORAGE)
     outcome = simulate(design, job(mtbf_s=1e15), duration_s=1e6, seed=9)
     assert outcome.failures == 0

@@ -77,13 +77,13 @@ def test_every_design_has_the_best_interval_for_its_costs() -> None:
     assert orbax.interval_s == pytest.approx(best_interval_s(orbax.cost_s, two.mtbf_s / lost))
 
 
-def test_an_interval_is_no_shorter_than_a_save() -> None:
+def test_interval_is_no_shorter_than_a_save() -> None:
     slow = site(storage_gb_per_s=1)
     tier = model.design(model.STORAGE_ONLY, slow, slow.job(50_000), MEASURED).persistent
     assert tier.interval_s == pytest.approx(tier.cost_s + tier.publish_s)
 
 
-def test_a_slowdown_is_a_cost_of_the_save() -> None:
+def test_slowdown_is_a_cost_of_the_save() -> None:
     job = SITE.job(16_384)
     plain = model.design(model.OURS, SITE, job, MEASURED).local
     slowed = model.design(model.OURS, site(slowdown=0.1), job, MEASURED).local
@@ -118,7 +118,7 @@ def test_storage_only_agrees_with_the_closed_form(chips: int) -> None:
     assert found.failures_per_day == pytest.approx(86_400 / found.mtbf_s, rel=0.1)
 
 
-def test_ours_agrees_with_the_closed_form_where_ram_is_never_lost() -> None:
+def test_ours_agrees_with_closed_form_where_ram_is_never_lost() -> None:
     """Software failures only; storage saves cost nothing, so they can be left out."""
     here = site(host_share=0, slice_share=0, days=60, seeds=10, storage_at_least_every_s=86_400)
     found = model.evaluate(model.OURS, here, 50_000, MEASURED)
@@ -179,7 +179,7 @@ def test_one_small_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert (tmp_path / "out" / "goodput.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_flag_beats_the_file_and_the_file_beats_a_default(tmp_path: Path) -> None:
+def test_flag_beats_the_file_and_the_file_beats_a_default(tmp_path: Path) -> None:
     compared = tmp_path / "compare.json"
     compared.write_text(json.dumps(_comparison(0.002)))
     arguments = ["--compare", str(compared), "--out", str(tmp_path), "--days", "1"]
@@ -212,7 +212,7 @@ def test_what_cannot_be_simulated_is_refused(
     assert message in capsys.readouterr().err
 
 
-def test_a_file_of_something_else_is_refused(
+def test_file_of_something_else_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = tmp_path / "compare.json"

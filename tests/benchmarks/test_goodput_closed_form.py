@@ -35,7 +35,7 @@ def lambert_w(z: float) -> float:
 
 
 @given(mtbfs_s, shares)
-def test_the_best_interval_has_the_highest_goodput(mtbf_s: float, share: float) -> None:
+def test_best_interval_has_the_highest_goodput(mtbf_s: float, share: float) -> None:
     cost_s = share * mtbf_s
     best_s = best_interval_s(cost_s, mtbf_s)
     assert best_s > cost_s
@@ -46,7 +46,7 @@ def test_the_best_interval_has_the_highest_goodput(mtbf_s: float, share: float) 
 
 
 @given(mtbfs_s, st.floats(1e-3, 10))
-def test_the_best_interval_is_lamberts_closed_form(mtbf_s: float, share: float) -> None:
+def test_best_interval_is_lamberts_closed_form(mtbf_s: float, share: float) -> None:
     closed = mtbf_s * (1 + lambert_w(-math.exp(-share - 1)) + share)
     assert best_interval_s(share * mtbf_s, mtbf_s) == pytest.approx(closed, rel=1e-6)
 
@@ -113,7 +113,7 @@ def test_loss_lies_between_nothing_and_all(mtbf_s: float, interval: float, publi
 
 
 @given(mtbfs_s, st.floats(1e-12, 1e-5), st.floats(0, 1e-5))
-def test_loss_is_half_an_interval_and_the_publishing_when_failures_are_rare(
+def test_loss_at_rare_failures_is_half_interval_and_publishing(
     mtbf_s: float, interval: float, publish: float
 ) -> None:
     interval_s, publish_s = interval * mtbf_s, publish * mtbf_s
@@ -172,7 +172,7 @@ def test_unequal_intervals_lose_more_than_equal_ones(
     assert loss_s <= (max(intervals_s) / 2 + publish_s) * (1 + 1e-12)
 
 
-def test_a_failure_finds_long_intervals_more_often() -> None:
+def test_failure_finds_long_intervals_more_often() -> None:
     # In (10, 30) three quarters of the failures fall into the long one: 3/4 15 + 1/4 5.
     assert expected_loss_of_intervals_s([10, 30], 2) == pytest.approx(12.5 + 2)
     assert expected_loss_of_intervals_s([20, 20, 20]) == expected_loss_s(20)

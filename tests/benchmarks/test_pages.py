@@ -20,7 +20,7 @@ def test_each_cost_is_measured_and_nothing_is_left(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_ramdisk_without_room_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ramdisk_without_room_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         pages.main(["--ramdisk", "/dev/shm", "--mib", str(1 << 30)])
     assert "choose a smaller state" in capsys.readouterr().err

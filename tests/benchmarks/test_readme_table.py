@@ -58,7 +58,7 @@ def test_tables_name_the_commit_where_it_is_known() -> None:
         assert "2001-02-03. " in text(DOCUMENT)
 
 
-def test_the_limits_are_medians_over_the_rounds() -> None:
+def test_limits_are_medians_over_the_rounds() -> None:
     assert "memcpy 9." in readme_table.section(DOCUMENT)
 
 

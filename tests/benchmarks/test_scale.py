@@ -8,12 +8,12 @@ import pytest
 from benchmarks.scale import __main__ as scale
 
 
-def test_the_exponent_of_a_power_is_found() -> None:
+def test_exponent_of_a_power_is_found() -> None:
     points = [(n, 3.0 * n**1.5) for n in (10, 100, 1000)]
     assert scale.exponent(points) == pytest.approx(1.5)
 
 
-def test_a_cell_is_the_median_of_its_rounds_and_what_is_counted_must_agree() -> None:
+def test_cell_is_the_median_of_its_rounds_and_counts_must_agree() -> None:
     rounds = [dict.fromkeys(scale.MEASURED, value) | {"save_bytes": 7} for value in (3.0, 1.0, 2.0)]
     assert scale.medians(rounds) == dict.fromkeys(scale.MEASURED, 2.0) | {"save_bytes": 7}
     rounds[1]["save_bytes"] = 8
@@ -22,7 +22,7 @@ def test_a_cell_is_the_median_of_its_rounds_and_what_is_counted_must_agree() -> 
 
 
 @pytest.mark.timeout(600)
-def test_small_jobs_are_measured_and_bytes_per_process_stay_within_their_limits(
+def test_small_jobs_stay_within_their_bytes_per_process(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--sizes", "10", "20", "--leaves", "12", "--rounds", "1"]

@@ -41,9 +41,7 @@ def _run(
     )
 
 
-def test_a_fork_has_its_own_environment_arguments_output_and_status(
-    address: Path, tmp_path: Path
-) -> None:
+def test_fork_has_its_own_environment_arguments_and_status(address: Path, tmp_path: Path) -> None:
     script = _script(
         tmp_path,
         "import atexit, os, sys, imported_once\n"
@@ -64,12 +62,12 @@ def test_what_nobody_caught_is_shown(address: Path, tmp_path: Path) -> None:
     assert "KeyError: 'nobody'" in done.stdout
 
 
-def test_a_fork_that_dies_is_a_failure(address: Path, tmp_path: Path) -> None:
+def test_fork_that_dies_is_a_failure(address: Path, tmp_path: Path) -> None:
     script = _script(tmp_path, "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
     assert _run(address, script).returncode == 1
 
 
-def test_a_fork_goes_with_the_process_that_stands_for_it(address: Path, tmp_path: Path) -> None:
+def test_fork_goes_with_the_process_that_stands_for_it(address: Path, tmp_path: Path) -> None:
     script = _script(
         tmp_path,
         "import os, pathlib, sys, time\n"

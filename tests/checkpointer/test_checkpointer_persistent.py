@@ -57,7 +57,7 @@ def test_what_a_restore_went_back_behind_is_not_missed_later(world: World) -> No
 
 
 @pytest.mark.parametrize("spoil", [_spoil_document, _spoil_marker, _spoil_tensors])
-def test_an_unusable_persistent_step_leads_to_the_older_one(
+def test_unusable_persistent_step_leads_to_the_older_one(
     world: World, spoil: Callable[[World], None]
 ) -> None:
     with world.open_both() as checkpointer:
@@ -87,7 +87,7 @@ def _below_a_file(world: World) -> str:
     return str(blocker / "dir")
 
 
-def test_storage_that_is_down_stops_neither_start_nor_training_nor_restore(world: World) -> None:
+def test_storage_down_stops_no_start_no_training_and_no_restore(world: World) -> None:
     directory = _below_a_file(world)
     with world.open_both(dir=directory) as checkpointer:
         with pytest.raises(PersistentTierError):

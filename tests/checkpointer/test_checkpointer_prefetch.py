@@ -116,7 +116,7 @@ def test_restore_waits_for_a_prefetch_that_is_under_way(saved: World) -> None:
         assert unused(saved) == []
 
 
-def test_the_host_state_moves_in_restore_alone(saved: World) -> None:
+def test_host_state_moves_in_restore_alone(saved: World) -> None:
     class Position:
         at = 0
 
@@ -183,7 +183,7 @@ def test_nothing_there_is_a_fresh_start(world: World) -> None:
         assert state is given
 
 
-def test_an_error_is_told_by_the_next_restore_and_once(saved: World) -> None:
+def test_error_is_told_by_the_next_restore_and_once(saved: World) -> None:
     wrong = {**specs(saved), "w": jnp.zeros((8, 5))}
     with saved.open() as checkpointer:
         checkpointer.prefetch(wrong)
@@ -199,7 +199,7 @@ def test_an_error_is_told_by_the_next_restore_and_once(saved: World) -> None:
 
 
 @pytest.mark.parametrize("point", ["restore.planned", "restore.fetched", None])
-def test_a_save_before_the_restore_comes_first(saved: World, point: str | None) -> None:
+def test_save_before_the_restore_comes_first(saved: World, point: str | None) -> None:
     """Also one that meets the prefetch in the middle of its work."""
     gate = Gate(saved, point or "")
     with saved.open(on_event=gate) as checkpointer:
@@ -222,7 +222,7 @@ def test_a_save_before_the_restore_comes_first(saved: World, point: str | None) 
         check(checkpointer, saved, 4)
 
 
-def test_a_prefetch_waits_for_the_save_under_way(saved: World) -> None:
+def test_prefetch_waits_for_the_save_under_way(saved: World) -> None:
     gate = Gate(saved, "save.copied")
     with saved.open(on_event=gate) as checkpointer:
         assert checkpointer.save(step=3, state=saved.state(3), host_state={"at": 3})
@@ -254,7 +254,7 @@ def test_memory_that_a_prefetch_lent_comes_back(saved: World) -> None:
         assert slots() == 2
 
 
-def test_an_attempt_that_failed_lets_go_of_what_it_placed(saved: World) -> None:
+def test_attempt_that_failed_lets_go_of_what_it_placed(saved: World) -> None:
     """Without a garbage collection: a slot that stays lent is room that the next saves lack."""
     manifests = saved.ramdisk.rglob("slot_*.manifest.json")
     newest = max(manifests, key=lambda path: path.stat().st_mtime_ns)
@@ -301,7 +301,7 @@ def test_one_prefetch_at_a_time(saved: World) -> None:
         check(checkpointer, saved, 2)
 
 
-def test_a_preemption_notice_meanwhile_is_not_lost(saved: World) -> None:
+def test_preemption_notice_meanwhile_is_not_lost(saved: World) -> None:
     gate = Gate(saved, "restore.planned")
     with saved.open(on_event=gate) as checkpointer:
         checkpointer.prefetch(specs(saved))

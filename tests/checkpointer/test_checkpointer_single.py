@@ -74,7 +74,7 @@ def test_restore_takes_specs(world: World) -> None:
         assert same(state, world.state(1))
 
 
-def test_an_iterator_is_repositioned(world: World) -> None:
+def test_iterator_is_repositioned(world: World) -> None:
     class Batches:
         position = 0
 
@@ -165,7 +165,7 @@ def test_after_a_restore_the_run_goes_back_and_saves_again(world: World) -> None
         assert same(state, changed)
 
 
-def test_a_step_that_nobody_has(world: World) -> None:
+def test_step_that_nobody_has(world: World) -> None:
     with world.open() as checkpointer:
         save_all(checkpointer, world, 1, 2)
         host = {"at": 0}
@@ -216,7 +216,7 @@ def test_what_is_saved_is_not_changed_by_donation(world: World) -> None:
         checkpointer.check_for_errors()
 
 
-def test_a_number_that_changes_its_type_is_saved_as_what_it_is(world: World) -> None:
+def test_number_that_changes_its_type_is_saved_as_what_it_is(world: World) -> None:
     with world.open() as checkpointer:
         for step, value in enumerate((1, 0.75, True, np.float32(0.5)), start=1):
             checkpointer.save(step=step, state={"best": value})
@@ -225,7 +225,7 @@ def test_a_number_that_changes_its_type_is_saved_as_what_it_is(world: World) -> 
         checkpointer.check_for_errors()
 
 
-def test_a_host_state_that_is_too_large_fails_the_save_and_not_the_training(world: World) -> None:
+def test_host_state_too_large_fails_save_and_not_training(world: World) -> None:
     with world.open_both(host_state_limit_bytes=2000) as checkpointer:
         save_all(checkpointer, world, 1)
         assert checkpointer.save(step=2, state=world.state(2), host_state="x" * 5000)
@@ -257,7 +257,7 @@ def test_what_cannot_be_saved_is_refused_at_once(
         save_all(checkpointer, world, 2)
 
 
-def test_a_ramdisk_that_is_too_small_stops_before_training(world: World) -> None:
+def test_ramdisk_that_is_too_small_stops_before_training(world: World) -> None:
     huge = {"w": jax.ShapeDtypeStruct((1 << 42,), jnp.float32)}
     with world.open() as checkpointer:
         with pytest.raises(RamdiskFull) as caught:
@@ -267,7 +267,7 @@ def test_a_ramdisk_that_is_too_small_stops_before_training(world: World) -> None
 
 
 @pytest.mark.parametrize("in_training", [False, True], ids=["at the first save", "later"])
-def test_a_full_ramdisk_fails_the_save_and_never_kills(world: World, in_training: bool) -> None:
+def test_full_ramdisk_fails_the_save_and_never_kills(world: World, in_training: bool) -> None:
     """The file system takes no more: an error of the save, not a SIGBUS, and training goes on."""
     with small_tmpfs(world.ramdisk, size_bytes=5 << 20):
         big = {"w": np.ones(3 << 20, np.uint8)}
@@ -287,7 +287,7 @@ def test_a_full_ramdisk_fails_the_save_and_never_kills(world: World, in_training
             assert checkpointer.restore(state=world.state(0))[0] == 6
 
 
-def test_a_ramdisk_without_room_for_more_saves_leaves_the_host_state_alone(world: World) -> None:
+def test_ramdisk_without_room_for_saves_leaves_host_state_alone(world: World) -> None:
     size = 3 << 20
     with small_tmpfs(world.ramdisk, size_bytes=16 << 20):
         with world.open_both(local_save_every_n_steps=0) as checkpointer:
@@ -335,7 +335,7 @@ def test_keys_of_restores_and_saves_do_not_pile_up(world: World) -> None:
     assert max(counts) <= counts[3]
 
 
-def test_a_listener_that_raises_disturbs_nobody(world: World) -> None:
+def test_listener_that_raises_disturbs_nobody(world: World) -> None:
     seen: list[str] = []
 
     def broken(event: Event) -> None:
@@ -396,7 +396,7 @@ def test_steps_without_a_save_do_nothing(world: World) -> None:
         assert len(world.events) == before
 
 
-def test_second_checkpointer_of_the_run_in_one_process_is_an_error(world: World) -> None:
+def test_second_checkpointer_of_run_in_one_process_is_error(world: World) -> None:
     """A notebook's cell that is run twice: it must not train from step 1 beside the first."""
     with world.open() as first:
         save_all(first, world, 1)

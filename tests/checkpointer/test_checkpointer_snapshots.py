@@ -61,7 +61,7 @@ def test_both_tiers_have_what_was_donated_after_the_save(
         assert same(state, world.state(4))
 
 
-def test_a_snapshot_that_takes_too_long_fails_the_save_and_training_goes_on(world: World) -> None:
+def test_slow_snapshot_fails_the_save_and_training_goes_on(world: World) -> None:
     with world.open() as checkpointer:
         checkpointer.save(step=1, state=world.state(1), host_state=1)
         checkpointer.wait_until_finished()

@@ -14,7 +14,7 @@ from emergency_ckpt.cli.main import USAGE_EXIT_CODE, main
 @pytest.mark.parametrize(
     "command", [("serve", "--local-dir", "/dev/shm", "--run-id", "r"), ("fake-gcs",)]
 )
-def test_a_port_that_is_none(
+def test_port_that_is_none(
     command: tuple[str, ...], port: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -24,7 +24,7 @@ def test_a_port_that_is_none(
 
 
 @pytest.mark.parametrize("size", ["0", "-1", "9999999999999", "nan"])
-def test_a_size_that_is_none(size: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_size_that_is_none(size: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["fake-gcs", "--total-mib", size])
     assert ended.value.code == USAGE_EXIT_CODE
@@ -39,7 +39,7 @@ def test_a_size_that_is_none(size: str, capsys: pytest.CaptureFixture[str]) -> N
         *[("demo", "--seed", value) for value in ("-1", "4294967296", "1e3")],
     ],
 )
-def test_a_number_that_is_none(
+def test_number_that_is_none(
     command: str, name: str, value: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -48,7 +48,7 @@ def test_a_number_that_is_none(
     assert f"argument {name}" in capsys.readouterr().err
 
 
-def test_a_job_that_is_refused_leaves_no_directory_for_logs(
+def test_job_that_is_refused_leaves_no_directory_for_logs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -57,7 +57,7 @@ def test_a_job_that_is_refused_leaves_no_directory_for_logs(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_directory_that_cannot_be_made_is_said(
+def test_directory_that_cannot_be_made_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

@@ -11,7 +11,7 @@ from emergency_ckpt.cli.main import USAGE_EXIT_CODE, main
 JOB = ["plan-placement", "--slices", "4", "--hosts", "64", "--state-gib", "64"]
 
 
-def test_a_table_with_a_recommendation(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_with_a_recommendation(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*JOB, "--lost-hosts", "3", "--survival", "0.98"]) == 0
     out = capsys.readouterr().out
     lines = {line.split()[0]: line.split() for line in out.splitlines() if line.strip()}

@@ -36,7 +36,7 @@ def test_sealed(name: str, process_count: int) -> None:
         list(pool.map(CHECKS[name], members))
 
 
-def test_the_suite_finds_a_coordinator_that_breaks_the_contract() -> None:
+def test_suite_finds_a_coordinator_that_breaks_the_contract() -> None:
     class Forgetful(LocalCoordinator):
         def put(self, key: str, value: bytes) -> None:
             self.delete(key)
@@ -64,12 +64,12 @@ def test_alone_there_is_nobody_to_coordinate_with() -> None:
     second.put("key", b"")
 
 
-def test_a_local_barrier_has_a_name_of_its_own() -> None:
+def test_local_barrier_has_a_name_of_its_own() -> None:
     coordinator = LocalCoordinator()
     coordinator.barrier("once", SOON_S)
     with pytest.raises(CoordinationError, match="used before"):
         coordinator.barrier("once", SOON_S)
 
 
-def test_a_deadline_that_has_passed_leaves_a_moment() -> None:
+def test_deadline_that_has_passed_leaves_a_moment() -> None:
     assert deadline_left_s(0.0) == 0.001

@@ -33,7 +33,7 @@ def held(inbox: HostStateInbox, *steps: int) -> list[int]:
 
 
 @pytest.mark.parametrize("pushed_first", [True, False])
-def test_a_kept_save_outlives_any_number_of_others(*, pushed_first: bool) -> None:
+def test_kept_save_outlives_any_number_of_others(*, pushed_first: bool) -> None:
     inbox = HostStateInbox()
     if pushed_first:
         push(inbox, 100)
@@ -54,7 +54,7 @@ def test_afterwards_it_is_one_like_the_others() -> None:
     assert held(inbox, 100) == []
 
 
-def test_a_save_that_fails_keeps_nothing_either() -> None:
+def test_save_that_fails_keeps_nothing_either() -> None:
     inbox = HostStateInbox()
     with pytest.raises(ZeroDivisionError), inbox.kept(save_id(100)):
         raise ZeroDivisionError

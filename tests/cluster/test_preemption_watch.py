@@ -65,7 +65,7 @@ def agree(
         return list(pool.map(go_on, range(len(found))))
 
 
-def test_what_fails_on_one_is_known_to_all_and_the_numbers_are_agreed_all_the_same() -> None:
+def test_failure_on_one_is_known_to_all_and_numbers_are_agreed() -> None:
     manager, found = watches(3)
     found[2].reached(1)
     found[2].reached(2)
@@ -105,7 +105,7 @@ def test_asking_again_about_a_step_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("steps_before", [0, 4])
-def test_a_notice_during_a_restore_is_seen_at_the_first_step_after_it(steps_before: int) -> None:
+def test_notice_during_restore_is_seen_at_first_step_after_it(steps_before: int) -> None:
     """The processes had got differently far, and go on from a step far from there."""
     manager, found = watches(2)
     agree(found)
@@ -135,7 +135,7 @@ def test_sigterm_of_a_process_on_its_own() -> None:
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_a_handler_of_the_users_is_left_alone() -> None:
+def test_handler_of_the_users_is_left_alone() -> None:
     def handler(signum: int, frame: object) -> None:
         del signum, frame
 

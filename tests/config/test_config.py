@@ -337,12 +337,12 @@ def test_all_faults_are_reported_at_once() -> None:
 
 
 @pytest.mark.parametrize("copies", [0, -1, 1.5, math.nan, True, "2", None])
-def test_a_placement_has_a_whole_number_of_copies(copies: Any) -> None:
+def test_placement_has_a_whole_number_of_copies(copies: Any) -> None:
     with pytest.raises(ConfigError, match="is no placement"):
         Striped(copies)
 
 
-def test_an_unknown_setting_changes_nothing() -> None:
+def test_unknown_setting_changes_nothing() -> None:
     config = Config()
     with pytest.raises(ConfigError) as caught:
         config.set(dir="/x", locl_dir="/y", evry=1)
@@ -373,7 +373,7 @@ def test_validation_is_a_copy_with_everything_filled_in() -> None:
     assert of_one_server.extra_holders == ("0f" * 16 + "@a:1",)
 
 
-def test_a_placement_may_be_given_as_its_text() -> None:
+def test_placement_may_be_given_as_its_text() -> None:
     assert valid(placement="striped(3)").validated().placement == Striped(3)
     same = valid(placement=Striped(3)).validated()
     assert valid(placement="striped(3)").validated().shared_settings() == same.shared_settings()
@@ -384,7 +384,7 @@ def test_path_objects_are_paths() -> None:
     assert config.validated() == valid().validated()
 
 
-def test_a_run_id_follows_from_the_directory_alone() -> None:
+def test_run_id_follows_from_the_directory_alone() -> None:
     assert run_id_of("/a/run") == run_id_of("/a/run/")
     assert run_id_of("/a/run") != run_id_of("/b/run")
     assert run_id_of("/a/run").startswith("run-")
@@ -397,7 +397,7 @@ def test_a_run_id_follows_from_the_directory_alone() -> None:
 @pytest.mark.parametrize(
     "directory", ["/", "/a/ü ü", "gs://b", "/x/" + "n" * 300, "/a/.hidden", "/a/..", "s3://b/-"]
 )
-def test_a_derived_run_id_is_a_valid_one(directory: str) -> None:
+def test_derived_run_id_is_a_valid_one(directory: str) -> None:
     assert valid(run_id=run_id_of(directory)).validated().run_id == run_id_of(directory)
 
 

@@ -71,7 +71,7 @@ def test_what_follows_from_the_step_alone(policy: object, expected: list[int]) -
     assert due(policy, range(1, 10)) == expected
 
 
-def test_the_initial_save_is_the_first_unless_something_was_restored() -> None:
+def test_initial_save_is_the_first_unless_something_was_restored() -> None:
     assert due(ocm.InitialSavePolicy(), range(3), last=None) == [0, 1, 2]
     assert due(ocm.InitialSavePolicy(), range(3), last=0) == []
 
@@ -99,7 +99,7 @@ def test_what_is_unknown_is_asked(policy: object) -> None:
         assert policy.asked == [(5, [4], False), (6, [4], False)]
 
 
-def test_a_policy_for_preemption_is_known() -> None:
+def test_policy_for_preemption_is_known() -> None:
     policy = ocm.AnySavePolicy([ocm.PreemptionCheckpointingPolicy(), ocm.FixedIntervalPolicy(2)])
     assert plan_saves(policy).on_preemption
     assert not plan_saves(ocm.FixedIntervalPolicy(2)).on_preemption
@@ -191,14 +191,14 @@ NOTHING_KEPT: list[Any] = [
 
 
 @pytest.mark.parametrize("policy", NO_SAVES, ids=repr)
-def test_a_save_policy_with_a_value_that_it_cannot_have(policy: Any) -> None:
+def test_save_policy_with_a_value_that_it_cannot_have(policy: Any) -> None:
     (problem,) = save_policy_problems("save_policy", ocm.AnySavePolicy([policy]))
     assert problem.startswith("save_policy: ")
     assert " must be " in problem
 
 
 @pytest.mark.parametrize("policy", NOTHING_KEPT, ids=repr)
-def test_a_preservation_policy_with_a_value_that_it_cannot_have(policy: Any) -> None:
+def test_preservation_policy_with_a_value_that_it_cannot_have(policy: Any) -> None:
     (problem,) = preservation_policy_problems("preservation_policy", policy)
     assert problem.startswith("preservation_policy: ")
     assert " must be " in problem

@@ -9,7 +9,7 @@ def test_equal_tables_give_no_line() -> None:
     assert differing_settings({0: {"dir": "'/a'"}, 1: {"dir": "'/a'"}}) == []
 
 
-def test_a_difference_names_setting_values_and_holders() -> None:
+def test_difference_names_setting_values_and_holders() -> None:
     tables = {p: {"dir": "'/b'" if p == 1 else "'/a'", "run_id": "None"} for p in range(3)}
     assert differing_settings(tables) == [
         "dir differs between the processes: '/a' at processes 0, 2; '/b' at process 1"
@@ -22,6 +22,6 @@ def test_many_holders_are_counted() -> None:
     assert "1 at processes 0, 1, 2, 3, 4, 5, 6, 7 and 12 more; 2 at process 20" in line
 
 
-def test_a_setting_of_one_process_only_is_a_difference() -> None:
+def test_setting_of_one_process_only_is_a_difference() -> None:
     (line,) = differing_settings({0: {"new": "1"}, 1: {}})
     assert line == "new differs between the processes: 1 at process 0; not known there at process 1"

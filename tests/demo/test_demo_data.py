@@ -47,7 +47,7 @@ def test_same_seed_same_batches_other_seed_other_batches() -> None:
 
 
 @pytest.mark.parametrize("position", [0, 1, 4, 25])
-def test_a_restored_position_gives_the_next_batch(position: int) -> None:
+def test_restored_position_gives_the_next_batch(position: int) -> None:
     undisturbed = iterator()
     batches(undisturbed, position) if position else None
     saved = json.loads(json.dumps(undisturbed.get_state()))  # as a checkpoint keeps it

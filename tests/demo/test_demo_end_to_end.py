@@ -12,7 +12,7 @@ import pytest
 
 
 @pytest.mark.timeout(600)
-def test_a_lost_slice_comes_back_from_its_peers_with_equal_bits(tmp_path: Path) -> None:
+def test_lost_slice_comes_back_from_its_peers_with_equal_bits(tmp_path: Path) -> None:
     out = tmp_path / "out"
     ram = tmp_path / "ram"
     command = [sys.executable, "-m", "emergency_ckpt.cli.main", "demo", "--out", str(out)]
@@ -63,7 +63,7 @@ def test_a_lost_slice_comes_back_from_its_peers_with_equal_bits(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_demo_leaves_no_process_and_no_ram(tmp_path: Path, signum: int) -> None:
+def test_interrupted_demo_leaves_no_process_and_no_ram(tmp_path: Path, signum: int) -> None:
     ram = tmp_path / "ram"
     command = [sys.executable, "-u", "-m", "emergency_ckpt.cli.main", "demo"]
     demo = subprocess.Popen(

@@ -128,7 +128,7 @@ def run_on_four_devices() -> dict[str, object]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_state_is_sharded_inside_a_slice_and_replicated_over_slices() -> None:
+def test_state_is_sharded_in_a_slice_and_replicated_over_slices() -> None:
     first = run_on_four_devices()
     assert first["mesh"] == {"slice": 2, "fsdp": 2}
     assert first["qkv_shards"] == [[16, 24]] * 4

@@ -98,7 +98,7 @@ def test_summary_has_exactly_the_promised_keys_and_values() -> None:
         ),
     ],
 )
-def test_a_run_that_proves_less_is_not_recovered(
+def test_run_that_proves_less_is_not_recovered(
     scenario: str, record: FinishedRun, problem: str
 ) -> None:
     found = verdict(record, scenario)
@@ -112,7 +112,7 @@ def test_recovery_without_peers_is_enough_where_ram_was_kept() -> None:
     assert verdict(record, "process-crash").passed
 
 
-def test_a_notice_costs_no_step() -> None:
+def test_notice_costs_no_step() -> None:
     record = faulty([restored(p, local=9, step=23) for p in (0, 1)])
     assert verdict(record, "preemption").passed
 
@@ -147,7 +147,7 @@ def test_other_bits_are_not_equal(record: FinishedRun, problem: str) -> None:
     assert any(problem in line for line in found.problems), found.problems
 
 
-def test_a_run_that_broke_off_has_a_whole_summary() -> None:
+def test_run_that_broke_off_has_a_whole_summary() -> None:
     summary = verdict(faulty(events=[], digest=None, finished=False)).summary
     assert summary["fault_step"] is None
     assert summary["restored_step"] is None

@@ -68,7 +68,7 @@ def test_all_is_every_scenario() -> None:
     assert [scenario.name for scenario in choose("permuted", JOB)] == ["permuted"]
 
 
-def test_a_persistent_save_has_time_before_the_fault_that_needs_it() -> None:
+def test_persistent_save_has_time_before_the_fault_that_needs_it() -> None:
     scenario = SCENARIOS["all-ram-lost"]
     assert scenario.tier == "persistent"
     assert scenario.fault_step(JOB) - JOB.persistent_every >= 3 * JOB.local_every
@@ -94,7 +94,7 @@ def test_what_cannot_be_shown_is_refused(
         assert problem in line
 
 
-def test_the_command_refuses_before_it_starts_anything(
+def test_command_refuses_before_it_starts_anything(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = cli.main(["demo", "--out", f"{tmp_path}/out", "--slices", "1"])
@@ -103,7 +103,7 @@ def test_the_command_refuses_before_it_starts_anything(
     assert not any(tmp_path.iterdir())
 
 
-def test_the_command_removes_only_what_a_demo_made(
+def test_command_removes_only_what_a_demo_made(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     precious = tmp_path / "runs" / "precious"

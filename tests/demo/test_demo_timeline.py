@@ -43,7 +43,7 @@ def test_plain_lines_tell_the_story_in_order_and_once() -> None:
     assert not any("\x1b" in line for line in lines)
 
 
-def test_a_terminal_gets_a_picture_that_is_redrawn() -> None:
+def test_terminal_gets_a_picture_that_is_redrawn() -> None:
     text = shown(faulty_events(SLICE_LOSS), terminal=True)
     assert "\x1b[" in text
     assert "step 30/30" in text

@@ -52,7 +52,7 @@ def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert "launch" in capsys.readouterr().err
 
 
-def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         cli.main(["lunch"])
     assert caught.value.code == 2
@@ -72,7 +72,7 @@ def test_everything_after_the_dashes_is_the_program(monkeypatch: pytest.MonkeyPa
     assert programs == [["python", "--size", "x", "--", "-y"], []]
 
 
-def test_a_command_that_takes_no_program_says_so(
+def test_command_that_takes_no_program_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     install(monkeypatch, lambda args: 0)
@@ -102,7 +102,7 @@ def test_errors_are_one_clear_line(
     assert message in capsys.readouterr().err
 
 
-def test_a_command_whose_module_cannot_be_imported(
+def test_command_whose_module_cannot_be_imported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(cli.COMMANDS, "toy", cli.Command("absent_package.toy", "a toy", "demo"))

@@ -94,7 +94,7 @@ def test_report_step_without_a_supervisor_does_nothing() -> None:
     subprocess.run([sys.executable, "-c", program], env=environ, check=True, timeout=60)
 
 
-def test_a_hold_stops_the_process_at_its_step(tmp_path: Path) -> None:
+def test_hold_stops_the_process_at_its_step(tmp_path: Path) -> None:
     supervisor_side = ProgressFile(tmp_path / "progress", create=True)
     process_side = ProgressFile(tmp_path / "progress")
     supervisor_side.hold_at(5)
@@ -116,13 +116,13 @@ def test_a_hold_stops_the_process_at_its_step(tmp_path: Path) -> None:
     worker.join(30)
 
 
-def test_a_file_that_is_no_progress_file_is_refused(tmp_path: Path) -> None:
+def test_file_that_is_no_progress_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "progress").write_bytes(b"12345678")
     with pytest.raises(OSError, match="not a progress file"):
         ProgressFile(tmp_path / "progress")
 
 
-def test_the_launcher_never_imports_jax() -> None:
+def test_launcher_never_imports_jax() -> None:
     program = (
         "import sys, emergency_ckpt.launch.supervisor, emergency_ckpt.launch.environment\n"
         "import emergency_ckpt.cli.launch, emergency_ckpt.cli.main\n"

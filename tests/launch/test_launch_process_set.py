@@ -43,7 +43,7 @@ def test_start_watch_kill_wait(make_spec: MakeSpec) -> None:
     assert processes.exits[0].returncode == -signal.SIGTERM
 
 
-def test_a_hold_is_there_before_the_process_is(make_spec: MakeSpec) -> None:
+def test_hold_is_there_before_the_process_is(make_spec: MakeSpec) -> None:
     with ProcessSet(make_spec("train(6)"), holds={1: 3}) as processes:
         wait_until(lambda: processes.poll() != () or processes.exits != (), "process 0 has ended")
         wait_until(lambda: processes.steps[1] == 3, "process 1 is where it is held")
@@ -84,7 +84,7 @@ def test_stopped_processes_are_ended_too(make_spec: MakeSpec) -> None:
     assert [exit_.returncode for exit_ in processes.exits] == [-signal.SIGTERM] * 2
 
 
-def test_a_failed_start_leaves_nothing_behind(make_spec: MakeSpec) -> None:
+def test_failed_start_leaves_nothing_behind(make_spec: MakeSpec) -> None:
     spec = make_spec("time.sleep(600)")
     spec.life_dir(0).mkdir(parents=True)
     spec.log_path(0, 1).mkdir()  # the second process cannot be given a log file
@@ -104,7 +104,7 @@ def test_processes_have_no_way_to_the_janitor(make_spec: MakeSpec) -> None:
     assert spec.log_path(0, 0).read_text().splitlines()[1] == "/dev/null 4"
 
 
-def test_a_lost_janitor_does_not_keep_processes_alive(make_spec: MakeSpec) -> None:
+def test_lost_janitor_does_not_keep_processes_alive(make_spec: MakeSpec) -> None:
     names: list[str] = []
     spec = make_spec("train(0); time.sleep(600)")
     with ProcessSet(spec, on_event=lambda event: names.append(event.name)) as processes:
@@ -152,7 +152,7 @@ def test_no_process_outlives_the_supervisor(
     assert returncode == (-signum if signum == signal.SIGKILL else 128 + signum)
 
 
-def test_a_supervisor_killed_at_once_leaves_nothing_behind(
+def test_supervisor_killed_at_once_leaves_nothing_behind(
     make_spec: MakeSpec, tmp_path: Path
 ) -> None:
     """Killed right after its first process was started: the shim's registration has no gap."""

@@ -38,7 +38,7 @@ def assert_ram_was_kept(spec: JobSpec, result: JobResult, host: int) -> None:
     assert starts(spec, 1)[f"host_{host:05d}"] in (step, step + 1)
 
 
-def test_a_clean_end(make_spec: MakeSpec) -> None:
+def test_clean_end(make_spec: MakeSpec) -> None:
     spec = make_spec("train(5)", slices=2, hosts_per_slice=2)
     result = run(spec).check()
     assert (result.exit_code, len(result.lives), result.faults_left) == (0, 1, ())
@@ -73,7 +73,7 @@ def test_ram_kept_is_there_for_the_next_job(make_spec: MakeSpec) -> None:
     assert starts(spec, 0) == {"host_00000": 7, "host_00001": 7}
 
 
-def test_a_crash_restarts_all_with_ram_kept(make_spec: MakeSpec) -> None:
+def test_crash_restarts_all_with_ram_kept(make_spec: MakeSpec) -> None:
     spec = make_spec(
         """
         train(4)
@@ -94,7 +94,7 @@ def test_a_crash_restarts_all_with_ram_kept(make_spec: MakeSpec) -> None:
     assert_ram_was_kept(spec, result, host=0)
 
 
-def test_a_slice_lost_with_its_ram(make_spec: MakeSpec) -> None:
+def test_slice_lost_with_its_ram(make_spec: MakeSpec) -> None:
     spec = make_spec("train(40)", slices=2, hosts_per_slice=2)
     result = run(spec, "step=20 kill=slice:1 lose-ram exact").check()
     assert len(result.lives) == 2
@@ -110,7 +110,7 @@ def test_a_slice_lost_with_its_ram(make_spec: MakeSpec) -> None:
     assert lost.fields["hosts"] == (2, 3)
 
 
-def test_an_exact_fault_comes_at_its_step(make_spec: MakeSpec) -> None:
+def test_exact_fault_comes_at_its_step(make_spec: MakeSpec) -> None:
     spec = make_spec("train(200, seconds=0)")
     result = run(spec, "step=20 kill=process:1 exact").check()
     assert starts(spec, 1)["host_00001"] == 20
@@ -146,7 +146,7 @@ def test_several_faults_fire_in_order_once_each(make_spec: MakeSpec) -> None:
     assert not [life for life in result.lives[:-1] if not life.injected]
 
 
-def test_a_stopped_process_goes_on_after_its_time(make_spec: MakeSpec) -> None:
+def test_stopped_process_goes_on_after_its_time(make_spec: MakeSpec) -> None:
     pids: list[int] = []
 
     def on_event(event: JobEvent) -> None:
@@ -166,13 +166,13 @@ def test_a_stopped_process_goes_on_after_its_time(make_spec: MakeSpec) -> None:
     assert fired.fields["processes"] == (1,)
 
 
-def test_a_fault_that_never_came_is_reported(make_spec: MakeSpec) -> None:
+def test_fault_that_never_came_is_reported(make_spec: MakeSpec) -> None:
     fault = "step=1000 kill=all"
     result = run(make_spec("train(3)"), fault).check()
     assert result.faults_left == (parse_fault(fault),)
 
 
-def test_the_breaker_stops_a_crash_loop_and_shows_the_log(make_spec: MakeSpec) -> None:
+def test_breaker_stops_a_crash_loop_and_shows_the_log(make_spec: MakeSpec) -> None:
     spec = make_spec("raise RuntimeError('no such data set')", max_restarts=50, breaker_deaths=3)
     result = run(spec)
     assert (len(result.lives), result.exit_code) == (3, 1)
@@ -187,7 +187,7 @@ def test_dying_again_at_the_same_step_is_a_crash_loop(make_spec: MakeSpec) -> No
     assert result.exit_code == 3
 
 
-def test_the_limit_of_restarts(make_spec: MakeSpec) -> None:
+def test_limit_of_restarts(make_spec: MakeSpec) -> None:
     spec = make_spec("train(start + 2); os.abort()", max_restarts=2)
     result = run(spec)
     assert (len(result.lives), result.exit_code) == (3, 128 + 6)
@@ -195,7 +195,7 @@ def test_the_limit_of_restarts(make_spec: MakeSpec) -> None:
         result.check()
 
 
-def test_a_late_death_restarts_also_those_that_finished(make_spec: MakeSpec) -> None:
+def test_late_death_restarts_also_those_that_finished(make_spec: MakeSpec) -> None:
     spec = make_spec(
         """
         note = env.local_dir.parent / "pid"
@@ -213,7 +213,7 @@ def test_a_late_death_restarts_also_those_that_finished(make_spec: MakeSpec) -> 
     assert len(result.lives) == 2
 
 
-def test_a_hang_is_a_death(make_spec: MakeSpec) -> None:
+def test_hang_is_a_death(make_spec: MakeSpec) -> None:
     # More than one life: a start that takes longer than this is a hang too.
     spec = make_spec(
         "train(3)\nif env.restart_count == 0: time.sleep(600)",
@@ -227,7 +227,7 @@ def test_a_hang_is_a_death(make_spec: MakeSpec) -> None:
     assert last == "finished"
 
 
-def test_an_endless_hang_ends_in_an_error(make_spec: MakeSpec) -> None:
+def test_endless_hang_ends_in_an_error(make_spec: MakeSpec) -> None:
     result = run(make_spec("train(3); time.sleep(600)", hang_timeout_s=4.0, max_restarts=0))
     assert result.exit_code == 124
     [life] = result.lives
@@ -235,7 +235,7 @@ def test_an_endless_hang_ends_in_an_error(make_spec: MakeSpec) -> None:
         result.check()
 
 
-def test_the_timeout_ends_the_job(make_spec: MakeSpec) -> None:
+def test_timeout_ends_the_job(make_spec: MakeSpec) -> None:
     result = Supervisor(make_spec("time.sleep(600)")).run(timeout_s=0.5)
     assert (result.exit_code, result.lives[0].ending) == (124, "timeout")
     with pytest.raises(DeadlineExceeded):
@@ -326,7 +326,7 @@ def test_two_supervisors_do_not_share_ramdisks(make_spec: MakeSpec) -> None:
         ({"local_root": Path("here")}, "absolute"),
     ],
 )
-def test_a_bad_job_is_refused(fields: dict[str, object], problem: str) -> None:
+def test_bad_job_is_refused(fields: dict[str, object], problem: str) -> None:
     good: dict[str, object] = {
         "command": ("true",),
         "slices": 2,
@@ -339,6 +339,6 @@ def test_a_bad_job_is_refused(fields: dict[str, object], problem: str) -> None:
         JobSpec(**{**good, **fields})  # type: ignore[arg-type]
 
 
-def test_a_fault_for_another_job_is_refused(make_spec: MakeSpec) -> None:
+def test_fault_for_another_job_is_refused(make_spec: MakeSpec) -> None:
     with pytest.raises(ConfigError, match="no slice 2"):
         Supervisor(make_spec("train(1)"), faults=[parse_fault("step=1 kill=slice:2")])

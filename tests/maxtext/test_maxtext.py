@@ -60,7 +60,7 @@ def test_continuous() -> None:
     assert not made.async_save
 
 
-def test_continuous_without_a_local_period_leaves_the_local_tier_off() -> None:
+def test_continuous_without_local_period_leaves_local_tier_off() -> None:
     assert list(config(enable_continuous_checkpointing=True).save_plans()) == ["persistent"]
 
 
@@ -70,7 +70,7 @@ def test_nothing_is_saved_when_checkpointing_is_off() -> None:
     assert not made.heeds_preemption
 
 
-def test_objects_with_other_settings_beside_and_settings_that_win() -> None:
+def test_objects_with_other_settings_and_settings_that_win() -> None:
     flags = SimpleNamespace(checkpoint_period=7, learning_rate=0.1)
     made = from_maxtext(flags, keep_last_n=2, **PLACES).validated()
     assert (made.save_every_n_steps, made.keep_last_n) == (7, 2)
@@ -91,7 +91,7 @@ def manager_of(world: World, **flags: Any) -> CheckpointManager | None:
     return create_checkpoint_manager(SimpleNamespace(**flags), world.mesh, world.state(0))
 
 
-def test_the_manager_of_the_emergency_mode(world: World) -> None:
+def test_manager_of_the_emergency_mode(world: World) -> None:
     manager = manager_of(
         world, local_checkpoint_period=1, checkpoint_period=3, max_num_checkpoints_to_keep=2
     )
@@ -104,7 +104,7 @@ def test_the_manager_of_the_emergency_mode(world: World) -> None:
         assert same(manager.restore(9).state, world.state(9))
 
 
-def test_the_manager_saves_continuously(world: World) -> None:
+def test_manager_saves_continuously(world: World) -> None:
     manager = manager_of(world, enable_continuous_checkpointing=True, async_checkpointing=False)
     assert manager is not None
     with manager:
@@ -119,6 +119,6 @@ def test_no_manager_when_checkpointing_is_off(world: World) -> None:
     assert manager_of(world, enable_checkpointing=False) is None
 
 
-def test_a_manager_needs_both_directories(world: World) -> None:
+def test_manager_needs_both_directories(world: World) -> None:
     with pytest.raises(ConfigError, match="local_checkpoint_directory"):
         manager_of(world, local_checkpoint_directory="")

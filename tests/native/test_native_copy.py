@@ -82,7 +82,7 @@ def test_arrays_of_any_dtype_and_read_only_ones(
     assert contents(mapping, 3, array.nbytes) == array.tobytes()
 
 
-def test_a_copy_that_is_refused_writes_nothing(mapping: _native.Mapping) -> None:
+def test_copy_that_is_refused_writes_nothing(mapping: _native.Mapping) -> None:
     bad_copies = [
         (b"x", SIZE_BYTES),
         (b"x", -1),
@@ -106,7 +106,7 @@ def test_buffers_are_let_go_after_the_call(mapping: _native.Mapping) -> None:
 
 
 @pytest.mark.parametrize("threads", [0, -1, 257, 2**40])
-def test_the_number_of_threads_is_bounded(mapping: _native.Mapping, threads: int) -> None:
+def test_number_of_threads_is_bounded(mapping: _native.Mapping, threads: int) -> None:
     with pytest.raises(ValueError, match="threads must be in"):
         _native.copy_crc32c(mapping, [(b"a", 0)], threads)
     with pytest.raises(ValueError, match="threads must be in"):
@@ -115,7 +115,7 @@ def test_the_number_of_threads_is_bounded(mapping: _native.Mapping, threads: int
         _native.prefault(mapping, 0, 1, threads)
 
 
-def test_a_flipped_bit_changes_the_crc(mapping: _native.Mapping) -> None:
+def test_flipped_bit_changes_the_crc(mapping: _native.Mapping) -> None:
     data = bytearray(random_bytes(100_000))
     (before,) = _native.copy_crc32c(mapping, [(data, 0)], 2)
     data[54_321] ^= 1

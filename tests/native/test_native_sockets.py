@@ -72,7 +72,7 @@ def test_over_tcp(filled: _native.Mapping) -> None:
 
 
 @pytest.mark.parametrize("timeout_s", [0, 0.02])
-def test_the_deadline_ends_both_directions(
+def test_deadline_ends_both_directions(
     ends: Ends, mapping: _native.Mapping, timeout_s: float
 ) -> None:
     whole = [(0, SIZE_BYTES)]
@@ -83,16 +83,14 @@ def test_the_deadline_ends_both_directions(
 
 
 @pytest.mark.parametrize("timeout_s", [-1.0, math.nan, math.inf, 1e9])
-def test_the_deadline_must_be_one(ends: Ends, mapping: _native.Mapping, timeout_s: float) -> None:
+def test_deadline_must_be_one(ends: Ends, mapping: _native.Mapping, timeout_s: float) -> None:
     with pytest.raises(ValueError, match="timeout_s must be in"):
         _native.send_ranges(ends.sender.fileno(), mapping, [(0, 1)], timeout_s)
     with pytest.raises(ValueError, match="timeout_s must be in"):
         _native.receive_ranges(ends.receiver.fileno(), mapping, [(0, 1)], timeout_s)
 
 
-def test_a_peer_that_closes_early_is_a_connection_error(
-    ends: Ends, mapping: _native.Mapping
-) -> None:
+def test_peer_that_closes_early_is_a_connection_error(ends: Ends, mapping: _native.Mapping) -> None:
     ends.sender.sendall(b"0123456789")
     ends.sender.close()
     with pytest.raises(ConnectionError, match="90 bytes missing"):
@@ -153,14 +151,14 @@ class Receive:
             feeder.join()
 
 
-def test_a_blocking_receive_lets_other_threads_run(ends: Ends, mapping: _native.Mapping) -> None:
+def test_blocking_receive_lets_other_threads_run(ends: Ends, mapping: _native.Mapping) -> None:
     ran: list[bool] = []
     receive = Receive(ends, mapping)
     assert receive.run(lambda: ran.append(True)) == [google_crc32c.value(receive.data)]
     assert ran
 
 
-def test_a_blocking_send_lets_other_threads_run(ends: Ends, filled: _native.Mapping) -> None:
+def test_blocking_send_lets_other_threads_run(ends: Ends, filled: _native.Mapping) -> None:
     # More than the socket holds: the send ends only if this thread, in Python, reads.
     received = bytearray()
 
@@ -195,7 +193,7 @@ def test_close_during_a_receive_is_safe(ends: Ends, mapping: _native.Mapping) ->
     assert view.tobytes() == receive.data
 
 
-def test_closing_the_socket_during_a_receive_does_not_redirect_it(
+def test_closing_socket_during_receive_does_not_redirect_it(
     ends: Ends, mapping: _native.Mapping
 ) -> None:
     receive = Receive(ends, mapping)
@@ -221,7 +219,7 @@ def test_receive_to_a_file_with_holes(tmp_path: Path, sizes: list[int]) -> None:
             assert os.pread(file.fileno(), len(part), offset) == part
 
 
-def test_receive_to_a_file_ends_with_the_peer_the_deadline_and_a_bad_file(tmp_path: Path) -> None:
+def test_receive_to_file_ends_with_peer_deadline_and_bad_file(tmp_path: Path) -> None:
     near, far = socket.socketpair()
     with near, far, open(tmp_path / "slot", "w+b") as file:
         with pytest.raises(TimeoutError):

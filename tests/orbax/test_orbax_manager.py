@@ -88,7 +88,7 @@ def test_ram_was_wiped(job: list[dict[str, Any]], case: str, left: list[int]) ->
     assert of_all(job, case) == [[], left, [4, 5]]
 
 
-def test_an_older_restore_takes_nothing_away(job: list[dict[str, Any]]) -> None:
+def test_older_restore_takes_nothing_away(job: list[dict[str, Any]]) -> None:
     wrong, before, after, latest = of_all(job, "older then newer")
     assert wrong == [[]] * 5
     assert (before, after, latest) == ([0, 4, 5, 6], [0, 4, 5, 6], 6)
@@ -110,7 +110,7 @@ def test_one_slice_may_save_to_ram_too(job: list[dict[str, Any]]) -> None:
     assert of_all(job, "one slice with RAM") == [True, [5, 10, 12, 15], 15, []]
 
 
-def test_the_dataset_is_of_the_step_of_the_tensors(job: list[dict[str, Any]]) -> None:
+def test_dataset_is_of_the_step_of_the_tensors(job: list[dict[str, Any]]) -> None:
     assert of_all(job, "dataset") == [[True, []]] * 4 + [True] * 3
 
 

@@ -73,7 +73,7 @@ def test_one_rule_for_what_is_kept(kind: Any) -> None:
         kind(max_to_keep=2, preservation_policy=ocm.LatestN(2))
 
 
-def test_a_period_beside_a_policy() -> None:
+def test_period_beside_a_policy() -> None:
     with pytest.raises(ValueError, match="keep_period"):
         ours.PersistentCheckpointOptions(keep_period=2, preservation_policy=ocm.LatestN(2))
 
@@ -112,7 +112,7 @@ def test_when_to_save_and_what_to_keep() -> None:
     assert not config.save_on_preemption
 
 
-def test_a_policy_takes_the_place_of_all_rules() -> None:
+def test_policy_takes_the_place_of_all_rules() -> None:
     policy = ocm.SpecificStepsPolicy([4])
     config = made(local=ours.LocalCheckpointOptions(save_decision_policy=policy))
     plan = config.save_plans()["local"]
@@ -145,7 +145,7 @@ def test_how_many_steps_a_policy_keeps(policy: Any, steps: int | None) -> None:
     assert steps_kept(policy) == steps
 
 
-def test_an_interval_among_further_settings_is_not_hidden_by_the_options() -> None:
+def test_interval_among_further_settings_beats_the_options() -> None:
     usual = settings_of(ours.CheckpointManagerOptions(), one_slice=False)
     places = {"dir": "/persistent/run", "local_dir": "/dev/shm/ckpt"}
 
@@ -164,7 +164,7 @@ def test_an_interval_among_further_settings_is_not_hidden_by_the_options() -> No
     assert plans["local"] != without["local"]
 
 
-def test_a_policy_among_further_settings_is_kept_beside_an_interval() -> None:
+def test_policy_among_further_settings_is_kept_beside_interval() -> None:
     policy = ocm.FixedIntervalPolicy(3)
     found = with_further({}, {"save_policy": policy, "save_every_n_steps": 7})
     assert found == {"save_policy": policy, "save_every_n_steps": 7}

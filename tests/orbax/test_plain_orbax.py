@@ -87,14 +87,14 @@ def test_tensors_alone_are_restored_bit_for_bit(start: Any) -> None:
     assert same_bits(state, state_at(7))
 
 
-def test_an_older_step_by_its_number(start: Any) -> None:
+def test_older_step_by_its_number(start: Any) -> None:
     with start() as ckpt:
         step, state = ckpt.restore(3, state=specs())
     assert step == 3
     assert same_bits(state, state_at(3))
 
 
-def test_the_missing_host_state_is_an_error_with_the_way_out(start: Any) -> None:
+def test_missing_host_state_is_an_error_with_the_way_out(start: Any) -> None:
     with start() as ckpt, pytest.raises(HostStateError, match="allow_missing_host_state"):
         ckpt.restore(state=specs(), host_state={"batch": 0})
 

@@ -95,7 +95,7 @@ def life(training: Training, root: Path, program: str, last_step: int) -> dict[s
     return names["state"]
 
 
-def test_the_loop_for_users_of_orbax(root: Path) -> None:
+def test_loop_for_users_of_orbax(root: Path) -> None:
     lines = [line for line in block("orbax") if not line.startswith("-")]
     program = "\n".join(line[1:] for line in lines)
     undisturbed = Training()
@@ -148,7 +148,7 @@ def maxtext(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return SimpleNamespace(**modules)
 
 
-def test_the_change_in_maxtext(root: Path, maxtext: SimpleNamespace) -> None:
+def test_change_in_maxtext(root: Path, maxtext: SimpleNamespace) -> None:
     checkpointing, training = maxtext.checkpointing, Training()
     assert checkpointing.EmergencyCheckpointManager is emergency.CheckpointManager
     (root / "local").mkdir()

@@ -26,7 +26,7 @@ class WithoutService(LocalCoordinator):
         return super().get(key, timeout_s)
 
 
-def test_buddies_that_cannot_be_reached_are_reported_each_and_end_nothing(ramdisk: Path) -> None:
+def test_unreachable_buddies_are_each_reported_and_end_nothing(ramdisk: Path) -> None:
     events: list[Event] = []
     coordinator = WithoutService()
     coordinator.put("address/1", b"127.0.0.1:1")  # nobody listens there; of 2 nothing is known

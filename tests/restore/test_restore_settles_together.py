@@ -54,7 +54,7 @@ def test_what_one_process_fails_with_reaches_the_others_at_once(
     assert text in own
 
 
-def test_a_full_ramdisk_keeps_nobody_from_what_ram_holds(
+def test_full_ramdisk_keeps_nobody_from_what_ram_holds(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The record of what is complete finds no room; the step needs none."""
@@ -78,7 +78,7 @@ def test_a_full_ramdisk_keeps_nobody_from_what_ram_holds(
 
 
 @pytest.mark.parametrize("found", [True, False], ids=["a step", "nothing"])
-def test_leftovers_that_cannot_be_forgotten_are_an_error_of_the_round_for_all(
+def test_leftovers_that_cannot_be_forgotten_are_an_error_for_all(
     world: World, monkeypatch: pytest.MonkeyPatch, *, found: bool
 ) -> None:
     """Raised before it, it would be raised by this process alone, and the others would wait."""

@@ -87,7 +87,7 @@ def test_restore_of_newest_leaves_storage_alone_until_a_save(world: World) -> No
     assert restored(world) == 3
 
 
-def test_host_that_was_away_learns_that_its_steps_were_rolled_back(world: World) -> None:
+def test_host_away_learns_that_its_steps_were_rolled_back(world: World) -> None:
     """Its RAM has step 10 of the old life; storage has the new one's step 8, and the record."""
     both = {"save_every_n_steps": 2}
     with world.open_both(**both) as ckpt:

@@ -44,14 +44,14 @@ def test_newer_steps_are_forgotten_at_the_next_save(world: World) -> None:
         assert same(ckpt.restore(state=world.state(0))[1], world.state(20))
 
 
-def test_newer_steps_are_forgotten_at_once_unless_they_are_to_stay(world: World) -> None:
+def test_newer_steps_are_forgotten_at_once_unless_kept(world: World) -> None:
     with world.open_both(**KEEPS_THREE) as ckpt:
         save_all(ckpt, world, 1, 2, 3)
         ckpt.restore(1, state=world.state(0))
         assert ckpt.steps.survey(world.state(0)).local == (1,)
 
 
-def test_a_state_of_another_shape_does_not_hide_steps(world: World) -> None:
+def test_state_of_another_shape_does_not_hide_steps(world: World) -> None:
     with world.open_both(**KEEPS_THREE) as ckpt:
         save_all(ckpt, world, 1, 2)
         assert ckpt.steps.survey({"other": 1.0}).local == (1, 2)
@@ -77,7 +77,7 @@ def test_what_is_in_a_step(world: World) -> None:
         assert ckpt.steps.describe(4)._replace(tier="") == in_both._replace(tier="")
 
 
-def test_a_removed_step_is_gone_for_good(world: World) -> None:
+def test_removed_step_is_gone_for_good(world: World) -> None:
     with world.open_both(**KEEPS_THREE) as ckpt:
         save_all(ckpt, world, 3, 4, 5)
         ckpt.steps.remove(5)
@@ -89,7 +89,7 @@ def test_a_removed_step_is_gone_for_good(world: World) -> None:
         assert ckpt.restore(state=world.state(0))[0] is None
 
 
-def test_a_deleted_ramdisk_is_noticed(world: World) -> None:
+def test_deleted_ramdisk_is_noticed(world: World) -> None:
     with world.open_both(**KEEPS_THREE) as ckpt:
         save_all(ckpt, world, 1)
         assert ckpt.steps.ramdisks_intact()
@@ -104,7 +104,7 @@ class Thirds:
         return step.step % 3 == 0 and len(previous_steps) < 2
 
 
-def test_a_policy_asked_on_every_process_is_asked_at_each_step(world: World) -> None:
+def test_policy_asked_on_every_process_is_asked_at_each_step(world: World) -> None:
     policy = PerProcessPolicy(ocm.AnySavePolicy([Thirds(), ocm.SpecificStepsPolicy([5])]))
     with world.open(local_save_policy=policy) as ckpt:
         due = []

@@ -266,14 +266,14 @@ def test_events_of_a_save_come_in_the_order_of_the_protocol(process: Process) ->
     ]
 
 
-def test_a_ballot_names_contents_and_layout(process: Process, vote: ScriptedVote) -> None:
+def test_ballot_names_contents_and_layout(process: Process, vote: ScriptedVote) -> None:
     process.saves.run(job(1))
     assert vote.ballots == [
         Ballot(digest=process.held()[1], layout=layout_digest(LAYOUT)),
     ]
 
 
-def test_a_failure_is_voted_told_and_forgotten_by_the_next_save(
+def test_failure_is_voted_told_and_forgotten_by_the_next_save(
     process: Process, vote: ScriptedVote
 ) -> None:
     process.saves.run(job(1))
@@ -287,7 +287,7 @@ def test_a_failure_is_voted_told_and_forgotten_by_the_next_save(
     process.failures.raise_pending()
 
 
-def test_a_doubt_that_a_newer_complete_save_makes_idle_blocks_nothing(
+def test_doubt_made_idle_by_a_newer_complete_save_blocks_nothing(
     process: Process, vote: ScriptedVote
 ) -> None:
     vote.next = "in_doubt"
@@ -298,7 +298,7 @@ def test_a_doubt_that_a_newer_complete_save_makes_idle_blocks_nothing(
         assert process.saves.last_complete == save_id(step)
 
 
-def test_two_saves_that_must_be_kept_leave_no_slot_until_the_doubt_is_over(
+def test_two_saves_to_be_kept_leave_no_slot_while_in_doubt(
     process: Process, vote: ScriptedVote
 ) -> None:
     process.saves.run(job(1))
@@ -355,7 +355,7 @@ class KeepsNewest:
 
 
 @pytest.mark.parametrize(("count", "held"), [(0, [15]), (1, [15]), (2, [10, 15]), (-1, [10, 15])])
-def test_the_slot_before_is_kept_as_the_policy_says(
+def test_slot_before_is_kept_as_the_policy_says(
     tmp_path: Path, count: int, held: list[int]
 ) -> None:
     process = Process(tmp_path / "ram", ScriptedVote(), preservation=KeepsNewest(count))

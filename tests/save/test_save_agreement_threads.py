@@ -103,7 +103,7 @@ def test_all_save_the_same_steps() -> None:
         (0, "delete", "/proposal", 20),  # the first is kept until there are sixteen after it
     ],
 )
-def test_a_fault_of_the_service_costs_one_save_at_most(
+def test_fault_of_the_service_costs_one_save_at_most(
     process: int, operation: str, part: str, saves: int
 ) -> None:
     service = MemoryService(COUNT)

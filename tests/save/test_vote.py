@@ -54,7 +54,7 @@ def test_complete_when_all_published() -> None:
     assert {outcome.reason for outcome in outcomes.values()} == {"all 3 processes published"}
 
 
-def test_only_the_leader_has_the_ballots_and_has_them_as_they_were_cast() -> None:
+def test_only_leader_has_ballots_and_has_them_as_they_were_cast() -> None:
     ballots = {
         0: Ballot(digest="a", layout="same"),
         1: Ballot(digest="b", layout="same"),
@@ -74,13 +74,13 @@ def test_incomplete_when_one_refuses(who: int) -> None:
         assert f"process {who}: RamdiskFull: no room" in outcome.reason
 
 
-def test_a_refusal_is_bounded() -> None:
+def test_refusal_is_bounded() -> None:
     outcomes = Job().cast(5, everybody(lambda _: Ballot(refused="x" * 1_000_000)))
     assert kinds(outcomes) == ["incomplete"] * COUNT
     assert len(outcomes[1].reason) < 1000
 
 
-def test_incomplete_when_one_does_not_vote_and_the_reason_names_it() -> None:
+def test_incomplete_when_one_does_not_vote_and_reason_names_it() -> None:
     job = Job(SOON_S)
     outcomes = job.cast(5, {0: Ballot(digest="d"), 1: Ballot(digest="d")})
     assert kinds(outcomes) == ["incomplete"] * 2
@@ -103,7 +103,7 @@ def test_in_doubt_without_the_leader_and_resolved_when_it_comes() -> None:
 
 
 @pytest.mark.parametrize("ballot", [Ballot(digest="d"), Ballot(refused="no")])
-def test_who_cannot_hear_the_decision_is_in_doubt_and_learns_it_later(ballot: Ballot) -> None:
+def test_process_without_decision_is_in_doubt_until_it_learns(ballot: Ballot) -> None:
     job = Job()
     job.service.fail(2, "get", "decision", CoordinationError("get", "decision", "unreachable"))
     outcomes = job.cast(5, {**everybody(), 1: ballot})
@@ -113,14 +113,14 @@ def test_who_cannot_hear_the_decision_is_in_doubt_and_learns_it_later(ballot: Ba
     assert job.votes[2].learn(save_id(5)).kind == decided
 
 
-def test_who_cannot_cast_its_ballot_makes_the_save_incomplete_for_all() -> None:
+def test_process_that_cannot_vote_makes_the_save_incomplete() -> None:
     job = Job(SOON_S)
     job.service.fail(1, "put", "ballot", CoordinationError("put", "ballot", "unreachable"))
     assert kinds(job.cast(5, everybody())) == ["incomplete"] * COUNT
 
 
 @pytest.mark.parametrize(("operation", "part"), [("list", "ballot"), ("put", "decision")])
-def test_a_leader_that_could_not_decide_decides_later(operation: str, part: str) -> None:
+def test_leader_that_could_not_decide_decides_later(operation: str, part: str) -> None:
     """Else both saves stay in doubt for ever, and no save could be written again."""
     job = Job(SOON_S)
     job.service.fail(0, operation, part, CoordinationError(operation, part, "unreachable"))
@@ -130,7 +130,7 @@ def test_a_leader_that_could_not_decide_decides_later(operation: str, part: str)
     assert job.votes[1].learn(save_id(5)).kind == "complete"
 
 
-def test_a_decision_is_never_changed() -> None:
+def test_decision_is_never_changed() -> None:
     job = Job(SOON_S)
     job.cast(5, {0: Ballot(digest="d"), 1: Ballot(digest="d")})
     job.cast(5, {2: Ballot(digest="d")})

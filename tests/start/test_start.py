@@ -62,7 +62,7 @@ def test_later_incarnations_sort_later_and_are_plain_names() -> None:
     assert [i.split("-")[0] for i in ids] == sorted(i.split("-")[0] for i in ids)
 
 
-def test_a_process_that_cannot_start_stops_all() -> None:
+def test_process_that_cannot_start_stops_all() -> None:
     def broken() -> str:
         raise OSError("no such ramdisk")
 
@@ -73,7 +73,7 @@ def test_a_process_that_cannot_start_stops_all() -> None:
         assert "process 2: no such ramdisk" in str(other)
 
 
-def test_a_process_that_does_not_come_is_named() -> None:
+def test_process_that_does_not_come_is_named() -> None:
     service = MemoryService(2)
     with pytest.raises(DeadlineExceeded, match="missing: process 1"):
         agree_start(service.member(0), lambda: "a:1", SOON_S)
@@ -83,7 +83,7 @@ def save_id(step: int) -> SaveId:
     return SaveId(step=step, incarnation="life", run_id="run")
 
 
-def test_the_inbox_waits_for_all_and_names_who_is_missing() -> None:
+def test_inbox_waits_for_all_and_names_who_is_missing() -> None:
     inbox = HostStateInbox()
     inbox.put(save_id(1), 0, b"zero")
     with pytest.raises(DeadlineExceeded, match="missing: process 2") as caught:
@@ -96,7 +96,7 @@ def test_the_inbox_waits_for_all_and_names_who_is_missing() -> None:
     assert inbox.wait_for(save_id(1), [], SOON_S) == {}
 
 
-def test_the_inbox_is_bounded() -> None:
+def test_inbox_is_bounded() -> None:
     inbox = HostStateInbox()
     for step in range(100):
         inbox.put(save_id(step), 0, b"x")

@@ -71,7 +71,7 @@ def test_start_required_storage_that_refuses_is_an_error(world: World, refusing:
     world.open().stop()  # nothing of the failed start is left in the way
 
 
-def test_start_required_directory_that_cannot_be_made_is_an_error(world: World) -> None:
+def test_start_required_directory_that_cannot_be_made_is_error(world: World) -> None:
     blocker = world.persistent.parent / "file"
     blocker.write_text("")
     with pytest.raises(PersistentTierError, match="create "):

@@ -133,7 +133,7 @@ def test_restart_with_default_names_is_never_refused(world: World, moved: bool) 
     assert whole(world) == [1, 2, 3]
 
 
-def test_job_that_lost_its_directory_stays_out_whatever_its_clock(world: World) -> None:
+def test_job_without_its_directory_stays_out_whatever_its_clock(world: World) -> None:
     """Else two jobs of one run, one with a clock ahead, would take turns."""
     with world.open_both(**STORAGE) as older:
         save_all(older, world, 1)

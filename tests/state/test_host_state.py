@@ -142,7 +142,7 @@ def test_state_of_numpys_generators() -> None:
     assert (again.rand(3).tolist(), other.random(3).tolist()) == expected
 
 
-def test_a_grain_iterator_continues_where_it_was() -> None:
+def test_grain_iterator_continues_where_it_was() -> None:
     dataset = grain.MapDataset.range(100).shuffle(seed=3).to_iter_dataset()
     iterator = iter(dataset)
     for _ in range(17):
@@ -224,7 +224,7 @@ def test_another_structure_is_an_error_and_moves_nothing(saved: object, target: 
     assert host_state.capture(target) == before
 
 
-def test_a_failing_set_state_is_named() -> None:
+def test_failing_set_state_is_named() -> None:
     payload = host_state.capture({"it": Counter(1)})
     with pytest.raises(HostStateError, match="no such shard file"):
         host_state.apply({"it": Broken()}, payload)
@@ -256,7 +256,7 @@ def test_what_cannot_be_stored_is_named_with_its_place(value: object) -> None:
         host_state.capture({"x": [0, value]})
 
 
-def test_a_structure_that_holds_itself_is_an_error() -> None:
+def test_structure_that_holds_itself_is_an_error() -> None:
     loop: list[object] = []
     loop.append(loop)
     with pytest.raises(HostStateError, match="nested deeper"):
@@ -268,7 +268,7 @@ def test_text_that_is_not_unicode_is_an_error() -> None:
         host_state.encode(save_id(1), 0, 1, host_state.capture("\ud800"))
 
 
-def test_the_bound() -> None:
+def test_bound() -> None:
     payload = host_state.capture(b"x" * 3000)
     size = len(host_state.encode(save_id(1), 0, 1, payload))
     host_state.encode(save_id(1), 0, 1, payload, limit_bytes=size)

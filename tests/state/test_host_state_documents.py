@@ -35,7 +35,7 @@ def test_one_flipped_bit_never_changes_the_payload(bit: int) -> None:
 
 
 @pytest.mark.parametrize("length", range(0, len(DOCUMENT), 23))
-def test_a_truncated_document_is_found(length: int) -> None:
+def test_truncated_document_is_found(length: int) -> None:
     with pytest.raises(CorruptData):
         host_state.decode(DOCUMENT[:length])
 
@@ -86,7 +86,7 @@ HOSTILE_PAYLOADS = [
 
 
 @pytest.mark.parametrize("payload", HOSTILE_PAYLOADS, ids=range(len(HOSTILE_PAYLOADS)))
-def test_a_well_sealed_hostile_payload_is_corrupt(payload: bytes) -> None:
+def test_well_sealed_hostile_payload_is_corrupt(payload: bytes) -> None:
     with pytest.raises(CorruptData):
         host_state.decode(sealed(payload))
 

@@ -101,12 +101,12 @@ def test_sharded_keys_come_back() -> None:
     assert_same(through_bytes(state), state)
 
 
-def test_an_array_on_one_other_device_comes_back_there() -> None:
+def test_array_on_one_other_device_comes_back_there() -> None:
     state = {"x": jax.device_put(np.arange(5, dtype=np.int8), jax.devices()[5])}
     assert_same(through_bytes(state), state)
 
 
-def test_the_type_of_a_host_value_is_that_of_the_given_state() -> None:
+def test_type_of_a_host_value_is_that_of_the_given_state() -> None:
     state = {"a": np.float32(1.5), "b": np.arange(2), "c": 3}
     like = {"a": np.zeros((), np.float32), "b": np.zeros(2, int), "c": 0}
     back = through_bytes(state, like)
@@ -115,7 +115,7 @@ def test_the_type_of_a_host_value_is_that_of_the_given_state() -> None:
     assert_same({k: back[k] for k in "bc"}, {k: state[k] for k in "bc"})
 
 
-def test_a_host_array_is_the_callers_own() -> None:
+def test_host_array_is_the_callers_own() -> None:
     data = np.frombuffer(bytes(16), np.uint8)
     like = {"x": np.zeros(2)}
     back = materialize(describe(like, "restore"), like, lambda _: data)

@@ -116,7 +116,7 @@ def test_views_stay_as_they_are_when_the_state_is_donated(spec: Any) -> None:
                 assert (view == number).all(), (shard, number)
 
 
-def test_a_recipe_fits_states_of_the_same_structure_only() -> None:
+def test_recipe_fits_states_of_the_same_structure_only() -> None:
     mesh = mesh_of(8)
     whole = np.zeros((8, 8), np.float32)
     base = {
@@ -154,7 +154,7 @@ def test_a_recipe_fits_states_of_the_same_structure_only() -> None:
     assert not matches(recipe, list(base.values()))
 
 
-def test_a_box_that_is_not_here_is_refused() -> None:
+def test_box_that_is_not_here_is_refused() -> None:
     tree = describe({"w": sharded(np.zeros((8, 2)), mesh_of(8), "x")}, "save")
     with pytest.raises(StateMismatch, match="not on this process"):
         SnapshotRecipe(tree, [shard_of("w", (0, 2), (0, 2))])

@@ -111,7 +111,7 @@ class Reader(threading.Thread):
 
 
 @each_mode
-def test_the_state_may_be_donated_once_the_snapshot_is_captured(settings: SnapshotSettings) -> None:
+def test_state_may_be_donated_once_the_snapshot_is_captured(settings: SnapshotSettings) -> None:
     """Many steps; each consumes the state as soon as training may go on."""
     state = new_state()
     copies = DeviceCopies(settings.device_copy_bytes)
@@ -152,7 +152,7 @@ def started_and_donated(settings: SnapshotSettings) -> tuple[Snapshot, tuple[Any
 
 
 @each_mode
-def test_the_state_may_be_donated_before_the_reader_begins_when_all_was_started(
+def test_state_may_be_donated_before_the_reader_if_all_started(
     settings: SnapshotSettings,
 ) -> None:
     """Nobody waits for the reader, as with a save whose word is still to come."""
@@ -197,7 +197,7 @@ def test_what_is_not_yet_read_stays_within_the_staging_memory() -> None:
     assert len(alive) > 6 * 8 * SHARD_BYTES // WAIT.staging_bytes
 
 
-def test_a_shard_larger_than_the_staging_memory_goes_alone() -> None:
+def test_shard_larger_than_the_staging_memory_goes_alone() -> None:
     state = new_state()
     small = SnapshotSettings("wait", 0, 1, "pinned_host")
     recipe, wanted = recipe_for(state, small)
@@ -206,7 +206,7 @@ def test_a_shard_larger_than_the_staging_memory_goes_alone() -> None:
     assert max(reader.batch_bytes) == SHARD_BYTES
 
 
-def test_the_training_thread_does_not_wait_for_what_was_copied() -> None:
+def test_training_thread_does_not_wait_for_what_was_copied() -> None:
     state = new_state()
     recipe, _ = recipe_for(state, COPY_ALL)
     snapshot = recipe.take(jax.tree_util.tree_leaves(state))
@@ -233,7 +233,7 @@ def test_with_no_device_memory_for_copies_it_waits() -> None:
     assert len(Reader(snapshot).result()) == len(wanted)
 
 
-def test_another_failure_of_the_copies_is_not_taken_for_a_lack_of_memory() -> None:
+def test_another_failure_of_copies_is_not_lack_of_memory() -> None:
     def fail(arrays: list[jax.Array]) -> list[jax.Array]:
         raise jax.errors.JaxRuntimeError("INTERNAL: broken")
 
@@ -245,7 +245,7 @@ def test_another_failure_of_the_copies_is_not_taken_for_a_lack_of_memory() -> No
     assert is_all_free(copies)
 
 
-def test_the_budget_is_shared_and_given_back() -> None:
+def test_budget_is_shared_and_given_back() -> None:
     """While one snapshot's copies fill it, another one waits; a closed snapshot returns it."""
     made: list[int] = []
 
@@ -270,7 +270,7 @@ def test_the_budget_is_shared_and_given_back() -> None:
     third.close()
 
 
-def test_a_transfer_that_cannot_start_fails_the_reader_not_the_training_thread() -> None:
+def test_transfer_that_cannot_start_fails_the_reader_alone() -> None:
     release: list[int] = []
     source = jax.device_put(np.zeros(4, np.float32))
     transfers = [
@@ -288,7 +288,7 @@ def test_a_transfer_that_cannot_start_fails_the_reader_not_the_training_thread()
     assert len(release) == 3
 
 
-def test_a_snapshot_that_was_given_up_is_an_error_to_its_reader() -> None:
+def test_snapshot_that_was_given_up_is_an_error_to_its_reader() -> None:
     state = new_state()
     recipe, _ = recipe_for(state, WAIT)
     snapshot = recipe.take(jax.tree_util.tree_leaves(state))
@@ -302,7 +302,7 @@ def test_a_snapshot_that_was_given_up_is_an_error_to_its_reader() -> None:
         snapshot.collect()
 
 
-def test_a_reader_that_stops_half_way_lets_the_training_thread_go() -> None:
+def test_reader_that_stops_half_way_lets_the_training_thread_go() -> None:
     recipe, _ = recipe_for(new_state(), WAIT)
     snapshot = recipe.take(jax.tree_util.tree_leaves(new_state()))
     batches = snapshot.batches(1)
@@ -312,7 +312,7 @@ def test_a_reader_that_stops_half_way_lets_the_training_thread_go() -> None:
     assert snapshot.wait_captured(LONG_S)
 
 
-def test_on_cpu_waiting_ends_when_the_reader_has_let_go_of_the_state() -> None:
+def test_on_cpu_waiting_ends_when_reader_has_let_go_of_state() -> None:
     snapshot = Snapshot([View(i, np.zeros(10, np.uint8), waited_for=True) for i in range(4)])
     batches = snapshot.batches(20)
     assert [position for position, _ in next(batches)] == [0, 1]

@@ -70,12 +70,12 @@ def test_two_leaves_with_one_path_are_refused(state: Any) -> None:
 
 
 @pytest.mark.parametrize("key", ["\ud800", "x" * 5000], ids=["no unicode", "long"])
-def test_a_path_that_cannot_be_written_is_refused(key: str) -> None:
+def test_path_that_cannot_be_written_is_refused(key: str) -> None:
     with pytest.raises(InvalidState, match="its path cannot be stored"):
         describe({key: 1}, "save")
 
 
-def test_an_empty_state_has_no_leaves() -> None:
+def test_empty_state_has_no_leaves() -> None:
     for state in ({}, None, [], {"a": {}, "b": None}):
         tree = describe(state, "save")
         assert tree.leaves == ()
@@ -162,7 +162,7 @@ def test_specs_and_arrays_are_described_alike() -> None:
     assert describe({"x": array}, "save").leaves == describe({"x": spec}, "restore").leaves
 
 
-def test_a_spec_without_sharding_is_for_the_one_device_of_one_process() -> None:
+def test_spec_without_sharding_is_for_one_device_of_one_process() -> None:
     (leaf,) = describe({"x": jax.ShapeDtypeStruct((2,), jnp.int8)}, "restore").leaves
     assert leaf.sharding == jax.sharding.SingleDeviceSharding(jax.devices()[0])
 
@@ -181,7 +181,7 @@ def test_boxes_are_those_of_the_addressable_shards(order: Any, spec: tuple[Any, 
     assert table.shards_of(0) == tuple(shard_of("x", *box) for box in sorted(set(boxes.values())))
 
 
-def test_shards_are_distinct_and_sorted_and_shared_by_leaves_alike() -> None:
+def test_shards_are_distinct_sorted_and_shared_by_equal_leaves() -> None:
     mesh = mesh_of(2, 4)
     state = {
         "a": sharded(np.zeros((4, 2), np.float32), mesh, "x"),

@@ -24,7 +24,7 @@ def specs(state: Any) -> Any:
 
 @pytest.mark.parametrize("first", [False, True], ids=["later save", "first save"])
 @pytest.mark.parametrize("interval", [0, 1], ids=["to RAM", "to both tiers"])
-def test_a_donated_state_is_named_and_nothing_is_lost(
+def test_donated_state_is_named_and_nothing_is_lost(
     world: World, interval: int, first: bool
 ) -> None:
     step = jax.jit(lambda w: w + 1, donate_argnums=0)
@@ -55,7 +55,7 @@ def test_specs_are_not_taken_for_arrays(world: World, first: bool) -> None:
 
 
 @pytest.mark.parametrize("state", [{}, [], None], ids=repr)
-def test_an_empty_state_is_kept_in_ram_alone(world: World, state: Any) -> None:
+def test_empty_state_is_kept_in_ram_alone(world: World, state: Any) -> None:
     with world.open() as checkpointer:
         assert checkpointer.save(step=1, state=state)
         checkpointer.wait_until_finished()

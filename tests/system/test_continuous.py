@@ -55,7 +55,7 @@ def test_continuous_saves_are_the_same_everywhere(results: Results) -> None:
 @pytest.mark.parametrize(
     "program", ["continuous", "adaptive", "users_own", "every_second", "stride_100"]
 )
-def test_the_training_thread_calls_no_other_process(results: Results, program: str) -> None:
+def test_training_thread_calls_no_other_process(results: Results, program: str) -> None:
     assert [s["calls"] for s in of(results, program)] == [[]] * 4
 
 
@@ -73,7 +73,7 @@ def test_adaptive_saves_are_the_same_everywhere(results: Results) -> None:
     check_restored(seen)
 
 
-def test_a_users_policy_is_asked_for_each_step_by_the_leader_alone(results: Results) -> None:
+def test_users_policy_is_asked_for_each_step_by_the_leader_alone(results: Results) -> None:
     seen = of(results, "users_own")
     check_agreed(seen, 10)
     # What it wants too soon to be agreed on is made good a little later.

@@ -23,7 +23,7 @@ def test_jax(results: Results, name: str) -> None:
     assert [result[name] for result in results] == [{"value": "passed"}] * len(results)
 
 
-def test_the_private_module_is_as_it_is_used(results: Results) -> None:
+def test_private_module_is_as_it_is_used(results: Results) -> None:
     for result in results:
         assert result["private_module"]["value"] == {
             "missing": [],

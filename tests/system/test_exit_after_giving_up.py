@@ -43,7 +43,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, subprocess.Comp
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_the_process_ends_with_its_own_status(
+def test_process_ends_with_its_own_status(
     ended: dict[str, subprocess.CompletedProcess[str]], target: str
 ) -> None:
     done = ended[target]

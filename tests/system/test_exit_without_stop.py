@@ -57,7 +57,7 @@ def program(world: World, step: int, end: str) -> subprocess.Popen[str]:
     )
 
 
-def test_the_last_save_is_whole(world: World) -> None:
+def test_last_save_is_whole(world: World) -> None:
     ends = {"return": 0, "soon": 0, "exit": 0, "raise": 1}
     for step, (end, returncode) in enumerate(ends.items(), start=1):
         process = program(world, step, end)
@@ -71,7 +71,7 @@ def test_the_last_save_is_whole(world: World) -> None:
             del state
 
 
-def test_a_peer_may_be_fetching_when_the_program_ends(world: World) -> None:
+def test_peer_may_be_fetching_when_the_program_ends(world: World) -> None:
     with program(world, 7, "served") as process:
         assert process.stdin is not None
         assert process.stdout is not None

@@ -17,7 +17,7 @@ def found() -> Iterator[ByProgram]:
         yield lives(root, "grain")
 
 
-def test_the_next_batch_is_that_of_the_undisturbed_run(found: ByProgram) -> None:
+def test_next_batch_is_that_of_the_undisturbed_run(found: ByProgram) -> None:
     check(found["grain_host_lost"], "local")
 
 

@@ -103,7 +103,7 @@ def check(seen: list[dict[str, Any]], owners: tuple[int, ...]) -> None:
     assert [s["iterator"] for s in seen] == [[owner, 100 * STEP + owner] for owner in owners]
 
 
-def test_a_slice_killed_in_training_comes_back_without_its_ram(permuted: ByProgram) -> None:
+def test_slice_killed_in_training_comes_back_without_its_ram(permuted: ByProgram) -> None:
     seen = permuted["a_slice_lost"]
     check(seen, (0, 1, 2, 3))
     # Processes 0 and 1 run on the hosts 3 and 2, which came back empty.
@@ -145,7 +145,7 @@ def test_hosts_without_a_trainer_serve_what_they_hold(smaller: ByProgram) -> Non
     assert [(s["local"], s["peer"]) for s in seen] == [(0, ALL)] * 2
 
 
-def test_the_mesh_may_begin_with_the_other_slice(permuted: ByProgram) -> None:
+def test_mesh_may_begin_with_the_other_slice(permuted: ByProgram) -> None:
     """Two processes write: also numbers, numpy values, and arrays that each made for itself."""
     wanted = {
         "step": 5,

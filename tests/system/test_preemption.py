@@ -68,7 +68,7 @@ def run(root: Path, last: int, *faults: str, **settings: Any) -> Lives:
 
 
 @pytest.mark.slow
-def test_the_last_whole_step_survives_a_kill_at_any_moment() -> None:
+def test_last_whole_step_survives_a_kill_at_any_moment() -> None:
     with job_root() as root:
         faults = (
             "step=80 kill=process:1",
@@ -174,7 +174,7 @@ def test_notice_after_the_last_save_costs_no_step(
         assert lives.values(0, "found_right") == [True] * COUNT
 
 
-def test_a_notice_while_restoring_is_acted_upon_at_the_first_step() -> None:
+def test_notice_while_restoring_is_acted_upon_at_the_first_step() -> None:
     with job_root() as root:
         hooks = [
             {"life": 1, "process": 2, "event": "restore.planned", "signal": "TERM", "sleep_s": 2.5}
@@ -187,7 +187,7 @@ def test_a_notice_while_restoring_is_acted_upon_at_the_first_step() -> None:
         lives.check_resumed(2, at)
 
 
-def test_a_kill_before_the_end_costs_no_whole_step() -> None:
+def test_kill_before_the_end_costs_no_whole_step() -> None:
     with job_root() as root:
         hooks = [
             {"life": 0, "process": 1, "event": "save.complete", "step": 40, "signal": "TERM"},
@@ -200,7 +200,7 @@ def test_a_kill_before_the_end_costs_no_whole_step() -> None:
         lives.check_resumed(1, restored)
 
 
-def test_when_time_is_short_ram_comes_first_and_the_rest_is_named() -> None:
+def test_when_time_is_short_ram_comes_first_and_rest_is_named() -> None:
     with job_root() as root:
         hooks = [
             {"life": 0, "process": 1, "event": "save.started", "step": 40, "signal": "TERM"},

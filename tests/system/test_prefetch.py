@@ -24,7 +24,7 @@ def check_whole(seen: list[dict[str, Any]], step: int, *, overlapped: bool) -> N
     assert [s["overlapped"] for s in seen] == [overlapped] * 4
 
 
-def test_the_bytes_are_there_before_restore_is_called(results: list[dict[str, Any]]) -> None:
+def test_bytes_are_there_before_restore_is_called(results: list[dict[str, Any]]) -> None:
     """Survivors serve while they are in the middle of their own part: they wait for the others."""
     both = of(results, "slice_lost")
     seen = [pair[0] for pair in both]
@@ -40,14 +40,14 @@ def test_the_bytes_are_there_before_restore_is_called(results: list[dict[str, An
     check_whole([pair[1] for pair in both], 20, overlapped=False)
 
 
-def test_a_source_that_goes_bad_meanwhile(results: list[dict[str, Any]]) -> None:
+def test_source_that_goes_bad_meanwhile(results: list[dict[str, Any]]) -> None:
     seen = of(results, "source_damaged")
     check_whole(seen, 5, overlapped=True)
     assert all(s["before"].count("restore.planned") == 2 for s in seen)
     assert "restore.quarantined" in seen[0]["before"]
 
 
-def test_a_failure_is_told_by_the_next_restore_on_all(results: list[dict[str, Any]]) -> None:
+def test_failure_is_told_by_the_next_restore_on_all(results: list[dict[str, Any]]) -> None:
     both = of(results, "one_asks_for_another_state")
     for told, _ in both:
         assert told["error"] == "RestoreFailed"
@@ -65,13 +65,13 @@ def test_all_use_it_or_none(results: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("program", ["save_comes_first", "save_comes_first_late_on_one"])
-def test_a_save_before_the_restore(results: list[dict[str, Any]], program: str) -> None:
+def test_save_before_the_restore(results: list[dict[str, Any]], program: str) -> None:
     seen = of(results, program)
     check_whole(seen, 15, overlapped=False)
     assert "step 15 was saved before the restore" in seen[0]["unused"][0]
 
 
-def test_a_host_state_that_one_process_refuses(results: list[dict[str, Any]]) -> None:
+def test_host_state_that_one_process_refuses(results: list[dict[str, Any]]) -> None:
     seen = of(results, "host_state_refused")
     for told, stayed, _ in seen:
         assert told["error"] == "RestoreFailed"

@@ -54,7 +54,7 @@ def saves(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [result["saving"]["value"] for result in results]
 
 
-def test_the_saves_took_place(results: list[dict[str, Any]]) -> None:
+def test_saves_took_place(results: list[dict[str, Any]]) -> None:
     for steps in saves(results):
         assert [int(step) for step, seen in steps.items() if seen["started"]] == list(DUE)
 
@@ -81,7 +81,7 @@ def test_nothing_is_run_on_devices_sent_or_written(results: list[dict[str, Any]]
             assert loud == [], step
 
 
-def test_a_step_without_a_save_touches_nothing(results: list[dict[str, Any]]) -> None:
+def test_step_without_a_save_touches_nothing(results: list[dict[str, Any]]) -> None:
     """State and host state of these steps raise when they are looked at."""
     for steps in saves(results):
         for step in NOT_DUE:

@@ -28,7 +28,7 @@ def test_survivors_read_only_their_own_ram(results: list[dict[str, Any]]) -> Non
     assert moved(seen) == [(ALL, 0)] * 4
 
 
-def test_a_lost_slice_comes_back_from_its_peer_and_is_a_holder_again(
+def test_lost_slice_comes_back_from_its_peer_and_is_holder_again(
     results: list[dict[str, Any]],
 ) -> None:
     both = of(results, "slice_lost")
@@ -63,7 +63,7 @@ def test_slices_may_be_swapped(results: list[dict[str, Any]]) -> None:
     assert moved(seen) == [(ALL, 0)] * 4
 
 
-def test_a_damaged_shard_comes_from_a_peer_and_is_named(results: list[dict[str, Any]]) -> None:
+def test_damaged_shard_comes_from_a_peer_and_is_named(results: list[dict[str, Any]]) -> None:
     seen = of(results, "corrupt_shard")
     check_whole(seen, 10)
     damaged = seen[1]
@@ -82,25 +82,25 @@ def test_mended_copy_is_used_when_the_peer_is_lost(results: list[dict[str, Any]]
     assert [s["quarantined"] for s in second] == [[]] * 4
 
 
-def test_a_shard_damaged_everywhere_leads_to_the_older_step(results: list[dict[str, Any]]) -> None:
+def test_shard_damaged_everywhere_leads_to_the_older_step(results: list[dict[str, Any]]) -> None:
     seen = of(results, "corrupt_everywhere")
     check_whole(seen, 5)
     assert all(s["rejected"][0][0] == 10 for s in seen)
 
 
-def test_a_truncated_manifest_counts_as_absent(results: list[dict[str, Any]]) -> None:
+def test_truncated_manifest_counts_as_absent(results: list[dict[str, Any]]) -> None:
     seen = of(results, "truncated_manifest")
     check_whole(seen, 10)
     assert moved(seen)[2] == (0, ALL)
 
 
-def test_a_step_without_some_manifest_is_not_whole(results: list[dict[str, Any]]) -> None:
+def test_step_without_some_manifest_is_not_whole(results: list[dict[str, Any]]) -> None:
     seen = of(results, "missing_manifest_everywhere")
     check_whole(seen, 5)
     assert "held nowhere" in seen[0]["rejected"][0][1]
 
 
-def test_a_step_without_some_host_state_is_not_whole(results: list[dict[str, Any]]) -> None:
+def test_step_without_some_host_state_is_not_whole(results: list[dict[str, Any]]) -> None:
     seen = of(results, "host_state_missing")
     check_whole(seen, 5)
     assert "1 of 4 host states are held nowhere: process 1" in seen[0]["rejected"][0][1]
@@ -112,7 +112,7 @@ def test_two_lives_are_never_mixed_into_one_step(results: list[dict[str, Any]]) 
     assert [step for step, _ in seen[0]["rejected"]] == [10, 10]
 
 
-def test_the_newer_of_two_steps_on_different_hosts(results: list[dict[str, Any]]) -> None:
+def test_newer_of_two_steps_on_different_hosts(results: list[dict[str, Any]]) -> None:
     seen = of(results, "two_steps_on_different_hosts")
     check_whole(seen, 10)
     assert moved(seen) == [(ALL, 0), (ALL, 0), (0, ALL), (0, ALL)]
@@ -129,7 +129,7 @@ def test_nothing_anywhere_is_a_fresh_start(results: list[dict[str, Any]]) -> Non
     assert of(results, "nothing_anywhere") == [{"step": None, "untouched": True}] * 4
 
 
-def test_the_persistent_tier_when_ram_lost_too_much(results: list[dict[str, Any]]) -> None:
+def test_persistent_tier_when_ram_lost_too_much(results: list[dict[str, Any]]) -> None:
     seen = of(results, "more_lost_than_copies")
     check_whole(seen, 5, "persistent")
     # Each byte of the state is read from storage once, and is in RAM again then.
@@ -143,14 +143,14 @@ def test_unrecoverable_says_what_is_lost(results: list[dict[str, Any]]) -> None:
         assert "process 0, 2" in seen["text"]
 
 
-def test_a_requested_step_and_what_was_newer(results: list[dict[str, Any]]) -> None:
+def test_requested_step_and_what_was_newer(results: list[dict[str, Any]]) -> None:
     both = of(results, "requested_step")
     check_whole([pair[0] for pair in both], 5)
     check_whole([pair[1] for pair in both], 5)
     assert all(pair[2]["error"] == "StepNotFound" for pair in both)
 
 
-def test_a_state_that_differs_is_named_leaf_by_leaf(results: list[dict[str, Any]]) -> None:
+def test_state_that_differs_is_named_leaf_by_leaf(results: list[dict[str, Any]]) -> None:
     for seen in of(results, "state_mismatch"):
         assert seen["error"] == "StateMismatch"
         assert "embed: expected shape (64, 16), checkpoint has shape (32, 16)" in seen["text"]
@@ -168,7 +168,7 @@ def test_another_runs_ramdisk_is_neither_restored_nor_removed(
     check_whole([seen["then"] for seen in of(results, "another_run")], 10)
 
 
-def test_a_live_runs_ramdisk_is_never_touched(results: list[dict[str, Any]]) -> None:
+def test_live_runs_ramdisk_is_never_touched(results: list[dict[str, Any]]) -> None:
     check_whole(of(results, "live_run_is_kept"), 5)
 
 
@@ -189,7 +189,7 @@ def test_one_unusable_ramdisk_is_everyones_error(results: list[dict[str, Any]]) 
     assert all("not_a_directory" in s["text"] for s in seen)
 
 
-def test_a_second_restore_and_lent_memory(results: list[dict[str, Any]]) -> None:
+def test_second_restore_and_lent_memory(results: list[dict[str, Any]]) -> None:
     wanted = {"first": 10, "second": 25, "wrong": [], "right_place": True}
     assert of(results, "restore_twice") == [wanted] * 4
 

@@ -16,7 +16,7 @@ def results() -> Iterator[list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("program", ["same_mesh", "other_mesh"])
-def test_the_older_step_is_taken_now_and_in_the_next_life(
+def test_older_step_is_taken_now_and_in_the_next_life(
     results: list[dict[str, Any]], program: str
 ) -> None:
     for first, second in of(results, program):

@@ -56,7 +56,7 @@ def test_three_slices_and_no_copy_left(three: list[dict[str, Any]]) -> None:
         assert found["untouched"]
 
 
-def test_the_mesh_may_begin_with_any_slice(three: list[dict[str, Any]]) -> None:
+def test_mesh_may_begin_with_any_slice(three: list[dict[str, Any]]) -> None:
     """Numbers, numpy values, and arrays that each process made for itself, from storage."""
     wanted = {
         "step": 5,

@@ -57,7 +57,7 @@ def cases(faults: Iterable[str], usual: Iterable[str]) -> list[Any]:
 
 
 @pytest.mark.parametrize("fault", cases(SAVE_FAULTS, USUAL_SAVES))
-def test_a_save_under_a_fault(results: Callable[[str], list[Any]], fault: str) -> None:
+def test_save_under_a_fault(results: Callable[[str], list[Any]], fault: str) -> None:
     program = "usual_saves" if fault in USUAL_SAVES else "more_saves"
     for seen in (result[fault] for result in results(program)):
         before, during, after = seen["outcomes"]
@@ -76,7 +76,7 @@ def test_a_save_under_a_fault(results: Callable[[str], list[Any]], fault: str) -
 
 
 @pytest.mark.parametrize("fault", cases(RESTORE_FAULTS, USUAL_RESTORES))
-def test_a_restore_under_a_fault(results: Callable[[str], list[Any]], fault: str) -> None:
+def test_restore_under_a_fault(results: Callable[[str], list[Any]], fault: str) -> None:
     program = "usual_restores" if fault in USUAL_RESTORES else "more_restores"
     for process, seen in enumerate(result[fault] for result in results(program)):
         if fault == "denied":
@@ -95,7 +95,7 @@ def test_a_restore_under_a_fault(results: Callable[[str], list[Any]], fault: str
         assert seen["at_storage"] == []
 
 
-def test_a_step_that_lacks_an_object_is_passed_over(results: Callable[[str], list[Any]]) -> None:
+def test_step_that_lacks_an_object_is_passed_over(results: Callable[[str], list[Any]]) -> None:
     for result in results("usual_restores"):
         for fault in ("10/default/manifest.ocdbt", "host_state/10/marker.json"):
             seen = result[f"missing {fault}"]
@@ -108,7 +108,7 @@ def test_without_the_bucket_everything_says_so(patch: pytest.MonkeyPatch) -> Non
         assert "bucket" in seen["then"]["text"]
 
 
-def test_a_writer_that_breaks_off_leaves_no_other_waiting(patch: pytest.MonkeyPatch) -> None:
+def test_writer_that_breaks_off_leaves_no_other_waiting(patch: pytest.MonkeyPatch) -> None:
     first, second = run("one_writer_fails", patch)
     for seen in (first, second):
         assert seen["5"] == seen["15"] == ""

@@ -36,7 +36,7 @@ def test_each_host_keeps_its_part_and_fetches_the_rest(results: list[dict[str, A
     assert all(s["then"] == s["stored"] for s in seen)
 
 
-def test_a_lost_host_is_a_holder_of_its_part_again(results: list[dict[str, Any]]) -> None:
+def test_lost_host_is_a_holder_of_its_part_again(results: list[dict[str, Any]]) -> None:
     outcomes = of(results, "host_lost")
     first, then = [each[0] for each in outcomes], [each[1] for each in outcomes]
     check_whole(first, 10)
@@ -52,13 +52,13 @@ def test_one_host_of_each_group_may_be_lost(results: list[dict[str, Any]]) -> No
     assert moved(seen) == [(0, ALL), (LARGEST, REST), (REST, LARGEST), (0, ALL)]
 
 
-def test_a_lost_group_is_named_and_nothing_is_restored(results: list[dict[str, Any]]) -> None:
+def test_lost_group_is_named_and_nothing_is_restored(results: list[dict[str, Any]]) -> None:
     for seen in of(results, "a_group_lost"):
         assert seen["error"] == "Unrecoverable"
         assert "held nowhere: bytes[0:16, 0:2]" in seen["text"]
 
 
-def test_a_lost_group_comes_back_from_storage(results: list[dict[str, Any]]) -> None:
+def test_lost_group_comes_back_from_storage(results: list[dict[str, Any]]) -> None:
     outcomes = of(results, "persistent_after_a_group_lost")
     check_whole([each[0] for each in outcomes], 5, "persistent")
     assert sum(each[0]["persistent"] for each in outcomes) == ALL
@@ -93,7 +93,7 @@ def test_one_copy_of_two_slices_whose_hosts_share_leaves(results: list[dict[str,
     assert all(s["local"] == nbytes(s["stored"]) for s in seen)
 
 
-def test_slices_in_another_order_store_what_their_new_place_asks_for(
+def test_slices_in_another_order_store_what_their_place_needs(
     results: list[dict[str, Any]],
 ) -> None:
     both = of(results, "slices_swapped")
@@ -115,20 +115,20 @@ def test_with_fewer_copies_than_were_saved_nothing_moves(results: list[dict[str,
     assert moved(seen) == [(ALL, 0)] * 4
 
 
-def test_a_step_that_one_group_did_not_publish_is_not_whole(results: list[dict[str, Any]]) -> None:
+def test_step_that_one_group_did_not_publish_is_not_whole(results: list[dict[str, Any]]) -> None:
     seen = of(results, "partners_did_not_save")
     check_whole(seen, 5)
     assert [step for step, _ in seen[0]["rejected"]] == [10]
     assert "held nowhere" in seen[0]["rejected"][0][1]
 
 
-def test_a_damaged_copy_is_replaced_by_the_other_one(results: list[dict[str, Any]]) -> None:
+def test_damaged_copy_is_replaced_by_the_other_one(results: list[dict[str, Any]]) -> None:
     seen = of(results, "damaged_copy")
     check_whole(seen, 10)
     assert all("bytes" in each["shard"] for s in seen for each in s["quarantined"])
     assert any(each["holder"] == "process/3" for each in seen[3]["quarantined"])
 
 
-def test_a_restored_state_is_its_own(results: list[dict[str, Any]]) -> None:
+def test_restored_state_is_its_own(results: list[dict[str, Any]]) -> None:
     outcome = {"step": 30, "differences": []}
     assert of(results, "restored_state_outlives_saves") == [outcome] * 4

@@ -108,7 +108,7 @@ def test_trickle_slows_both_directions_and_loses_nothing(client, gcs, name):
     assert {fault for _, fault in statuses(gcs, name)} == {"trickle"}
 
 
-def test_a_trickle_ends_when_its_rule_is_taken_back(gcs, name):
+def test_trickle_ends_when_its_rule_is_taken_back(gcs, name):
     """At this speed the upload would take three days."""
     gcs.put_object(BUCKET, name, DATA)
     gcs.add_fault(rule("trickle", name, bytes_per_s=1))
@@ -162,7 +162,7 @@ def test_fault_in_the_middle_of_a_resumable_upload(chunking_client, gcs, name, k
     assert kind in [record.fault for record in gcs.requests()]
 
 
-def test_lost_reply_at_the_end_of_a_create_only_upload_does_no_harm(chunking_client, gcs, name):
+def test_lost_reply_at_end_of_create_only_upload_does_no_harm(chunking_client, gcs, name):
     """Unlike a write in one request: the session remembers that it is done."""
     gcs.add_fault(rule("lose_reply", name, operation="uploads.chunk", skip=2, count=1))
     call = {"bucket": BUCKET, "name": name, "chunk_bytes": 1 << 18}

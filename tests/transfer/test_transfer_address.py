@@ -79,12 +79,12 @@ def test_all_interfaces_when_asked_for_are_reachable_by_loopback() -> None:
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1"])
-def test_an_address_that_is_not_here_cannot_be_bound(host: str) -> None:
+def test_address_that_is_not_here_cannot_be_bound(host: str) -> None:
     with pytest.raises(ConfigError, match=host):
         TransferServer(MemoryHoldings(), run_id=RUN_ID, secret=SECRET, bind_host=host)
 
 
-def test_a_port_in_use_is_a_clear_error() -> None:
+def test_port_in_use_is_a_clear_error() -> None:
     with TransferServer(MemoryHoldings(), run_id=RUN_ID, secret=SECRET) as server:
         _, port = parse_address(server.address)
         with pytest.raises(ConfigError, match=str(port)):

@@ -105,7 +105,7 @@ def one_shard_then_gone(data: bytes) -> Callable[[socket.socket], None]:
     return behave
 
 
-def test_a_shard_that_was_used_is_not_written_again(holdings: MemoryHoldings) -> None:
+def test_shard_that_was_used_is_not_written_again(holdings: MemoryHoldings) -> None:
     """The first source dies after one shard; the second gives the others, and only these."""
     shards = random_shards(4 * MIB, 4 * MIB, 4 * MIB)
     digest = holdings.add(SAVE, shards)
@@ -139,7 +139,7 @@ def test_a_shard_that_was_used_is_not_written_again(holdings: MemoryHoldings) ->
     assert fetcher.tally.peer == 12 * MIB
 
 
-def test_a_damaged_shard_is_not_told(
+def test_damaged_shard_is_not_told(
     holdings: MemoryHoldings, server: TransferServer, client: TransferClient
 ) -> None:
     digest = holdings.add(SAVE, random_shards(100, 200))

@@ -109,7 +109,7 @@ def test_requests_before_the_proof_are_not_served(
         assert digest.encode() not in read_to_end(sock)
 
 
-def test_a_recorded_proof_is_of_no_use_on_another_connection(server: TransferServer) -> None:
+def test_recorded_proof_is_of_no_use_on_another_connection(server: TransferServer) -> None:
     nonce = os.urandom(32)
     with connect(server.address) as sock:
         send_frame(sock, hello(nonce))
@@ -126,7 +126,7 @@ def test_a_recorded_proof_is_of_no_use_on_another_connection(server: TransferSer
         assert read_frame(sock)["code"] == "unauthenticated"
 
 
-def test_the_servers_own_proof_reflected_is_refused(server: TransferServer) -> None:
+def test_servers_own_proof_reflected_is_refused(server: TransferServer) -> None:
     with connect(server.address) as sock:
         send_frame(sock, hello(os.urandom(32)))
         proof = read_frame(sock)
@@ -134,7 +134,7 @@ def test_the_servers_own_proof_reflected_is_refused(server: TransferServer) -> N
         assert read_frame(sock)["code"] == "unauthenticated"
 
 
-def test_a_challenge_reflected_at_a_client_is_refused() -> None:
+def test_challenge_reflected_at_a_client_is_refused() -> None:
     def behave(sock: socket.socket) -> None:
         nonce = read_frame(sock)["client_nonce"]
         mac = keys_by_hand(b64decode(nonce), b64decode(nonce)).client_mac
@@ -158,7 +158,7 @@ def test_another_protocol_version_is_named(server: TransferServer) -> None:
     assert "version" in answer["message"]
 
 
-def test_a_peer_that_speaks_something_else_is_a_protocol_violation() -> None:
+def test_peer_that_speaks_something_else_is_a_protocol_violation() -> None:
     def behave(sock: socket.socket) -> None:
         sock.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
@@ -170,7 +170,7 @@ def test_a_peer_that_speaks_something_else_is_a_protocol_violation() -> None:
         client.inventory(address)
 
 
-def test_a_client_that_trickles_its_handshake_is_cut_off(holdings: MemoryHoldings) -> None:
+def test_client_that_trickles_its_handshake_is_cut_off(holdings: MemoryHoldings) -> None:
     with (
         TransferServer(holdings, run_id=RUN_ID, secret=SECRET, io_timeout_s=1.0) as server,
         connect(server.address) as slow,
@@ -186,7 +186,7 @@ def test_a_client_that_trickles_its_handshake_is_cut_off(holdings: MemoryHolding
             assert client.inventory(server.address).tensors == ()
 
 
-def test_a_proved_client_is_served(holdings: MemoryHoldings, server: TransferServer) -> None:
+def test_proved_client_is_served(holdings: MemoryHoldings, server: TransferServer) -> None:
     shards = random_shards(5)
     digest = holdings.add(SAVE, shards)
     with connect(server.address) as sock:
@@ -205,13 +205,13 @@ def secret_file(tmp_path: Path, data: bytes, mode: int) -> Path:
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o400, 0o440])
-def test_a_secret_file_is_read_without_white_space(tmp_path: Path, mode: int) -> None:
+def test_secret_file_is_read_without_white_space(tmp_path: Path, mode: int) -> None:
     secret = auth.generate_secret()
     assert auth.load_secret_file(secret_file(tmp_path, secret + b"\n", mode)) == secret
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o604, 0o660, 0o602])
-def test_a_secret_file_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
+def test_secret_file_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
     with pytest.raises(ConfigError, match="chmod 600"):
         auth.load_secret_file(secret_file(tmp_path, SECRET, mode))
 
@@ -228,7 +228,7 @@ def test_short_missing_and_huge_secrets_are_refused(tmp_path: Path) -> None:
         TransferServer(MemoryHoldings(), run_id=RUN_ID, secret=b"short")
 
 
-def test_the_environment_gives_a_secret_or_none() -> None:
+def test_environment_gives_a_secret_or_none() -> None:
     assert auth.secret_from_environment({}) is None
     assert auth.secret_from_environment({"ECKPT_SECRET": SECRET.decode()}) == SECRET
     with pytest.raises(ConfigError, match="ECKPT_SECRET"):

@@ -64,7 +64,7 @@ def test_no_shards_at_all_need_no_peer(client: TransferClient) -> None:
     assert client.fetch_shards("127.0.0.1:1", "0" * 64, [ShardTarget(3, 0, 64)], into, 10) == [0]
 
 
-def test_shards_go_where_they_are_wanted_and_nothing_else_changes(
+def test_shards_go_where_wanted_and_nothing_else_changes(
     holdings: MemoryHoldings, server: TransferServer, client: TransferClient
 ) -> None:
     shards = random_shards(100, 6 * MIB, 300)
@@ -94,7 +94,7 @@ def test_bytes_are_counted_on_both_sides(holdings: MemoryHoldings) -> None:
     assert len(contents.shards) == 2
 
 
-def test_the_crc_told_is_of_what_came_not_of_what_was_meant(
+def test_crc_told_is_of_what_came_not_of_what_was_meant(
     holdings: MemoryHoldings, server: TransferServer, client: TransferClient
 ) -> None:
     digest = holdings.add(SAVE, random_shards(10, 9 * MIB, 10))
@@ -104,7 +104,7 @@ def test_the_crc_told_is_of_what_came_not_of_what_was_meant(
     assert wrong == [1]
 
 
-def test_a_shard_that_is_gone_is_not_held_and_the_connection_goes_on(
+def test_shard_that_is_gone_is_not_held_and_connection_goes_on(
     holdings: MemoryHoldings, server: TransferServer, client: TransferClient
 ) -> None:
     digest = holdings.add(SAVE, random_shards(100))
@@ -139,7 +139,7 @@ def test_host_states_travel_both_ways(
         client.fetch_host_state(server.address, SAVE, 2, 8)
 
 
-def test_a_refused_host_state_is_an_error_at_the_pusher_with_the_reason(
+def test_refused_host_state_is_error_at_pusher_with_reason(
     holdings: MemoryHoldings, server: TransferServer, client: TransferClient
 ) -> None:
     with pytest.raises(TransferError, match="not a document"):
@@ -148,12 +148,12 @@ def test_a_refused_host_state_is_an_error_at_the_pusher_with_the_reason(
     assert holdings.host_state_bytes(SAVE, 0, 1) == b"{}"
 
 
-def test_a_host_state_over_the_bound_is_not_sent(client: TransferClient) -> None:
+def test_host_state_over_the_bound_is_not_sent(client: TransferClient) -> None:
     with pytest.raises(HostStateTooLarge):
         client.push_host_state("127.0.0.1:1", SAVE, 0, 1, bytes(MAX_HOST_STATE_BYTES + 1))
 
 
-def test_a_target_outside_of_the_mapping_is_refused_before_anything_is_asked(
+def test_target_outside_of_the_mapping_is_refused_at_once(
     client: TransferClient,
 ) -> None:
     into = anonymous_mapping(4096)
@@ -180,9 +180,7 @@ def test_many_clients_fetch_at_once(holdings: MemoryHoldings, server: TransferSe
 
 
 @pytest.mark.parametrize("security", ["mac", "aead", "crc"])
-def test_the_protocol_is_what_its_document_says(
-    holdings: MemoryHoldings, security: Security
-) -> None:
+def test_protocol_is_what_its_document_says(holdings: MemoryHoldings, security: Security) -> None:
     digest = holdings.add(SAVE, [b"abcdef", b"0123456789"])
     with (
         TransferServer(holdings, run_id=RUN_ID, secret=SECRET, security=security) as server,

@@ -153,7 +153,7 @@ def test_wrong_answers_are_typed_errors(
     assert failed.value.target == address
 
 
-def test_a_reply_over_the_bound_is_not_read() -> None:
+def test_reply_over_the_bound_is_not_read() -> None:
     def behave(sock: socket.socket) -> None:
         admit(sock)
         read_frame(sock)
@@ -186,7 +186,7 @@ def test_contents_and_inventories_that_are_none(data: bytes) -> None:
             client.inventory(address)
 
 
-def test_a_kept_connection_that_died_is_replaced_once(holdings: MemoryHoldings) -> None:
+def test_kept_connection_that_died_is_replaced_once(holdings: MemoryHoldings) -> None:
     shards = random_shards(5 * MIB, 10)
     digest = holdings.add(SAVE, shards)
     with quick_client(streams=2) as client:
@@ -199,7 +199,7 @@ def test_a_kept_connection_that_died_is_replaced_once(holdings: MemoryHoldings) 
             client.inventory(server.address)
 
 
-def test_a_request_is_sent_twice_at_most_and_only_before_a_reply() -> None:
+def test_request_is_sent_twice_at_most_and_only_before_a_reply() -> None:
     connections: list[int] = []
 
     def behave(sock: socket.socket) -> None:
@@ -218,7 +218,7 @@ def test_a_request_is_sent_twice_at_most_and_only_before_a_reply() -> None:
     assert len(connections) == 2
 
 
-def test_the_server_stops_while_it_streams(holdings: MemoryHoldings) -> None:
+def test_server_stops_while_it_streams(holdings: MemoryHoldings) -> None:
     digest = holdings.add(SAVE, [bytes(64 * MIB)])
     server = TransferServer(holdings, run_id=RUN_ID, secret=SECRET)
     server.start()
@@ -232,7 +232,7 @@ def test_the_server_stops_while_it_streams(holdings: MemoryHoldings) -> None:
     assert not [t for t in threading.enumerate() if t.name.startswith("transfer-")]
 
 
-def test_a_client_whose_server_stops_has_an_error(holdings: MemoryHoldings) -> None:
+def test_client_whose_server_stops_has_an_error(holdings: MemoryHoldings) -> None:
     digest = holdings.add(SAVE, [bytes(64 * MIB)])
     began = threading.Event()
     release = threading.Event()
@@ -358,7 +358,7 @@ class BrokenHoldings(MemoryHoldings):
     ],
     ids=["inventory", "contents", "host state", "push"],
 )
-def test_a_holder_that_fails_unexpectedly_says_why(
+def test_holder_that_fails_unexpectedly_says_why(
     error: Exception, ask: Callable[[TransferClient, str], object]
 ) -> None:
     with (
@@ -370,7 +370,7 @@ def test_a_holder_that_fails_unexpectedly_says_why(
                 ask(client, server.address)
 
 
-def test_a_failure_in_the_middle_of_a_body_is_not_taken_for_bytes() -> None:
+def test_failure_in_the_middle_of_a_body_is_not_taken_for_bytes() -> None:
     def fail(_: int) -> None:
         raise RuntimeError("a bug")
 

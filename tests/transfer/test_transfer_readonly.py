@@ -132,7 +132,7 @@ def test_holdings_serve_what_they_say_they_hold(holder: Holder, client: Transfer
             client.fetch_host_state(server.address, later(1), 1, 2)
 
 
-def test_a_reader_changes_nothing_and_follows_what_a_trainer_does(
+def test_reader_changes_nothing_and_follows_what_a_trainer_does(
     ramdisk: Path, client: TransferClient
 ) -> None:
     tier = open_tier(ramdisk)
@@ -184,7 +184,7 @@ def test_what_is_not_whole_is_not_served(ramdisk: Path, client: TransferClient) 
     reader.close()
 
 
-def test_a_directory_that_is_served_is_not_removed(ramdisk: Path) -> None:
+def test_directory_that_is_served_is_not_removed(ramdisk: Path) -> None:
     tier = open_tier(ramdisk)
     save_shards(tier, later(1), random_shards(10))
     tier.close()
@@ -198,7 +198,7 @@ def test_a_directory_that_is_served_is_not_removed(ramdisk: Path) -> None:
     assert not tier.path.exists()
 
 
-def test_a_reader_needs_a_directory(ramdisk: Path) -> None:
+def test_reader_needs_a_directory(ramdisk: Path) -> None:
     with pytest.raises(LocalTierError, match="not a directory"):
         ReadOnlyRamdisk(ramdisk / "none", RUN_ID)
 
@@ -215,7 +215,7 @@ def start_serve(ramdisk: Path, *options: str, secret: str | None) -> subprocess.
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_command_serves_until_it_is_told_to_stop(
+def test_command_serves_until_it_is_told_to_stop(
     ramdisk: Path, tmp_path: Path, client: TransferClient, number: signal.Signals
 ) -> None:
     tier = open_tier(ramdisk, signer=Signer.of(RunSecret(RUN_ID, SECRET, given=True)))
@@ -251,7 +251,7 @@ def test_the_command_serves_until_it_is_told_to_stop(
         (("--bind", "0.0.0.0"), SECRET.decode(), "all interfaces"),
     ],
 )
-def test_the_command_says_what_it_lacks(
+def test_command_says_what_it_lacks(
     ramdisk: Path, options: tuple[str, ...], secret: str | None, match: str
 ) -> None:
     server = start_serve(ramdisk, *options, secret=secret)

@@ -42,7 +42,7 @@ from emergency_ckpt.transfer.server import TransferServer
         {"type": "get_inventory", "path": "/"},
     ],
 )
-def test_requests_that_break_the_rules_are_refused_and_the_next_client_is_served(
+def test_bad_requests_are_refused_and_the_next_client_is_served(
     holdings: MemoryHoldings, server: TransferServer, request_frame: dict[str, object]
 ) -> None:
     digest = holdings.add(SAVE, random_shards(100))
@@ -92,7 +92,7 @@ def test_host_states_of_odd_identity_are_not_taken(
     assert holdings.inventory().host_states == ()
 
 
-def test_an_oversize_frame_is_refused_unread(server: TransferServer) -> None:
+def test_oversize_frame_is_refused_unread(server: TransferServer) -> None:
     with connect(server.address) as sock:
         sock.sendall((1 << 20).to_bytes(4, "big") + b"x" * 100_000)
         answer = read_frame(sock)

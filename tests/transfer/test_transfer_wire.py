@@ -24,7 +24,7 @@ MIB = 1 << 20
 PROTOCOL = Path(wire.__file__).with_name("PROTOCOL.md")
 
 
-def test_the_keys_of_the_worked_example() -> None:
+def test_keys_of_the_worked_example() -> None:
     credentials = Credentials("run-a", b"0123456789abcdef0123456789abcdef")
     nonces = bytes(range(32)), bytes(range(32, 64))
     keys = session_keys(credentials, "", *nonces)
@@ -36,7 +36,7 @@ def test_the_keys_of_the_worked_example() -> None:
     assert [*(key.hex() for key in keys), sealed.hex()] == example
 
 
-def test_the_frame_of_the_worked_example() -> None:
+def test_frame_of_the_worked_example() -> None:
     frame = wire.GetShards(digest="ab" * 32, ranges=[(2, 0, 65536), (3, 4096, 10)])
     expected = (
         b"\x00\x00\x00\x84"
@@ -47,14 +47,14 @@ def test_the_frame_of_the_worked_example() -> None:
     assert wire.decode_json(wire.REQUEST, expected[4:], "peer") == frame
 
 
-def test_the_largest_request_fits_a_frame() -> None:
+def test_largest_request_fits_a_frame() -> None:
     largest = (MAX_SHARDS - 1, (1 << 63) - 1, (1 << 63) - 1)
     frame = wire.GetShards(digest="ab" * 32, ranges=[largest] * wire.MAX_RANGES)
     encoded = wire.encode_frame(frame)
     assert wire.decode_json(wire.REQUEST, encoded[4:], "peer") == frame
 
 
-def test_a_frame_nested_without_end_is_refused() -> None:
+def test_frame_nested_without_end_is_refused() -> None:
     with pytest.raises(ProtocolViolation):
         wire.decode_json(wire.REQUEST, b'{"ranges":' + b"[" * 60_000, "peer")
 

@@ -14,7 +14,7 @@ def test_what_is_stored_is_kept_and_what_is_only_needed_is_not() -> None:
     assert USED not in KEEPING
 
 
-def test_shards_of_another_mesh_are_kept_where_they_have_a_part_of_what_is_stored() -> None:
+def test_shards_of_another_mesh_are_kept_by_holders_of_a_part() -> None:
     assert ShardId("w", ((3, 5),)) in KEEPING
     assert ShardId("w", ((4, 6),)) not in KEEPING
     assert ShardId("v", ((0, 4),)) not in KEEPING

@@ -30,7 +30,7 @@ def test_each_host_state_has_one_scribe_among_the_writers(
 
 
 @pytest.mark.parametrize(("which", "expected"), [("primary", (1, 3)), ("striped", (1, 3, 0, 2))])
-def test_a_process_of_the_first_slice_leads(
+def test_process_of_the_first_slice_leads(
     which: PersistentWriters, expected: tuple[int, ...]
 ) -> None:
     assert writers(Topology(4, (1, 0, 1, 0)), which) == expected

@@ -63,7 +63,7 @@ def test_place_on_all_is_place_of_every_process(
         ({1, 2, 3}, {1, 2, 3}),
     ],
 )
-def test_the_primary_stores_only_what_has_fewer_than_two_other_holders(
+def test_primary_stores_only_what_has_under_two_other_holders(
     held_by: set[int], storing: set[int]
 ) -> None:
     topology = grid(4, 1)
@@ -71,7 +71,7 @@ def test_the_primary_stores_only_what_has_fewer_than_two_other_holders(
 
 
 @given(st.integers(2, 5), st.data())
-def test_a_shard_on_several_slices_survives_any_slice(slices: int, data: st.DataObject) -> None:
+def test_shard_on_several_slices_survives_any_slice(slices: int, data: st.DataObject) -> None:
     topology = grid(slices, 2)
     held_by = data.draw(st.sets(st.integers(0, slices - 1), min_size=2))
     storing = {s for s in held_by if stores(topology, 2 * s, held_by)}
@@ -111,7 +111,7 @@ def test_buddies_have_the_same_position() -> None:
 
 
 @pytest.mark.parametrize(("count", "slices"), [(2, (0,)), (0, ()), (1, (-1,))])
-def test_an_impossible_topology_is_refused(count: int, slices: tuple[int, ...]) -> None:
+def test_impossible_topology_is_refused(count: int, slices: tuple[int, ...]) -> None:
     with pytest.raises(ConfigError):
         Topology(count, slices)
 

@@ -73,7 +73,7 @@ def any_jobs(draw: st.DrawFn) -> tuple[Topology, list[HeldLeaves]]:
 
 
 @given(any_jobs(), st.integers(1, 6), st.sampled_from([0, 200]))
-def test_every_shard_is_on_as_many_slices_as_asked_for_and_once_on_each(
+def test_every_shard_is_once_on_each_of_the_slices_asked_for(
     job: tuple[Topology, list[HeldLeaves]], copies: int, small: int
 ) -> None:
     topology, held = job
@@ -123,7 +123,7 @@ def test_bytes_per_host_are_even(slices: int, hosts: int, copies: int, sizes: li
     st.lists(st.integers(1, 1000), max_size=20),
     st.lists(st.integers(1, 1000), max_size=20),
 )
-def test_leaves_replicated_inside_a_slice_are_stored_once_there_and_spread_evenly(
+def test_leaves_replicated_in_a_slice_are_stored_once_and_spread(
     slices: int, hosts: int, copies: int, whole: list[int], cut: list[int]
 ) -> None:
     held = regular(slices, 2 * hosts, whole, cut=hosts) + [
@@ -139,7 +139,7 @@ def test_leaves_replicated_inside_a_slice_are_stored_once_there_and_spread_evenl
 
 
 @given(st.integers(1, 12), st.integers(1, 14))
-def test_blocks_can_be_filled_so_that_all_slices_get_equally_much(slices: int, copies: int) -> None:
+def test_blocks_can_be_filled_so_that_slices_get_equally_much(slices: int, copies: int) -> None:
     found = blocks(range(slices), copies)
     assert all(len(set(block)) == len(block) == min(copies, slices) for block in found)
     assert len(found) == len(set(map(frozenset, found)))
@@ -173,6 +173,6 @@ def test_hosts_that_are_fatal_together_stand_at_one_position(cut: int | None) ->
     assert len(set(pairs.values())) == 1
 
 
-def test_a_process_with_nothing_to_store_stores_nothing() -> None:
+def test_process_with_nothing_to_store_stores_nothing() -> None:
     stored = place_on_all(Striped(1, 0), grid(3, 1), regular(3, 1, [8]))
     assert sorted(map(len, stored.values())) == [0, 0, 1]

@@ -57,7 +57,7 @@ POLICIES = st.one_of(st.just(AllButPrimary()), st.integers(1, 6).map(lambda r: S
 
 @settings(deadline=None, max_examples=60)
 @given(POLICIES, st.integers(1, 6), st.integers(1, 3), st.integers(0, 6))
-def test_the_exact_form_counts_what_real_placements_lose(
+def test_exact_form_counts_what_real_placements_lose(
     policy: PlacementPolicy, slices: int, hosts: int, lost: int
 ) -> None:
     lost = min(lost, slices * hosts)
@@ -87,7 +87,7 @@ def test_blocks_of_many_slices_are_counted_rightly(slices: int, copies: int) -> 
         (8, 64, 4, 1.1, 0.0),
     ],
 )
-def test_the_known_table_of_survival(
+def test_known_table_of_survival(
     slices: int,
     hosts: int,
     lost: int,
@@ -121,12 +121,12 @@ def test_without_the_primary_one_slice_less_may_fail() -> None:
     assert [slices_that_may_fail(AllButPrimary(), n) for n in (1, 2, 3, 8)] == [0, 1, 1, 6]
 
 
-def test_a_job_of_thousands_of_hosts_has_an_answer() -> None:
+def test_job_of_thousands_of_hosts_has_an_answer() -> None:
     assert 0 < loss_probability(Striped(3), 100, 100, 8) < 1e-5
     assert loss_probability(Striped(2), 2, 5000, 10_000) == 1.0
 
 
 @pytest.mark.parametrize("job", [(0, 1, 0), (1, 0, 0), (2, 2, 5), (2, 2, -1)])
-def test_an_impossible_loss_is_refused(job: tuple[int, int, int]) -> None:
+def test_impossible_loss_is_refused(job: tuple[int, int, int]) -> None:
     with pytest.raises(ConfigError):
         loss_probability(Striped(2), *job)

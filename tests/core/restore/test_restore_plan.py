@@ -78,7 +78,7 @@ def test_two_holders_of_one_process_index_are_both_ignored() -> None:
     assert "process/1, process/1b" in plan.notes[0]
 
 
-def test_the_same_inventory_twice_is_one() -> None:
+def test_same_inventory_twice_is_one() -> None:
     world = saved()
     inventory = world.inventory()
     twice = msgspec.structs.replace(inventory, holders=inventory.holders * 2)
@@ -95,7 +95,7 @@ def with_host_states(world: PlannerWorld, digests: dict[int, str]) -> None:
         world.machines[index].host_states.append(state)
 
 
-def test_of_two_host_states_of_one_process_the_one_of_most_holders_is_used() -> None:
+def test_host_state_that_most_holders_have_is_used() -> None:
     world = saved(slices=3, hosts=1)
     with_host_states(world, {0: "x", 1: "y", 2: "y"})
     plan = planned(world)
@@ -104,7 +104,7 @@ def test_of_two_host_states_of_one_process_the_one_of_most_holders_is_used() -> 
     assert "different host states of process 0" in plan.notes[0]
 
 
-def test_after_quarantine_of_all_copies_the_other_host_state_is_used() -> None:
+def test_after_quarantine_of_all_copies_other_host_state_is_used() -> None:
     world = saved(slices=3, hosts=1)
     with_host_states(world, {0: "x", 1: "y", 2: "y"})
     world.quarantined |= {Quarantined("process/1", "y"), Quarantined("process/2", "y")}
@@ -179,7 +179,7 @@ def test_compare_leaves_of_equal_leaves_is_empty_in_any_order() -> None:
     assert compare_leaves(leaves, reversed(list(leaves.values()))) == ()
 
 
-def test_one_copy_that_is_not_empty_is_enough_to_need_host_states() -> None:
+def test_one_copy_not_empty_is_enough_to_need_host_states() -> None:
     world = PlannerWorld(Layout(2, 1))
     world.save(40, "a", empty=True)
     with_host_states(world, {0: "x"})
@@ -192,7 +192,7 @@ def test_one_copy_that_is_not_empty_is_enough_to_need_host_states() -> None:
     assert (outcome.kind, outcome.saved_count, outcome.process_count) == ("host_state_count", 2, 3)
 
 
-def test_a_manifest_reported_twice_by_one_holder_is_one_source() -> None:
+def test_manifest_reported_twice_by_one_holder_is_one_source() -> None:
     world = saved()
     world.lose(1)
     world.machines[3].tensors *= 2
@@ -200,7 +200,7 @@ def test_a_manifest_reported_twice_by_one_holder_is_one_source() -> None:
     assert group.sources == ("process/3",)
 
 
-def test_of_different_manifests_with_a_shard_the_less_loaded_holder_is_used() -> None:
+def test_shard_in_different_manifests_comes_from_idler_holder() -> None:
     """Only even processes fetch: going round by process index alone would load one holder."""
     layout, save = Layout(1, 1), SaveId(40, "a", "run")
     leaves, (b, w) = layout.leaves(), layout.shards(0)

@@ -89,7 +89,7 @@ def test_one_big_leaf_is_split_along_its_chunks() -> None:
     assert max(loads.values()) <= 13 * 10 * 16 * 4
 
 
-def test_a_box_whose_crc_is_known_has_one_reader_also_where_it_is_many_chunks() -> None:
+def test_box_with_a_known_crc_has_one_reader_for_many_chunks() -> None:
     array = StoredArray("w", (1000, 16), (10, 16), 4)
     saved = grid((1000, 16), (2, 1))
     for parts in ((1, 1), (2, 1), (8, 1)):  # the same mesh, and others
@@ -132,7 +132,7 @@ def test_scalars_empty_leaves_and_leaves_that_are_not_stored() -> None:
     assert [shard for shards in reads.values() for shard in shards] == [ShardId("s", ())]
 
 
-def test_a_large_job_is_planned_in_little_time() -> None:
+def test_large_job_is_planned_in_little_time() -> None:
     targets, arrays = replicated_slices(4, 128, 40)
     check_sum = sum(len(shards) for shards in assign_reads(targets, arrays).values())
     assert check_sum == 128 * 40
@@ -157,7 +157,7 @@ def stored_states(draw: st.DrawFn) -> tuple[dict, dict]:
 
 
 @given(stored_states(), st.data())
-def test_the_rules_hold_for_any_state(state: tuple[dict, dict], data: st.DataObject) -> None:
+def test_rules_hold_for_any_state(state: tuple[dict, dict], data: st.DataObject) -> None:
     targets, arrays = state
     saved: dict[str, list[Box]] = {}
     for name, array in arrays.items():

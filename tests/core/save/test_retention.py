@@ -24,7 +24,7 @@ def test_never_the_last_nor_one_that_is_read(steps: list[int], data: st.DataObje
     assert not set(removals.steps) & kept
 
 
-def test_the_reason_is_said() -> None:
+def test_reason_is_said() -> None:
     removals = choose_removals([10, 20, 30], [False, False, False], reading=[20])
     assert removals.steps == (10,)
     assert removals.kept_though_unwanted == {
@@ -33,7 +33,7 @@ def test_the_reason_is_said() -> None:
     }
 
 
-def test_a_policy_must_answer_for_each_step() -> None:
+def test_policy_must_answer_for_each_step() -> None:
     with pytest.raises(ValueError, match="1 of 2"):
         choose_removals([1, 2], [True])
 

@@ -160,7 +160,7 @@ worlds = st.builds(
 
 
 @given(worlds)
-def test_a_confirmed_step_is_saved_by_all_and_a_refused_one_by_nobody_who_heard(
+def test_step_is_saved_by_all_if_confirmed_else_by_none(
     world: World,
 ) -> None:
     job = Job(world).run()
@@ -186,7 +186,7 @@ def test_without_losses_nothing_is_saved_by_some_only(world: World) -> None:
 
 
 @given(worlds)
-def test_the_same_input_gives_the_same_saves(world: World) -> None:
+def test_same_input_gives_the_same_saves(world: World) -> None:
     assert Job(world).run().snapshots == Job(world).run().snapshots
 
 
@@ -227,7 +227,7 @@ def test_long_steps_are_not_skipped_without_need(step_time_s: float) -> None:
     assert leader.first_step(Progress(7, 100.0, step_time_s), late_s) == 9
 
 
-def test_a_process_that_has_passed_the_step_is_late() -> None:
+def test_process_that_has_passed_the_step_is_late() -> None:
     follower = Follower()
     follower.arrive(10)
     assert follower.offer(Proposal(0, "local", 10), ready=True).kind == "late"
@@ -237,7 +237,7 @@ def test_a_process_that_has_passed_the_step_is_late() -> None:
     assert follower.arrive(12) == ()
 
 
-def test_the_word_decides_until_the_step_is_reached() -> None:
+def test_word_decides_until_the_step_is_reached() -> None:
     follower = Follower()
     follower.arrive(1)
     for number, tier in enumerate(("local", "persistent", "local")):
@@ -247,7 +247,7 @@ def test_the_word_decides_until_the_step_is_reached() -> None:
     assert follower.arrive(5) == (Due("local", 0, True), Due("persistent", 1, False))
 
 
-def test_a_step_that_was_jumped_over_is_not_saved() -> None:
+def test_step_that_was_jumped_over_is_not_saved() -> None:
     follower = Follower()
     follower.arrive(1)
     follower.offer(Proposal(0, "local", 5, exact=True), ready=True)
@@ -288,7 +288,7 @@ def test_who_does_not_answer_in_time_is_named() -> None:
     assert decision == Decision(False, "no answer from processes [1, 3] in 2 s")
 
 
-def test_the_lead_is_bounded() -> None:
+def test_lead_is_bounded() -> None:
     leader = Leader(2, 1000.0)
     for _ in range(40):
         leader.propose("local", 5, 0.0)
@@ -296,7 +296,7 @@ def test_the_lead_is_bounded() -> None:
     assert leader.lead_s == LONGEST_LEAD_S
 
 
-def test_the_clock_starts_afresh_when_steps_go_back() -> None:
+def test_clock_starts_afresh_when_steps_go_back() -> None:
     clock = StepClock()
     clock.arrive(1, 0.0)
     assert clock.progress is None

@@ -40,13 +40,13 @@ def test_vote(
     assert decide_vote(expected, published, refused) == (outcome, reason)
 
 
-def test_a_long_list_of_absent_processes_is_cut() -> None:
+def test_long_list_of_absent_processes_is_cut() -> None:
     reason = decide_vote(range(10_000), [], []).reason
     assert reason == "processes 0, 1, 2, 3, 4, 5, 6, 7 and 9992 more did not publish"
 
 
 @given(st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9)))
-def test_a_vote_is_complete_only_when_all_published_and_none_refused(
+def test_vote_is_complete_when_all_published_and_none_refused(
     expected: set[int], published: set[int], refused: set[int]
 ) -> None:
     complete = bool(expected) and expected <= published and not expected & refused

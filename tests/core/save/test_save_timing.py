@@ -51,14 +51,14 @@ def test_due(rule: Continuous, status: TierStatus, due: bool) -> None:
     assert rule.due(status).save is due
 
 
-def test_the_interval_is_dalys() -> None:
+def test_interval_is_dalys() -> None:
     policy = AdaptiveInterval(mean_time_between_failures_s=100.0, max_overhead=0.5)
     assert policy.interval_s(stall_s=0.0) == 0.0
     assert policy.interval_s(stall_s=200.0) == 400.0  # the bound on the overhead is stricter
     assert policy.interval_s(stall_s=0.01) == pytest.approx(math.sqrt(2.0), rel=1e-2)
 
 
-def test_the_overhead_is_bounded_and_a_save_is_waited_for() -> None:
+def test_overhead_is_bounded_and_a_save_is_waited_for() -> None:
     policy = AdaptiveInterval(mean_time_between_failures_s=100.0, max_overhead=0.01)
     assert policy.interval_s(stall_s=1.0) == 100.0
     assert policy.interval_s(stall_s=0.0, save_s=7.0) == 7.0

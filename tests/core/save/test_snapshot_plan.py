@@ -53,9 +53,7 @@ def test_copies_stay_within_the_budget_and_nothing_more_fits(
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=8), st.integers(50, 200))
-def test_on_one_device_at_least_half_of_the_best_choice_is_copied(
-    sizes: list[int], limit: int
-) -> None:
+def test_on_one_device_at_least_half_of_best_choice_is_copied(sizes: list[int], limit: int) -> None:
     pieces = [Piece(leaf, 0, nbytes) for leaf, nbytes in enumerate(sizes)]
     copied = sum(plan_device_copies(pieces, limit).device_bytes.values())
     sums = [
@@ -76,14 +74,14 @@ def test_on_one_device_at_least_half_of_the_best_choice_is_copied(
         pytest.param(75, {0, 1, 2}, id="all"),
     ],
 )
-def test_the_budget_is_spent_on_large_leaves_first(limit: int, leaves: set[int]) -> None:
+def test_budget_is_spent_on_large_leaves_first(limit: int, leaves: set[int]) -> None:
     pieces = [Piece(0, 0, 40), Piece(0, 1, 40), Piece(1, 0, 20), Piece(2, 0, 15)]
     if limit == 39:
         pieces = [Piece(0, 0, 40), Piece(0, 1, 1), Piece(2, 1, 30)]
     assert plan_device_copies(pieces, limit).leaves == leaves
 
 
-def test_the_reason_says_how_much_was_copied() -> None:
+def test_reason_says_how_much_was_copied() -> None:
     reason = plan_device_copies([Piece(0, 0, 40), Piece(1, 0, 20)], 50).reason
     assert reason == "1 of 2 leaves within 50 bytes of device memory, 40 used on the fullest device"
 
@@ -130,7 +128,7 @@ def test_devices_take_turns() -> None:
 
 
 @given(st.lists(st.integers(0, 100)), st.integers(0, 200), st.integers(1, 200))
-def test_transfers_stay_within_the_limit_but_for_one_that_goes_alone(
+def test_transfers_stay_within_limit_but_for_one_that_goes_alone(
     waiting: list[int], in_use: int, limit: int
 ) -> None:
     count = startable(waiting, in_use, limit)

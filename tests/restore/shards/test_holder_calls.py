@@ -57,7 +57,7 @@ def test_another_holder_is_asked_before_the_same_again() -> None:
     assert [event.fields["holder"] for event in holders.events] == ["a"]
 
 
-def test_a_reset_holder_is_asked_again() -> None:
+def test_reset_holder_is_asked_again() -> None:
     holders = Holders(a=[RESET, RESET, 7])
     assert holders.first() == 7
     assert (holders.asked, holders.failed) == (["a"] * 3, [])
@@ -65,25 +65,25 @@ def test_a_reset_holder_is_asked_again() -> None:
 
 
 @pytest.mark.parametrize("answer", [ABSENT, DAMAGED])
-def test_an_answer_about_the_copy_is_final(answer: CheckpointError) -> None:
+def test_answer_about_the_copy_is_final(answer: CheckpointError) -> None:
     holders = Holders(a=[answer, 7])
     assert holders.first() is None
     assert (holders.asked, holders.failed) == (["a"], ["a"])
 
 
-def test_an_answer_after_a_reset_is_final() -> None:
+def test_answer_after_a_reset_is_final() -> None:
     holders = Holders(a=[RESET, ABSENT])
     assert holders.first() is None
     assert holders.failed == ["a"]
 
 
-def test_a_holder_that_has_no_more_is_not_asked_again() -> None:
+def test_holder_that_has_no_more_is_not_asked_again() -> None:
     holders = Holders(a=[None], b=[RESET, None])
     assert holders.first() is None
     assert holders.asked == ["a", "b", "b"]
 
 
-def test_a_silent_holder_is_named_at_the_deadline() -> None:
+def test_silent_holder_is_named_at_the_deadline() -> None:
     holders = Holders(a=[DAMAGED], b=[RESET])
     with pytest.raises(HolderUnreachable, match=r"b: fetch 10.0.0.1:7000.*failed") as failed:
         holders.first(deadline_s=time.monotonic() + 0.5)
@@ -92,14 +92,14 @@ def test_a_silent_holder_is_named_at_the_deadline() -> None:
     assert holders.asked.count("b") > 1
 
 
-def test_a_holder_with_another_secret_is_asked_once() -> None:
+def test_holder_with_another_secret_is_asked_once() -> None:
     holders = Holders(a=[SECRET])
     with pytest.raises(HolderUnreachable, match="another secret"):
         holders.first()
     assert (holders.asked, holders.failed) == (["a"], [])
 
 
-def test_a_fault_of_this_host_is_raised_as_it_is() -> None:
+def test_fault_of_this_host_is_raised_as_it_is() -> None:
     holders = Holders(a=[RamdiskFull("fetch", "step 10", "no room")], b=[7])
     with pytest.raises(RamdiskFull):
         holders.first()
@@ -112,7 +112,7 @@ def test_one_attempt_asks_each_holder_once() -> None:
     assert holders.asked == ["a", "b"]
 
 
-def test_a_call_that_is_not_wanted_any_more_ends() -> None:
+def test_call_that_is_not_wanted_any_more_ends() -> None:
     holders = Holders(a=[RESET])
     calls = HolderCalls(EventSink(None, process_index=0), math.inf)
 

@@ -29,7 +29,7 @@ def _use_until_given_up(shards: ShardCollection, plan: ProcessPlan) -> None:
                 shards.bytes_of(arrived[0])
 
 
-def test_a_copy_that_failed_is_named_also_by_who_was_using_what_had_come(tmp_path: Path) -> None:
+def test_failed_copy_is_named_also_by_users_of_what_had_come(tmp_path: Path) -> None:
     """Else the leader takes it for a fault that no other plan can mend."""
     holdings = MemoryHoldings()
     digest = holdings.add(SAVE, [bytes([number]) * 4096 for number in range(8)])

@@ -172,7 +172,7 @@ def _break_push(job: Job) -> dict[int, int]:
     ],
     ids=["push fails", "host state is too large"],
 )
-def test_a_host_state_that_cannot_come_fails_the_save_with_its_reason_not_the_deadline(
+def test_host_state_that_cannot_come_fails_save_by_its_reason(
     job: Job, spoil: Callable[[Job], dict[int, int]], reason: str
 ) -> None:
     job.save(1, spoil(job))
@@ -185,7 +185,7 @@ def test_a_host_state_that_cannot_come_fails_the_save_with_its_reason_not_the_de
     assert job.whole_steps() == [3]
 
 
-def test_the_service_does_not_fill_up_with_saves(job: Job) -> None:
+def test_service_does_not_fill_up_with_saves(job: Job) -> None:
     counts: list[int] = []
     for step in range(1, 51):
         job.save(step)
@@ -194,7 +194,7 @@ def test_the_service_does_not_fill_up_with_saves(job: Job) -> None:
     assert max(counts) <= counts[1], "the keys of two saves, never more"
 
 
-def test_the_service_does_not_fill_up_with_saves_that_fail(
+def test_service_does_not_fill_up_with_saves_that_fail(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def storage_is_down() -> None:
@@ -210,7 +210,7 @@ def test_the_service_does_not_fill_up_with_saves_that_fail(
     assert max(counts[4:]) <= max(counts[:4])
 
 
-def test_a_refusal_that_comes_late_does_not_stay(job: Job) -> None:
+def test_refusal_that_comes_late_does_not_stay(job: Job) -> None:
     """The writers are many saves ahead of one that only now learns that its push fails."""
     for step in range(1, 20):
         job.save(step)

@@ -94,7 +94,7 @@ def test_what_is_kept(tmp_path: Path, settings: dict[str, Any], kept: list[int])
 
 
 @pytest.mark.parametrize("hidden", [True, False])
-def test_a_removal_that_was_cut_short_shows_nothing_and_is_finished_later(
+def test_removal_cut_short_shows_nothing_and_is_finished_later(
     tmp_path: Path, hidden: bool
 ) -> None:
     """As a crash leaves it: the marker is gone; and the folder has its other name, or not yet."""
@@ -146,7 +146,7 @@ class StalledShelf(StepRecords):
         super().remove(step)
 
 
-def test_a_restore_does_not_wait_for_ever_for_a_removal(tmp_path: Path) -> None:
+def test_restore_does_not_wait_for_ever_for_a_removal(tmp_path: Path) -> None:
     fill(str(tmp_path / "run"), STEPS)
     shelf = StalledShelf(PersistentTier(str(tmp_path / "run"), timeout_s=10.0))
     preservation = keeping_last(1, shelf)
@@ -178,7 +178,7 @@ def test_a_restore_does_not_wait_for_ever_for_a_removal(tmp_path: Path) -> None:
     preservation.stop(LONG_S)
 
 
-def test_a_save_while_others_are_removed_is_looked_at_too(tmp_path: Path) -> None:
+def test_save_while_others_are_removed_is_looked_at_too(tmp_path: Path) -> None:
     """The last save of a run may be such a one: no other comes to look again."""
     directory = str(tmp_path / "run")
     fill(directory, STEPS[:3])
@@ -205,7 +205,7 @@ class AnswersShort:
 
 
 @pytest.mark.parametrize("policy", [Raises(), AnswersShort()])
-def test_a_policy_that_fails_removes_nothing(tmp_path: Path, policy: Any) -> None:
+def test_policy_that_fails_removes_nothing(tmp_path: Path, policy: Any) -> None:
     left, failures, _ = preserved(fill(str(tmp_path / "run"), STEPS), policy)
     assert left == STEPS
     with pytest.raises(SaveFailed, match=r"eckpt-preservation|answered for 1 of 4"):

@@ -61,7 +61,7 @@ def check_clean(seen: dict[str, Any]) -> None:
     assert (seen["objects"], seen["beside"], seen["checkpointer"]) == ([], [], False)
 
 
-def test_a_removal_that_ends_at_any_request_shows_nothing_by_halves(gcs: FakeGcs) -> None:
+def test_removal_ending_at_any_request_shows_nothing_by_halves(gcs: FakeGcs) -> None:
     before = run(gcs, "prepare")
     assert before["ours"] == before["whole"] == before["manager"] == STEPS
     found = run(gcs, "refused")
@@ -75,7 +75,7 @@ def test_a_removal_that_ends_at_any_request_shows_nothing_by_halves(gcs: FakeGcs
     assert len(found) >= 5
 
 
-def test_a_process_killed_in_a_removal(gcs: FakeGcs) -> None:
+def test_process_killed_in_a_removal(gcs: FakeGcs) -> None:
     before = run(gcs, "prepare")
     # After marker and commit markers, when the files themselves are to go.
     gcs.add_fault(FaultRule(kind="delay", delay_s=600, method="[DP]*", skip=3))

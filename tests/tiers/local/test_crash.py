@@ -41,7 +41,7 @@ def killed_at(ramdisk: Path, point: str) -> None:
 
 
 @pytest.mark.parametrize("point", BEFORE_PUBLISH + AFTER_PUBLISH)
-def test_a_kill_leaves_the_previous_save_whole(ramdisk: Path, point: str) -> None:
+def test_kill_leaves_the_previous_save_whole(ramdisk: Path, point: str) -> None:
     tier = open_tier(ramdisk)
     digest = complete_save(tier, 1)
     write_save(tier, 0)  # an old save in the slot that will be written
@@ -90,7 +90,7 @@ def test_killed_again_and_again_the_complete_save_stays(ramdisk: Path) -> None:
     again.close()
 
 
-def test_an_end_without_close_is_clean(ramdisk: Path) -> None:
+def test_end_without_close_is_clean(ramdisk: Path) -> None:
     child = subprocess.run(
         [sys.executable, "-X", "dev", str(PROGRAM), str(ramdisk), "exit_without_close", ""],
         capture_output=True,
@@ -104,7 +104,7 @@ def test_an_end_without_close_is_clean(ramdisk: Path) -> None:
     again.close()
 
 
-def test_a_kill_in_the_first_save_leaves_an_empty_tier(ramdisk: Path) -> None:
+def test_kill_in_the_first_save_leaves_an_empty_tier(ramdisk: Path) -> None:
     killed_at(ramdisk, "staged")
     again = open_tier(ramdisk)
     assert again.held() == ((), (), None)

@@ -42,13 +42,13 @@ def specification() -> str:
     return (Path(emergency_ckpt.tiers.__file__).parent / "FORMAT.md").read_text("utf-8")
 
 
-def test_the_code_writes_the_golden_bytes() -> None:
+def test_code_writes_the_golden_bytes() -> None:
     assert wrap_contents(encode_contents(contents()), writer()) == MANIFEST
     assert slot_bytes() == SLOT
     assert host_state_document() == DOCUMENT
 
 
-def test_the_code_reads_the_golden_bytes() -> None:
+def test_code_reads_the_golden_bytes() -> None:
     manifest, encoded = decode_manifest(MANIFEST)
     assert manifest.contents == contents()
     assert manifest.writer == writer()
@@ -64,7 +64,7 @@ def test_the_code_reads_the_golden_bytes() -> None:
     assert value["table"].tolist() == [1, 2]
 
 
-def test_a_reader_with_nothing_but_the_specification_reads_it() -> None:
+def test_reader_with_nothing_but_the_specification_reads_it() -> None:
     """By json, hashlib and another CRC32C only."""
     file = json.loads(MANIFEST)
     assert file["format"] == 1
@@ -82,7 +82,7 @@ def test_a_reader_with_nothing_but_the_specification_reads_it() -> None:
         assert data == ARRAYS[placed.shard].tobytes()
 
 
-def test_the_code_signs_and_reads_the_golden_bytes() -> None:
+def test_code_signs_and_reads_the_golden_bytes() -> None:
     assert signer().sign("slot_0.manifest.json", MANIFEST) == SIGNED
     assert open_signed("slot_0.manifest.json", SIGNED, signer()) == (MANIFEST, "")
     record, _ = open_signed("known_complete.json", SIGNED_COMPLETE, signer())
@@ -104,7 +104,7 @@ def test_signature_is_made_with_hkdf_and_hmac_alone() -> None:
         assert file["mac"] == hmac.digest(key, name.encode() + b"\0" + raw, "sha256").hex()
 
 
-def test_the_worked_example_is_the_golden_one() -> None:
+def test_worked_example_is_the_golden_one() -> None:
     blocks = re.findall(r"```(json|hexdump)\n(.*?)\n```", specification(), re.DOTALL)
     dumps = [text for kind, text in blocks if kind == "hexdump"]
     documents = [text.encode() for kind, text in blocks if kind == "json"]
@@ -112,7 +112,7 @@ def test_the_worked_example_is_the_golden_one() -> None:
     assert documents == [MANIFEST, DOCUMENT, SIGNED_COMPLETE]
 
 
-def test_the_specification_lists_the_dtypes() -> None:
+def test_specification_lists_the_dtypes() -> None:
     rows = re.findall(r"^\| (\d+) \| (`.*) \|$", specification(), re.MULTILINE)
     listed = {name: int(size) for size, row in rows for name in re.findall(r"`(\w+)`", row)}
     assert listed == dict(DTYPE_ITEM_BYTES)

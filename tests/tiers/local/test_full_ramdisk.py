@@ -67,7 +67,7 @@ def small() -> Iterator[Ramdisk]:
     shutil.rmtree(path)
 
 
-def test_slots_that_do_not_fit_are_refused_before_anything_is_taken(small: Ramdisk) -> None:
+def test_slots_that_do_not_fit_are_refused_and_take_nothing(small: Ramdisk) -> None:
     tier = open_tier(small.path)
     before = small.free_bytes
     with pytest.raises(RamdiskFull) as caught:
@@ -129,7 +129,7 @@ def test_saves_go_on_in_reserved_slots_when_the_ramdisk_is_full(small: Ramdisk) 
     tier.close()
 
 
-def test_a_slot_more_that_does_not_fit_fails_the_save_only(small: Ramdisk) -> None:
+def test_slot_more_that_does_not_fit_fails_the_save_only(small: Ramdisk) -> None:
     tier = open_tier(small.path)
     size = small.free_bytes // 5 * 2
     if not small.mounted:
@@ -169,7 +169,7 @@ def test_reserve_without_room_removes_the_oldest_other_run(small: Ramdisk) -> No
     tier.close()
 
 
-def test_a_read_only_ramdisk_is_an_error(small: Ramdisk) -> None:
+def test_read_only_ramdisk_is_an_error(small: Ramdisk) -> None:
     tier = open_tier(small.path)
     tier.reserve(LAYOUT.size_bytes)
     write_save(tier, 1)
@@ -197,7 +197,7 @@ def test_received_bytes_without_room_are_an_error_and_no_signal(small: Ramdisk) 
         assert caught.value.errno == errno.ENOSPC
 
 
-def test_a_sparse_slot_is_wholly_reserved_once_it_is_published(small: Ramdisk) -> None:
+def test_sparse_slot_is_wholly_reserved_once_it_is_published(small: Ramdisk) -> None:
     tier = open_tier(small.path)
     size_bytes = 1 << 20
     writer = tier.begin_write(save_id(1), size_bytes, sparse=True)
@@ -217,7 +217,7 @@ def test_a_sparse_slot_is_wholly_reserved_once_it_is_published(small: Ramdisk) -
     tier.close()
 
 
-def test_a_sparse_slot_without_room_is_removed(small: Ramdisk) -> None:
+def test_sparse_slot_without_room_is_removed(small: Ramdisk) -> None:
     if not small.mounted:
         pytest.skip("needs a tmpfs of its own, which this process may not mount")
     tier = open_tier(small.path)

@@ -160,7 +160,7 @@ def test_damage_is_quarantined_and_the_other_save_stays(
         assert outside.stat().st_size > 0
 
 
-def test_a_flipped_bit_in_the_slot_shows_at_verify(ramdisk: Path) -> None:
+def test_flipped_bit_in_the_slot_shows_at_verify(ramdisk: Path) -> None:
     tier = open_tier(ramdisk)
     digest = write_save(tier, 1)
     tier.close()
@@ -270,7 +270,7 @@ def test_pushes_are_checked(tier: LocalTier) -> None:
     assert [held.owner for held in tier.held()[1]] == [2]
 
 
-def test_a_damaged_host_state_is_mended_by_publishing_it_again(tier: LocalTier) -> None:
+def test_damaged_host_state_is_mended_by_publishing_it_again(tier: LocalTier) -> None:
     good = document(1)
     tier.publish_host_state(save_id(1), 0, 4, good)
     path = tier.path / "host_state" / "019a-first-1" / "process_00000_of_00004.json"
@@ -305,7 +305,7 @@ def test_buddies_cannot_fill_the_ramdisk(tier: LocalTier) -> None:
     assert len(list((tier.path / "host_state").iterdir())) <= MAX_SAVES
 
 
-def test_the_modes_of_new_files_do_not_depend_on_the_umask(ramdisk: Path) -> None:
+def test_modes_of_new_files_do_not_depend_on_the_umask(ramdisk: Path) -> None:
     before = os.umask(0)
     try:
         tier = open_tier(ramdisk / "new")
@@ -317,7 +317,7 @@ def test_the_modes_of_new_files_do_not_depend_on_the_umask(ramdisk: Path) -> Non
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
 
 
-def test_a_tier_that_was_closed_writes_nothing(tier: LocalTier) -> None:
+def test_tier_that_was_closed_writes_nothing(tier: LocalTier) -> None:
     tier.note_complete(save_id(3))
     tier.close()
     before = files_of(tier)

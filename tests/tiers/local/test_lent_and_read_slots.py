@@ -37,7 +37,7 @@ from emergency_ckpt.tiers.local.manifest import build_contents
 from emergency_ckpt.tiers.local.tier import LocalTier
 
 
-def test_a_lent_slot_is_not_written_and_a_third_takes_its_place(tier: LocalTier) -> None:
+def test_lent_slot_is_not_written_and_a_third_takes_its_place(tier: LocalTier) -> None:
     tier.reserve(LAYOUT.size_bytes)
     lent_digest = complete_save(tier, 1)
     view = tier.lend(lent_digest, W_SHARD)
@@ -56,7 +56,7 @@ def test_a_lent_slot_is_not_written_and_a_third_takes_its_place(tier: LocalTier)
     assert held_steps(tier) == [6, 7]
 
 
-def test_jax_arrays_on_lent_memory_keep_their_values_and_give_it_back(tier: LocalTier) -> None:
+def test_jax_arrays_on_lent_memory_keep_values_and_return_it(tier: LocalTier) -> None:
     digest = complete_save(tier, 1)
     array = jax.device_put(tier.lend(digest, W_SHARD).view(np.float32).reshape(32, 32))
     expected = shard_bytes(1)[W_SHARD]
@@ -125,7 +125,7 @@ def test_views_may_die_in_any_collection_of_any_thread(tier: LocalTier) -> None:
     assert len(slot_files(tier)) == 2
 
 
-def test_a_slot_that_a_peer_reads_is_not_reused(tier: LocalTier) -> None:
+def test_slot_that_a_peer_reads_is_not_reused(tier: LocalTier) -> None:
     first = write_save(tier, 1)
     second = write_save(tier, 2)
     tier.protect([save_id(2)])
@@ -175,7 +175,7 @@ def test_quarantine_records_are_bounded(tier: LocalTier) -> None:
     assert max(path.stat().st_size for path in records) < 2000
 
 
-def test_a_mended_copy_of_one_digest_is_the_one_that_is_lent(tier: LocalTier) -> None:
+def test_mended_copy_of_one_digest_is_the_one_that_is_lent(tier: LocalTier) -> None:
     digest = write_save(tier, 1)
     tier.quarantine(digest, 0, "damaged")
     assert write_save(tier, 1) == digest
@@ -207,7 +207,7 @@ def write_again(tier: LocalTier, step: int) -> str:
     return digest
 
 
-def test_a_mended_copy_is_the_one_that_the_next_life_finds(ramdisk: Path) -> None:
+def test_mended_copy_is_the_one_that_the_next_life_finds(ramdisk: Path) -> None:
     tier = open_tier(ramdisk)
     digest = write_save(tier, 1)
     damage(tier, digest, 0, W_SHARD)
@@ -221,7 +221,7 @@ def test_a_mended_copy_is_the_one_that_the_next_life_finds(ramdisk: Path) -> Non
     again.close()
 
 
-def test_a_crash_before_the_damaged_slot_is_dropped_costs_nothing(ramdisk: Path) -> None:
+def test_crash_before_the_damaged_slot_is_dropped_costs_nothing(ramdisk: Path) -> None:
     tier = open_tier(ramdisk)
     digest = write_save(tier, 1)
     damage(tier, digest, 0, W_SHARD)
@@ -261,7 +261,7 @@ def write_part(tier: LocalTier, step: int) -> str:
     return digest
 
 
-def test_a_slot_with_more_than_a_later_one_is_found_again(ramdisk: Path) -> None:
+def test_slot_with_more_than_a_later_one_is_found_again(ramdisk: Path) -> None:
     tier = open_tier(ramdisk)
     whole, part = write_save(tier, 1), write_part(tier, 1)
     tier.close()
@@ -271,7 +271,7 @@ def test_a_slot_with_more_than_a_later_one_is_found_again(ramdisk: Path) -> None
     again.close()
 
 
-def test_a_slot_with_less_than_a_later_one_is_not_found_again(ramdisk: Path) -> None:
+def test_slot_with_less_than_a_later_one_is_not_found_again(ramdisk: Path) -> None:
     tier = open_tier(ramdisk)
     part, whole = write_part(tier, 1), write_again(tier, 1)
     assert {held.digest for held in tier.held()[0]} == {whole, part}, "a peer may read it yet"

@@ -45,7 +45,7 @@ from emergency_ckpt.types import SaveId, Writer
 TWO_SLOTS = {"slot_0.bin", "slot_1.bin"}
 
 
-def test_a_save_is_read_back_as_written(tier: LocalTier) -> None:
+def test_save_is_read_back_as_written(tier: LocalTier) -> None:
     tier.reserve(LAYOUT.size_bytes)
     digest = complete_save(tier, 5)
     assert_whole(tier, digest, 5)
@@ -71,7 +71,7 @@ def test_two_slots_alternate_for_ever(tier: LocalTier) -> None:
     assert_whole(tier, digest, 7)
 
 
-def test_the_complete_save_is_never_overwritten(tier: LocalTier) -> None:
+def test_complete_save_is_never_overwritten(tier: LocalTier) -> None:
     kept = complete_save(tier, 1)
     for step in range(2, 6):  # none of these becomes complete
         write_save(tier, step)
@@ -93,7 +93,7 @@ def test_saves_in_doubt_leave_no_slot(tier: LocalTier) -> None:
     assert slot_files(tier) < {"slot_0.bin", "slot_1.bin", "slot_2.bin"}
 
 
-def test_the_old_manifest_is_gone_before_a_byte_is_written(tier: LocalTier) -> None:
+def test_old_manifest_is_gone_before_a_byte_is_written(tier: LocalTier) -> None:
     write_save(tier, 1)
     write_save(tier, 2)
     tier.protect([save_id(2)])
@@ -104,7 +104,7 @@ def test_the_old_manifest_is_gone_before_a_byte_is_written(tier: LocalTier) -> N
     assert held_steps(tier) == [2]
 
 
-def test_a_second_writer_finds_no_slot(tier: LocalTier) -> None:
+def test_second_writer_finds_no_slot(tier: LocalTier) -> None:
     complete_save(tier, 1)
     writer = tier.begin_write(save_id(2), LAYOUT.size_bytes)
     with pytest.raises(SlotBusy, match="being written"):
@@ -144,7 +144,7 @@ def _fields(entry: object) -> dict[str, object]:
     return {name: getattr(entry, name) for name in entry.__struct_fields__}  # type: ignore[attr-defined]
 
 
-def test_a_save_of_another_run_is_refused(tier: LocalTier) -> None:
+def test_save_of_another_run_is_refused(tier: LocalTier) -> None:
     with pytest.raises(LocalTierError, match="another run"):
         tier.begin_write(save_id(1, run_id="other"), 0)
 
@@ -169,7 +169,7 @@ def test_saves_survive_the_next_life(ramdisk: Path) -> None:
     again.close()
 
 
-def test_every_save_found_is_protected_until_the_restore_has_decided(ramdisk: Path) -> None:
+def test_every_save_found_is_protected_until_restore_has_decided(ramdisk: Path) -> None:
     tier = open_tier(ramdisk)
     complete_save(tier, 1)
     write_save(tier, 2)
@@ -183,7 +183,7 @@ def test_every_save_found_is_protected_until_the_restore_has_decided(ramdisk: Pa
     again.close()
 
 
-def test_an_empty_state_has_slots_too(tier: LocalTier) -> None:
+def test_empty_state_has_slots_too(tier: LocalTier) -> None:
     tier.reserve(0)
     assert slot_files(tier) == TWO_SLOTS
     save = save_id(1)
@@ -209,7 +209,7 @@ def test_reserve_is_idempotent_grows_and_keeps_what_is_published(tier: LocalTier
     assert {p.stat().st_size for p in tier.path.glob("slot_?.bin")} == {102_400}
 
 
-def test_a_free_slot_that_an_earlier_life_left_too_large_is_made_anew(ramdisk: Path) -> None:
+def test_free_slot_that_earlier_life_left_too_large_is_made_anew(ramdisk: Path) -> None:
     tier = open_tier(ramdisk)
     tier.reserve(1 << 20)
     digest = complete_save(tier, 1)
@@ -222,7 +222,7 @@ def test_a_free_slot_that_an_earlier_life_left_too_large_is_made_anew(ramdisk: P
     again.close()
 
 
-def test_a_slot_that_is_too_small_grows_when_it_is_written(ramdisk: Path) -> None:
+def test_slot_that_is_too_small_grows_when_it_is_written(ramdisk: Path) -> None:
     tier = open_tier(ramdisk)
     tier.reserve(1)
     digest = write_save(tier, 1)
@@ -256,7 +256,7 @@ def test_invalidate_newer_takes_out_what_must_not_look_newer(tier: LocalTier) ->
     assert tier.held()[:2] == ((), ())
 
 
-def test_a_restore_takes_back_what_was_known_to_be_complete(ramdisk: Path) -> None:
+def test_restore_takes_back_what_was_known_to_be_complete(ramdisk: Path) -> None:
     tier = open_tier(ramdisk)
     complete_save(tier, 40)
 
@@ -297,7 +297,7 @@ def test_host_states_stay_as_long_as_their_tensors(tier: LocalTier) -> None:
 
 
 @pytest.mark.parametrize("run_id", ["", ".hidden", "a/b", "..", "x" * 129, "a b", "a\n"])
-def test_a_run_id_is_a_plain_name(ramdisk: Path, run_id: str) -> None:
+def test_run_id_is_a_plain_name(ramdisk: Path, run_id: str) -> None:
     with pytest.raises(ConfigError, match="run_id"):
         open_tier(ramdisk, run_id=run_id)
 
@@ -311,7 +311,7 @@ def test_modes_keep_others_out(tier: LocalTier) -> None:
     assert tier.path.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_missing_directory_is_made(ramdisk: Path) -> None:
+def test_missing_directory_is_made(ramdisk: Path) -> None:
     tier = open_tier(ramdisk / "a" / "b")
     assert tier.path == ramdisk / "a" / "b" / RUN_ID / "process_00000"
     tier.close()
@@ -323,7 +323,7 @@ def test_what_is_not_a_directory_is_an_error(ramdisk: Path) -> None:
         open_tier(ramdisk / "file")
 
 
-def test_a_state_larger_than_the_ramdisk_is_refused_with_both_sizes(tier: LocalTier) -> None:
+def test_state_larger_than_ramdisk_is_refused_with_both_sizes(tier: LocalTier) -> None:
     status = os.statvfs(tier.path)
     total = status.f_blocks * status.f_frsize
     with pytest.raises(RamdiskFull) as caught:
@@ -384,7 +384,7 @@ def test_readers_and_pushes_go_on_while_a_save_is_written(tier: LocalTier) -> No
     assert max(held_steps(tier)) == 40
 
 
-def test_the_writer_is_in_the_manifest_for_people(ramdisk: Path) -> None:
+def test_writer_is_in_the_manifest_for_people(ramdisk: Path) -> None:
     writer = Writer(process_index=3, process_count=4, slice_index=1, hostname="host-é")
     tier = LocalTier.open(
         ramdisk,

@@ -48,7 +48,7 @@ def slot_sizes(tier: LocalTier) -> list[int]:
 
 
 @pytest.mark.parametrize("first_fails", [False, True])
-def test_what_is_asked_for_while_an_earlier_one_runs_is_reserved_too(
+def test_request_during_an_earlier_one_is_reserved_too(
     ramdisk: Path, monkeypatch: pytest.MonkeyPatch, *, first_fails: bool
 ) -> None:
     """A second restore, of a larger state, soon after the first."""

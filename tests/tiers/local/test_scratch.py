@@ -27,7 +27,7 @@ def test_nothing_to_hold_is_no_error() -> None:
     scratch.close()
 
 
-def test_a_system_that_gives_no_file_is_a_clear_error() -> None:
+def test_system_that_gives_no_file_is_a_clear_error() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
     try:

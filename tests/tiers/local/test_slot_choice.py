@@ -96,7 +96,7 @@ def test_what_must_be_kept_is_never_chosen(
 
 
 @given(slot_lists, saves)
-def test_a_writer_always_comes_through_when_nothing_is_in_use_or_in_doubt(
+def test_writer_succeeds_when_nothing_is_in_use_or_in_doubt(
     slots: list[SlotState], saves: frozenset[SaveId]
 ) -> None:
     idle = [SlotState(s.number, s.save, s.lent, False) for s in slots]

@@ -54,7 +54,7 @@ def stall(
 
 
 @pytest.mark.parametrize("names", [("mkdir", "makedirs"), ("rename", "replace")])
-def test_a_write_that_was_given_up_does_not_come_through_later(
+def test_write_that_was_given_up_does_not_come_through_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
 ) -> None:
     tier = PersistentTier(str(tmp_path / "run"))
@@ -76,7 +76,7 @@ def given_up_calls() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t.name.startswith("eckpt-storage")]
 
 
-def test_a_step_is_not_saved_again_while_a_removal_of_it_goes_on(
+def test_step_is_not_saved_again_while_a_removal_of_it_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would take the arrays of the new save away."""

@@ -136,7 +136,7 @@ def test_what_is_written_is_read_bit_for_bit(tier: PersistentTier) -> None:
     assert decoded.save == save_id(7)
 
 
-def test_the_marker_knows_every_leaf_and_whether_there_is_a_host_state(
+def test_marker_knows_every_leaf_and_whether_there_is_host_state(
     tier: PersistentTier,
 ) -> None:
     write(tier, 1, state_of(1))
@@ -254,7 +254,7 @@ def test_steps_with_unreadable_marker_names_the_problem(
     assert (directory / "4").exists()
 
 
-def test_a_step_that_lost_its_host_states_has_tensors_only(
+def test_step_that_lost_its_host_states_has_tensors_only(
     tier: PersistentTier, directory: Path
 ) -> None:
     for step in (2, 4):
@@ -270,7 +270,7 @@ def test_a_step_that_lost_its_host_states_has_tensors_only(
     assert read(tier, 4, {"x": np.zeros(4, int)})["x"].tolist() == [0, 1, 2, 3]
 
 
-def test_a_marker_that_is_not_the_steps_own_says_so(tier: PersistentTier, directory: Path) -> None:
+def test_marker_that_is_not_the_steps_own_says_so(tier: PersistentTier, directory: Path) -> None:
     write(tier, 4, {"x": np.arange(4)})
     marker = marker_of(directory, 4)
     _edit(format=9)(marker)
@@ -284,7 +284,7 @@ def test_a_marker_that_is_not_the_steps_own_says_so(tier: PersistentTier, direct
         tier.marker(4)
 
 
-def test_a_marker_that_cannot_be_read_is_not_one_that_is_absent(
+def test_marker_that_cannot_be_read_is_not_one_that_is_absent(
     tier: PersistentTier, directory: Path
 ) -> None:
     """Or a passing fault of storage would bring back an older step in silence."""
@@ -297,7 +297,7 @@ def test_a_marker_that_cannot_be_read_is_not_one_that_is_absent(
         tier.steps()
 
 
-def test_an_altered_host_state_is_refused(tier: PersistentTier, directory: Path) -> None:
+def test_altered_host_state_is_refused(tier: PersistentTier, directory: Path) -> None:
     write(tier, 4, {"x": np.arange(4)}, {"position": 1})
     path = directory / "host_state" / "4" / document_name(0, 1)
     path.write_bytes(path.read_bytes().replace(b"position", b"positioM"))
@@ -317,7 +317,7 @@ def test_removal_takes_tensors_and_host_states(tier: PersistentTier, directory: 
     assert sorted(path.name for path in directory.iterdir() if path.name.isdecimal()) == ["1", "3"]
 
 
-def test_a_step_may_be_saved_again_after_the_run_went_back(tier: PersistentTier) -> None:
+def test_step_may_be_saved_again_after_the_run_went_back(tier: PersistentTier) -> None:
     write(tier, 4, {"x": np.arange(4)}, "first")
     write(tier, 4, {"x": np.arange(4) * 10}, "second", life="next-life")
     like = {"x": np.zeros(4, int)}
@@ -349,7 +349,7 @@ def test_nothing_there_is_no_step(tier: PersistentTier, directory: Path) -> None
     assert tier.steps() == []
 
 
-def test_a_directory_that_is_none_is_named(tmp_path: Path) -> None:
+def test_directory_that_is_none_is_named(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
     for path in (file, file / "below"):
@@ -359,13 +359,13 @@ def test_a_directory_that_is_none_is_named(tmp_path: Path) -> None:
         PersistentTier(str(file)).steps()
 
 
-def test_a_step_that_is_not_there_cannot_be_read(tier: PersistentTier) -> None:
+def test_step_that_is_not_there_cannot_be_read(tier: PersistentTier) -> None:
     tier.create()
     with pytest.raises(PersistentTierError, match=r"/9"):
         read(tier, 9)
 
 
-def test_a_state_with_nothing_but_empty_leaves(tier: PersistentTier) -> None:
+def test_state_with_nothing_but_empty_leaves(tier: PersistentTier) -> None:
     state = {"x": np.zeros((0, 3)), "y": None}
     write(tier, 1, state)
     assert_same(read(tier, 1, state), state)
@@ -394,7 +394,7 @@ def write_example(directory: Path) -> bytes:
     return build_marker(save, documents, leaves, encode_checksums(leaves, {}), EXAMPLE_TENSORS)
 
 
-def test_the_specification_shows_the_marker_that_is_written(directory: Path) -> None:
+def test_specification_shows_the_marker_that_is_written(directory: Path) -> None:
     text = (Path(emergency_ckpt.tiers.__file__).parent / "FORMAT.md").read_text("utf-8")
     (example,) = re.findall(r"```json marker\n(.*?)\n```", text, re.DOTALL)
     assert write_example(directory) == example.encode()
@@ -403,7 +403,7 @@ def test_the_specification_shows_the_marker_that_is_written(directory: Path) -> 
     assert {f"host_state/40/{line.split()[0]}" for line in tree.splitlines()[8:]} == listed
 
 
-def test_a_reader_with_nothing_but_the_specification_checks_it(directory: Path) -> None:
+def test_reader_with_nothing_but_the_specification_checks_it(directory: Path) -> None:
     """By json and hashlib only."""
     write_example(directory)
     text = marker_of(directory, 40).read_text("utf-8")

@@ -70,13 +70,13 @@ def test_what_cannot_be_divided_stays_as_it_is(case: str) -> None:
     assert spread(held, shape) is held
 
 
-def test_a_sharding_without_names_stays_as_it_is() -> None:
+def test_sharding_without_names_stays_as_it_is() -> None:
     alone = jax.sharding.SingleDeviceSharding(jax.devices()[3])
     assert spread(alone, (8,)) is alone
 
 
 @pytest.mark.parametrize("writers", [(0,), (0, 1)])
-def test_the_arrays_have_every_value(writers: tuple[int, ...]) -> None:
+def test_arrays_have_every_value(writers: tuple[int, ...]) -> None:
     """One process holds all devices here; of two writers it is the one that stores all parts."""
     values = {
         name: np.random.default_rng(len(name)).standard_normal(shape).astype(np.float32)
@@ -102,7 +102,7 @@ def test_the_arrays_have_every_value(writers: tuple[int, ...]) -> None:
         )
 
 
-def test_a_dtype_that_orbax_cannot_store_is_refused_before_training() -> None:
+def test_dtype_unknown_to_orbax_is_refused_before_training() -> None:
     tree = describe({"bad": np.zeros(2), "good": np.zeros(2)}, "save")
     bad = msgspec.structs.replace(tree.leaves[0].spec, dtype="a new one")
     leaves = (dataclasses.replace(tree.leaves[0], spec=bad), *tree.leaves[1:])

@@ -37,10 +37,10 @@ def test_arrays_opened_by_name_are_as_orbax_describes_them(tmp_path: Path) -> No
     assert open_by_name(item, described, soon()) == described
 
 
-def test_an_array_that_is_not_under_its_name_leaves_the_answer_to_orbax(tmp_path: Path) -> None:
+def test_array_that_is_not_under_its_name_leaves_answer_to_orbax(tmp_path: Path) -> None:
     assert open_by_name(_saved(tmp_path), ["layers/0/w", "layers/2/w"], soon()) is None
 
 
-def test_leaves_that_would_have_one_name_leave_the_answer_to_orbax(tmp_path: Path) -> None:
+def test_leaves_that_would_have_one_name_leave_answer_to_orbax(tmp_path: Path) -> None:
     item = _saved(tmp_path, {"a.b": jnp.zeros(4), "c": jnp.ones(4)})
     assert open_by_name(item, ["a/b", "a.b"], soon()) is None

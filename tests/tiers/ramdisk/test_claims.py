@@ -35,7 +35,7 @@ def names(ramdisk: Path, run_id: str = RUN_ID) -> list[str]:
     return sorted(path.name for path in (ramdisk / run_id).iterdir())
 
 
-def test_a_live_owner_keeps_its_directory(ramdisk: Path) -> None:
+def test_live_owner_keeps_its_directory(ramdisk: Path) -> None:
     with other_process(ramdisk, "hold", RUN_ID) as lines:
         assert lines[0] == "process_00000"
         tier = open_tier(ramdisk)
@@ -147,7 +147,7 @@ def test_orphans_newer_than_the_restored_save_are_invalidated(ramdisk: Path) -> 
     again.close()
 
 
-def test_an_orphan_that_is_served_stays_when_released(ramdisk: Path) -> None:
+def test_orphan_that_is_served_stays_when_released(ramdisk: Path) -> None:
     open_tier(ramdisk, process_index=1).close()
     mine = open_tier(ramdisk, process_index=9)
     second = open_tier(ramdisk, process_index=0)
@@ -159,7 +159,7 @@ def test_an_orphan_that_is_served_stays_when_released(ramdisk: Path) -> None:
     second.close()
 
 
-def test_a_claim_on_a_directory_that_was_deleted_meanwhile_does_not_count(ramdisk: Path) -> None:
+def test_claim_on_directory_deleted_meanwhile_does_not_count(ramdisk: Path) -> None:
     """Claimers and deleters race; a claim that was given is always of what is at the path."""
     stop = threading.Event()
     problems: list[str] = []
@@ -207,7 +207,7 @@ def test_a_claim_on_a_directory_that_was_deleted_meanwhile_does_not_count(ramdis
     assert sum(claimed) > 0
 
 
-def test_a_directory_that_is_deleted_while_it_is_locked_is_not_claimed(
+def test_directory_deleted_while_it_is_locked_is_not_claimed(
     ramdisk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The race above, for certain: the lock that is got is on a file that nobody finds any more."""
@@ -226,7 +226,7 @@ def test_a_directory_that_is_deleted_while_it_is_locked_is_not_claimed(
     assert not before.path.exists()
 
 
-def test_a_link_in_place_of_a_process_directory_is_not_followed(ramdisk: Path) -> None:
+def test_link_in_place_of_a_process_directory_is_not_followed(ramdisk: Path) -> None:
     elsewhere = ramdisk / "elsewhere"
     elsewhere.mkdir()
     (ramdisk / RUN_ID).mkdir(mode=0o700)
@@ -237,14 +237,14 @@ def test_a_link_in_place_of_a_process_directory_is_not_followed(ramdisk: Path) -
     tier.close()
 
 
-def test_a_link_in_place_of_the_run_is_an_error(ramdisk: Path) -> None:
+def test_link_in_place_of_the_run_is_an_error(ramdisk: Path) -> None:
     (ramdisk / "elsewhere").mkdir()
     (ramdisk / RUN_ID).symlink_to(ramdisk / "elsewhere")
     with pytest.raises(LocalTierError, match="a link"):
         open_tier(ramdisk)
 
 
-def test_a_locked_directory_of_another_name_cannot_be_taken_twice(ramdisk: Path) -> None:
+def test_locked_directory_of_another_name_cannot_be_taken_twice(ramdisk: Path) -> None:
     first = open_tier(ramdisk)
     assert isinstance(claims.claim_existing(first.path, "another"), claims.Holder)
     first.close()
@@ -254,6 +254,6 @@ def test_a_locked_directory_of_another_name_cannot_be_taken_twice(ramdisk: Path)
     claim.release()
 
 
-def test_a_read_only_ramdisk_is_an_error(ramdisk: Path) -> None:
+def test_read_only_ramdisk_is_an_error(ramdisk: Path) -> None:
     with pytest.raises(LocalTierError, match="writable directory"):
         open_tier(Path("/proc/sys/kernel"))

@@ -72,7 +72,7 @@ FINAL = [
 
 
 @pytest.mark.parametrize("error", PASSING, ids=repr)
-def test_a_passing_error_is_tried_again(error: Exception) -> None:
+def test_passing_error_is_tried_again(error: Exception) -> None:
     assert is_passing(error)
     answers: list[object] = [error, error, "stored"]
     assert (
@@ -104,7 +104,7 @@ def test_at_the_deadline_the_last_error_is_raised() -> None:
     assert len(asked) > 1
 
 
-def test_a_silent_call_ends_at_the_deadline() -> None:
+def test_silent_call_ends_at_the_deadline() -> None:
     answers = threading.Event()
     try:
         with pytest.raises(DeadlineExceeded, match="bucket") as raised:
