@@ -69,6 +69,11 @@ COMMANDS = {
         RUN,
         "test",
     ),
+    "drain": Command(
+        "emergency_ckpt.cli.drain",
+        "write the newest step in RAM to storage, when a job has died for good",
+        MAINTAIN,
+    ),
     "export": Command(
         "emergency_ckpt.cli.export", "write a step as a directory of plain Orbax", MAINTAIN
     ),

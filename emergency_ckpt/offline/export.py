@@ -50,6 +50,7 @@ _GUESSED = (
     " a --dir with a step of the same leaves for the structure)"
 )
 _METADATA = "_CHECKPOINT_METADATA"
+_CHUNKED_BYTES = 16 << 20  # smaller leaves are one chunk
 _COPY_BYTES = 16 << 20
 
 Progress = Callable[[int], None]
@@ -88,7 +89,7 @@ def export_step(name: str, directory: Path, places: Places, shown: Shown) -> Exp
 
 
 def _export_ram(export: Export, source: RamSource, places: Places, progress: Progress) -> list[str]:
-    like = newest_item(places, source.save.step)
+    like = newest_item(places)
     notes: list[str] = []
     if not export.write_ram(source, like, progress):
         notes.append(_GUESSED)
@@ -112,7 +113,7 @@ def _export_stored(
     return []
 
 
-def newest_item(places: Places, step: int) -> epath.Path | None:
+def newest_item(places: Places) -> epath.Path | None:
     """Return the Orbax item of a whole step in storage, the newest, for its structure."""
     if not places.directory:
         return None
@@ -213,7 +214,7 @@ def _loader(source: RamSource, path: str, progress: Progress) -> Callable[[], An
 def _chunk_bytes(source: RamSource, path: str) -> int | None:
     """Return the size of a leaf's largest shard, so that a process reads little but its own."""
     spec, boxes = source.leaves[path], source.boxes(path)
-    if len(boxes) < 2:
+    if len(boxes) < 2 or leaf_bytes(spec) < _CHUNKED_BYTES:
         return None
     return max(leaf_bytes(msgspec.structs.replace(spec, global_shape=_shape(b))) for b in boxes)
 

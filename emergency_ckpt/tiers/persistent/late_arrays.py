@@ -125,7 +125,7 @@ def write_late_step(folder: epath.Path, tree: Any, metadata: Mapping[str, Any]) 
     registry = ocp.type_handlers.create_type_handler_registry(
         (LateArray, _LateArrayHandler()), (jax.Array, ocp.type_handlers.ArrayHandler())
     )
-    handler = ocp.PyTreeCheckpointHandler(type_handler_registry=registry)
+    handler = ocp.PyTreeCheckpointHandler(type_handler_registry=registry, use_compression=False)
     items: dict[str, Any] = {ITEM: handler}
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler(**items)) as checkpointer:
         args = ocp.args.Composite(**{ITEM: ocp.args.PyTreeSave(tree)})

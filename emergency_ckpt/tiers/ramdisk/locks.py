@@ -280,6 +280,24 @@ def read_claim(path: Path, owner_uid: int | None = None) -> ReaderClaim | None:
     return ReaderClaim(path, dir_fd, lock_fd)
 
 
+def current_holder(path: Path, owner_uid: int | None = None) -> Holder | None:
+    """Return the process that has a directory locked as its owner now, or None.
+
+    Writes nothing, and has the lock itself for an instant only. OSError when the directory is gone
+    or does not belong to ``owner_uid`` (None: the effective user).
+    """
+    dir_fd = open_process_directory(path, owner_uid)
+    try:
+        lock_fd = _try_lock(OWNER_LOCK, dir_fd, fcntl.LOCK_SH, create=False)
+        if lock_fd == _LOCKED:
+            return Holder(path, read_owner(dir_fd))
+        if lock_fd is not None:
+            os.close(lock_fd)
+        return None
+    finally:
+        os.close(dir_fd)
+
+
 def process_directories(run_dir: Path) -> list[Path]:
     """Return the process directories of a run, sorted by name; none without a run directory."""
     try:

@@ -1,0 +1,292 @@
+"""The newest whole step in RAM, written into the persistent directory of its run.
+
+1. Refuse while a process of the job has a directory of these ramdisks.
+2. Choose the newest whole save by the newest timeline; nothing is to be done when storage has it,
+   or a newer step that counts.
+3. Read and check every shard and every host state.
+4. Write it as a save does: room, host states, tensors, checksums, the marker; then follow the
+   timeline in storage.
+
+A kill at any instant leaves storage as a killed save does: the steps before count, and the next
+save, or the next drain of the step, removes the rest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+
+from etils import epath
+
+from emergency_ckpt.cluster.incarnations import new_incarnation
+from emergency_ckpt.cluster.storage.claim import DirectoryClaim
+from emergency_ckpt.config import run_id_of
+from emergency_ckpt.core.restore.inventory import PersistentStep
+from emergency_ckpt.core.run_claim import RunRecord
+from emergency_ckpt.core.timeline import newest
+from emergency_ckpt.errors import ConfigError, CorruptData, HostStateError, LocalTierError
+from emergency_ckpt.offline.drain_lock import BELOW, DrainLock
+from emergency_ckpt.offline.export import Progress, Shown, newest_item, ram_tree
+from emergency_ckpt.offline.host_states import ram_documents
+from emergency_ckpt.offline.ram import RamSource
+from emergency_ckpt.offline.source import leaf_bytes
+from emergency_ckpt.state.host_state import decode
+from emergency_ckpt.survey.places import Places
+from emergency_ckpt.survey.survey import RamSave, Survey, take_survey
+from emergency_ckpt.tiers.persistent.late_arrays import write_late_step
+from emergency_ckpt.tiers.persistent.marker import OURS
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
+from emergency_ckpt.tiers.ramdisk.locks import current_holder
+from emergency_ckpt.types import SaveId, ShardId
+
+
+@dataclasses.dataclass(frozen=True)
+class Drained:
+    """The outcome of a drain.
+
+    Attributes:
+      step: the one that was written, or the newest that storage has; None without any.
+      is_saved: no step is known to have been whole that is newer than ``step``.
+      is_written: this drain wrote ``step``.
+      notes: what is missing, and what was passed over.
+    """
+
+    step: int | None
+    is_saved: bool
+    is_written: bool
+    notes: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ready:
+    """A save whose every byte was read and found sound."""
+
+    source: RamSource
+    documents: dict[int, bytes]
+
+
+def drain(places: Places, shown: Shown, write_timeout_s: float) -> Drained:
+    """Write the newest whole step of ``places.local_dirs`` into ``places.directory``. Blocks.
+
+    ConfigError, DirectoryInUse when another run saves there, LocalTierError while the job runs,
+    PersistentTierError, CorruptData of a record in storage.
+    """
+    survey = take_survey(dataclasses.replace(places, directory=""))
+    run_id = _run_id(survey, places)
+    _check_ended(survey, run_id, places)
+    tier = PersistentTier(places.directory, timeout_s=write_timeout_s, signing=places.signing())
+    tier.create()
+    claim = _claim(tier, run_id)
+    claim.find(tier.storage.deadline_s(None))
+    work = _Drain(places, survey, run_id, tier, claim)
+    return work.look() or work.run(shown)
+
+
+def _run_id(survey: Survey, places: Places) -> str:
+    """Return the one run on the ramdisks. ConfigError when there are several, or none is named."""
+    if places.run_id is not None:
+        return places.run_id
+    runs = sorted({folder.run_id for folder in survey.folders})
+    if len(runs) > 1:
+        raise ConfigError([f"several runs: {', '.join(runs)}; give --run-id"], target="eckpt drain")
+    return runs[0] if runs else run_id_of(places.directory)
+
+
+def _check_ended(survey: Survey, run_id: str, places: Places) -> None:
+    for folder in survey.folders:
+        holder = None
+        if folder.run_id == run_id:
+            try:
+                holder = current_holder(folder.path, places.owner_uid)
+            except OSError as error:
+                raise LocalTierError("drain", str(folder.path), str(error)) from error
+        if holder is not None:
+            raise LocalTierError(
+                "drain",
+                str(folder.path),
+                f"the job still runs: {holder.describe()} has it",
+                hint="drain when the job has ended for good; a job that runs saves by itself",
+            )
+
+
+def _claim(tier: PersistentTier, run_id: str) -> DirectoryClaim:
+    mine = RunRecord(run_id, run_id == run_id_of(tier.directory), new_incarnation())
+    return DirectoryClaim(tier, mine)
+
+
+class _Drain:
+    """One drain of one run, alone in its directory."""
+
+    def __init__(
+        self,
+        places: Places,
+        survey: Survey,
+        run_id: str,
+        tier: PersistentTier,
+        claim: DirectoryClaim,
+    ) -> None:
+        self._places = places
+        self._survey = survey
+        self._run_id = run_id
+        self._tier = tier
+        self._claim = claim
+        self._inventory = survey.inventory(run_id)
+        self._notes = [f"{fault.where}: {fault.problem}" for fault in survey.faults]
+        self._recorded = tier.found.timeline()
+        self._timeline = newest(self._inventory.timeline, self._recorded)
+        for each in survey.ram:
+            reason = self._objection(each.save.step, each.save.incarnation)
+            if each.save.run_id == run_id and reason:
+                self._notes.append(f"step {each.save.step} in RAM is passed over: {reason}")
+
+    def look(self) -> Drained | None:
+        """Return the outcome when there is nothing to write, without a change in storage."""
+        stored = self._newest_stored()
+        is_killed = self._tier.storage.bytes_of(BELOW) is not None
+        if stored is None or is_killed or self._recorded != self._timeline:
+            return None
+        is_saved = all(_has(stored, each) for each in self._candidates())
+        return self._outcome(stored.step) if is_saved else None
+
+    def run(self, shown: Shown) -> Drained:
+        """Write what is to be written. Other drains wait, or are refused, meanwhile."""
+        with DrainLock(self._tier.storage):
+            return self._run(shown)
+
+    def _candidates(self) -> list[RamSave]:
+        """Return the saves of the run that were not rolled back, newest first."""
+        return sorted(
+            (
+                each
+                for each in self._survey.ram
+                if each.save.run_id == self._run_id
+                and not self._objection(each.save.step, each.save.incarnation)
+            ),
+            key=lambda each: each.save,
+            reverse=True,
+        )
+
+    def _run(self, shown: Shown) -> Drained:
+        stored = self._newest_stored()
+        for each in self._candidates():
+            save = each.save
+            if stored is not None and _has(stored, each):
+                break
+            if each.reason:
+                self._notes.append(f"step {save.step} in RAM is passed over: {each.reason}")
+                continue
+            try:
+                ready = self._read(each, shown)
+            except (CorruptData, HostStateError, LocalTierError) as error:
+                self._notes.append(f"step {save.step} in RAM is passed over: {error}")
+                continue
+            self._write(ready, shown)
+            self._notes += ready.source.notes
+            return self._outcome(save.step, is_written=True)
+        if stored is not None:
+            self._hold_claim()
+            self._follow()
+        else:
+            where = ", ".join(map(str, self._places.local_dirs))
+            self._notes.append(f"no whole step of run {self._run_id!r} is in {where}")
+        return self._outcome(stored.step if stored else None)
+
+    def _outcome(self, step: int | None, *, is_written: bool = False) -> Drained:
+        """Return the outcome; a newer whole step than ``step`` was lost, or is elsewhere."""
+        known = [holder.known_complete for holder in self._inventory.holders]
+        lost = max(
+            (
+                save.step
+                for save in known
+                if save is not None and not self._objection(save.step, save.incarnation)
+            ),
+            default=-1,
+        )
+        is_saved = step is not None and step >= lost
+        if step is not None and not is_saved:
+            self._notes.append(
+                f"step {lost} was whole in RAM once, and is not on these ramdisks: give the"
+                " --local-dir of every host that is left"
+            )
+        return Drained(step, is_saved, is_written, tuple(self._notes))
+
+    def _newest_stored(self) -> PersistentStep | None:
+        """Return the newest step in storage that a restore would take."""
+        steps = [
+            each
+            for each in self._tier.steps()
+            if not each.problem and not self._objection(each.step, each.incarnation)
+        ]
+        return max(steps, key=lambda each: each.step, default=None)
+
+    def _objection(self, step: int, incarnation: str) -> str:
+        return self._timeline.objection(step, incarnation) if self._timeline else ""
+
+    def _read(self, each: RamSave, shown: Shown) -> _Ready:
+        """Read every byte once, so that nothing in storage is touched for a damaged save."""
+        source = RamSource(each.save, each.copies, self._inventory, self._places.owner_uid)
+        total_bytes = sum(map(leaf_bytes, source.leaves.values()))
+        with shown(f"check step {each.save.step}", total_bytes) as progress:
+            for path in source.leaves:
+                for box in source.boxes(path):
+                    progress(source.read(path, box).nbytes)
+        documents = ram_documents(each.save, self._inventory, self._survey.folders, self._places)
+        return _Ready(source, documents)
+
+    def _write(self, ready: _Ready, shown: Shown) -> None:
+        source, save, tier = ready.source, ready.source.save, self._tier
+        total_bytes = sum(map(leaf_bytes, source.leaves.values()))
+        self._hold_claim()
+        tier.changes.make_room(save.step, "a drain writes this step from RAM")
+        for owner, data in ready.documents.items():
+            tier.write_document(save.step, owner, len(ready.documents), data)
+        with shown(f"write step {save.step}", total_bytes) as progress:
+            self._write_tensors(source, save, progress)
+        self._hold_claim()
+        crcs = {
+            ShardId(path, box): crc
+            for path in source.leaves
+            for box, crc in source.crcs(path).items()
+        }
+        documents = {
+            owner: (hashlib.sha256(data).hexdigest(), decode(data).empty)
+            for owner, data in ready.documents.items()
+        }
+        tier.publish(save, documents, tuple(source.leaves.values()), crcs)
+        tier.changes.end_replacement(save.step)
+        self._follow()
+
+    def _write_tensors(self, source: RamSource, save: SaveId, progress: Progress) -> None:
+        tree, _ = ram_tree(source, newest_item(self._places), progress)
+        folder = epath.Path(self._places.directory) / str(save.step)
+        ours = {"run_id": save.run_id, "incarnation": save.incarnation}
+        self._tier.storage.do(
+            "save",
+            f"/{save.step}",
+            lambda: write_late_step(folder, tree, {OURS: ours}),
+            repeat=False,
+            changes=save.step,
+        )
+
+    def _hold_claim(self) -> None:
+        """Check that no other run saves there; claim a directory in which none has saved.
+
+        A life of this run on record stays there: its restart is newer, and if it still runs on a
+        host that is not looked at, it must not lose the right to save.
+        """
+        if not self._claim.find(self._tier.storage.deadline_s(None)):
+            self._claim.hold()
+
+    def _follow(self) -> None:
+        """Move aside what was rolled back, as the job does after its first save."""
+        if self._timeline is not None:
+            for step, kept_as in self._tier.changes.follow(self._timeline):
+                self._notes.append(f"step {step} was rolled back, and is kept as {kept_as}")
+
+
+def _has(stored: PersistentStep, each: RamSave) -> bool:
+    """Return whether a restore would take ``stored`` rather than this save, or they are the same.
+
+    Of two saves of one step the later life's goes first.
+    """
+    return (stored.step, stored.incarnation) >= (each.save.step, each.save.incarnation)
