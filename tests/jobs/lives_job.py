@@ -95,6 +95,11 @@ def a_step_made_up(world: JobProcess) -> Any:
     return restore(world, "a_step_made_up")
 
 
+def after_drain(world: JobProcess) -> Any:
+    """All RAM is lost; ``eckpt drain`` was run on the hosts of one slice."""
+    return restore(world, "after_drain", dir=str(world.root / "drained"))
+
+
 def two_slices_lost(world: JobProcess) -> Any:
     return restore(world, "two_slices_lost")
 
@@ -166,6 +171,7 @@ PROGRAMS = {
         a_slice_lost,
         both_slices_half_lost,
         a_step_made_up,
+        after_drain,
         two_slices_lost,
         all_copies_lost,
         without_host_state,

@@ -52,13 +52,15 @@ def permuted(trained: Path) -> ByProgram:
         "both_slices_half_lost": (0, 3),
         "a_step_made_up": (),
     }
-    spec = spec_of(trained, "lives_job.py", *lost, "primary_is_another_slice")
+    programs = (*lost, "after_drain", "primary_is_another_slice")
+    spec = spec_of(trained, "lives_job.py", *programs)
     spec = dataclasses.replace(spec, env=SECRET)
     for name, hosts in lost.items():
         new_world(spec, name, range(4), hosts)
     for host in (2, 3):  # which hold all shards and all host states
         (directory,) = (spec.ramdisk(host) / "a_step_made_up" / RUN_ID).iterdir()
         make_up_step(directory, 1_000_000)
+    drain(trained / "drained", [spec.ramdisk(host) / "base" for host in (2, 3)])
     topology = JobLayout.first(2, 2).renumbered([3, 2, 1, 0])
     return ByProgram(run_life(spec, trained, life=1, topology=topology))
 
@@ -76,6 +78,15 @@ def smaller(trained: Path) -> ByProgram:
         holders = [stack.enter_context(serving(directory, SECRET)) for directory in served]
         spec = dataclasses.replace(spec, env={**SECRET, HOLDERS_VARIABLE: ",".join(holders)})
         return ByProgram(run_life(spec, trained, life=2))
+
+
+def drain(directory: Path, ramdisks: list[Path]) -> None:
+    """``eckpt drain`` of some hosts' ramdisks."""
+    command = [sys.executable, "-m", "emergency_ckpt.cli.main", "drain", "--dir", str(directory)]
+    command += [word for ramdisk in ramdisks for word in ("--local-dir", str(ramdisk))]
+    done = subprocess.run(command, env={**os.environ, **SECRET}, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"drained step {STEP} ".encode())
 
 
 @contextmanager
@@ -119,6 +130,13 @@ def test_hosts_with_other_numbers(permuted: ByProgram, program: str) -> None:
     assert [s["local"] + s["peer"] for s in seen] == [ALL] * 4
     empty = {"everything_kept": (), "a_host_lost": (2,), "both_slices_half_lost": (0, 3)}[program]
     assert [process for process in range(4) if seen[process]["local"] == 0] == list(empty)
+
+
+def test_drained_step_is_restored_by_a_job_without_ram(permuted: ByProgram) -> None:
+    seen = permuted["after_drain"]
+    assert [(s.get("step"), s.get("tier")) for s in seen] == [(STEP, "persistent")] * 4, seen
+    assert [s["differences"] for s in seen] == [[]] * 4
+    assert [s["iterator"] for s in seen] == [[owner, 100 * STEP + owner] for owner in range(4)]
 
 
 def test_step_made_up_on_the_hosts_of_a_slice_wins_nowhere(permuted: ByProgram) -> None:
