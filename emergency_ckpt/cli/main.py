@@ -48,6 +48,11 @@ COMMANDS = {
     "show": Command(
         "emergency_ckpt.cli.look.show", "show the leaves, shards and host states of a step", LOOK
     ),
+    "check": Command(
+        "emergency_ckpt.cli.look.check",
+        "verify manifests, markers and signatures, and every byte with --read-data",
+        LOOK,
+    ),
     "diff": Command("emergency_ckpt.cli.look.diff", "compare two steps, leaf by leaf", LOOK),
     "launch": Command(
         "emergency_ckpt.cli.launch",

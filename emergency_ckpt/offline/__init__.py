@@ -5,6 +5,7 @@
 3. ``compare`` measures the differences of two steps, one box at a time.
 4. ``export`` writes a step as a directory of plain Orbax; ``drain`` writes the newest step in RAM
    into the persistent directory of its run.
+5. ``check`` names what is damaged, in RAM and (``check_stored``) in storage.
 
 Guaranteed: every shard from RAM, and every box of which storage has a CRC32C, is compared with it;
 a damaged copy is passed over for another one; ramdisks are only read, without their locks.

@@ -1,0 +1,239 @@
+"""``eckpt check`` names each damaged file, shard and box, and nothing else; it changes nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from looks import eckpt, eckpt_json, tree_of
+from persistent_steps import fill, save_over
+from tiers_support import LAYOUT, complete_save, document, open_tier, save_id
+from tiers_support import fill as fill_slot
+
+from emergency_ckpt._native import crc32c
+from emergency_ckpt.core.secret.keys import RunSecret
+from emergency_ckpt.core.secret.step_signature import step_signing
+from emergency_ckpt.tiers.local.signatures import Signer
+from emergency_ckpt.tiers.local.tier import LocalTier
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
+from emergency_ckpt.types import Contents, ShardId
+
+SECRET = "0123456789" * 4
+BACKENDS = """
+import sys
+from emergency_ckpt.cli.main import main
+status = main(sys.argv[1:])
+bridge = sys.modules.get("jax._src.xla_bridge")
+print([] if bridge is None else list(bridge._backends), file=sys.stderr)
+"""
+
+
+def keep(tier: LocalTier, step: int) -> None:
+    for owner in range(4):
+        tier.publish_host_state(save_id(step), owner, 4, document(step, owner))
+    complete_save(tier, step)
+
+
+def on_ramdisk(ramdisk: Path, signer: Signer | None = None) -> Path:
+    """Steps 5 and 6 of one process, whole; returns its directory."""
+    tier = open_tier(ramdisk, signer=signer)
+    tier.reserve(LAYOUT.size_bytes)
+    for step in (5, 6):
+        keep(tier, step)
+    tier.close()
+    return tier.path
+
+
+def in_storage(directory: Path, step: int, *, wrong: bool = False) -> None:
+    """One step with the checksum of its one box, or with one of other bytes."""
+    tier = PersistentTier(str(directory))
+    save_over(tier, step, 7, "018f00000000-a")
+    marker = tier.marker(step)
+    crc = crc32c(np.full(4, 8 if wrong else 7, np.int64).tobytes())
+    documents = {0: (marker.digests[0], marker.empty[0])}
+    tier.publish(marker.save, documents, marker.leaves, {ShardId("w", ((0, 4),)): crc})
+
+
+def flip(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+
+
+def test_check_of_whole_ramdisk_is_good(ramdisk: Path) -> None:
+    on_ramdisk(ramdisk)
+    before = tree_of(ramdisk)
+    status, found = eckpt_json("check", "--local-dir", ramdisk, "--read-data")
+    assert tree_of(ramdisk) == before
+    assert (status, found["good"], found["faults"]) == (0, True, [])
+    assert found["checked"] == {
+        "manifests": 2,
+        "signatures": 0,
+        "host_states": 8,
+        "shards": 2 * len(LAYOUT.shards),
+        "bytes": 2 * sum(placed.nbytes for placed in LAYOUT.shards),
+        "gone": 0,
+    }
+
+
+def test_check_with_data_names_damaged_shard(ramdisk: Path) -> None:
+    directory = on_ramdisk(ramdisk)
+    (placed,) = [each for each in LAYOUT.shards if each.shard.leaf == "params/b"]
+    flip(directory / "slot_1.bin", placed.offset + 1)
+    assert eckpt_json("check", "--local-dir", ramdisk)[0] == 0
+    before = tree_of(ramdisk)
+    status, found = eckpt_json("check", "--local-dir", ramdisk, "--read-data")
+    assert tree_of(ramdisk) == before
+    assert status == 1
+    (fault,) = found["faults"]
+    assert fault["where"] == str(directory / "slot_1.bin")
+    assert fault["problem"].startswith("params/b[0:33] is damaged")
+    assert fault["step"] == 6
+
+
+def test_check_of_damaged_host_state_names_it(ramdisk: Path) -> None:
+    directory = on_ramdisk(ramdisk)
+    (path, *_) = sorted((directory / "host_state").glob("*-6/process_00002*"))
+    path.write_bytes(path.read_bytes().replace(b"17", b"18"))
+    status, found = eckpt_json("check", "--local-dir", ramdisk)
+    assert status == 1
+    assert [fault["where"] for fault in found["faults"]] == [str(path)]
+
+
+def test_check_of_differing_replicas_names_them(ramdisk: Path) -> None:
+    on_ramdisk(ramdisk)
+    # Hosts of their own, as two processes of one host would own different directories.
+    (ramdisk / "b").mkdir(mode=0o700)
+    other = open_tier(ramdisk / "b", process_index=1)
+    other.reserve(LAYOUT.size_bytes)
+    with other.begin_write(save_id(6), LAYOUT.size_bytes) as writer:
+        wrong = fill_slot(writer, save_id(7))
+        writer.stage(Contents(save_id(6), wrong.leaves, wrong.shards))
+        writer.publish()
+    other.close()
+    status, found = eckpt_json("check", "--local-dir", ramdisk, "--local-dir", ramdisk / "b")
+    assert status == 1
+    assert {fault["step"] for fault in found["faults"]} == {6}
+    assert all("replicas differ" in fault["problem"] for fault in found["faults"])
+
+
+@pytest.mark.parametrize("tier", ["local", "persistent"])
+def test_check_with_secret_compares_signatures(ramdisk: Path, tmp_path: Path, tier: str) -> None:
+    secret = RunSecret("run-7", SECRET.encode(), given=True)
+    if tier == "local":
+        directory = on_ramdisk(ramdisk, Signer.of(secret))
+        signed, place = directory / "slot_1.manifest.json", ["--local-dir", ramdisk]
+    else:
+        fill(str(tmp_path), [10], signing=step_signing(secret, required=False))
+        signed, place = tmp_path / "host_state" / "10" / "marker.json", ["--dir", tmp_path]
+        (signed.parent / "process_00000_of_00001.json").unlink()
+    env = {"ECKPT_SECRET": SECRET}
+    status, found = eckpt_json("check", *place, env=env)
+    assert status == 0
+    assert found["checked"]["signatures"] == found["checked"]["manifests"] > 0
+    mac = signed.read_text().partition('"mac":"')[2][:1]
+    other = "0" if mac != "0" else "1"
+    signed.write_text(signed.read_text().replace(f'"mac":"{mac}', f'"mac":"{other}', 1))
+    status, found = eckpt_json("check", *place, env=env)
+    assert status == 1
+    assert len(found["faults"]) == 1
+
+
+def test_check_of_storage_with_data_is_good(tmp_path: Path) -> None:
+    in_storage(tmp_path, 3)
+    before = tree_of(tmp_path)
+    status, found = eckpt_json("check", "--dir", tmp_path, "--read-data")
+    assert tree_of(tmp_path) == before
+    assert (status, found["faults"]) == (0, [])
+    assert found["checked"]["shards"] == 1
+    assert found["checked"]["bytes"] == 32
+    assert found["checked"]["host_states"] == 1
+
+
+def test_check_of_storage_with_data_names_wrong_box(tmp_path: Path) -> None:
+    in_storage(tmp_path, 3)
+    in_storage(tmp_path, 4, wrong=True)
+    assert eckpt_json("check", "--dir", tmp_path)[0] == 0
+    status, found = eckpt_json("check", "--dir", tmp_path, "--read-data")
+    assert status == 1
+    (fault,) = found["faults"]
+    assert fault["where"].endswith("4, w[0:4]")
+    assert "CRC32C differs" in fault["problem"]
+    assert fault["step"] == 4
+
+
+def test_check_of_storage_with_data_names_lost_arrays(tmp_path: Path) -> None:
+    in_storage(tmp_path, 3)
+    in_storage(tmp_path, 4)
+    for path in sorted((tmp_path / "4").rglob("d/*")):
+        path.unlink()
+    status, found = eckpt_json("check", "--dir", tmp_path, "--read-data")
+    assert status == 1
+    assert {fault["step"] for fault in found["faults"]} == {4}
+
+
+@pytest.mark.parametrize("name", ["checksums.json", "process_00000_of_00001.json"])
+def test_check_of_storage_names_damaged_document(tmp_path: Path, name: str) -> None:
+    save_over(PersistentTier(str(tmp_path)), 3, 7, "018f00000000-a")
+    path = tmp_path / "host_state" / "3" / name
+    flip(path, len(path.read_bytes()) // 2)
+    status, found = eckpt_json("check", "--dir", tmp_path)
+    assert status == 1
+    assert [(fault["where"], fault["step"]) for fault in found["faults"]] == [(str(path), 3)]
+
+
+def test_check_of_plain_orbax_step_reads_it(tmp_path: Path) -> None:
+    with ocp.CheckpointManager(tmp_path) as manager:
+        manager.save(7, args=ocp.args.StandardSave({"w": np.arange(4, dtype=np.int32)}))
+    status, found = eckpt_json("check", "--dir", tmp_path, "--read-data")
+    assert (status, found["faults"]) == (0, [])
+    assert found["checked"]["bytes"] == 16
+
+
+def test_check_with_data_initialises_no_backend(ramdisk: Path, tmp_path: Path) -> None:
+    on_ramdisk(ramdisk)
+    save_over(PersistentTier(str(tmp_path)), 3, 7, "018f00000000-a")
+    places = ["--local-dir", ramdisk, "--dir", tmp_path]
+    command = [sys.executable, "-c", BACKENDS, "check", "--read-data", *map(str, places)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
+def test_check_without_json_ends_with_its_verdict(ramdisk: Path) -> None:
+    directory = on_ramdisk(ramdisk)
+    done = eckpt("check", "--local-dir", ramdisk)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "good")
+    (directory / "slot_0.manifest.json").write_text("{}")
+    done = eckpt("check", "--local-dir", ramdisk)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "1 fault:")
+    assert "slot_0.manifest.json" in done.stderr
+
+
+def test_check_while_a_tier_saves_finds_no_damage(ramdisk: Path) -> None:
+    tier = open_tier(ramdisk)
+    tier.reserve(LAYOUT.size_bytes)
+    keep(tier, 1)
+    stop, saved = threading.Event(), [1]
+
+    def save() -> None:
+        while not stop.is_set():
+            saved[0] += 1
+            keep(tier, saved[0])
+            stop.wait(0.01)
+
+    thread = threading.Thread(target=save)
+    thread.start()
+    try:
+        for _ in range(6):
+            status, found = eckpt_json("check", "--local-dir", ramdisk, "--read-data")
+            assert (status, found["faults"]) == (0, [])
+    finally:
+        stop.set()
+        thread.join()
+    tier.close()
+    assert saved[0] > 20
