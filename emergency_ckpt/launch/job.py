@@ -57,7 +57,8 @@ class JobSpec:
       local_root: directory of all ramdisks, with ``host_<h>`` for host ``h``. Should be on tmpfs.
       log_dir: directory for ``life_<n>/process_<p>.log`` and for ``events``, the job's event log.
       env: variables added to this process's environment for every process of the job. If neither
-        has ``GLIBC_TUNABLES``, it requests large pages.
+        has ``GLIBC_TUNABLES``, it requests large pages; if neither has
+        ``JAX_COMPILATION_CACHE_DIR``, JAX's compilation cache is a directory of the job.
       secret: the job's secret for processes without one from the user; in their environment, which
         no other user of the machine can read. Two jobs have different ones.
       max_restarts: maximum number of lives after the first.

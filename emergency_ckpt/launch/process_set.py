@@ -39,6 +39,9 @@ _SHIM = 'echo "+$$" >&0 && exec 0</dev/null && exec "$@"'
 # memory, which takes a fraction of the time in large pages. Only read when a process starts.
 _MALLOC_ENVIRON = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
+_MIN_COMPILE_TIME_S = 0.1
+"""Compilations that take less are not kept. JAX's default is 1 s; a small model's take less."""
+
 
 @dataclass
 class _HostProcess:
@@ -221,6 +224,7 @@ class ProcessSet:
             progress.hold_at(self._holds[index])
         variables = {
             **_MALLOC_ENVIRON,
+            **self._compilation_cache_environ(),
             **os.environ,
             LAUNCHER_VARIABLE: self.spec.secret,
             "PYTHONUNBUFFERED": "1",
@@ -243,6 +247,13 @@ class ProcessSet:
             prefix = f"[{self.restart_count}.{index}] "
             follower = LogFollower(log_path, prefix, self.spec.echo)
         return _HostProcess(environment, host, popen, progress, follower)
+
+    def _compilation_cache_environ(self) -> dict[str, str]:
+        """Return what makes each life after the first load what the first one compiled."""
+        return {
+            "JAX_COMPILATION_CACHE_DIR": str(self.spec.private_dir / "compilation_cache"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": str(_MIN_COMPILE_TIME_S),
+        }
 
     def _reap(self, process: _HostProcess) -> ProcessExit:
         # The ended leader keeps its pid until it is reaped, so no other group has this number.

@@ -25,6 +25,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 from emergency_ckpt.launch.environment import JobEnvironment, report_step
 
 env = JobEnvironment.from_environ()
+events = []
+jax.monitoring.register_event_listener(lambda name, **_: events.append(name))
 jax.distributed.initialize(env.coordinator_address, env.process_count, env.process_index)
 mesh = Mesh(np.array(jax.devices()).reshape(env.slice_count, -1), ("replica", "shard"))
 slices = {int(row) for row, _ in np.argwhere(mesh.devices == jax.local_devices()[0])}
@@ -39,6 +41,7 @@ total = int(np.asarray(jax.jit(psum)(index).addressable_data(0))[0])
 (env.local_dir / f"life_{env.restart_count}.json").write_text(json.dumps({
     "process": jax.process_index(), "count": jax.process_count(), "devices": jax.device_count(),
     "slices": sorted(slices), "slice_index": env.slice_index, "total": total,
+    "compiled_before": "/jax/compilation_cache/cache_hits" in events,
 }))
 report_step(1)
 while env.restart_count == 0:
@@ -58,7 +61,10 @@ def spec(tmp_path: Path) -> Iterator[JobSpec]:
         devices_per_host=1,
         local_root=root / "ram",
         log_dir=tmp_path / "logs",
-        env={"PYTHONPATH": ":".join(sys.path)},
+        env={
+            "PYTHONPATH": ":".join(sys.path),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",  # this program compiles little
+        },
         max_restarts=1,
         grace_s=0.5,
         keep_ram="always",
@@ -75,6 +81,9 @@ def test_four_processes_add_up_before_and_after_a_slice_is_lost(spec: JobSpec) -
             if life == 0 and host < 2:
                 continue  # may have been ended before it wrote
             said = json.loads((spec.ramdisk(host) / f"life_{life}.json").read_text())
+            compiled_before = said.pop("compiled_before")
+            # JAX keeps what process 0 compiled; on CPU each process has another key.
+            assert compiled_before == (life == 1 and process == 0)
             assert said == {
                 "process": process,
                 "count": 4,

@@ -197,3 +197,19 @@ def test_processes_get_large_pages_unless_told_otherwise(
         processes.wait(TIMEOUT_S)
     expected = given or "glibc.malloc.hugetlb=1"
     assert spec.log_path(0, 0).read_text().splitlines()[-1] == expected
+
+
+@pytest.mark.parametrize("given", [None, "/somewhere/else"])
+def test_process_set_cache_dir_is_the_jobs_or_given(
+    make_spec: MakeSpec, monkeypatch: pytest.MonkeyPatch, given: str | None
+) -> None:
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    if given is not None:
+        monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", given)
+    spec = make_spec("print(os.environ['JAX_COMPILATION_CACHE_DIR'])")
+    shown: list[str] = []
+    for life in range(2):
+        with ProcessSet(spec, restart_count=life) as processes:
+            processes.wait(TIMEOUT_S)
+        shown.append(spec.log_path(life, 0).read_text().splitlines()[-1])
+    assert shown == [given or str(spec.private_dir / "compilation_cache")] * 2
