@@ -12,18 +12,20 @@ WERROR ?= OFF
 NATIVE_SOURCES = CMakeLists.txt $(wildcard native/engine/* native/glue/*)
 CXX_FILES = $(wildcard native/*/*.cc native/*/*.h)
 
-.PHONY: help demo test test-tf tf-tests soak soak-kill check bench bench-continuous bench-goodput bench-scale bench-dcn clean
+.PHONY: help demo test test-tf tf-tests test-slurm soak soak-kill check bench bench-continuous bench-goodput bench-scale bench-recovery bench-dcn clean
 
 help:
 	@echo "make demo    train on a simulated job, lose a slice, and recover"
 	@echo "make test    run the tests"
 	@echo "make test-tf run the tests of tf.data iterators, with TensorFlow in its own venv"
+	@echo "make test-slurm   run deploy/slurm on five real slurmd; needs root and Debian (ten minutes)"
 	@echo "make soak    run the slow tests: more faults, more preemption notices"
 	@echo "make soak-kill   SIGKILL at every point of a persistent save (about half an hour)"
 	@echo "make check   format, lint, types, import layers"
 	@echo "make bench   compare with Orbax in 15 minutes, BENCH_FLAGS=--quick in one (needs an idle machine)"
 	@echo "make bench-continuous bench-goodput   continuous saving measured; large jobs simulated"
 	@echo "make bench-dcn   a lost slice among 2, 4, 8 over slow links; needs root (about ten minutes)"
+	@echo "make bench-recovery   from a lost slice to the next step, part by part (ten minutes)"
 	@echo "make bench-scale   planner and coordination of up to 10,000 processes"
 	@echo "make native-test native-asan native-tsan   the C++ tests, plain and under sanitizers"
 
@@ -49,6 +51,10 @@ test-tf:
 tf-tests: $(INSTALLED)
 	$(BIN)/python -m pytest tests_tf $(TEST_FLAGS)
 
+# 77: this machine or user cannot run it; the program has printed the reason.
+test-slurm: $(INSTALLED)
+	$(BIN)/python tests/deploy/slurm/enter.py $(BIN)/python -m pytest -s tests/deploy/slurm/slurm_jobs.py $(TEST_FLAGS)
+
 soak: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow $(TEST_FLAGS)
 
@@ -66,7 +72,7 @@ check: $(INSTALLED)
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks.compare --minutes 10 $(BENCH_FLAGS)
 
-bench-continuous bench-goodput bench-scale: bench-%: $(INSTALLED)
+bench-continuous bench-goodput bench-recovery bench-scale: bench-%: $(INSTALLED)
 	$(BIN)/python -m benchmarks.$* $(BENCH_FLAGS)
 
 # 77: this machine or user cannot simulate such hosts; the benchmark has printed the reason.

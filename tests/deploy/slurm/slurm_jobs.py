@@ -1,0 +1,259 @@
+"""``deploy/slurm`` on real daemons: `make test-slurm`. The file's name keeps it out of `make test`.
+
+Every job must end with the bits of an undisturbed one, iterators included.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from places import ROOT
+from slurm_cluster import SlurmCluster
+
+pytestmark = pytest.mark.timeout(1800)
+
+TEMPLATE = ROOT / "deploy/slurm/train.sbatch"
+TRAINER = ROOT / "tests/deploy/slurm/trainer_with_digests.py"
+PROCESSES = 4
+STEPS = 40
+LOCAL_EVERY = 5
+PERSISTENT_EVERY = 15
+
+
+class Job:
+    """A folder as a user makes it, and the job submitted from there."""
+
+    def __init__(self, cluster: SlurmCluster, folder: Path) -> None:
+        self._cluster = cluster
+        self.folder = folder
+        self.job_id = ""
+        folder.mkdir()
+        secret = folder / "secret"
+        secret.write_text("s" * 64)
+        secret.chmod(0o600)
+
+    def submit(self, *options: str, pause_s: float = 0.0, width: int = 1024, nodes: int = 4) -> Job:
+        """Submit the template with its three lines changed."""
+        program = [
+            *(sys.executable, str(TRAINER), f"--slices={nodes // 2}", f"--steps={STEPS}"),
+            *(f"--local-every={LOCAL_EVERY}", f"--persistent-every={PERSISTENT_EVERY}"),
+            *(f"--pause-s={pause_s}", f"--width={width}"),
+        ]
+        changes = {
+            "change 1": f"#SBATCH --nodes={nodes}-{nodes + 1}",
+            "change 2": f"nodes={nodes}",
+            "change 3": f"train=({shlex.join(program)})",
+        }
+        lines = TEMPLATE.read_text().splitlines()
+        for index, line in enumerate(lines):
+            for mark, change in changes.items():
+                if f"# {mark}:" in line:
+                    lines[index] = change
+        (self.folder / "train.sbatch").write_text("\n".join(lines) + "\n")
+        env = {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "JAX_PLATFORMS": "cpu",
+            "PYTHONUNBUFFERED": "1",
+        }
+        name = f"--job-name={self.folder.name}"
+        self.job_id = self._cluster.submit(self.folder, env, name, *options)
+        return self
+
+    @property
+    def log(self) -> str:
+        path = self.folder / f"train-{self.job_id}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def wait_for(self, pattern: str) -> None:
+        self._cluster.wait_for(
+            lambda: re.search(pattern, self.log) is not None,
+            f"{pattern!r} in the log", lambda: self.log[-8000:],
+        )  # fmt: skip
+
+    def wait_for_end(self) -> str:
+        """Return the state in which the job ended."""
+        ends = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+
+        def state() -> str:
+            return self._cluster.job(self.job_id)["JobState"]
+
+        self._cluster.wait_for(
+            lambda: state() in ends, "the job's end", lambda: f"{state()}\n{self.log[-8000:]}"
+        )
+        return state()
+
+    def starts(self) -> list[int | None]:
+        """Return the step after which each life of the job went on, the same on all processes."""
+        lines = re.findall(r"process (\d): start after step (\w+)", self.log)
+        lives = [lines[at : at + PROCESSES] for at in range(0, len(lines), PROCESSES)]
+        for life in lives:
+            assert {process for process, _ in life} == {"0", "1", "2", "3"}, lines
+            assert len({step for _, step in life}) == 1, lines
+        return [None if life[0][1] == "None" else int(life[0][1]) for life in lives]
+
+    def newest_in_ram(self) -> int:
+        return max(map(int, re.findall(r"saved step (\d+) to RAM", self.log)))
+
+    def digests(self) -> list[dict[str, Any]]:
+        return [
+            json.loads((self.folder / f"digests-{process}.json").read_text())
+            for process in range(PROCESSES)
+        ]
+
+    def nodes_of_lives(self) -> list[list[str]]:
+        return [line.split() for line in re.findall(r"life \d+ on (.*)", self.log)]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    slurm = SlurmCluster(tmp_path_factory.mktemp("slurm") / "cluster")
+    yield slurm
+    slurm.close()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Job:
+    job = Job(cluster, tmp_path_factory.mktemp("slurm") / "undisturbed").submit()
+    assert job.wait_for_end() == "COMPLETED", job.log
+    assert job.starts() == [None]
+    return job
+
+
+@pytest.fixture
+def job(cluster: SlurmCluster, undisturbed: Job, tmp_path: Path) -> Iterator[Job]:
+    """A job that starts after the undisturbed one, on five idle nodes."""
+    del undisturbed
+    cluster.wait_until_idle()
+    job = Job(cluster, tmp_path / tmp_path.name)
+    yield job
+    cluster.cancel(job.job_id)
+
+
+def test_slurm_success_leaves_no_ram(cluster: SlurmCluster, undisturbed: Job) -> None:
+    lines = re.findall(r"^\S+ +[\d.]+ MiB .* removed$", undisturbed.log, re.M)
+    assert len(lines) == PROCESSES
+    for name in undisturbed.nodes_of_lives()[0]:
+        assert not [path for path in cluster.ram(name).glob("eckpt/*") if path.is_dir()]
+
+
+def test_slurm_task_killed_restarts_on_same_nodes(
+    cluster: SlurmCluster, undisturbed: Job, job: Job
+) -> None:
+    job.submit(pause_s=0.5)
+    job.wait_for(r"saved step 10 to RAM")
+    (pid,) = cluster.pids_on("n1", TRAINER.name)
+    newest = job.newest_in_ram()
+    os.kill(pid, signal.SIGKILL)
+    cluster.wipe("n1")
+    assert job.wait_for_end() == "COMPLETED", job.log
+    assert job.nodes_of_lives() == [["n0", "n1", "n2", "n3"]] * 2
+    _check_resumed(job, undisturbed, newest)
+
+
+def test_slurm_node_down_spare_takes_place(
+    cluster: SlurmCluster, undisturbed: Job, job: Job
+) -> None:
+    job.submit(pause_s=0.5)
+    job.wait_for(r"saved step 10 to RAM")
+    newest = job.newest_in_ram()
+    cluster.lose_node("n2")
+    assert job.wait_for_end() == "COMPLETED", job.log
+    cluster.start_node("n2")
+    # Process 2 runs on n3 now, and process 3 on the spare.
+    assert job.nodes_of_lives()[-1] == ["n0", "n1", "n3", "n4"]
+    _check_resumed(job, undisturbed, newest)
+
+
+def test_slurm_too_few_nodes_job_is_requeued(
+    cluster: SlurmCluster, undisturbed: Job, job: Job
+) -> None:
+    job.submit(pause_s=0.5)
+    job.wait_for(r"saved step 10 to RAM")
+    newest = job.newest_in_ram()
+    for name in ("n3", "n4"):
+        cluster.lose_node(name)
+    job.wait_for(r"requeued: 3 of 4 nodes are up")
+    for name in ("n3", "n4"):
+        cluster.start_node(name)
+    assert job.wait_for_end() == "COMPLETED", job.log
+    assert cluster.job(job.job_id)["Restarts"] == "1"
+    _check_resumed(job, undisturbed, newest)
+
+
+def test_slurm_notice_by_scancel_resumes_at_step(
+    cluster: SlurmCluster, undisturbed: Job, job: Job
+) -> None:
+    job.submit(pause_s=0.5)
+    job.wait_for(r"process 0: step 11")
+    cluster.send_notice(job.job_id)
+    assert job.wait_for_end() == "COMPLETED", job.log
+    _check_resumed_at_notices(job, undisturbed, cluster)
+
+
+def test_slurm_time_limit_resumes_at_step(
+    cluster: SlurmCluster, undisturbed: Job, job: Job
+) -> None:
+    job.submit("--time=2", "--signal=TERM@60", pause_s=1.5)
+    job.wait_for(r"requeued: saved after a notice")
+    # The rest fits into what is left, or else there are more notices of the same kind.
+    assert job.wait_for_end() == "COMPLETED", job.log
+    _check_resumed_at_notices(job, undisturbed, cluster)
+
+
+def test_slurm_ramdisk_too_small_is_named(cluster: SlurmCluster, job: Job) -> None:
+    cluster.lose_node("n1")
+    cluster.wait_for(lambda: "down" in cluster.states()["n1"], "n1 to be down")
+    cluster.start_node("n1", ram="1m")
+    cluster.wait_until_idle()
+    job.submit(width=1 << 20)
+    assert job.wait_for_end() == "FAILED", job.log
+    cluster.lose_node("n1")
+    cluster.start_node("n1")
+    assert "RamdiskFull" in job.log
+    # The template's own limit: no endless loop for what no restart mends.
+    assert "given up: 3 lives in a row" in job.log
+    assert len(job.nodes_of_lives()) == 3
+
+
+def test_slurm_secret_missing_is_named(job: Job) -> None:
+    (job.folder / "secret").unlink()
+    job.submit()
+    assert job.wait_for_end() == "FAILED", job.log
+    assert re.search(r"ConfigError: .*/secret cannot be read", job.log), job.log
+
+
+def test_slurm_fewer_nodes_is_named(cluster: SlurmCluster, job: Job) -> None:
+    job.submit(pause_s=0.5)
+    job.wait_for(r"saved step 10 to RAM")
+    cluster.cancel(job.job_id)
+    cluster.wait_until_idle()
+    job.submit(nodes=2)
+    assert job.wait_for_end() == "FAILED", job.log
+    assert "HostStateError" in job.log
+
+
+def _check_resumed(job: Job, undisturbed: Job, newest: int) -> None:
+    """The job went on once, at the newest whole step, and ended with the undisturbed bits."""
+    starts = job.starts()
+    assert starts[0] is None
+    (resumed,) = starts[1:]
+    # One more save may have become whole between the look at the log and the fault.
+    assert resumed in (newest, newest + LOCAL_EVERY), job.log
+    assert job.digests() == undisturbed.digests()
+
+
+def _check_resumed_at_notices(job: Job, undisturbed: Job, cluster: SlurmCluster) -> None:
+    acted = re.findall(r"preemption notice: acted on at step (\d+)", job.log)
+    assert job.starts() == [None, *map(int, acted)]
+    assert acted
+    assert cluster.job(job.job_id)["Restarts"] == str(len(acted))
+    assert job.digests() == undisturbed.digests()
