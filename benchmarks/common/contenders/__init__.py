@@ -7,7 +7,7 @@ checkpointer pays for, or profits from, what another one imports.
 import dataclasses
 import importlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:  # the process that only starts others does without JAX
     import jax
@@ -73,6 +73,19 @@ class Session(Protocol):
 
     def close(self) -> None:
         """Release threads, sockets and files."""
+
+
+@runtime_checkable
+class Prefetching(Protocol):
+    """A session that can restore in the background, while the caller compiles."""
+
+    def prefetch(self) -> None:
+        """Begin the next ``restore`` now. Collective; does not block."""
+
+    @property
+    def hidden_s(self) -> float:
+        """Seconds by which the last ``restore`` was shorter for that."""
+        ...
 
 
 class Contender(Protocol):

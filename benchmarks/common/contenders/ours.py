@@ -21,6 +21,7 @@ class OurSession:
         config = EmergencyCheckpointer.default_config().set(on_event=self._note, **settings)
         self._complete_step: int | None = None
         self._saved_step: int | None = None
+        self._hidden_s = 0.0
         self._checkpointer = config.instantiate()
         self._checkpointer.__enter__()
 
@@ -41,6 +42,13 @@ class OurSession:
         if self._complete_step != self._saved_step:
             raise RuntimeError(f"the save of step {self._saved_step} is not complete everywhere")
 
+    def prefetch(self) -> None:
+        self._checkpointer.prefetch(self._abstract_state, wants_host_state=False)
+
+    @property
+    def hidden_s(self) -> float:
+        return self._hidden_s
+
     def restore(self, step: int) -> PyTree:
         found, state = self._checkpointer.restore(state=self._abstract_state)
         if found != step:
@@ -50,6 +58,8 @@ class OurSession:
     def _note(self, event: Event) -> None:
         if event.name in _COMPLETE:
             self._complete_step = event.fields["step"]
+        elif event.name == "restore.finished":
+            self._hidden_s = event.fields["overlapped_seconds"]
 
     def close(self) -> None:
         self._checkpointer.__exit__(None, None, None)
