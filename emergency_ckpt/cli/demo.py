@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage]
 
 # Imported by the job's processes; checked here so that the error is not only in their logs.
-_NEEDED_MODULES = ("grain", "optax")
+_NEEDED_MODULES = ("grain", "optax", "plotly")
 
 
 def add_parser(subparsers: Subparsers) -> None:

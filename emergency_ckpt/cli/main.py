@@ -54,6 +54,12 @@ COMMANDS = {
         LOOK,
     ),
     "diff": Command("emergency_ckpt.cli.look.diff", "compare two steps, leaf by leaf", LOOK),
+    "report": Command(
+        "emergency_ckpt.cli.look.report",
+        "write an HTML report of a run from its event log",
+        LOOK,
+        "report",
+    ),
     "launch": Command(
         "emergency_ckpt.cli.launch",
         "run a training job as several slices on this machine, and restart it when it dies",

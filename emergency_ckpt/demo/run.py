@@ -21,6 +21,7 @@ from pathlib import Path
 from rich.console import Console
 
 from emergency_ckpt.demo import report
+from emergency_ckpt.demo.page import write_demo_report
 from emergency_ckpt.demo.results import ProcessResult, decode_result, merge_results
 from emergency_ckpt.demo.scenarios import ALL, Scenario, ScenarioJob, choose
 from emergency_ckpt.demo.timeline import RunTimeline, show
@@ -95,6 +96,7 @@ def run_demo(options: DemoOptions, console: Console) -> int:
         )
         return 1
     report.plot_losses(options.out / "loss.png", baseline, faulty)
+    write_demo_report(options.out / "report.html", baseline, faulty)
     document = report.summary_document(
         verdicts,
         seconds=time.monotonic() - started_s,
@@ -309,4 +311,5 @@ def _tell(
         for problem in verdict.problems:
             line = f"{verdict.summary['scenario']}: {problem}"
             console.print(line, style="red", markup=False, soft_wrap=True)
-    console.print(f"{options.out / 'summary.json'}  {options.out / 'loss.png'}", soft_wrap=True)
+    written = (str(options.out / name) for name in ("summary.json", "loss.png", "report.html"))
+    console.print("  ".join(written), soft_wrap=True)

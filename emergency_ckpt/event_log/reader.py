@@ -22,6 +22,8 @@ from emergency_ckpt.event_log.records import (
 _MAX_ENTRIES: Final = 100_000
 _MAX_EVENTS: Final = 1_000_000
 _DEFAULT_BYTES: Final = 256 << 20
+_MAX_NAMED: Final = 20
+_REASON_CHARS: Final = 200
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +34,7 @@ class EventHistory:
       events: by time; those of one file with equal times in their order there.
       files: number of files that were read.
       bad_lines: lines that are no events: cut short, damaged or foreign.
+      damaged: file, position and fault of the first of these.
       is_cut: older events were left out, since the files are larger than the limit.
       unreadable: a line for each file that could not be read.
     """
@@ -41,6 +44,7 @@ class EventHistory:
     bad_lines: int
     is_cut: bool
     unreadable: tuple[str, ...] = ()
+    damaged: tuple[str, ...] = ()
 
 
 def read_events(
@@ -68,6 +72,7 @@ def read_events(
             if stat.S_ISREG(found.st_mode):
                 sizes[Path(entry.path)] = found.st_size
     events: list[LoggedEvent] = []
+    damaged: list[str] = []
     bad_lines, is_cut, left_bytes = 0, False, limit_bytes
     ascending = sorted(sizes, key=lambda path: (sizes[path], path))
     for position, path in enumerate(ascending):
@@ -81,19 +86,22 @@ def read_events(
         events += part.events
         left_bytes -= part.nbytes
         bad_lines += part.bad_lines
+        damaged += (f"{path.name} {fault}" for fault in part.faults)
         is_cut |= part.is_cut
     events.sort(key=lambda event: event.time_s)
-    return EventHistory(tuple(events), len(sizes), bad_lines, is_cut, tuple(unreadable))
+    named = tuple(damaged[:_MAX_NAMED])
+    return EventHistory(tuple(events), len(sizes), bad_lines, is_cut, tuple(unreadable), named)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """The events of one file, of which ``nbytes`` were read."""
+    """The events of one file, of which ``nbytes`` were read, and its first ``faults``."""
 
     events: Iterable[LoggedEvent]
     nbytes: int
     bad_lines: int
     is_cut: bool
+    faults: Iterable[str]
 
 
 def _newest(path: Path, limit_bytes: int, most_events: int) -> _Part:
@@ -114,6 +122,8 @@ def _newest(path: Path, limit_bytes: int, most_events: int) -> _Part:
 def _lines(file: BufferedReader, limit_bytes: int, most_events: int, *, is_cut: bool) -> _Part:
     events: collections.deque[LoggedEvent] = collections.deque(maxlen=most_events)
     bad = count = nbytes = 0
+    start = file.tell()
+    faults: list[str] = []
     while nbytes < limit_bytes and (line := file.readline(LINE_LIMIT_BYTES + 1)):
         nbytes += len(line)
         if line == b"\n":
@@ -121,6 +131,9 @@ def _lines(file: BufferedReader, limit_bytes: int, most_events: int, *, is_cut: 
         try:
             events.append(decode_line(line))
             count += 1
-        except ValueError:
+        except ValueError as error:
             bad += 1
-    return _Part(events, nbytes, bad, is_cut or count > len(events))
+            if len(faults) < _MAX_NAMED:
+                words = str(error)[:_REASON_CHARS] if line.endswith(b"\n") else "half a line"
+                faults.append(f"at byte {start + nbytes - len(line)}: {words}")
+    return _Part(events, nbytes, bad, is_cut or count > len(events), faults)

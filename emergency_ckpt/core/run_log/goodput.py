@@ -1,0 +1,100 @@
+"""The share of a run's time in which it trained what counts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from emergency_ckpt.core.run_log.lives import JobLife
+from emergency_ckpt.core.run_log.run_events import RunEvent, number
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunGoodput:
+    """Seconds of a run, by their use; ``wall_s`` is the sum of the others.
+
+    Attributes:
+      wall_s: from the first event to the last.
+      start_s: until the first life had its state (start, compilation).
+      training_s: steps that count at the end, without stalls.
+      stalled_s: longest stalls of a process's training thread for saves.
+      redone_s: steps that were lost and done again, and what was trained after the last step known.
+      recovery_s: from the end of training in a life until the next one had its state.
+      end_s: after the last step: waits for saves, and the end of the processes.
+    """
+
+    wall_s: float
+    start_s: float
+    training_s: float
+    stalled_s: float
+    redone_s: float
+    recovery_s: float
+    end_s: float
+
+    @property
+    def share(self) -> float:
+        """Goodput: training that counts, of the whole; 0 for a run without time."""
+        return self.training_s / self.wall_s if self.wall_s > 0 else 0.0
+
+
+def goodput_of(lives: Sequence[JobLife], events: Iterable[RunEvent]) -> RunGoodput:
+    """Return the use of the run's time. Lives are in order; their times may overlap a little."""
+    if not lives:
+        return RunGoodput(
+            wall_s=0, start_s=0, training_s=0, stalled_s=0, redone_s=0, recovery_s=0, end_s=0
+        )
+    begin_s = min(life.begin_s for life in lives)
+    over_s = max(life.end_s for life in lives)
+    start_s = recovery_s = kept_s = redone_s = 0.0
+    mark_s, has_trained, keeps = begin_s, False, _last_kept_steps(lives)
+    for life, keep in zip(lives, keeps, strict=True):
+        if life.trains_from_s is None or not life.steps:
+            continue
+        from_s = max(mark_s, life.trains_from_s)
+        if has_trained:
+            recovery_s += from_s - mark_s
+        else:
+            start_s += from_s - mark_s
+        last_s = max(from_s, life.steps[-1][1])
+        kept_until_s = from_s if keep is None else life.reached_s(keep)
+        split_s = min(last_s, max(from_s, from_s if kept_until_s is None else kept_until_s))
+        kept_s += split_s - from_s
+        redone_s += last_s - split_s
+        mark_s, has_trained = last_s, True
+    if not has_trained:
+        start_s = over_s - begin_s
+        mark_s = over_s
+    stalled_s = min(kept_s, _stalls_s(events))
+    return RunGoodput(
+        wall_s=over_s - begin_s,
+        start_s=start_s,
+        training_s=kept_s - stalled_s,
+        stalled_s=stalled_s,
+        redone_s=redone_s,
+        recovery_s=recovery_s,
+        end_s=max(0.0, over_s - mark_s),
+    )
+
+
+def _last_kept_steps(lives: Sequence[JobLife]) -> list[int | None]:
+    """Return for each life its last step that no later life did again."""
+    keeps: list[int | None] = []
+    lowest: int | None = None
+    for life in reversed(lives):
+        last = life.last_step
+        keeps.append(last if lowest is None or last is None else min(last, lowest))
+        if life.trains_from_s is not None and life.steps:
+            back_to = life.restored_step or 0
+            lowest = back_to if lowest is None else min(lowest, back_to)
+    return keeps[::-1]
+
+
+def _stalls_s(events: Iterable[RunEvent]) -> float:
+    """Return the sum over all saves of the longest stall that a process had for it."""
+    longest: dict[tuple[int, object, object], float] = {}
+    for event in events:
+        stall_s = number(event, "stall_seconds")
+        if stall_s is not None:
+            key = (event.life, event.fields.get("tier"), event.fields.get("step"))
+            longest[key] = max(longest.get(key, 0.0), stall_s)
+    return sum(longest.values())

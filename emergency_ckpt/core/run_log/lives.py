@@ -1,0 +1,193 @@
+"""The lives of a job: from one start or restore to the next."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from emergency_ckpt.core.run_log.run_events import RunEvent, whole
+
+_BEGINNINGS = frozenset(
+    {"preemption.source", "prefetch.started", "restore.started", "train.launched"}
+)
+_BEGUN = frozenset({"restore.finished", "restore.nothing"})
+_STEP = "train.step"
+_DUE = "save.started"
+_FAULT = "fault.fired"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JobLife:
+    """One life of the job.
+
+    Attributes:
+      number: from 0.
+      begin_s, end_s: times of its first and of its last event.
+      trains_from_s: time at which the last process had its state; None when it never had.
+      restored_step: step that all processes restored; None when there was none, or they disagree.
+      tier: tier of that step; "" when unknown.
+      steps: step and the time at which the first process had finished it, ascending in both.
+      every_step: True when each step was logged, False when only steps with a save were.
+      fault_s: time of a fault that the launcher injected; None when there was none.
+    """
+
+    number: int
+    begin_s: float
+    end_s: float
+    trains_from_s: float | None
+    restored_step: int | None
+    tier: str
+    steps: tuple[tuple[int, float], ...]
+    every_step: bool
+    fault_s: float | None
+
+    @property
+    def last_step(self) -> int | None:
+        """Last step that is known to be finished; None when there is none."""
+        return self.steps[-1][0] if self.steps else None
+
+    @property
+    def stopped_s(self) -> float:
+        """Time at which training ended: that of the injected fault, else of the last step."""
+        if self.fault_s is not None:
+            return self.fault_s
+        return self.steps[-1][1] if self.steps else self.end_s
+
+    def reached_s(self, step: int) -> float | None:
+        """Return when ``step`` was finished, interpolated; None when it lies outside this life."""
+        points = self.steps
+        if self.trains_from_s is not None:
+            first = ((self.restored_step or 0), self.trains_from_s)
+            points = (first, *(point for point in points if point[0] > first[0]))
+        for (low, low_s), (high, high_s) in itertools.pairwise(points):
+            if low <= step <= high:
+                return low_s + (high_s - low_s) * (step - low) / (high - low)
+        return next((time_s for at, time_s in points if at == step), None)
+
+
+def number_lives(events: Iterable[RunEvent]) -> list[RunEvent]:
+    """Return the events by time, each with the number of its life.
+
+    A process begins a life when it is restarted, and when it restores after it had trained or
+    restored before. Lives of different processes are one life of the job where their incarnations
+    are equal; a life that ended before it had one belongs to the life of the job that began next
+    to it. An event of no process belongs to the life that began last before it.
+    """
+    of_process, of_job = [], []
+    for event in events:
+        (of_job if event.process is None else of_process).append(event)
+    found = _numbered(_segments(of_process))
+    begun: list[float] = []
+    for event in found:
+        begun += [event.time_s] * (event.life + 1 - len(begun))
+    for event in of_job:
+        life = max(0, bisect.bisect_right(begun, event.time_s) - 1)
+        found.append(dataclasses.replace(event, life=life))
+    return sorted(found, key=lambda event: event.time_s)
+
+
+def _numbered(segments: Sequence[tuple[str, list[RunEvent]]]) -> list[RunEvent]:
+    begun: dict[str, float] = {}
+    for incarnation, part in segments:
+        if incarnation:
+            begun[incarnation] = min(begun.get(incarnation, part[0].time_s), part[0].time_s)
+    if not begun:
+        return _numbered_in_turn(segments)
+    order = sorted(begun, key=lambda each: begun[each])
+    numbers = {incarnation: life for life, incarnation in enumerate(order)}
+    found: list[RunEvent] = []
+    for incarnation, part in segments:
+        life = numbers.get(incarnation)
+        if life is None:
+            at_s = part[0].time_s
+            life = numbers[min(order, key=lambda each: abs(begun[each] - at_s))]
+        found += [dataclasses.replace(event, life=life) for event in part]
+    return sorted(found, key=lambda event: event.time_s)
+
+
+def _numbered_in_turn(segments: Sequence[tuple[str, list[RunEvent]]]) -> list[RunEvent]:
+    counts: dict[int | None, int] = defaultdict(int)
+    found: list[RunEvent] = []
+    for _, part in segments:
+        process = part[0].process
+        found += [dataclasses.replace(event, life=counts[process]) for event in part]
+        counts[process] += 1
+    return sorted(found, key=lambda event: event.time_s)
+
+
+def _segments(events: Iterable[RunEvent]) -> list[tuple[str, list[RunEvent]]]:
+    """Return the lives of each process with the incarnation in which it trained."""
+    by_process: dict[int | None, list[RunEvent]] = defaultdict(list)
+    for event in events:
+        by_process[event.process].append(event)
+    found: list[tuple[str, list[RunEvent]]] = []
+    for of_process in by_process.values():
+        of_process.sort(key=lambda event: event.time_s)
+        parts: list[list[RunEvent]] = [[]]
+        has_begun, trains_in = False, ""
+        for event in of_process:
+            is_other = bool(trains_in and event.incarnation and _life_name(event) != trains_in)
+            is_other = is_other or bool(parts[-1] and parts[-1][-1].life != event.life)
+            if is_other or (event.name in _BEGINNINGS and has_begun):
+                parts.append([])
+                has_begun, trains_in = False, ""
+            has_begun = has_begun or event.name in _BEGUN
+            if event.name == _DUE:
+                trains_in = trains_in or _life_name(event)
+            parts[-1].append(event)
+        found += [(_incarnation_of(part), part) for part in parts if part]
+    return found
+
+
+def _life_name(event: RunEvent) -> str:
+    return event.incarnation.partition(".")[0]  # a demanded save's lies below its life's
+
+
+def _incarnation_of(part: Sequence[RunEvent]) -> str:
+    """Return the incarnation in which a process trained; a restore renews the one before."""
+    saving = (_life_name(event) for event in part if event.name == _DUE and event.incarnation)
+    known = (_life_name(event) for event in reversed(part) if event.incarnation)
+    return next(saving, "") or next(known, "")
+
+
+def lives_of(events: Iterable[RunEvent]) -> tuple[JobLife, ...]:
+    """Return the lives of the job in order, from events that are numbered by life."""
+    by_life: dict[int, list[RunEvent]] = defaultdict(list)
+    for event in events:
+        by_life[event.life].append(event)
+    return tuple(_life(number, by_life[number]) for number in sorted(by_life))
+
+
+def _life(number: int, events: Sequence[RunEvent]) -> JobLife:
+    begun = [event for event in events if event.name in _BEGUN]
+    restored = [event for event in begun if event.name == "restore.finished"]
+    steps = {whole(event, "step") for event in restored}
+    every_step = any(event.name == _STEP for event in events)
+    faults = [event.time_s for event in events if event.name == _FAULT]
+    tiers = {tier for event in restored if isinstance(tier := event.fields.get("tier"), str)}
+    return JobLife(
+        number=number,
+        begin_s=min(event.time_s for event in events),
+        end_s=max(event.time_s for event in events),
+        trains_from_s=max((event.time_s for event in begun), default=None),
+        restored_step=steps.pop() if len(steps) == 1 else None,
+        tier=tiers.pop() if len(tiers) == 1 and tiers <= {"local", "persistent"} else "",
+        steps=_finished_steps(events, _STEP if every_step else _DUE),
+        every_step=every_step,
+        fault_s=min(faults, default=None),
+    )
+
+
+def _finished_steps(events: Iterable[RunEvent], name: str) -> tuple[tuple[int, float], ...]:
+    first: dict[int, float] = {}
+    for event in events:
+        step = whole(event, "step") if event.name == name else None
+        if step is not None:
+            first[step] = min(first.get(step, event.time_s), event.time_s)
+    found: list[tuple[int, float]] = []
+    for step in sorted(first):  # clocks of hosts may differ: time never goes back here
+        found.append((step, max(first[step], found[-1][1]) if found else first[step]))
+    return tuple(found)

@@ -1,0 +1,218 @@
+"""The work of each process over time, as bars and marks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from emergency_ckpt.core.run_log.run_events import RunEvent, bounded_text, number, text, whole
+
+MAX_SPANS_OF_A_KIND = 3000
+MAX_MARKS = 1000
+
+KINDS = (
+    "training",
+    "save to RAM",
+    "save to storage",
+    "stall",
+    "prefetch",
+    "restore",
+    "planning",
+    "reading storage",
+    "reading RAM and peers",
+    "handing over",
+)
+"""Kinds of bars, in the order of a legend."""
+
+_ENDS = {
+    "save to RAM": {"save.complete", "save.incomplete", "save.kept", "save.dropped"},
+    "save to storage": {
+        "persistent.complete",
+        "persistent.failed",
+        "persistent.kept",
+        "persistent.skipped",
+    },
+}
+_PREFETCH_ENDS = {"prefetch.finished", "prefetch.nothing", "prefetch.failed", "prefetch.given_up"}
+_RESTORE_ENDS = {"restore.finished", "restore.nothing"}
+_PHASES = {
+    "restore.planned": "planning",
+    "restore.loaded": "reading storage",
+    "restore.fetched": "reading RAM and peers",
+}
+_TROUBLE = frozenset(
+    {
+        "divergence",
+        "fault.fired",
+        "job.failed",
+        "persistent.cleanup_failed",
+        "persistent.failed",
+        "persistent.unreachable",
+        "preemption.not_written",
+        "preemption.reached",
+        "prefetch.failed",
+        "ram.lost",
+        "restore.holder_unreachable",
+        "restore.persistent_unreachable",
+        "restore.push_failed",
+        "restore.quarantined",
+        "restore.rejected",
+        "restore.replanned",
+        "restore.unsigned",
+        "save.dropped",
+        "save.incomplete",
+        "start.warning",
+        "stop.not_saved",
+    }
+)
+_DETAILS = ("hosts", "tier", "holder", "shard", "leaf", "reason", "detail", "text")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Span:
+    """One bar. ``process`` is None for what started the job. ``unfinished``: its end is unknown."""
+
+    process: int | None
+    kind: str
+    begin_s: float
+    end_s: float
+    step: int | None = None
+    unfinished: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Mark:
+    """One moment: a failure, a warning, a notice. ``label`` is text from the log."""
+
+    process: int | None
+    name: str
+    time_s: float
+    step: int | None
+    label: str
+
+
+def spans_of(events: Sequence[RunEvent]) -> list[Span]:
+    """Return the bars of all processes, from events that are numbered by life."""
+    parts: dict[tuple[int | None, int], list[RunEvent]] = defaultdict(list)
+    for event in sorted(events, key=lambda event: event.time_s):
+        parts[event.process, event.life].append(event)
+    found: list[Span] = []
+    for (process, _), part in parts.items():
+        if process is not None:
+            found += _training(process, part)
+            found += _saves(process, part)
+            found += _stalls(process, part)
+            found += _restores(process, part)
+    return sorted(found, key=lambda span: (span.begin_s, span.end_s))
+
+
+def _training(process: int, part: Iterable[RunEvent]) -> list[Span]:
+    begin_s = end_s = step = None
+    for event in part:
+        if event.name in _RESTORE_ENDS:
+            begin_s = event.time_s
+        elif event.name in ("train.step", "save.started"):
+            end_s, step = event.time_s, whole(event, "step")
+    if begin_s is None or end_s is None or end_s <= begin_s:
+        return []
+    return [Span(process=process, kind="training", begin_s=begin_s, end_s=end_s, step=step)]
+
+
+def _saves(process: int, part: Sequence[RunEvent]) -> list[Span]:
+    found: list[Span] = []
+    begun: dict[tuple[str, int | None], float] = {}
+    for event in part:
+        step = whole(event, "step")
+        if event.name == "save.started":
+            is_ram = event.fields.get("tier") != "persistent"
+            begun["save to RAM" if is_ram else "save to storage", step] = event.time_s
+        for kind, ends in _ENDS.items():
+            if event.name in ends and (kind, step) in begun:
+                begin_s = begun.pop((kind, step))
+                found.append(_span(process, kind, begin_s, event.time_s, step))
+    last_s = part[-1].time_s
+    for (kind, step), begin_s in begun.items():
+        span = _span(process, kind, begin_s, last_s, step)
+        found.append(dataclasses.replace(span, unfinished=True))
+    return found
+
+
+def _stalls(process: int, part: Iterable[RunEvent]) -> list[Span]:
+    found: list[Span] = []
+    for event in part:
+        stall_s = number(event, "stall_seconds")
+        if stall_s is not None:
+            begin_s = event.time_s - stall_s
+            found.append(_span(process, "stall", begin_s, event.time_s, whole(event, "step")))
+    return found
+
+
+def _restores(process: int, part: Sequence[RunEvent]) -> list[Span]:
+    found: list[Span] = []
+    begun: dict[str, float] = {}
+    phase_s: float | None = None
+    step: int | None = None
+    for event in part:
+        step = whole(event, "step") if whole(event, "step") is not None else step
+        if event.name in ("prefetch.started", "restore.started"):
+            begun[event.name.partition(".")[0]] = event.time_s
+            phase_s = event.time_s
+        elif event.name in _PHASES and phase_s is not None:
+            found.append(_span(process, _PHASES[event.name], phase_s, event.time_s, step))
+            phase_s = event.time_s
+        elif event.name in _PREFETCH_ENDS | _RESTORE_ENDS:
+            kind = event.name.partition(".")[0]
+            if kind in begun:
+                found.append(_span(process, kind, begun.pop(kind), event.time_s, step))
+            if phase_s is not None and event.name in ("prefetch.finished", "restore.finished"):
+                found.append(_span(process, "handing over", phase_s, event.time_s, step))
+            phase_s = None
+    for kind, begin_s in begun.items():
+        span = _span(process, kind, begin_s, part[-1].time_s, step)
+        found.append(dataclasses.replace(span, unfinished=True))
+    return found
+
+
+def _span(process: int, kind: str, begin_s: float, end_s: float, step: int | None) -> Span:
+    return Span(process=process, kind=kind, begin_s=begin_s, end_s=max(begin_s, end_s), step=step)
+
+
+def marks_of(events: Iterable[RunEvent]) -> list[Mark]:
+    """Return failures, warnings and notices by time, and deaths of processes."""
+    found: list[Mark] = []
+    for event in events:
+        is_death = event.name == "process.exited" and event.fields.get("returncode") not in (
+            0,
+            None,
+        )
+        if event.name not in _TROUBLE and not is_death:
+            continue
+        details = [f"{field} {text(event, field)}" for field in _DETAILS if text(event, field)]
+        if is_death:
+            details = [f"exit status {text(event, 'returncode')}"]
+        found.append(
+            Mark(
+                process=whole(event, "process") if event.process is None else event.process,
+                name=event.name,
+                time_s=event.time_s,
+                step=whole(event, "step"),
+                label=bounded_text(", ".join(details)),
+            )
+        )
+    return sorted(found, key=lambda mark: mark.time_s)
+
+
+def thinned(spans: Sequence[Span]) -> tuple[list[Span], int]:
+    """Return at most ``MAX_SPANS_OF_A_KIND`` of each kind, the longest, and how many were left out.
+
+    A browser draws no more in reasonable time, and the short ones cannot be seen.
+    """
+    by_kind: dict[str, list[Span]] = defaultdict(list)
+    for span in spans:
+        by_kind[span.kind].append(span)
+    kept: list[Span] = []
+    for of_kind in by_kind.values():
+        of_kind.sort(key=lambda span: span.begin_s - span.end_s)
+        kept += of_kind[:MAX_SPANS_OF_A_KIND]
+    return sorted(kept, key=lambda span: span.begin_s), len(spans) - len(kept)

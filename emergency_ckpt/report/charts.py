@@ -1,0 +1,231 @@
+"""The figures of a report as Plotly takes them.
+
+Plotly reads a few tags in its texts, links among them. Text from a log is escaped for it too.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+
+from emergency_ckpt.core.run_log.goodput import RunGoodput
+from emergency_ckpt.core.run_log.spans import KINDS, Mark, Span
+from emergency_ckpt.core.run_log.step_times import StepTime
+from emergency_ckpt.core.wording import TIER_WORDS, seconds_text
+
+MAX_ROWS = 64
+"""Processes in the timeline of a run; those with the lowest numbers."""
+
+# Okabe and Ito's colours, which most people can tell apart, on white and on black.
+_COLOURS = {
+    "training": "rgba(128, 128, 128, 0.25)",
+    "save to RAM": "#0072B2",
+    "save to storage": "#E69F00",
+    "stall": "#D55E00",
+    "prefetch": "#56B4E9",
+    "restore": "#009E73",
+    "planning": "#CC79A7",
+    "reading storage": "#E69F00",
+    "reading RAM and peers": "#56B4E9",
+    "handing over": "#999999",
+}
+# From the middle of a process's row: where the lane begins, and its height.
+_LANES = {
+    "training": (-0.42, 0.84),
+    "prefetch": (-0.4, 0.2),
+    "restore": (-0.4, 0.2),
+    "planning": (-0.18, 0.14),
+    "reading storage": (-0.18, 0.14),
+    "reading RAM and peers": (-0.18, 0.14),
+    "handing over": (-0.18, 0.14),
+    "stall": (-0.02, 0.1),
+    "save to RAM": (0.08, 0.14),
+    "save to storage": (0.24, 0.14),
+}
+_DEATH = "#D00000"
+_ROW_PX = 56
+_MARGIN = {"l": 8, "r": 8, "t": 8, "b": 8}
+_LEGEND = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "traceorder": "normal"}
+
+
+def plain(text: str) -> str:
+    """Return ``text`` so that Plotly shows it as it is."""
+    return html.escape(text, quote=False)
+
+
+def timeline(
+    spans: Sequence[Span], marks: Sequence[Mark], rows: dict[int, str], begin_s: float
+) -> dict[str, Any]:
+    """Return bars by process and time, and the marks.
+
+    Args:
+      rows: processes to show, in order, and their names.
+      begin_s: Unix time of the figure's 0.
+    """
+    at = {process: index for index, process in enumerate(rows)}
+    data = [
+        _bars(
+            kind, [span for span in spans if span.kind == kind and span.process in at], at, begin_s
+        )
+        for kind in KINDS
+        if any(span.kind == kind and span.process in at for span in spans)
+    ]
+    shown = [mark for mark in marks if mark.process is None or mark.process in at]
+    if shown:
+        data.append(_marks(shown, at, begin_s))
+    has_job_row = any(mark.process is None for mark in shown)
+    names = list(rows.values())
+    ticks = dict(enumerate(names)) | ({-1: "job"} if has_job_row else {})
+    layout = {
+        "barmode": "overlay",
+        "height": 180 + _ROW_PX * len(ticks),
+        "margin": _MARGIN,
+        "legend": _LEGEND,
+        "hovermode": "closest",
+        "xaxis": {"title": {"text": "seconds since the first event"}, "automargin": True},
+        "yaxis": {
+            "range": [len(rows) - 0.4, -1.6 if has_job_row else -0.6],
+            "tickvals": list(ticks),
+            "title": {"text": "process"},
+            "ticktext": [plain(name) for name in ticks.values()],
+            "automargin": True,
+            "fixedrange": True,
+            "zeroline": False,
+        },
+    }
+    return _checked(data, layout)
+
+
+def _bars(kind: str, spans: Sequence[Span], at: dict[int, int], begin_s: float) -> dict[str, Any]:
+    offset, width = _LANES[kind]
+    colour = _COLOURS[kind]
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": kind,
+        "base": [_rounded(span.begin_s - begin_s) for span in spans],
+        "x": [_rounded(span.end_s - span.begin_s) for span in spans],
+        "y": [at[span.process] for span in spans if span.process is not None],
+        "offset": offset,
+        "width": width,
+        # The line keeps what is shorter than a pixel visible.
+        "marker": {
+            "color": colour,
+            "line": {"color": colour, "width": 0 if kind == "training" else 1},
+        },
+        "customdata": [_words_of(span) for span in spans],
+        "hovertemplate": "%{customdata}<extra></extra>",
+    }
+
+
+def _words_of(span: Span) -> str:
+    step = "" if span.step is None else f", step {span.step}"
+    ending = " or longer: its end is not in the log" if span.unfinished else ""
+    time = seconds_text(span.end_s - span.begin_s)
+    return f"process {span.process}: {span.kind}{step}, {time}{ending}"
+
+
+def _marks(marks: Sequence[Mark], at: dict[int, int], begin_s: float) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": "failure, warning, notice",
+        "x": [_rounded(mark.time_s - begin_s) for mark in marks],
+        "y": [-1 if mark.process is None else at[mark.process] for mark in marks],
+        "marker": {"symbol": "x", "size": 9, "color": _DEATH},
+        "customdata": [plain(f"{mark.name}: {mark.label}") for mark in marks],
+        "hovertemplate": "%{customdata}<extra></extra>",
+        "cliponaxis": False,
+    }
+
+
+def step_times(times: Sequence[StepTime]) -> dict[str, Any]:
+    """Return the seconds of each step, a line for each life, with the saves marked."""
+    data: list[dict[str, Any]] = []
+    colours = ("#0072B2", "#009E73", "#CC79A7", "#56B4E9")
+    for life in sorted({time.life for time in times}):
+        part = [time for time in times if time.life == life]
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": f"life {life}",
+                "x": [time.step for time in part],
+                "y": [_rounded(time.seconds) for time in part],
+                "line": {"color": colours[life % len(colours)], "width": 1.5},
+            }
+        )
+    for tier, symbol, colour in (
+        ("local", "circle-open", "#0072B2"),
+        ("persistent", "diamond", "#E69F00"),
+    ):
+        part = [time for time in times if tier in time.tiers]
+        if part:
+            data.append(
+                {
+                    "type": "scatter",
+                    "mode": "markers",
+                    "name": f"save to {TIER_WORDS[tier]} begins",
+                    "x": [time.step for time in part],
+                    "y": [_rounded(time.seconds) for time in part],
+                    "marker": {"symbol": symbol, "size": 8, "color": colour},
+                }
+            )
+    layout = {
+        "height": 340,
+        "margin": _MARGIN,
+        "legend": _LEGEND,
+        "hovermode": "closest",
+        "xaxis": {"title": {"text": "step"}, "automargin": True},
+        "yaxis": {"title": {"text": "seconds"}, "rangemode": "tozero", "automargin": True},
+    }
+    return _checked(data, layout)
+
+
+def goodput(use: RunGoodput) -> dict[str, Any]:
+    """Return one bar of the run's seconds by use."""
+    parts = {
+        "start": (use.start_s, "#999999"),
+        "training that counts": (use.training_s, "#009E73"),
+        "stalls": (use.stalled_s, "#D55E00"),
+        "training done again": (use.redone_s, "#CC79A7"),
+        "recovery": (use.recovery_s, "#0072B2"),
+        "end": (use.end_s, "#E69F00"),
+    }
+    data = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": name,
+            "x": [_rounded(seconds)],
+            "y": [""],
+            "marker": {"color": colour},
+            "hovertemplate": f"{name}: {seconds_text(seconds)}<extra></extra>",
+        }
+        for name, (seconds, colour) in parts.items()
+        if seconds > 0
+    ]
+    layout = {
+        "barmode": "stack",
+        "height": 210,
+        "margin": _MARGIN,
+        "legend": _LEGEND,
+        "hovermode": "closest",
+        "xaxis": {"title": {"text": "seconds"}, "range": [0, use.wall_s], "automargin": True},
+        "yaxis": {"fixedrange": True, "showticklabels": False, "showgrid": False},
+    }
+    return _checked(data, layout)
+
+
+def _rounded(seconds: float) -> float:
+    return round(seconds, 4)
+
+
+def _checked(data: list[dict[str, Any]], layout: dict[str, Any]) -> dict[str, Any]:
+    """Return the figure; Plotly raises ValueError for a property that it does not know."""
+    go.Figure(data=data, layout=layout)
+    return json.loads(json.dumps({"data": data, "layout": layout}, allow_nan=False))

@@ -1,0 +1,102 @@
+"""Reading of an event log for a report."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from emergency_ckpt.core.run_log.lives import number_lives
+from emergency_ckpt.core.run_log.run_events import RunEvent, bounded_text
+from emergency_ckpt.core.wording import count_text
+from emergency_ckpt.errors import CheckpointError
+from emergency_ckpt.event_log.reader import EventHistory, read_events
+from emergency_ckpt.event_log.records import LoggedEvent
+
+_MAX_RUN_IDS = 5
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LogReading:
+    """A log as a report needs it.
+
+    Attributes:
+      events: by time, numbered by life; at least one.
+      run_ids: the runs that they name, at most a few.
+      files: number of files.
+      warnings: a sentence for each thing that the report cannot know.
+    """
+
+    events: tuple[RunEvent, ...]
+    run_ids: tuple[str, ...]
+    files: int
+    warnings: tuple[str, ...]
+
+
+def read_log(directory: Path) -> LogReading:
+    """Return the events of the log in ``directory``. Blocks.
+
+    Raises:
+      CheckpointError: it is no directory, holds no log, or none with an event.
+      OSError: it cannot be listed.
+    """
+    if not directory.is_dir():
+        raise _error(directory, "there is no such directory", hint="give the event_log of the job")
+    history = read_events(directory)
+    if not history.files and not history.unreadable:
+        raise _error(
+            directory, "no file events_*.jsonl is there", hint="give the event_log of the job"
+        )
+    warnings = _warnings_of(history)
+    if not history.events:
+        text = " ".join(["no event is in it.", *warnings]).rstrip(".")
+        raise _error(directory, text, hint="let the job write at least one event")
+    named = sorted({event.run_id for event in history.events if event.run_id})
+    if len(named) > 1:
+        warnings.append("The log has events of several runs, which are shown as one.")
+    return LogReading(
+        events=tuple(run_events(history.events)),
+        run_ids=tuple(bounded_text(run_id) for run_id in named[:_MAX_RUN_IDS]),
+        files=history.files,
+        warnings=tuple(warnings),
+    )
+
+
+def run_events(events: Sequence[LoggedEvent]) -> list[RunEvent]:
+    """Return the events as figures need them, by time and numbered by life."""
+    return number_lives(
+        RunEvent(
+            time_s=event.time_s,
+            name=bounded_text(event.name),
+            process=event.process,
+            slice_index=event.slice,
+            incarnation=event.incarnation,
+            life=event.life,
+            fields=event.fields,
+        )
+        for event in events
+    )
+
+
+def _error(directory: Path, problem: str, *, hint: str) -> CheckpointError:
+    return CheckpointError("report", str(directory), problem, hint=hint)
+
+
+def _warnings_of(history: EventHistory) -> list[str]:
+    found: list[str] = []
+    if history.bad_lines:
+        more = history.bad_lines - len(history.damaged)
+        named = [*history.damaged, *([f"and {more} more"] if more > 0 else [])]
+        count = count_text(history.bad_lines, "line is", "lines are")
+        found.append(f"{count} no event and left out: {'; '.join(map(bounded_text, named))}.")
+    if history.unreadable:
+        named_files = "; ".join(map(bounded_text, history.unreadable[:_MAX_RUN_IDS]))
+        count = count_text(len(history.unreadable), "file", "files")
+        found.append(f"{count} could not be read: {named_files}.")
+    if history.is_cut:
+        found.append("The log is larger than a report takes; its oldest events are left out.")
+    lost = sum(event.name == "log.lost" for event in history.events)
+    if lost:
+        times = count_text(lost, "time", "times")
+        found.append(f"The log itself lost events, {times} (log.lost).")
+    return found

@@ -1,0 +1,143 @@
+"""The page of a report: complete in itself, and text of a log stays text."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from run_log_support import failed_run, logged, restored_at, write_log
+
+from emergency_ckpt.cli.main import main
+from emergency_ckpt.core.run_log.run_events import RunEvent
+from emergency_ckpt.report.page import ReportRun, page_of
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\"'<!--"
+
+
+class Elements(HTMLParser):
+    """Elements of a page, the content of its scripts, and its text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.words: list[str] = []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        (self.scripts if self.cdata_elem == "script" else self.words).append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def page(events: list[RunEvent], **changes: object) -> Elements:
+    return Elements(page_of("Report", [ReportRun(title="run7", events=events, **changes)]))  # type: ignore[arg-type]
+
+
+def events_that_say(words: str) -> list[RunEvent]:
+    names = ("restore.quarantined", "save.incomplete", "start.warning", words)
+    fields = dict.fromkeys(("holder", "detail", "reason", "text", "tier", words), words)
+    received = {"step": 20, "holder": words, "size_bytes": 7}
+    return [
+        *failed_run(),
+        *(logged(1060, name, 1, 1, step=20, **fields) for name in names),
+        logged(1056, "restore.received", 1, 1, **received),
+        restored_at(1057.3, 1, bytes_peer=7),
+    ]
+
+
+def test_page_tells_figures_of_the_run() -> None:
+    text = page(failed_run()).text
+    for words in (
+        "goodput 44.3%",
+        "recoveries 1",
+        "steps lost, all 3",
+        "RPO, longest 3 s",
+        "RTO, longest 25.2 s",
+        "failed saves 0",
+        "2 processes, 2 lives, 1970-01-01 00:16:40 to 1970-01-01 00:17:47 UTC",
+    ):
+        assert words in text
+
+
+def test_page_says_at_least_where_steps_are_unknown() -> None:
+    assert "steps lost, all at least 0" in page(failed_run(every_step=False)).text
+
+
+def test_page_hostile_log_adds_no_element() -> None:
+    clean, dirty = (
+        page(events_that_say(words), warnings=[words], notes=[words]) for words in ("x", HOSTILE)
+    )
+    assert [tag for tag, _ in dirty.elements] == [tag for tag, _ in clean.elements]
+    assert "img" not in {tag for tag, _ in dirty.elements}
+    assert not any(name.startswith("on") for _, attrs in dirty.elements for name in attrs)
+    assert dirty.text.count("<script>alert(1)</script>") >= 5
+
+
+def test_page_plotly_gets_escaped_text() -> None:
+    figures = [
+        json.loads(s) for s in page(events_that_say(HOSTILE)).scripts if s.startswith('{"data"')
+    ]
+    assert len(figures) == 3
+    (marks,) = [d for f in figures for d in f["data"] if d["name"].startswith("failure")]
+    assert "&lt;script&gt;alert(1)" in marks["customdata"][0]
+    assert "<" not in json.dumps([d.get("customdata") for f in figures for d in f["data"]])
+
+
+def test_page_allows_its_two_scripts_and_no_request() -> None:
+    found = page(failed_run())
+    (policy,) = [
+        attrs["content"] or ""
+        for tag, attrs in found.elements
+        if tag == "meta" and attrs.get("http-equiv") == "Content-Security-Policy"
+    ]
+    assert "default-src 'none'" in policy
+    assert "connect-src" not in policy
+    own = [s for s in found.scripts if not s.startswith('{"data"')]
+    hashes = [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in own]
+    assert re.findall(r"'sha256-([^']+)'", policy) == hashes
+    linked = [a for _, a in found.elements if a.get("src") or (a.get("href") or "#")[0] not in "#d"]
+    assert linked == []
+
+
+def test_page_many_processes_are_bounded() -> None:
+    events = [logged(1000 + i / 1000, "restore.nothing", i) for i in range(500)]
+    events += [restored_at(1002, i, bytes_local=5) for i in range(500)]
+    text = page(events).text
+    assert "436 of 500 processes are left out" in text
+    assert "0 sources and 436 processes are left out" in text
+
+
+def test_report_command_writes_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "report.html"
+    log = write_log(tmp_path / "log", failed_run())
+    with (log / "events_00001.jsonl").open("a") as file:
+        file.write('damaged\n{"time_s": 1')
+    assert main(["report", str(log), "-o", str(out)]) == 0
+    told = capsys.readouterr().out
+    assert "warning: 2 lines are no event and left out: events_00001.jsonl at byte" in told
+    assert told.splitlines()[0].endswith("half a line.")
+    assert "Run run7" in Elements(out.read_text()).text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "report.html"]
+
+
+@pytest.mark.parametrize("name", ["absent", "empty"])
+def test_report_command_without_log_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    out = tmp_path / "report.html"
+    assert main(["report", str(tmp_path / name), "-o", str(out)]) == 1
+    assert capsys.readouterr().err.startswith(f"eckpt report: report {tmp_path / name}: ")
+    assert not out.exists()

@@ -1,0 +1,80 @@
+"""Events of a made-up run: two processes, steps of one second, a failure at step 23."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from emergency_ckpt.core.run_log.run_events import RunEvent
+
+
+def logged(time_s: float, name: str, process: int = 0, life: int = 0, **fields: Any) -> RunEvent:
+    return RunEvent(
+        time_s=time_s,
+        name=name,
+        process=process,
+        slice_index=process,
+        incarnation=f"{life:06d}-ab",
+        life=life,
+        fields=fields,
+    )
+
+
+def restored_at(time_s: float, process: int, step: int = 20, **fields: Any) -> RunEvent:
+    moved = {"bytes_local": 0, "bytes_peer": 0, "bytes_persistent": 0}
+    known = {"step": step, "tier": "local", "seconds": 0.5, "overlapped_seconds": 0.25}
+    return logged(time_s, "restore.finished", process, 1, **(known | moved | fields))
+
+
+def saved(time_s: float, process: int, life: int, step: int) -> list[RunEvent]:
+    return [
+        logged(time_s, "save.started", process, life, step=step, tier="local"),
+        logged(time_s + 0.5, "save.complete", process, life, step=step, seconds=0.5),
+    ]
+
+
+def failed_run(*, every_step: bool = True) -> list[RunEvent]:
+    """Return a start of 10 s, steps 1 to 23, and 24.25 s later steps 21 to 30 from step 20 on."""
+    events: list[RunEvent] = []
+    for process in (0, 1):
+        events += [
+            logged(1000, "preemption.source", process, source="jax"),
+            logged(1001, "restore.started", process),
+            logged(1010, "restore.nothing", process),
+            logged(1053, "preemption.source", process, 1, source="jax"),
+            logged(1054, "restore.started", process, 1),
+            logged(1055, "restore.planned", process, 1, step=20, tier="local"),
+            restored_at(1057.25, process),
+        ]
+        for life, first, last, at_s in ((0, 1, 23, 1010), (1, 21, 30, 1057.25)):
+            for step in range(first, last + 1):
+                time_s = at_s + step - first + 1
+                if every_step:
+                    events.append(logged(time_s, "train.step", process, life, step=step))
+                if step % 5 == 0:
+                    events += saved(time_s, process, life, step)
+    return sorted(events, key=lambda event: event.time_s)
+
+
+def line_of(event: RunEvent, run_id: str = "run7") -> str:
+    document = {
+        "time_s": event.time_s,
+        "name": event.name,
+        "process": event.process,
+        "slice": event.slice_index,
+        "run_id": run_id,
+        "incarnation": event.incarnation,
+        "fields": event.fields,
+    }
+    return json.dumps(document) + "\n"
+
+
+def write_log(directory: Path, events: Iterable[RunEvent]) -> Path:
+    """Write the events as the processes of a job do; return ``directory``."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for event in events:
+        with (directory / f"events_{event.process:05d}.jsonl").open("a") as file:
+            file.write(line_of(event))
+    return directory
