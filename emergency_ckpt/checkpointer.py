@@ -62,6 +62,7 @@ class EmergencyCheckpointer:
             parts, self._config, self._process, opened.member.coordinator, opened.watch
         )
         self._stopped, self._why_stopped = False, "the checkpointer was stopped"
+        self._progress = opened.progress
         self.last_restore: RestoreReport | None = None
         atexit.register(self._at_exit)
         drop_in_child(self, EmergencyCheckpointer._forget)
@@ -106,7 +107,9 @@ class EmergencyCheckpointer:
         """
         self._check_running("save")
         step = step_number("save", step)
-        return self._saver.save(step, state, host_state, force=force, metrics=metrics)
+        self._progress.note(step)
+        with self._progress.inside("save", self._config.longest_save_wait_s):
+            return self._saver.save(step, state, host_state, force=force, metrics=metrics)
 
     @property
     def heeds_preemption(self) -> bool:
@@ -124,6 +127,7 @@ class EmergencyCheckpointer:
         Raises the error of a policy; CheckpointError after ``stop``.
         """
         self._check_running("ask about")
+        self._progress.note(step)
         return self._saver.should_save(step_number("ask about", step))
 
     def _check_running(self, operation: str) -> None:
@@ -139,6 +143,7 @@ class EmergencyCheckpointer:
         and ends. Call it after every step, or never. It does not block, except for a moment after a
         notice.
         """
+        self._progress.note(step)
         return self._saver.reached_preemption(step)
 
     def request_preemption_save(self) -> None:
@@ -215,6 +220,7 @@ class EmergencyCheckpointer:
         self._check_running("restore")
         wanted = wanted_step("restore", step)
         self.wait_until_finished()
+        self._progress.restart()
         restore = self._resume.restore(state, host_state, wanted, keep_newer=keep_newer)
         if restore.restored is None:
             return None, state
@@ -268,7 +274,8 @@ class EmergencyCheckpointer:
           DeadlineExceeded: it takes longer than ``timeout_s`` (default: the maximum duration of a
             save), or than the grace period after a preemption notice.
         """
-        self._saver.wait_until_finished(timeout_s)
+        with self._progress.inside("wait_until_finished", self._config.longest_wait_s):
+            self._saver.wait_until_finished(timeout_s)
 
     def check_for_errors(self) -> None:
         """Raise the newest background error that was not raised before, if any. Not collective."""
@@ -287,6 +294,7 @@ class EmergencyCheckpointer:
             return
         self._stopped = True
         atexit.unregister(self._at_exit)
+        self._opened.expect_no_step()
         with contextlib.ExitStack() as ends:  # runs in reverse order, and all of it despite errors
             ends.callback(self._opened.release, _STOPPED)
             ends.callback(self._saver.stop, timeout_s)
@@ -298,6 +306,7 @@ class EmergencyCheckpointer:
     def _leave_after(self, error: BaseException) -> None:
         """Tell the others at once that ``error`` ended training, and wait only a short time."""
         self._departures.leave(text_of(error), self._saver.begun)
+        self._opened.expect_no_step()
         self._stopped, limit_s = True, self._config.exit_timeout_s
         atexit.unregister(self._at_exit)
         try:

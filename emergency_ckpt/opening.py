@@ -9,6 +9,8 @@ from pathlib import Path
 from emergency_ckpt.assembly import Assembly, Base, assemble, watch_notices
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster.departures import Departures
+from emergency_ckpt.cluster.hang.progress import StepProgress
+from emergency_ckpt.cluster.hang.watch import HangWatch
 from emergency_ckpt.cluster.membership import Membership
 from emergency_ckpt.cluster.preemption.watch import PreemptionWatch
 from emergency_ckpt.cluster.rounds import run_on_all
@@ -35,12 +37,20 @@ class Opened:
     failures: Failures
     parts: Assembly
     events: EventSink
+    progress: StepProgress
+    hang: HangWatch | None
+
+    def expect_no_step(self) -> None:
+        """Tell the others that this process makes no more steps. Idempotent; not collective."""
+        if self.hang is not None:
+            self.hang.close()
 
     def release(self, reason: str) -> None:
         """Release ramdisk, port and threads, and tell the others ``reason``. Not collective.
 
         Idempotent. The end of the event log is written, which a silent file server delays by 5 s.
         """
+        self.expect_no_step()
         if self.parts.probe is not None:
             self.parts.probe.end()
         _release(self.departures, self.watch, self.member, reason)
@@ -101,7 +111,10 @@ def _open(config: Config, start: str, process: tuple[int, int], events: EventSin
         raise
     if parts.probe is not None and not config.require_storage:
         parts.probe.start()
-    return Opened(member, watch, departures, failures, parts, events)
+    progress, timeout_s = StepProgress(), config.hang_timeout_s
+    coordinator = member.coordinator
+    hang = None if timeout_s is None else HangWatch(progress, coordinator, events, timeout_s)
+    return Opened(member, watch, departures, failures, parts, events, progress, hang)
 
 
 def _look(base: Base, parts: Assembly) -> None:

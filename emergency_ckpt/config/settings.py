@@ -265,6 +265,9 @@ class Config:
     process, else no log. "off": none there either."""
     event_log_limit_bytes: int = setting(256 * MEBIBYTE, may_differ=True, least=MIN_LOG_BYTES)
     """Largest size of one process's files there; the oldest events go first."""
+    hang_timeout_s: float | None = None
+    """Longest time without a step, from the first one on; then all processes dump their stacks and
+    end with status 124. None: no limit. See docs/operations.md."""
     on_event: Listener | None = setting(None, may_differ=True)
     """Called with each ``events.Event``, in the thread that emits it."""
 
@@ -341,6 +344,18 @@ class Config:
                 every_n_seconds=self.save_every_n_seconds,
             )
         return {name: plan for name, plan in plans.items() if plan.is_on}
+
+    @property
+    def longest_wait_s(self) -> float:
+        """The longest that saves under way may take, with the removal of old steps."""
+        return 4 * self.save_timeout_s + 4 * self.persistent_timeout_s
+
+    @property
+    def longest_save_wait_s(self) -> float:
+        """The longest that ``save`` may wait: for saves before it, and for its own bytes."""
+        short_s = 2 * self.save_timeout_s + self.storage_wait_timeout_s
+        is_short = self.async_save and not self.exit_on_preemption
+        return short_s if is_short else self.longest_wait_s
 
     @property
     def heeds_preemption(self) -> bool:

@@ -283,8 +283,7 @@ class Saver:
     def _deadline_s(self, timeout_s: float | None) -> float:
         """The longest that saves may take, or ``timeout_s``; the grace period after a notice."""
         config, watch = self._parts.config, self._parts.watch
-        longest_s = 4 * config.save_timeout_s + 4 * config.persistent_timeout_s
-        limit_s = longest_s if timeout_s is None else timeout_s
+        limit_s = config.longest_wait_s if timeout_s is None else timeout_s
         if watch.sync_step is not None:
             limit_s = min(limit_s, watch.grace_left_s())
         return time.monotonic() + limit_s

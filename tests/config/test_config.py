@@ -56,6 +56,7 @@ MUST_AGREE: dict[str, Any] = {
     "host_state_remap": lambda: lambda payloads, index, count: payloads[0],
     "transfer_security": "aead",
     "extra_holders": ("127.0.0.1:1",),
+    "hang_timeout_s": 60.0,
 }
 """A field, and a value that must be noticed when only some processes have it."""
 

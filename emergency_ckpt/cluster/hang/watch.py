@@ -1,0 +1,240 @@
+"""The watch for a job that hangs: publishes the step of this process, and ends all processes.
+
+No thread here is the training thread. All calls of the coordination service are in one thread, and
+another one, which calls nothing, ends the process even when that service has stopped too.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+from absl import logging
+
+from emergency_ckpt.cluster.coordination import Coordinator
+from emergency_ckpt.cluster.hang.exit import end_hung_process
+from emergency_ckpt.cluster.hang.progress import StepProgress
+from emergency_ckpt.cluster.messages import SMALL_BYTES, by_process, decode_each, decode_message
+from emergency_ckpt.core.hang import HangDecision, ProcessProgress, decide_hang
+from emergency_ckpt.errors import CheckpointError
+from emergency_ckpt.events import EventSink
+
+_AT, _DECISION = "hang/at", "hang/decision"
+_SEEN, _ALL_SEEN, _LEFT = "hang/seen", "hang/all-seen", "hang/left"
+_SHORTEST_PAUSE_S = 0.25
+_LONGEST_PAUSE_S = 10.0
+_PARTS_OF_TIMEOUT = 8
+_CALLS_PER_S = 500.0
+_SERVICE_PROCESS = 0
+_REASON_LIMIT_CHARS = 1000
+_LISTED_AT_MOST = 64
+_DECIDED_CLOSE_TIMEOUT_S = 120.0
+
+
+class _At(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One process's progress, as it publishes it. ``beat`` rises each time."""
+
+    beat: int
+    step: int | None
+    call: str
+    still_s: float
+    call_limit_s: float
+    place: str
+    has_left: bool
+
+
+_UNKNOWN = _At(0, None, "", 0.0, 0.0, "", has_left=False)
+
+
+class _Decision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    behind: list[int]
+    reason: str
+    is_silence: bool
+
+
+class HangWatch:
+    """Watches one process, and through the coordination service all of them.
+
+    It begins at the first step after a start or a restore, so neither compilation nor a restore
+    counts. From then on each process must make a step within ``timeout_s``.
+    """
+
+    def __init__(
+        self, progress: StepProgress, coordinator: Coordinator, events: EventSink, timeout_s: float
+    ) -> None:
+        self._progress = progress
+        self._coordinator = coordinator
+        self._events = events
+        self._timeout_s = timeout_s
+        part_s = min(max(timeout_s / _PARTS_OF_TIMEOUT, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S)
+        self._pause_s = max(part_s, 2 * coordinator.process_count / _CALLS_PER_S)
+        self._silence_s = max(4 * self._pause_s, timeout_s / 2 - self._pause_s)
+        self._beat = 0
+        self._seen: dict[int, tuple[int, float]] = {}
+        self._look_began_s: float | None = None
+        self._why_not = ""
+        self._looks_without_answer = 0
+        self._decided: _Decision | None = None
+        self._stopping = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._run, name="eckpt-hang-steps", daemon=True),
+            threading.Thread(target=self._guard, name="eckpt-hang", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Stop watching, and tell the others that this process makes no more steps. Idempotent."""
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        # An error of the training thread, such as a collective that fails, may be the hang's.
+        limit_s = 1.0 if self._decided is None else _DECIDED_CLOSE_TIMEOUT_S
+        for thread in self._threads:
+            thread.join(limit_s)
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._pause_s):
+            try:
+                self._round()
+                self._looks_without_answer = 0
+            except CheckpointError as error:
+                logging.warning("the steps of the other processes are not known: %s", error)
+        try:
+            self._publish(has_left=True)
+        except CheckpointError as error:
+            # The service has ended too, so no process is left to read it.
+            logging.info("leaving without telling the other processes: %s", error)
+
+    def _round(self) -> None:
+        mine = self._publish(has_left=False)
+        data = self._coordinator.find(_DECISION)
+        if data is None and mine.step is not None and mine.still_s > self._timeout_s / 2:
+            data = self._look(mine)
+        elif data is None:
+            self._seen.clear()
+            self._look_began_s = None
+        if data is not None:
+            self._decided = decode_message(data, _Decision, _DECISION, limit_bytes=SMALL_BYTES)
+
+    def _publish(self, *, has_left: bool) -> ProcessProgress:
+        self._beat += 1
+        now = self._progress.read()
+        # Only where it is asked for: the frames of all threads are looked up for it.
+        place = self._progress.place() if now.still_s > self._timeout_s / 2 else ""
+        at = _At(self._beat, now.step, now.call, now.still_s, now.call_limit_s, place, has_left)
+        self._coordinator.replace(
+            f"{_AT}/{self._coordinator.process_index}", msgspec.json.encode(at)
+        )
+        return now
+
+    def _look(self, mine: ProcessProgress) -> bytes | None:
+        """Return the decision that the job hangs, told to all; None where it does not, yet.
+
+        The others are looked at for ``_silence_s`` first: until then nobody is known to be silent,
+        and a job that was paused as a whole has gone on.
+        """
+        coordinator = self._coordinator
+        found = by_process(coordinator.list(_AT), _AT, coordinator.process_count)
+        told = decode_each(found, _At, _AT, lambda _: _UNKNOWN)
+        now_s = time.monotonic()
+        progress: dict[int, ProcessProgress] = {}
+        for process in range(coordinator.process_count):
+            at = told.get(process, _UNKNOWN)
+            if self._seen.get(process, (-1, 0.0))[0] != at.beat:
+                self._seen[process] = at.beat, now_s
+            is_silent = now_s - self._seen[process][1] >= self._silence_s
+            progress[process] = ProcessProgress(
+                at.step,
+                at.call,
+                at.still_s,
+                at.call_limit_s,
+                at.place[:_REASON_LIMIT_CHARS],
+                has_left=at.has_left,
+                is_silent=is_silent,
+            )
+        if self._look_began_s is None:
+            self._look_began_s = now_s
+        if now_s - self._look_began_s <= self._silence_s or mine.still_s <= self._timeout_s:
+            return None
+        return self._tell(decide_hang(progress, self._timeout_s))
+
+    def _tell(self, decision: HangDecision) -> bytes | None:
+        if not decision.is_hang:
+            if decision.reason != self._why_not:
+                self._why_not = decision.reason
+                text = "no step for %g s, which is no hang: %s"
+                logging.warning(text, self._timeout_s, decision.reason)
+            return None
+        reason = decision.reason[:_REASON_LIMIT_CHARS]
+        behind = list(decision.behind[:_LISTED_AT_MOST])
+        data = msgspec.json.encode(_Decision(behind, reason, decision.is_silence))
+        try:
+            self._coordinator.put(_DECISION, data)
+        except CheckpointError:
+            # Another process was first; its decision counts.
+            return self._coordinator.find(_DECISION) or data
+        return data
+
+    def _guard(self) -> None:
+        while not self._stopping.wait(self._pause_s):
+            self._looks_without_answer += 1
+            if self._decided is None:
+                self._decided = self._silent_service()
+            if self._decided is not None:
+                break
+        decided = self._decided
+        if decided is None:
+            return
+        behind = ", ".join(map(str, decided.behind))
+        # The collectives of the others fail when a process ends; they would end by that error.
+        wait_s = 8 * self._pause_s
+        limit_s = time.monotonic() + wait_s
+        end_hung_process(
+            self._events, behind, decided.reason, lambda: self._meet(decided, limit_s), wait_s
+        )
+
+    def _silent_service(self) -> _Decision | None:
+        """Return a decision of this process alone, where the others cannot be asked."""
+        mine = self._progress.read()
+        # By looks and not by the clock, which goes on while this process is stopped.
+        silence_s = self._looks_without_answer * self._pause_s
+        limit_s = max(self._timeout_s, self._silence_s)
+        if mine.step is None or mine.still_s <= self._timeout_s or silence_s <= limit_s:
+            return None
+        reason = (
+            f"process {_SERVICE_PROCESS}, which runs the coordination service, has not answered for"
+            f" {silence_s:.1f} s; this process is at step {mine.step}"
+        )
+        return _Decision([_SERVICE_PROCESS], reason, is_silence=True)
+
+    def _meet(self, decided: _Decision, limit_s: float) -> None:
+        """Return when all processes that can know of the decision do; process 0 after the others.
+
+        The coordination service ends with process 0. ``limit_s``: of ``time.monotonic``.
+        """
+        silent = set(decided.behind) if decided.is_silence else set[int]()
+        if _SERVICE_PROCESS in silent:
+            return
+        coordinator = self._coordinator
+        others = set(range(coordinator.process_count)) - silent - {_SERVICE_PROCESS}
+
+        def have_come(key: str) -> bool:
+            return others <= {int(p) for p in coordinator.list(key) if p.isdecimal()}
+
+        if coordinator.process_index == _SERVICE_PROCESS:
+            _wait_until(lambda: have_come(_SEEN), limit_s)
+            coordinator.replace(_ALL_SEEN, b"")
+            _wait_until(lambda: have_come(_LEFT), limit_s)
+        else:
+            mine = coordinator.process_index
+            coordinator.replace(f"{_SEEN}/{mine}", b"")
+            _wait_until(lambda: coordinator.find(_ALL_SEEN) is not None, limit_s)
+            coordinator.replace(f"{_LEFT}/{mine}", b"")
+
+
+def _wait_until(is_so: Callable[[], bool], limit_s: float) -> None:
+    while not is_so() and time.monotonic() < limit_s:
+        time.sleep(_SHORTEST_PAUSE_S / 2)

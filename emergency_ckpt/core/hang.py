@@ -1,0 +1,133 @@
+"""The decision that a job hangs, and which process fell behind. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+_NAMED_AT_MOST = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class ProcessProgress:
+    """The progress of one process, as it is known to the process that decides.
+
+    Attributes:
+      step: last step that it has finished; None before the first one after a start or a restore.
+      place: the line of the program at which its training thread is, empty where it is not known.
+      call: the method of the checkpointer that it is in, empty outside.
+      still_s: seconds, by its own clock, since its last step or since it entered or left ``call``.
+      call_limit_s: longest time for which ``call`` may wait for a checkpoint.
+      has_left: it has ended its checkpointer.
+      is_silent: nothing has come from its background thread for a while, or ever.
+    """
+
+    step: int | None
+    call: str = ""
+    still_s: float = 0.0
+    call_limit_s: float = 0.0
+    place: str = ""
+    has_left: bool = False
+    is_silent: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class HangDecision:
+    """A decision on a hang.
+
+    Attributes:
+      behind: the processes that the others wait for; empty where the job does not hang.
+      reason: in words for people.
+      is_silence: those behind gave no sign of life, so nothing can be expected of them.
+    """
+
+    is_hang: bool
+    behind: tuple[int, ...]
+    reason: str
+    is_silence: bool = False
+
+
+def decide_hang(progress: Mapping[int, ProcessProgress], timeout_s: float) -> HangDecision:
+    """Decide, for a process that has made no step for ``timeout_s``, whether the job hangs.
+
+    It does not while a process that the others may wait for still starts (compiles, restores), has
+    moved within ``timeout_s``, or waits for a checkpoint, which has deadlines of its own.
+
+    Args:
+      progress: of every process of the job.
+    """
+    there = {p: each for p, each in sorted(progress.items()) if not each.has_left}
+    silent = [p for p, each in there.items() if each.is_silent]
+    if silent:
+        last = ", ".join(_step_text(there[p]) for p in silent[:_NAMED_AT_MOST])
+        reason = f"{_named(silent)} gave no sign of life; last: {last}"
+        return HangDecision(True, tuple(silent), reason, is_silence=True)
+    starting = [p for p, each in there.items() if each.step is None]
+    if starting or not there:
+        text = f"{_named(starting)} has not made its first step"
+        return HangDecision(False, (), text if starting else "all processes have left")
+    lowest = min(each.step for each in there.values() if each.step is not None)
+    behind = [p for p, each in there.items() if each.step == lowest]
+    why_not = _reason_against(there, behind, timeout_s)
+    if why_not:
+        return HangDecision(False, (), why_not)
+    odd = _odd_ones(there, behind)
+    if odd:
+        reason = f"{_behind_text(there, behind, lowest)}; {_named(odd)} at {there[odd[0]].place}"
+        rest = sorted({there[p].place for p in behind} - {there[odd[0]].place})
+        return HangDecision(True, odd, f"{reason}, the others at {rest[0]}")
+    return HangDecision(True, tuple(behind), _behind_text(there, behind, lowest))
+
+
+def _reason_against(
+    there: Mapping[int, ProcessProgress], behind: Sequence[int], timeout_s: float
+) -> str:
+    moving = [p for p in behind if there[p].still_s < timeout_s]
+    if moving:
+        return f"{_named(moving)} moved within {timeout_s:g} s"
+    waiting = [p for p in behind if there[p].call and there[p].still_s < there[p].call_limit_s]
+    if waiting:
+        return f"{_named(waiting)} is in the checkpointer's {there[waiting[0]].call}"
+    return ""
+
+
+def _odd_ones(there: Mapping[int, ProcessProgress], behind: Sequence[int]) -> tuple[int, ...]:
+    """Return the few of ``behind`` that are at another line than the rest; empty without such.
+
+    All are at one step when one cannot begin the next and the others wait in its collectives.
+    """
+    by_place: dict[str, list[int]] = {}
+    for process in behind:
+        by_place.setdefault(there[process].place, []).append(process)
+    groups = sorted(by_place.values(), key=len)
+    few = len(groups) > 1 and 2 * len(groups[0]) < len(behind) and len(groups[0]) < len(groups[1])
+    return tuple(groups[0]) if few else ()
+
+
+def _behind_text(there: Mapping[int, ProcessProgress], behind: Sequence[int], lowest: int) -> str:
+    still_s = max(there[p].still_s for p in behind)
+    calls = sorted({there[p].call for p in behind} - {""})
+    where = f", in the checkpointer's {' and '.join(calls)}" if calls else ""
+    if len(behind) == len(there):
+        places = sorted({each.place for each in there.values()} - {""})
+        at = f", {_places_text(there)}" if len(there) == 2 and len(places) == 2 else ""
+        return f"all processes stand at step {lowest}{where}, for {still_s:.1f} s{at}"
+    highest = max(each.step or 0 for each in there.values())
+    text = f"{_named(behind)} fell behind: at step {lowest}{where} for {still_s:.1f} s"
+    return f"{text}, others at step {highest}"
+
+
+def _places_text(there: Mapping[int, ProcessProgress]) -> str:
+    return " and ".join(f"process {p} at {each.place}" for p, each in there.items())
+
+
+def _step_text(each: ProcessProgress) -> str:
+    step = "before its first step" if each.step is None else f"step {each.step}"
+    return f"{step}, in the checkpointer's {each.call}" if each.call else step
+
+
+def _named(processes: Sequence[int]) -> str:
+    if len(processes) == 1:
+        return f"process {processes[0]}"
+    more = f" and {len(processes) - _NAMED_AT_MOST} more" * (len(processes) > _NAMED_AT_MOST)
+    return f"processes {', '.join(map(str, processes[:_NAMED_AT_MOST]))}{more}"

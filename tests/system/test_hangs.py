@@ -1,0 +1,115 @@
+"""Jobs that hang: real processes under no supervisor of ours, one stopped or deadlocked."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running_jobs import HERE, job_root
+
+COUNT, LAST, AT = 3, 20, 9
+LIFE_TIMEOUT_S = 120.0
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+class Life:
+    """One life of the job: its processes, and what they wrote."""
+
+    def __init__(self, root: Path, number: int, **settings: Any) -> None:
+        self.root, self.logs = root, [root / f"log_{number}_{p}" for p in range(COUNT)]
+        for process in range(COUNT):
+            (root / f"host{process}").mkdir(exist_ok=True)
+            (root / f"out_{process}.jsonl").unlink(missing_ok=True)
+        port, env = str(free_port()), {**os.environ, "JAX_PLATFORMS": "cpu"}
+        self.processes: list[subprocess.Popen[bytes]] = []
+        for process, path in enumerate(self.logs):
+            arguments = [str(root), port, str(process), str(COUNT), str(LAST), json.dumps(settings)]
+            command = [sys.executable, str(HERE / "hang_job.py"), *arguments]
+            with path.open("wb") as log:
+                self.processes.append(subprocess.Popen(command, env=env, stdout=log, stderr=log))
+
+    def codes(self, *, but: int | None = None) -> list[int | None]:
+        """Wait for all processes but one; then kill what is left, as an engine does."""
+        deadline_s = time.monotonic() + LIFE_TIMEOUT_S
+        try:
+            for process, each in enumerate(self.processes):
+                if process != but:
+                    each.wait(deadline_s - time.monotonic())
+            return [each.poll() for each in self.processes]
+        finally:
+            for each in self.processes:
+                each.kill()
+                each.wait()
+
+    def lines(self, process: int) -> list[dict[str, Any]]:
+        whole = (self.root / f"out_{process}.jsonl").read_text().split("\n")[:-1]
+        return [json.loads(line) for line in whole]
+
+    def value(self, process: int, key: str) -> Any:
+        return next((line[key] for line in self.lines(process) if key in line), None)
+
+
+@pytest.mark.parametrize(
+    ("process", "kind"),
+    [(1, "stop"), (1, "iterator"), pytest.param(0, "stop", marks=pytest.mark.slow)],
+)
+def test_hung_job_ends_itself_and_resumes_where_it_was(process: int, kind: str) -> None:
+    with job_root() as root:
+        first = Life(root, 0, hang=(process, AT, kind), hang_timeout_s=4.0)
+        codes = first.codes(but=process if kind == "stop" else None)
+        logs = [path.read_text() for path in first.logs]
+        assert codes == [None if kind == "stop" and p == process else 124 for p in range(COUNT)], (
+            logs
+        )
+        complete = {line["step"] for line in first.lines(2) if line.get("event") == "save.complete"}
+        others = [p for p in range(COUNT) if codes[p] == 124]
+        for p in others:
+            assert first.value(p, "behind") == str(process)
+            assert f"process {process}" in first.value(p, "reason")
+            assert "the job hangs" in logs[p]
+            assert "most recent call first" in logs[p], "all stacks"
+        if kind == "iterator":
+            assert "__next__" in first.value(process, "stacks")
+        second = Life(root, 1, hang_timeout_s=60.0)
+        assert second.codes() == [0] * COUNT, [path.read_text() for path in second.logs]
+        total = float(sum(range(1, LAST + 1)) * sum(range(1, COUNT + 1)))
+        for p in range(COUNT):
+            assert second.value(p, "restored") == second.value(0, "restored")
+            assert max(complete, default=0) <= second.value(p, "restored") < AT
+            assert second.value(p, "total") == [total] * 4
+            assert second.value(p, "position") == LAST
+
+
+@pytest.mark.slow
+def test_long_pause_before_first_and_after_last_step_is_no_hang() -> None:
+    """Compiling takes longer than the timeout, and so does what comes after the last step."""
+    with job_root() as root:
+        life = Life(root, 0, hang_timeout_s=5.0, pause_s=8.0)
+        assert life.codes() == [0] * COUNT, [path.read_text() for path in life.logs]
+
+
+@pytest.mark.slow
+def test_process_stopped_for_a_time_goes_on() -> None:
+    with job_root() as root:
+        life = Life(root, 0, hang=(1, AT, "stop"), hang_timeout_s=60.0)
+        deadline_s = time.monotonic() + LIFE_TIMEOUT_S
+        state = ""
+        while state != "T" and time.monotonic() < deadline_s:
+            time.sleep(0.1)
+            stat = Path(f"/proc/{life.processes[1].pid}/stat").read_text()
+            state = stat.rpartition(")")[2].split()[0]
+        os.kill(life.processes[1].pid, signal.SIGCONT)
+        assert life.codes() == [0] * COUNT, [path.read_text() for path in life.logs]
