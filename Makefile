@@ -7,12 +7,13 @@ INSTALLED = $(VENV)/installed
 EXTRAS ?= demo,test,check
 TF_VENV ?= .venv-tf
 TEST_WORKERS ?= 2
+FUZZ_SECONDS ?= 60
 # New warnings of a newer compiler are errors in .ci/run only.
 WERROR ?= OFF
 NATIVE_SOURCES = CMakeLists.txt $(wildcard native/engine/* native/glue/*)
 CXX_FILES = $(wildcard native/*/*.cc native/*/*.h)
 
-.PHONY: help demo test test-tf tf-tests test-slurm soak soak-kill check bench bench-continuous bench-goodput bench-scale bench-recovery bench-dcn clean
+.PHONY: help demo test test-tf tf-tests test-slurm soak soak-kill fuzz check bench bench-continuous bench-goodput bench-scale bench-recovery bench-dcn clean
 
 help:
 	@echo "make demo    train on a simulated job, lose a slice, and recover"
@@ -21,6 +22,7 @@ help:
 	@echo "make test-slurm   run deploy/slurm on five real slurmd; needs root and Debian (ten minutes)"
 	@echo "make soak    run the slow tests: more faults, more preemption notices"
 	@echo "make soak-kill   SIGKILL at every point of a persistent save (about half an hour)"
+	@echo "make fuzz    fuzz every decoder for FUZZ_SECONDS (60) each"
 	@echo "make check   format, lint, types, import layers"
 	@echo "make bench   compare with Orbax in 15 minutes, BENCH_FLAGS=--quick in one (needs an idle machine)"
 	@echo "make bench-continuous bench-goodput   continuous saving measured; large jobs simulated"
@@ -62,6 +64,10 @@ soak: $(INSTALLED)
 soak-kill: $(INSTALLED)
 	$(BIN)/python -m pytest -s tests/system/soak_persistent_kills.py $(TEST_FLAGS)
 
+fuzz: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'atheris>=3'
+	$(BIN)/python tests/fuzz/fuzz.py --seconds $(FUZZ_SECONDS) $(FUZZ_FLAGS)
+
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -80,7 +86,7 @@ bench-dcn: $(INSTALLED)
 	$(BIN)/python -m benchmarks.dcn $(BENCH_FLAGS) || test $$? -eq 77
 
 clean:
-	rm -rf build demo_out bench_out
+	rm -rf build demo_out bench_out fuzz_out
 
 include native/native.mk
 native-test native-asan native-tsan native-bench: $(INSTALLED)

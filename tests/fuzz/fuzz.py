@@ -1,0 +1,90 @@
+"""Coverage-guided fuzzing of each decoder by atheris, in a process each: `make fuzz`.
+
+    python tests/fuzz/fuzz.py --seconds 60 [NAME ...]
+
+Exit status 1 when a decoder raised anything but its typed errors, took over five seconds for one
+input or over 2 GiB; the input is kept below ``--out``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+CORPUS = Path(__file__).resolve().parent / "corpus"
+_OURS = "emergency_ckpt"
+_LIMITS = ("-timeout=5", "-rss_limit_mb=2048", "-max_len=65536")
+
+
+def _fuzz_one(name: str, arguments: list[str]) -> None:
+    import atheris  # noqa: PLC0415 - of the fuzzing process alone
+    from fuzz_targets import TARGETS  # noqa: PLC0415
+
+    # atheris.instrument_imports sees nothing of an editable installation.
+    for each in gc.get_objects():
+        if isinstance(each, types.FunctionType) and str(each.__module__).startswith(_OURS):
+            atheris.instrument_func(each)
+    atheris.Setup([sys.argv[0], *arguments], TARGETS[name].run)
+    atheris.Fuzz()
+
+
+def _write_seeds(name: str, directory: Path) -> None:
+    from fuzz_targets import TARGETS  # noqa: PLC0415
+
+    directory.mkdir(parents=True, exist_ok=True)
+    for number, seed in enumerate(TARGETS[name].seeds):
+        (directory / f"seed_{number}").write_bytes(seed)
+
+
+def _fuzz_all(names: list[str], seconds: int, out: Path) -> int:
+    from fuzz_targets import TARGETS  # noqa: PLC0415
+
+    failed: list[str] = []
+    for name in names or list(TARGETS):
+        found = out / name
+        _write_seeds(name, found)
+        known = [str(CORPUS / name)] if (CORPUS / name).is_dir() else []
+        command = [
+            *(sys.executable, __file__, "--one", name, "--"),
+            *(str(found), *known, *_LIMITS, f"-max_total_time={seconds}"),
+            f"-artifact_prefix={out}/failed_{name}_",
+        ]
+        with (out / f"{name}.log").open("wb") as log:
+            status = subprocess.run(command, stdout=log, stderr=log, check=False).returncode
+        runs = [
+            line
+            for line in (out / f"{name}.log").read_text(errors="replace").splitlines()
+            if "runs in" in line
+        ]
+        print(
+            f"{name}: {'failed' if status else 'no failure'}; {runs[-1] if runs else ''}",
+            flush=True,
+        )
+        if status:
+            failed.append(name)
+    print(f"failed: {', '.join(failed)}; see {out}" if failed else "no failures")
+    return 1 if failed else 0
+
+
+def main() -> int:
+    """Fuzz the named targets, or all; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=int, default=60, help="for each decoder")
+    parser.add_argument("--out", type=Path, default=Path("fuzz_out"))
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("names", nargs="*")
+    options = parser.parse_args()
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+    if options.one:
+        _fuzz_one(options.one, options.names)
+        return 0
+    options.out.mkdir(parents=True, exist_ok=True)
+    return _fuzz_all(options.names, options.seconds, options.out)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""Every decoder refuses altered bytes by its typed errors; `make fuzz` searches for longer.
+
+The files below ``corpus`` are inputs that once raised anything else.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from fuzz_targets import TARGETS
+
+CORPUS = Path(__file__).resolve().parent / "corpus"
+ALTERED = 400
+_FRAGMENTS = (
+    *(b"null", b"-1", b"1e999", b"99999999999999999999", b"true", b'""', b"[]", b"{}", b"[[[[[["),
+    *(b"\\ud800", b"\xff", b"\x00", b"%s", b"../", b"18446744073709551616", b"\\u0000", b","),
+)
+
+
+def altered(data: bytes, chance: random.Random) -> bytes:
+    """One to four changes: a bit, a cut, a repeat, or a fragment over or between bytes."""
+    out = bytearray(data)
+    for _ in range(chance.randint(1, 4)):
+        at = chance.randrange(len(out) + 1)
+        match chance.randrange(5):
+            case 0 if at < len(out):
+                out[at] ^= 1 << chance.randrange(8)
+            case 1:
+                del out[at : at + chance.randint(1, 16)]
+            case 2:
+                out[at:at] = out[at : at + chance.randint(1, 64)]
+            case 3:
+                out[at:at] = chance.choice(_FRAGMENTS)
+            case _:
+                fragment = chance.choice(_FRAGMENTS)
+                out[at : at + len(fragment)] = fragment
+    return bytes(out)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_decoder_accepts_its_seeds(name: str) -> None:
+    assert TARGETS[name].seeds
+    for seed in TARGETS[name].seeds:
+        TARGETS[name].decode(seed)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_decoder_of_altered_bytes_raises_typed_errors(name: str) -> None:
+    target, chance = TARGETS[name], random.Random(name)
+    for seed in target.seeds:
+        for _ in range(ALTERED):
+            target.run(altered(seed, chance))
+
+
+def test_decoders_of_the_corpus_raise_typed_errors() -> None:
+    for path in sorted(CORPUS.glob("*/*")):
+        TARGETS[path.parent.name].run(path.read_bytes())

@@ -1,0 +1,214 @@
+"""Every decoder that reads what others wrote, as a function of bytes, with seeds.
+
+A target raises CheckpointError, or what its decoder documents, for bytes that it refuses; anything
+else that it raises is a defect. Where a digest covers the bytes, a second target repairs it, so
+that the content behind the digest is reached.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from emergency_ckpt.cluster import messages
+from emergency_ckpt.core.address import parse_address
+from emergency_ckpt.core.placement.policies import parse_policy
+from emergency_ckpt.core.restore.inventory import HolderInventory
+from emergency_ckpt.core.run_claim import RunRecord
+from emergency_ckpt.core.secret.step_signature import StepSigning
+from emergency_ckpt.core.timeline import Life, Timeline
+from emergency_ckpt.errors import CheckpointError
+from emergency_ckpt.event_log.records import decode_line
+from emergency_ckpt.launch.faults import parse_fault
+from emergency_ckpt.run_secret import Credentials
+from emergency_ckpt.save.persistent.reports import report_of
+from emergency_ckpt.state import host_state
+from emergency_ckpt.tiers.local import manifest, signatures
+from emergency_ckpt.tiers.persistent import marker, run_record
+from emergency_ckpt.tiers.persistent.steps import replaced
+from emergency_ckpt.tiers.timeline_record import decode_timeline, encode_timeline
+from emergency_ckpt.transfer import wire
+from emergency_ckpt.transfer.security.handshake import ServerHandshake
+from emergency_ckpt.types import Contents, LeafSpec, SaveId, ShardEntry
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+KEY = b"k" * 32
+SECRET = b"a secret of at least thirty-two bytes"
+SAVE = SaveId(7, "0000000000000001-00000001", "run")
+CONTENTS = Contents(
+    SAVE,
+    (LeafSpec("a/b", "float32", (4, 2)), LeafSpec("c", "bfloat16", (3,))),
+    (ShardEntry(0, ((0, 4), (0, 2)), 0, 32, 1), ShardEntry(1, ((0, 3),), 4096, 6, 2)),
+)
+CONTENTS_BYTES = manifest.encode_contents(CONTENTS)
+
+
+class Target(NamedTuple):
+    """A decoder. ``refusals``: the errors by which it refuses bytes."""
+
+    decode: Callable[[bytes], object]
+    seeds: Sequence[bytes]
+    refusals: tuple[type[Exception], ...] = (CheckpointError,)
+
+    def run(self, data: bytes) -> None:
+        """Decode ``data``; an error that is no refusal passes through."""
+        try:
+            self.decode(data)
+        except self.refusals:
+            return
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _in_envelope(field: str, **others: Any) -> Callable[[bytes], bytes]:
+    def wrap(data: bytes) -> bytes:
+        return msgspec.json.encode({**others, "digest": _sha256(data), field: msgspec.Raw(data)})
+
+    return wrap
+
+
+def _as_text(parse: Callable[[str], object]) -> Callable[[bytes], object]:
+    return lambda data: parse(data.decode("utf-8", errors="surrogateescape"))
+
+
+def _frame(decoder: msgspec.json.Decoder[Any]) -> Callable[[bytes], object]:
+    return lambda data: wire.decode_json(decoder, data, "peer")
+
+
+def _handshake(data: bytes) -> None:
+    """Frames of a client, each after a length of two bytes."""
+    server = ServerHandshake(Credentials("run", SECRET), "0" * 32, "peer")
+    while data and not server.proved:
+        length = int.from_bytes(data[:2], "big")
+        server.receive(data[2 : 2 + length])
+        data = data[2 + length :]
+
+
+def _host_state_of(payload: bytes) -> bytes:
+    document = msgspec.json.decode(GOLDEN_HOST_STATE)
+    return msgspec.json.encode(
+        document | {"digest": _sha256(payload), "payload": msgspec.Raw(payload)}
+    )
+
+
+def _manifest_of(body: bytes) -> bytes:
+    return msgspec.json.encode(
+        {"digest": _sha256(body), "format": 1, "manifest": msgspec.Raw(body)}
+    )
+
+
+def _marker_of(body: bytes) -> bytes:
+    return msgspec.json.encode({"format": 2, "digest": _sha256(body), "marker": msgspec.Raw(body)})
+
+
+def _check_marker(data: bytes) -> object:
+    return marker.check_marker(data, 40, "marker.json", StepSigning(KEY, required=False))
+
+
+def _checksums(data: bytes) -> object:
+    found = marker.StepMarker(
+        SAVE, (), (), CONTENTS.leaves, _sha256(data), marker.TensorsId("", "")
+    )
+    return marker.decode_checksums(data, found, "checksums.json")
+
+
+def _body(data: bytes, field: str) -> bytes:
+    return bytes(msgspec.json.decode(data, type=dict[str, msgspec.Raw])[field])
+
+
+GOLDEN_HOST_STATE = (GOLDEN / "process_00003_of_00008_v1.json").read_bytes()
+_MANIFEST = (GOLDEN / "manifest_v1.json").read_bytes()
+_MARKER = (GOLDEN / "marker_v2.json").read_bytes()
+_HELLO = wire.encode_payload(wire.Hello(wire.PROTOCOL_VERSION, b"n" * 32))
+_REQUESTS = [
+    wire.GetInventory(),
+    wire.GetContents("0" * 64),
+    wire.GetShards("0" * 64, [(0, 0, 9), (1, 2, 3)]),
+    wire.GetHostState("run", SAVE.incarnation, 7, 0, 2),
+    wire.PutHostState("run", SAVE.incarnation, 7, 0, 2, 100),
+]
+_FAILURE = wire.Failure("busy", "later")
+_RUN = run_record.encode_run(RunRecord("run", False, SAVE.incarnation))
+_REPLACED = replaced.encode_replaced(
+    {7: replaced.ReplacedStep(7, "i", replaced.aside_name(7, "i"), False, True)}
+)
+_TIMELINE = encode_timeline(Timeline("b-1", 3, (Life("a-1", 2),), 0))
+_LINE = (
+    b'{"time_s":1.5,"name":"save.complete","process":0,"slice":0,"run_id":"r","incarnation":"i",'
+    b'"fields":{"step":7}}'
+)
+
+TARGETS: Mapping[str, Target] = {
+    "hello": Target(_frame(wire.HELLO), [_HELLO]),
+    "handshake": Target(_handshake, [len(_HELLO).to_bytes(2, "big") + _HELLO]),
+    "server_proof": Target(
+        _frame(wire.SERVER_PROOF), [wire.encode_payload(wire.ServerProof(b"n" * 32, b"m" * 32))]
+    ),
+    "client_proof": Target(
+        _frame(wire.CLIENT_PROOF), [wire.encode_payload(wire.ClientProof(b"m" * 32))]
+    ),
+    "request": Target(_frame(wire.REQUEST), [wire.encode_payload(each) for each in _REQUESTS]),
+    **{
+        name: Target(_frame(decoder), [wire.encode_payload(each) for each in (seed, _FAILURE)])
+        for name, decoder, seed in (
+            ("body", wire.BODY, wire.Body(5)),
+            ("go", wire.GO, wire.Go()),
+            ("done", wire.DONE, wire.Done()),
+            ("welcome", wire.WELCOME, wire.Welcome()),
+        )
+    },
+    "inventory": Target(
+        lambda data: wire.decode_inventory(data, "peer"),
+        [wire.encode_inventory(HolderInventory("process/0", 0, "h:1", (), ()))],
+    ),
+    "fetched_contents": Target(
+        lambda data: wire.decode_contents(data, _sha256(data), "peer"), [CONTENTS_BYTES]
+    ),
+    "manifest": Target(manifest.decode_manifest, [_MANIFEST]),
+    "manifest_body": Target(
+        lambda data: manifest.decode_manifest(_manifest_of(data)), [_body(_MANIFEST, "manifest")]
+    ),
+    "contents": Target(manifest.decode_contents, [CONTENTS_BYTES]),
+    "signed_file": Target(
+        lambda data: signatures.open_signed("name", data, signatures.Signer(KEY)),
+        [signatures.Signer(KEY).sign("name", b"{}")],
+    ),
+    "host_state": Target(host_state.decode, [GOLDEN_HOST_STATE]),
+    "host_state_payload": Target(
+        lambda data: host_state.decode(_host_state_of(data)), [_body(GOLDEN_HOST_STATE, "payload")]
+    ),
+    "marker": Target(
+        _check_marker, [(GOLDEN / f"marker_v{version}.json").read_bytes() for version in (1, 2, 3)]
+    ),
+    "marker_body": Target(lambda data: _check_marker(_marker_of(data)), [_body(_MARKER, "marker")]),
+    "checksums": Target(_checksums, [marker.encode_checksums(CONTENTS.leaves, {})]),
+    "timeline": Target(lambda data: decode_timeline(data, "timeline.json"), [_TIMELINE]),
+    "timeline_body": Target(
+        lambda data: decode_timeline(_in_envelope("timeline", format=1)(data), "timeline.json"),
+        [_body(_TIMELINE, "timeline")],
+    ),
+    "run_record": Target(lambda data: run_record.decode_run(data, "run"), [_RUN]),
+    "run_record_body": Target(
+        lambda data: run_record.decode_run(_in_envelope("run", format=1)(data), "run"),
+        [_body(_RUN, "run")],
+    ),
+    "replaced": Target(lambda data: replaced.decode_replaced(data, "replacing"), [_REPLACED]),
+    "replaced_body": Target(
+        lambda data: replaced.decode_replaced(_in_envelope("steps", format=1)(data), "replacing"),
+        [_body(_REPLACED, "steps")],
+    ),
+    "stage_report": Target(lambda data: report_of(data, "tensors", 7, 0), [b'{"error":"no"}']),
+    "number": Target(lambda data: messages.number_of(data, "number"), [b"17"]),
+    "reason": Target(messages.reason_of, [b"a reason"]),
+    "text": Target(lambda data: messages.text_of(data, "text"), [b"text"]),
+    "address": Target(_as_text(parse_address), [b"host:80", b"[::1]:80"]),
+    "policy": Target(_as_text(parse_policy), [b"striped(2)", b"all_but_primary"]),
+    "fault": Target(_as_text(parse_fault), [b"step=3 kill=process:1 lose-ram"]),
+    "event_line": Target(decode_line, [_LINE], (ValueError,)),
+}
