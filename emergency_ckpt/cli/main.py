@@ -53,6 +53,11 @@ COMMANDS = {
         "verify manifests, markers and signatures, and every byte with --read-data",
         LOOK,
     ),
+    "survives": Command(
+        "emergency_ckpt.cli.look.survives",
+        "show which hosts or slices would cost the newest step",
+        LOOK,
+    ),
     "diff": Command("emergency_ckpt.cli.look.diff", "compare two steps, leaf by leaf", LOOK),
     "report": Command(
         "emergency_ckpt.cli.look.report",

@@ -6,6 +6,7 @@
 4. ``export`` writes a step as a directory of plain Orbax; ``drain`` writes the newest step in RAM
    into the persistent directory of its run.
 5. ``check`` names what is damaged, in RAM and (``check_stored``) in storage.
+6. ``survival`` says which hosts or slices would cost the newest step in RAM.
 
 Guaranteed: every shard from RAM, and every box of which storage has a CRC32C, is compared with it;
 a damaged copy is passed over for another one; ramdisks are only read, without their locks.

@@ -68,9 +68,9 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def places_of(args: argparse.Namespace) -> Places:
-    """Return the places of a command line. ConfigError without any, or for a bad secret."""
-    if not (args.local_dir or args.dir):
+def places_of(args: argparse.Namespace, *, may_be_none: bool = False) -> Places:
+    """Return the places of a command line. ConfigError for a bad secret, or without any place."""
+    if not (may_be_none or args.local_dir or args.dir):
         raise ConfigError(["name --local-dir, --dir or both"], target=f"eckpt {args.command}")
     if args.secret_file is not None:
         secret = run_secret.load_secret_file(args.secret_file)

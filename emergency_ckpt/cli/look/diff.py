@@ -11,7 +11,6 @@ import msgspec
 from emergency_ckpt.cli.look import tables
 from emergency_ckpt.cli.look.arguments import add_places, places_of, print_json
 from emergency_ckpt.cli.progress import progress_of
-from emergency_ckpt.survey.places import Places
 
 if TYPE_CHECKING:
     from emergency_ckpt.offline.compare import LeafDifference
@@ -80,8 +79,7 @@ def _compare(args: argparse.Namespace) -> Comparison:
     from emergency_ckpt.offline.names import find_source  # noqa: PLC0415
     from emergency_ckpt.offline.source import leaf_bytes  # noqa: PLC0415
 
-    named = bool(args.local_dir or args.dir)
-    places = places_of(args) if named else Places(timeout_s=args.timeout)
+    places = places_of(args, may_be_none=True)
     with contextlib.ExitStack() as stack:
         a, b = (find_source(name, places) for name in (args.a, args.b))
         for source in (a, b):
