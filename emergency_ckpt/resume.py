@@ -71,8 +71,9 @@ class Resume:
             with self._held_steps():
                 restore.run()
             self._settle_on_all(restore, placement, number)
-        except BaseException:
+        except BaseException as error:
             restore.undo()
+            parts.restore_parts.events.emit("restore.failed", reason=str(error)[:500])
             raise
         finally:
             parts.prefetches.forget()

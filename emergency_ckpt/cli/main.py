@@ -53,6 +53,9 @@ COMMANDS = {
         "verify manifests, markers and signatures, and every byte with --read-data",
         LOOK,
     ),
+    "explain": Command(
+        "emergency_ckpt.cli.look.explain", "tell the story of the last restore", LOOK
+    ),
     "survives": Command(
         "emergency_ckpt.cli.look.survives",
         "show which hosts or slices would cost the newest step",

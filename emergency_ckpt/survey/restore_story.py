@@ -1,0 +1,285 @@
+"""The story of a job's last restore, from the events of its processes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from emergency_ckpt.event_log.records import LoggedEvent
+
+FORMAT = 1
+_MAX_REMARKS = 200
+_REMARKS: Mapping[str, tuple[str, ...]] = {
+    "restore.replanned": ("reason",),
+    "restore.quarantined": ("step", "holder", "shard", "detail"),
+    "restore.unsigned": ("step", "reason"),
+    "restore.holder_unreachable": ("holder", "address", "reason"),
+    "restore.persistent_unreachable": ("reason",),
+    "restore.push_failed": ("buddy", "reason"),
+    "restore.note": ("text",),
+    "prefetch.unused": ("reason",),
+    "prefetch.failed": ("reason",),
+    "prefetch.given_up": ("reason",),
+    "divergence": ("step", "leaf", "holders", "text"),
+}
+"""Events that a person should know of, and the fields that say why."""
+
+_ENDS = {
+    "restore.finished": "finished",
+    "restore.nothing": "nothing",
+    "restore.failed": "failed",
+}
+Outcome = Literal["finished", "nothing", "failed", "unfinished"]
+
+
+class PassedOver(msgspec.Struct, frozen=True, order=True):
+    """A step that was newer than the restored one, and why it was not taken."""
+
+    step: int
+    tier: str
+    reason: str
+
+
+class RestoreRemark(msgspec.Struct, frozen=True):
+    """Something that happened meanwhile. ``after_s``: seconds since the restore began."""
+
+    after_s: float
+    process: int
+    name: str
+    text: str
+
+
+class RestorePhases(msgspec.Struct, frozen=True):
+    """Seconds that a process spent; 0 for a phase that it did not reach or need.
+
+    Attributes:
+      plan: until the leader's plan: every process reports what its RAM has.
+      load: storage into RAM.
+      fetch: the check of its own shards and the transfer of others, onto the devices.
+      settle: host state, the decision of all, and what RAM keeps.
+      prefetched: of all these, before ``restore`` was called.
+    """
+
+    plan: float = 0.0
+    load: float = 0.0
+    fetch: float = 0.0
+    settle: float = 0.0
+    prefetched: float = 0.0
+
+
+class RestoredProcess(msgspec.Struct, frozen=True):
+    """One process's part.
+
+    Attributes:
+      after_s: start of its part, in seconds since the first process began.
+      received: bytes by the peer that sent them.
+      reason: the error of a failed restore.
+      last_event: its last event of the restore.
+    """
+
+    process: int
+    slice: int | None
+    outcome: Outcome
+    after_s: float
+    seconds: float
+    phases: RestorePhases
+    bytes_local: int
+    bytes_peer: int
+    bytes_persistent: int
+    received: dict[str, int]
+    reason: str
+    last_event: str
+
+
+class RestoreStory(msgspec.Struct, frozen=True):
+    """The last restore of a job.
+
+    Attributes:
+      incarnation: before the restore.
+      life: restarts by ``eckpt launch`` before it.
+      started_s: Unix time at which the first process began.
+      seconds: until the last process ended, or was last heard of.
+      step, tier: of the restored save; null without one.
+      requested_step: the step that was asked for; null for the newest.
+    """
+
+    format: int
+    run_id: str
+    incarnation: str
+    life: int
+    started_s: float
+    seconds: float
+    outcome: Outcome
+    step: int | None
+    tier: str
+    requested_step: int | None
+    passed_over: tuple[PassedOver, ...]
+    remarks: tuple[RestoreRemark, ...]
+    processes: tuple[RestoredProcess, ...]
+
+
+def last_restore(events: Sequence[LoggedEvent]) -> RestoreStory | None:
+    """Return the story of the newest restore in ``events``, which are in order of time; or None."""
+    starts = [each for each in events if each.name == "restore.started"]
+    if not starts:
+        return None
+    newest = starts[-1]
+    key = _life(newest)
+    by_process: dict[int, list[LoggedEvent]] = {}
+    for event in events:
+        if event.process is not None and _life(event) == key:
+            by_process.setdefault(event.process, []).append(event)
+    parts = {
+        process: part for process, all_ in sorted(by_process.items()) if (part := _restore_of(all_))
+    }
+    started_s = min(part[0].time_s for part in parts.values())
+    processes = tuple(_process(part, started_s) for part in parts.values())
+    return RestoreStory(
+        format=FORMAT,
+        run_id=newest.run_id,
+        incarnation=newest.incarnation,
+        life=newest.life,
+        started_s=started_s,
+        seconds=max(part[-1].time_s for part in parts.values()) - started_s,
+        outcome=_outcome(each.outcome for each in processes),
+        step=_first(parts.values(), "restore.finished", "step"),
+        tier=_tier(parts.values()),
+        requested_step=_first(parts.values(), "restore.started", "requested_step"),
+        passed_over=_passed_over(parts.values()),
+        remarks=_remarks(parts.values(), started_s),
+        processes=processes,
+    )
+
+
+def _life(event: LoggedEvent) -> tuple[str, int, str]:
+    return event.run_id, event.life, event.incarnation
+
+
+def _restore_of(events: Sequence[LoggedEvent]) -> list[LoggedEvent]:
+    """Return a process's events of its last restore; none when it began none.
+
+    They begin with the prefetch that the restore took or gave up, if there was one.
+    """
+    starts = [n for n, each in enumerate(events) if each.name == "restore.started"]
+    if not starts:
+        return []
+    begin = last = starts[-1]
+    while begin > 0 and events[begin - 1].name.startswith(("restore.", "prefetch.", "divergence")):
+        begin -= 1
+        if events[begin].name in _ENDS:
+            begin += 1
+            break
+    names = [each.name for each in events[begin:last]]
+    begin = begin + names.index("prefetch.started") if "prefetch.started" in names else last
+    end = next((n for n in range(last, len(events)) if events[n].name in _ENDS), None)
+    if end is None:
+        end = last
+        while end + 1 < len(events) and _belongs(events[end + 1]):
+            end += 1
+    return list(events[begin : end + 1])
+
+
+def _belongs(event: LoggedEvent) -> bool:
+    return event.name.startswith("restore.") or event.name in _REMARKS
+
+
+def _process(part: Sequence[LoggedEvent], started_s: float) -> RestoredProcess:
+    ends = {each.name: each for each in part}
+    last = part[-1]
+    fetched = ends.get("restore.fetched")
+    finished = ends.get("restore.finished")
+    bytes_of = finished or fetched
+    received: dict[str, int] = {}
+    for each in part:
+        if each.name == "restore.received":
+            # A later attempt counts anew: its bytes replace those of the attempt that failed.
+            received[_text(each, "holder")] = _number(each, "size_bytes")
+    return RestoredProcess(
+        process=last.process or 0,
+        slice=last.slice,
+        outcome=_ENDS.get(last.name, "unfinished"),  # pyright: ignore[reportArgumentType]
+        after_s=part[0].time_s - started_s,
+        seconds=last.time_s - part[0].time_s,
+        phases=_phases(part),
+        bytes_local=_number(bytes_of, "bytes_local"),
+        bytes_peer=_number(bytes_of, "bytes_peer"),
+        bytes_persistent=_number(finished or ends.get("restore.loaded"), "bytes_persistent"),
+        received=received,
+        reason=_text(last, "reason") if last.name == "restore.failed" else "",
+        last_event=last.name,
+    )
+
+
+def _phases(part: Sequence[LoggedEvent]) -> RestorePhases:
+    """Return the phases: each lasts until the event that ends it, over all attempts together."""
+    ends = {"restore.planned": "plan", "restore.loaded": "load", "restore.fetched": "fetch"}
+    ends |= dict.fromkeys(_ENDS, "settle")
+    spent: dict[str, float] = dict.fromkeys(["plan", "load", "fetch", "settle"], 0.0)
+    prefetched_s, before_s = 0.0, part[0].time_s
+    for each in part:
+        if each.name == "restore.started":
+            prefetched_s = each.time_s - part[0].time_s
+        if each.name == "prefetch.finished":
+            before_s = each.time_s
+        elif (phase := ends.get(each.name)) is not None:
+            spent[phase] += each.time_s - before_s
+            before_s = each.time_s
+    return RestorePhases(**spent, prefetched=prefetched_s)
+
+
+def _outcome(outcomes: Iterable[Outcome]) -> Outcome:
+    """Return the worst outcome: a restore is that of all processes."""
+    found = set(outcomes)
+    order: tuple[Outcome, ...] = ("failed", "unfinished", "finished", "nothing")
+    return next(each for each in order if each in found)
+
+
+def _first(parts: Iterable[Sequence[LoggedEvent]], name: str, field: str) -> int | None:
+    for part in parts:
+        for each in part:
+            value = each.fields.get(field)
+            if each.name == name and isinstance(value, int) and not isinstance(value, bool):
+                return value
+    return None
+
+
+def _tier(parts: Iterable[Sequence[LoggedEvent]]) -> str:
+    """Return the tier of the restored save: storage when any process read it there."""
+    ended = [each for part in parts for each in part if each.name == "restore.finished"]
+    tiers = {_text(each, "tier") for each in ended}
+    return "persistent" if "persistent" in tiers else max(tiers, default="")
+
+
+def _passed_over(parts: Iterable[Sequence[LoggedEvent]]) -> tuple[PassedOver, ...]:
+    found = {
+        PassedOver(_number(each, "step"), _text(each, "tier"), _text(each, "reason"))
+        for part in parts
+        for each in part
+        if each.name == "restore.rejected"
+    }
+    return tuple(sorted(found, reverse=True))
+
+
+def _remarks(parts: Iterable[Sequence[LoggedEvent]], started_s: float) -> tuple[RestoreRemark, ...]:
+    found: list[RestoreRemark] = []
+    for part in parts:
+        for each in part:
+            fields = _REMARKS.get(each.name)
+            if fields is not None:
+                texts = [f"{name} {_text(each, name)}" for name in fields if name in each.fields]
+                process = each.process or 0
+                after_s = each.time_s - started_s
+                found.append(RestoreRemark(after_s, process, each.name, ", ".join(texts)))
+    return tuple(sorted(found, key=lambda remark: remark.after_s)[:_MAX_REMARKS])
+
+
+def _number(event: LoggedEvent | None, field: str) -> int:
+    """Return a field that should be a whole number; 0 when it is none: the file may be foreign."""
+    value: Any = None if event is None else event.fields.get(field)
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def _text(event: LoggedEvent, field: str) -> str:
+    return str(event.fields.get(field, ""))[:1000]

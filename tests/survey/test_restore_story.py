@@ -1,0 +1,140 @@
+"""The story of the last restore, from events as processes write them, whole and cut short."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from emergency_ckpt.event_log.records import LoggedEvent
+from emergency_ckpt.survey.restore_story import RestoreStory, last_restore
+
+
+def event(
+    time_s: float, name: str, process: int = 0, incarnation: str = "b", **fields: object
+) -> LoggedEvent:
+    return LoggedEvent(
+        time_s=time_s,
+        name=name,
+        process=process,
+        slice=process,
+        run_id="run7",
+        incarnation=incarnation,
+        fields=fields,
+    )
+
+
+def one(
+    process: int, begin_s: float, *, peer: int = 0, incarnation: str = "b"
+) -> list[LoggedEvent]:
+    """A restore of step 40 by one process: plan 1 s, fetch 2 s, settle 0.5 s."""
+
+    def at(after_s: float, name: str, **fields: object) -> LoggedEvent:
+        return event(begin_s + after_s, name, process, incarnation, **fields)
+
+    received = [at(3, "restore.received", step=40, holder="process/0", size_bytes=peer)]
+    return [
+        at(0, "restore.started", requested_step=None),
+        at(1, "restore.planned", step=40, tier="local", rejected=1),
+        at(1, "restore.rejected", step=41, tier="local", reason="held nowhere: w[0:4]"),
+        at(3, "restore.fetched", step=40, bytes_local=100 - peer, bytes_peer=peer),
+        *(received if peer else []),
+        at(
+            3.5,
+            "restore.finished",
+            step=40,
+            tier="local",
+            seconds=3.5,
+            bytes_local=100 - peer,
+            bytes_peer=peer,
+            bytes_persistent=0,
+        ),
+    ]
+
+
+def story_of(*events: Iterable[LoggedEvent]) -> RestoreStory:
+    found = last_restore(sorted((e for each in events for e in each), key=lambda e: e.time_s))
+    assert found is not None
+    return found
+
+
+def test_story_of_two_processes_names_sources_and_times() -> None:
+    story = story_of(one(0, 10), one(1, 10.5, peer=60))
+    assert (story.outcome, story.step, story.tier) == ("finished", 40, "local")
+    assert (story.started_s, story.seconds) == (10, 4)
+    assert [(p.step, p.tier, p.reason) for p in story.passed_over] == [
+        (41, "local", "held nowhere: w[0:4]")
+    ]
+    first, second = story.processes
+    assert first.received == {}
+    assert second.received == {"process/0": 60}
+    assert (second.bytes_local, second.bytes_peer, second.after_s) == (40, 60, 0.5)
+    phases = second.phases
+    assert (phases.plan, phases.load, phases.fetch, phases.settle) == (1, 0, 2, 0.5)
+
+
+def test_story_tells_last_of_several_restores() -> None:
+    older = [*one(0, 10, incarnation="a"), *one(1, 10, incarnation="a")]
+    story = story_of(older, one(0, 100), [event(104, "save.started", step=41)], one(0, 200))
+    assert story.started_s == 200
+    assert [each.process for each in story.processes] == [0]
+
+
+def test_story_of_killed_process_is_unfinished() -> None:
+    story = story_of(one(0, 10), one(1, 10)[:2])
+    assert story.outcome == "unfinished"
+    assert [each.outcome for each in story.processes] == ["finished", "unfinished"]
+    assert story.processes[1].last_event == "restore.planned"
+
+
+def test_story_of_failed_restore_has_its_reason() -> None:
+    failed = [
+        event(10, "restore.started", requested_step=7),
+        event(11, "restore.failed", reason="no complete step is left"),
+    ]
+    story = story_of(failed)
+    assert (story.outcome, story.requested_step, story.step) == ("failed", 7, None)
+    assert story.processes[0].reason == "no complete step is left"
+
+
+def test_story_begins_with_the_prefetch_that_was_taken() -> None:
+    events = [
+        event(1, "start.ready"),
+        event(2, "prefetch.started", requested_step=None),
+        *one(0, 2)[1:4],
+        event(6, "prefetch.finished", step=40, seconds=4.0),
+        event(9, "restore.started", requested_step=None),
+        event(9.5, "restore.finished", step=40, tier="local", bytes_local=100, bytes_peer=0),
+    ]
+    (process,) = story_of(events).processes
+    assert process.phases.prefetched == 7
+    assert (process.phases.plan, process.phases.fetch, process.phases.settle) == (1, 2, 3.5)
+
+
+def test_story_keeps_remarks_in_order() -> None:
+    events = one(0, 10)
+    events[3:3] = [
+        event(11.5, "restore.quarantined", step=41, holder="process/1", shard=3, detail="CRC"),
+        event(12, "restore.replanned", attempt=1, reason="a copy failed"),
+    ]
+    remarks = story_of(events).remarks
+    assert [(each.after_s, each.name) for each in remarks] == [
+        (1.5, "restore.quarantined"),
+        (2, "restore.replanned"),
+    ]
+    assert remarks[0].text == "step 41, holder process/1, shard 3, detail CRC"
+
+
+def test_story_of_foreign_fields_is_told_without_them() -> None:
+    events = [
+        event(10, "restore.started", requested_step="x"),
+        event(11, "restore.rejected", step=[], tier={}, reason=None),
+        event(11, "restore.received", holder={}, size_bytes="many"),
+        event(12, "restore.finished", step=True, tier=7, bytes_local="x"),
+    ]
+    story = story_of(events)
+    assert (story.step, story.requested_step) == (None, None)
+    assert story.processes[0].bytes_local == 0
+
+
+def test_story_without_restore_is_none() -> None:
+    assert last_restore([]) is None
+    assert last_restore([event(1, "start.ready")]) is None

@@ -1,0 +1,94 @@
+"""The commands that look, beside a real job that saves, loses a slice, and is dead in the end."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from looks import eckpt, eckpt_json, tree_of
+from readme_blocks import ROOT
+
+from emergency_ckpt.event_log import read_events
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def program_in(directory: Path) -> Path:
+    """Return the example, which saves at every step and takes its time."""
+    lines = (ROOT / "docs" / "examples" / "plain_jax.py").read_text()
+    for old, new in (
+        (r'"/mnt/checkpoints/\w+"', repr(str(directory / "persistent"))),
+        (r"local_save_every_n_steps=10", "local_save_every_n_steps=1"),
+        (r"save_every_n_steps=1000", "save_every_n_steps=50"),
+        (r"(\n +)report_step\(step\)", r"\1__import__('time').sleep(0.03)\1report_step(step)"),
+    ):
+        lines, count = re.subn(old, new, lines)
+        assert count == 1, old
+    path = directory / "train.py"
+    path.write_text(lines)
+    return path
+
+
+def test_commands_beside_a_job_disturb_nothing_and_tell_all(ramdisk: Path) -> None:
+    logs, hosts = ramdisk / "logs", ramdisk / "hosts"
+    command = [sys.executable, "-m", "emergency_ckpt.cli.main", "launch", "--slices", "2"]
+    command += ["--hosts-per-slice", "1", "--log-dir", logs, "--local-root", hosts, "--keep-ram"]
+    command += ["--fault", "step=60 kill=slice:1 lose-ram", "--", sys.executable]
+    command += [program_in(ramdisk)]
+    listed: list[str] = []
+    with subprocess.Popen(
+        [str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as job:
+        while job.poll() is None:
+            places = [
+                word for path in sorted(hosts.glob("*")) for word in ("--local-dir", str(path))
+            ]
+            if not places:
+                time.sleep(0.05)
+                continue
+            status, found = eckpt_json("ls", *places)
+            # A ramdisk that the launcher wipes meanwhile is absent, which is a fault, and no more.
+            assert status == (1 if found["faults"] else 0)
+            assert all("is damaged" not in fault["problem"] for fault in found["faults"])
+            listed += [step["state"] for step in found["steps"]]
+            time.sleep(0.3)
+        output, _ = job.communicate(timeout=60)
+    assert job.returncode == 0, output
+    assert "whole" in listed
+    # The slice that was killed may have ended a save; after that none failed.
+    failed = {"save.incomplete", "save.dropped", "persistent.failed"}
+    history = read_events(logs / "events")
+    assert [each for each in history.events if each.life == 1 and each.name in failed] == []
+
+    story_of = ["explain", "--event-log", logs / "events"]
+    status, story = eckpt_json(*story_of)
+    assert (status, story["outcome"], story["tier"]) == (0, "finished", "local")
+    by_process = {each["process"]: each for each in story["processes"]}
+    lost = by_process[1]
+    assert lost["bytes_peer"] == sum(lost["received"].values()) > 0
+    assert list(lost["received"]) == ["process/0"]
+    assert by_process[0]["bytes_peer"] == 0
+    assert f"step {story['step']} was restored from RAM" in eckpt(*story_of).stdout
+
+    # The job is over: these are ramdisks of a host without its trainer.
+    places = [w for path in sorted(hosts.glob("*")) for w in ("--local-dir", str(path))]
+    places += ["--dir", str(ramdisk / "persistent")]
+    before = tree_of(hosts, ramdisk / "persistent")
+    status, found = eckpt_json("ls", *places)
+    assert (status, found["faults"]) == (0, [])
+    newest = found["steps"][0]
+    assert (newest["step"], newest["state"], newest["processes"]) == (100, "whole", 2)
+    assert {step["tier"] for step in found["steps"]} == {"local", "persistent"}
+    assert [p["is_running"] for p in found["processes"]] == [False, False]
+    status, checked = eckpt_json("check", *places, "--read-data")
+    assert (status, checked["faults"]) == (0, [])
+    assert checked["checked"]["shards"] > 4
+    status, shown = eckpt_json("show", 100, *places)
+    assert status == 0
+    assert [(leaf["path"], leaf["shape"]) for leaf in shown["leaves"]] == [("w", [1024])]
+    assert [state["process"] for state in shown["host_states"]] == [0, 1]
+    assert tree_of(hosts, ramdisk / "persistent") == before
