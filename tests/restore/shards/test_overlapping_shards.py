@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from emergency_ckpt.core.shard_layout import lay_out
 from emergency_ckpt.errors import RestoreFailed
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.restore.shards.holder_calls import HolderCalls
+from emergency_ckpt.restore.shards.shard_fetch import CopiesFailed
 from emergency_ckpt.restore.shards.shard_loader import ShardCollection
 from emergency_ckpt.tiers.local.manifest import build_contents
 from emergency_ckpt.tiers.local.tier import LocalTier
@@ -204,3 +206,25 @@ def _contents(host: Host, digest: str) -> Contents:
     contents = host.tier.contents(digest)
     assert contents is not None
     return contents
+
+
+def test_own_copy_changed_after_its_check_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is copied into the new slot is compared again, since the file may change meanwhile."""
+    halves: list[Box] = [((0, 3), (0, 4)), ((3, 6), (0, 4))]
+    with hosts(2) as found:
+        for host in found:
+            for box in halves:
+                host.publish([box])
+        with open(found[0].tier.path / "slot_1.bin", "r+b") as file:
+            file.write(b"\xff")
+        verify = LocalTier.verify
+
+        def verify_then_change(tier: LocalTier, *args: Any) -> list[tuple[int, int]]:
+            bad = verify(tier, *args)
+            with open(tier.path / "slot_0.bin", "r+b") as file:
+                file.write(b"\xff")
+            return bad
+
+        monkeypatch.setattr(LocalTier, "verify", verify_then_change)
+        with pytest.raises(CopiesFailed):
+            restored(found, halves)

@@ -1,0 +1,55 @@
+"""The host state of a restore: only the document that the plan names is taken."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from emergency_ckpt.core.restore.plan_types import HostStateFetch, ProcessPlan
+from emergency_ckpt.events import EventSink
+from emergency_ckpt.restore.host_state import fetch_documents
+from emergency_ckpt.restore.shards.holder_calls import HolderCalls
+from emergency_ckpt.restore.shards.shard_fetch import CopiesFailed
+from emergency_ckpt.state import host_state
+from emergency_ckpt.types import SaveId
+
+SAVE = SaveId(7, "b-1", "run")
+OTHER = SaveId(7, "a-1", "run")
+
+
+def document(save: SaveId, at: int) -> bytes:
+    return host_state.encode(save, 0, 1, host_state.capture({"at": at}))
+
+
+class Ram:
+    """A local tier with one document under the name of process 0, whatever it is."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def host_state_bytes(self, save: SaveId, owner: int, count: int) -> bytes:
+        return self._data
+
+
+def fetch(data: bytes, wanted: str) -> list[Any]:
+    fetches = (HostStateFetch(0, wanted, ("process/0",)),)
+    plan = ProcessPlan(local=(), fetch=(), host_states=fetches, addresses={})
+    calls = HolderCalls(EventSink(None, process_index=0), time.monotonic() + 5)
+    tier: Any = Ram(data)
+    client: Any = None
+    return fetch_documents(tier, client, calls, plan, SAVE, 1, "process/0")
+
+
+def test_document_that_the_plan_names_is_taken() -> None:
+    data = document(SAVE, 7)
+    (found,) = fetch(data, host_state.decode(data).digest)
+    assert host_state.value_of(found.payload) == {"at": 7}
+
+
+@pytest.mark.parametrize(("save", "at"), [(SAVE, 6), (OTHER, 7)], ids=["digest", "save"])
+def test_document_of_another_digest_or_save_is_refused(save: SaveId, at: int) -> None:
+    wanted = host_state.decode(document(SAVE, 7)).digest
+    with pytest.raises(CopiesFailed):
+        fetch(document(save, at), wanted)
