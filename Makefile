@@ -13,13 +13,14 @@ WERROR ?= OFF
 NATIVE_SOURCES = CMakeLists.txt $(wildcard native/engine/* native/glue/*)
 CXX_FILES = $(wildcard native/*/*.cc native/*/*.h)
 
-.PHONY: help demo test test-tf tf-tests test-slurm soak soak-kill fuzz check bench bench-continuous bench-goodput bench-scale bench-recovery bench-dcn clean
+.PHONY: help demo test test-tf tf-tests test-dist test-slurm soak soak-kill fuzz check bench bench-continuous bench-goodput bench-scale bench-recovery bench-dcn clean
 
 help:
 	@echo "make demo    train on a simulated job, lose a slice, and recover"
 	@echo "make test    run the tests"
 	@echo "make test-tf run the tests of tf.data iterators, with TensorFlow in its own venv"
 	@echo "make test-slurm   run deploy/slurm on five real slurmd; needs root and Debian (ten minutes)"
+	@echo "make test-dist build the sdist and the wheel, install each, save and restore"
 	@echo "make soak    run the slow tests: more faults, more preemption notices"
 	@echo "make soak-kill   SIGKILL at every point of a persistent save (about half an hour)"
 	@echo "make fuzz    fuzz every decoder for FUZZ_SECONDS (60) each"
@@ -59,6 +60,10 @@ test-slurm: $(INSTALLED)
 
 soak: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow $(TEST_FLAGS)
+
+# The sdist and the wheel of deploy/Dockerfile, each installed into an empty environment. Packages are downloaded.
+test-dist: $(INSTALLED)
+	$(BIN)/python -m pytest -m slow tests/test_package.py $(TEST_FLAGS)
 
 # The file's name keeps it out of `make test`.
 soak-kill: $(INSTALLED)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
 import subprocess
 import sys
 import tomllib
+import venv
 import zipfile
 from pathlib import Path
 
@@ -65,13 +69,26 @@ def test_changelog_has_unreleased_changes_first() -> None:
     assert titles[0] == "## [Unreleased]"
 
 
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the sdist and the wheel that deploy/Dockerfile builds too."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
+    left_out = shutil.ignore_patterns(*ignored_by_the_image())
+    shutil.copytree(ROOT, source, ignore=left_out, dirs_exist_ok=True)
+    build = ROOT / "deploy" / "image" / "build_wheel.sh"
+    subprocess.run([build, source, out], env={**os.environ, "PYTHON": sys.executable}, check=True)
+    return out
+
+
+def ignored_by_the_image() -> list[str]:
+    lines = (ROOT / "deploy" / "Dockerfile.dockerignore").read_text().splitlines()
+    return [line.removeprefix("**/") for line in lines if line and not line.startswith("#")]
+
+
 @pytest.mark.slow
-def test_wheel_has_types_that_pyright_sees(tmp_path: Path) -> None:
-    wheels, site = tmp_path / "wheels", tmp_path / "site"
-    subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", wheels, ROOT], check=True
-    )
-    (wheel,) = wheels.glob("emergency_ckpt-*.whl")
+def test_wheel_has_types_that_pyright_sees(dist: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    (wheel,) = dist.glob("emergency_ckpt-*.whl")
     with zipfile.ZipFile(wheel) as content:
         content.extractall(site)
     package = site / "emergency_ckpt"
@@ -82,6 +99,90 @@ def test_wheel_has_types_that_pyright_sees(tmp_path: Path) -> None:
         'Cannot access attribute "no_such_name" for class "type[EmergencyCheckpointer]"'
     ]
     assert revealed == REVEALED
+
+
+SAVE_AND_RESTORE = """
+import os, sys
+import jax.numpy as jnp
+from emergency_ckpt import EmergencyCheckpointer
+local_dir, directory = sys.argv[1:]
+config = EmergencyCheckpointer.default_config().set(dir=directory, local_dir=local_dir)
+with config.instantiate() as checkpointer:
+    step, state = checkpointer.restore(state={"w": jnp.zeros(1000)})
+    print(step, float(state["w"][7]))
+    if step is None:
+        checkpointer.save(step=3, state={"w": jnp.arange(1000.0)}, force=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+def test_installed_package_saves_and_restores(
+    kind: str, dist: Path, tmp_path: Path, ramdisk: Path
+) -> None:
+    place = tmp_path / "venv"
+    venv.create(place, with_pip=True)
+    python = place / "bin" / "python"
+    alone = {
+        "PATH": f"{place}/bin:{tmp_path}/tools",
+        "HOME": str(tmp_path),
+        "JAX_PLATFORMS": "cpu",
+        "PYTHON": str(python),
+        **{name: value for name, value in os.environ.items() if name.startswith("PIP_")},
+    }
+    if kind == "wheel":
+        (tmp_path / "tools").mkdir()
+        (tmp_path / "tools" / "sh").symlink_to("/bin/sh")
+        assert not any(shutil.which(name, path=alone["PATH"]) for name in ("cc", "g++", "clang"))
+        install = ["sh", str(ROOT / "deploy" / "image" / "install.sh"), str(dist)]
+        subprocess.run(install, env=alone, check=True)
+    else:
+        (sdist,) = dist.glob("emergency_ckpt-*.tar.gz")
+        subprocess.run([python, "-m", "pip", "install", "-q", sdist], check=True)
+    for wanted in ("None 0.0", "3 7.0"):
+        places = [str(ramdisk / "ram"), str(tmp_path / "storage")]
+        done = subprocess.run(
+            [python, "-I", "-c", SAVE_AND_RESTORE, *places],
+            env=alone,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1] == wanted
+    health = re.search(r"^HEALTHCHECK .*CMD (\[.+\])$", dockerfile(), re.M)
+    assert health is not None
+    command = json.loads(health[1])
+    subprocess.run([place / "bin" / command[0], *command[1:]], env=alone, check=True)
+
+
+@pytest.mark.slow
+def test_wheel_is_for_every_linux_of_its_glibc(dist: Path) -> None:
+    (wheel,) = dist.glob("emergency_ckpt-*.whl")
+    tags = wheel.stem.rpartition("-")[2].split(".")
+    assert any(re.fullmatch(r"manylinux_2_[0-9]+_\w+", tag) for tag in tags), wheel.name
+
+
+def dockerfile() -> str:
+    return (ROOT / "deploy" / "Dockerfile").read_text()
+
+
+def test_image_is_pinned_and_without_root() -> None:
+    lines = dockerfile().splitlines()
+    assert [line for line in lines if line.startswith("FROM ")] == [
+        "FROM ${BASE} AS build",
+        "FROM ${BASE}",
+    ]
+    (base,) = [line for line in lines if line.startswith("ARG BASE=")]
+    assert re.fullmatch(r"ARG BASE=python:3\.[0-9]+\.[0-9]+-slim-[a-z]+", base)
+    users = [line for line in lines if line.startswith("USER ")]
+    assert users == ["USER 1000:1000"]
+    after = lines[lines.index(users[0]) :]
+    assert not [line for line in after if line.startswith(("RUN", "COPY", "ADD"))]
+    for path in re.findall(r"(?:COPY |/src/)((?:docs|deploy)/\S+)", dockerfile()):
+        assert (ROOT / path).is_file(), path
 
 
 def pyright_on(directory: Path, site: Path) -> tuple[list[str], list[str]]:
