@@ -38,6 +38,7 @@ config = EmergencyCheckpointer.default_config().set(
     require_secret=True,
     bind_port=int(env["ECKPT_PEER_PORT"]),
     extra_holders=tuple(env.get("ECKPT_EXTRA_HOLDERS", "").split()),
+    preemption_notice=env["ECKPT_PREEMPTION_NOTICE"],
     preemption_grace_s=float(env["ECKPT_PREEMPTION_GRACE_S"]),
     local_keep_last_n=int(env["ECKPT_LOCAL_KEEP_LAST_N"]),
     placement=env["ECKPT_PLACEMENT"],

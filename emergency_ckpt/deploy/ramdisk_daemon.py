@@ -82,6 +82,7 @@ def _pod(job: GkeJob) -> Manifest:
         "volumes": [
             {"name": "host", "hostPath": {"path": _PARENT, "type": "DirectoryOrCreate"}},
             secret_volume(job),
+            {"name": "tmp", "emptyDir": {}},
         ],
     }
 
@@ -128,11 +129,14 @@ def _server(job: GkeJob) -> Manifest:
         "env": [
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
             {"name": "PYTHONUNBUFFERED", "value": "1"},
+            # Also for `eckpt drain`, which an operator runs in this container.
+            {"name": "HOME", "value": "/tmp"},  # noqa: S108  the pod's own
         ],
         "ports": [{"name": "serve", "containerPort": SERVE_PORT}],
         "securityContext": container_security(),
         "volumeMounts": [
             {"name": "host", "mountPath": RAMDISK_MOUNT, "subPath": subdirectory},
             secret_mount(),
+            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  the pod's own
         ],
     }

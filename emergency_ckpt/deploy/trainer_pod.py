@@ -182,6 +182,7 @@ def _settings(job: GkeJob) -> list[Manifest]:
         "ECKPT_RUN_ID": job.run_name,
         "ECKPT_SECRET_FILE": f"{SECRET_MOUNT}/{SECRET_KEY}",
         "ECKPT_PEER_PORT": str(PEER_PORT),
+        "ECKPT_PREEMPTION_NOTICE": "gce",
         "ECKPT_PREEMPTION_GRACE_S": str(job.preemption_grace_s),
         "ECKPT_LOCAL_KEEP_LAST_N": str(job.keep_steps),
         "ECKPT_PLACEMENT": job.placement,

@@ -29,6 +29,7 @@ from emergency_ckpt.cli.main import main
 from emergency_ckpt.launch.ports import ReservedPort
 
 ROOT = Path(__file__).parents[2]
+GKE = ROOT / "deploy" / "gke"
 LONG_S = 120.0
 SLICES = 2
 NAMES = "127.0.0.1 train-slice-0-0.train train-ramdisk\n127.0.0.2 train-ramdisk\n"
@@ -44,6 +45,7 @@ class Cluster:
 
     def __init__(self, root: Path, manifests: list[Manifest], last_step: int) -> None:
         self._root, self.manifests = root, manifests
+        self.bucket = root / "bucket"
         self.program = root / "train.py"
         text = (ROOT / "docs" / "examples" / "cluster_jax.py").read_text()
         for old, new in (
@@ -78,6 +80,7 @@ class Cluster:
                 "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
                 "JAX_PLATFORMS": "cpu",
                 "JAX_NUM_CPU_DEVICES": environ.get("ECKPT_DEVICES_PER_HOST", "1"),
+                "GCE_METADATA_HOST": "127.0.0.1:9",  # no server: notices are SIGTERM
                 **environ,
                 **changes,
             },
@@ -93,7 +96,7 @@ class Cluster:
             ("/ramdisk", str(self.ramdisk(node) / "data")),
             ("/etc/eckpt", str(self._root / "secret")),
             ("/app/train.py", str(self.program)),
-            ("gs://bucket", str(self._root / "bucket")),
+            ("gs://bucket", str(self.bucket)),
         ):
             text = text.replace(there, here) if text.startswith(there) else text
         return text
@@ -197,9 +200,27 @@ def test_job_on_other_nodes_gets_its_ram_from_the_daemonset(
     cluster.wait_for_saves()
     cluster.kill_all()
     cluster.start_servers()
-    assert not list(cluster.ramdisk(0).parent.glob("bucket/run7/[0-9]*"))  # storage has no step
+    assert not list(cluster.bucket.glob("run7/[0-9]*"))  # storage has no step
     moved = results(cluster.start_trainers(first_node=SLICES))
     assert min(int(began) for began, _ in moved) > 0
+
+
+def test_drain_in_the_daemonset_saves_what_ram_had(new_cluster: Callable[..., Cluster]) -> None:
+    (block,) = re.findall(r"```sh\n(.*?)```", (GKE / "README.md").read_text(), re.S)
+    kubectl, command = block.replace("\\\n", " ").split(" -- ")
+    assert kubectl == "kubectl exec POD"
+    cluster = new_cluster("drained", "daemonset", 100_000)
+    cluster.start_trainers()
+    cluster.wait_for_saves()
+    cluster.kill_all()
+    (pod,) = pod_specs([one(cluster.manifests, "DaemonSet")])
+    environ = started(pod["containers"][0], {}, pod_ip="127.0.0.1").environ
+    cluster.start_servers()
+    drain = cluster.start(StartedContainer(command.split(), environ), 1)
+    output, _ = drain.communicate(timeout=LONG_S)
+    assert drain.returncode == 0, output
+    (step,) = re.findall(r"drained step (\d+) to ", output)
+    assert (cluster.bucket / "run7" / step).is_dir()
 
 
 def test_wrong_setting_exits_with_the_status_of_no_restart(
@@ -227,7 +248,7 @@ def test_doctor_of_the_pod_passes_on_a_sound_node(new_cluster: Callable[..., Clu
 
 def test_mounting_container_makes_the_tmpfs_once(tmp_path: Path) -> None:
     (container,) = pod_specs(
-        [one(manifests_in((ROOT / "deploy/gke/daemonset.yaml").read_text()), "DaemonSet")]
+        [one(manifests_in((GKE / "daemonset.yaml").read_text()), "DaemonSet")]
     )[0]["initContainers"]
     shell, options, script = container["command"]
     names = {variable["name"] for variable in container["env"]}
