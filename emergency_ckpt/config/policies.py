@@ -4,6 +4,8 @@ What follows from the step alone (fixed interval, specific steps, initial save) 
 training thread, alike everywhere. What looks at a clock or at whether a save is under way is asked
 of the leader, in the background, and agreed: Orbax's continuous policy would wait for the leader
 in the training thread at every step.
+
+Orbax is imported where a policy is looked at, and not by every start: it takes as long as JAX.
 """
 
 from __future__ import annotations
@@ -12,9 +14,6 @@ import dataclasses
 import datetime
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
-
-from orbax.checkpoint import checkpoint_managers as ocm
-from orbax.checkpoint.options import MultiprocessingOptions
 
 from emergency_ckpt.core.save.retention import StepRecord, wanted_by_fields
 from emergency_ckpt.core.save.save_rules import StepRules
@@ -70,6 +69,9 @@ class UserPolicy:
         self, step: int, time_s: float, *, busy: bool = False, preempted: bool = False
     ) -> bool:
         """Return the policy's answer for ``step``; raise what it raises."""
+        from orbax.checkpoint import checkpoint_managers as ocm  # noqa: PLC0415
+        from orbax.checkpoint.options import MultiprocessingOptions  # noqa: PLC0415
+
         context = ocm.DecisionContext(
             is_saving_in_progress=busy,
             reached_preemption=preempted,
@@ -127,6 +129,8 @@ def plan_saves(
     if policy is None:
         timing = () if every_n_seconds is None else (EverySeconds(interval_s=every_n_seconds),)
         return SavePlan(rules=StepRules(intervals=(every_n_steps,)), timing=timing)
+    from orbax.checkpoint import checkpoint_managers as ocm  # noqa: PLC0415
+
     rules, timing_rules, unknown = StepRules(), list[TimingRule](), list[UserPolicy]()
     on_preemption = False
     for part in parts_of(policy):
@@ -184,6 +188,8 @@ def wanted_steps(
     """Return the steps that the policy, or else the simple fields, keep, oldest first."""
     if policy is None:
         return wanted_by_fields([r.step for r in records], keep_last_n, keep_every_n_steps)
+    from orbax.checkpoint import checkpoint_managers as ocm  # noqa: PLC0415
+
     infos = [CheckpointInfo(r.step, _moment(r.time_s), r.metrics) for r in records]
     context = ocm.PreservationContext()
     return [bool(keep) for keep in policy.should_preserve(infos, context=context)]
@@ -204,6 +210,8 @@ def policy_identity(policy: object) -> object:
 
 def parts_of(policy: object) -> list[object]:
     """The policies of which ``policy`` is made: any of them may ask for a save."""
+    from orbax.checkpoint import checkpoint_managers as ocm  # noqa: PLC0415
+
     if isinstance(policy, PerProcessPolicy):
         return parts_of(policy.policy)
     if type(policy) is ocm.AnySavePolicy and isinstance(policy.policies, list | tuple):

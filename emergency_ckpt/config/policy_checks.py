@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
-
-from orbax.checkpoint import checkpoint_managers as ocm
 
 from emergency_ckpt.config.policies import parts_of
 from emergency_ckpt.config.table import is_whole
@@ -34,6 +33,8 @@ def preservation_policy_problems(name: str, policy: object | None) -> list[str]:
         return []
     if not _has_method(policy, "should_preserve"):
         return [f"{name}: {policy!r} has no should_preserve"]
+    from orbax.checkpoint import checkpoint_managers as ocm  # noqa: PLC0415
+
     if type(policy) is ocm.AnyPreservationPolicy and _is_sequence(policy.policies):
         parts: Sequence[object] = policy.policies
         return [line for part in parts for line in preservation_policy_problems(name, part)]
@@ -43,7 +44,7 @@ def preservation_policy_problems(name: str, policy: object | None) -> list[str]:
 def _field_problems(name: str, policy: object) -> list[str]:
     problems: list[str] = []
     # By exact type: a subclass may give a field another meaning.
-    for field, is_right, wanted in _FIELDS.get(type(policy), ()):
+    for field, is_right, wanted in _fields().get(type(policy), ()):
         value = getattr(policy, field)
         if not is_right(value):
             problems.append(
@@ -88,18 +89,25 @@ def _optional(check: _Check) -> _Check:
 _INTERVAL = (partial(is_whole, least=1), "a whole number of at least 1")
 _COUNT = (_optional(partial(is_whole, least=0)), "None or a whole number from 0 on")
 _SECONDS = (_is_time, "a number of seconds")
-_FIELDS: dict[type, tuple[tuple[str, _Check, str], ...]] = {
-    ocm.AnySavePolicy: (("policies", _is_sequence, "a list of policies"),),
-    ocm.FixedIntervalPolicy: (("interval", *_INTERVAL),),
-    ocm.SpecificStepsPolicy: (("steps", _has_steps, "a collection of steps"),),
-    ocm.ContinuousCheckpointingPolicy: (
-        ("minimum_interval_secs", _optional(_is_time), "None or a number of seconds"),
-    ),
-    ocm.AnyPreservationPolicy: (("policies", _is_sequence, "a list of policies"),),
-    ocm.LatestN: (("n", *_COUNT),),
-    ocm.BestN: (("n", *_COUNT), ("get_metric_fn", callable, "a function")),
-    ocm.EveryNSeconds: (("interval_secs", *_SECONDS),),
-    ocm.EveryNSteps: (("interval_steps", *_INTERVAL), ("max_to_keep", *_COUNT)),
-    ocm.EveryNStepsClosest: (("interval_steps", *_INTERVAL), ("max_to_keep", *_COUNT)),
-    ocm.LatestDuration: (("duration", _is_duration, "a timedelta"),),
-}
+
+
+@functools.cache
+def _fields() -> dict[type, tuple[tuple[str, _Check, str], ...]]:
+    """Return the checks of each policy's fields: name, check, and what is wanted."""
+    from orbax.checkpoint import checkpoint_managers as ocm  # noqa: PLC0415
+
+    return {
+        ocm.AnySavePolicy: (("policies", _is_sequence, "a list of policies"),),
+        ocm.FixedIntervalPolicy: (("interval", *_INTERVAL),),
+        ocm.SpecificStepsPolicy: (("steps", _has_steps, "a collection of steps"),),
+        ocm.ContinuousCheckpointingPolicy: (
+            ("minimum_interval_secs", _optional(_is_time), "None or a number of seconds"),
+        ),
+        ocm.AnyPreservationPolicy: (("policies", _is_sequence, "a list of policies"),),
+        ocm.LatestN: (("n", *_COUNT),),
+        ocm.BestN: (("n", *_COUNT), ("get_metric_fn", callable, "a function")),
+        ocm.EveryNSeconds: (("interval_secs", *_SECONDS),),
+        ocm.EveryNSteps: (("interval_steps", *_INTERVAL), ("max_to_keep", *_COUNT)),
+        ocm.EveryNStepsClosest: (("interval_steps", *_INTERVAL), ("max_to_keep", *_COUNT)),
+        ocm.LatestDuration: (("duration", _is_duration, "a timedelta"),),
+    }

@@ -10,7 +10,7 @@ from emergency_ckpt.cluster.coordination import deadline_left_s
 from emergency_ckpt.cluster.messages import reason_of
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.save.persistent.keys import PersistentSaveKeys
-from emergency_ckpt.tiers.persistent.orbax_writer import MEETINGS
+from emergency_ckpt.tiers.persistent.meetings import MEETINGS
 from emergency_ckpt.types import SaveId
 
 

@@ -16,7 +16,6 @@ from urllib.parse import quote
 import jax
 import numpy as np
 import numpy.typing as npt
-import orbax.checkpoint as ocp
 import tensorstore
 from etils import epath
 
@@ -42,6 +41,8 @@ def describe_item(item: epath.Path) -> dict[str, StoredLeaf]:
 
     Errors of Orbax and of the storage client pass through.
     """
+    import orbax.checkpoint as ocp  # noqa: PLC0415
+
     found = ocp.StandardCheckpointHandler().metadata(item)
     driver = "zarr3" if found.use_zarr3 else "zarr"
     ocdbt = ocp.type_handlers.is_ocdbt_checkpoint(item)
@@ -80,6 +81,8 @@ def open_by_name(
     names = {path: stored_name(path) for path in paths}
     if len(set(names.values())) < len(names):
         return None  # ``{"a/b": ..., "a.b": ...}``: only one of them has this name
+    import orbax.checkpoint as ocp  # noqa: PLC0415
+
     ocdbt, context = ocp.type_handlers.is_ocdbt_checkpoint(item), _context()
     opening = {
         path: tensorstore.open(

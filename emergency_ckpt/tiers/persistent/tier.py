@@ -39,18 +39,12 @@ from emergency_ckpt.tiers.persistent.marker import (
     build_marker,
     encode_checksums,
 )
+from emergency_ckpt.tiers.persistent.meetings import Meet, meet_nobody
 from emergency_ckpt.tiers.persistent.orbax_reader import (
     BoxReader,
     StoredLeaf,
     describe_item,
     open_by_name,
-)
-from emergency_ckpt.tiers.persistent.orbax_writer import (
-    ArrayWriter,
-    Meet,
-    bytes_at_once,
-    meet_nobody,
-    write_step,
 )
 from emergency_ckpt.tiers.persistent.plain_orbax import describe_plain
 from emergency_ckpt.tiers.persistent.steps.changes import StepChanges
@@ -245,6 +239,13 @@ class PersistentTier:
         The step's place must be empty: see ``StepChanges.make_room``.
         ``meet``: the function by which the writers wait for each other.
         """
+        # Imported here: it takes as long as JAX, and a restart from RAM needs none of it.
+        from emergency_ckpt.tiers.persistent.orbax_writer import (  # noqa: PLC0415
+            ArrayWriter,
+            bytes_at_once,
+            write_step,
+        )
+
         deadline_s = self.storage.deadline_s(None)
         state = as_arrays(tree, shards, writers)
         arrays = ArrayWriter(writers)

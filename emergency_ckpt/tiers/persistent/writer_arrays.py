@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import tensorstore
 
 from emergency_ckpt.core.restore.leaves.stored_leaves import STORED_AS_UINT8
@@ -253,6 +252,11 @@ def check_storable(tree: StateTree) -> None:
 
 
 def _check_names(tree: StateTree) -> None:
+    # Without dots in keys, other paths are other names: a start need not import Orbax to see it.
+    if not any("." in leaf.spec.path or leaf.spec.path.endswith("/") for leaf in tree.leaves):
+        return
+    import orbax.checkpoint as ocp  # noqa: PLC0415
+
     paths = tree.unflatten({leaf.spec.path: leaf.spec.path for leaf in tree.leaves})
     names = ocp.tree.get_param_names(paths, include_empty_nodes=False)
     taken: dict[str, str] = {}

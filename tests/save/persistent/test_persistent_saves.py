@@ -28,7 +28,7 @@ from emergency_ckpt.save.persistent.save import PersistentSave, PersistentSaves
 from emergency_ckpt.state import host_state
 from emergency_ckpt.state.tree import StateTree, describe
 from emergency_ckpt.testing.memory_coordination import MemoryService
-from emergency_ckpt.tiers.persistent.orbax_writer import Meet, meet_nobody
+from emergency_ckpt.tiers.persistent.meetings import Meet, meet_nobody
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.types import SaveId, ShardId
