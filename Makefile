@@ -21,6 +21,8 @@ help:
 	@echo "make test-tf run the tests of tf.data iterators, with TensorFlow in its own venv"
 	@echo "make test-slurm   run deploy/slurm on five real slurmd; needs root and Debian (ten minutes)"
 	@echo "make test-dist build the sdist and the wheel, install each, save and restore"
+	@echo "make test-report test-monitoring   the report in a browser (chromium, chromedriver); the rules and"
+	@echo "             the dashboard in Prometheus (prometheus, promtool); 77 where these are missing"
 	@echo "make soak    run the slow tests: more faults, more preemption notices"
 	@echo "make soak-kill   SIGKILL at every point of a persistent save (about half an hour)"
 	@echo "make fuzz    fuzz every decoder for FUZZ_SECONDS (60) each"
@@ -57,6 +59,11 @@ tf-tests: $(INSTALLED)
 # 77: this machine or user cannot run it; the program has printed the reason.
 test-slurm: $(INSTALLED)
 	$(BIN)/python tests/deploy/slurm/enter.py $(BIN)/python -m pytest -s tests/deploy/slurm/slurm_jobs.py $(TEST_FLAGS)
+
+.PHONY: test-report test-monitoring
+# 77: this machine lacks a program that the test needs; it has printed which.
+test-report test-monitoring: test-%: $(INSTALLED)
+	$(BIN)/python tests/system/$*_check.py
 
 soak: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow $(TEST_FLAGS)

@@ -31,7 +31,7 @@ _COLOURS = {
     "planning": "#CC79A7",
     "reading storage": "#E69F00",
     "reading RAM and peers": "#56B4E9",
-    "handing over": "#999999",
+    "handing over, waits": "#999999",
 }
 # From the middle of a process's row: where the lane begins, and its height.
 _LANES = {
@@ -41,7 +41,7 @@ _LANES = {
     "planning": (-0.18, 0.14),
     "reading storage": (-0.18, 0.14),
     "reading RAM and peers": (-0.18, 0.14),
-    "handing over": (-0.18, 0.14),
+    "handing over, waits": (-0.18, 0.14),
     "stall": (-0.02, 0.1),
     "save to RAM": (0.08, 0.14),
     "save to storage": (0.24, 0.14),

@@ -93,7 +93,7 @@ def _stalls_s(events: Iterable[RunEvent]) -> float:
     """Return the sum over all saves of the longest stall that a process had for it."""
     longest: dict[tuple[int, object, object], float] = {}
     for event in events:
-        stall_s = number(event, "stall_seconds")
+        stall_s = number(event, "seconds") if event.name == "save.captured" else None
         if stall_s is not None:
             key = (event.life, event.fields.get("tier"), event.fields.get("step"))
             longest[key] = max(longest.get(key, 0.0), stall_s)

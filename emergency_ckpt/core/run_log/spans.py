@@ -21,7 +21,7 @@ KINDS = (
     "planning",
     "reading storage",
     "reading RAM and peers",
-    "handing over",
+    "handing over, waits",
 )
 """Kinds of bars, in the order of a legend."""
 
@@ -141,7 +141,7 @@ def _saves(process: int, part: Sequence[RunEvent]) -> list[Span]:
 def _stalls(process: int, part: Iterable[RunEvent]) -> list[Span]:
     found: list[Span] = []
     for event in part:
-        stall_s = number(event, "stall_seconds")
+        stall_s = number(event, "seconds") if event.name == "save.captured" else None
         if stall_s is not None:
             begin_s = event.time_s - stall_s
             found.append(_span(process, "stall", begin_s, event.time_s, whole(event, "step")))
@@ -166,7 +166,7 @@ def _restores(process: int, part: Sequence[RunEvent]) -> list[Span]:
             if kind in begun:
                 found.append(_span(process, kind, begun.pop(kind), event.time_s, step))
             if phase_s is not None and event.name in ("prefetch.finished", "restore.finished"):
-                found.append(_span(process, "handing over", phase_s, event.time_s, step))
+                found.append(_span(process, "handing over, waits", phase_s, event.time_s, step))
             phase_s = None
     for kind, begin_s in begun.items():
         span = _span(process, kind, begin_s, part[-1].time_s, step)

@@ -112,7 +112,7 @@ def test_goodput_failed_run_divides_all_time() -> None:
 
 def test_goodput_stalls_count_once_per_save() -> None:
     stalls = [
-        logged(1015.1, "save.stalled", process, step=5, tier="local", stall_seconds=seconds)
+        logged(1015.1, "save.captured", process, step=5, tier="local", seconds=seconds)
         for process, seconds in ((0, 0.5), (1, 0.25))
     ]
     found = use([*failed_run(), *stalls])
@@ -207,8 +207,14 @@ def test_spans_saves_and_restores_have_phases() -> None:
     assert ("training", 1057.25, 1067.25) in kinds
     assert ("save to RAM", 1015, 1015.5) in kinds
     assert ("planning", 1054, 1055) in kinds
-    assert ("handing over", 1055, 1057.25) in kinds
+    assert ("handing over, waits", 1055, 1057.25) in kinds
     assert ("restore", 1054, 1057.25) in kinds
+
+
+def test_spans_stall_ends_with_its_event() -> None:
+    events = [logged(10.5, "save.captured", step=5, tier="local", seconds=0.25)]
+    (span,) = spans_of(events)
+    assert (span.kind, span.begin_s, span.end_s) == ("stall", 10.25, 10.5)
 
 
 def test_spans_save_without_end_is_unfinished() -> None:
