@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import subprocess
 import sys
 import threading
@@ -14,7 +16,7 @@ import orbax.checkpoint as ocp
 import pytest
 from looks import eckpt, eckpt_json, tree_of
 from other_processes import other_process
-from persistent_steps import fill
+from persistent_steps import fill, save_over
 from tiers_support import (
     LAYOUT,
     complete_save,
@@ -27,6 +29,7 @@ from tiers_support import (
 from emergency_ckpt.cli.main import main
 from emergency_ckpt.core.secret.keys import RunSecret
 from emergency_ckpt.tiers.local.signatures import Signer
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
 
 PROBE = """
 import sys
@@ -258,12 +261,40 @@ def test_ls_without_json_prints_a_table(ramdisk: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_ls_of_own_steps_loads_no_jax(ramdisk: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", [["ls"], ["show", "5"], ["show", "10"], ["check"]])
+def test_looks_at_own_steps_load_no_jax(ramdisk: Path, tmp_path: Path, command: list[str]) -> None:
     run_of_two(ramdisk, [5])
-    fill(str(tmp_path), [10])
-    command = [sys.executable, "-c", PROBE, "ls", "--local-dir", ramdisk, "--dir", tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    save_over(PersistentTier(str(tmp_path)), 10, 7, "018f00000000-a")
+    places = ["--local-dir", ramdisk, "--dir", tmp_path]
+    program = [sys.executable, "-c", PROBE, *command, *places]
+    done = subprocess.run(program, capture_output=True, text=True, check=True)
     assert done.stderr.splitlines() == ["[]"]
+
+
+def test_ls_of_linked_ramdisk_is_a_fault(ramdisk: Path, tmp_path: Path) -> None:
+    run_of_two(ramdisk, [5])
+    (tmp_path / "link").symlink_to(ramdisk)
+    status, found = eckpt_json("ls", "--local-dir", tmp_path / "link")
+    assert (status, found["steps"]) == (1, [])
+    assert "it is a link" in found["faults"][0]["problem"]
+
+
+def test_ls_on_a_terminal_prints_a_ruled_table(ramdisk: Path) -> None:
+    run_of_two(ramdisk, [5])
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "emergency_ckpt.cli.main", "ls", "--local-dir", str(ramdisk)]
+    env = {**os.environ, "COLUMNS": "160", "TERM": "xterm"}
+    with subprocess.Popen(command, stdout=theirs, env=env) as child:
+        os.close(theirs)
+        output = b""
+        with contextlib.suppress(OSError):  # the other end was closed: all was read
+            while part := os.read(ours, 4096):
+                output += part
+    os.close(ours)
+    assert child.returncode == 0
+    text = output.decode()
+    assert "───" in text
+    assert "whole" in text
 
 
 def test_ls_of_plain_step_initialises_no_backend(tmp_path: Path) -> None:

@@ -1,0 +1,71 @@
+"""The commands that look, at a bucket that is whole, that refuses, and that is away."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from looks import eckpt_json
+
+from emergency_ckpt.testing.gcs import FakeGcs, FaultRule
+
+URL = "gs://bucket/run"
+FILL = """
+from persistent_steps import save_over
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
+for step in (10, 20):
+    save_over(PersistentTier("gs://bucket/run"), step, step, "018f00000000-a")
+"""
+
+
+@pytest.fixture(scope="module")
+def gcs() -> Iterator[FakeGcs]:
+    with FakeGcs(buckets=["bucket"], process=True) as server:
+        env = {**os.environ, **server.environment(), "JAX_PLATFORMS": "cpu"}
+        env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+        subprocess.run([sys.executable, "-c", FILL], env=env, check=True, timeout=120)
+        yield server
+
+
+def test_looks_at_a_bucket_write_nothing(gcs: FakeGcs) -> None:
+    gcs.clear_requests()
+    status, found = eckpt_json("ls", "--dir", URL, env=gcs.environment())
+    assert (status, found["faults"]) == (0, [])
+    assert [(s["step"], s["state"], s["size_bytes"]) for s in found["steps"]] == [
+        (20, "whole", 32),
+        (10, "whole", 32),
+    ]
+    assert all(step["age_s"] is not None for step in found["steps"])
+    status, checked = eckpt_json("check", "--dir", URL, "--read-data", env=gcs.environment())
+    assert (status, checked["checked"]["bytes"]) == (0, 64)
+    status, shown = eckpt_json("show", 10, "--dir", URL, env=gcs.environment())
+    assert [each["value"] for each in shown["host_states"]] == [{"at": 10}]
+    assert {record.method for record in gcs.requests()} == {"GET"}
+
+
+def test_look_at_absent_bucket_is_a_fault(gcs: FakeGcs) -> None:
+    status, found = eckpt_json("ls", "--dir", "gs://other/run", env=gcs.environment())
+    assert (status, found["steps"]) == (1, [])
+    (fault,) = found["faults"]
+    assert fault["where"] == "gs://other/run"
+
+
+def test_look_at_one_unreadable_marker_lists_the_others(gcs: FakeGcs) -> None:
+    gcs.add_fault(FaultRule(kind="status", status_code=403, target="*host_state/20/marker.json*"))
+    try:
+        status, found = eckpt_json("ls", "--dir", URL, "--timeout", 10, env=gcs.environment())
+    finally:
+        gcs.clear_faults()
+    assert status == 1
+    assert [step["step"] for step in found["steps"]] == [10]
+    assert [fault["step"] for fault in found["faults"]] == [20]
+
+
+def test_look_at_a_bucket_that_is_away_is_a_fault() -> None:
+    away = {"STORAGE_EMULATOR_HOST": "http://127.0.0.1:9"}
+    status, found = eckpt_json("ls", "--dir", URL, "--timeout", 2, env=away)
+    assert (status, found["steps"]) == (1, [])
+    assert [fault["where"] for fault in found["faults"]] == [URL]
