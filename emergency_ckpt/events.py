@@ -55,13 +55,17 @@ class EventSink:
     """
 
     def __init__(self, listener: Listener | None, *, process_index: int) -> None:
-        self._listeners: tuple[Listener, ...] = () if listener is None else (listener,)
+        self._of_user: tuple[Listener, ...] = () if listener is None else (listener,)
+        self._listeners = self._of_user
         self._closers: list[Callable[[], None]] = []
         self._origin = Origin(process_index)
 
-    def add(self, listener: Listener, close: Callable[[], None]) -> None:
-        """Pass later events to ``listener`` too; ``close`` is called by that of this sink."""
+    def add(self, listener: Listener) -> None:
+        """Pass later events to ``listener`` too, until ``close``."""
         self._listeners = (*self._listeners, listener)
+
+    def on_close(self, close: Callable[[], None]) -> None:
+        """Call ``close`` at the end; the last one first."""
         self._closers.append(close)
 
     def locate(self, **place: Any) -> None:
@@ -89,9 +93,9 @@ class EventSink:
                 logging.exception("listener failed on event %s", name)
 
     def close(self) -> None:
-        """Close the listeners that were added; later events reach only the first. Idempotent."""
+        """Call what ``on_close`` was given; later events reach the user only. Idempotent."""
         closers, self._closers = self._closers, []
-        self._listeners = self._listeners[: len(self._listeners) - len(closers)]
+        self._listeners = self._of_user
         for close in reversed(closers):
             try:
                 close()

@@ -19,12 +19,14 @@ from emergency_ckpt.config import Config
 from emergency_ckpt.errors import RestoreFailed
 from emergency_ckpt.event_log.writer import NO_LOG, life_of, open_event_log
 from emergency_ckpt.events import EventSink
+from emergency_ckpt.metrics.jax_events import record_for_jax
 from emergency_ckpt.start.claim import told_refusal
 from emergency_ckpt.start.config_warnings import config_warnings
 from emergency_ckpt.start.greetings import Greetings
 from emergency_ckpt.state.tree import describe
 
 _GREETING_TIMEOUT_S = 5.0
+_LOOPBACK = "127.0.0.1"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +81,13 @@ def _sink(config: Config, me: int) -> EventSink:
     if config.event_log is not None and config.event_log != NO_LOG:
         limit_bytes, life = config.event_log_limit_bytes, life_of(os.environ)
         log = open_event_log(Path(config.event_log), me, limit_bytes=limit_bytes, life=life)
-        events.add(log, log.close)
+        events.add(log)
+        events.on_close(log.close)
+    events.add(record_for_jax)
+    if config.metrics_port is not None:
+        from emergency_ckpt.metrics.prometheus import run_metrics  # noqa: PLC0415 - an extra
+
+        events.add(run_metrics())
     return events
 
 
@@ -120,6 +128,8 @@ def _open(config: Config, start: str, process: tuple[int, int], events: EventSin
 def _look(base: Base, parts: Assembly) -> None:
     """Check for faults that would otherwise show only at a loss or at a save."""
     config, member = base.config, base.member
+    if config.metrics_port is not None:
+        _serve_metrics(config.bind_host or _LOOPBACK, config.metrics_port, base.events)
     if parts.claim is not None:
         parts.claim.check()
     timeout_s = min(_GREETING_TIMEOUT_S, config.start_timeout_s / 4)
@@ -130,6 +140,14 @@ def _look(base: Base, parts: Assembly) -> None:
     greetings.finish()
     if parts.claim is not None:
         parts.claim.finish()
+
+
+def _serve_metrics(host: str, port: int, events: EventSink) -> None:
+    from emergency_ckpt.metrics.prometheus import serve_metrics  # noqa: PLC0415 - an extra
+
+    server = serve_metrics(host, port)
+    events.on_close(server.close)
+    events.emit("start.metrics", host=host, port=server.port)
 
 
 def _release(

@@ -252,22 +252,23 @@ class Config:
     """Longest wait of ``save`` for the previous persistent save; then it skips this one. To be
     raised where no step may be skipped: training waits for storage then."""
     exit_timeout_s: float = setting(30.0, may_differ=True)
-    """Longest wait for saves under way when an exception leaves the ``with`` block; then they are
-    cancelled."""
+    """Longest wait for saves under way when an exception leaves the ``with`` block."""
     transfer_timeout_s: float = setting(30.0, tier="local", may_differ=True)
     """Longest silence of a peer; then a restore asks other holders, and the same one again until
     ``restore_timeout_s``. A process that is silent for longer than ``heartbeat_timeout_seconds`` of
     ``jax.distributed.initialize`` (JAX's default: 100) makes JAX abort all processes: keep that
     longer than this."""
     event_log: str | None = setting(None, may_differ=True, least=1)
-    """Directory for a file of each process with its events, one JSON object per line, written in
-    the background (docs/operations.md). None: that of ``eckpt launch`` where it started this
-    process, else no log. "off": none there either."""
+    """Directory for the events of each process (docs/operations.md). None: that of ``eckpt
+    launch``, if it started this process. "off": none there either."""
     event_log_limit_bytes: int = setting(256 * MEBIBYTE, may_differ=True, least=MIN_LOG_BYTES)
     """Largest size of one process's files there; the oldest events go first."""
     hang_timeout_s: float | None = None
     """Longest time without a step, from the first one on; then all processes dump their stacks and
     end with status 124. None: no limit. See docs/operations.md."""
+    metrics_port: int | None = setting(None, may_differ=True, most=65535)
+    """Port of this process's metrics for Prometheus (extra ``metrics``), at ``bind_host``, without
+    one at 127.0.0.1; each process of a host needs its own. 0: a free one (``start.metrics``)."""
     on_event: Listener | None = setting(None, may_differ=True)
     """Called with each ``events.Event``, in the thread that emits it."""
 

@@ -6,6 +6,7 @@ left out where a value that it looks at is at fault by its row.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -74,6 +75,13 @@ def _event_log_problems(directory: str | None) -> list[str]:
     return _line(
         directory not in (None, NO_LOG) and not Path(str(directory)).is_absolute(),
         f"event_log {directory!r} is neither an absolute path nor {NO_LOG!r}",
+    )
+
+
+def _metrics_problems(port: int | None) -> list[str]:
+    return _line(
+        port is not None and importlib.util.find_spec("prometheus_client") is None,
+        "metrics_port needs prometheus-client: pip install 'emergency-ckpt[metrics]'",
     )
 
 
@@ -193,6 +201,7 @@ _RULES: tuple[_Rule, ...] = (
     (("run_id",), _run_id_problems),
     (("dir",), _dir_problems),
     (("event_log",), _event_log_problems),
+    (("metrics_port",), _metrics_problems),
     (("dir", "local_dir"), _nested_problems),
     (("orbax_item",), _item_problems),
     (("preservation_policy", "keep_last_n"), _one_preservation),

@@ -7,10 +7,11 @@ touched here: this may run in the background while nobody trains.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Protocol, TypeVar
 
 from emergency_ckpt.cluster.coordination import ERROR_LIMIT_CHARS
@@ -45,6 +46,7 @@ from emergency_ckpt.types import SaveId
 
 _T = TypeVar("_T")
 
+_PHASES = ("report", "plan", "load", "shards", "host_state", "agree")
 _MARGIN_S = 10.0
 """Time between the end of its calls to holders and the deadline of a restore."""
 
@@ -101,6 +103,7 @@ class RestoreExecution:
         self._parts = parts
         self._request = request
         self._deadline_s = time.monotonic() + parts.config.restore_timeout_s
+        self._spent_s: dict[str, float] = dict.fromkeys(_PHASES, 0.0)
         self.dialogue = RestoreDialogue(
             parts.coordinator,
             name,
@@ -135,12 +138,22 @@ class RestoreExecution:
           prefetched: where the word is that it is ready.
         """
         self._calls.check = attempt.check
+        try:
+            return self._run(attempt, word, prefetched)
+        finally:
+            spent = {f"{name}_seconds": seconds for name, seconds in self._spent_s.items()}
+            self._parts.events.emit("restore.phases", **spent)
+
+    def _run(
+        self, attempt: Attempt, word: PrefetchReport, prefetched: Prefetched | None
+    ) -> RestoredState | NoPlan | PlanFailed:
         self._report(word)
         loaded = _Loaded()
         number = -1
         while True:
             number += 1
-            plan = self.dialogue.learn_plan(number)
+            with self._phase("plan"):
+                plan = self.dialogue.learn_plan(number)
             if isinstance(plan, NoPlan | PlanFailed):
                 return plan
             if prefetched is not None and not isinstance(plan, UsePrefetched):
@@ -157,13 +170,22 @@ class RestoreExecution:
             if restored is not None:
                 return restored
 
+    @contextlib.contextmanager
+    def _phase(self, name: str) -> Generator[None]:
+        started_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._spent_s[name] += time.monotonic() - started_s
+
     def _report(self, word: PrefetchReport) -> None:
-        self.dialogue.report(
-            self._parts.holdings.inventory(),
-            self._request.tree,
-            wants_host_state=self._request.wants_host_state,
-            prefetch=word,
-        )
+        with self._phase("report"):
+            self.dialogue.report(
+                self._parts.holdings.inventory(),
+                self._request.tree,
+                wants_host_state=self._request.wants_host_state,
+                prefetch=word,
+            )
 
     def _new_leader(self) -> RestoreLeader:
         parts, request = self._parts, self._request
@@ -206,7 +228,8 @@ class RestoreExecution:
         def restore() -> RestoredState:
             attempt.check()
             restored = bring()
-            attempt.apply_host_state(restored)
+            with self._phase("host_state"):
+                attempt.apply_host_state(restored)
             return restored
 
         done = self._on_all(number, plan, attempt, restore)
@@ -227,7 +250,8 @@ class RestoreExecution:
         Returns None where a copy failed: a new plan is due. Raises what ends the restore, on all.
         """
         result, status = _carry_out(work, plan)
-        verdict = self.dialogue.agree(number, status)
+        with self._phase("agree"):
+            verdict = self.dialogue.agree(number, status)
         if verdict.done and result is not None:
             return result, verdict
         del result
@@ -259,7 +283,8 @@ class RestoreExecution:
             leaves=[leaf.spec for leaf in self._request.tree.leaves],
             deadline_s=now_s + (self._deadline_s - now_s) / 2,
         )
-        nbytes = load.run()
+        with self._phase("load"):
+            nbytes = load.run()
         loaded.nbytes += nbytes
         parts.events.emit(
             "restore.loaded",
@@ -286,7 +311,7 @@ class RestoreExecution:
             expendable=passed_over(plan, parts.config.run_name) - {save},
         )
         tier: TierName = "persistent" if loaded.save == save else "local"
-        with shards.collecting(part) as arrivals:
+        with self._phase("shards"), shards.collecting(part) as arrivals:
             state = materialize(
                 self._request.tree, self._request.like, shards.bytes_of, arrivals, shards.dtype_of
             )
@@ -300,15 +325,16 @@ class RestoreExecution:
         for holder, nbytes in sorted(tally.by_holder.items()):
             parts.events.emit("restore.received", step=plan.step, holder=holder, size_bytes=nbytes)
         attempt.check()
-        documents = fetch_documents(
-            parts.tier,
-            parts.client,
-            self._calls,
-            part,
-            save,
-            plan.host_state_count or 0,
-            holder_name(me),
-        )
+        with self._phase("host_state"):
+            documents = fetch_documents(
+                parts.tier,
+                parts.client,
+                self._calls,
+                part,
+                save,
+                plan.host_state_count or 0,
+                holder_name(me),
+            )
         if tier == "persistent":
             # What was just read for oneself is no find in one's own RAM.
             tally.local = max(0, tally.local - loaded.nbytes)

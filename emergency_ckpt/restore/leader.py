@@ -45,9 +45,11 @@ from emergency_ckpt.restore.shards.manifest_reads import ManifestReads, passed_o
 from emergency_ckpt.restore.storage.candidates import StoredCandidates
 from emergency_ckpt.restore.storage.load_plan import loaded_copies, plan_load
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
+from emergency_ckpt.types import SaveId
 
 MAX_ATTEMPTS = 16
 MAX_LOADS = 2
+_NAMED_HOLDERS = 64
 """So often a persistent step is loaded in one restore, should copies of it fail in RAM."""
 LISTING_TIMEOUT_S = 30.0
 """Longest wait for the list of persistent steps when RAM alone holds a whole step."""
@@ -168,6 +170,7 @@ class RestoreLeader:
                 settled = self._settle(answer)
                 if settled is None:
                     continue
+                self._tell_holders(answer.save)
                 return settled
             assert self._persistent is not None, "else there is no persistent step to choose"
             if self._loads[answer.step] >= MAX_LOADS:
@@ -183,6 +186,16 @@ class RestoreLeader:
             self._load = planned if isinstance(planned, LoadPlan) else None
             self._loads[answer.step] += 1
             return planned
+
+    def _tell_holders(self, save: SaveId) -> None:
+        found = [
+            each.holder
+            for each in self._inventory.holders
+            if any(held.save == save for held in each.tensors)
+        ]
+        self._events.emit(
+            "restore.holders", step=save.step, count=len(found), holders=found[:_NAMED_HOLDERS]
+        )
 
     def _offer_older(self, answer: RestorePlan | NoPlan) -> bool:
         """Ask storage for older steps; return whether any came in that ``answer`` did not know."""

@@ -141,12 +141,15 @@ class LocalSaves:
             ballot = Ballot(refused=f"{type(error).__name__}: {error}")
             # Nobody reads it any more: training must not wait for it until the others have voted.
             job.snapshot.close()
-        self._is_voting = True
+        self._is_voting, vote_s = True, time.monotonic()
         try:
             outcome = self._vote.cast(job.save, ballot)
         finally:
             self._is_voting = False
-        self._settle(job.save, outcome, refusal, time.monotonic() - started_s)
+        ended_s = time.monotonic()
+        step, seconds = job.save.step, ended_s - vote_s
+        self._events.emit("save.voted", step=step, outcome=outcome.kind, seconds=seconds)
+        self._settle(job.save, outcome, refusal, ended_s - started_s)
         if outcome.ballots:
             self._compare_replicas(job.save, outcome)
 
@@ -155,15 +158,19 @@ class LocalSaves:
         writer = self._tier.begin_write(job.save, job.layout.size_bytes)
         try:
             self._events.emit("save.invalidated", step=step)
+            started_s = time.monotonic()
             crcs = self._copy(job, writer)
-            self._events.emit("save.copied", step=step, size_bytes=job.layout.size_bytes)
+            copied_s = time.monotonic()
+            size_bytes, seconds = job.layout.size_bytes, copied_s - started_s
+            self._events.emit("save.copied", step=step, size_bytes=size_bytes, seconds=seconds)
             digest = writer.stage(build_contents(job.save, job.leaves, job.layout, crcs))
             self._events.emit("save.staged", step=step)
             writer.publish()
         except BaseException:
             writer.abort()
             raise
-        self._events.emit("save.published", step=step, size_bytes=job.layout.size_bytes)
+        seconds = time.monotonic() - copied_s
+        self._events.emit("save.published", step=step, size_bytes=size_bytes, seconds=seconds)
         self._publish_host_state(job)
         return Ballot(digest=digest, layout=layout_digest(job.layout))
 
@@ -194,14 +201,15 @@ class LocalSaves:
         )
         self._tier.publish_host_state(job.save, self._process_index, self._process_count, data)
         self._events.emit("save.host_state_published", step=job.save.step, size_bytes=len(data))
+        started_s = time.monotonic()
         for buddy in job.buddies:
             self._peers.push_host_state(buddy, job.save, data)
-        self._events.emit("save.pushed", step=job.save.step, buddies=len(job.buddies))
+        buddies, seconds = len(job.buddies), time.monotonic() - started_s
+        self._events.emit("save.pushed", step=job.save.step, buddies=buddies, seconds=seconds)
 
     def _settle(
         self, save: SaveId, outcome: Outcome, refusal: Exception | None, seconds: float
     ) -> None:
-        self._events.emit("save.voted", step=save.step, outcome=outcome.kind)
         if outcome.kind == "complete":
             self._note_complete(save)
             self._events.emit("save.complete", step=save.step, seconds=seconds)

@@ -175,7 +175,9 @@ class Saver:
         self._begun[name] = save
         if not snapshot.wait_captured(self._parts.config.save_timeout_s):
             snapshot.close()  # fails the save; training goes on
-        schedule.note_started(request.step, time.monotonic() - request.begun_s)
+        stall_s = time.monotonic() - request.begun_s
+        schedule.note_started(request.step, stall_s)
+        self._parts.events.emit("save.captured", step=request.step, tier=name, seconds=stall_s)
         return True
 
     def _tell_pause(self, schedule: TierSchedule, save: SaveId) -> bool:

@@ -61,6 +61,7 @@ def start_facts(
         "processes": topology.process_count,
         "slices": len(topology.slices),
         "copies": copies_in_ram(config.placement, topology) if slots else 0,
+        "slots": slots,
         "ram_bytes": slots * placement.layout.size_bytes,
         "local": plan_text(plans.get("local")),
         "persistent": plan_text(plans.get("persistent")),

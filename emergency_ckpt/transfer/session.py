@@ -50,6 +50,7 @@ class Session:
         self.stream = stream
         self.idle_since: float | None = None
         self.stopped = False
+        self._waits_from_byte: int | None = None  # received before the request that is waited for
         self._in_body = False  # the client would read a frame as bytes of the body
         self._service = service
         self._timeout = constant_timeout(service.io_timeout_s)
@@ -65,8 +66,10 @@ class Session:
             logging.warning("transfer server: %s", error)
             self._refuse("unauthenticated", error)
         except OSError as error:
-            # A client that leaves, also during a body, reports its own error.
-            logging.info("transfer server: %s left: %s", self.stream.peer, error)
+            # A client that leaves, also during a body, reports its own error. To close between
+            # two requests, or to keep an unused connection, is its ordinary end.
+            if not self._is_between_requests():
+                logging.info("transfer server: %s left: %s", self.stream.peer, error)
         except Exception as error:  # noqa: BLE001 - the peer must not be left to guess
             logging.exception(
                 "transfer server: unexpected error while serving %s", self.stream.peer
@@ -76,6 +79,9 @@ class Session:
         finally:
             self.stream.close()
 
+    def _is_between_requests(self) -> bool:
+        return self._waits_from_byte == self.stream.received_bytes
+
     def stop(self) -> None:
         """Make ``run`` return soon. Called from another thread; does not block."""
         self.stopped = True
@@ -84,8 +90,9 @@ class Session:
     def _serve(self) -> None:
         self.stream.send_frame(wire.Welcome(), self._service.io_timeout_s)
         while True:
+            self._waits_from_byte = self.stream.received_bytes
             request = self.stream.receive_frame(wire.REQUEST, self._service.io_timeout_s)
-            self.idle_since = None
+            self.idle_since = self._waits_from_byte = None
             try:
                 self._answer(request)
             except NotHeld as error:

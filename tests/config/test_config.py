@@ -87,6 +87,7 @@ MAY_DIFFER: dict[str, Any] = {
     "storage_buffer_bytes": 1 << 20,
     "preemption_grace_s": 6.0,
     "event_log": "/logs/events",
+    "metrics_port": 9400,
     "event_log_limit_bytes": 1 << 20,
     "on_event": lambda: print,
 }

@@ -333,7 +333,8 @@ def test_log_cuts_fields_that_are_too_long(tmp_path: Path) -> None:
 
 def test_sink_close_writes_what_was_emitted(tmp_path: Path) -> None:
     sink, log = EventSink(None, process_index=3), opened(tmp_path)
-    sink.add(log, log.close)
+    sink.add(log)
+    sink.on_close(log.close)
     sink.locate(slice_index=1, run_id="run7")
     sink.emit("save.complete", step=1)
     sink.locate(incarnation="b")

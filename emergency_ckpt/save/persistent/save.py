@@ -317,13 +317,15 @@ class PersistentSaves:
     def _write_tensors(
         self, job: PersistentSave, shards: Mapping[ShardId, HostShard], members: tuple[int, ...]
     ) -> None:
-        meetings = WriterMeetings(self._keys, job.save, members)
+        meetings, started_s = WriterMeetings(self._keys, job.save, members), time.monotonic()
         try:
             self._tier.write_tensors(job.save, job.tree, shards, members, meetings.meet)
         except Exception as error:
             meetings.leave(text_of(error)[:500])
             raise
-        self._events.emit("persistent.tensors_written", step=job.save.step)
+        spent = {"seconds": time.monotonic() - started_s}
+        spent["size_bytes"] = sum(each.view.nbytes for each in shards.values())
+        self._events.emit("persistent.tensors_written", step=job.save.step, **spent)
 
     def _write_documents(
         self,
@@ -333,13 +335,15 @@ class PersistentSaves:
     ) -> Written:
         """Before the tensors: a step that has none is then known to be of plain Orbax."""
         save, count = job.save, self._coordinator.process_count
+        started_s = time.monotonic()
         written: dict[int, Document] = {}
         for owner, data in documents.items():
             document = host_states.decode(data)
             self._tier.write_document(save.step, owner, count, data)
             digest = hashlib.sha256(data).hexdigest()
             written[owner] = Document(digest, document.payload is None)
-        self._events.emit("persistent.host_states_written", step=save.step)
+        seconds = time.monotonic() - started_s
+        self._events.emit("persistent.host_states_written", step=save.step, seconds=seconds)
         crcs = tuple(
             Crc(shard, crc32c(flat_bytes(each.view).data)) for shard, each in shards.items()
         )

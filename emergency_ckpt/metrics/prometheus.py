@@ -1,0 +1,181 @@
+"""Samples for Prometheus: its metrics, and the server that a scraper asks.
+
+Needs the extra ``metrics`` (prometheus-client). Imported only with ``metrics_port``.
+"""
+
+from __future__ import annotations
+
+import socketserver
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from absl import logging
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
+
+from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.events import Event
+from emergency_ckpt.forked import drop_in_child
+from emergency_ckpt.metrics.table import METRICS, Metric, samples_of
+
+MAX_SCRAPES = 16
+"""Scrapes at one time; further connections are closed."""
+
+_SILENCE_S = 10.0
+_BUCKETS = tuple(base * 10.0**power for power in range(-4, 3) for base in (1, 2.5, 5))
+
+_lock = threading.Lock()
+_servers: dict[tuple[str, int], MetricsServer] = {}
+
+
+class RunMetrics:
+    """The metrics of this program; each has the label ``run``, and at most one more.
+
+    They last as long as the program: a checkpointer that is built again goes on counting.
+    """
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._collectors = {metric.name: self._collector(metric) for metric in METRICS}
+
+    def _collector(self, metric: Metric) -> Any:
+        labels = ("run", metric.label) if metric.label else ("run",)
+        if metric.kind == "histogram":
+            return Histogram(
+                metric.name, metric.meaning, labels, registry=self.registry, buckets=_BUCKETS
+            )
+        kind = Counter if metric.kind == "counter" else Gauge
+        return kind(metric.name, metric.meaning, labels, registry=self.registry)
+
+    def __call__(self, event: Event) -> None:
+        """Count ``event``."""
+        run = event.origin.run_id
+        for sample in samples_of(event.name, event.fields, event.time_s):
+            metric = sample.metric
+            labels = (run, sample.label) if metric.label else (run,)
+            collector = self._collectors[metric.name].labels(*labels)
+            if metric.kind == "histogram":
+                collector.observe(sample.value)
+            elif metric.kind == "counter":
+                collector.inc(max(0.0, sample.value))
+            elif metric.kind == "gauge":
+                collector.set(sample.value)
+            else:
+                collector.set_function(_age_since(sample.value))
+
+
+def _age_since(since_s: float) -> Callable[[], float]:
+    return lambda: max(0.0, time.time() - since_s)
+
+
+_metrics: list[RunMetrics] = []
+
+
+def run_metrics() -> RunMetrics:
+    """Return this program's metrics."""
+    with _lock:
+        if not _metrics:
+            _metrics.append(RunMetrics())
+        return _metrics[0]
+
+
+class MetricsServer:
+    """Answers scrapes in threads of its own. Made by ``serve_metrics``; each user calls ``close``.
+
+    Attributes:
+      port: the one that it listens on.
+    """
+
+    def __init__(self, host: str, port: int, metrics: RunMetrics) -> None:
+        try:
+            self._server = _Server((host, port), _Handler)
+        except OSError as error:
+            raise ConfigError(
+                [
+                    f"metrics_port {port} on {host}: {error.strerror or error}; each process of a"
+                    " host needs a port of its own (metrics_port may differ; 0 takes a free one)"
+                ]
+            ) from error
+        self._server.set_app(make_wsgi_app(metrics.registry))
+        self.users = 0
+        self.port = self._server.server_port
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name=f"eckpt-metrics {self.port}", daemon=True
+        )
+        self._thread.start()
+        drop_in_child(self._server, socketserver.TCPServer.server_close)
+
+    def close(self) -> None:
+        """Stop listening after the last user's call. Does not wait for scrapes under way."""
+        with _lock:
+            self.users -= 1
+            if self.users > 0:
+                return
+            for key in [key for key, server in _servers.items() if server is self]:
+                del _servers[key]
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def serve_metrics(host: str, port: int) -> MetricsServer:
+    """Return the server at ``host:port``; 0 takes a free port. Checkpointers of a program share it.
+
+    Raises:
+      ConfigError: another program has the port.
+    """
+    metrics = run_metrics()
+    with _lock:
+        server = _servers.get((host, port))
+        if server is None:
+            server = _servers[host, port] = MetricsServer(host, port, metrics)
+        server.users += 1
+        return server
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = _SILENCE_S  # of each read and write
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Write no line for each scrape."""
+
+    def address_string(self) -> str:
+        """Return the address; the base class may ask a name server."""
+        return str(self.client_address[0])
+
+
+class _Server(socketserver.ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+    block_on_close = False
+    allow_reuse_port = False
+    request_queue_size = MAX_SCRAPES
+
+    def __init__(self, *args: Any) -> None:
+        self._places = threading.Semaphore(MAX_SCRAPES)
+        super().__init__(*args)
+
+    def server_bind(self) -> None:
+        """Bind without the base class's question to a name server."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+        self.setup_environ()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread, or close the connection when too many are open."""
+        if self._places.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer one request."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log what a scraper caused at the lowest level: it may be repeated without end."""
+        logging.vlog(1, "metrics: a scrape from %s failed", client_address[0], exc_info=True)

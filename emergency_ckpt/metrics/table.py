@@ -1,0 +1,276 @@
+"""The table from events to metrics. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+Kind = Literal["histogram", "counter", "gauge", "age"]
+"""``age``: seconds since the training state was what the event tells of; given as a Unix time."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Samples of one event.
+
+    Attributes:
+      event: its name.
+      field: the field with the value; empty: each event counts 1.
+      label: the value of the metric's label, or the field with it as ``"{field}"``.
+    """
+
+    event: str
+    field: str = ""
+    label: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """One metric; ``label``: the name of its label, empty without one."""
+
+    name: str
+    kind: Kind
+    meaning: str
+    sources: tuple[Source, ...]
+    label: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """One value of a metric."""
+
+    metric: Metric
+    value: float
+    label: str = ""
+
+
+METRICS = (
+    Metric(
+        "eckpt_save_stall_seconds",
+        "histogram",
+        "time for which a save held up the training thread",
+        (Source("save.captured", "seconds", "{tier}"),),
+        "tier",
+    ),
+    Metric(
+        "eckpt_save_seconds",
+        "histogram",
+        "a save from its begin in the background until it is known to be whole",
+        (
+            Source("save.complete", "seconds", "local"),
+            Source("persistent.complete", "seconds", "persistent"),
+        ),
+        "tier",
+    ),
+    Metric(
+        "eckpt_save_phase_seconds",
+        "histogram",
+        "parts of a save: copy, publish, push, vote (RAM), host_states, tensors (storage)",
+        (
+            Source("save.copied", "seconds", "copy"),
+            Source("save.published", "seconds", "publish"),
+            Source("save.pushed", "seconds", "push"),
+            Source("save.voted", "seconds", "vote"),
+            Source("persistent.host_states_written", "seconds", "host_states"),
+            Source("persistent.tensors_written", "seconds", "tensors"),
+        ),
+        "phase",
+    ),
+    Metric(
+        "eckpt_saved_bytes_total",
+        "counter",
+        "bytes of the state that this process has saved",
+        (
+            Source("save.published", "size_bytes", "local"),
+            Source("persistent.tensors_written", "size_bytes", "persistent"),
+        ),
+        "tier",
+    ),
+    Metric(
+        "eckpt_failed_saves_total",
+        "counter",
+        "failed saves: incomplete (RAM), storage, preempted (not written in time), stop",
+        (
+            Source("save.incomplete", label="incomplete"),
+            Source("persistent.failed", label="storage"),
+            Source("preemption.not_written", label="preempted"),
+            Source("stop.not_saved", label="stop"),
+        ),
+        "reason",
+    ),
+    Metric(
+        "eckpt_skipped_saves_total",
+        "counter",
+        "saves left out: busy (the one before was under way), dropped (the processes did not"
+        " agree), ignored (not newer), storage (busy or paused there)",
+        (
+            Source("save.skipped", label="busy"),
+            Source("save.dropped", label="dropped"),
+            Source("save.ignored", label="ignored"),
+            Source("persistent.skipped", label="storage"),
+        ),
+        "reason",
+    ),
+    Metric(
+        "eckpt_newest_step",
+        "gauge",
+        "newest step known to be whole in a tier, of this process's life",
+        (
+            Source("save.complete", "step", "local"),
+            Source("save.kept", "step", "local"),
+            Source("persistent.complete", "step", "persistent"),
+            Source("persistent.kept", "step", "persistent"),
+            Source("restore.finished", "step", "{tier}"),
+        ),
+        "tier",
+    ),
+    Metric(
+        "eckpt_newest_step_age_seconds",
+        "age",
+        "time since that step's state was training's: the work that a loss would cost (RPO)",
+        (
+            Source("save.complete", "seconds", "local"),
+            Source("save.kept", label="local"),
+            Source("persistent.complete", "seconds", "persistent"),
+            Source("persistent.kept", label="persistent"),
+            Source("restore.finished", label="{tier}"),
+        ),
+        "tier",
+    ),
+    Metric(
+        "eckpt_copies",
+        "gauge",
+        "copies of each shard in RAM once a step is whole; one fewer losses are survived",
+        (Source("start.ready", "copies"),),
+    ),
+    Metric(
+        "eckpt_ram_slots",
+        "gauge",
+        "slots that this process reserves in RAM",
+        (Source("start.ready", "slots"),),
+    ),
+    Metric(
+        "eckpt_ram_reserved_bytes",
+        "gauge",
+        "size of these slots",
+        (Source("start.ready", "ram_bytes"),),
+    ),
+    Metric(
+        "eckpt_restore_seconds",
+        "histogram",
+        "restores of this process, by the tier that the step came from",
+        (Source("restore.finished", "seconds", "{tier}"),),
+        "tier",
+    ),
+    Metric(
+        "eckpt_restore_phase_seconds",
+        "histogram",
+        "parts of a restore or prefetch, as the event restore.phases",
+        tuple(
+            Source("restore.phases", f"{phase}_seconds", phase)
+            for phase in ("report", "plan", "load", "shards", "host_state", "agree")
+        ),
+        "phase",
+    ),
+    Metric(
+        "eckpt_restored_bytes_total",
+        "counter",
+        "bytes of restored state by source: own_ram, peers, storage",
+        (
+            Source("restore.finished", "bytes_local", "own_ram"),
+            Source("restore.finished", "bytes_peer", "peers"),
+            Source("restore.finished", "bytes_persistent", "storage"),
+        ),
+        "source",
+    ),
+    Metric(
+        "eckpt_last_restore_seconds",
+        "gauge",
+        "time of the last recovery's restore (RTO without the restart of the processes)",
+        (Source("restore.finished", "seconds"),),
+    ),
+    Metric(
+        "eckpt_restored_step",
+        "gauge",
+        "step of the last restore",
+        (Source("restore.finished", "step"),),
+    ),
+    Metric(
+        "eckpt_passed_over_steps_total",
+        "counter",
+        "newer steps that a restore passed over; the event restore.rejected has the reasons",
+        (Source("restore.rejected", label="{tier}"),),
+        "tier",
+    ),
+    Metric(
+        "eckpt_replanned_restores_total",
+        "counter",
+        "further plans of restores, after a copy failed (leader)",
+        (Source("restore.replanned"),),
+    ),
+    Metric(
+        "eckpt_prefetch_seconds",
+        "histogram",
+        "prefetches that ended with a state",
+        (Source("prefetch.finished", "seconds"),),
+    ),
+    Metric(
+        "eckpt_quarantined_copies_total",
+        "counter",
+        "copies of shards that failed their check, or that a majority contradicts",
+        (Source("restore.quarantined"),),
+    ),
+    Metric(
+        "eckpt_divergence_total",
+        "counter",
+        "shards whose replicas differ",
+        (Source("divergence"),),
+    ),
+    Metric(
+        "eckpt_unreachable_total",
+        "counter",
+        "failed calls: storage, holder (a peer of a restore), buddy (a copy of the host state)",
+        (
+            Source("persistent.unreachable", label="storage"),
+            Source("restore.persistent_unreachable", label="storage"),
+            Source("restore.holder_unreachable", label="holder"),
+            Source("restore.push_failed", label="buddy"),
+        ),
+        "target",
+    ),
+    Metric(
+        "eckpt_preemptions_total",
+        "counter",
+        "preemption notices that were acted on",
+        (Source("preemption.reached"),),
+    ),
+)
+
+
+def samples_of(name: str, fields: Mapping[str, Any], time_s: float) -> Iterator[Sample]:
+    """Yield the samples in the event ``name``; a field that is absent or no number gives none.
+
+    ``time_s``: of the event. Samples of an ``age`` are the Unix time from which it counts.
+    """
+    for metric, source in _BY_EVENT.get(name, ()):
+        value = fields.get(source.field) if source.field else 1
+        if metric.kind == "age":
+            value = time_s - (value if source.field and isinstance(value, int | float) else 0)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        label = source.label
+        if label.startswith("{"):
+            label = str(fields.get(label[1:-1], ""))
+        yield Sample(metric, value, label)
+
+
+def _by_event() -> dict[str, list[tuple[Metric, Source]]]:
+    rows: dict[str, list[tuple[Metric, Source]]] = {}
+    for metric in METRICS:
+        for source in metric.sources:
+            rows.setdefault(source.event, []).append((metric, source))
+    return rows
+
+
+_BY_EVENT = _by_event()

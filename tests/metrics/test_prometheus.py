@@ -1,0 +1,145 @@
+"""Scrapes over real sockets: of a checkpointer, by several, by rude ones, and of a taken port."""
+
+from __future__ import annotations
+
+import re
+import select
+import socket
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from world import World, save_all
+
+from emergency_ckpt.config import Config
+from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.events import Event, Origin
+from emergency_ckpt.metrics import prometheus
+from emergency_ckpt.metrics.prometheus import MAX_SCRAPES, MetricsServer, RunMetrics, serve_metrics
+
+
+def scraped(port: int) -> dict[str, float]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+        text = answer.read().decode()
+    lines = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    return {
+        re.sub(r',?run="[^"]*"', "", name).replace("{,", "{"): float(value) for name, value in lines
+    }
+
+
+def port_of(events: list[Event]) -> int:
+    (port,) = [event.fields["port"] for event in events if event.name == "start.metrics"]
+    assert isinstance(port, int)
+    return port
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> MetricsServer:
+    monkeypatch.setattr(prometheus, "_metrics", [])
+    return serve_metrics("127.0.0.1", 0)
+
+
+def test_scrape_shows_saves_and_the_restore(world: World) -> None:
+    seen: list[Event] = []
+    with world.open_both(metrics_port=0, on_event=seen.append) as checkpointer:
+        before = scraped(port_of(seen))
+        save_all(checkpointer, world, 1, 2)
+        now = scraped(port_of(seen))
+        assert now['eckpt_newest_step{tier="local"}'] == 2
+        assert now['eckpt_newest_step{tier="persistent"}'] == 2
+        stalls = 'eckpt_save_stall_seconds_count{tier="local"}'
+        assert now[stalls] - before.get(stalls, 0) == 2
+        for phase in ("copy", "publish", "push", "vote", "host_states", "tensors"):
+            assert now[f'eckpt_save_phase_seconds_count{{phase="{phase}"}}'] >= 1
+        assert 0 <= now['eckpt_newest_step_age_seconds{tier="local"}'] < 300
+        assert now["eckpt_ram_slots{}"] == 2
+        assert now["eckpt_ram_reserved_bytes{}"] > 0
+    del seen[:]
+    with world.open_both(metrics_port=0, on_event=seen.append) as checkpointer:
+        checkpointer.restore(state=world.state(0))
+        after = scraped(port_of(seen))
+        assert after["eckpt_restored_step{}"] == 2
+        assert after["eckpt_last_restore_seconds{}"] > 0
+        assert after['eckpt_restored_bytes_total{source="own_ram"}'] > 0
+        assert after['eckpt_restore_phase_seconds_count{phase="shards"}'] == 1
+        assert after[stalls] == now[stalls]  # of the same program: it goes on counting
+    with pytest.raises(OSError, match="refused"):
+        scraped(port_of(seen))
+
+
+def test_port_of_another_program_is_an_error_by_name(world: World) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"metrics_port {port} on 127.0.0.1: .*in use"):
+            world.open(metrics_port=port)
+    with world.open(metrics_port=port):  # what the failed start held is free
+        assert scraped(port) is not None
+
+
+def test_port_without_the_package_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    config = Config(dir="/p/run", local_dir="/dev/shm/e", metrics_port=1)
+    with pytest.raises(ConfigError, match=r"emergency-ckpt\[metrics\]"):
+        config.validated()
+
+
+def test_two_checkpointers_of_a_program_share_a_port(server: MetricsServer) -> None:
+    second = serve_metrics("127.0.0.1", 0)
+    assert second is server
+    for run in ("one", "two"):
+        origin = Origin(0, run_id=run)
+        prometheus.run_metrics()(Event("start.ready", {"copies": 3}, 1.0, origin))
+    server.close()
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics") as answer:
+        text = answer.read().decode()
+    assert 'eckpt_copies{run="one"} 3.0' in text
+    assert 'eckpt_copies{run="two"} 3.0' in text
+    second.close()
+    with pytest.raises(OSError, match="refused"):
+        scraped(server.port)
+
+
+def test_rude_scrapers_disturb_nobody(server: MetricsServer) -> None:
+    rude = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(2)]
+    rude[0].sendall(b"GET /metr")  # and silence
+    rude[1].sendall(bytes(range(256)) * 300)
+    assert scraped(server.port) is not None
+    prometheus.run_metrics()(Event("divergence", {}, 1.0, Origin(0)))
+    assert scraped(server.port)["eckpt_divergence_total{}"] == 1
+    before_s = time.monotonic()
+    server.close()  # waits for nobody
+    assert time.monotonic() - before_s < 5
+    for each in rude:
+        each.close()
+
+
+def test_scrapers_beyond_the_bound_are_closed(
+    server: MetricsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prometheus._Handler, "timeout", 600.0)
+    silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(MAX_SCRAPES)]
+    late = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(3)]
+    assert [each.recv(1) for each in late] == [b"", b"", b""]
+    assert select.select(silent, [], [], 0)[0] == []
+    for each in (*silent, *late):
+        each.close()
+    while True:  # their threads end, and there is room again; the test's timeout is the deadline
+        try:
+            assert scraped(server.port) is not None
+            break
+        except OSError:
+            time.sleep(0.05)
+    server.close()
+
+
+def test_counts_of_any_event_are_taken(server: MetricsServer) -> None:
+    metrics = RunMetrics()
+    for name in ("restore.finished", "save.complete", "start.ready", "no.such"):
+        metrics(Event(name, {"step": "x", "seconds": -1.0, "bytes_peer": -5}, 1e12, Origin(0)))
+    server.close()
+
+
+def test_setting_takes_a_path_of_events(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="at most 65535"):
+        Config(dir="/p/run", local_dir=str(tmp_path), metrics_port=70000).validated()
