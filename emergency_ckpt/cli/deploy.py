@@ -83,6 +83,12 @@ def _add_options(gke: argparse.ArgumentParser) -> None:
         default=Config.preemption_grace_s,
         help="setting preemption_grace_s (%(default)s)",
     )
+    gke.add_argument(
+        "--hang-timeout-s",
+        type=float,
+        default=GkeJob.hang_timeout_s,
+        help="setting hang_timeout_s (%(default)s)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -120,6 +126,7 @@ def _job(args: argparse.Namespace) -> GkeJob:
         keep_steps=args.keep_steps,
         placement=args.placement,
         preemption_grace_s=args.preemption_grace_s,
+        hang_timeout_s=args.hang_timeout_s,
     )
 
 

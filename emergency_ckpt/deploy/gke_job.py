@@ -27,6 +27,7 @@ GRACE_MARGIN_S = 5
 
 _NAME_SUFFIX_CHARS = len("-slice-999-9999-abcde")
 _LABEL_LIMIT_CHARS = 63
+_DAY_S = 86400
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 
@@ -49,7 +50,7 @@ class GkeJob:
       queue: Kueue's queue; None without Kueue.
       keep_steps: the job's setting ``local_keep_last_n``.
       placement: the job's setting of that name, as text.
-      preemption_grace_s: the job's setting of that name.
+      preemption_grace_s, hang_timeout_s: the job's settings of these names.
       restart_agent_image: JobSet's in-place restart agent; for the source ``in-place`` alone.
 
     Raises:
@@ -69,6 +70,7 @@ class GkeJob:
     ramdisk_source: RamdiskSource
     secret_name: str
     preemption_grace_s: float
+    hang_timeout_s: float = 600.0
     secret: bytes | None = field(default=None, repr=False)
     namespace: str = "default"
     run_id: str | None = None
@@ -187,8 +189,14 @@ def _size_problems(job: GkeJob) -> list[str]:
         )
         if not least <= value <= most
     ]
-    if not 0 < job.preemption_grace_s <= 86400:
-        problems.append(f"--preemption-grace-s must be above 0, not {job.preemption_grace_s}")
+    problems += [
+        f"{option} must be above 0 and at most a day, not {seconds}"
+        for option, seconds in (
+            ("--preemption-grace-s", job.preemption_grace_s),
+            ("--hang-timeout-s", job.hang_timeout_s),
+        )
+        if not 0 < seconds <= _DAY_S
+    ]
     if problems:
         return problems
     try:

@@ -184,6 +184,7 @@ def _settings(job: GkeJob) -> list[Manifest]:
         "ECKPT_PEER_PORT": str(PEER_PORT),
         "ECKPT_PREEMPTION_NOTICE": "gce",
         "ECKPT_PREEMPTION_GRACE_S": str(job.preemption_grace_s),
+        "ECKPT_HANG_TIMEOUT_S": str(job.hang_timeout_s),
         "ECKPT_LOCAL_KEEP_LAST_N": str(job.keep_steps),
         "ECKPT_PLACEMENT": job.placement,
         "HOME": "/tmp",  # noqa: S108  the pod's own
