@@ -12,14 +12,13 @@ from typing import Literal
 
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from emergency_ckpt.core.limits import MAX_SECRET_BYTES, MIN_SECRET_BYTES
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.types import Security
 
 SECRET_VARIABLE = "ECKPT_SECRET"  # noqa: S105  the name of a variable, not a secret
 LAUNCHER_VARIABLE = "ECKPT_JOB_SECRET"
 """Variable with the secret that ``eckpt launch`` generates for the processes that it starts."""
-MIN_SECRET_BYTES = 32
-_MAX_SECRET_BYTES = 4096
 _GENERATE_HINT = "python -c 'import secrets; print(secrets.token_hex(32))' makes one"
 
 
@@ -53,7 +52,7 @@ def load_secret_file(path: Path) -> bytes:
         try:
             mode = os.fstat(descriptor).st_mode
             is_file = stat.S_ISREG(mode)
-            data = os.read(descriptor, _MAX_SECRET_BYTES + 1) if is_file else b""
+            data = os.read(descriptor, MAX_SECRET_BYTES + 1) if is_file else b""
         finally:
             os.close(descriptor)
     except (OSError, ValueError) as error:  # ValueError: a path with a null character
@@ -129,12 +128,12 @@ def check_secret(secret: bytes) -> None:
 
 def _checked(data: bytes, where: str) -> bytes:
     # A secret that is too long was read only in part, and stripping could hide that.
-    secret = data.strip() if len(data) <= _MAX_SECRET_BYTES else data
-    if not MIN_SECRET_BYTES <= len(secret) <= _MAX_SECRET_BYTES:
+    secret = data.strip() if len(data) <= MAX_SECRET_BYTES else data
+    if not MIN_SECRET_BYTES <= len(secret) <= MAX_SECRET_BYTES:
         raise ConfigError(
             [
                 f"{where} has {len(secret)} bytes, not"
-                f" {MIN_SECRET_BYTES} to {_MAX_SECRET_BYTES}; {_GENERATE_HINT}"
+                f" {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES}; {_GENERATE_HINT}"
             ],
             target="secret",
         )

@@ -69,6 +69,26 @@ PRIVATE_MODULES = {
     },
 }
 
+# Sizes that bound a module's own work. What comes from another process, a file or a bucket is
+# bounded by ``core/limits``.
+OWN_SIZES = {
+    "cluster/coordination.py": {"ERROR_LIMIT_CHARS", "JOINED_LIMIT_CHARS"},
+    "cluster/departures.py": {"REASON_LIMIT_CHARS"},
+    "cluster/hang/exit.py": {"STACKS_LIMIT_CHARS"},
+    "cluster/hang/progress.py": {"PLACE_LIMIT_CHARS"},
+    "cluster/hang/watch.py": {"REASON_LIMIT_CHARS"},
+    "cluster/messages.py": {"UNREADABLE_LIMIT_CHARS"},
+    "cluster/preemption/sources.py": {"TEXT_LIMIT_CHARS"},
+    "core/restore/plan_types.py": {"MAX_REASON_CHARS"},
+    "core/run_log/run_events.py": {"MAX_TEXT_CHARS"},
+    "demo/timeline.py": {"MESSAGE_LIMIT_CHARS"},
+    "deploy/gke_job.py": {"LABEL_LIMIT_CHARS"},
+    "event_log/writer.py": {"MIN_LOG_BYTES"},
+    "save/vote.py": {"BALLOT_LIMIT_CHARS"},
+    "transfer/split.py": {"MAX_REQUEST_BYTES", "MIN_REQUEST_BYTES"},
+    "transfer/wire.py": {"MAX_EXCERPT_CHARS"},
+}
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -158,21 +178,36 @@ def test_folders_of_the_package_have_at_most_14_files() -> None:
     assert {folder: n for folder, n in sizes.items() if n > MAX_FILES_IN_A_FOLDER} == {}
 
 
+def constants_of(path: Path) -> Iterator[str]:
+    for node in parsed(path).body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                yield name.lstrip("_")
+            case _:
+                pass
+
+
 def test_bounds_have_one_owner_each() -> None:
-    owners: dict[str, list[str]] = defaultdict(list)
-    for path in files_of_package():
-        for node in parsed(path).body:
-            match node:
-                case (
-                    ast.Assign(targets=[ast.Name(id=name)])
-                    | ast.AnnAssign(target=ast.Name(id=name))
-                ):
-                    owners[name.lstrip("_")].append(short(path))
-                case _:
-                    pass
-    bounds = {name: files for name, files in owners.items() if name.startswith(("MAX_", "MIN_"))}
-    assert "MAX_PROCESSES" in bounds
-    assert {name: files for name, files in bounds.items() if len(files) > 1} == {}
+    owners = Counter(
+        name
+        for path in files_of_package()
+        for name in set(constants_of(path))
+        if name.startswith(("MAX_", "MIN_"))
+    )
+    assert owners["MAX_PROCESSES"] == 1
+    assert {name for name, count in owners.items() if count > 1} == set()
+
+
+def test_sizes_of_foreign_input_are_bounded_in_core_limits() -> None:
+    size = re.compile(r"(MAX|MIN)_.*(BYTES|CHARS|DEPTH|LENGTH)$|(.*_)?(LIMIT|MOST)_(BYTES|CHARS)$")
+    elsewhere = {
+        f"{short(path)}: {name}"
+        for path in files_of_package()
+        if short(path) != "core/limits.py" and not short(path).startswith("testing/")
+        for name in constants_of(path)
+        if size.match(name)
+    }
+    assert elsewhere == {f"{path}: {name}" for path, names in OWN_SIZES.items() for name in names}
 
 
 def test_public_definitions_are_used_outside_the_tests() -> None:

@@ -6,8 +6,9 @@ import re
 import secrets
 import time
 
+from emergency_ckpt.core.limits import MAX_TIME_MS
+
 _CLOCK = re.compile(r"([0-9a-f]{12})-")
-_LAST_MS = (1 << 48) - 1
 
 
 def new_incarnation(after: str = "") -> str:
@@ -17,5 +18,5 @@ def new_incarnation(after: str = "") -> str:
     if earlier is not None:
         # With a slow clock a later life must still sort later; a clock far ahead must leave room
         # for later lives.
-        now_ms = max(now_ms, min(int(earlier[1], 16) + 1, _LAST_MS))
+        now_ms = max(now_ms, min(int(earlier[1], 16) + 1, MAX_TIME_MS))
     return f"{now_ms:012x}-{secrets.token_hex(8)}"

@@ -12,20 +12,16 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES, MAX_PLAN_MESSAGE_BYTES, MAX_REASON_BYTES
 from emergency_ckpt.errors import CoordinationError
 
 _T = TypeVar("_T")
-SMALL_BYTES = 1 << 20
-"""Maximum of a message whose size does not depend on the state or the number of processes."""
-LARGE_BYTES = 256 << 20
-"""Maximum of any message; its decoded objects take several times as much memory."""
-_REASON_LIMIT_BYTES = 4000
 _UNREADABLE_LIMIT_CHARS = 400
 _HINT = "all processes must run the same version"
 
 
 def decode_message(
-    data: bytes, kind: type[_T] | Any, name: str, *, limit_bytes: int = LARGE_BYTES
+    data: bytes, kind: type[_T] | Any, name: str, *, limit_bytes: int = MAX_PLAN_MESSAGE_BYTES
 ) -> _T:
     """Return the message ``name``. CoordinationError for anything else."""
     if len(data) > limit_bytes:
@@ -42,7 +38,7 @@ def decode_each(
     name: str,
     unreadable: Callable[[str], _T],
     *,
-    limit_bytes: int = SMALL_BYTES,
+    limit_bytes: int = MAX_MESSAGE_BYTES,
 ) -> dict[int, _T]:
     """Return the message ``name`` of each process; never raises.
 
@@ -83,8 +79,8 @@ def number_of(text: str | bytes, name: str) -> int:
 
 def text_of(data: bytes, name: str) -> str:
     """Return a message that is a short text. CoordinationError: too long, or not a text."""
-    if len(data) > _REASON_LIMIT_BYTES:
-        raise _not_a_message(name, f"{len(data)} bytes are more than {_REASON_LIMIT_BYTES}")
+    if len(data) > MAX_REASON_BYTES:
+        raise _not_a_message(name, f"{len(data)} bytes are more than {MAX_REASON_BYTES}")
     try:
         return data.decode()
     except UnicodeDecodeError as error:
@@ -93,7 +89,7 @@ def text_of(data: bytes, name: str) -> str:
 
 def reason_of(data: bytes) -> str:
     """Return the readable part of a sentence for people. Never raises."""
-    return data[:_REASON_LIMIT_BYTES].decode(errors="replace")
+    return data[:MAX_REASON_BYTES].decode(errors="replace")
 
 
 def _not_a_message(name: str, problem: str) -> CoordinationError:

@@ -15,7 +15,8 @@ from emergency_ckpt.cluster.coordination import (
     deadline_left_s,
 )
 from emergency_ckpt.cluster.incarnations import new_incarnation
-from emergency_ckpt.cluster.messages import SMALL_BYTES, decode_each, decode_message, text_of
+from emergency_ckpt.cluster.messages import decode_each, decode_message, text_of
+from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.errors import CheckpointError, RestoreFailed
 from emergency_ckpt.tiers.local.manifest import decode_contents
 from emergency_ckpt.transfer.client import TransferClient
@@ -93,7 +94,7 @@ def agree_start(coordinator: Coordinator, start: Callable[[], str], timeout_s: f
         hellos = decode_each(found, _Hello, "hello", lambda text: _Hello("", text))
         verdict = msgspec.json.encode(_Verdict(new_incarnation(), _objection(hellos)))
     data = share(coordinator, "started", verdict, deadline_left_s(deadline_s), "hello")
-    agreed = decode_message(data, _Verdict, "started", limit_bytes=SMALL_BYTES)
+    agreed = decode_message(data, _Verdict, "started", limit_bytes=MAX_MESSAGE_BYTES)
     if failure is not None:
         raise failure
     if agreed.error:

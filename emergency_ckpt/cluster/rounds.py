@@ -13,8 +13,9 @@ from absl import logging
 
 from emergency_ckpt.cluster.collectives import exchange
 from emergency_ckpt.cluster.coordination import Coordinator, joined_errors, run_and_report
-from emergency_ckpt.cluster.messages import SMALL_BYTES, decode_each, decode_message
+from emergency_ckpt.cluster.messages import decode_each, decode_message
 from emergency_ckpt.cluster.preemption.watch import PreemptionWatch
+from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.errors import CheckpointError
 
 
@@ -41,7 +42,7 @@ def run_on_all(
     def tell(error: str) -> str:
         own = msgspec.json.encode(_Ready(error, watch.last_number))
         data = exchange(coordinator, name, own, lambda f: _together(f, name), timeout_s)
-        together = decode_message(data, _Ready, f"{name}.agreed", limit_bytes=SMALL_BYTES)
+        together = decode_message(data, _Ready, f"{name}.agreed", limit_bytes=MAX_MESSAGE_BYTES)
         watch.go_on_from(together.number)
         return together.error
 

@@ -20,7 +20,8 @@ from emergency_ckpt.cluster.coordination import (
     deadline_left_s,
     joined_errors,
 )
-from emergency_ckpt.cluster.messages import SMALL_BYTES, by_process, decode_each, decode_message
+from emergency_ckpt.cluster.messages import by_process, decode_each, decode_message
+from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.core.settings_agreement import differing_settings
 from emergency_ckpt.errors import ConfigError, CoordinationError, DeadlineExceeded
 
@@ -102,7 +103,7 @@ def _follow(coordinator: Coordinator, timeout_s: float) -> _Decision:
     except DeadlineExceeded as error:
         raise _not_all_came(timeout_s, ("process 0",)) from error
     name = "settings.decision, process 0"
-    return decode_message(data, _Decision, name, limit_bytes=SMALL_BYTES)
+    return decode_message(data, _Decision, name, limit_bytes=MAX_MESSAGE_BYTES)
 
 
 def _lead(coordinator: Coordinator, deadline_s: float) -> _Decision:
@@ -139,7 +140,7 @@ def _learn_differences(coordinator: Coordinator, deadline_s: float) -> list[str]
     name = "settings.differences"
     if coordinator.process_index != 0:
         data = coordinator.get(name, deadline_left_s(deadline_s) + _TOLD_LATE_S)
-        return decode_message(data, list[str], f"{name}, process 0", limit_bytes=SMALL_BYTES)
+        return decode_message(data, list[str], f"{name}, process 0", limit_bytes=MAX_MESSAGE_BYTES)
     deadline_s += _TOLD_LATE_S / 2
     tables: dict[int, dict[str, str]] = {}
     unreadable: list[str] = []
@@ -147,7 +148,9 @@ def _learn_differences(coordinator: Coordinator, deadline_s: float) -> list[str]
         data = coordinator.get(f"settings.told/{process}", deadline_left_s(deadline_s))
         key = f"settings.told/{process}"
         try:
-            tables[process] = decode_message(data, dict[str, str], key, limit_bytes=SMALL_BYTES)
+            tables[process] = decode_message(
+                data, dict[str, str], key, limit_bytes=MAX_MESSAGE_BYTES
+            )
         except CoordinationError as error:
             unreadable.append(str(error))
     lines = [*unreadable, *differing_settings(tables)][:_MOST_LINES]

@@ -10,7 +10,7 @@ import jax
 from emergency_ckpt.config.policies import policy_identity
 from emergency_ckpt.config.table import settings_table
 
-_LONGEST_TEXT_CHARS = 200
+_SHOWN_CHARS = 200
 
 
 def shared_settings(config: object) -> dict[str, str]:
@@ -37,7 +37,7 @@ def _identity(value: Any) -> str:
 
 
 def _bounded(text: str) -> str:
-    if len(text) <= _LONGEST_TEXT_CHARS:
+    if len(text) <= _SHOWN_CHARS:
         return text
     digest = hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()[:12]
-    return f"{text[:_LONGEST_TEXT_CHARS]}... ({digest})"
+    return f"{text[:_SHOWN_CHARS]}... ({digest})"

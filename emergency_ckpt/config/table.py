@@ -8,10 +8,10 @@ from collections.abc import Callable
 from types import NoneType
 from typing import Any, Final, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
+from emergency_ckpt.core.limits import MAX_SETTING_CHARS
 from emergency_ckpt.core.save.step_agreement import TierName
 
 _LONGEST_TIME_S: Final = 1e7
-_LONGEST_TEXT_CHARS: Final = 4096  # PATH_MAX of Linux
 
 T = TypeVar("T")
 
@@ -82,7 +82,7 @@ class Setting:
         return "a text", self.kind is not str
 
     def _text_problem(self, value: str) -> str | None:
-        longest = self.most or _LONGEST_TEXT_CHARS
+        longest = self.most or MAX_SETTING_CHARS
         if len(value) < (self.least or 0):
             return f"{self.name} is empty"
         if not value.isprintable():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
+from emergency_ckpt.core.limits import MAX_ADDRESS_CHARS
 from emergency_ckpt.errors import TransferError
 
-_MAX_ADDRESS_CHARS = 300  # a DNS name has at most 253
 _HOLDER = re.compile(r"[0-9a-f]{32}")
 
 
@@ -36,15 +36,15 @@ def parse_address(text: str) -> tuple[str, int]:
     port = int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 5 else 0
     if (
         not (colon and host and well_formed and 1 <= port <= 65535)
-        or len(text) > _MAX_ADDRESS_CHARS
+        or len(text) > MAX_ADDRESS_CHARS
         or any(c.isspace() or c in "[]/@" or not c.isprintable() for c in host)
     ):
         raise TransferError(
             "parse address",
-            repr(text[:_MAX_ADDRESS_CHARS]),
+            repr(text[:MAX_ADDRESS_CHARS]),
             "not an address",
             expected="host:port or [IPv6 address]:port",
-            actual=repr(text[:_MAX_ADDRESS_CHARS]),
+            actual=repr(text[:MAX_ADDRESS_CHARS]),
         )
     return host, port
 

@@ -1,4 +1,4 @@
-"""Bounds of names, numbers and documents that one process writes and another reads.
+"""Bounds of names, numbers and documents that come from another process, a file or a bucket.
 
 Each bound stands here once. The writer and every reader use it, so that what is saved can be read.
 """
@@ -8,21 +8,54 @@ from __future__ import annotations
 import re
 from typing import Final
 
+# Names and numbers
+
 MAX_INT: Final = (1 << 63) - 1
 """Largest number in a file or a frame."""
 MAX_STEP: Final = MAX_INT
+MAX_TIME_MS: Final = (1 << 48) - 1
+"""Latest time in the name of an incarnation, which gives it twelve hexadecimal digits."""
 MAX_PROCESSES: Final = 1_000_000
 MAX_LEAVES: Final = 1_000_000
 MAX_SHARDS: Final = 1_000_000
 """Maximum for one process."""
 MAX_DIMENSIONS: Final = 32
 """Maximum for a leaf, and for an array in a host state."""
+MAX_DEPTH: Final = 64
+"""Maximum nesting of a host state and of metrics."""
+MAX_LIVES: Final = 64
+"""Maximum number of lives kept one by one in a timeline; older ones are merged."""
 MAX_PATH_CHARS: Final = 4096
 """Maximum for a leaf's path."""
+MAX_SETTING_CHARS: Final = 4096
+"""Maximum for the text of a setting: PATH_MAX of Linux."""
 MAX_NAME_CHARS: Final = 128
 """Maximum for a run id and for an incarnation."""
 MAX_LABEL_CHARS: Final = 255
-"""Maximum for a host name, and for the name of a random key's implementation."""
+"""Maximum for a host name, a file name, and the name of a random key's implementation."""
+MAX_ADDRESS_CHARS: Final = 300
+"""Maximum for ``host:port``; a DNS name has at most 253 characters."""
+
+PLAIN_NAME: Final = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}"
+"""Run ids and incarnations: safe as one component of a path, and never a hidden file."""
+NAME_PATTERN: Final = re.compile(PLAIN_NAME)
+
+# Answers of a cloud
+
+MAX_METADATA_BYTES: Final = 16 << 10
+"""Maximum of a value of the metadata server."""
+
+# Files of both tiers
+
+MAX_SMALL_FILE_BYTES: Final = 4096
+"""Maximum for a record of an owner, a run, a known step or a damaged copy."""
+MAX_DRAIN_LOCK_BYTES: Final = 8192
+MAX_TIMELINE_BYTES: Final = 64 << 10
+MAX_REPLACED_BYTES: Final = 1 << 20
+"""Maximum for the record of steps that are being replaced."""
+MAX_METRICS_BYTES: Final = 1 << 20
+MAX_MARKER_BYTES: Final = 256 << 20
+"""Maximum for a marker or the checksums of a step in storage, and so for any file read whole."""
 MAX_MANIFEST_BYTES: Final = 64 << 20
 MAX_HOST_STATE_BYTES: Final = 64 << 20
 """Maximum for an encoded host state, for every reader: from RAM, storage or a peer.
@@ -30,7 +63,66 @@ MAX_HOST_STATE_BYTES: Final = 64 << 20
 A job's own limit is the setting ``host_state_limit_bytes``. A later job with a lower setting, and a
 server without settings, must still read it.
 """
+MIN_SECRET_BYTES: Final = 32
+MAX_SECRET_BYTES: Final = 4096
 
-PLAIN_NAME: Final = r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}"
-"""Run ids and incarnations: safe as one component of a path, and never a hidden file."""
-NAME_PATTERN: Final = re.compile(PLAIN_NAME)
+# Directories of a ramdisk
+
+MAX_RUNS: Final = 1024
+MAX_DIRECTORIES_PER_RUN: Final = 1024
+MAX_HOST_STATE_SAVES: Final = 72
+"""Above ``local_keep_last_n``, because host states stay as long as their tensors."""
+MAX_HOST_STATE_DOCUMENTS: Final = 4096
+MAX_TOTAL_DOCUMENTS_AT_LIMIT: Final = 16
+"""All documents together are at most this many times the bound of one."""
+MAX_QUARANTINE_RECORDS: Final = 64
+MAX_MOUNTS_CHARS: Final = 4 << 20
+"""Maximum for the kernel's list of mounts."""
+
+# Values in the coordination service
+
+MAX_MESSAGE_BYTES: Final = 1 << 20
+"""Maximum of a message whose size does not depend on the state or the number of processes."""
+MAX_PLAN_MESSAGE_BYTES: Final = 256 << 20
+"""Maximum of any message; its decoded objects take several times as much memory."""
+MAX_EXCHANGE_BYTES: Final = 16 << 10
+"""Maximum of a message by which processes agree on a secret."""
+
+MAX_REASON_BYTES: Final = 4000
+"""Maximum for the reason that a process gives for its failure."""
+
+# Frames between hosts
+
+MAX_NEWCOMERS: Final = 128
+"""Maximum number of connections that have proved nothing yet."""
+MAX_NEWCOMERS_PER_ADDRESS: Final = 64
+MAX_NEWCOMER_FRAME_BYTES: Final = 1 << 10
+"""Maximum of a frame from a stranger to a server."""
+MAX_HANDSHAKE_FRAME_BYTES: Final = 8 << 10
+"""Room for a ``Failure`` with every character escaped."""
+MAX_FRAME_BYTES: Final = 64 << 10
+MAX_INVENTORY_BYTES: Final = 4 << 20
+MAX_RANGES: Final = 1024
+"""Maximum of one request: at most 50 bytes each, so a frame always holds them."""
+MAX_MESSAGE_CHARS: Final = 1000
+"""Maximum for the text of a ``Failure``."""
+
+# Jobs on one machine, and studies of a placement
+
+MAX_HOSTS: Final = 256
+"""Maximum number of processes of a launched job, since they share one machine."""
+MAX_LINE_BYTES: Final = 64 << 10
+"""Maximum of a line of a program's output or of an event log."""
+MAX_TIME_S: Final = 1e11
+"""Latest time of an event."""
+MAX_LOG_ENTRIES: Final = 100_000
+"""Maximum number of directory entries in which logs of events are looked for."""
+MAX_LOG_EVENTS: Final = 1_000_000
+MAX_QUANTITY_BYTES: Final = 1 << 60
+"""Largest quantity of memory in a manifest of a cluster."""
+MAX_DEMO_RESULT_BYTES: Final = 16 << 20
+MAX_CORPUS_BYTES: Final = 4 << 20
+"""Maximum for the text that the demonstration trains on."""
+MAX_SLICES: Final = 256
+MAX_LOST_HOSTS: Final = 64
+"""A RAM tier is not meant for larger losses, and the exact counts grow with the square."""

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import msgspec
 
+from emergency_ckpt.core.limits import MAX_LIVES
 from emergency_ckpt.types import SaveId
-
-MAX_LIVES = 64
-"""Maximum number of lives kept one by one; older ones are merged."""
 
 
 class Life(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -16,7 +16,7 @@ import grain
 import numpy as np
 import numpy.typing as npt
 
-CORPUS_LIMIT_BYTES = 4 << 20
+from emergency_ckpt.core.limits import MAX_CORPUS_BYTES
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -40,7 +40,7 @@ class DataConfig:
     process_count: int
 
 
-def read_corpus(directory: Path | None = None, limit_bytes: int = CORPUS_LIMIT_BYTES) -> Bytes:
+def read_corpus(directory: Path | None = None, limit_bytes: int = MAX_CORPUS_BYTES) -> Bytes:
     """Return the ``*.py`` files of ``directory``, joined by name, up to ``limit_bytes``.
 
     By default the standard library's directory. Raises FileNotFoundError when there is no source.

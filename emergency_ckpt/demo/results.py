@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-DOCUMENT_LIMIT_BYTES = 16 << 20
+from emergency_ckpt.core.limits import MAX_DEMO_RESULT_BYTES
 
 
 class ProcessResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,8 +51,8 @@ def encode_result(result: ProcessResult) -> bytes:
 
 def decode_result(data: bytes) -> ProcessResult:
     """Return the result encoded in ``data``. Raises ValueError for anything else."""
-    if len(data) > DOCUMENT_LIMIT_BYTES:
-        raise ValueError(f"decode result: {len(data)} bytes, over {DOCUMENT_LIMIT_BYTES}")
+    if len(data) > MAX_DEMO_RESULT_BYTES:
+        raise ValueError(f"decode result: {len(data)} bytes, over {MAX_DEMO_RESULT_BYTES}")
     return msgspec.json.decode(data, type=ProcessResult)
 
 

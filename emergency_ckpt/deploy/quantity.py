@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 
+from emergency_ckpt.core.limits import MAX_QUANTITY_BYTES
 from emergency_ckpt.errors import ConfigError
-
-MAX_QUANTITY_BYTES = 1 << 60
 
 _UNITS = {
     "": 1,

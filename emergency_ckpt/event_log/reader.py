@@ -12,15 +12,9 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Final
 
-from emergency_ckpt.event_log.records import (
-    FILE_PATTERN,
-    LINE_LIMIT_BYTES,
-    LoggedEvent,
-    decode_line,
-)
+from emergency_ckpt.core.limits import MAX_LINE_BYTES, MAX_LOG_ENTRIES, MAX_LOG_EVENTS
+from emergency_ckpt.event_log.records import FILE_PATTERN, LoggedEvent, decode_line
 
-_MAX_ENTRIES: Final = 100_000
-_MAX_EVENTS: Final = 1_000_000
 _DEFAULT_BYTES: Final = 256 << 20
 _MAX_NAMED: Final = 20
 _REASON_CHARS: Final = 200
@@ -61,7 +55,7 @@ def read_events(
     sizes: dict[Path, int] = {}
     unreadable: list[str] = []
     with os.scandir(directory) as entries:
-        for entry in itertools.islice(entries, _MAX_ENTRIES):
+        for entry in itertools.islice(entries, MAX_LOG_ENTRIES):
             if FILE_PATTERN.fullmatch(entry.name) is None:
                 continue
             try:
@@ -77,7 +71,7 @@ def read_events(
     ascending = sorted(sizes, key=lambda path: (sizes[path], path))
     for position, path in enumerate(ascending):
         files_left = len(ascending) - position
-        share = (left_bytes // files_left, (_MAX_EVENTS - len(events)) // files_left)
+        share = (left_bytes // files_left, (MAX_LOG_EVENTS - len(events)) // files_left)
         try:
             part = _newest(path, *share)
         except OSError as error:
@@ -115,7 +109,7 @@ def _newest(path: Path, limit_bytes: int, most_events: int) -> _Part:
         start = max(0, found.st_size - limit_bytes)
         if start:
             file.seek(start - 1)
-            file.readline(LINE_LIMIT_BYTES)  # the end of the line before
+            file.readline(MAX_LINE_BYTES)  # the end of the line before
         return _lines(file, limit_bytes, most_events, is_cut=start > 0)
 
 
@@ -124,7 +118,7 @@ def _lines(file: BufferedReader, limit_bytes: int, most_events: int, *, is_cut: 
     bad = count = nbytes = 0
     start = file.tell()
     faults: list[str] = []
-    while nbytes < limit_bytes and (line := file.readline(LINE_LIMIT_BYTES + 1)):
+    while nbytes < limit_bytes and (line := file.readline(MAX_LINE_BYTES + 1)):
         nbytes += len(line)
         if line == b"\n":
             continue

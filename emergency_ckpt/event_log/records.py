@@ -8,13 +8,12 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from emergency_ckpt.core.limits import MAX_LINE_BYTES, MAX_TIME_S
 from emergency_ckpt.events import Event
 
-LINE_LIMIT_BYTES: Final = 64 << 10
 LAUNCHER_FILE: Final = "events_launcher"
 FILE_PATTERN: Final = re.compile(r"events_(?:\d{5,9}|launcher)(?:-\d+)?(?:\.\d+)?\.jsonl")
 
-_MAX_TIME_S: Final = 1e11
 _MAX_CLIPPED_FIELDS: Final = 32
 _CLIPPED_CHARS: Final = 500
 _WORD: Final = 1 << 63
@@ -35,7 +34,7 @@ class LoggedEvent(msgspec.Struct, frozen=True, kw_only=True):
       life: number of restarts by ``eckpt launch`` before this; 0 without it.
     """
 
-    time_s: Annotated[float, msgspec.Meta(ge=0, le=_MAX_TIME_S)]
+    time_s: Annotated[float, msgspec.Meta(ge=0, le=MAX_TIME_S)]
     name: _Name
     process: _Index | None = None
     slice: _Index | None = None
@@ -62,13 +61,13 @@ def logged(event: Event, life: int = 0) -> LoggedEvent:
 
 
 def encode_line(event: LoggedEvent) -> bytes:
-    """Return one line, of at most ``LINE_LIMIT_BYTES``.
+    """Return one line, of at most ``MAX_LINE_BYTES``.
 
     Values that JSON does not have become text; fields that are too long are cut.
     """
     try:
         line = _ENCODER.encode(event) + b"\n"
-        if len(line) <= LINE_LIMIT_BYTES:
+        if len(line) <= MAX_LINE_BYTES:
             return line
     except (TypeError, ValueError, OverflowError, RecursionError):
         pass  # a surrogate, an integer beyond 64 bits, a key that is no text, a cycle
@@ -77,8 +76,8 @@ def encode_line(event: LoggedEvent) -> bytes:
 
 def decode_line(line: bytes) -> LoggedEvent:
     """Return the event in ``line``. Raises ValueError for anything else."""
-    if len(line) > LINE_LIMIT_BYTES:
-        raise ValueError(f"decode event: {len(line)} bytes in a line, over {LINE_LIMIT_BYTES}")
+    if len(line) > MAX_LINE_BYTES:
+        raise ValueError(f"decode event: {len(line)} bytes in a line, over {MAX_LINE_BYTES}")
     try:
         return _DECODER.decode(line)
     except RecursionError as error:

@@ -11,14 +11,9 @@ from typing import Any, Final
 
 from absl import logging
 
+from emergency_ckpt.core.limits import MAX_LINE_BYTES
 from emergency_ckpt.event_log.files import LogFiles
-from emergency_ckpt.event_log.records import (
-    LAUNCHER_FILE,
-    LINE_LIMIT_BYTES,
-    LoggedEvent,
-    encode_line,
-    logged,
-)
+from emergency_ckpt.event_log.records import LAUNCHER_FILE, LoggedEvent, encode_line, logged
 from emergency_ckpt.events import Event
 from emergency_ckpt.forked import drop_in_child
 
@@ -29,7 +24,7 @@ NO_LOG: Final = "off"
 MAX_WAITING: Final = 16384
 """Events that wait for the writer thread; more are dropped and counted."""
 
-MIN_LOG_BYTES: Final = 4 * LINE_LIMIT_BYTES
+MIN_LOG_BYTES: Final = 4 * MAX_LINE_BYTES
 _LIFE_VARIABLE: Final = "ECKPT_RESTART_COUNT"
 _BATCH: Final = 256
 _RETRY_S: Final = 5.0

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from emergency_ckpt.core.limits import MAX_HOSTS
 from emergency_ckpt.errors import CheckpointError, ConfigError
 from emergency_ckpt.launch.faults import Fault
 from emergency_ckpt.launch.job_layout import JobLayout
@@ -19,9 +20,6 @@ from emergency_ckpt.run_secret import generate_secret
 
 KeepRam = Literal["after-failure", "always", "never"]
 Ending = Literal["finished", "died", "hung", "stopped", "timeout"]
-
-MAX_HOSTS = 256
-"""Maximum number of processes of a job, since they share one machine."""
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,10 @@ import tempfile
 from collections.abc import Callable, Generator
 from pathlib import Path
 
+from emergency_ckpt.core.limits import MAX_LINE_BYTES
+
 LineSink = Callable[[str], None]
 
-MAX_LINE_BYTES = 64 * 1024
 KEPT_DIRECTORIES = 8
 """Number of temporary directories with logs of failed jobs that are kept, the newest ones."""
 

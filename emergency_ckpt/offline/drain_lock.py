@@ -6,6 +6,7 @@ import time
 
 import msgspec
 
+from emergency_ckpt.core.limits import MAX_DRAIN_LOCK_BYTES
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.tiers.persistent.marker import HOST_STATE
 from emergency_ckpt.tiers.ramdisk.owners import Owner, this_process
@@ -16,7 +17,6 @@ STALE_S = 7200.0
 """Age in seconds at which the drain of another host counts as dead; drains have deadlines."""
 
 _CLOCK_S = 60.0
-_LIMIT_BYTES = 8192
 
 
 class _Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,7 +65,7 @@ class DrainLock:
 
 def _note_of(data: bytes) -> _Note | None:
     try:
-        return msgspec.json.decode(data[:_LIMIT_BYTES], type=_Note)
+        return msgspec.json.decode(data[:MAX_DRAIN_LOCK_BYTES], type=_Note)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
 

@@ -15,7 +15,8 @@ import msgspec
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster.coordination import Coordinator, forget
 from emergency_ckpt.cluster.departures import leaving
-from emergency_ckpt.cluster.messages import SMALL_BYTES, by_process, decode_message, number_of
+from emergency_ckpt.cluster.messages import by_process, decode_message, number_of
+from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.core.save.step_agreement import (
     Answer,
     Decision,
@@ -216,7 +217,7 @@ class SaveAgreement:
         key = self._key("answer", number)
         found = by_process(self._coordinator.list(key), key, self._coordinator.process_count)
         return {
-            p: decode_message(data, Answer, f"{key}/{p}", limit_bytes=SMALL_BYTES)
+            p: decode_message(data, Answer, f"{key}/{p}", limit_bytes=MAX_MESSAGE_BYTES)
             for p, data in found.items()
             if p != 0
         }
@@ -274,13 +275,15 @@ class SaveAgreement:
                 continue
             if data is not None:
                 name = f"{self._key('decision', number)}, process 0"
-                decision: Decision = decode_message(data, Decision, name, limit_bytes=SMALL_BYTES)
+                decision: Decision = decode_message(
+                    data, Decision, name, limit_bytes=MAX_MESSAGE_BYTES
+                )
                 self._hear(number, decision)
                 return
 
     def _proposal(self, data: bytes, number: int) -> Proposal:
         name = f"{self._key('proposal', number)}, process 0"
-        proposal: Proposal = decode_message(data, Proposal, name, limit_bytes=SMALL_BYTES)
+        proposal: Proposal = decode_message(data, Proposal, name, limit_bytes=MAX_MESSAGE_BYTES)
         if proposal.number != number or proposal.tier not in self._tiers:
             problem = "its number or its tier is another one"
             raise CoordinationError("decode", f"message {name!r}", problem)

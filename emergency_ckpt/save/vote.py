@@ -27,20 +27,20 @@ from emergency_ckpt.cluster.collectives import wait_for_key
 from emergency_ckpt.cluster.coordination import Coordinator, deadline_left_s, forget
 from emergency_ckpt.cluster.departures import Departures
 from emergency_ckpt.cluster.messages import (
-    SMALL_BYTES,
     by_process,
     decode_each,
     decode_message,
     number_of,
     process_of,
 )
+from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.core.save.save_rules import all_published, decide_vote
 from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineExceeded, PeerLeft
 from emergency_ckpt.types import SaveId
 
 _KEPT_VOTES = 4
 _LEARN_TIMEOUT_S = 0.5
-_REASON_LIMIT_CHARS = 200
+_BALLOT_LIMIT_CHARS = 200
 _LATE_AGAIN_S = 5.0
 """Longest wait of the leader for a process that was too late for the vote before as well."""
 SKIPPED = "skipped it: the save before was under way"
@@ -137,7 +137,7 @@ class Vote:
     def hand_in(self, save: SaveId, ballot: Ballot) -> None:
         """Put this process's ballot, and wait for nothing: the first half of ``cast``."""
         coordinator, name = self._coordinator, _name(save)
-        ballot = msgspec.structs.replace(ballot, refused=ballot.refused[:_REASON_LIMIT_CHARS])
+        ballot = msgspec.structs.replace(ballot, refused=ballot.refused[:_BALLOT_LIMIT_CHARS])
         key = f"{name}/ballot/{coordinator.process_index}"
         coordinator.put(key, msgspec.json.encode(ballot))
         # Not a barrier: the service never forgets the name of one.
@@ -293,7 +293,7 @@ class Vote:
 
     def _veto(self, name: str, reason: str) -> Outcome:
         try:
-            decision = self._set(name, _Decision(False, reason[: 2 * _REASON_LIMIT_CHARS]))
+            decision = self._set(name, _Decision(False, reason[: 2 * _BALLOT_LIMIT_CHARS]))
         except (CoordinationError, DeadlineExceeded) as error:
             return Outcome("in_doubt", f"{reason}; {error}")
         return self._outcome_of(decision)
@@ -308,11 +308,11 @@ class Vote:
         found = self._coordinator.find(key)
         if found is None:
             return _Led("")
-        return decode_message(found, _Led, f"{key}, process 0", limit_bytes=SMALL_BYTES)
+        return decode_message(found, _Led, f"{key}, process 0", limit_bytes=MAX_MESSAGE_BYTES)
 
 
 def _decision_of(data: bytes, key: str) -> _Decision:
-    return decode_message(data, _Decision, f"{key}, process 0", limit_bytes=SMALL_BYTES)
+    return decode_message(data, _Decision, f"{key}, process 0", limit_bytes=MAX_MESSAGE_BYTES)
 
 
 def _life(save: SaveId) -> str:

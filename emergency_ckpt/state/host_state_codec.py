@@ -15,11 +15,10 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 
-from emergency_ckpt.core.limits import MAX_DIMENSIONS
+from emergency_ckpt.core.limits import MAX_DEPTH, MAX_DIMENSIONS
 from emergency_ckpt.errors import CorruptData, HostStateError
 from emergency_ckpt.state.tf_iterators import tf_iterator
 
-MAX_DEPTH = 64
 _MIN_JSON_INT, _MAX_JSON_INT = -(1 << 63), (1 << 63) - 1
 
 BYTES, TUPLE, FLOAT, INT, DICT, ARRAY, STATE = (

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from emergency_ckpt.core.limits import NAME_PATTERN
+from emergency_ckpt.core.limits import MAX_RUNS, NAME_PATTERN
 from emergency_ckpt.core.restore.inventory import HeldHostState, HeldTensors, HolderInventory
 from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.errors import CorruptData
@@ -38,7 +38,6 @@ from emergency_ckpt.tiers.local.slots import (
 )
 from emergency_ckpt.tiers.ramdisk.deletion import HOST_STATE_DIRECTORY, KNOWN_COMPLETE
 from emergency_ckpt.tiers.ramdisk.locks import check_run_id, process_directories
-from emergency_ckpt.tiers.ramdisk.other_runs import MAX_RUNS
 from emergency_ckpt.tiers.ramdisk.owners import Owner, read_owner
 from emergency_ckpt.tiers.ramdisk.ownership import open_local_dir, open_process_directory
 from emergency_ckpt.tiers.timeline_record import TIMELINE_NAME

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from emergency_ckpt.core.limits import MAX_TIMELINE_BYTES
 from emergency_ckpt.core.timeline import Timeline, problem_of
 from emergency_ckpt.errors import CorruptData
 from emergency_ckpt.tiers.digested_file import DigestedFile
 
 TIMELINE_NAME = "timeline.json"
-LIMIT_BYTES = 64 << 10
 
-_FILE = DigestedFile("timeline", Timeline, version=1, limit_bytes=LIMIT_BYTES)
+_FILE = DigestedFile("timeline", Timeline, version=1, limit_bytes=MAX_TIMELINE_BYTES)
 
 
 def encode_timeline(timeline: Timeline) -> bytes:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES, MAX_MANIFEST_BYTES
+from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES, MAX_INVENTORY_BYTES, MAX_MANIFEST_BYTES
 from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.errors import HostStateTooLarge, ProtocolViolation
 from emergency_ckpt.run_secret import Credentials
@@ -62,7 +62,7 @@ class TransferClient:
 
     def inventory(self, address: str) -> HolderInventory:
         """Return the published steps and host states of the holder at ``address``."""
-        data = self._ask("fetch inventory", address, wire.GetInventory(), wire.MAX_INVENTORY_BYTES)
+        data = self._ask("fetch inventory", address, wire.GetInventory(), MAX_INVENTORY_BYTES)
         return wire.decode_inventory(data, address)
 
     def fetch_contents(self, address: str, digest: str) -> Contents:

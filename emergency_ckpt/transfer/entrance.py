@@ -17,13 +17,18 @@ from collections.abc import Callable
 from absl import logging
 
 from emergency_ckpt.core.address import format_address
+from emergency_ckpt.core.limits import (
+    MAX_FRAME_BYTES,
+    MAX_MESSAGE_CHARS,
+    MAX_NEWCOMER_FRAME_BYTES,
+    MAX_NEWCOMERS,
+    MAX_NEWCOMERS_PER_ADDRESS,
+)
 from emergency_ckpt.errors import AuthenticationFailed, ProtocolViolation, TransferError
 from emergency_ckpt.run_secret import Credentials
 from emergency_ckpt.transfer import wire
 from emergency_ckpt.transfer.security.handshake import ServerHandshake, SessionKeys
 
-MAX_NEWCOMERS = 128
-MAX_NEWCOMERS_PER_ADDRESS = 64
 _ACCEPTED_AT_ONCE = 64
 _RETRY_S = 0.1
 _LOG_EVERY_S = 10.0
@@ -63,12 +68,12 @@ class _Newcomer:
         if len(self.received) < wire.LENGTH_BYTES:
             return wire.LENGTH_BYTES - len(self.received)
         length = int.from_bytes(self.received[: wire.LENGTH_BYTES], "big")
-        if length > wire.MAX_NEWCOMER_FRAME_BYTES:
+        if length > MAX_NEWCOMER_FRAME_BYTES:
             raise ProtocolViolation(
                 "read frame",
                 self.name,
                 "the frame is too long, or the peer speaks another protocol",
-                expected=f"at most {wire.MAX_NEWCOMER_FRAME_BYTES} bytes",
+                expected=f"at most {MAX_NEWCOMER_FRAME_BYTES} bytes",
                 actual=length,
             )
         return wire.LENGTH_BYTES + length - len(self.received)
@@ -184,11 +189,11 @@ class Entrance:
     def _refuse(self, newcomer: _Newcomer, error: TransferError) -> None:
         self._note(newcomer.name, str(error))
         code = "unauthenticated" if isinstance(error, AuthenticationFailed) else "protocol"
-        self._send(newcomer, wire.Failure(code=code, message=str(error)[: wire.MAX_MESSAGE_CHARS]))
+        self._send(newcomer, wire.Failure(code=code, message=str(error)[:MAX_MESSAGE_CHARS]))
         with contextlib.suppress(OSError):
             # A close with unread bytes is a reset, which may overtake the reason.
             newcomer.sock.shutdown(socket.SHUT_WR)
-            newcomer.sock.recv(wire.MAX_FRAME_BYTES)
+            newcomer.sock.recv(MAX_FRAME_BYTES)
         self._drop(newcomer)
 
     def _hand_over(self, newcomer: _Newcomer) -> None:

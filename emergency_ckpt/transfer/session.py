@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from absl import logging
 
+from emergency_ckpt.core.limits import MAX_MESSAGE_CHARS
 from emergency_ckpt.errors import (
     AuthenticationFailed,
     CheckpointError,
@@ -188,7 +189,7 @@ class Session:
         self.stream.send_frame(wire.Done(), self._service.io_timeout_s)
 
     def _fail(self, code: wire.FailureCode, error: Exception) -> None:
-        failure = wire.Failure(code=code, message=str(error)[: wire.MAX_MESSAGE_CHARS])
+        failure = wire.Failure(code=code, message=str(error)[:MAX_MESSAGE_CHARS])
         self.stream.send_frame(failure, self._service.io_timeout_s)
 
     def _refuse(self, code: wire.FailureCode, error: Exception) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from emergency_ckpt.core.limits import MAX_RANGES
 from emergency_ckpt.transfer.source import ShardTarget
-from emergency_ckpt.transfer.wire import MAX_RANGES, MIB
+from emergency_ckpt.transfer.wire import MIB
 
 MIN_REQUEST_BYTES = 4 * MIB
 MAX_REQUEST_BYTES = 64 * MIB

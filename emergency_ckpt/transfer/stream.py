@@ -18,6 +18,7 @@ import msgspec
 
 from emergency_ckpt import _native
 from emergency_ckpt._native import Mapping
+from emergency_ckpt.core.limits import MAX_FRAME_BYTES
 from emergency_ckpt.errors import ProtocolViolation
 from emergency_ckpt.forked import drop_in_child
 from emergency_ckpt.transfer import split, wire
@@ -78,7 +79,7 @@ class Stream:
         decoder: msgspec.json.Decoder[T],
         timeout_s: float,
         *,
-        limit_bytes: int = wire.MAX_FRAME_BYTES,
+        limit_bytes: int = MAX_FRAME_BYTES,
     ) -> T:
         """Receive one whole frame within ``timeout_s``."""
         deadline_s = time.monotonic() + timeout_s
@@ -179,7 +180,7 @@ class Stream:
             self._socket.shutdown(socket.SHUT_WR)
             while limit_bytes > 0:
                 self._socket.settimeout(max(deadline_s - time.monotonic(), 0.001))
-                got = len(self._socket.recv(min(limit_bytes, wire.MAX_FRAME_BYTES)))
+                got = len(self._socket.recv(min(limit_bytes, MAX_FRAME_BYTES)))
                 if got == 0:
                     return
                 limit_bytes -= got

@@ -13,10 +13,13 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 import msgspec
 
 from emergency_ckpt.core.limits import (
+    MAX_FRAME_BYTES,
     MAX_HOST_STATE_BYTES,
     MAX_INT,
+    MAX_MESSAGE_CHARS,
     MAX_NAME_CHARS,
     MAX_PROCESSES,
+    MAX_RANGES,
     MAX_SHARDS,
     PLAIN_NAME,
 )
@@ -32,12 +35,6 @@ LENGTH_BYTES = 4
 
 KIB = 1024
 MIB = 1024 * KIB
-MAX_NEWCOMER_FRAME_BYTES = KIB  # from a stranger to a server
-MAX_HANDSHAKE_FRAME_BYTES = 8 * KIB  # a Failure with every character escaped
-MAX_FRAME_BYTES = 64 * KIB
-MAX_INVENTORY_BYTES = 4 * MIB
-MAX_RANGES = 1024  # of one request: 50 bytes each at most, so a frame always holds them
-MAX_MESSAGE_CHARS = 1000
 MAX_EXCERPT_CHARS = 200  # of what a peer sent, in errors and logs
 
 Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]

@@ -12,12 +12,11 @@ import pytest
 from damage import damaged
 
 from emergency_ckpt.background import Failures
-from emergency_ckpt.cluster import departures, messages, peers, start_agreement
+from emergency_ckpt.cluster import departures, peers, start_agreement
 from emergency_ckpt.cluster import rounds as going_on
 from emergency_ckpt.cluster.coordination import Coordinator
 from emergency_ckpt.cluster.departures import Departures, leaving
 from emergency_ckpt.cluster.messages import (
-    SMALL_BYTES,
     by_process,
     decode_each,
     decode_message,
@@ -26,6 +25,7 @@ from emergency_ckpt.cluster.messages import (
     text_of,
 )
 from emergency_ckpt.cluster.preemption.watch import PreemptionWatch
+from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES, MAX_PLAN_MESSAGE_BYTES
 from emergency_ckpt.core.save import step_agreement as words
 from emergency_ckpt.errors import CheckpointError, ConfigError, CoordinationError
 from emergency_ckpt.save import vote
@@ -72,7 +72,7 @@ HOSTILE: dict[str, bytes] = {
     "deep": b"[" * 200_000,
     "deep objects": b'{"error":' * 100_000,
     "huge number": b"9" * 100_000,
-    "oversized": b'"' + b"a" * SMALL_BYTES + b'"',
+    "oversized": b'"' + b"a" * MAX_MESSAGE_BYTES + b'"',
 }
 
 
@@ -94,7 +94,7 @@ def test_every_damaged_message_is_one_or_a_typed_error(value: Any, kind: Any) ->
 @pytest.mark.parametrize("kind", [kind for _, kind in MESSAGES], ids=str)
 def test_hostile_message_is_a_typed_error(kind: Any, data: bytes) -> None:
     with pytest.raises(CoordinationError, match="hello/3"):
-        decode_message(data, kind, "hello/3", limit_bytes=SMALL_BYTES)
+        decode_message(data, kind, "hello/3", limit_bytes=MAX_MESSAGE_BYTES)
 
 
 @pytest.mark.parametrize(
@@ -315,4 +315,4 @@ def _recorded(failures: list[Failures]) -> list[Exception]:
 
 
 def test_bounds_of_messages_are_in_order() -> None:
-    assert messages.SMALL_BYTES < messages.LARGE_BYTES
+    assert MAX_MESSAGE_BYTES < MAX_PLAN_MESSAGE_BYTES

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emergency_ckpt.core.timeline import MAX_LIVES, Timeline, continued, is_on_way, newest
+from emergency_ckpt.core.limits import MAX_LIVES
+from emergency_ckpt.core.timeline import Timeline, continued, is_on_way, newest
 from emergency_ckpt.types import SaveId
 
 A, B, C, D = (f"{number:012x}-life" for number in range(1, 5))

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from absl import logging
 
+from emergency_ckpt.core.limits import MAX_LINE_BYTES
 from emergency_ckpt.event_log import writer
 from emergency_ckpt.event_log.reader import EventHistory, read_events
-from emergency_ckpt.event_log.records import LINE_LIMIT_BYTES
 from emergency_ckpt.event_log.tail import LogTail
 from emergency_ckpt.event_log.writer import EventLog, open_event_log
 from emergency_ckpt.events import Event, EventSink, Origin
@@ -324,7 +324,7 @@ def test_log_takes_any_value(tmp_path: Path, value: object) -> None:
 
 def test_log_cuts_fields_that_are_too_long(tmp_path: Path) -> None:
     log = opened(tmp_path)
-    log(event(1, text="x" * 2 * LINE_LIMIT_BYTES))
+    log(event(1, text="x" * 2 * MAX_LINE_BYTES))
     log.close()
     (line,) = read_events(tmp_path).events
     assert line.fields["text"].startswith("'xxx")

@@ -10,13 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from emergency_ckpt.core.limits import MAX_LINE_BYTES
 from emergency_ckpt.event_log.reader import read_events
-from emergency_ckpt.event_log.records import (
-    LINE_LIMIT_BYTES,
-    LoggedEvent,
-    decode_line,
-    encode_line,
-)
+from emergency_ckpt.event_log.records import LoggedEvent, decode_line, encode_line
 
 GOOD = encode_line(LoggedEvent(time_s=5.0, name="save.complete", process=1, fields={"step": 2}))
 
@@ -43,7 +39,7 @@ def written(directory: Path, data: bytes, name: str = "events_00001.jsonl") -> N
         b'{"time_s": 1.0, "name": "a", "process": 0, "fields": []}',
         b'{"time_s": 1.0, "name": "a", "process": 0, "fields": {"x": ' + b"[" * 20000,
         b'{"time_s": 1.0, "name": "' + b"a" * 200 + b'", "process": 0}',
-        b'{"fields": {"x": "' + b"a" * LINE_LIMIT_BYTES,
+        b'{"fields": {"x": "' + b"a" * MAX_LINE_BYTES,
         b"\0" * 100,
     ],
 )

@@ -159,6 +159,6 @@ def test_oversized_document_in_storage_is_not_read_whole(
         os.truncate(documents / name, 1 << 40)
     with pytest.raises(CorruptData, match="too long"):
         tier.read_document(2, 0, 1, digest)
-    monkeypatch.setattr(step_looks, "LIMIT_BYTES", 1 << 20)
+    monkeypatch.setattr(step_looks, "MAX_MARKER_BYTES", 1 << 20)
     with pytest.raises(CorruptData, match="too long"):
         tier.marker(2)

@@ -28,9 +28,9 @@ from transfer_support import (
     send_frame,
 )
 
+from emergency_ckpt.core.limits import MAX_NEWCOMERS, MAX_NEWCOMERS_PER_ADDRESS
 from emergency_ckpt.errors import TransferError
 from emergency_ckpt.testing.memory_holdings import MemoryHoldings, anonymous_mapping
-from emergency_ckpt.transfer import entrance
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
 from emergency_ckpt.transfer.source import ShardTarget
@@ -75,7 +75,7 @@ def test_server_under_flood_serves_every_client(
         for _ in range(8):
             fetch_fresh(server.address, digest, 32 * MIB)
         assert strangers.poll() is None  # the flood outlasted all of it
-        assert len(os.listdir("/proc/self/fd")) < descriptors + entrance.MAX_NEWCOMERS + 64
+        assert len(os.listdir("/proc/self/fd")) < descriptors + MAX_NEWCOMERS + 64
 
 
 @pytest.mark.slow
@@ -103,7 +103,7 @@ def test_server_full_of_strangers_takes_a_client(
     with ExitStack() as stack:
         silent = [
             stack.enter_context(connect(server.address))
-            for _ in range(2 * entrance.MAX_NEWCOMERS_PER_ADDRESS)
+            for _ in range(2 * MAX_NEWCOMERS_PER_ADDRESS)
         ]
         with TransferClient(run_id=RUN_ID, secret=SECRET) as client:
             assert fetch_all(client, server.address, digest)[0] == [b"x"]
@@ -115,7 +115,7 @@ def test_strangers_take_no_place_of_a_proved_client(holdings: MemoryHoldings) ->
     server = TransferServer(holdings, run_id=RUN_ID, secret=SECRET, max_connections=1)
     with server, connect(server.address) as proved, ExitStack() as stack:
         log_in(proved)
-        for _ in range(2 * entrance.MAX_NEWCOMERS_PER_ADDRESS):
+        for _ in range(2 * MAX_NEWCOMERS_PER_ADDRESS):
             stack.enter_context(connect(server.address))
         send_frame(proved, {"type": "get_inventory"})
         assert read_frame(proved)["type"] == "body"
@@ -133,9 +133,9 @@ def test_strangers_of_one_address_push_out_their_own(server: TransferServer) -> 
         assert read_frame(slow)["type"] == "server_proof"
         strangers = [
             stack.enter_context(connect_from("127.0.0.2", server.address))
-            for _ in range(3 * entrance.MAX_NEWCOMERS_PER_ADDRESS)
+            for _ in range(3 * MAX_NEWCOMERS_PER_ADDRESS)
         ]
-        for sock in strangers[: 2 * entrance.MAX_NEWCOMERS_PER_ADDRESS]:
+        for sock in strangers[: 2 * MAX_NEWCOMERS_PER_ADDRESS]:
             assert b"busy" in read_to_end(sock)
         send_frame(slow, {"type": "client_proof", "mac": "A" * 43 + "="})
         assert read_frame(slow)["code"] == "unauthenticated"  # heard, so it was still there

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from transfer_support import SAVE, keys_by_hand
 
-from emergency_ckpt.core.limits import MAX_SHARDS
+from emergency_ckpt.core.limits import MAX_RANGES, MAX_SHARDS
 from emergency_ckpt.errors import CorruptData, ProtocolViolation
 from emergency_ckpt.run_secret import Credentials
 from emergency_ckpt.transfer import wire
@@ -49,7 +49,7 @@ def test_frame_of_the_worked_example() -> None:
 
 def test_largest_request_fits_a_frame() -> None:
     largest = (MAX_SHARDS - 1, (1 << 63) - 1, (1 << 63) - 1)
-    frame = wire.GetShards(digest="ab" * 32, ranges=[largest] * wire.MAX_RANGES)
+    frame = wire.GetShards(digest="ab" * 32, ranges=[largest] * MAX_RANGES)
     encoded = wire.encode_frame(frame)
     assert wire.decode_json(wire.REQUEST, encoded[4:], "peer") == frame
 
@@ -98,7 +98,7 @@ def test_requests_cover_every_byte_once(streams: int, sizes: tuple[int, ...]) ->
     wanted = [ShardTarget(index, nbytes, 0) for index, nbytes in enumerate(sizes)]
     reached = [0] * len(sizes)
     for parts in requests(wanted, streams):
-        assert 1 <= len(parts) <= wire.MAX_RANGES
+        assert 1 <= len(parts) <= MAX_RANGES
         assert sum(part.nbytes for part in parts) <= 64 * MIB
         for part in parts:
             assert part.nbytes > 0

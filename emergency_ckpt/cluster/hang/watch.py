@@ -16,8 +16,9 @@ from absl import logging
 from emergency_ckpt.cluster.coordination import Coordinator
 from emergency_ckpt.cluster.hang.exit import end_hung_process
 from emergency_ckpt.cluster.hang.progress import StepProgress
-from emergency_ckpt.cluster.messages import SMALL_BYTES, by_process, decode_each, decode_message
+from emergency_ckpt.cluster.messages import by_process, decode_each, decode_message
 from emergency_ckpt.core.hang import HangDecision, ProcessProgress, decide_hang
+from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.events import EventSink
 
@@ -117,7 +118,9 @@ class HangWatch:
             self._seen.clear()
             self._look_began_s = None
         if data is not None:
-            self._decided = decode_message(data, _Decision, _DECISION, limit_bytes=SMALL_BYTES)
+            self._decided = decode_message(
+                data, _Decision, _DECISION, limit_bytes=MAX_MESSAGE_BYTES
+            )
 
     def _publish(self, *, has_left: bool) -> ProcessProgress:
         self._beat += 1

@@ -8,6 +8,7 @@ import os
 import time
 from typing import Any
 
+from emergency_ckpt.core.limits import MAX_METADATA_BYTES
 from emergency_ckpt.core.save.notice_rules import (
     maintenance_event_notice,
     preempted_notice,
@@ -19,7 +20,6 @@ _DEFAULT_HOST = "metadata.google.internal"
 _PATH = "/computeMetadata/v1/instance/"
 _FLAVOR = ("Metadata-Flavor", "Google")
 _TIMEOUT_S = 2.0
-_MAX_BYTES = 16 << 10
 _FURTHER_LEAD_S = 60.0
 
 
@@ -89,10 +89,12 @@ class MetadataServer:
             if answer.status != http.client.OK:
                 raise ValueError(f"it answers {key} with status {answer.status}")
             data = b""
-            while part := answer.read1(_MAX_BYTES + 1 - len(data)):
+            while part := answer.read1(MAX_METADATA_BYTES + 1 - len(data)):
                 data += part
-                if len(data) > _MAX_BYTES:
-                    raise ValueError(f"its answer to {key} has more than {_MAX_BYTES} bytes")
+                if len(data) > MAX_METADATA_BYTES:
+                    raise ValueError(
+                        f"its answer to {key} has more than {MAX_METADATA_BYTES} bytes"
+                    )
                 if time.monotonic() > deadline_s:
                     raise TimeoutError(f"its answer to {key} takes longer than {_TIMEOUT_S:g} s")
             return data.decode("ascii").strip()

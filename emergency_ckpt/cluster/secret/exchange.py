@@ -20,6 +20,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from emergency_ckpt.core.limits import MAX_EXCHANGE_BYTES
 from emergency_ckpt.core.secret.keys import RunSecret, derive_key
 from emergency_ckpt.core.secret.sealed_values import OpenedValue, open_value, seal_value
 from emergency_ckpt.run_secret import OwnSecret, generate_secret
@@ -27,7 +28,6 @@ from emergency_ckpt.run_secret import OwnSecret, generate_secret
 T = TypeVar("T")
 
 _NONCE_BYTES = 16
-_MOST_BYTES = 16384
 _NOBODY = b"no secret was given to this process"
 """Placeholder for a missing secret: its seals prove nothing but identify such processes."""
 _ONCE = bytes(12)  # the nonce of a key that seals one text
@@ -206,7 +206,7 @@ def _sealed(key: bytes, name: str, value: bytes) -> bytes:
 
 def _decoded(key: bytes, name: str, data: bytes, kind: type[T]) -> T | None:
     """Return the message that was sealed for ``name``, None when ``data`` has none."""
-    opened = open_value(key, name, data) if len(data) <= _MOST_BYTES else None
+    opened = open_value(key, name, data) if len(data) <= MAX_EXCHANGE_BYTES else None
     if opened is None:
         return None
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from emergency_ckpt.core.limits import MAX_LOST_HOSTS, MAX_SLICES
 from emergency_ckpt.core.placement.policies import (
     ALL_BUT_PRIMARY,
     AllButPrimary,
@@ -17,9 +18,6 @@ from emergency_ckpt.errors import ConfigError
 SLOTS = 2
 """Slots of a process: one save is complete while the other is written."""
 
-MAX_SLICES = 256
-MAX_LOST_HOSTS = 64
-"""A RAM tier is not meant for larger losses, and the exact counts grow with the square."""
 
 _SLOWEST_BYTES_PER_S = 1.0
 

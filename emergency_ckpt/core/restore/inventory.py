@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from emergency_ckpt.core.limits import MAX_TIME_MS
 from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.types import Contents, SaveId
 
@@ -84,7 +85,7 @@ def plain_incarnation(committed_ms: int, digest: str) -> str:
     It sorts among our own lives by the clock. A step that is written again under the same number
     has another one.
     """
-    return f"{min(max(committed_ms, 0), (1 << 48) - 1):012x}-orbax-{digest}"
+    return f"{min(max(committed_ms, 0), MAX_TIME_MS):012x}-orbax-{digest}"
 
 
 def is_plain(incarnation: str) -> bool:

@@ -7,10 +7,8 @@ import operator
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, cast
 
-from emergency_ckpt.core.limits import MAX_STEP
+from emergency_ckpt.core.limits import MAX_DEPTH, MAX_STEP
 from emergency_ckpt.errors import InvalidState
-
-_MAX_METRICS_DEPTH = 64
 
 
 class SaveDecision(NamedTuple):
@@ -187,7 +185,7 @@ def plain_metrics(metrics: Any) -> Any:
     Blocks for values on devices. ``InvalidState`` for anything that is no JSON value.
     """
     try:
-        plain = _plain(metrics, _MAX_METRICS_DEPTH)
+        plain = _plain(metrics, MAX_DEPTH)
         json.dumps(plain)
     except (TypeError, ValueError, RuntimeError, RecursionError) as error:
         raise InvalidState(

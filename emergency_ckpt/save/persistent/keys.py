@@ -10,7 +10,8 @@ import msgspec
 from emergency_ckpt.cluster.collectives import wait_for_key
 from emergency_ckpt.cluster.coordination import Coordinator, forget
 from emergency_ckpt.cluster.departures import Departures, in_order
-from emergency_ckpt.cluster.messages import SMALL_BYTES, by_process, decode_message, reason_of
+from emergency_ckpt.cluster.messages import by_process, decode_message, reason_of
+from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.save.persistent.reports import StageReport, report_of
 from emergency_ckpt.types import SaveId
@@ -83,7 +84,7 @@ class PersistentSaveKeys:
             if process not in processes:
                 continue
             at: tuple[str, int] = decode_message(
-                data, tuple[str, int], f"{_AT}/{process}", limit_bytes=SMALL_BYTES
+                data, tuple[str, int], f"{_AT}/{process}", limit_bytes=MAX_MESSAGE_BYTES
             )
             if at > in_order(save):
                 text = f"process {process} did not save it: it has come to the save of step {at[1]}"

@@ -10,7 +10,8 @@ import threading
 
 import msgspec
 
-from emergency_ckpt.cluster.messages import SMALL_BYTES, decode_message
+from emergency_ckpt.cluster.messages import decode_message
+from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.errors import (
     CoordinationError,
     DeadlineExceeded,
@@ -86,7 +87,7 @@ class Outcomes:
         finally:
             self._is_learning = False
         name = f"{OUTCOME} of step {save.step}, process {first_writer}"
-        outcome: _Outcome = decode_message(data, _Outcome, name, limit_bytes=SMALL_BYTES)
+        outcome: _Outcome = decode_message(data, _Outcome, name, limit_bytes=MAX_MESSAGE_BYTES)
         if outcome.error:
             problem = f"process {first_writer} failed: {outcome.error}"
             kind = SavePaused if outcome.pauses else PersistentTierError

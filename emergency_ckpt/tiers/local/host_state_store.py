@@ -11,7 +11,12 @@ import re
 import threading
 from collections.abc import Callable, Collection, Iterator
 
-from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES
+from emergency_ckpt.core.limits import (
+    MAX_HOST_STATE_BYTES,
+    MAX_HOST_STATE_DOCUMENTS,
+    MAX_HOST_STATE_SAVES,
+    MAX_TOTAL_DOCUMENTS_AT_LIMIT,
+)
 from emergency_ckpt.core.restore.inventory import HeldHostState
 from emergency_ckpt.errors import (
     CheckpointError,
@@ -31,13 +36,6 @@ from emergency_ckpt.tiers.local.signatures import (
 )
 from emergency_ckpt.tiers.ramdisk.deletion import HOST_STATE_DIRECTORY
 from emergency_ckpt.types import SaveId
-
-MAX_SAVES = 72
-"""Above ``local_keep_last_n``, because host states stay as long as their tensors."""
-
-MAX_DOCUMENTS = 4096
-MAX_TOTAL_DOCUMENTS_AT_LIMIT = 16
-"""All documents together are at most this many times the bound of one."""
 
 DOCUMENT_PATTERN = re.compile(r"process_\d{5,7}_of_\d{5,7}\.json")
 
@@ -213,8 +211,8 @@ class HostStateStore:
             saves = {key[0] for key in self._held}
             total = sum(entry.size_bytes for entry in self._held.values())
             if (
-                len(saves | {save}) <= MAX_SAVES
-                and len(self._held) < MAX_DOCUMENTS
+                len(saves | {save}) <= MAX_HOST_STATE_SAVES
+                and len(self._held) < MAX_HOST_STATE_DOCUMENTS
                 and total + size_bytes <= MAX_TOTAL_DOCUMENTS_AT_LIMIT * self._limit_bytes
             ):
                 return
@@ -224,8 +222,8 @@ class HostStateStore:
                     "publish host state in",
                     f"{len(self._held)} documents of {len(saves)} saves",
                     "the store is full of newer ones",
-                    expected=f"at most {MAX_SAVES} saves, {MAX_DOCUMENTS} documents and"
-                    f" {MAX_TOTAL_DOCUMENTS_AT_LIMIT * self._limit_bytes} bytes",
+                    expected=f"at most {MAX_HOST_STATE_SAVES} saves, {MAX_HOST_STATE_DOCUMENTS}"
+                    f" documents and {MAX_TOTAL_DOCUMENTS_AT_LIMIT * self._limit_bytes} bytes",
                     actual=f"{total} bytes",
                 )
             oldest = min(older)
@@ -252,7 +250,7 @@ class HostStateStore:
                 if not DOCUMENT_PATTERN.fullmatch(file_name):
                     continue
                 try:
-                    if len(self._held) >= MAX_DOCUMENTS:
+                    if len(self._held) >= MAX_HOST_STATE_DOCUMENTS:
                         raise CorruptData("open", file_name, "there are too many documents")
                     entry = read_document(name, file_name, save_fd, self._run_id, self._signer)
                 except NotSigned as error:
@@ -297,7 +295,7 @@ def save_directories(dir_fd: int) -> Iterator[tuple[str, int]]:
 def document_names(save_fd: int) -> list[str]:
     """Return the names of the documents in a save's directory, sorted."""
     names = sorted(name for name in os.listdir(save_fd) if DOCUMENT_PATTERN.fullmatch(name))
-    return names[:MAX_DOCUMENTS]
+    return names[:MAX_HOST_STATE_DOCUMENTS]
 
 
 def signed_name(save_name: str, file_name: str) -> str:

@@ -10,6 +10,11 @@ from pathlib import Path
 import msgspec
 from absl import logging
 
+from emergency_ckpt.core.limits import (
+    MAX_QUARANTINE_RECORDS,
+    MAX_SMALL_FILE_BYTES,
+    MAX_TIMELINE_BYTES,
+)
 from emergency_ckpt.core.save_identity import check_save
 from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.errors import CheckpointError, CorruptData, LocalTierError, NotSigned
@@ -34,17 +39,12 @@ from emergency_ckpt.tiers.local.slots import (
 from emergency_ckpt.tiers.ramdisk.deletion import KNOWN_COMPLETE, QUARANTINE_DIRECTORY
 from emergency_ckpt.tiers.ramdisk.locks import Claim, Holder, claim_directory
 from emergency_ckpt.tiers.timeline_record import (
-    LIMIT_BYTES as TIMELINE_LIMIT_BYTES,
-)
-from emergency_ckpt.tiers.timeline_record import (
     TIMELINE_NAME,
     decode_timeline,
     encode_timeline,
 )
 from emergency_ckpt.types import SaveId, Writer
 
-MAX_QUARANTINE_RECORDS = 64
-_MAX_SMALL_FILE_BYTES = 4096
 _SLOT_FILES = re.compile(r"slot_(\d{1,2})\.(bin|manifest\.json)")
 
 
@@ -327,7 +327,7 @@ class ProcessDirectory:
 def read_timeline(dir_fd: int, signer: Signer | None = None) -> Timeline | None:
     """Return the recorded timeline, or None without a record. CorruptData, NotSigned."""
     try:
-        data = files.read_bounded(TIMELINE_NAME, dir_fd, TIMELINE_LIMIT_BYTES + OVERHEAD_BYTES)
+        data = files.read_bounded(TIMELINE_NAME, dir_fd, MAX_TIMELINE_BYTES + OVERHEAD_BYTES)
     except FileNotFoundError:
         return None
     file, doubt = open_signed(TIMELINE_NAME, data, signer)
@@ -345,7 +345,7 @@ def read_known_complete(
     error, and an attacker who can write it could as well delete everything.
     """
     try:
-        read = files.read_bounded(KNOWN_COMPLETE, dir_fd, _MAX_SMALL_FILE_BYTES + OVERHEAD_BYTES)
+        read = files.read_bounded(KNOWN_COMPLETE, dir_fd, MAX_SMALL_FILE_BYTES + OVERHEAD_BYTES)
     except FileNotFoundError:
         return None
     data, doubt = open_signed(KNOWN_COMPLETE, read, signer)

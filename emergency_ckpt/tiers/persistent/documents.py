@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 
-from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES
+from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES, MAX_MARKER_BYTES
 from emergency_ckpt.errors import CorruptData
 from emergency_ckpt.state.host_state import document_name
 from emergency_ckpt.tiers.persistent.marker import (
     CHECKSUMS_NAME,
     HOST_STATE,
-    LIMIT_BYTES,
     StepMarker,
     decode_checksums,
 )
@@ -30,7 +29,7 @@ def read_checksums(
     """
     below = f"{HOST_STATE}/{documents}/{CHECKSUMS_NAME}"
     path = storage.path / below
-    data = storage.read_bounded(path, f"/{below}", LIMIT_BYTES, deadline_s)
+    data = storage.read_bounded(path, f"/{below}", MAX_MARKER_BYTES, deadline_s)
     return decode_checksums(data, marker, str(path))
 
 

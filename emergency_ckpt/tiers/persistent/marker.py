@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
+from emergency_ckpt.core.limits import MAX_MARKER_BYTES
 from emergency_ckpt.core.save_identity import check_save
 from emergency_ckpt.core.secret.step_signature import StepSignature, StepSigning
 from emergency_ckpt.errors import CorruptData
@@ -31,7 +32,6 @@ VERSION, SIGNED_VERSION = 2, 3
 NO_SIGNING = StepSigning()
 
 CHECKSUMS_VERSION = 1
-LIMIT_BYTES = 256 << 20
 
 _T = TypeVar("_T")
 
@@ -214,8 +214,8 @@ def _version(data: bytes, target: str) -> int:
 
 def decode_file(data: bytes, kind: type[_T], target: str) -> _T:
     """Decode a small JSON file of the persistent tier. CorruptData is the only error."""
-    if len(data) > LIMIT_BYTES:
-        raise CorruptData("decode", target, f"it is larger than {LIMIT_BYTES} bytes")
+    if len(data) > MAX_MARKER_BYTES:
+        raise CorruptData("decode", target, f"it is larger than {MAX_MARKER_BYTES} bytes")
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import re
 
+from emergency_ckpt.core.limits import MAX_SMALL_FILE_BYTES
 from emergency_ckpt.core.run_claim import RunRecord, problem_of
 from emergency_ckpt.errors import CorruptData, PersistentTierError
 from emergency_ckpt.tiers.digested_file import DigestedFile
@@ -13,8 +14,7 @@ from emergency_ckpt.tiers.persistent.marker import HOST_STATE
 from emergency_ckpt.tiers.storage.directory import StorageDirectory
 
 RUN_FOLDER = f"{HOST_STATE}/run"
-LIMIT_BYTES = 4096
-_FILE = DigestedFile("run", RunRecord, version=1, limit_bytes=LIMIT_BYTES)
+_FILE = DigestedFile("run", RunRecord, version=1, limit_bytes=MAX_SMALL_FILE_BYTES)
 _NAME = re.compile(r"([0-9]{12})\.json")
 _LAST = 10**12 - 1
 _ATTEMPTS = 5
@@ -119,7 +119,7 @@ class RunFile:
         def read() -> bytes | None:
             try:
                 with path.open("rb") as file:
-                    return file.read(LIMIT_BYTES + 1)
+                    return file.read(MAX_SMALL_FILE_BYTES + 1)
             except FileNotFoundError:
                 return None
             except IsADirectoryError:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from absl import logging
 
-from emergency_ckpt.core.limits import NAME_PATTERN
+from emergency_ckpt.core.limits import MAX_DIRECTORIES_PER_RUN, NAME_PATTERN
 from emergency_ckpt.errors import ConfigError, CorruptData, LocalTierError
 from emergency_ckpt.forked import drop_in_child
 from emergency_ckpt.tiers import files
@@ -40,7 +40,6 @@ from emergency_ckpt.tiers.ramdisk.ownership import (
 )
 
 READER_LOCK = "reader.lock"
-MAX_DIRECTORIES_PER_RUN = 1024
 _MAX_CLAIM_RACES = 16  # lost races against deleters before giving up
 _LOCKED = -1
 

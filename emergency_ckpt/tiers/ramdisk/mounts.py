@@ -7,10 +7,11 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from emergency_ckpt.core.limits import MAX_MOUNTS_CHARS
+
 RAM_FILE_SYSTEMS = frozenset({"tmpfs", "ramfs", "hugetlbfs"})
 
 _MOUNTS = Path("/proc/self/mountinfo")
-_LIMIT_CHARS = 4 << 20
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
@@ -42,7 +43,7 @@ def mount_of(path: str, mounts: Path = _MOUNTS) -> Mount | None:
     """Return the file system of ``path``, which need not exist; None when unknown."""
     try:
         with mounts.open() as file:
-            text = file.read(_LIMIT_CHARS)
+            text = file.read(MAX_MOUNTS_CHARS)
     except (OSError, UnicodeDecodeError):
         return None
     real = Path(os.path.realpath(path))

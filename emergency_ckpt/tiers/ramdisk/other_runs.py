@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from emergency_ckpt.core.limits import NAME_PATTERN
+from emergency_ckpt.core.limits import MAX_RUNS, NAME_PATTERN
 from emergency_ckpt.errors import RamdiskFull
 from emergency_ckpt.tiers import files
 from emergency_ckpt.tiers.ramdisk import locks as claims
@@ -22,7 +22,6 @@ from emergency_ckpt.tiers.ramdisk.locks import Claim, Holder
 
 GRACE_S = 86400.0
 """Time in seconds after its last change during which a run is kept."""
-MAX_RUNS = 1024
 _MOST_ENTRIES = 1000  # read per directory for its age and size
 _MOST_NAMED = 4
 

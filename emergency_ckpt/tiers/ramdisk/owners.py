@@ -11,11 +11,11 @@ from pathlib import Path
 
 import msgspec
 
+from emergency_ckpt.core.limits import MAX_SMALL_FILE_BYTES
 from emergency_ckpt.errors import CorruptData
 from emergency_ckpt.tiers import files
 
 OWNER_LOCK = "owner.lock"
-_MAX_RECORD_BYTES = 4096
 
 
 class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,7 +66,7 @@ def write_owner(lock_fd: int, owner: Owner) -> None:
 def read_owner(dir_fd: int) -> Owner | None:
     """Return the record of the last owner, or None when none can be read."""
     try:
-        data = files.read_bounded(OWNER_LOCK, dir_fd, _MAX_RECORD_BYTES)
+        data = files.read_bounded(OWNER_LOCK, dir_fd, MAX_SMALL_FILE_BYTES)
         return msgspec.json.decode(data, type=Owner)
     except (OSError, CorruptData, msgspec.MsgspecError, ValueError, RecursionError):
         return None

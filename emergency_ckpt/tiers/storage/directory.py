@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import fsspec
 from etils import epath
 
+from emergency_ckpt.core.limits import MAX_MARKER_BYTES
 from emergency_ckpt.core.step_names import is_own_name
 from emergency_ckpt.errors import CheckpointError, CorruptData, InvalidState, PersistentTierError
 from emergency_ckpt.tiers.storage.abandoned_calls import LATE_CHANGES
@@ -26,7 +27,6 @@ from emergency_ckpt.tiers.storage.calls import (
 )
 
 _T = TypeVar("_T")
-_SMALL_FILE_BYTES = 256 << 20
 
 
 class StorageDirectory:
@@ -116,7 +116,7 @@ class StorageDirectory:
 
         def read() -> bytes | None:
             try:
-                return read_at_most(path, _SMALL_FILE_BYTES)
+                return read_at_most(path, MAX_MARKER_BYTES)
             except (FileNotFoundError, NotADirectoryError):
                 return None
 

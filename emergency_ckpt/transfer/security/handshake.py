@@ -14,6 +14,7 @@ import msgspec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from emergency_ckpt.core.limits import MAX_HANDSHAKE_FRAME_BYTES
 from emergency_ckpt.errors import AuthenticationFailed, ProtocolViolation
 from emergency_ckpt.run_secret import Credentials
 from emergency_ckpt.transfer import wire
@@ -174,4 +175,4 @@ class ServerHandshake:
 
 def _receive(stream: Stream, decoder: msgspec.json.Decoder[T], timeout: Timeout) -> T:
     # Before the proof the peer may be a stranger, so its frames are short.
-    return stream.receive_frame(decoder, timeout(), limit_bytes=wire.MAX_HANDSHAKE_FRAME_BYTES)
+    return stream.receive_frame(decoder, timeout(), limit_bytes=MAX_HANDSHAKE_FRAME_BYTES)

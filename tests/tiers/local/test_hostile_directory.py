@@ -24,10 +24,9 @@ from tiers_support import (
     write_save,
 )
 
-from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES
+from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES, MAX_HOST_STATE_SAVES
 from emergency_ckpt.core.shard_layout import lay_out
 from emergency_ckpt.errors import CorruptData, HostStateError, LocalTierError, RamdiskFull
-from emergency_ckpt.tiers.local.host_state_store import MAX_SAVES
 from emergency_ckpt.tiers.local.manifest import build_contents
 from emergency_ckpt.tiers.local.tier import LocalTier
 
@@ -286,7 +285,7 @@ def test_buddies_cannot_fill_the_ramdisk(tier: LocalTier) -> None:
     """Too many saves, or too many bytes: the oldest go, the complete one stays."""
     tier.note_complete(save_id(1))
     tier.publish_host_state(save_id(1), 0, 4, document(1))
-    newest = 52 + MAX_SAVES
+    newest = 52 + MAX_HOST_STATE_SAVES
     for step in range(2, newest):
         tier.publish_host_state(save_id(step), 1, 4, document(step, 1))
     steps = [held.save.step for held in tier.held()[1]]
@@ -302,7 +301,7 @@ def test_buddies_cannot_fill_the_ramdisk(tier: LocalTier) -> None:
     total = sum(path.stat().st_size for path in (tier.path / "host_state").rglob("*.json"))
     assert total <= 16 * HOST_STATE_LIMIT_BYTES
     assert tier.held()[1][0].save.step == 1
-    assert len(list((tier.path / "host_state").iterdir())) <= MAX_SAVES
+    assert len(list((tier.path / "host_state").iterdir())) <= MAX_HOST_STATE_SAVES
 
 
 def test_modes_of_new_files_do_not_depend_on_the_umask(ramdisk: Path) -> None:

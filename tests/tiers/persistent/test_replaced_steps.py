@@ -15,9 +15,9 @@ import orbax.checkpoint as ocp
 import pytest
 from persistent_steps import save_over, value_of
 
+from emergency_ckpt.core.limits import MAX_MARKER_BYTES
 from emergency_ckpt.core.timeline import continued
 from emergency_ckpt.errors import CheckpointError, CorruptData, PersistentTierError
-from emergency_ckpt.tiers.persistent.marker import LIMIT_BYTES
 from emergency_ckpt.tiers.persistent.steps.removal import StepRecords
 from emergency_ckpt.tiers.persistent.steps.replaced import (
     ReplacedStep,
@@ -196,7 +196,7 @@ def test_replaced_record_is_read_as_written() -> None:
     entries = {n: ReplacedStep(n, A, aside_name(n, A), n == 3, n == 4) for n in (4, 3)}
     assert decode_replaced(encode_replaced(entries), "x") == entries
     with pytest.raises(CorruptData, match="larger"):
-        decode_replaced(b" " * (LIMIT_BYTES + 1), "x")
+        decode_replaced(b" " * (MAX_MARKER_BYTES + 1), "x")
 
 
 def test_listing_beside_a_move_looks_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

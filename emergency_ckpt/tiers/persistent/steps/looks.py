@@ -10,13 +10,13 @@ from typing import Any, NamedTuple, cast
 from absl import logging
 from etils import epath
 
+from emergency_ckpt.core.limits import MAX_MARKER_BYTES
 from emergency_ckpt.core.restore.inventory import PersistentStep, plain_incarnation
 from emergency_ckpt.core.secret.step_signature import StepSigning
 from emergency_ckpt.errors import CorruptData, PersistentTierError
 from emergency_ckpt.tiers.persistent.marker import (
     HOST_STATE,
     ITEM,
-    LIMIT_BYTES,
     MARKER_NAME,
     OURS,
     StepMarker,
@@ -129,7 +129,7 @@ class StepLooks:
         """
         path = self._directory / HOST_STATE / documents / MARKER_NAME
         below = f"/{HOST_STATE}/{documents}/{MARKER_NAME}"
-        data = self._storage.read_bounded(path, below, LIMIT_BYTES, deadline_s)
+        data = self._storage.read_bounded(path, below, MAX_MARKER_BYTES, deadline_s)
         return check_marker(data, step, str(path), self._signing)
 
     def tensors_id(self, folder: str, deadline_s: float | None = None) -> TensorsId:

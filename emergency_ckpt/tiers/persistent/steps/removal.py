@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from etils import epath
 
+from emergency_ckpt.core.limits import MAX_METRICS_BYTES
 from emergency_ckpt.core.restore.inventory import PersistentStep
 from emergency_ckpt.core.save.retention import StepRecord
 from emergency_ckpt.errors import PersistentTierError
@@ -17,7 +18,6 @@ from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.tiers.storage.directory import read_at_most
 
 _METRICS = "metrics.json"
-_METRICS_LIMIT_BYTES = 1 << 20
 
 
 class StepRecords:
@@ -33,7 +33,7 @@ class StepRecords:
     def write_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Write ``metrics`` (JSON values) for the preservation policy, before the marker."""
         data = json.dumps(dict(metrics)).encode()
-        if len(data) > _METRICS_LIMIT_BYTES:
+        if len(data) > MAX_METRICS_BYTES:
             raise self._error("write metrics of", step, f"{len(data)} bytes are too many")
         self._tier.storage.put(f"{HOST_STATE}/{step}/{_METRICS}", data, step=step)
 
@@ -84,7 +84,7 @@ class StepRecords:
 def _metrics(path: epath.Path) -> Mapping[str, Any] | None:
     if not path.exists():
         return None
-    data = read_at_most(path, _METRICS_LIMIT_BYTES + 1)
+    data = read_at_most(path, MAX_METRICS_BYTES + 1)
     try:
         value = json.loads(data)
     except ValueError:

@@ -12,15 +12,13 @@ from typing import NamedTuple
 import msgspec
 from absl import logging
 
-from emergency_ckpt.core.limits import MAX_STEP
+from emergency_ckpt.core.limits import MAX_LABEL_CHARS, MAX_REPLACED_BYTES, MAX_STEP
 from emergency_ckpt.errors import CorruptData
 from emergency_ckpt.tiers.digested_file import DigestedFile
 from emergency_ckpt.tiers.persistent.marker import HOST_STATE
 from emergency_ckpt.tiers.storage.directory import StorageDirectory
 
 REPLACING_NAME = "replacing.json"
-LIMIT_BYTES = 1 << 20
-MAX_NAME_LENGTH = 255
 _BELOW = f"{HOST_STATE}/{REPLACING_NAME}"
 _NO_STEP = -1
 """The record has many steps, so a change of it waits for every timed-out change of it."""
@@ -55,7 +53,7 @@ class StepPlace(NamedTuple):
     is_aside: bool = False
 
 
-_FILE = DigestedFile("steps", tuple[ReplacedStep, ...], version=1, limit_bytes=LIMIT_BYTES)
+_FILE = DigestedFile("steps", tuple[ReplacedStep, ...], version=1, limit_bytes=MAX_REPLACED_BYTES)
 
 
 def aside_name(step: int, incarnation: str) -> str:
@@ -82,7 +80,7 @@ def decode_replaced(data: bytes, target: str) -> dict[int, ReplacedStep]:
 def _is_sound(entry: ReplacedStep) -> bool:
     """Return True when the name is one for steps moved aside, and is no path elsewhere."""
     name = entry.kept_as
-    is_name = len(name) <= MAX_NAME_LENGTH and not set(name) & {"/", "\\", "\0"}
+    is_name = len(name) <= MAX_LABEL_CHARS and not set(name) & {"/", "\\", "\0"}
     return is_name and 0 <= entry.step <= MAX_STEP and name.startswith(aside_name(entry.step, ""))
 
 
