@@ -6,6 +6,7 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 INSTALLED = $(VENV)/installed
 EXTRAS ?= demo,test,check
 TF_VENV ?= .venv-tf
+RAY_VENV ?= .venv-ray
 TEST_WORKERS ?= 2
 FUZZ_SECONDS ?= 60
 # New warnings of a newer compiler are errors in .ci/run only.
@@ -14,11 +15,13 @@ NATIVE_SOURCES = CMakeLists.txt $(wildcard native/engine/* native/glue/*)
 CXX_FILES = $(wildcard native/*/*.cc native/*/*.h)
 
 .PHONY: help demo test test-tf tf-tests test-dist test-slurm soak soak-kill fuzz check bench bench-continuous bench-goodput bench-scale bench-recovery bench-dcn clean
+.PHONY: help demo test test-tf tf-tests test-slurm test-ray soak soak-kill check bench bench-continuous bench-goodput bench-scale bench-recovery bench-dcn clean
 
 help:
 	@echo "make demo    train on a simulated job, lose a slice, and recover"
 	@echo "make test    run the tests"
 	@echo "make test-tf run the tests of tf.data iterators, with TensorFlow in its own venv"
+	@echo "make test-ray  run deploy/ray on Ray's local cluster, in its own venv (ten minutes)"
 	@echo "make test-slurm   run deploy/slurm on five real slurmd; needs root and Debian (ten minutes)"
 	@echo "make test-dist build the sdist and the wheel, install each, save and restore"
 	@echo "make test-report test-monitoring   the report in a browser (chromium, chromedriver); the rules and"
@@ -64,6 +67,13 @@ test-slurm: $(INSTALLED)
 # 77: this machine lacks a program that the test needs; it has printed which.
 test-report test-monitoring: test-%: $(INSTALLED)
 	$(BIN)/python tests/system/$*_check.py
+# As for Slurm. Ray is large, and has a virtual environment of its own.
+test-ray:
+	test -x $(RAY_VENV)/bin/python || $(PYTHON) -m venv $(RAY_VENV)
+	$(RAY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+		--editable . 'ray[train]>=2.60' pytest pytest-timeout || echo 'Ray could not be installed' >&2
+	$(RAY_VENV)/bin/python tests/deploy/ray/enter.py $(RAY_VENV)/bin/python -m pytest -s \
+		--confcutdir tests/deploy/ray tests/deploy/ray/recovery.py $(TEST_FLAGS)
 
 soak: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow $(TEST_FLAGS)

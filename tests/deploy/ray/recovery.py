@@ -1,0 +1,236 @@
+"""Ray's own cluster loses a worker with its RAM, a whole raylet, and gets a preemption notice.
+
+`make test-ray` runs it, in a virtual environment with Ray; the file's name keeps it out of
+`make test`. Each run must end with the bits of an undisturbed one, iterator included.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EXAMPLE = Path(__file__).parents[3] / "deploy" / "ray"
+sys.path.insert(0, str(EXAMPLE))
+# Read by the raylets, which inherit them.
+os.environ.update(
+    PYTHONPATH=os.pathsep.join([str(EXAMPLE), str(Path(__file__).parent)]),
+    JAX_PLATFORMS="cpu",
+    RAY_TRAIN_V2_ENABLED="1",
+    RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S="180",
+    RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S="1",
+    RAY_USAGE_STATS_ENABLED="0",
+)
+
+import ray  # noqa: E402
+import train as example  # noqa: E402
+from ray.cluster_utils import Cluster  # noqa: E402
+
+WORKERS, LAST, SAVE_EVERY = 4, 40, 4
+RUN_TIMEOUT_S = 400.0
+
+
+class Notes:
+    """Lines that the workers write; made here, sent to them, read here."""
+
+    def __init__(self, root: Path) -> None:
+        self.path = root / "notes.jsonl"
+        self.pace_s = 0.1
+
+    def note(self, **fields: Any) -> None:
+        line = json.dumps({"pid": os.getpid(), "node": _node(), **fields}) + "\n"
+        with self.path.open("a") as log:
+            log.write(line)
+
+    def on_event(self, event: Any) -> None:
+        if event.name in ("restore.finished", "preemption.notice", "preemption.reached"):
+            kept = {k: v for k, v in event.fields.items() if k in ("step", "source", "process")}
+            self.note(event=event.name, **kept)
+        elif event.name == "save.complete":
+            self.note(event=event.name, step=event.fields["step"])
+
+    def after_step(self, step: int) -> None:
+        self.note(at=step)
+        time.sleep(self.pace_s)
+
+    def at_end(self, weights: Any, state: dict[str, int]) -> None:
+        self.note(weights=weights.tobytes().hex(), position=state["position"])
+
+    def lines(self) -> list[dict[str, Any]]:
+        text = self.path.read_text() if self.path.exists() else ""
+        return [json.loads(line) for line in text.split("\n")[:-1]]
+
+    def steps(self, event: str) -> list[int]:
+        return [line["step"] for line in self.lines() if line.get("event") == event]
+
+
+def _node() -> str:
+    return ray.get_runtime_context().get_node_id()
+
+
+class World:
+    """A cluster of a head, which runs no worker, and one raylet for each worker."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+        self.nodes = [self.add() for _ in range(WORKERS)]
+        self.cluster.wait_for_nodes()
+        ray.init(address=self.cluster.address, logging_level="warning")
+
+    def add(self) -> Any:
+        return self.cluster.add_node(num_cpus=1, object_store_memory=80 << 20)
+
+    def ram_of(self, node: str) -> Path:
+        return self.root / "ram" / node
+
+    def run(
+        self, name: str, fault: Callable[[World, Notes], None] | None = None
+    ) -> tuple[dict[str, Any], Notes]:
+        """Train to the end, with ``fault`` once every worker is at step 9 or later."""
+        notes = Notes(self.root / name)
+        notes.path.parent.mkdir()
+        config = {
+            "run_id": name,
+            "ramdisk": str(self.root / "ram"),
+            "save_every_n_steps": SAVE_EVERY,
+            "last_step": LAST,
+            "on_event": notes.on_event,
+            "after_step": notes.after_step,
+            "at_end": notes.at_end,
+        }
+        strikes: list[BaseException] = []  # printed at once: without its fault a run may not end
+
+        def strike() -> None:
+            try:
+                _wait(lambda: _all_at(notes, 9))
+                assert fault is not None
+                fault(self, notes)
+            except BaseException as error:  # noqa: BLE001 - the test asserts it
+                traceback.print_exception(error)
+                strikes.append(error)
+
+        thread = threading.Thread(target=strike, daemon=True)
+        if fault is not None:
+            thread.start()
+        result = example.trainer(config, WORKERS, str(self.root / "results")).fit()
+        assert strikes == []
+        assert result.error is None, result.error
+        ends = [line for line in notes.lines() if "weights" in line]
+        assert len(ends) == WORKERS
+        assert len({(each["weights"], each["position"]) for each in ends}) == 1
+        return ends[0], notes
+
+
+def _all_at(notes: Notes, step: int) -> bool:
+    workers = {line["pid"] for line in notes.lines() if line.get("at", 0) >= step}
+    whole = [each for each in notes.steps("save.complete") if each >= step - 1]
+    return len(workers) == WORKERS and len(whole) >= WORKERS
+
+
+def _wait(is_so: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + RUN_TIMEOUT_S / 2
+    while not is_so():
+        assert time.monotonic() < deadline_s, "it did not come to that"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    root = Path(tempfile.mkdtemp(prefix="eckpt-ray-", dir="/dev/shm"))
+    found = World(root)
+    yield found
+    ray.shutdown()
+    found.cluster.shutdown()
+    shutil.rmtree(root)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(world: World) -> dict[str, Any]:
+    metrics, notes = world.run("undisturbed")
+    assert notes.steps("restore.finished") == []
+    return metrics
+
+
+def _victim(notes: Notes) -> dict[str, Any]:
+    return next(line for line in reversed(notes.lines()) if "at" in line)
+
+
+def _check(metrics: dict[str, Any], undisturbed: dict[str, Any], notes: Notes, before: int) -> None:
+    """All workers restored one step, the newest whole one, and ended with the same bits."""
+    restored = notes.steps("restore.finished")
+    assert len(restored) == WORKERS
+    assert len(set(restored)) == 1
+    assert restored[0] >= before
+    assert metrics["weights"] == undisturbed["weights"]
+    assert metrics["position"] == undisturbed["position"] == LAST
+
+
+def _newest(notes: Notes) -> int:
+    return max(notes.steps("save.complete"))
+
+
+@pytest.mark.timeout(RUN_TIMEOUT_S)
+def test_worker_killed_with_its_ram_resumes(world: World, undisturbed: dict[str, Any]) -> None:
+    before: list[int] = []
+
+    def kill(world: World, notes: Notes) -> None:
+        victim = _victim(notes)
+        before.append(_newest(notes))
+        os.kill(victim["pid"], signal.SIGKILL)
+        shutil.rmtree(world.ram_of(victim["node"]))
+
+    metrics, notes = world.run("worker", kill)
+    _check(metrics, undisturbed, notes, before[0])
+
+
+@pytest.mark.timeout(RUN_TIMEOUT_S)
+def test_raylet_lost_for_good_resumes_on_a_spare(world: World, undisturbed: dict[str, Any]) -> None:
+    before: list[int] = []
+
+    def lose(world: World, notes: Notes) -> None:
+        victim = _victim(notes)
+        before.append(_newest(notes))
+        node = next(each for each in world.nodes if each.node_id == victim["node"])
+        os.kill(node.all_processes["raylet"][0].process.pid, signal.SIGKILL)
+        _wait(lambda: not Path(f"/proc/{victim['pid']}/fd/0").exists())  # its workers follow it
+        shutil.rmtree(world.ram_of(victim["node"]))
+        world.nodes.remove(node)
+        world.nodes.append(world.add())
+
+    metrics, notes = world.run("raylet", lose)
+    _check(metrics, undisturbed, notes, before[0])
+    restored_on = {
+        line["node"] for line in notes.lines() if line.get("event") == "restore.finished"
+    }
+    assert world.nodes[-1].node_id in restored_on
+
+
+@pytest.mark.timeout(RUN_TIMEOUT_S)
+def test_preemption_notice_saves_and_resumes(world: World, undisturbed: dict[str, Any]) -> None:
+    def drain(world: World, notes: Notes) -> None:
+        victim = _victim(notes)["node"]
+        world.nodes.append(world.add())
+        client = ray._raylet.GcsClient(address=world.cluster.address)
+        deadline_ms = int((time.time() + 120.0) * 1000)
+        preemption = 2  # autoscaler.DrainNodeReason
+        accepted, why_not = client.drain_node(victim, preemption, "a test", deadline_ms)
+        assert accepted, why_not
+
+    metrics, notes = world.run("preempted", drain)
+    (at,) = set(notes.steps("preemption.reached"))
+    assert len(notes.steps("preemption.reached")) == WORKERS
+    assert "ray" in {line.get("source") for line in notes.lines()}
+    _check(metrics, undisturbed, notes, at)
+    assert set(notes.steps("restore.finished")) == {at}, "nothing is lost"
