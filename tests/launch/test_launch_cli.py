@@ -24,7 +24,7 @@ def install(monkeypatch: pytest.MonkeyPatch, run: object, *, takes_command: bool
     module.add_parser = add_parser  # type: ignore[attr-defined]
     module.run = run  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "toy_command", module)
-    command = cli.Command("toy_command", "a toy", "demo", takes_command=takes_command)
+    command = cli.Command("toy_command", "a toy", cli.RUN, "demo", takes_command=takes_command)
     monkeypatch.setitem(cli.COMMANDS, "toy", command)
 
 
@@ -105,7 +105,9 @@ def test_errors_are_one_clear_line(
 def test_command_whose_module_cannot_be_imported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(cli.COMMANDS, "toy", cli.Command("absent_package.toy", "a toy", "demo"))
+    monkeypatch.setitem(
+        cli.COMMANDS, "toy", cli.Command("absent_package.toy", "a toy", cli.RUN, "demo")
+    )
     assert cli.main(["toy"]) == 2
     assert "pip install 'emergency-ckpt[demo]'" in capsys.readouterr().err
 
