@@ -14,8 +14,7 @@ WERROR ?= OFF
 NATIVE_SOURCES = CMakeLists.txt $(wildcard native/engine/* native/glue/*)
 CXX_FILES = $(wildcard native/*/*.cc native/*/*.h)
 
-.PHONY: help demo test test-tf tf-tests test-dist test-slurm soak soak-kill fuzz check bench bench-continuous bench-goodput bench-scale bench-recovery bench-dcn clean
-.PHONY: help demo test test-tf tf-tests test-slurm test-ray soak soak-kill check bench bench-continuous bench-goodput bench-scale bench-recovery bench-dcn clean
+.PHONY: help demo test test-tf tf-tests test-dist test-slurm test-ray soak soak-kill fuzz check bench bench-continuous bench-goodput bench-scale bench-recovery bench-dcn clean
 
 help:
 	@echo "make demo    train on a simulated job, lose a slice, and recover"

@@ -198,6 +198,7 @@ def test_worker_killed_with_its_ram_resumes(world: World, undisturbed: dict[str,
 @pytest.mark.timeout(RUN_TIMEOUT_S)
 def test_raylet_lost_for_good_resumes_on_a_spare(world: World, undisturbed: dict[str, Any]) -> None:
     before: list[int] = []
+    lost: list[str] = []
 
     def lose(world: World, notes: Notes) -> None:
         victim = _victim(notes)
@@ -206,28 +207,31 @@ def test_raylet_lost_for_good_resumes_on_a_spare(world: World, undisturbed: dict
         os.kill(node.all_processes["raylet"][0].process.pid, signal.SIGKILL)
         _wait(lambda: not Path(f"/proc/{victim['pid']}/fd/0").exists())  # its workers follow it
         shutil.rmtree(world.ram_of(victim["node"]))
-        world.nodes.remove(node)
-        world.nodes.append(world.add())
+        lost.append(victim["node"])
 
+    # In the main thread, and before: Ray installs handlers of signals.
+    world.nodes.append(world.add())
     metrics, notes = world.run("raylet", lose)
     _check(metrics, undisturbed, notes, before[0])
     restored_on = {
         line["node"] for line in notes.lines() if line.get("event") == "restore.finished"
     }
-    assert world.nodes[-1].node_id in restored_on
+    assert len(restored_on) == WORKERS
+    assert lost[0] not in restored_on
+    world.nodes = [each for each in world.nodes if each.node_id != lost[0]]
 
 
 @pytest.mark.timeout(RUN_TIMEOUT_S)
 def test_preemption_notice_saves_and_resumes(world: World, undisturbed: dict[str, Any]) -> None:
     def drain(world: World, notes: Notes) -> None:
         victim = _victim(notes)["node"]
-        world.nodes.append(world.add())
         client = ray._raylet.GcsClient(address=world.cluster.address)
         deadline_ms = int((time.time() + 120.0) * 1000)
         preemption = 2  # autoscaler.DrainNodeReason
         accepted, why_not = client.drain_node(victim, preemption, "a test", deadline_ms)
         assert accepted, why_not
 
+    world.nodes.append(world.add())
     metrics, notes = world.run("preempted", drain)
     (at,) = set(notes.steps("preemption.reached"))
     assert len(notes.steps("preemption.reached")) == WORKERS
