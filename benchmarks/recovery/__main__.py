@@ -106,13 +106,10 @@ def _measure(contender: str, cache: str, options: argparse.Namespace) -> phases.
         result = Supervisor(spec, faults=[fault]).run(options.timeout_s)
         if result.error is not None:
             raise RuntimeError(f"{contender}, {cache}: {result.error}")
-        marks = phases.read_marks(work / "marks")
-        moments = [
-            phases.Moment(event.time_s, event.name, _life(event.fields)) for event in result.events
+        events = [
+            phases.Moment(each.time_s, each.name, _life(each.fields)) for each in result.events
         ]
-        return phases.recovery(
-            [*moments, *(moment for moment, _ in marks)], max(h for _, h in marks)
-        )
+        return phases.recovery(events, phases.read_marks(work / "marks"))
     finally:
         shutil.rmtree(work)
 
@@ -137,6 +134,7 @@ def _text(
         ["restore's share", *(f"{m.parts['restore'] / m.total_s:.1%}" for m in medians.values())]
     )
     rows.append(["hidden by prefetch", *(tables.number(m.hidden_s) for m in medians.values())])
+    rows.append(["CPU time, all processes", *(tables.number(m.cpu_s) for m in medians.values())])
     lines = [
         f"{options.slices} slices of {options.hosts_per_slice} hosts, {options.rounds} rounds;"
         f" {about['cores']} cores, {about['cpu']}, {about['memory']}",

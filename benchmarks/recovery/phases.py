@@ -32,6 +32,15 @@ class Moment:
     life: int
 
 
+@dataclass(frozen=True)
+class Mark:
+    """A moment that a process has passed, the CPU time it took to get there, and ``hidden_s``."""
+
+    moment: Moment
+    cpu_s: float
+    hidden_s: float
+
+
 class MarkFile:
     """What one process of one life has passed, and when. A line is there once ``add`` returns."""
 
@@ -41,36 +50,45 @@ class MarkFile:
 
     def add(self, name: str, hidden_s: float = 0.0) -> None:
         with self._path.open("a") as file:
-            print(json.dumps([time.time(), name, self._life, hidden_s]), file=file)
+            values = [time.time(), name, self._life, time.process_time(), hidden_s]
+            print(json.dumps(values), file=file)
 
 
-def read_marks(directory: Path) -> list[tuple[Moment, float]]:
-    """Return all marks, each with its ``hidden_s``."""
+def read_marks(directory: Path) -> list[Mark]:
+    """Return the marks of all processes and lives."""
     lines = [line for path in directory.iterdir() for line in path.read_text().splitlines()]
     return [
-        (Moment(time_s, name, life), hidden_s)
-        for time_s, name, life, hidden_s in map(json.loads, lines)
+        Mark(Moment(time_s, name, life), cpu_s, hidden_s)
+        for time_s, name, life, cpu_s, hidden_s in map(json.loads, lines)
     ]
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """Seconds of each part, by the keys of ``NAMES``, and how much of the restore was hidden."""
+    """A recovery.
+
+    Attributes:
+      parts: seconds, by the keys of ``NAMES``.
+      hidden_s: how much longer the restore would have been without the prefetch.
+      cpu_s: CPU time of all processes from their start to the first step, which depends less than
+        ``parts`` on what else the machine does.
+    """
 
     parts: dict[str, float]
     hidden_s: float
+    cpu_s: float
 
     @property
     def total_s(self) -> float:
         return sum(self.parts.values())
 
 
-def recovery(moments: Iterable[Moment], hidden_s: float) -> Recovery:
+def recovery(events: Iterable[Moment], marks: Sequence[Mark]) -> Recovery:
     """Return the parts of the one recovery. A part of several processes ends with the last one.
 
     Building the checkpointer counts as restore. ValueError when an event is missing.
     """
-    found = sorted(moments, key=lambda moment: moment.time_s)
+    found = [*events, *(mark.moment for mark in marks)]
 
     def at(name: str, life: int, choose: Callable[[list[float]], float]) -> float:
         times = [each.time_s for each in found if (each.name, each.life) == (name, life)]
@@ -82,20 +100,22 @@ def recovery(moments: Iterable[Moment], hidden_s: float) -> Recovery:
     exits = [each.time_s for each in found if each.name == "process.exited" and each.life == 0]
     noticed_s = min((time_s for time_s in exits if time_s >= fault_s), default=fault_s)
     ended_s = at("life.ended", 0, max)
-    marks = {name: at(name, 1, max) for name in MARKS}
+    passed = {name: at(name, 1, max) for name in MARKS}
     parts = {
         "notice": noticed_s - fault_s,
         "stop": ended_s - noticed_s,
-        "start": marks[IMPORTED] - ended_s,
-        "join": marks[JOINED] - marks[IMPORTED],
-        "compile": marks[COMPILED] - marks[OPENED],
-        "restore": marks[OPENED] - marks[JOINED] + marks[RESTORED] - marks[COMPILED],
-        "step": marks[STEPPED] - marks[RESTORED],
+        "start": passed[IMPORTED] - ended_s,
+        "join": passed[JOINED] - passed[IMPORTED],
+        "compile": passed[COMPILED] - passed[OPENED],
+        "restore": passed[OPENED] - passed[JOINED] + passed[RESTORED] - passed[COMPILED],
+        "step": passed[STEPPED] - passed[RESTORED],
     }
-    return Recovery(parts, hidden_s)
+    stepped = [mark.cpu_s for mark in marks if (mark.moment.name, mark.moment.life) == (STEPPED, 1)]
+    return Recovery(parts, max(mark.hidden_s for mark in marks), sum(stepped))
 
 
 def median(rounds: Sequence[Recovery]) -> Recovery:
     """Return the median of each part by itself, so that the parts need not add up to a round."""
     parts = {key: statistics.median(each.parts[key] for each in rounds) for key in NAMES}
-    return Recovery(parts, statistics.median(each.hidden_s for each in rounds))
+    hidden_s = statistics.median(each.hidden_s for each in rounds)
+    return Recovery(parts, hidden_s, statistics.median(each.cpu_s for each in rounds))

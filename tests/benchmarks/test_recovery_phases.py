@@ -5,24 +5,27 @@ from pathlib import Path
 import pytest
 
 from benchmarks.recovery import phases
-from benchmarks.recovery.phases import Moment
+from benchmarks.recovery.phases import Mark, Moment
 
 
-def _moments() -> list[Moment]:
+def _events() -> list[Moment]:
     names = ["fault.fired", "process.exited", "process.exited", "life.ended"]
     first = [Moment(10.0 + at, name, 0) for at, name in zip((0, 1, 3, 4), names, strict=True)]
+    return [Moment(5.0, "process.exited", 0), *first]
+
+
+def _marks() -> list[Mark]:
     # Two processes; the later one counts.
-    second = [
-        Moment(20.0 + 10 * at + late, name, 1)
+    marks = [
+        Mark(Moment(20.0 + 10 * at + late, name, 1), cpu_s=at + late, hidden_s=late / 2)
         for at, name in enumerate(phases.MARKS)
         for late in (0, 1)
     ]
-    before = [Moment(5.0, "process.exited", 0), Moment(6.0, phases.STEPPED, 0)]
-    return [*before, *reversed(second), *first]
+    return [*reversed(marks), Mark(Moment(6.0, phases.STEPPED, 0), cpu_s=100.0, hidden_s=0.0)]
 
 
 def test_phases_parts_add_up_to_the_recovery() -> None:
-    found = phases.recovery(_moments(), hidden_s=0.5)
+    found = phases.recovery(_events(), _marks())
     assert found.parts == {
         "notice": 1.0,
         "stop": 3.0,
@@ -34,22 +37,23 @@ def test_phases_parts_add_up_to_the_recovery() -> None:
     }
     assert found.total_s == 71.0 - 10.0
     assert found.parts.keys() == phases.NAMES.keys()
+    assert (found.hidden_s, found.cpu_s) == (0.5, 5.0 + 6.0)
 
 
 def test_phases_missing_mark_is_named() -> None:
-    moments = [each for each in _moments() if each.name != phases.COMPILED]
+    marks = [each for each in _marks() if each.moment.name != phases.COMPILED]
     with pytest.raises(ValueError, match="no event compiled in life 1"):
-        phases.recovery(moments, 0.0)
+        phases.recovery(_events(), marks)
 
 
 def test_phases_median_is_of_each_part() -> None:
     rounds = [
-        phases.Recovery(dict.fromkeys(phases.NAMES, float(value)), value / 10)
+        phases.Recovery(dict.fromkeys(phases.NAMES, float(value)), value / 10, value * 2.0)
         for value in (3, 1, 8)
     ]
     found = phases.median(rounds)
     assert set(found.parts.values()) == {3.0}
-    assert found.hidden_s == 0.3
+    assert (found.hidden_s, found.cpu_s) == (0.3, 6.0)
 
 
 def test_phases_marks_are_read_back(tmp_path: Path) -> None:
@@ -58,7 +62,7 @@ def test_phases_marks_are_read_back(tmp_path: Path) -> None:
         marks.add(phases.OPENED)
         marks.add(phases.RESTORED, hidden_s=float(process))
     found = phases.read_marks(tmp_path)
-    assert sorted((moment.name, moment.life, hidden_s) for moment, hidden_s in found) == [
+    assert sorted((each.moment.name, each.moment.life, each.hidden_s) for each in found) == [
         (phases.OPENED, 1, 0.0),
         (phases.OPENED, 1, 0.0),
         (phases.RESTORED, 1, 0.0),
