@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import atexit
 import importlib
-import queue
-import threading
 from pathlib import Path
-from typing import Any, Final
-
-from absl import logging
+from typing import Any
 
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.events import Event
-from emergency_ckpt.forked import drop_in_child
+from emergency_ckpt.metrics.background_listener import BackgroundListener
 from emergency_ckpt.metrics.table import samples_of
 
-_QUEUE_LIMIT: Final = 4096
-_CLOSE_TIMEOUT_S: Final = 5.0
 
-
-class TensorBoard:
+class TensorBoard(BackgroundListener):
     """A listener that writes each sample to ``<logdir>/process_<index>``. Needs ``tensorboard``.
 
     Pass it as ``on_event``. The tag is ``eckpt/<metric>`` or ``eckpt/<metric>/<label>``, counters
@@ -43,46 +35,15 @@ class TensorBoard:
         self._writer: Any = None
         self._step = 0
         self._totals: dict[str, float] = {}
-        self._has_failed = self._is_off = False
-        self._waiting: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._loop, name="eckpt-tensorboard", daemon=True)
-        self._thread.start()
-        atexit.register(self.close)
-        drop_in_child(self, TensorBoard._forget)
+        super().__init__(f"tensorboard {logdir}")
 
-    def __call__(self, event: Event) -> None:
-        """Take ``event``; never blocks or raises."""
-        if not self._is_off and self._waiting.qsize() < _QUEUE_LIMIT:
-            self._waiting.put(event)
-
-    def close(self) -> None:
-        """Write what waits; blocks for a silent file system, 5 s. Idempotent. Also at exit."""
-        if self._is_off:
-            return
-        self._is_off = True
-        atexit.unregister(self.close)
-        self._waiting.put(None)
-        self._thread.join(_CLOSE_TIMEOUT_S)
-
-    def _forget(self) -> None:
-        """In a forked child, which has no thread."""
-        self._is_off = True
-        atexit.unregister(self.close)
-
-    def _loop(self) -> None:
-        while (event := self._waiting.get()) is not None:
-            try:
-                self._write(event)
-            except Exception as error:  # noqa: BLE001 - must not end the thread
-                if not self._has_failed:
-                    logging.warning(
-                        "TensorBoard in %s: %s; samples are dropped", self._logdir, error
-                    )
-                self._has_failed = True
+    def end(self) -> None:
+        """Close the file."""
         if self._writer is not None:
             self._writer.close()
 
-    def _write(self, event: Event) -> None:
+    def take(self, event: Event) -> None:
+        """Write the samples of one event."""
         step = event.fields.get("step")
         if isinstance(step, int):
             self._step = max(self._step, step)

@@ -20,6 +20,7 @@ from emergency_ckpt.cluster.coordination import jax_hears_notices
 from emergency_ckpt.cluster.preemption.watch import is_good_end
 from emergency_ckpt.config import Config, run_id_of
 from emergency_ckpt.errors import CheckpointError, StepNotFound
+from emergency_ckpt.metrics import CheckpointLog
 from emergency_ckpt.orbax import items
 from emergency_ckpt.orbax.latest_step import LatestStep
 from emergency_ckpt.orbax.mesh_slices import as_one_slice, slice_count
@@ -117,9 +118,8 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         if self._one_slice and self._global_mesh is not None:
             settings.update(mesh=as_one_slice(self._global_mesh), replica_axis=0)
         if logger is not None:
-            settings["on_event"] = lambda event: logger.log_entry(  # pyright: ignore[reportUnknownLambdaType]
-                {"event": event.name, **event.fields}
-            )
+            log = CheckpointLog(logger, dir=settings["dir"], local_dir=settings["local_dir"])
+            settings["on_event"] = log
         further = getattr(self._options, "settings", {})
         return Config().set(**with_further(settings, further))
 
@@ -370,10 +370,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         self._checkpointer.check_for_errors()
 
     def close(self) -> None:
-        """Finish the saves in progress and release everything; the steps stay. Idempotent.
-
-        Raises the error of a failed save afterwards.
-        """
+        """Finish the saves in progress and release all; raise a failed save's error. Idempotent."""
         self._close(after_error=False)
 
     def _close(self, *, after_error: bool) -> None:
@@ -383,6 +380,8 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         if _open.get(self._run_id) is self:
             del _open[self._run_id]
         self._checkpointer.stop(after_error=after_error)
+        if isinstance(self._config.on_event, CheckpointLog):
+            self._config.on_event.close()
         self._checkpointer.check_for_errors()
 
     def __enter__(self) -> CheckpointManager:
@@ -396,5 +395,4 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         except CheckpointError as failure:
             if kind is None:
                 raise
-            # The error that ends the block matters more.
-            logging.error("closing the manager failed: %s", failure)
+            logging.error("closing the manager failed: %s", failure)  # the block's matters more

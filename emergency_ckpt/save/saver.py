@@ -142,7 +142,7 @@ class Saver:
 
     def _start(self, name: TierName, request: SaveRequest, number: int | None = None) -> bool:
         """Start a save and return True; False where the tier has the step, or is busy."""
-        schedule, save = self._schedules[name], request.save
+        schedule, save, begun_s = self._schedules[name], request.save, time.monotonic()
         if request.must_exist and self._saved.holds(name, request.step):
             return False
         is_again = schedule.last_started == request.step
@@ -153,6 +153,7 @@ class Saver:
         if not schedule.wait_idle(limit_s, each_time=each_time):
             note_skipped(self._parts, name, save, limit_s, is_again=is_again)
             return False
+        waited_s = time.monotonic() - begun_s
         if request.must_exist and self._saved.holds(name, request.step):
             return False  # it was the save that has just ended
         if schedule.pauses and not request.must_exist and self._tell_pause(schedule, save):
@@ -175,9 +176,10 @@ class Saver:
         self._begun[name] = save
         if not snapshot.wait_captured(self._parts.config.save_timeout_s):
             snapshot.close()  # fails the save; training goes on
-        stall_s = time.monotonic() - request.begun_s
-        schedule.note_started(request.step, stall_s)
-        self._parts.events.emit("save.captured", step=request.step, tier=name, seconds=stall_s)
+        now_s = time.monotonic()
+        schedule.note_started(request.step, now_s - request.begun_s)
+        spent = {"seconds": now_s - begun_s, "waited_seconds": waited_s}
+        self._parts.events.emit("save.captured", step=request.step, tier=name, **spent)
         return True
 
     def _tell_pause(self, schedule: TierSchedule, save: SaveId) -> bool:
