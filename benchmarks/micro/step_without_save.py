@@ -1,7 +1,8 @@
 """The cost of ``save`` on a step without a save, with and without event log and metrics.
 
 Two checkpointers of one process take turns; the figures are medians over the rounds, both sides in
-one run, of the training thread's CPU time. ``python -m benchmarks.micro.step_without_save``. Needs a free tmpfs at /dev/shm.
+one run, of the training thread's CPU time. ``python -m benchmarks.micro.step_without_save``. Needs
+a tmpfs at /dev/shm.
 """
 
 from __future__ import annotations
