@@ -46,6 +46,12 @@ def add_parser(subparsers: SubParsers) -> None:
     )
     add_places(parser)
     parser.add_argument(
+        "--peers",
+        default="",
+        metavar="HOST:PORT,...",
+        help="fetch what is missing from 'eckpt serve' on other hosts; needs the run's secret",
+    )
+    parser.add_argument(
         "--write-timeout",
         type=seconds,
         default=1800.0,
@@ -58,17 +64,18 @@ def add_parser(subparsers: SubParsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Drain; return 0 when storage has the newest step of these ramdisks. Errors pass."""
-    if not (args.dir and args.local_dir):
+    peers = [peer for peer in args.peers.split(",") if peer]
+    if not (args.dir and (args.local_dir or peers)):
         raise ConfigError(["--dir and --local-dir are needed"], target="eckpt drain")
     places = places_of(args)
     # Imported here, so that `eckpt drain --help` does not import JAX and Orbax.
     from emergency_ckpt.cli.progress import progress_of  # noqa: PLC0415
-    from emergency_ckpt.offline.accelerators import use_none  # noqa: PLC0415
     from emergency_ckpt.offline.drain import drain  # noqa: PLC0415
+    from emergency_ckpt.offline.export import use_no_accelerator  # noqa: PLC0415
 
-    use_none()
+    use_no_accelerator()
     begin_s = time.monotonic()
-    done = drain(places, progress_of, args.write_timeout)
+    done = drain(places, progress_of, args.write_timeout, peers)
     if args.json:
         print_json(DrainReport(done.step, done.is_saved, done.is_written, done.notes))
     else:

@@ -38,10 +38,12 @@ def run(args: argparse.Namespace) -> int:
     places = places_of(args)
     # Imported here, so that `eckpt export --help` does not import JAX and Orbax.
     from emergency_ckpt.cli.progress import progress_of  # noqa: PLC0415
-    from emergency_ckpt.offline.accelerators import use_none  # noqa: PLC0415
-    from emergency_ckpt.offline.export import export_step  # noqa: PLC0415
+    from emergency_ckpt.offline.export import (  # noqa: PLC0415
+        export_step,
+        use_no_accelerator,
+    )
 
-    use_none()
+    use_no_accelerator()
     done = export_step(args.step, args.directory, places, progress_of)
     print(f"exported {done.name} to {args.directory}: {done.leaves} leaves")
     for note in done.notes:

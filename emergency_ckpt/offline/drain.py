@@ -15,23 +15,27 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from etils import epath
 
 from emergency_ckpt.cluster.incarnations import new_incarnation
 from emergency_ckpt.cluster.storage.claim import DirectoryClaim
 from emergency_ckpt.config import run_id_of
-from emergency_ckpt.core.restore.inventory import PersistentStep
+from emergency_ckpt.core.restore.inventory import Inventory, PersistentStep
+from emergency_ckpt.core.restore.wholeness import newest_whole
 from emergency_ckpt.core.run_claim import RunRecord
 from emergency_ckpt.core.timeline import newest
 from emergency_ckpt.errors import ConfigError, CorruptData, HostStateError, LocalTierError
 from emergency_ckpt.offline.drain_lock import BELOW, DrainLock
 from emergency_ckpt.offline.export import Progress, Shown, newest_item, ram_tree
 from emergency_ckpt.offline.host_states import ram_documents
+from emergency_ckpt.offline.peers import PeerCopies, ask_peers, merged, scratch_ramdisk
 from emergency_ckpt.offline.ram import RamSource
 from emergency_ckpt.offline.source import leaf_bytes
 from emergency_ckpt.state.host_state import decode
-from emergency_ckpt.survey.places import Places
+from emergency_ckpt.survey.places import Places, SurveyFault
 from emergency_ckpt.survey.survey import RamSave, Survey, take_survey
 from emergency_ckpt.tiers.persistent.late_arrays import write_late_step
 from emergency_ckpt.tiers.persistent.marker import OURS
@@ -65,28 +69,63 @@ class _Ready:
     documents: dict[int, bytes]
 
 
-def drain(places: Places, shown: Shown, write_timeout_s: float) -> Drained:
-    """Write the newest whole step of ``places.local_dirs`` into ``places.directory``. Blocks.
+def drain(
+    places: Places, shown: Shown, write_timeout_s: float, peers: Sequence[str] = ()
+) -> Drained:
+    """Write the newest whole step of the ramdisks and peers into ``places.directory``. Blocks.
 
     ConfigError, DirectoryInUse when another run saves there, LocalTierError while the job runs,
     PersistentTierError, CorruptData of a record in storage.
+
+    Args:
+      peers: addresses of ``eckpt serve`` on other hosts; parts that only these have are copied to
+        this host's ramdisk meanwhile.
     """
     survey = take_survey(dataclasses.replace(places, directory=""))
-    run_id = _run_id(survey, places)
+    run_id = _run_id(survey, places, peers)
     _check_ended(survey, run_id, places)
     tier = PersistentTier(places.directory, timeout_s=write_timeout_s, signing=places.signing())
     tier.create()
     claim = _claim(tier, run_id)
     claim.find(tier.storage.deadline_s(None))
     work = _Drain(places, survey, run_id, tier, claim)
-    return work.look() or work.run(shown)
+    if not peers:
+        return work.look() or work.run(shown)
+    with scratch_ramdisk(places.local_dirs) as scratch:
+        return _drain_with_peers(work, places, peers, scratch, shown)
 
 
-def _run_id(survey: Survey, places: Places) -> str:
+def _drain_with_peers(
+    work: _Drain, places: Places, peers: Sequence[str], scratch: Path, shown: Shown
+) -> Drained:
+    if places.secret is None:
+        raise ConfigError(["--peers needs the run's secret"], target="eckpt drain")
+    local = work.inventory
+    asked, manifests, faults = ask_peers(peers, work.run_id, places.secret, local)
+    running = [peer.address for peer in asked if peer.process_index is not None]
+    if running:
+        text = f"the job still runs: its process answers at {running[0]}"
+        raise LocalTierError("drain", f"run {work.run_id!r}", text)
+    everything = merged(local, asked, manifests)
+    save = newest_whole(everything)
+    if save is not None and not work.has(save):
+        copies = PeerCopies(scratch, save, places, places.secret)
+        copies.fetch(asked, everything, set(local.manifests))
+        faults += copies.faults
+        places = dataclasses.replace(places, local_dirs=(*places.local_dirs, scratch))
+    survey = take_survey(dataclasses.replace(places, directory=""))
+    together = work.again(places, survey, everything)
+    together.note_faults(faults)
+    return together.look() or together.run(shown)
+
+
+def _run_id(survey: Survey, places: Places, peers: Sequence[str]) -> str:
     """Return the one run on the ramdisks. ConfigError when there are several, or none is named."""
     if places.run_id is not None:
         return places.run_id
     runs = sorted({folder.run_id for folder in survey.folders})
+    if peers and not runs:
+        raise ConfigError(["--peers needs --run-id"], target="eckpt drain")
     if len(runs) > 1:
         raise ConfigError([f"several runs: {', '.join(runs)}; give --run-id"], target="eckpt drain")
     return runs[0] if runs else run_id_of(places.directory)
@@ -124,20 +163,36 @@ class _Drain:
         run_id: str,
         tier: PersistentTier,
         claim: DirectoryClaim,
+        known: Inventory | None = None,
     ) -> None:
+        """``known``: of all hosts, for timelines and steps that were whole; None: of ``survey``."""
         self._places = places
         self._survey = survey
-        self._run_id = run_id
+        self.run_id = run_id
         self._tier = tier
         self._claim = claim
-        self._inventory = survey.inventory(run_id)
+        self.inventory = survey.inventory(run_id)
+        self._known = known or self.inventory
         self._notes = [f"{fault.where}: {fault.problem}" for fault in survey.faults]
         self._recorded = tier.found.timeline()
-        self._timeline = newest(self._inventory.timeline, self._recorded)
+        self._timeline = newest(self._known.timeline, self._recorded)
         for each in survey.ram:
             reason = self._objection(each.save.step, each.save.incarnation)
             if each.save.run_id == run_id and reason:
                 self._notes.append(f"step {each.save.step} in RAM is passed over: {reason}")
+
+    def again(self, places: Places, survey: Survey, known: Inventory) -> _Drain:
+        """Return the same drain with other ramdisks."""
+        return _Drain(places, survey, self.run_id, self._tier, self._claim, known)
+
+    def note_faults(self, faults: Iterable[SurveyFault]) -> None:
+        """Add faults to the notes of the outcome."""
+        self._notes += [f"{fault.where}: {fault.problem}" for fault in faults]
+
+    def has(self, save: SaveId) -> bool:
+        """Return whether storage has a step that a restore would take rather, or the same."""
+        stored = self._newest_stored()
+        return stored is not None and _has(stored, save)
 
     def look(self) -> Drained | None:
         """Return the outcome when there is nothing to write, without a change in storage."""
@@ -145,7 +200,7 @@ class _Drain:
         is_killed = self._tier.storage.bytes_of(BELOW) is not None
         if stored is None or is_killed or self._recorded != self._timeline:
             return None
-        is_saved = all(_has(stored, each) for each in self._candidates())
+        is_saved = all(_has(stored, each.save) for each in self._candidates())
         return self._outcome(stored.step) if is_saved else None
 
     def run(self, shown: Shown) -> Drained:
@@ -159,7 +214,7 @@ class _Drain:
             (
                 each
                 for each in self._survey.ram
-                if each.save.run_id == self._run_id
+                if each.save.run_id == self.run_id
                 and not self._objection(each.save.step, each.save.incarnation)
             ),
             key=lambda each: each.save,
@@ -170,7 +225,7 @@ class _Drain:
         stored = self._newest_stored()
         for each in self._candidates():
             save = each.save
-            if stored is not None and _has(stored, each):
+            if stored is not None and _has(stored, save):
                 break
             if each.reason:
                 self._notes.append(f"step {save.step} in RAM is passed over: {each.reason}")
@@ -187,13 +242,13 @@ class _Drain:
             self._hold_claim()
             self._follow()
         else:
-            where = ", ".join(map(str, self._places.local_dirs))
-            self._notes.append(f"no whole step of run {self._run_id!r} is in {where}")
+            where = ", ".join(map(str, self._places.local_dirs)) or "the RAM of these peers"
+            self._notes.append(f"no whole step of run {self.run_id!r} is in {where}")
         return self._outcome(stored.step if stored else None)
 
     def _outcome(self, step: int | None, *, is_written: bool = False) -> Drained:
         """Return the outcome; a newer whole step than ``step`` was lost, or is elsewhere."""
-        known = [holder.known_complete for holder in self._inventory.holders]
+        known = [holder.known_complete for holder in self._known.holders]
         lost = max(
             (
                 save.step
@@ -224,13 +279,13 @@ class _Drain:
 
     def _read(self, each: RamSave, shown: Shown) -> _Ready:
         """Read every byte once, so that nothing in storage is touched for a damaged save."""
-        source = RamSource(each.save, each.copies, self._inventory, self._places.owner_uid)
+        source = RamSource(each.save, each.copies, self.inventory, self._places.owner_uid)
         total_bytes = sum(map(leaf_bytes, source.leaves.values()))
         with shown(f"check step {each.save.step}", total_bytes) as progress:
             for path in source.leaves:
                 for box in source.boxes(path):
                     progress(source.read(path, box).nbytes)
-        documents = ram_documents(each.save, self._inventory, self._survey.folders, self._places)
+        documents = ram_documents(each.save, self.inventory, self._survey.folders, self._places)
         return _Ready(source, documents)
 
     def _write(self, ready: _Ready, shown: Shown) -> None:
@@ -284,9 +339,9 @@ class _Drain:
                 self._notes.append(f"step {step} was rolled back, and is kept as {kept_as}")
 
 
-def _has(stored: PersistentStep, each: RamSave) -> bool:
-    """Return whether a restore would take ``stored`` rather than this save, or they are the same.
+def _has(stored: PersistentStep, save: SaveId) -> bool:
+    """Return whether a restore would take ``stored`` rather than ``save``, or they are the same.
 
     Of two saves of one step the later life's goes first.
     """
-    return (stored.step, stored.incarnation) >= (each.save.step, each.save.incarnation)
+    return (stored.step, stored.incarnation) >= (save.step, save.incarnation)

@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import jax
 import msgspec
 from etils import epath
 
@@ -66,6 +67,11 @@ class Exported:
     leaves: int
     notes: tuple[str, ...]
     is_whole: bool = True
+
+
+def use_no_accelerator() -> None:
+    """Let JAX initialise its CPU backend alone. Before any other use of it in this process."""
+    jax.config.update("jax_platforms", "cpu")
 
 
 def export_step(name: str, directory: Path, places: Places, shown: Shown) -> Exported:

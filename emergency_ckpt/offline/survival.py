@@ -7,20 +7,19 @@ a step is whole without some host is decided as a restore decides it.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 
 import msgspec
 
 from emergency_ckpt.core.address import parse_address, split_holder
 from emergency_ckpt.core.placement.held_copies import Survival, holders_of_parts, survival_of
-from emergency_ckpt.core.restore.inventory import HolderInventory, Inventory
-from emergency_ckpt.core.restore.wholeness import lacks_of
-from emergency_ckpt.core.timeline import newest
-from emergency_ckpt.errors import CheckpointError, ConfigError
+from emergency_ckpt.core.restore.inventory import Inventory
+from emergency_ckpt.core.restore.wholeness import lacks_of, newest_whole
+from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.offline.peers import ask_peers, merged
 from emergency_ckpt.survey.places import Places, SurveyFault
 from emergency_ckpt.survey.survey import Survey, take_survey
-from emergency_ckpt.transfer.client import TransferClient
-from emergency_ckpt.types import Contents, SaveId
+from emergency_ckpt.types import SaveId
 
 
 class Loss(msgspec.Struct, frozen=True):
@@ -63,7 +62,7 @@ class SurvivalReport(msgspec.Struct, frozen=True):
     @property
     def survives_any_one(self) -> bool:
         """Return whether the newest step outlives each host and each slice."""
-        return self.step is not None and not any(loss.missing for loss in self.losses)
+        return self.step is not None and all(loss.steps_lost == 0 for loss in self.losses)
 
 
 class _Ram:
@@ -78,17 +77,6 @@ class _Ram:
         """Return the inventory without some holders."""
         left = tuple(each for each in self.inventory.holders if each.holder not in lost)
         return msgspec.structs.replace(self.inventory, holders=left)
-
-    def newest_whole(self, inventory: Inventory) -> SaveId | None:
-        """Return the newest save that is whole there and was not rolled back."""
-        saves = {held.save for each in inventory.holders for held in each.tensors}
-        timeline = self.inventory.timeline
-        for save in sorted(saves, reverse=True):
-            if timeline is not None and timeline.objection(save.step, save.incarnation):
-                continue
-            if not lacks_of(save, inventory):
-                return save
-        return None
 
 
 def report_survival(places: Places, peers: Sequence[str]) -> SurvivalReport:
@@ -107,7 +95,7 @@ def report_survival(places: Places, peers: Sequence[str]) -> SurvivalReport:
         if each.state == "whole" and each.run_id in ("", run_id)
     ]
     stored_step = max(stored, default=None)
-    save = ram.newest_whole(ram.inventory)
+    save = newest_whole(ram.inventory)
     hosts = sorted(set(ram.host_of.values()))
     if save is None:
         return SurvivalReport(
@@ -158,38 +146,11 @@ def _ram_of(
         return _Ram(inventory, host_of, slice_of), []
     if places.secret is None:
         raise ConfigError(["--peers needs the run's secret"], target="eckpt survives")
-    asked, manifests, faults = _ask(peers, run_id, places.secret, inventory)
+    asked, manifests, faults = ask_peers(peers, run_id, places.secret, inventory)
     for each in asked:
         host_of[each.holder] = _host_name(each.address)
-    merged = msgspec.structs.replace(
-        inventory,
-        holders=(*inventory.holders, *asked),
-        manifests={**inventory.manifests, **manifests},
-        timeline=newest(inventory.timeline, *(each.timeline for each in asked)),
-    )
     # Peers do not say of which slice they are.
-    return _Ram(merged, host_of, {}), faults
-
-
-def _ask(
-    peers: Iterable[str], run_id: str, secret: bytes, inventory: Inventory
-) -> tuple[list[HolderInventory], dict[str, Contents], list[SurveyFault]]:
-    """Return the inventories and manifests of live peers, and a fault for each that is silent."""
-    asked: list[HolderInventory] = []
-    manifests: dict[str, Contents] = {}
-    faults: list[SurveyFault] = []
-    with TransferClient(run_id=run_id, secret=secret) as client:
-        for address in peers:
-            try:
-                found = client.inventory(address)
-                for held in found.tensors:
-                    if held.digest not in manifests and held.digest not in inventory.manifests:
-                        manifests[held.digest] = client.fetch_contents(address, held.digest)
-            except CheckpointError as error:
-                faults.append(SurveyFault.of(address, error))
-                continue
-            asked.append(msgspec.structs.replace(found, holder=address, address=address))
-    return asked, manifests, faults
+    return _Ram(merged(inventory, asked, manifests), host_of, {}), faults
 
 
 def _host_name(address: str) -> str:
@@ -213,7 +174,7 @@ def _loss(
     missing = lacks_of(save, left)
     if not missing:
         return Loss(what, name, save.step, 0, "")
-    older = ram.newest_whole(left)
+    older = newest_whole(left)
     steps = [step for step in (older.step if older else None, stored_step) if step is not None]
     left_step = max(steps, default=None)
     steps_lost = None if left_step is None else max(save.step - left_step, 0)

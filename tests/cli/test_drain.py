@@ -8,16 +8,26 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import orbax.checkpoint as ocp
 import pytest
 from looks import tree_of
+from quarters import W, save_quarters
+from tiers_support import RUN_ID
 from world import World, same, save_all
 
 from emergency_ckpt.cli.main import main
+from emergency_ckpt.core.restore.inventory import HolderInventory
+from emergency_ckpt.core.secret.keys import RunSecret
 from emergency_ckpt.offline.drain_lock import BELOW
 from emergency_ckpt.run_secret import SECRET_VARIABLE, generate_secret
+from emergency_ckpt.tiers.local.read_only import ReadOnlyRamdisk
+from emergency_ckpt.tiers.local.signatures import Signer
+from emergency_ckpt.transfer.server import TransferServer
 
 MAIN = [sys.executable, "-m", "emergency_ckpt.cli.main"]
 
@@ -268,3 +278,63 @@ def test_drains_at_once_leave_one_whole_step(world: World, environment: dict[str
     assert not (world.persistent / BELOW).exists()
     world.lose_ram()
     assert restored(world) == (5, 50)
+
+
+def test_drain_fetches_what_only_peers_have(
+    ramdisk: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Four quarters of a leaf: two on this host, one on each of two others, which are served."""
+    secret = generate_secret()
+    monkeypatch.setenv(SECRET_VARIABLE, secret.decode())
+    signer = Signer.of(RunSecret(RUN_ID, secret, given=True))
+    hosts = [ramdisk / name for name in ("a", "b", "c")]
+    for host, held in zip(hosts, ({0: [0, 1]}, {1: [2]}, {2: [3, 0]}), strict=True):
+        save_quarters(host, held, signer)
+    before = tree_of(ramdisk)
+    words = ["drain", "--json", "--dir", str(tmp_path / "dir"), "--local-dir", str(hosts[0])]
+    assert main(words) == 1
+    assert "held nowhere" in capsys.readouterr().out
+    with ExitStack() as stack:
+        peers: list[str] = []
+        for host in hosts[1:]:
+            holdings = ReadOnlyRamdisk(host, RUN_ID, signer=signer)
+            stack.callback(holdings.close)
+            server = TransferServer(holdings, run_id=RUN_ID, secret=secret, bind_host="127.0.0.1")
+            peers.append(stack.enter_context(server).contact)
+        assert main([*words, "--peers", peers[0]]) == 1
+        assert "held nowhere" in capsys.readouterr().out
+        assert main([*words, "--peers", ",".join(["127.0.0.1:1", *peers])]) == 0
+        found = json.loads(capsys.readouterr().out)
+    assert (found["step"], found["is_written"]) == (5, True)
+    assert [note.partition(" ")[0] for note in found["notes"]] == ["127.0.0.1:1:"]
+    assert tree_of(*hosts).keys() == {name for name in before if name != str(ramdisk)}
+    with ocp.CheckpointManager(tmp_path / "dir") as manager:
+        stored = manager.restore(5, args=ocp.args.StandardRestore())
+    assert stored["w"].tobytes() == W.tobytes()
+
+
+class _Trainer(ReadOnlyRamdisk):
+    """The RAM of a process of a live job, as its server lists it."""
+
+    def inventory(self) -> HolderInventory:
+        return msgspec.structs.replace(super().inventory(), holder="process/0", process_index=0)
+
+
+def test_drain_is_refused_while_a_peer_trains(
+    ramdisk: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    secret = generate_secret()
+    monkeypatch.setenv(SECRET_VARIABLE, secret.decode())
+    save_quarters(ramdisk, {0: [0, 1, 2, 3]})
+    holdings = _Trainer(ramdisk, RUN_ID)
+    words = ["drain", "--dir", str(tmp_path / "dir"), "--run-id", RUN_ID]
+    with TransferServer(holdings, run_id=RUN_ID, secret=secret, bind_host="127.0.0.1") as server:
+        assert main([*words, "--peers", server.contact]) == 1
+    holdings.close()
+    assert "the job still runs" in capsys.readouterr().err

@@ -11,19 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import ml_dtypes
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
 from looks import tree_of
+from quarters import W, save_quarters
 from tiers_support import LAYOUT, RUN_ID, document, open_tier, save_id, shard_bytes, write_save
 from world import World, same
 
 from emergency_ckpt.cli.main import main
-from emergency_ckpt.core.shard_layout import lay_out
-from emergency_ckpt.tiers.local.manifest import build_contents
-from emergency_ckpt.types import LeafSpec, ShardId
 
 
 def training_state(step: int) -> dict[str, Any]:
@@ -111,35 +108,6 @@ def test_export_without_storage_makes_dicts_and_says_so(
     state = training_state(3)
     assert bits_of(restored["params"]["layers"]["0"]) == bits_of(state["params"]["layers"][0])
     assert same(restored["opt"]["0"]["count"], np.asarray(state["opt"][0].count))
-
-
-LEAVES = (LeafSpec("w", "bfloat16", (8, 6)), LeafSpec("z", "float32", (0, 2)))
-BOXES = [((row, row + 4), (column, column + 3)) for row in (0, 4) for column in (0, 3)]
-W = np.arange(48).reshape(8, 6).astype(ml_dtypes.bfloat16)
-
-
-def save_quarters(ramdisk: Path, held: dict[int, list[int]]) -> dict[int, Path]:
-    """Save one step of ``W``; each process has the quarters that ``held`` names."""
-    tiers = {process: open_tier(ramdisk, process_index=process) for process in held}
-    for process, tier in tiers.items():
-        shards = [(ShardId("w", BOXES[quarter]), 24) for quarter in held[process]]
-        layout = lay_out(LEAVES, [*shards, (ShardId("z", ((0, 0), (0, 2))), 0)])
-        save = save_id(5)
-        with tier.begin_write(save, layout.size_bytes) as writer:
-            copies = [
-                (W[tuple(slice(*span) for span in placed.shard.box)].tobytes(), placed.offset)
-                for placed in layout.shards
-                if placed.nbytes
-            ]
-            crcs = iter(writer.copy(copies))
-            all_crcs = [next(crcs) if placed.nbytes else 0 for placed in layout.shards]
-            writer.stage(build_contents(save, LEAVES, layout, all_crcs))
-            writer.publish()
-        for owner in range(4):
-            tier.publish_host_state(save, owner, 4, document(5, owner))
-    for tier in tiers.values():
-        tier.close()
-    return {process: tier.path for process, tier in tiers.items()}
 
 
 def damage(directory: Path) -> None:

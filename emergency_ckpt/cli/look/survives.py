@@ -69,7 +69,7 @@ def _print(report: SurvivalReport) -> None:
         print(tables.one_line(f"newest in RAM: {name}; in storage: {stored}"))
         _print_copies("shards", report.shards)
         _print_copies("host states", report.host_states)
-        costly = [loss for loss in report.losses if loss.missing]
+        costly = [loss for loss in report.losses if loss.steps_lost != 0]
         print()
         if costly:
             columns = ["LOST", "LEFT", "STEPS LOST", "WITHOUT IT"]
