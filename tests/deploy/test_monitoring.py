@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
 from emergency_ckpt.metrics.table import METRICS
 
 ROOT = Path(__file__).parents[2]
