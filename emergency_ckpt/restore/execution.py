@@ -1,8 +1,8 @@
-"""The larger half of a restore, on every process at once: report, plan, carry out, agree.
+"""The larger part of a restore, on every process at once: report, plan, carry out, agree.
 
-A step in storage is restored in two phases: load it into RAM; report, and load it from RAM. It ends
-when every process has the state on its devices. The caller's objects and the saves to come are not
-touched here: this may run in the background while nobody trains.
+A step in storage is restored in two phases: load it into RAM; report, and load it from RAM. The
+restore ends when every process has the state on its devices. It does not change the caller's
+objects or the saves to come, so it may run in the background while no process trains.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _Loaded:
 
 
 class Attempt(Protocol):
-    """The parts of an attempt besides bringing bytes."""
+    """The parts of an attempt besides loading bytes."""
 
     def check(self) -> None:
         """Raise what ends the restore on all. Called between the parts of an attempt."""
@@ -124,30 +124,33 @@ class RestoreExecution:
     def run(
         self,
         attempt: Attempt,
-        word: PrefetchReport,
+        report: PrefetchReport,
         prefetched: Prefetched | None = None,
     ) -> RestoredState | NoPlan | PlanFailed:
-        """Bring the state, or say why there is no plan. Blocks until the deadline at most.
+        """Restore the state, or return why there is no plan. Blocks until the deadline at most.
 
-        A step in storage comes in two phases: all load it into RAM and report anew, and then it is
-        restored as any step in RAM. RestoreFailed on all when it fails on one, AttemptGivenUp when
-        it was only given up there.
+        A step in storage is restored in two phases: all processes load it into RAM and report
+        again; then it is restored as any step in RAM.
 
         Args:
-          word: the answer of this process to the question whether it has a prefetch.
-          prefetched: where the word is that it is ready.
+          report: whether this process has a prefetch.
+          prefetched: the prefetch, when the report says that it is ready.
+
+        Raises:
+          RestoreFailed: on all processes, when it fails on one; AttemptCancelled: it was cancelled
+            there.
         """
         self._calls.check = attempt.check
         try:
-            return self._run(attempt, word, prefetched)
+            return self._run(attempt, report, prefetched)
         finally:
             spent = {f"{name}_seconds": seconds for name, seconds in self._spent_s.items()}
             self._parts.events.emit("restore.phases", **spent)
 
     def _run(
-        self, attempt: Attempt, word: PrefetchReport, prefetched: Prefetched | None
+        self, attempt: Attempt, report: PrefetchReport, prefetched: Prefetched | None
     ) -> RestoredState | NoPlan | PlanFailed:
-        self._report(word)
+        self._report(report)
         loaded = _Loaded()
         number = -1
         while True:
@@ -178,13 +181,13 @@ class RestoreExecution:
         finally:
             self._spent_s[name] += time.monotonic() - started_s
 
-    def _report(self, word: PrefetchReport) -> None:
+    def _report(self, report: PrefetchReport) -> None:
         with self._phase("report"):
             self.dialogue.report(
                 self._parts.holdings.inventory(),
                 self._request.tree,
                 wants_host_state=self._request.wants_host_state,
-                prefetch=word,
+                prefetch=report,
             )
 
     def _new_leader(self) -> RestoreLeader:
@@ -195,11 +198,11 @@ class RestoreExecution:
     def _load_into_ram(
         self, number: int, plan: LoadPlan, attempt: Attempt, loaded: _Loaded
     ) -> bool:
-        """Bring a persistent step into the RAM of all processes; return whether all have it."""
+        """Load a persistent step into the RAM of all processes; return whether all have it."""
 
         def load() -> int:
             attempt.check()
-            self._tell(plan, "persistent", loaded)
+            self._emit_plan(plan, "persistent", loaded)
             return self._load(plan, loaded)
 
         if self._on_all(number, plan, attempt, load) is None:
@@ -210,10 +213,10 @@ class RestoreExecution:
     def _load_from_ram(
         self, number: int, plan: RestorePlan, attempt: Attempt, loaded: _Loaded
     ) -> RestoredState | None:
-        """Bring a step in RAM to the devices of all processes; None when it failed on one."""
+        """Load a step in RAM onto the devices of all processes; None when it failed on one."""
 
         def restore() -> RestoredState:
-            self._tell(plan, "local", loaded)
+            self._emit_plan(plan, "local", loaded)
             return self._from_local(plan, attempt, loaded)
 
         return self._restore_on_all(number, plan, attempt, restore)
@@ -223,11 +226,11 @@ class RestoreExecution:
         number: int,
         plan: RestorePlan | UsePrefetched,
         attempt: Attempt,
-        bring: Callable[[], RestoredState],
+        load: Callable[[], RestoredState],
     ) -> RestoredState | None:
         def restore() -> RestoredState:
             attempt.check()
-            restored = bring()
+            restored = load()
             with self._phase("host_state"):
                 attempt.apply_host_state(restored)
             return restored
@@ -260,7 +263,7 @@ class RestoreExecution:
             raise failure_of(verdict.kind, _target(plan), verdict.error)
         return None
 
-    def _tell(self, plan: RestorePlan | LoadPlan, tier: str, loaded: _Loaded) -> None:
+    def _emit_plan(self, plan: RestorePlan | LoadPlan, tier: str, loaded: _Loaded) -> None:
         if loaded.save is not None and plan.step == loaded.save.step:
             return
         events = self._parts.events
@@ -269,9 +272,9 @@ class RestoreExecution:
             events.emit("restore.rejected", step=each.step, tier=each.tier, reason=each.reason)
 
     def _load(self, plan: LoadPlan, loaded: _Loaded) -> int:
-        """Bring this process's part of a persistent step into RAM; return its bytes.
+        """Load this process's part of a persistent step into RAM; return its bytes.
 
-        In half of the time that is left: an older step may have to be tried.
+        It takes at most half of the time that is left: an older step may have to be tried.
         """
         parts, now_s = self._parts, time.monotonic()
         assert parts.persistent is not None, "only a checkpointer with a directory plans for it"
@@ -336,7 +339,7 @@ class RestoreExecution:
                 holder_name(me),
             )
         if tier == "persistent":
-            # What was just read for oneself is no find in one's own RAM.
+            # Bytes that this process just read from storage do not count as found in its RAM.
             tally.local = max(0, tally.local - loaded.nbytes)
             tally.persistent = loaded.nbytes
         return RestoredState(

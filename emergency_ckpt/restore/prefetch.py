@@ -16,7 +16,7 @@ from emergency_ckpt.core.restore.plan_types import NoPlan
 from emergency_ckpt.core.restore.prefetch import PrefetchReport
 from emergency_ckpt.errors import CheckpointError, DeadlineExceeded, RestoreFailed
 from emergency_ckpt.restore.execution import RestoreExecution
-from emergency_ckpt.restore.protocol import AttemptGivenUp, PlanFailed, no_plan_error
+from emergency_ckpt.restore.protocol import AttemptCancelled, PlanFailed, no_plan_error
 from emergency_ckpt.restore.request import RestoredState, RestoreParts, RestoreRequest
 
 _CHECK_INTERVAL_S = 0.1
@@ -57,7 +57,7 @@ class Prefetch:
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._ended_s = 0.0
-        self._given_up = ""
+        self._cancelled_for = ""
         self._restored: RestoredState | None = None
         self._error: CheckpointError | None = None
         self.is_taken = False
@@ -89,7 +89,7 @@ class Prefetch:
                 parts.tier.protect([held.save for held in parts.tier.held()[0]])
         if isinstance(outcome, RestoredState):
             with self._lock:
-                if not self._given_up:
+                if not self._cancelled_for:
                     self._restored_state = outcome
             parts.events.emit(
                 "prefetch.finished",
@@ -105,7 +105,7 @@ class Prefetch:
 
     def _wait_until(self, ended: Callable[[float], bool], what: str) -> None:
         # Given up, it still goes on to where it tells the others: they would wait for it.
-        while not self.is_given_up and not ended(_CHECK_INTERVAL_S):
+        while not self.is_cancelled and not ended(_CHECK_INTERVAL_S):
             if time.monotonic() > self._execution.deadline_s:
                 raise DeadlineExceeded("prefetch", "the state", f"{what} has not ended")
 
@@ -116,10 +116,10 @@ class Prefetch:
         self._parts.events.emit("prefetch.nothing")
 
     def _fail(self, error: Exception) -> None:
-        if isinstance(error, AttemptGivenUp):
+        if isinstance(error, AttemptCancelled):
             self.cancel(error.problem)  # here nobody has asked for that yet
-        if self.is_given_up:
-            self._parts.events.emit("prefetch.given_up", reason=self._given_up[:500])
+        if self.is_cancelled:
+            self._parts.events.emit("prefetch.given_up", reason=self._cancelled_for[:500])
             return
         if not isinstance(error, CheckpointError):
             unexpected = f"unexpected {type(error).__name__}: {error}"
@@ -139,11 +139,11 @@ class Prefetch:
     # As the attempt of its ``RestoreExecution``.
 
     def check(self) -> None:
-        """AttemptGivenUp when it was meanwhile: the others shall not wait for this one."""
+        """AttemptCancelled when it was meanwhile: the others shall not wait for this one."""
         with self._lock:
-            reason = self._given_up
+            reason = self._cancelled_for
         if reason:
-            raise AttemptGivenUp("prefetch", "the state", f"it was given up: {reason}")
+            raise AttemptCancelled("prefetch", "the state", f"it was given up: {reason}")
 
     def apply_host_state(self, restored: RestoredState) -> None:
         """Host states are applied by ``restore`` alone."""
@@ -160,13 +160,13 @@ class Prefetch:
         """
         with self._lock:
             if self._error is None:
-                self._given_up = self._given_up or reason
+                self._cancelled_for = self._cancelled_for or reason
             self._restored_state = None
 
     @property
-    def is_given_up(self) -> bool:
+    def is_cancelled(self) -> bool:
         """Return whether ``cancel`` was called."""
-        return bool(self._given_up)
+        return bool(self._cancelled_for)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Return when the thread has ended, or at the latest a little after its deadline.
@@ -180,8 +180,8 @@ class Prefetch:
     def decision_on(self, request: RestoreRequest) -> PrefetchReport:
         """Return the answer of this process to ``request``."""
         with self._lock:
-            if self._given_up:
-                return PrefetchReport("unfit", self._number, self._given_up)
+            if self._cancelled_for:
+                return PrefetchReport("unfit", self._number, self._cancelled_for)
             if self._error is not None:
                 return PrefetchReport("failed", self._number, str(self._error)[:1000])
             if not self._ended.is_set():
@@ -225,7 +225,7 @@ class Prefetches:
         held: Callable[[], AbstractContextManager[None]],
     ) -> None:
         """Begin one; see ``Prefetch``. CheckpointError when one waits for its restore already."""
-        if self.current is not None and not self.current.is_given_up:
+        if self.current is not None and not self.current.is_cancelled:
             hint = "call restore first"
             raise CheckpointError("prefetch", "state", "there is one already", hint=hint)
         number, self._count = self._count, self._count + 1

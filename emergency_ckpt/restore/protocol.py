@@ -40,7 +40,7 @@ class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefetch: PrefetchReport = PrefetchReport()
 
 
-class AttemptGivenUp(RestoreFailed):
+class AttemptCancelled(RestoreFailed):
     """A process does not want any more what all were about to restore. Nothing is wrong."""
 
 
@@ -85,7 +85,7 @@ class PlanFailed(msgspec.Struct, frozen=True, tag="failed", forbid_unknown_field
 def failure_kind(error: Exception) -> FailureKind:
     """Return what ``error`` means for all processes of the restore."""
     match error:
-        case AttemptGivenUp():
+        case AttemptCancelled():
             return "given_up"
         case HolderUnreachable():
             return "holder"
@@ -100,7 +100,7 @@ def failure_of(kind: FailureKind, target: str, problem: str) -> RestoreFailed:
     match kind:
         case "given_up":
             hint = "no process has restored anything"
-            return AttemptGivenUp("restore", target, problem, hint=hint)
+            return AttemptCancelled("restore", target, problem, hint=hint)
         case "holder":
             hint = f"{_UNREACHABLE_HINT}. {_SILENCE_HINT}"
             return HolderUnreachable("restore", target, problem, hint=hint)

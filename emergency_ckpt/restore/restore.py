@@ -94,7 +94,7 @@ class Restore:
         self.report: RestoreReport | None = None
 
     def run(self) -> None:
-        """Bring back the newest whole step, if there ever was one.
+        """Restore the newest whole step, if there ever was one.
 
         Raises the same kind of error on every process, and then leaves the host state as it was.
         """
@@ -112,23 +112,23 @@ class Restore:
         self._host_state.undo()
 
     def settle(self) -> None:
-        """Forget what is newer than what ``run`` brought; then that is ``restored``.
+        """Forget what is newer than the step of ``run``, and set ``restored``.
 
-        Not collective, nor are its errors: all must learn of them, and no process may train before
-        all are through this.
+        Not collective, nor are its errors: all processes must learn of them, and no process may
+        train before all have done this.
         """
         tier = self._parts.tier
         if self._found is None:
-            # Leftovers of saves that never became whole must not mix with what comes.
+            # Leftovers of saves that never became whole must not mix with later saves.
             tier.invalidate_newer(SaveId(-1, "", self._parts.config.run_name))
             self._parts.events.emit("restore.nothing")
             return
         restored = self._found
-        # No leftover of another life may ever look newer than what training goes on from.
+        # No leftover of another life may look newer than the step that training continues from.
         if not self._keep_newer:
             tier.invalidate_newer(restored.save)
         if restored.gathered is not None:
-            # All processes have gathered what they keep: what peers took from here is not needed.
+            # All processes have gathered what they keep; peers need nothing more from here.
             tier.keep_only(restored.save, restored.gathered)
         self._begin_life(restored)
         self._note_complete(restored.save)
@@ -146,10 +146,10 @@ class Restore:
             parts.storage_timeline.follow_soon()
 
     def _note_complete(self, save: SaveId) -> None:
-        """Put it on record. A failure is told and ends nothing, as after a save.
+        """Record that ``save`` is complete. A failure is logged and ends nothing, as after a save.
 
         The step is whole without the record, which only tells a loss of everything from a fresh
-        start. A ramdisk that others have filled must not keep all from what RAM still holds.
+        start. A ramdisk that others have filled must not prevent a restore from RAM.
         """
         try:
             self._parts.tier.note_complete(save)
@@ -162,9 +162,9 @@ class Restore:
     def _run(self) -> None:
         self._parts.events.emit("restore.started", requested_step=self._request.requested_step)
         prefetch = self._prefetch
-        word = PrefetchReport() if prefetch is None else prefetch.decision_on(self._request)
-        ready = prefetch if word.kind == "ready" else None
-        outcome = self._execution.run(self._host_state, word, ready)
+        own = PrefetchReport() if prefetch is None else prefetch.decision_on(self._request)
+        ready = prefetch if own.kind == "ready" else None
+        outcome = self._execution.run(self._host_state, own, ready)
         if isinstance(outcome, NoPlan | PlanFailed):
             self._without_plan(outcome)
         else:

@@ -1,6 +1,6 @@
-"""One process's saves: decides, takes snapshots, hands them to the background. No storage, no RPC.
+"""Saves of one process: decide, take snapshots, hand them to the background. No storage, no RPC.
 
-Everything here runs in the training thread, but for the short functions that it submits.
+Everything here runs in the training thread, except for the short functions that it submits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from emergency_ckpt.save.saved_steps import SavedSteps
 from emergency_ckpt.save.saver_parts import SaverParts, longest_wait_s, note_skipped
 from emergency_ckpt.save.schedule import TierSchedule
 from emergency_ckpt.state.tree import PyTree
-from emergency_ckpt.tiers.storage.calls import let_go_of_workers
+from emergency_ckpt.tiers.storage.calls import release_workers
 from emergency_ckpt.types import SaveId
 
 _STOP_TIMEOUT_S = 30.0
@@ -59,21 +59,21 @@ class Saver:
         )
 
     def begin_restore(self) -> None:
-        """Before a restore: nothing more is agreed. Collective, with ``end_restore``."""
+        """Stop agreeing on steps, before a restore. Collective, with ``end_restore``."""
         self._due.stop()
         if self._last_step is not None:
             self._last_step.take()
 
     def end_restore(self) -> None:
-        """After it, whatever came of it: steps are agreed on again."""
+        """Agree on steps again, after a restore that succeeded or failed."""
         self._due.start_again()
 
     def continue_from(
         self, save: SaveId, incarnation: str, tier: TierName, *, keep_newer: bool = False
     ) -> None:
-        """Go on from ``save``, restored from ``tier``, and save under ``incarnation``.
+        """Continue from ``save``, restored from ``tier``, and save under ``incarnation``.
 
-        ``keep_newer``: newer steps are in RAM still; the next save forgets them.
+        ``keep_newer``: newer steps are still in RAM; the next save forgets them.
         """
         self._saved.start_from(save, incarnation, tier)
         self._goes_on_from = save if keep_newer else None
@@ -82,7 +82,7 @@ class Saver:
             schedule.restart_from(save.step)
 
     def go_on_after(self, newest: Mapping[TierName, int]) -> None:
-        """These are the newest steps of the tiers: up to them none is due any more."""
+        """Take ``newest`` for the newest steps of the tiers: no step up to them is due."""
         self._saved.note_found(newest)
         self._newest_due = max(newest.values(), default=-1)
         for name, schedule in self._schedules.items():
@@ -337,12 +337,12 @@ class Saver:
             self.end_threads(_STOP_TIMEOUT_S)
 
     def abandon(self, timeout_s: float) -> None:
-        """Wait so long for what is under way, then end what threads can be ended; never raise."""
+        """Wait so long for saves in progress, then end what threads it can; never raise."""
         deadline_s = time.monotonic() + timeout_s
         try:
             self.wait_until_finished(timeout_s)
         except CheckpointError as error:
-            logging.error("saves under way are given up: %s", error)
+            logging.error("saves in progress are cancelled: %s", error)
         self.end_threads(max(1.0, (deadline_s - time.monotonic()) / 3))
 
     def end_threads(self, timeout_s: float) -> None:
@@ -355,4 +355,4 @@ class Saver:
             ended.append(self._parts.preservation.stop(timeout_s))
         if not all(ended):
             # Storage may be silent for hours, and the interpreter's end would wait for its clients.
-            let_go_of_workers()
+            release_workers()

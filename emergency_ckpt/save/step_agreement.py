@@ -40,7 +40,7 @@ _LONGEST_POLL_S = 0.05
 _BUSY_PAUSE_S = 0.02
 _FAILED_PAUSE_S = 1.0
 _KEPT_PROPOSALS = 16
-_KEPT_WORDS = 256
+_KEPT_DECISIONS = 256
 
 
 class Choice(NamedTuple):
@@ -97,11 +97,11 @@ class SaveAgreement:
         self._changed = threading.Condition()
         self._follower = Follower()
         self._clock = StepClock()
-        self._words: dict[int, bool] = {}
+        self._decisions: dict[int, bool] = {}
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._leads = coordinator.process_index == 0
-        self._has_said = False
+        self._has_logged = False
         self._waited_for = ""
 
     def arrive(self, step: int) -> tuple[Due, ...]:
@@ -121,9 +121,9 @@ class SaveAgreement:
         """Return the leader's decision on a proposal. Waits; None when it does not come."""
         with self._changed:
             self._changed.wait_for(
-                lambda: number in self._words or self._stopping.is_set(), timeout_s
+                lambda: number in self._decisions or self._stopping.is_set(), timeout_s
             )
-            return self._words.get(number)
+            return self._decisions.get(number)
 
     def stop(self) -> None:
         """End the thread; waits for it, about half a second at most."""
@@ -189,7 +189,7 @@ class SaveAgreement:
         self._coordinator.put(self._key("decision", number), msgspec.json.encode(decision))
         if decision.confirmed:
             tier.agreed(proposal.step, max(answer.stall_s for answer in answers.values()))
-        self._hear(number, decision)
+        self._note_decision(number, decision)
         self._forget(number)
         if any(answer.kind == "busy" for answer in answers.values()):
             self._stopping.wait(_BUSY_PAUSE_S)
@@ -223,9 +223,9 @@ class SaveAgreement:
         }
 
     def _without(self, leader: Leader, reason: str) -> Decision:
-        """Nobody saves any more; said once, unless this process ends as well."""
-        if not self._stopping.wait(_LEFT_PAUSE_S) and not self._has_said:
-            self._has_said = True
+        """End all saves, with one error, unless this process ends as well."""
+        if not self._stopping.wait(_LEFT_PAUSE_S) and not self._has_logged:
+            self._has_logged = True
             hint = "restart the job; it finds the newest complete step"
             self._failures.record(SaveFailed("agree on", "a step to save", reason, hint=hint))
         return leader.abandon(reason)
@@ -244,7 +244,7 @@ class SaveAgreement:
         number = next_number[0]
         data = self._await("proposal", number, _PATIENCE_S)
         if data is None:
-            # It may have come and gone while this process was stopped.
+            # The proposal may have been made and removed while this process was stopped.
             found = self._coordinator.list(f"{self._name}/proposal")
             numbers = [number_of(n, f"{self._name}/proposal") for n in found]
             later = [n for n in numbers if n > number]
@@ -256,14 +256,14 @@ class SaveAgreement:
             proposal = self._proposal(data, number)
             answer = self._answer(proposal)
         except CoordinationError as error:
-            # The leader would wait for an answer; what was proposed is never saved here.
+            # The leader waits for an answer; this process never saves what was proposed.
             self._failures.record(error)
             answer = Answer("late", self._follower.step or 0)
         key = f"{self._key('answer', number)}/{self._coordinator.process_index}"
         try:
             self._coordinator.put(key, msgspec.json.encode(answer))
         except CoordinationError as error:
-            # The decision will be no, and must be learned all the more.
+            # The decision will be no, and this process must learn it.
             self._failures.record(error)
         deadline_s = time.monotonic() + self._timeout_s
         while not self._stopping.is_set() and time.monotonic() < deadline_s:
@@ -278,7 +278,7 @@ class SaveAgreement:
                 decision: Decision = decode_message(
                     data, Decision, name, limit_bytes=MAX_MESSAGE_BYTES
                 )
-                self._hear(number, decision)
+                self._note_decision(number, decision)
                 return
 
     def _proposal(self, data: bytes, number: int) -> Proposal:
@@ -314,11 +314,11 @@ class SaveAgreement:
         with self._changed:
             return self._follower.offer(proposal, ready=ready, stall_s=tier.stall_s)
 
-    def _hear(self, number: int, decision: Decision) -> None:
+    def _note_decision(self, number: int, decision: Decision) -> None:
         with self._changed:
             self._follower.on_decision(number, confirmed=decision.confirmed)
-            self._words[number] = decision.confirmed
-            self._words.pop(number - _KEPT_WORDS, None)
+            self._decisions[number] = decision.confirmed
+            self._decisions.pop(number - _KEPT_DECISIONS, None)
             self._changed.notify_all()
 
     def _key(self, kind: str, number: int) -> str:

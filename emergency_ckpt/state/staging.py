@@ -43,7 +43,7 @@ class Transfer:
       source: an array on one device.
       memory: kind of the target host memory; None where JAX's own transfer is used.
       waited_for: the training thread waits for its end; otherwise ``source`` is a copy.
-      let_go: called once when ``source`` is no longer needed.
+      release: called once when ``source`` is no longer needed.
     """
 
     position: int

@@ -44,7 +44,7 @@ def test_exception_while_storage_hangs_ends_the_program(tmp_path: Path) -> None:
         _, log = process.communicate(timeout=100)
     assert process.returncode == 1, log
     assert "training ended by KeyError: 'a bug'" in log
-    assert "saves under way are given up" in log
+    assert "saves in progress are cancelled" in log
     assert log.rstrip().endswith("KeyError: 'a bug'"), "the error of training is what is raised"
 
 

@@ -48,7 +48,7 @@ def test_exception_while_a_bucket_hangs_ends_the_program(tmp_path: Path, target:
         # Far less than the server's silence, far more than exit_timeout_s.
         _, log = process.communicate(timeout=60)
     assert process.returncode == 1, log
-    said, given_up = "training ended by KeyError: 'a bug'", "saves under way are given up"
+    said, given_up = "training ended by KeyError: 'a bug'", "saves in progress are cancelled"
     assert 0 <= log.find(said) < log.find(given_up), log
     assert log.rstrip().endswith("KeyError: 'a bug'"), "the error of training is what is raised"
 

@@ -28,7 +28,7 @@ class Preservation:
 
     def __init__(
         self,
-        shelf: StepRecords,
+        records: StepRecords,
         events: EventSink,
         failures: Failures,
         *,
@@ -39,14 +39,14 @@ class Preservation:
         claim: DirectoryClaim | None = None,
         niceness: int = 0,
     ) -> None:
-        self._shelf = shelf
+        self._records = records
         self._events = events
         self._failures = failures
         self._policy = policy
         self._keep = keep_last_n, keep_every_n_steps
         self._timelines = timelines
         self._claim = claim
-        self._distrusted: frozenset[int] = frozenset()
+        self._failed_steps: frozenset[int] = frozenset()
         self._changed = threading.Condition()
         self._holders = 0
         self._is_removing = False
@@ -61,7 +61,7 @@ class Preservation:
         From any thread.
         """
         with self._changed:
-            self._distrusted |= frozenset(steps)
+            self._failed_steps |= frozenset(steps)
 
     def after_save(self, step: int | None = None) -> None:
         """``step`` was published by this process: look at what may go. Does not wait for it.
@@ -69,7 +69,7 @@ class Preservation:
         An earlier look that is under way is followed by another one.
         """
         with self._changed:
-            self._distrusted -= {step}
+            self._failed_steps -= {step}
         if self._worker is not None:
             self._worker.submit_next(self._run)
 
@@ -83,7 +83,7 @@ class Preservation:
         """
         with self._changed:
             self._holders += 1
-            if not self._changed.wait_for(lambda: not self._is_removing, self._shelf.timeout_s):
+            if not self._changed.wait_for(lambda: not self._is_removing, self._records.timeout_s):
                 logging.warning("an old persistent step is still being removed; going on")
         try:
             yield
@@ -119,13 +119,13 @@ class Preservation:
 
     def _counts(self, found: PersistentStep) -> bool:
         """Return whether a step is one of those to keep so many of."""
-        if found.step in self._distrusted:
+        if found.step in self._failed_steps:
             return False
         lines = self._timelines
         return lines is None or not lines.objection(found.step, found.incarnation)
 
     def _remove_unwanted(self) -> None:
-        records = self._shelf.records(self._counts)
+        records = self._records.records(self._counts)
         last_n, every_n = self._keep
         wanted = wanted_steps(records, self._policy, keep_last_n=last_n, keep_every_n_steps=every_n)
         removals = choose_removals([record.step for record in records], wanted)
@@ -136,5 +136,5 @@ class Preservation:
             if self._claim is not None:
                 self._claim.renew()
             self._events.emit("persistent.removing", step=step)
-            self._shelf.remove(step)
+            self._records.remove(step)
             self._events.emit("persistent.removed", step=step)

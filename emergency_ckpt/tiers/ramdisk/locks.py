@@ -86,7 +86,7 @@ class Claim:
 
     def release(self) -> None:
         """Release the directory. Idempotent."""
-        held = self._let_go()
+        held = self._release_held()
         if held is None:
             return
         with _registry_lock:
@@ -100,12 +100,12 @@ class Claim:
         Used while arrays still read slots of the directory: until they end, the lock prevents
         writes by other processes; this process may claim the directory again.
         """
-        held = self._let_go()
+        held = self._release_held()
         if held is not None:
             with _registry_lock:
                 held.retired = True
 
-    def _let_go(self) -> LockedDirectory | None:
+    def _release_held(self) -> LockedDirectory | None:
         held, self._held = self._held, None
         # The number may soon be another file's, so no later call may use it.
         self.dir_fd = -1

@@ -180,7 +180,7 @@ def call(target: str, work: Callable[[], _T], *, deadline_s: float) -> _T:
     thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()
     if not done.wait(max(0.001, deadline_s - time.monotonic())):
-        let_go_of_workers()
+        release_workers()
         raise StorageTimeout(target, thread)
     good, value = outcome[0]
     if good:
@@ -189,7 +189,7 @@ def call(target: str, work: Callable[[], _T], *, deadline_s: float) -> _T:
     raise value
 
 
-def let_go_of_workers() -> None:
+def release_workers() -> None:
     """Exclude the workers of timed-out calls from those that the interpreter joins at exit.
 
     Threads that a daemon starts are daemons. But the interpreter joins all workers of thread pools

@@ -43,9 +43,9 @@ def preserved(
     return tier.whole_steps(), failures, events
 
 
-def keeping_last(steps: int, shelf: StepRecords) -> Preservation:
+def keeping_last(steps: int, records: StepRecords) -> Preservation:
     return Preservation(
-        shelf,
+        records,
         EventSink(None, process_index=0),
         Failures(),
         policy=None,
@@ -132,7 +132,7 @@ def test_nothing_is_removed_while_a_restore_reads(tmp_path: Path) -> None:
     preservation.stop(LONG_S)
 
 
-class StalledShelf(StepRecords):
+class StalledRecords(StepRecords):
     """Storage answers ``remove`` when the event is set, and says when it was asked."""
 
     def __init__(self, tier: PersistentTier) -> None:
@@ -148,10 +148,10 @@ class StalledShelf(StepRecords):
 
 def test_restore_does_not_wait_for_ever_for_a_removal(tmp_path: Path) -> None:
     fill(str(tmp_path / "run"), STEPS)
-    shelf = StalledShelf(PersistentTier(str(tmp_path / "run"), timeout_s=10.0))
-    preservation = keeping_last(1, shelf)
+    records = StalledRecords(PersistentTier(str(tmp_path / "run"), timeout_s=10.0))
+    preservation = keeping_last(1, records)
     preservation.after_save()
-    assert shelf.asked.wait(LONG_S)
+    assert records.asked.wait(LONG_S)
     held = threading.Event()
     go_on = threading.Event()
 
@@ -164,12 +164,12 @@ def test_restore_does_not_wait_for_ever_for_a_removal(tmp_path: Path) -> None:
     reader.start()
     try:
         assert held.wait(LONG_S / 2)
-        shelf.answers.set()
+        records.answers.set()
         assert preservation.wait_idle(LONG_S)
         # The step that it was at is gone, and no other while the restore reads.
         assert PersistentTier(str(tmp_path / "run")).whole_steps() == [20, 30, 40]
     finally:
-        shelf.answers.set()
+        records.answers.set()
         go_on.set()
     reader.join(LONG_S)
     preservation.after_save()
@@ -182,13 +182,13 @@ def test_save_while_others_are_removed_is_looked_at_too(tmp_path: Path) -> None:
     """The last save of a run may be such a one: no other comes to look again."""
     directory = str(tmp_path / "run")
     fill(directory, STEPS[:3])
-    shelf = StalledShelf(PersistentTier(directory))
-    preservation = keeping_last(2, shelf)
+    records = StalledRecords(PersistentTier(directory))
+    preservation = keeping_last(2, records)
     preservation.after_save()
-    assert shelf.asked.wait(LONG_S)
+    assert records.asked.wait(LONG_S)
     fill(directory, STEPS[3:])
     preservation.after_save()
-    shelf.answers.set()
+    records.answers.set()
     assert preservation.wait_idle(LONG_S)
     assert PersistentTier(directory).whole_steps() == [30, 40]
     preservation.stop(LONG_S)
