@@ -68,25 +68,31 @@ def test_mesh_may_begin_with_any_slice(three: list[dict[str, Any]]) -> None:
     assert of(three, "primary_is_another_slice") == [wanted] * 3
 
 
-@pytest.fixture(scope="module", params=[1, 4], ids=["one_device", "four_devices"])
-def alone(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
-    """One process: saved in one life, restored in the next."""
+ALONE = {1: ("no_mesh", "one_slice"), 4: ("no_mesh", "one_slice", "slices_in_one_process")}
+"""Programs by the number of devices of the one process."""
+
+
+@pytest.fixture(scope="module")
+def alone(request: pytest.FixtureRequest) -> Iterator[list[dict[str, Any]]]:
+    """One process: the outcomes of the life that saved, and of the next one."""
     with job_root() as root:
         spec = spec_of(root, "one_job.py", *ALONE[request.param], slices=1, hosts=1)
         spec = dataclasses.replace(spec, devices_per_host=request.param)
         (saved,) = run_life(spec, root)
-        assert all("value" in outcome for outcome in saved.values()), saved
-        yield run_life(spec, root, life=1)[0]
+        yield [saved, *run_life(spec, root, life=1)]
 
 
-ALONE = {1: ("no_mesh", "one_slice"), 4: ("no_mesh", "one_slice", "slices_in_one_process")}
-
-
-def test_one_process(alone: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("alone", "program"),
+    [(devices, program) for devices, programs in ALONE.items() for program in programs],
+    indirect=["alone"],
+)
+def test_one_process(alone: list[dict[str, Any]], program: str) -> None:
     """From its own RAM and, when that is lost, from storage."""
+    saved, restored = (outcomes[program] for outcomes in alone)
+    assert "value" in saved
     wanted = {
         tier: {"step": 10, "tier": tier, "wrong": [], "iterator": [0, 1000]}
         for tier in ("local", "persistent")
     }
-    assert alone == {program: {"value": wanted} for program in alone}
-    assert len(alone) >= 2
+    assert restored == {"value": wanted}
