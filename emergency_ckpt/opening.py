@@ -39,7 +39,7 @@ class Opened:
     failures: Failures
     parts: Assembly
     events: EventSink
-    progress: StepProgress
+    progress: StepProgress | None
     hang: HangWatch | None
 
     def expect_no_step(self) -> None:
@@ -119,9 +119,11 @@ def _open(config: Config, start: str, process: tuple[int, int], events: EventSin
         raise
     if parts.probe is not None and not config.require_storage:
         parts.probe.start()
-    progress, timeout_s = StepProgress(), config.hang_timeout_s
-    coordinator = member.coordinator
-    hang = None if timeout_s is None else HangWatch(progress, coordinator, events, timeout_s)
+    progress: StepProgress | None = None
+    hang: HangWatch | None = None
+    if config.hang_timeout_s is not None:
+        progress = StepProgress()
+        hang = HangWatch(progress, member.coordinator, events, config.hang_timeout_s)
     return Opened(member, watch, departures, failures, parts, events, progress, hang)
 
 

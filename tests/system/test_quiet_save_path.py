@@ -29,12 +29,13 @@ LOUD = (
     "orbax",
     "socket",
 )
-# All that a step without a save enters: the decision, and JAX's flag of a preemption.
+# All that a step without a save enters: the decision, and JAX's flag of a preemption, and ours.
 DECIDING = (
     "builtins",
     "emergency_ckpt.checkpointer",
     "emergency_ckpt.core.save.save_rules",
     "emergency_ckpt.save.due_saves",
+    "emergency_ckpt.cluster.preemption.agreement",
     "emergency_ckpt.cluster.preemption.watch",
     "emergency_ckpt.save.saver",
     "emergency_ckpt.save.schedule",

@@ -82,11 +82,13 @@ class AgreedNotices:
 
     def reached(self, number: int) -> bool:
         """As ``Notices.reached``. Blocks right after a notice, until the leader's decision."""
+        # In this order, without a lock: the thread sets the flag before it reads the number.
+        self.last_number = number
+        if not self._is_told:
+            return False
+        # The number that was published may be the one before: it must not be passed until decided.
         with self._changed:
-            # After publishing its last number, this process must not pass the agreed one.
-            limit_s = 3 * self._timeout_s
-            self._changed.wait_for(lambda: not self._is_told or self._is_over, limit_s)
-            self.last_number = number
+            self._changed.wait_for(lambda: self._is_over, 3 * self._timeout_s)
             return self._sync is not None and number >= self._sync
 
     def close(self) -> None:
@@ -125,8 +127,8 @@ class AgreedNotices:
 
         Calls go on blocking meanwhile: a process that went on could pass the agreed number.
         """
-        with self._changed:
-            self._is_told, last = True, self.last_number
+        self._is_told = True
+        last = self.last_number
         is_leader = self._coordinator.process_index == 0
         deadline_s = time.monotonic() + (1 if is_leader else 2) * self._timeout_s
         has_told = False
