@@ -189,6 +189,7 @@ def _settings(job: GkeJob) -> list[Manifest]:
         "ECKPT_PLACEMENT": job.placement,
         "HOME": "/tmp",  # noqa: S108  the pod's own
         "JAX_COMPILATION_CACHE_DIR": f"{job.directory.rstrip('/')}-jax-cache",
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
         "PYTHONUNBUFFERED": "1",
     }
     if job.ramdisk_source == "daemonset":
