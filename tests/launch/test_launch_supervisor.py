@@ -9,6 +9,7 @@ import pytest
 from launch_support import MakeSpec, state, wait_until, wait_until_gone
 
 from emergency_ckpt.errors import ConfigError, DeadlineExceeded, JobFailed, LocalTierError
+from emergency_ckpt.event_log import read_events
 from emergency_ckpt.launch.faults import parse_fault
 from emergency_ckpt.launch.job import JobEvent, JobResult, JobSpec
 from emergency_ckpt.launch.supervisor import Supervisor
@@ -342,3 +343,23 @@ def test_bad_job_is_refused(fields: dict[str, object], problem: str) -> None:
 def test_fault_for_another_job_is_refused(make_spec: MakeSpec) -> None:
     with pytest.raises(ConfigError, match="no slice 2"):
         Supervisor(make_spec("train(1)"), faults=[parse_fault("step=1 kill=slice:2")])
+
+
+def test_event_log_has_launcher_and_processes_of_all_lives(make_spec: MakeSpec) -> None:
+    program = """
+from emergency_ckpt.event_log.writer import open_event_log
+log = open_event_log(env.event_log, env.process_index, limit_bytes=1 << 20, life=env.restart_count)
+log.note("train.launched", {"start": start})
+train(40)
+log.close()
+"""
+    spec = make_spec(program, slices=2)
+    run(spec, "step=10 kill=process:1").check()
+    found = read_events(spec.event_log)
+    assert found.bad_lines == 0
+    launcher = [(each.name, each.life) for each in found.events if each.process is None]
+    assert launcher[0] == ("job.started", 0)
+    assert launcher[-1] == ("job.finished", 1)
+    assert ("life.started", 1) in launcher
+    mine = {(e.process, e.life) for e in found.events if e.name == "train.launched"}
+    assert mine == {(0, 0), (1, 0), (0, 1), (1, 1)}

@@ -400,3 +400,17 @@ def test_push_changed_on_the_way_is_not_kept(
         sock.sendall(b"other" + bytes(TAG))
         assert read_frame(sock)["code"] == "unauthenticated"
     assert holdings.inventory().host_states == ()
+
+
+def test_session_goodbye_between_requests_is_not_logged(
+    holdings: MemoryHoldings, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="absl")
+    with server_of(holdings) as server:
+        for rest in (b"", b"\0"):  # a goodbye, and a frame that is cut
+            with connect(server.address) as sock:
+                log_in(sock)
+                sock.sendall(rest)
+    left = [record.getMessage() for record in caplog.records if "left" in record.getMessage()]
+    assert len(left) <= 1
+    assert not any("after 0 of" in line for line in left)
