@@ -58,7 +58,7 @@ class Prefetch:
         self._ended = threading.Event()
         self._ended_s = 0.0
         self._cancelled_for = ""
-        self._restored: RestoredState | None = None
+        self._restored_state: RestoredState | None = None
         self._error: CheckpointError | None = None
         self.is_taken = False
         self._started_s = time.monotonic()
