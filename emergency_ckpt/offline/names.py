@@ -10,7 +10,6 @@ from emergency_ckpt.offline.source import StepSource
 from emergency_ckpt.survey.places import Places
 from emergency_ckpt.survey.survey import RamSave, Survey, take_survey
 
-NAMES = "STEP, ram:STEP, storage:STEP, or a folder or URL of a step that Orbax wrote"
 _NAME = re.compile(r"(?:(ram|storage):)?(newest|[0-9]{1,19})")
 
 

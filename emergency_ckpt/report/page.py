@@ -23,7 +23,7 @@ from emergency_ckpt.core.run_log.goodput import RunGoodput, goodput_of
 from emergency_ckpt.core.run_log.lives import JobLife, lives_of
 from emergency_ckpt.core.run_log.recoveries import RunRecovery, recoveries_of
 from emergency_ckpt.core.run_log.run_events import RunEvent
-from emergency_ckpt.core.run_log.spans import Mark, marks_of, spans_of, thinned
+from emergency_ckpt.core.run_log.spans import Mark, marks_of, newest_marks, spans_of, thinned
 from emergency_ckpt.core.run_log.step_times import sampled, step_times_of
 from emergency_ckpt.core.wording import TIER_WORDS, count_text, seconds_text, size_text
 from emergency_ckpt.report import charts
@@ -97,8 +97,11 @@ def _section(index: int, run: ReportRun) -> str:
     lives = lives_of(events)
     use = goodput_of(lives, events)
     recoveries = recoveries_of(lives, events)
-    marks = marks_of(events)
-    boxes = "".join(f'<p class="warning">{escape(text)}</p>' for text in run.warnings)
+    marks, left_out = newest_marks(marks_of(events))
+    warnings = list(run.warnings)
+    if left_out:
+        warnings.append(f"The {left_out} oldest failures, warnings and notices are left out.")
+    boxes = "".join(f'<p class="warning">{escape(text)}</p>' for text in warnings)
     notes = "".join(f'<p class="quiet">{escape(text)}</p>' for text in run.notes)
     parts = [
         f'<section id="run{index}"><h2>{escape(run.title)}</h2>{notes}',

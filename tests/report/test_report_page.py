@@ -119,6 +119,15 @@ def test_page_many_processes_are_bounded() -> None:
     assert "0 sources and 436 processes are left out" in text
 
 
+def test_page_many_failures_are_bounded() -> None:
+    few = [logged(i, "persistent.failed", step=i, reason="down") for i in range(1, 900)]
+    many = [logged(i, "persistent.failed", step=i, reason="down") for i in range(1, 3001)]
+    assert "oldest failures" not in page(few).text
+    shown = page(many)
+    assert "The 2000 oldest failures, warnings and notices are left out." in shown.text
+    assert len(shown.elements) < 2 * len(page(few).elements)
+
+
 def test_report_command_writes_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "report.html"
     log = write_log(tmp_path / "log", failed_run())
