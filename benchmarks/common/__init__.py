@@ -1,1 +1,1 @@
-"""What several benchmarks share: a job, its state, the contenders, the machine."""
+"""Parts that several benchmarks share: the job, its state, the contenders, the machine."""

@@ -1,4 +1,4 @@
-"""Types for flags: each says what is wrong with what was given."""
+"""Argument types for flags. The error of each says what is wrong with the value."""
 
 import argparse
 import math
@@ -22,12 +22,12 @@ def above_0(text: str) -> float:
 
 
 def words(text: str) -> list[str]:
-    """Each once, in the order given."""
+    """Return the values without duplicates, in the order given."""
     return list(dict.fromkeys(text.split(",")))
 
 
 def some_of(names: Collection[str]) -> Callable[[str], list[str]]:
-    """A type that takes only these words."""
+    """Return an argument type that accepts only these words."""
 
     def parse(text: str) -> list[str]:
         if unknown := [word for word in words(text) if word not in names]:

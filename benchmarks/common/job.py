@@ -1,4 +1,4 @@
-"""The job that every contender runs in: its shape, and the orders for its processes."""
+"""The job in which every contender runs: its shape, and the orders for its processes."""
 
 import dataclasses
 import json
@@ -22,7 +22,7 @@ class Shape:
 
     @property
     def name(self) -> str:
-        """As ``parse_job`` takes it, for jobs that it made."""
+        """The text from which ``parse_job`` made this shape."""
         mib = self.state_bytes / 2**20
         return f"{self.slices}x{self.hosts_per_slice}x{mib:g}/{self.leaves}"
 
@@ -32,7 +32,7 @@ class Shape:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of one copy of the state, the whole of which each slice holds."""
+        """Bytes of one copy of the state. Each slice holds a whole copy."""
         return self.leaves * self.rows_per_leaf * ROW_BYTES
 
 
@@ -58,7 +58,7 @@ USUAL_LEAVES = 16
 
 
 def parse_job(text: str, timed_saves: int) -> Shape:
-    """``SLICESxHOSTSxMIB`` or ``SLICESxHOSTSxMIB/LEAVES``; ValueError for anything else."""
+    """Parse ``SLICESxHOSTSxMIB`` or ``SLICESxHOSTSxMIB/LEAVES``; ValueError for any other text."""
     if not (found := _JOB.fullmatch(text)):
         raise ValueError(f"{text!r} is not SLICESxHOSTSxMIB or SLICESxHOSTSxMIB/LEAVES")
     slices, hosts, mib, leaves = (int(part or USUAL_LEAVES) for part in found.groups())
@@ -72,10 +72,11 @@ LOST_SLICE = 0
 
 
 def lost_hosts(scenario: str, shape: Shape) -> tuple[int, ...] | None:
-    """Hosts that lose their ramdisks, numbered slice by slice; None where a job has no such loss.
+    """Return the hosts that lose their ramdisks, numbered slice by slice.
 
-    Half-lost slices: each lost another host than its neighbour, so none is whole, but every shard
-    is still there. Slices of one host have no halves.
+    None when the scenario does not apply to the job. With half-lost slices each slice loses a
+    different host than its neighbour: no slice is whole, but every shard still exists. Slices of
+    one host have no halves.
     """
     hosts = shape.hosts_per_slice
     if scenario == NOTHING_LOST:
@@ -89,22 +90,24 @@ def lost_hosts(scenario: str, shape: Shape) -> tuple[int, ...] | None:
 
 @dataclasses.dataclass(frozen=True)
 class Orders:
-    """What all processes are told of one tier's part in a round, as a JSON file. The first life of
-    the job saves, each later one restores; what a process is called it learns from the launcher.
+    """The orders for all processes for one tier's part of a round, as a JSON file.
+
+    The first life of the job saves and each later one restores. A process learns its index from
+    the launcher.
     """
 
     contender: str
     shape: Shape
     tier: str
     restores: tuple[str, ...]
-    """What each later life finds lost, one of SCENARIOS."""
+    """The loss before each later life, one of SCENARIOS."""
     bind_host: str | None
-    """Address for the contender's own sockets; None: that of each process in its hosts file."""
+    """Address for the contender's own sockets; None: the address in each process's hosts file."""
     persistent_dir: str
     results_dir: str
-    """Gets a JSON file from each process of each life."""
+    """Directory into which each process of each life writes a JSON file."""
     expected_path: str
-    """The step and digests that a restore must find; exists from the second life on."""
+    """File with the expected step and digests. It exists from the second life on."""
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(dataclasses.asdict(self), indent=1))

@@ -1,4 +1,4 @@
-"""What the machine itself can do, measured in the same run: no checkpointer can be faster."""
+"""Rates of the machine itself, measured in the same run: upper limits for every checkpointer."""
 
 import contextlib
 import mmap
@@ -29,15 +29,15 @@ INTO_NEW_FILE = "TCP into a new ramdisk file"
 
 
 def best(rates: Mapping[str, float], name: str) -> float:
-    """The best rate among the limits whose name begins so, over thread and stream counts."""
+    """Return the best rate, over thread and stream counts, of the limits with this name prefix."""
     return max(rate for limit, rate in rates.items() if limit.startswith(name))
 
 
 def measure(ramdisk: Path, size_bytes: int) -> dict[str, float]:
-    """GB/s (1e9 bytes) by name: median of a few repeats, after one that warms up.
+    """Return GB/s (1e9 bytes) by name: the median of a few repeats, after a warm-up.
 
-    All memory is touched before it is timed, but for what is called new. Takes up to three times
-    ``size_bytes`` of it. OSError when the ramdisk is full or the loopback is not there.
+    All memory is touched before it is timed, except memory that is called new. Uses up to three
+    times ``size_bytes`` of memory. OSError when the ramdisk is full or there is no loopback.
     """
     threads = len(os.sched_getaffinity(0))
     source = np.random.default_rng(0).integers(0, 256, size_bytes, np.uint8)
@@ -130,7 +130,7 @@ def _plain_copies(source: np.ndarray, fd: int, threads: int) -> dict[str, float]
 
 
 def _send_over_loopback(source: np.ndarray, streams: int, new_in: Path | None = None) -> None:
-    """With ``new_in``, a directory, what is received is kept in a new file there."""
+    """Send ``source`` once, into a new file in the directory ``new_in`` if it is given."""
     parts = np.array_split(source, streams)
     with (
         contextlib.ExitStack() as stack,
@@ -162,9 +162,10 @@ def _send(connection: socket.socket, data: np.ndarray) -> None:
 def _receive(
     connection: socket.socket, size_bytes: int, kept: tuple[int, int] | None = None
 ) -> None:
-    """``kept``: descriptor and offset of what is received; else the pieces overwrite each other.
+    """Receive over one connection, into a file if ``kept`` gives its descriptor and offset.
 
-    Then it is an upper limit: a receiver that keeps what it reads needs as much memory.
+    Without ``kept`` the pieces overwrite each other. The rate is then an upper limit, because a
+    receiver that keeps the bytes needs memory for all of them.
     """
     piece = memoryview(bytearray(_SOCKET_PIECE_BYTES if kept is None else _KEPT_PIECE_BYTES))
     left = size_bytes

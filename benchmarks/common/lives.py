@@ -1,4 +1,4 @@
-"""One contender, one round: save, end all processes; for each loss, start afresh and restore."""
+"""One round of one contender: save and end all processes, then for each loss start and restore."""
 
 import contextlib
 import dataclasses
@@ -23,7 +23,7 @@ LOOPBACK_HOST = "127.0.0.1"
 _SAVE = 0
 WORKER = Path(__file__).with_name("worker.py")
 IMPORTED_BY_ALL = ("benchmarks.common.worker", "orbax.checkpoint")
-"""What the processes of every contender import."""
+"""Modules that the processes of every contender import."""
 _POLL_S = 0.05
 
 
@@ -33,16 +33,16 @@ class RoundFailed(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a round is run.
+    """The directories and the environment of a round.
 
     Attributes:
       ramdisks: directory on a tmpfs.
       storage: directory for the persistent tier.
       timeout_s: for each life of the job.
       launcher: put before the program of each process.
-      warm: address of the process to fork the others from (see ``warm``); None: each imports all.
+      warm: address of the process to fork the others from (see ``warm``); None: no fork.
       environment: added to that of each process.
-      bind_host: where contenders listen; None leaves it to each process.
+      bind_host: address on which contenders listen; None: each process chooses.
     """
 
     ramdisks: Path
@@ -57,12 +57,12 @@ class Place:
 def run_round(
     contender: str, shape: Shape, place: Place, scenarios: Sequence[str]
 ) -> dict[str, Any]:
-    """Measurements of one contender in fresh processes and on fresh directories.
+    """Measure one contender in fresh processes with fresh directories.
 
-    Each tier has lives of its own, storage's first: a RAM tier's ramdisks would take memory away
-    from the page cache. Scenarios that the contender has no tier for, or the job no such loss, are
-    left out. Blocks for up to ``timeout_s`` a life. Raises RoundFailed. Leaves no file and no
-    process.
+    Each tier has lives of its own. Storage comes first, because the ramdisks of a RAM tier take
+    memory from the page cache. Scenarios that do not apply to the contender's tiers or to the job
+    are left out. Blocks for up to ``timeout_s`` per life. Raises RoundFailed. Leaves no file and
+    no process.
     """
     tiers = contenders.tiers(contender) if contender in contenders.MODULES else (contenders.RAM,)
     wanted = tuple(scenarios_of(tiers, shape, scenarios))
@@ -114,12 +114,12 @@ def _run_tier(
 
 
 def tier_of(scenario: str) -> str:
-    """Where what is left after the loss is restored from."""
+    """Return the tier from which a restore after this loss reads."""
     return contenders.STORAGE if scenario == FROM_STORAGE else contenders.RAM
 
 
 def scenarios_of(tiers: Sequence[str], shape: Shape, scenarios: Sequence[str]) -> Iterator[str]:
-    """Those of ``scenarios`` that such tiers and such a job can have."""
+    """Return those of ``scenarios`` that apply to such tiers and such a job."""
     for scenario in scenarios:
         if tier_of(scenario) in tiers and lost_hosts(scenario, shape) is not None:
             yield scenario
@@ -154,9 +154,9 @@ def _run_lives(spec: JobSpec, orders: Orders, timeout_s: float) -> dict[str, Any
 
 @contextlib.contextmanager
 def _without(ramdisks: Sequence[Path], aside: Path) -> Iterator[None]:
-    """The hosts start with empty ramdisks; afterwards they have what they had before.
+    """Give the hosts empty ramdisks, and afterwards restore the earlier contents.
 
-    So that every loss hits what the saves left, not what an earlier restore made of it.
+    So every loss applies to the files of the saves, not to files that a restore changed.
     """
     aside.mkdir(exist_ok=True)
     for ramdisk in ramdisks:
@@ -170,7 +170,7 @@ def _without(ramdisks: Sequence[Path], aside: Path) -> Iterator[None]:
 def run_life(
     spec: JobSpec, life: int, results: Sequence[Path], who: str, timeout_s: float
 ) -> list[dict[str, Any]]:
-    """Run one process per host until all have ended; what they wrote to ``results``, in order.
+    """Run one process per host until all have ended; return the contents of ``results`` in order.
 
     Raises RoundFailed; its message begins with ``who``.
     """
@@ -193,7 +193,7 @@ def _failure(spec: JobSpec, life: int, who: str, process: int, problem: str) -> 
 
 
 def _merge_digests(results: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the restore must find. Replicas that differ before the save are the job's own fault."""
+    """Return the expected values of a restore. Differing replicas are a defect of the job."""
     merged: dict[str, str] = {}
     for result in results:
         for shard, digest in result["digests"].items():
@@ -202,7 +202,7 @@ def _merge_digests(results: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _outcome(orders: Orders, saved: set[str], results: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the processes measured, or why the contender did not restore. Raises RoundFailed."""
+    """Return the measurements, or the reason why the contender refused. Raises RoundFailed."""
     if refusals := [result["refused"] for result in results if "refused" in result]:
         if len(refusals) < len(results):
             raise RoundFailed(f"{orders.contender}: not all refused to restore: {refusals}")

@@ -1,4 +1,4 @@
-"""Facts about the machine and the software that figures are worth nothing without."""
+"""Facts about the machine and the software, recorded with the figures."""
 
 import importlib.metadata
 import os
@@ -30,7 +30,7 @@ def facts() -> dict[str, Any]:
 
 
 def commit(checkout: Path) -> str | None:
-    """Return the commit that ``checkout`` is at, and that it was changed; None without one."""
+    """Return the commit of ``checkout``, marked if files changed; None without a commit."""
     try:
         head = _git(checkout, "rev-parse", "--short", "HEAD")
         changed = _git(checkout, "status", "--porcelain", "--untracked-files=no")
@@ -45,12 +45,12 @@ def _git(checkout: Path, *arguments: str) -> str:
 
 
 def available_memory_bytes() -> int:
-    """What the kernel could give to new processes without swapping."""
+    """Return the memory that the kernel could give to new processes without swapping."""
     return int(_field("/proc/meminfo", "MemAvailable").removesuffix("kB")) * 1024
 
 
 def require_room(ramdisk: Path, ramdisk_bytes: int, memory_bytes: int) -> None:
-    """ValueError when so much would not fit on the ramdisk or in memory, ramdisks included."""
+    """Raise ValueError unless so much fits on the ramdisk and in memory, ramdisks included."""
     stat = os.statvfs(ramdisk)
     for what, free_bytes, wanted_bytes in (
         (str(ramdisk), stat.f_bavail * stat.f_frsize, ramdisk_bytes),
@@ -64,7 +64,7 @@ def require_room(ramdisk: Path, ramdisk_bytes: int, memory_bytes: int) -> None:
 
 
 def _field(path: str, name: str) -> str:
-    """Value of the first ``name: value`` line; ``unknown`` where the kernel gives none."""
+    """Return the value of the first ``name: value`` line, or ``unknown`` without one."""
     for line in Path(path).read_text().splitlines():
         key, _, value = line.partition(":")
         if key.strip() == name:

@@ -1,4 +1,4 @@
-"""Memory that files on a ramdisk take."""
+"""The memory that files on a ramdisk use."""
 
 import os
 import threading
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def allocated_bytes(directory: Path) -> int:
-    """Blocks held by all files below ``directory``, as ``du`` counts them.
+    """Return the bytes of the blocks of all files below ``directory``, as ``du`` counts them.
 
     Files that vanish during the walk count as gone; a hard-linked file counts once.
     """
@@ -22,7 +22,7 @@ def allocated_bytes(directory: Path) -> int:
 
 
 class PeakWatch:
-    """Samples ``allocated_bytes`` in a thread; ``size_bytes`` is the most that was seen."""
+    """Samples ``allocated_bytes`` in a thread; ``size_bytes`` is the maximum of the samples."""
 
     def __init__(self, directory: Path, interval_s: float = 0.02) -> None:
         self.size_bytes = 0

@@ -1,4 +1,4 @@
-"""The state that is saved: float32 normals, replicated over slices, sharded inside a slice."""
+"""The state of the job: float32 normals, replicated over slices and sharded inside a slice."""
 
 import hashlib
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def abstract_state(shape: Shape, mesh: jax.sharding.Mesh) -> PyTree:
 
 
 def first_state(abstract: PyTree) -> PyTree:
-    """Standard normals, drawn per (leaf, box): equal on all slices, different everywhere else."""
+    """Return standard normals per (leaf, box): equal on all slices, different otherwise."""
 
     def draw(number: int, leaf: jax.ShapeDtypeStruct) -> jax.Array:
         def box_values(index: tuple[slice, ...]) -> np.ndarray:
@@ -41,12 +41,12 @@ def first_state(abstract: PyTree) -> PyTree:
 
 
 def train_step(state: PyTree) -> PyTree:
-    """Changes every value a little and consumes its argument, as an optimizer's step does."""
+    """Change every value a little and consume the argument, as an optimizer's step does."""
     return {name: _step(leaf) for name, leaf in state.items()}
 
 
 def reader(abstract: PyTree) -> Callable[[PyTree], PyTree]:
-    """What reads every value, as the first training step does; no process waits for another."""
+    """Return a function that reads every value, as a training step does, without collectives."""
     row_sums = _row_sums.lower(next(iter(abstract.values()))).compile()
     return lambda state: {name: row_sums(leaf) for name, leaf in state.items()}
 
@@ -63,7 +63,7 @@ def _row_sums(leaf: jax.Array) -> jax.Array:
 
 
 def digests(state: PyTree) -> dict[str, str]:
-    """SHA-256 of each shard of this process, with what says how to read it."""
+    """Return dtype, shape and SHA-256 of each shard of this process, by leaf and box."""
     return {
         f"{name} {_box(shard.index, array.shape)}": _digest(np.asarray(shard.data))
         for name, array in state.items()

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 
 def number(value: float) -> str:
-    """Three significant digits, without an exponent."""
+    """Return ``value`` with three significant digits and without an exponent."""
     if value >= 100:
         return f"{value:.0f}"
     return f"{value:.3g}" if value >= 1e-3 or value == 0 else f"{value:.4f}"
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """A table with a header row; the first column to the left, the others to the right."""
+    """Return a table with a header row; the first column is left-aligned, the others right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
 
     def line(cells: Sequence[str]) -> str:

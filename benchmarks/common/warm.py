@@ -1,9 +1,9 @@
-"""Start processes of the comparison by forking one that has imported what all contenders need.
+"""Start the processes of the comparison as forks of one that has imported the common modules.
 
-Importing JAX and Orbax takes longer than most restores, and is nobody's merit: it was half of the
-comparison's time. ``started`` runs the process that has done so; ``command`` is put in the place
-of the interpreter and the script, and runs that in a fork of it: with its own environment,
-standard output and exit status. JAX itself is not started before the fork.
+Importing JAX and Orbax takes longer than most restores, is the same for all contenders, and took
+half of the comparison's time. ``started`` runs the process that has imported them. ``command``
+replaces the interpreter and the script in a command line, and runs the script in a fork, with its
+own environment, standard output and exit status. JAX itself is not started before the fork.
 """
 
 import contextlib
@@ -31,9 +31,10 @@ _DIED = 1
 
 @contextlib.contextmanager
 def started(imports: tuple[str, ...], path: tuple[Path, ...]) -> Iterator[Path]:
-    """The address of a process that has imported ``imports``; it ends with the block, or with us.
+    """Run a process that has imported ``imports``; yield its address.
 
-    TimeoutError when it does not come up; its words are on standard error.
+    The process ends with the block, or with this process. TimeoutError when it does not start; it
+    reports the reason on standard error.
     """
     with tempfile.TemporaryDirectory(prefix="eckpt-warm-") as scratch:
         address = Path(scratch) / "socket"
@@ -60,7 +61,7 @@ def started(imports: tuple[str, ...], path: tuple[Path, ...]) -> Iterator[Path]:
 
 
 def command(address: Path, script: Path) -> tuple[str, ...]:
-    """What starts ``script`` in a fork; its arguments follow."""
+    """Return the command that starts ``script`` in a fork; the script's arguments follow it."""
     # Without site packages it starts in no time.
     return (sys.executable, "-I", "-S", __file__, "run", str(address), str(script))
 
@@ -86,7 +87,7 @@ def _serve(address: str, imports: list[str]) -> None:
 
 
 def _become(connection: socket.socket) -> None:
-    """In the fork: run what was asked for, as if it had been started."""
+    """Run the requested script in the fork, as if it had been started by itself."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     connection.settimeout(_END_TIMEOUT_S)
     head, (output, *_), _, _ = socket.recv_fds(connection, _LENGTH.size, 1)
@@ -120,7 +121,7 @@ def _become(connection: socket.socket) -> None:
 
 
 def _run(address: str, arguments: list[str]) -> int:
-    """Stands for the fork: has its status, and takes it along when it is killed."""
+    """Represent the fork: return its status. The fork dies when this process is killed."""
     order = {"arguments": arguments, "environment": dict(os.environ)}
     data = json.dumps(order).encode()
     with socket.socket(socket.AF_UNIX) as connection:

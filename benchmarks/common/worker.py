@@ -21,7 +21,7 @@ from emergency_ckpt.testing.simulated_job import initialize_job
 
 PyTree = Any
 STORAGE_SAVES = 2
-"""The first one finds nothing warm; both are in the results."""
+"""Number of saves to storage. The first one is a warm-up; the results have both."""
 
 
 def main(orders: Orders) -> None:
@@ -62,7 +62,7 @@ def _site(environment: JobEnvironment, orders: Orders) -> contenders.Site:
 def _save_life(
     contender: contenders.Contender, environment: JobEnvironment, orders: Orders
 ) -> dict[str, Any]:
-    """Saves with the state of a training that goes on."""
+    """Saves of the state of a running training."""
     site = _site(environment, orders)
     state = model.first_state(site.abstract_state)
     session = contender.open_session(site)
@@ -77,10 +77,10 @@ def _save_to_ram(
     orders: Orders,
     state: PyTree,
 ) -> dict[str, Any]:
-    """One save to warm up, the timed ones, and one whose state is donated while it is on its way.
+    """Do one warm-up save, the timed saves, and a save whose state is donated while it runs.
 
-    The timed saves have the cores for themselves, as they have on an accelerator's host. The last
-    one shares them with a training step, and is the one that the next lives must find intact.
+    The timed saves do not share the cores with training, as on an accelerator's host. The last
+    save shares them with a training step; the next lives must find it intact.
     """
     session.start_fresh()
     saves, step = [], 0
@@ -157,7 +157,7 @@ def _donating_save(session: contenders.Session, step: int, state: PyTree) -> dic
 def _restore_life(
     contender: contenders.Contender, environment: JobEnvironment, orders: Orders
 ) -> dict[str, Any]:
-    """From building the checkpointer to values on devices, timed; then the check of each shard."""
+    """Time a restore, from building the checkpointer to values on devices; check each shard."""
     site = _site(environment, orders)
     expected = json.loads(Path(orders.expected_path).read_text())
     read_all = model.reader(site.abstract_state)

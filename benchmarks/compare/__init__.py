@@ -1,1 +1,1 @@
-"""This checkpointer beside Orbax's managers and plain Orbax, and the machine's limits."""
+"""Comparison of this checkpointer with Orbax's managers, plain Orbax and the machine's limits."""

@@ -1,13 +1,13 @@
-"""This checkpointer beside Orbax's emergency and p2p managers and plain Orbax, and the machine.
+"""Compare this checkpointer with Orbax's emergency and p2p managers and with plain Orbax.
 
     python -m benchmarks.compare [--quick] [--jobs 2x1x1024,2x1x125/2000] [--rounds 3]
 
-Every contender gets the same state and job (one process per host on loopback, a ramdisk
-directory per host, one directory as storage) in fresh processes, in turn, several rounds. A round:
-saves to RAM and to storage; all processes end; for each loss, fresh processes restore, and every
-shard is checked bit for bit. The first job's restore after a lost slice also runs once a round with
-each ``transfer_security``. Writes compare.json and compare.png. benchmarks/README.md says
-what each row means.
+All contenders run the same job with the same state, in turn and in fresh processes, for several
+rounds: one process per host on loopback, a ramdisk directory per host, one directory as storage. In
+a round a contender saves to RAM and to storage and all processes end; then, for each loss, fresh
+processes restore and compare every shard bit for bit. In each round the first job also restores
+after a lost slice once with each ``transfer_security``. The machine's own limits are measured as
+well. Writes compare.json and compare.png. benchmarks/README.md explains each row.
 """
 
 import argparse
@@ -116,15 +116,15 @@ def _parser() -> argparse.ArgumentParser:
 @dataclasses.dataclass(frozen=True)
 class Measured:
     rounds: dict[tuple[str, str], list[dict[str, Any]]]
-    """By job and contender."""
+    """The rounds by job and contender."""
     limits_gb_per_s: list[dict[str, float]]
     failures: list[str]
     modes: security_modes.ModeRounds
-    """Of the first job."""
+    """The rounds of the first job with each ``transfer_security``."""
 
 
 def measure(options: argparse.Namespace, shapes: Sequence[Shape]) -> Measured:
-    """All rounds of all jobs, one after the other. A contender that fails does not end the run."""
+    """Run all rounds of all jobs in sequence. The failure of a contender does not end the run."""
     with warm.started(IMPORTED_BY_ALL, (ROOT,)) as address:
         place = Place(options.ramdisk, options.storage, options.timeout_s, warm=address)
         return _measure(options, shapes, place)

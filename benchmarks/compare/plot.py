@@ -1,4 +1,4 @@
-"""The comparison as a picture: for each job, the times that matter, on a logarithmic axis."""
+"""Plot of the comparison: the main times of each job, on a logarithmic axis."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +21,7 @@ _BAR = 0.8
 
 
 def draw(jobs: Sequence[tuple[Shape, Summaries]], path: Path) -> None:
-    """Bars are medians, whiskers the least and the most over the rounds. No bar: no figure."""
+    """Plot medians as bars, with minimum and maximum over the rounds; no bar without a figure."""
     figure = Figure(figsize=(5.5 * len(jobs), 5), layout="constrained")
     axes = figure.subplots(1, len(jobs), squeeze=False)[0]
     for axis, (shape, summaries) in zip(axes, jobs, strict=True):

@@ -1,4 +1,4 @@
-"""Put the results of compare.py into RESULTS.md and the README."""
+"""Write the results of the comparison into RESULTS.md and the README."""
 
 import argparse
 import json
@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def with_table(text: str, table: str) -> str:
-    """``text`` with ``table`` instead of what is between the two marks. ValueError without them."""
+    """Return ``text`` with ``table`` between the two marks. ValueError without the marks."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -49,7 +49,7 @@ def with_table(text: str, table: str) -> str:
 
 
 def summary(document: Mapping[str, Any]) -> str:
-    """Return Markdown of the first job alone, the largest, for the README."""
+    """Return the table of the first job, the largest, as Markdown for the README."""
     job = document["jobs"][0]
     names = list(job["contenders"])
     shape = job["job"]
@@ -72,7 +72,7 @@ def _about(document: Mapping[str, Any]) -> str:
 
 
 def section(document: Mapping[str, Any]) -> str:
-    """Return Markdown of ``compare.json``: medians, and how many times ours the others need."""
+    """Return ``compare.json`` as Markdown: medians, and the others' as multiples of ours."""
     names = list(document["jobs"][0]["contenders"])
     rows = [row for job in document["jobs"] for row in _rows(job, names)]
     rates = report.limit_medians(document["limits_gb_per_s"])

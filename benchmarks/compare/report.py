@@ -1,4 +1,4 @@
-"""From raw times of every process to medians, ratios and a table. Pure."""
+"""Medians, ratios and a table from the raw times of all processes. Pure."""
 
 import contextlib
 import dataclasses
@@ -12,30 +12,30 @@ from benchmarks.common.tables import markdown, number
 from benchmarks.common.traffic import LOOPBACK, RECEIVED
 
 Round = Mapping[str, Any]
-"""What ``lives.run_round`` returns."""
+"""The result of ``lives.run_round``."""
 
 
 class NotMeasured(Exception):
-    """The contender has no such tier, or refused; or the job can have no such loss."""
+    """The contender has no such tier or refused, or the loss does not apply to the job."""
 
 
 Pick = Callable[[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
-"""The saves of one process, out of its results."""
+"""Function that returns the saves of one process from its results."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Measure:
-    """One row of the table: less is better in all of them."""
+    """One row of the table. In every row a smaller value is better."""
 
     key: str
     title: str
     unit: str
     per_unit: float
-    """How many of the measured quantity (seconds, bytes) make one unit."""
+    """Amount of the measured quantity (seconds, bytes) in one ``unit``."""
     of_round: Callable[[Round], float]
-    """Raises NotMeasured."""
+    """Function that returns the value of one round. Raises NotMeasured."""
     scenario: str | None = None
-    """The loss that this is about, which a contender may refuse to restore from."""
+    """The loss before the measured restore, which a contender may refuse; None for a save."""
 
 
 def _timed(result: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
@@ -43,7 +43,7 @@ def _timed(result: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def _last_stored(result: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """The first save to storage finds nothing warm."""
+    """Return the last save to storage, because the first one is a warm-up."""
     return _tier(result, STORAGE)["saves"][-1:]
 
 
@@ -58,17 +58,17 @@ def _tier(result: Mapping[str, Any], tier: str) -> Mapping[str, Any]:
 
 
 def _events(round_: Round, pick: Pick) -> list[tuple[Mapping[str, Any], ...]]:
-    """For each save, what every process has to say of it."""
+    """Return, for each save, the results of all processes."""
     return list(zip(*(pick(result) for result in round_["save"]), strict=True))
 
 
 def stalls_s(round_: Round, pick: Pick = _timed) -> list[float]:
-    """For each timed save, how long the slowest process's training thread was inside ``save``."""
+    """Return, for each timed save, the longest time of a training thread inside ``save``."""
     return [max(e["returned_s"] - e["start_s"] for e in event) for event in _events(round_, pick)]
 
 
 def published_s(round_: Round, pick: Pick = _timed) -> list[float]:
-    """For each timed save, from the first call until no process waits for it any more.
+    """Return, for each timed save, the time from the first call until no process waits for it.
 
     All processes read the same monotonic clock of the same machine.
     """
@@ -79,19 +79,19 @@ def published_s(round_: Round, pick: Pick = _timed) -> list[float]:
 
 
 def cpu_s_per_gib(round_: Round, pick: Pick = _timed) -> list[float]:
-    """For each timed save, CPU time of all processes for each GiB of one copy of the state."""
+    """Return, for each timed save, the CPU time of all processes per GiB of the state."""
     gib = round_["state_bytes"] / 2**30
     return [sum(e["cpu_s"] for e in event) / gib for event in _events(round_, pick)]
 
 
 def _over_loopback(events: Sequence[Mapping[str, Any]]) -> float:
-    """All processes read one counter of the machine, at slightly different times."""
+    """Return the bytes over the loopback; all processes read its counter, at different times."""
     first = min(e["traffic_before"][LOOPBACK][RECEIVED] for e in events)
     return max(e["traffic_after"][LOOPBACK][RECEIVED] for e in events) - first
 
 
 def restore_s(round_: Round, scenario: str = SLICE_LOST, end: str = "restored_s") -> float:
-    """From building the checkpointer in the first process to values on the last one's devices."""
+    """Return the time from the first process's building to values on the last one's devices."""
     results = _restored(round_, scenario)
     return max(r[end] for r in results) - min(r["start_s"] for r in results)
 
@@ -177,9 +177,9 @@ MEASURES = (
 
 
 def summarize(rounds: Sequence[Round]) -> dict[str, dict[str, Any]]:
-    """Median, least and most over the rounds, in seconds and bytes, by measure.
+    """Return median, minimum and maximum over the rounds by measure, in seconds and bytes.
 
-    All three are None where no round has a value; ``why`` is then the contender's own word where it
+    All three are None when no round has a value. ``why`` is then the contender's own message if it
     refused to restore, else None.
     """
     return {measure.key: _summary(measure, rounds) for measure in MEASURES}
@@ -200,7 +200,7 @@ def _summary(measure: Measure, rounds: Sequence[Round]) -> dict[str, Any]:
 def ratios(
     summaries: Mapping[str, Mapping[str, Any]], base: str
 ) -> dict[str, dict[str, float | None]]:
-    """How many times ``base``'s median every other's is; None where one is missing or 0."""
+    """Return each other median as a multiple of ``base``'s; None when one is missing or 0."""
     return {
         name: {
             key: value["median"] / summaries[base][key]["median"]
@@ -214,10 +214,11 @@ def ratios(
 
 
 def table(summaries: Mapping[str, Mapping[str, Any]], base: str) -> str:
-    """Markdown: a row for each measure, medians with their range, and the ratios to ``base``.
+    """Return Markdown: a row per measure with medians, their range, and ratios to ``base``.
 
-    ``cannot`` is a restore that the contender refused, with its reason below the table; a dash is a
-    tier or a loss that there is not. Rows that nobody has a value for are left out.
+    ``cannot`` marks a restore that the contender refused, with its reason below the table. A dash
+    marks a tier that a contender lacks or a loss that a job lacks. Rows without any value are left
+    out.
     """
     compared = ratios(summaries, base)
     header = ["median (least to most)", *summaries, *(f"{name} / {base}" for name in compared)]
@@ -245,23 +246,23 @@ def _cell(summary: Mapping[str, Any], per_unit: float) -> str:
 
 
 def limit_medians(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """GB/s of each limit, median over the rounds."""
+    """Return the GB/s of each limit, median over the rounds."""
     return {name: statistics.median(r[name] for r in rounds) for name in rounds[0]}
 
 
 def limits_table(rounds: Sequence[Mapping[str, float]]) -> str:
-    """Markdown: GB/s of each limit, median with its range over the rounds."""
+    """Return Markdown: the GB/s of each limit, median with its range over the rounds."""
     rows = [[name, _range(_spread([r[name] for r in rounds]), 1.0)] for name in rounds[0]]
     return markdown([["limit of this machine", "GB/s"], *rows])
 
 
 def median(values: Sequence[float]) -> float:
-    """Of at least one value."""
+    """Return the median of at least one value."""
     return statistics.median(values)
 
 
 def spread_text(values: Sequence[float]) -> str:
-    """The median with the range of the values."""
+    """Return the median with the range of the values."""
     return _range(_spread(values), 1.0)
 
 

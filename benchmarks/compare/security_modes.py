@@ -1,4 +1,4 @@
-"""The restore after a lost slice with each ``transfer_security``, in turn on one job."""
+"""Restores after a lost slice with each ``transfer_security``, in turn on one job."""
 
 import argparse
 import dataclasses
@@ -19,12 +19,12 @@ _BASE = MODES[0]
 
 @dataclasses.dataclass
 class ModeRounds:
-    """Rounds of the modes, and the time that they took.
+    """Rounds of the modes, and the time of the slowest one.
 
     Attributes:
-      rounds: by mode, what ``lives.run_round`` returned.
-      failures: in words.
-      longest_s: of the slowest turn of all modes.
+      rounds: the results of ``lives.run_round`` by mode.
+      failures: their descriptions.
+      longest_s: time of the slowest turn of all modes.
     """
 
     rounds: dict[str, list[dict[str, Any]]] = dataclasses.field(
@@ -50,13 +50,13 @@ class ModeRounds:
         self.longest_s = max(self.longest_s, time.monotonic() - began_s)
 
     def document(self) -> dict[str, Any]:
-        """Seconds of the restore by mode, for the JSON."""
+        """Return the seconds of the restores by mode, for the JSON."""
         return {
             mode: {"restore_lost_slice_s": seconds} for mode, seconds in self._seconds().items()
         }
 
     def table(self) -> str:
-        """Markdown: seconds of each mode, and how many times the first one's that is."""
+        """Return Markdown: the seconds of each mode, also as a multiple of the first mode's."""
         seconds = self._seconds()
         medians = {mode: report.median(each) for mode, each in seconds.items() if each}
         base = medians.get(_BASE)
@@ -74,5 +74,5 @@ class ModeRounds:
 
 
 def are_wanted(options: argparse.Namespace, shapes: Sequence[Shape]) -> bool:
-    """Whether the run restores after a lost slice with our checkpointer at all."""
+    """Return whether the run includes restores of our checkpointer after a lost slice."""
     return bool(shapes) and CONTENDER in options.contenders and SLICE_LOST in options.restores

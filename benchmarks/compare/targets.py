@@ -1,4 +1,4 @@
-"""What is wanted of this checkpointer, beside what a run measured. Pure."""
+"""Targets for this checkpointer, compared with the figures of a run. Pure."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ from benchmarks.common.job import Shape
 from benchmarks.common.tables import markdown, number
 
 Summaries = Mapping[str, Mapping[str, Mapping[str, Any]]]
-"""By contender and measure, what ``report.summarize`` returns."""
+"""Results of ``report.summarize`` by contender and measure."""
 
 OURS, EMERGENCY, P2P, PLAIN = "ours", "orbax-emergency", "orbax-p2p", "orbax"
 MANY_LEAVES = 1000
@@ -17,7 +17,7 @@ MANY_LEAVES = 1000
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """One wish and what came of it; None where the run has no figure for it."""
+    """One target and its result. ``is_reached`` is None when the run has no figure for it."""
 
     job: str
     title: str
@@ -29,7 +29,7 @@ class Target:
 def targets(
     jobs: Sequence[tuple[Shape, Summaries]], limit_rates: Mapping[str, float]
 ) -> list[Target]:
-    """Targets for the first job with large leaves, and for the first with many small ones."""
+    """Return targets for the first job with large leaves and the first with many small ones."""
     found: list[Target] = []
     large = next((job for job in jobs if job[0].leaves < MANY_LEAVES), None)
     small = next((job for job in jobs if job[0].leaves >= MANY_LEAVES), None)
@@ -124,7 +124,7 @@ def _share_of_limit(
 
 
 def table(found: Sequence[Target]) -> str:
-    """Markdown: one row for each target."""
+    """Return Markdown with one row for each target."""
     words = {True: "yes", False: "no", None: "not measured"}
     rows = [[t.title, t.job, t.wanted, t.measured, words[t.is_reached]] for t in found]
     return markdown([["target", "job", "wanted", "measured", "reached"], *rows])

@@ -1,1 +1,1 @@
-"""What continuous saving brings and costs."""
+"""Benefit and cost of continuous saving."""

@@ -1,11 +1,11 @@
-"""What continuous saving brings and costs, after the study by Orbax's and MaxText's authors.
+"""Measure benefit and cost of continuous saving, after the study by Orbax's and MaxText's authors.
 
     python -m benchmarks.continuous --slices 2 --mib 64 --rounds 3
 
-The same training with no saves, with saves every 100 steps, and with saves as soon as the one
-before is whole; the RAM tier and the persistent tier each by itself. Prints the median interval
-between checkpoints, the mean step time and its increase, and what a failure is expected to cost.
-benchmarks/README.md says what is measured.
+Runs the same training without saves, with a save every 100 steps, and with each save starting as
+soon as the previous one is complete, for the RAM tier and the persistent tier separately. Prints
+the median interval between checkpoints, the mean step time and its increase, and the expected cost
+of a failure. benchmarks/README.md explains the measurements.
 """
 
 import argparse
@@ -139,7 +139,7 @@ def _variants(text: str) -> list[str]:
 
 
 def run_variant(variant: str, shape: Shape, options: argparse.Namespace) -> report.Run:
-    """Train once, in fresh processes, on fresh directories. Raises RoundFailed."""
+    """Train once, in fresh processes with fresh directories. Raises RoundFailed."""
     with (
         tempfile.TemporaryDirectory(prefix="eckpt-study-", dir=options.ramdisk) as ram,
         tempfile.TemporaryDirectory(prefix="eckpt-study-", dir=options.storage) as storage,
@@ -175,7 +175,7 @@ def run_variant(variant: str, shape: Shape, options: argparse.Namespace) -> repo
 
 
 def _require_saves(variant: str, run: report.Run) -> None:
-    """Figures of a run count only when what it saved could be restored, by all alike."""
+    """Raise RoundFailed unless all processes restored the newest complete step."""
     restored = {process["restored_step"] for process in run}
     newest = max((int(step) for process in run for step in process["whole_s"]), default=None)
     if variant != OFF and restored != {newest}:

@@ -1,4 +1,4 @@
-"""The checkpointers of the study behind the same calls, which are collective."""
+"""The checkpointers of the study behind the same interface. All calls are collective."""
 
 import time
 from pathlib import Path
@@ -19,7 +19,7 @@ _KEPT = 2
 
 
 class Watch:
-    """When each step's save was called and was whole, on the machine's monotonic clock."""
+    """Times at which each step's save was called and was complete, on the monotonic clock."""
 
     def __init__(self) -> None:
         self.called_s: dict[int, float] = {}
@@ -27,7 +27,7 @@ class Watch:
         self.lost: list[str] = []
 
     def whole(self, step: int) -> None:
-        """Now, in the first tier that says so."""
+        """Record that the save is complete now, in the first tier that reports it."""
         self.whole_s.setdefault(step, time.monotonic())
 
 
@@ -38,7 +38,7 @@ def _policy(orders: Orders) -> Any:
 
 
 class Ours:
-    """This project's, with the tiers and the policy that the variant says."""
+    """This project's checkpointer, with the tiers and the policy of the variant."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Ours:
         self._checkpointer.check_for_errors()
 
     def restore(self) -> tuple[int | None, PyTree]:
-        """The newest step and its state; None where there is none."""
+        """Return the newest step and its state; None as the step when there is none."""
         return self._checkpointer.restore(state=self._abstract)
 
     def close(self) -> None:
@@ -84,7 +84,7 @@ class Ours:
 
 
 class PlainOrbax:
-    """Orbax's own manager with its continuous policy, to storage: it has no RAM tier for that."""
+    """Orbax's own manager with its continuous policy. It saves to storage, having no RAM tier."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class PlainOrbax:
             self._end()
 
     def restore(self) -> tuple[int | None, PyTree]:
-        """The newest step and its state; None where there is none."""
+        """Return the newest step and its state; None as the step when there is none."""
         step = self._manager.latest_step()
         if step is None:
             return None, self._abstract

@@ -1,4 +1,4 @@
-"""From raw times of the study to intervals, step times and losses. Pure."""
+"""Intervals, step times and losses from the raw times of the study. Pure."""
 
 import dataclasses
 import itertools
@@ -11,12 +11,12 @@ from benchmarks.continuous.study import OFF, VARIANTS
 from benchmarks.goodput.closed_form import Loss, expected_loss_of_intervals_s, loss_per_failure
 
 Run = Sequence[Mapping[str, Any]]
-"""What ``continuous_worker.py`` wrote, by process."""
+"""Results that ``worker.py`` wrote, by process."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RunFigures:
-    """One run of one variant. Lists have one entry per interval, or per save."""
+    """One run of one variant. Each list has one entry per interval or per save."""
 
     mean_step_s: float
     interval_steps: list[int]
@@ -26,9 +26,10 @@ class RunFigures:
 
 
 def figures(run: Run) -> RunFigures:
-    """A save counts when all processes have it; it is whole when the last one says so.
+    """Return the figures of a run.
 
-    Only saves of steps after the warm-up count. All processes read one monotonic clock.
+    A save counts when all processes report it; it is complete when the last one does. Only saves of
+    steps after the warm-up count. All processes read one monotonic clock.
     """
     begun_s, *_, done_s = _slowest([process["ended_s"] for process in run])
     steps = len(run[0]["ended_s"]) - 1
@@ -52,22 +53,22 @@ def _slowest(by_process: Sequence[Sequence[float]]) -> list[float]:
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """One variant over all rounds: medians. Without two saves there are no intervals."""
+    """Medians of one variant over all rounds. Without two saves there are no intervals."""
 
     mean_step_s: float
     step_increase: float | None
-    """Relative to training that never saves; None where that was not run."""
+    """Increase relative to training that never saves; None when that was not run."""
     median_interval_steps: float | None
     median_interval_s: float | None
     median_publish_s: float | None
     loss_of_all_intervals_s: float | None
-    """Loss per rare failure that the unequal intervals give; half the median is its estimate."""
+    """Loss per rare failure from the unequal intervals. Half the median is an estimate of it."""
     saves: int
     lost_saves: int
 
 
 def summarize(rounds: Mapping[str, Sequence[Run]]) -> dict[str, Summary]:
-    """By variant, in the order of ``VARIANTS``."""
+    """Return the summary of each variant, in the order of ``VARIANTS``."""
     by_variant = {v: [figures(run) for run in rounds[v]] for v in VARIANTS if v in rounds}
     steps_s = {
         variant: statistics.median(run.mean_step_s for run in runs)
@@ -98,20 +99,20 @@ def _summary(runs: Sequence[RunFigures], step_s: float, base_s: float | None) ->
 
 @dataclasses.dataclass(frozen=True)
 class Expectation:
-    """What failures cost a variant that saves at its median interval."""
+    """Expected cost of failures for a variant that saves at its median interval."""
 
     variant: str
     mtbf_h: float
     loss: Loss
     chip_hours_per_day: float
     waste: float | None
-    """Share of the time lost to slower steps and to failures; None without a base to compare."""
+    """Share of the time lost to slower steps and to failures; None without a base."""
 
 
 def expectations(
     summaries: Mapping[str, Summary], mtbfs_h: Sequence[float], chips: int
 ) -> list[Expectation]:
-    """For each variant that saves and each mean time between failures."""
+    """Return one for each variant that saves and each mean time between failures."""
     found = []
     for mtbf_h in mtbfs_h:
         for variant, summary in summaries.items():

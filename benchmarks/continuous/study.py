@@ -19,7 +19,7 @@ VARIANTS = (
 
 @dataclasses.dataclass(frozen=True)
 class Orders:
-    """What all processes of one run are told, as a JSON file."""
+    """The orders for all processes of one run, as a JSON file."""
 
     variant: str
     shape: Shape
@@ -28,11 +28,11 @@ class Orders:
     warm_up_steps: int
     measured_steps: int
     device_s: float
-    """For so long of each step the host's cores are idle, as beside an accelerator at work."""
+    """Part of each step during which the host's cores are idle, as while an accelerator works."""
     persistent_dir: str
     results_dir: str
     training_cores: int | None = None
-    """Training and XLA's threads have only the first so many cores; None: all that there are."""
+    """Number of cores, from the first, for training and XLA's threads; None: all cores."""
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(dataclasses.asdict(self), indent=1))
@@ -46,9 +46,9 @@ class Orders:
         return Path(self.results_dir) / f"process_{process_index:05}.json"
 
     def settings(self, continuous_policy: Any) -> dict[str, Any]:
-        """What of our checkpointer's configuration makes the variant; other tiers are off.
+        """Return the settings of our checkpointer for this variant; other tiers are off.
 
-        KeyError for that of another checkpointer.
+        KeyError for a variant of another checkpointer.
         """
         return {
             OFF: {"local_save_every_n_steps": 0, "save_every_n_steps": 0},

@@ -1,8 +1,8 @@
-"""One process of the study: ``python continuous_worker.py ORDERS.json``.
+"""One process of the study: ``python worker.py ORDERS.json``.
 
-Started by ``continuous.py``. Trains for the ordered steps, calling ``save`` after each, and notes
-when each step ended and when each save was whole. What is restored at the end must be what was
-saved.
+The benchmark starts it. It trains for the ordered steps, calls ``save`` after each, and records
+when each step ended and when each save was complete. The state restored at the end must equal the
+saved one.
 """
 
 import json
@@ -66,7 +66,7 @@ def _train(
     abstract: PyTree,
     mesh: jax.sharding.Mesh,
 ) -> list[float]:
-    """When warm-up ended, and then each step after it."""
+    """Return the time at which warm-up ended, followed by the end of each later step."""
     state = _whole_numbers(model.first_state(abstract))
     meet = _meeting(mesh)
     ended_s = []
@@ -85,7 +85,7 @@ def _train(
 
 
 def _meeting(mesh: jax.sharding.Mesh) -> Any:
-    """A sum over one number of each device, as training sums gradients: all wait for the last."""
+    """Return a function that sums one number per device, so that all devices wait for the last."""
     everyone = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(mesh.axis_names))
     alike = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     ones = jax.make_array_from_callback(
@@ -97,7 +97,7 @@ def _meeting(mesh: jax.sharding.Mesh) -> Any:
 
 @jax.jit(donate_argnums=0)
 def _whole_numbers(state: PyTree) -> PyTree:
-    """So that adding 1 at each step stays exact in float32."""
+    """Return whole numbers, so that adding 1 at each step stays exact in float32."""
     return jax.tree.map(lambda x: (x * 1000).round(), state)
 
 
@@ -107,7 +107,7 @@ def _train_step(state: PyTree) -> PyTree:
 
 
 def _check_restored(checkpointer: Ours | PlainOrbax, abstract: PyTree) -> int:
-    """The restored step. RuntimeError unless every value is what that step had."""
+    """Return the restored step. RuntimeError unless every value equals that step's."""
     step, state = checkpointer.restore()
     if step is None:
         raise RuntimeError("nothing was saved that can be restored")

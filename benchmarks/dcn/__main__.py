@@ -1,12 +1,12 @@
-"""One lost slice among 2, 4 and 8, over links as slow as a data-center network is for a host.
+"""Restore one lost slice of 2, 4 and 8 over links that imitate a host's data-center network.
 
     python -m benchmarks.dcn --slices 2,4,8 --mib 64 --mbit 500
 
-Each slice is one host, a network namespace with a link of its own to one switch. The job saves,
-ends, slice 0 loses its ramdisk, and fresh processes restore. Prints the time of the restore and
-the bytes over each link for this checkpointer and Orbax's emergency manager; both should be flat.
-Linux, root, iproute2 and util-linux are needed: where something is missing, it says so and ends
-with status 77. benchmarks/README.md says what is measured.
+Each slice is one host: a network namespace with its own link to one switch. The job saves and ends,
+slice 0 loses its ramdisk, and fresh processes restore. Prints the time of the restore and the bytes
+over each link for this checkpointer and Orbax's emergency manager; neither should grow with the
+number of slices. Needs Linux, root, iproute2 and util-linux; if one is missing, the program reports
+it and exits with status 77. benchmarks/README.md explains the measurements.
 """
 
 import argparse
@@ -103,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
 def _measure(
     options: argparse.Namespace, shapes: Sequence[Shape]
 ) -> tuple[list[report.Row], float]:
-    """One row for each contender and number of slices, and the delay that the links had."""
+    """Return a row for each contender and number of slices, and the delay of the links."""
     rounds: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
     delay_ms = 0.0
     for number in range(options.rounds):

@@ -1,8 +1,8 @@
-"""Become a process of one host: ``python enter.py NAMESPACES_PREFIX HOSTS_FILE PROGRAM...``.
+"""Run a program as one host's process: ``python enter.py NAMESPACES_PREFIX HOSTS_FILE PROGRAM...``.
 
-Started by ``benchmarks.dcn`` for each process of a job. Enters the host's network namespace, gives
-the process a host name that the hosts file resolves to the host's address (Gloo listens on that
-one), points it to the coordinator's link instead of the loopback, and runs the program.
+``benchmarks.dcn`` starts it for each process of a job. It enters the host's network namespace, sets
+a host name that the hosts file resolves to the host's address (on which Gloo listens), replaces the
+loopback by the coordinator's link as the coordinator's address, and runs the program.
 """
 
 import os
@@ -15,7 +15,7 @@ _BECOME = 'mount --bind "$1" /etc/hosts && hostname "$2" && shift 2 && exec "$@"
 
 
 def host_name(number: int) -> str:
-    """As in the hosts file."""
+    """Return the host's name in the hosts file."""
     return f"eckpt-host-{number}"
 
 

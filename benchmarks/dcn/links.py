@@ -1,4 +1,4 @@
-"""Hosts as network namespaces, each with a link of limited rate and delay to one switch."""
+"""Hosts as network namespaces, each with a rate-limited, delayed link to one switch."""
 
 import contextlib
 import os
@@ -16,17 +16,17 @@ _QUEUE_PACKETS = "10000"
 
 
 class NotPossible(Exception):
-    """This machine or this user cannot have such hosts. The message says what is missing."""
+    """Such hosts are not possible on this machine or for this user. The message names the cause."""
 
 
 @dataclass(frozen=True)
 class Links:
-    """A network that exists.
+    """The links of an existing network.
 
     Attributes:
-      namespaces: of the hosts, by number.
-      addresses: of the hosts, by number.
-      delay_ms: what each direction of a link adds; 0 where the kernel has no ``netem``.
+      namespaces: network namespaces of the hosts, by number.
+      addresses: addresses of the hosts, by number.
+      delay_ms: delay of each direction of a link; 0 when the kernel has no ``netem``.
     """
 
     namespaces: tuple[str, ...]
@@ -36,9 +36,9 @@ class Links:
 
 @contextlib.contextmanager
 def linked_hosts(count: int, rate_mbit: float, delay_ms: float) -> Iterator[Links]:
-    """Make ``count`` hosts, all on one switch; each direction of each link has ``rate_mbit``.
+    """Create ``count`` hosts on one switch; each direction of each link has ``rate_mbit``.
 
-    Removes all of them at the end, and what was left of a failed start. Raises NotPossible.
+    Removes all of them at the end, also after a failed start. Raises NotPossible.
     """
     require_means()
     prefix = f"eckpt-{os.getpid()}"
@@ -66,12 +66,12 @@ def linked_hosts(count: int, rate_mbit: float, delay_ms: float) -> Iterator[Link
 
 
 def address(number: int) -> str:
-    """Of the host of that number, from 0 to 65,000."""
+    """Return the address of a host by its number, from 0 to 65,000."""
     return f"10.77.{(number + 1) // 256}.{(number + 1) % 256}"
 
 
 def require_means() -> None:
-    """Raises NotPossible where the user or a program is missing; changes nothing."""
+    """Raise NotPossible without root or a needed program. Changes nothing."""
     if os.geteuid() != 0:
         raise NotPossible("network namespaces need root")
     if missing := [name for name in _PROGRAMS if shutil.which(name) is None]:
@@ -88,7 +88,7 @@ def _limit(namespace: str, device: str, rate_mbit: float, delay_ms: float) -> No
 
 
 def _has_netem(namespace: str) -> bool:
-    """Tried where it harms nobody."""
+    """Return whether the kernel has ``netem``, tried on the namespace's own loopback."""
     try:
         _run("tc", "-n", namespace, "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms")
         _run("tc", "-n", namespace, "qdisc", "del", "dev", "lo", "root")

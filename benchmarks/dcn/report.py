@@ -1,4 +1,4 @@
-"""From what each host saw to a row for each number of slices. Pure."""
+"""One row for each number of slices from the figures of each host. Pure."""
 
 import dataclasses
 import statistics
@@ -13,14 +13,14 @@ from benchmarks.compare.report import restore_s
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One contender at one number of slices; medians over the rounds.
+    """One contender with one number of slices; medians over the rounds.
 
     Attributes:
-      restore_s: from the first process's start to the last one's end; None where it refused.
-      refused: why.
-      received_by_lost_bytes: over the link of the host that lost its ramdisk.
-      received_by_others_bytes, sent_bytes: the most over any one link of the other hosts.
-      in_all_bytes: received, over all links.
+      restore_s: from the first process's start to the last one's end; None if it refused.
+      refused: the contender's reason.
+      received_by_lost_bytes: bytes to the host that lost its ramdisk.
+      received_by_others_bytes, sent_bytes: maximum over any one link of the other hosts.
+      in_all_bytes: received bytes over all links.
     """
 
     contender: str
@@ -34,7 +34,7 @@ class Row:
 
 
 def row(contender: str, shape: Shape, rounds: Sequence[Mapping[str, Any]]) -> Row:
-    """Of rounds with one host a slice, the first of which lost its ramdisk."""
+    """Return the row of rounds with one host per slice, the first of which lost its ramdisk."""
     outcomes = [round_["restores"][SLICE_LOST] for round_ in rounds]
     for outcome in outcomes:
         if "refused" in outcome:
@@ -54,7 +54,7 @@ def row(contender: str, shape: Shape, rounds: Sequence[Mapping[str, Any]]) -> Ro
 
 
 def _crossed(outcome: Mapping[str, Any], direction: int) -> list[int]:
-    """Bytes over each host's link during the restore."""
+    """Return the bytes over each host's link during the restore."""
     return [
         over_links(result["traffic_before"], result["traffic_after"], direction)
         for result in outcome["processes"]
@@ -62,9 +62,9 @@ def _crossed(outcome: Mapping[str, Any], direction: int) -> list[int]:
 
 
 def table(rows: Sequence[Row], state_s: float) -> str:
-    """Markdown. ``state_s`` is how long the state of a slice takes over one link at its full rate.
+    """Return Markdown. ``state_s``: time for the state of a slice over one link at full rate.
 
-    Growth is over the same contender's first row: 1x is flat.
+    Growth is relative to the same contender's first row; 1x means no growth.
     """
     header = [
         "one slice lost", "slices", "restore, s", "growth", "over the limit", "lost host got, MiB",

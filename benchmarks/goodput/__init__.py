@@ -1,1 +1,1 @@
-"""Computed, not measured: what large jobs keep of their time."""
+"""Goodput of large jobs, computed rather than measured."""

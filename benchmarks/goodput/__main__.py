@@ -1,11 +1,11 @@
-"""What a training job of up to 50,000 chips keeps of its time, simulated from measured costs.
+"""Simulate the goodput of a training job of up to 50,000 chips from measured costs.
 
     python -m benchmarks.compare && python -m benchmarks.goodput
 
-For this checkpointer, Orbax's emergency manager and saves to storage only: each with the best
-interval for its own costs, against drawn failures of processes, hosts and slices. Costs of a save
-and a restore come from compare.json or from --costs. README.md beside this file states the model
-and its assumptions; SETTINGS below says where each default comes from.
+Compares this checkpointer, Orbax's emergency manager and saves to storage only, each with the best
+interval for its own costs, under random failures of processes, hosts and slices. The costs of a
+save and a restore come from compare.json or from --costs. benchmarks/README.md states the model and
+its assumptions; SETTINGS below states the source of each default.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from benchmarks.goodput.model import (
 
 
 class Setting(NamedTuple):
-    """A field of ``Site``: its default, what it is, and where the default comes from."""
+    """A field of ``Site``: its default, its meaning, and the source of the default."""
 
     default: float
     meaning: str
@@ -177,7 +177,7 @@ def _one_cost(text: str) -> tuple[str, MeasuredCosts]:
 
 
 def _paid_by(name: str) -> str:
-    """Storage alone is written by Orbax too: its saves hold training up as its manager's do."""
+    """Return the contender whose costs apply; with storage only, saves stall as Orbax's do."""
     return ORBAX if name == STORAGE_ONLY else name
 
 

@@ -1,15 +1,15 @@
-"""What checkpointing and failures cost: best intervals, goodput, loss per failure.
+"""The cost of checkpointing and failures: best intervals, goodput, loss per failure.
 
-The model. Training alternates between ``interval - cost`` seconds of work and a save that holds
-it up for ``cost`` seconds. The save then goes on in the background and is whole ``publish``
-seconds later; until then a failure goes back to the one before it. Failures are memoryless with
-mean time ``mtbf`` between them. After each, the job needs ``recovery`` seconds (detect, start,
-restore), in which a failure can happen as well: recovery then begins anew. All times are wall
-times in seconds.
+The model. Training alternates between ``interval - cost`` seconds of work and a save that stalls
+it for ``cost`` seconds. The save then continues in the background and is complete ``publish``
+seconds later; until then a failure returns training to the previous save. Failures are memoryless
+with mean time ``mtbf`` between them. After each failure the job needs ``recovery`` seconds (detect,
+start, restore). A failure during recovery starts the recovery again. All times are wall times in
+seconds.
 
 Source: Bougeret, Casanova, Rabie, Robert, Vivien: Checkpointing strategies for parallel jobs,
 SC 2011: the expected time of work under exponential failures, E = M e^(R/M) (e^((W+C)/M) - 1).
-What is added to it is ``publish``: their saves are whole when training goes on.
+This model adds ``publish``: in theirs, a save is complete when training continues.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NEWTON_STEPS = 100
 
 
 class Loss(NamedTuple):
-    """What one failure throws away: training that has to be done again."""
+    """The training that is lost by one failure and has to be repeated."""
 
     seconds: float
     steps: float
@@ -31,11 +31,11 @@ class Loss(NamedTuple):
 
 
 def best_interval_s(cost_s: float, mtbf_s: float) -> float:
-    """The interval with the highest ``goodput``, exactly.
+    """Return the interval with the highest ``goodput``, exactly.
 
     The root x = T/M of x - (1 - e^-x) = C/M, which in closed form is M (1 + W(-e^(-C/M - 1))) + C
-    with Lambert's W (Bougeret et al. 2011). It depends neither on publishing nor on recovery; an
-    interval must however not be shorter than a save takes. 0 where saving costs nothing.
+    with Lambert's W (Bougeret et al. 2011). It depends neither on publishing nor on recovery, but
+    an interval must not be shorter than a save. 0 when saving costs nothing.
     """
     _require(cost_s=cost_s)
     _require_positive(mtbf_s=mtbf_s)
@@ -60,11 +60,11 @@ def goodput(
     publish_s: float = 0.0,
     recovery_s: float = 0.0,
 ) -> float:
-    """Share of the time that goes into work that is kept, exactly: 0 to 1.
+    """Return the share of the time that is spent on work that is kept, exactly: 0 to 1.
 
     e^(-(publish + recovery)/M) (T - C) / (M (e^(T/M) - 1)). Between two failures there are on
-    average e^(-publish/M) / (e^(T/M) - 1) saves that become whole, each with T - C of work, and
-    it takes M e^(recovery/M) from one start of training to the next. With ``publish_s`` 0 it is
+    average e^(-publish/M) / (e^(T/M) - 1) saves that complete, each with T - C of work, and it
+    takes M e^(recovery/M) from one start of training to the next. With ``publish_s`` 0 it is
     W/E of Bougeret et al. 2011.
     """
     _require_save(interval_s, cost_s)
@@ -77,11 +77,11 @@ def goodput(
 def expected_loss_s(
     interval_s: float, mtbf_s: float = math.inf, *, publish_s: float = 0.0
 ) -> float:
-    """Training time that a failure throws away, on average.
+    """Return the mean training time that a failure loses.
 
-    M - T e^(-publish/M) / (e^(T/M) - 1), which is T/2 + publish while failures are rare; that is
-    also what infinite ``mtbf_s`` stands for. A life that fails early had less to lose, so it is
-    never more than that, nor more than ``mtbf_s``.
+    M - T e^(-publish/M) / (e^(T/M) - 1), which is T/2 + publish for rare failures and for infinite
+    ``mtbf_s``. A life that fails early has less to lose, so the result is never more than that, nor
+    more than ``mtbf_s``.
     """
     _require_positive(interval_s=interval_s)
     _require(publish_s=publish_s)
@@ -96,10 +96,10 @@ def expected_loss_s(
 
 
 def expected_loss_of_intervals_s(intervals_s: Sequence[float], publish_s: float = 0.0) -> float:
-    """The same for measured intervals that differ, while failures are rare.
+    """Return the mean loss of a rare failure for measured intervals of different lengths.
 
-    sum(T^2) / (2 sum(T)) + publish: a failure is likelier to hit a long interval than a short
-    one, so half of the mean interval would be too little.
+    sum(T^2) / (2 sum(T)) + publish: a failure is more likely in a long interval than in a short
+    one, so half of the mean interval would be too small.
     """
     if not intervals_s:
         raise ValueError("no interval was given")
@@ -113,21 +113,21 @@ def expected_loss_of_intervals_s(intervals_s: Sequence[float], publish_s: float 
 def loss_per_failure(
     interval_s: float, step_s: float, chips: int, mtbf_s: float, *, publish_s: float = 0.0
 ) -> Loss:
-    """``expected_loss_s`` also as steps and as chip hours."""
+    """Return ``expected_loss_s`` in seconds, steps and chip hours."""
     _require_positive(step_s=step_s, chips=chips)
     seconds = expected_loss_s(interval_s, mtbf_s, publish_s=publish_s)
     return Loss(seconds, seconds / step_s, seconds * chips / 3600)
 
 
 def _shortfall(x: float) -> float:
-    """x - (1 - e^-x), without loss of digits near 0."""
+    """Return x - (1 - e^-x), without loss of digits near 0."""
     if x < _SERIES_BELOW:
         return x**2 * (1 / 2 - x * (1 / 6 - x * (1 / 24 - x * (1 / 120 - x / 720))))
     return x + math.expm1(-x)
 
 
 def _growth_s(interval_s: float, mtbf_s: float) -> float:
-    """M (e^(T/M) - 1)."""
+    """Return M (e^(T/M) - 1)."""
     return mtbf_s * _exp_minus_1(interval_s / mtbf_s)
 
 

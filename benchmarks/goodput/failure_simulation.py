@@ -1,18 +1,17 @@
-"""A month of failures in a moment: simulated training with two tiers of checkpoints.
+"""Simulation of training with failures and two tiers of checkpoints.
 
-What ``closed_form`` says for one tier and one kind of failure, this draws for
-failures of processes, hosts and slices, with RAM that is lost with its host, failures during
-recovery, and a second loss before the copies of the first are made again. Pure: the same seed
-gives the same result.
+``closed_form`` covers one tier and one kind of failure. This module draws random failures of
+processes, hosts and slices, with RAM that is lost with its host, failures during recovery, and a
+second loss before the copies of the first are replaced. Pure: the same seed gives the same result.
 
-Assumptions beside those of ``closed_form``:
+Assumptions in addition to those of ``closed_form``:
 
-- A failure stops the whole job; all of it starts again on as many hosts as before.
-- A process's failure keeps the RAM of its host; a host's and a slice's failure lose it.
-- Hosts are hit with equal probability, and so are slices.
-- Saves are due at multiples of the interval, counted in work, wherever training was restored.
-  What they cost is spread evenly over the time.
-- A save to storage that is not whole at a failure is lost; storage itself never fails.
+- A failure stops the whole job, which starts again on the same number of hosts.
+- The failure of a process keeps the RAM of its host; the failure of a host or a slice loses it.
+- All hosts are equally likely to fail, and so are all slices.
+- Saves are due at multiples of the interval, counted in work, whichever step was restored. Their
+  cost is spread evenly over the time.
+- A save to storage that is incomplete at a failure is lost; storage itself never fails.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ _ROUNDING = 1e-9
 
 @dataclasses.dataclass(frozen=True)
 class TierCosts:
-    """What one tier takes: from one save to the next, training held up by each, the time from
-    then until it is whole, and a restore from it.
+    """The times of one tier: the interval between saves, the stall of each, the time from the stall
+    until the save is complete, and a restore from the tier.
     """
 
     interval_s: float
@@ -54,13 +53,13 @@ class TierCosts:
 
 @dataclasses.dataclass(frozen=True)
 class RamRule:
-    """Which losses of RAM the local tier survives.
+    """The losses of RAM that the local tier survives.
 
     Attributes:
-      slices: those that store; each of them stores a whole copy, spread over its hosts.
-      any_shard: a shard may come from any slice that has it. Otherwise one slice must have all.
-      rebuilds: a restore leaves a whole set of copies behind. Otherwise lost ones are missing
-        until the next save is whole.
+      slices: the slices that store; each stores a whole copy, spread over its hosts.
+      any_shard: a shard may come from any slice that has it; otherwise one slice must have all.
+      rebuilds: a restore replaces all lost copies; otherwise they are missing until the next save
+        is complete.
     """
 
     slices: frozenset[int]
@@ -68,7 +67,7 @@ class RamRule:
     rebuilds: bool
 
     def survives(self, lost: Set[HostId]) -> bool:
-        """Whether a whole state is left when the hosts ``lost`` have no copies any more."""
+        """Return whether a whole state remains when the hosts ``lost`` have no copies."""
         gone = {host for host in lost if host[0] in self.slices}
         if not self.any_shard:
             return len({slice_index for slice_index, _ in gone}) < len(self.slices)
@@ -78,7 +77,7 @@ class RamRule:
 
 @dataclasses.dataclass(frozen=True)
 class Design:
-    """A way to checkpoint; ``local`` and ``ram`` are both None where there is storage only."""
+    """A checkpointing design. ``local`` and ``ram`` are both None with storage only."""
 
     name: str
     persistent: TierCosts
@@ -93,19 +92,19 @@ class Design:
 
     @property
     def work_rate(self) -> float:
-        """Share of the time that is not spent in saves while the job trains."""
+        """Share of the job's running time that is not spent in saves."""
         tiers = [tier for tier in (self.local, self.persistent) if tier is not None]
         return 1 - sum(tier.cost_s / tier.interval_s for tier in tiers)
 
 
 @dataclasses.dataclass(frozen=True)
 class FailingJob:
-    """The job and what happens to it.
+    """The job and its failures.
 
     Attributes:
       mtbf_s: mean time between failures of the job, of all kinds.
-      shares: how much of the failures is of which kind; weights, of any sum.
-      down_s: from a failure until a restore can begin: noticing, replacing, starting.
+      shares: weights of the kinds of failure, with any sum.
+      down_s: time from a failure until a restore can begin: detection, replacement, start.
     """
 
     slices: int
@@ -125,7 +124,7 @@ class FailingJob:
 
 
 class Outcome(NamedTuple):
-    """Where the time went. The first four add up to ``elapsed_s``."""
+    """Use of the time. The first four fields add up to ``elapsed_s``."""
 
     kept_s: float
     stalled_s: float
@@ -138,12 +137,12 @@ class Outcome(NamedTuple):
 
     @property
     def goodput(self) -> float:
-        """Share of the time that went into work that was kept."""
+        """Share of the time that was spent on work that was kept."""
         return self.kept_s / self.elapsed_s
 
 
 def simulate(design: Design, job: FailingJob, *, duration_s: float, seed: int) -> Outcome:
-    """Train for ``duration_s`` seconds of wall time. Takes time in proportion to the failures."""
+    """Train for ``duration_s`` simulated seconds. Runs in time proportional to the failures."""
     if not (math.isfinite(duration_s) and duration_s > 0):
         raise ValueError(f"duration_s must be above 0, got {duration_s}")
     rng = random.Random(seed)
@@ -151,10 +150,10 @@ def simulate(design: Design, job: FailingJob, *, duration_s: float, seed: int) -
 
 
 def expected_waste(design: Design, job: FailingJob) -> float:
-    """The share that is wasted, to first order: no failure follows closely on another.
+    """Return the wasted share of the time, to first order: failures do not follow closely.
 
-    Stalls, and for each failure the time until training goes on and the training lost. A failure
-    takes the local tier away with the probability that it does so alone.
+    The waste consists of stalls and, for each failure, the time until training continues and the
+    lost training. A failure loses the local tier with the probability that it does so alone.
     """
     gone = 1.0 if design.ram is None else ram_loss_probability(design.ram, job)
     waste = 1 - design.work_rate
@@ -166,7 +165,7 @@ def expected_waste(design: Design, job: FailingJob) -> float:
 
 
 def ram_loss_probability(rule: RamRule, job: FailingJob) -> float:
-    """That one failure, of any kind, leaves no whole state in RAM. Exact."""
+    """Return the exact probability that one failure of any kind leaves no whole state in RAM."""
     shares = dict(job.shares)
     everyone = range(job.slices)
     by_host = sum(not rule.survives({(s, 0)}) for s in everyone) / job.slices
@@ -180,7 +179,7 @@ def _slice_hosts(slice_index: int, job: FailingJob) -> frozenset[HostId]:
 
 
 class _Run:
-    """Positions are work in seconds since the start of training."""
+    """One simulated run. Positions are work in seconds since the start of training."""
 
     def __init__(
         self, design: Design, job: FailingJob, duration_s: float, rng: random.Random
@@ -216,7 +215,7 @@ class _Run:
         )
 
     def _train(self) -> bool:
-        """Until the next failure; False when the time is over before."""
+        """Train until the next failure; return False when the time ends before it."""
         alive_s, failed = self._pass_time(math.inf)
         rate = self._design.work_rate
         start_s = self._position_s
@@ -232,7 +231,7 @@ class _Run:
         return failed
 
     def _newest_whole(self, tier: TierCosts, start_s: float, alive_s: float) -> float | None:
-        """Position of the newest save of this life that became whole in it."""
+        """Return the position of the newest save that completed in this life, or None."""
         work_s = tier.interval_s * self._design.work_rate
         saved_before = math.floor(start_s / work_s + _ROUNDING)
         published_s = start_s + (alive_s - tier.publish_s) * self._design.work_rate
@@ -250,7 +249,7 @@ class _Run:
             self._without_copies.add((slice_index, position))
 
     def _recover(self) -> bool:
-        """Until training can go on, whatever fails meanwhile; False when the time is over."""
+        """Recover, also from failures meanwhile; return False when the time ends before."""
         while True:
             ram_s = self._ram_position()
             tier = self._design.persistent if ram_s is None else self._design.local
@@ -285,7 +284,7 @@ class _Run:
                 self._without_copies.clear()
 
     def _pass_time(self, at_most_s: float) -> tuple[float, bool]:
-        """Seconds until a failure, ``at_most_s`` or the end; and whether it was a failure."""
+        """Return the seconds until a failure, ``at_most_s`` or the end, and whether it failed."""
         left_s = min(at_most_s, self._duration_s - self._now_s)
         failure_s = self._rng.expovariate(1 / self._job.mtbf_s)
         passed_s = min(left_s, failure_s)

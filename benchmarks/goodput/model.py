@@ -1,4 +1,4 @@
-"""From measured costs to designs that can be simulated. Pure; README.md states the assumptions."""
+"""Designs for the simulation from measured costs. Pure. README.md states the assumptions."""
 
 import dataclasses
 import math
@@ -26,10 +26,10 @@ _GB = 1e9
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredCosts:
-    """What one host needed for ``host_bytes`` of state.
+    """Measured times of one host for ``host_bytes`` of state.
 
-    ``stall_s`` is taken to be the same at any size: the transfer from the device is added to it.
-    ``save_s`` (first call until whole everywhere) and ``restore_s`` are taken to grow with it.
+    ``stall_s`` is assumed to be the same at any size; the transfer from the device is added to it.
+    ``save_s`` (first call until complete everywhere) and ``restore_s`` are assumed to grow with it.
     """
 
     stall_s: float
@@ -44,9 +44,9 @@ class MeasuredCosts:
 
 
 def costs_of_comparison(document: Mapping[str, Any], source: str) -> dict[str, MeasuredCosts]:
-    """Medians of the first job in ``compare.json`` for the contenders that are designs here.
+    """Return the medians of the first job in ``compare.json`` for contenders that are designs.
 
-    Raises KeyError or IndexError where the document has no such figures.
+    Raises KeyError or IndexError when the document has no such figures.
     """
     first = document["jobs"][0]
     job = first["job"]
@@ -65,7 +65,7 @@ def costs_of_comparison(document: Mapping[str, Any], source: str) -> dict[str, M
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """The job and its machines; ``goodput.SETTINGS`` gives each value's meaning and source."""
+    """The job and its machines. ``SETTINGS`` in ``__main__`` has each value's meaning."""
 
     chips_per_host: int
     chips_per_slice: int
@@ -84,7 +84,7 @@ class Site:
     seeds: int
 
     def job(self, chips: int) -> FailingJob:
-        """At least two slices, of equal size; the last few chips may be left over."""
+        """Return a job of at least two slices of equal size; a few chips may remain unused."""
         slices = max(2, math.ceil(chips / self.chips_per_slice))
         hosts = chips // slices // self.chips_per_host
         if hosts == 0:
@@ -102,10 +102,10 @@ class Site:
 
 
 def design(name: str, site: Site, job: FailingJob, measured: MeasuredCosts) -> Design:
-    """One of ``DESIGNS`` with the best interval for its own costs in each tier.
+    """Return one of ``DESIGNS`` with the best interval for its own costs in each tier.
 
-    An interval is never shorter than a save takes: one is under way at a time. That of storage is
-    never longer than the site wants, however rarely RAM is lost.
+    An interval is never shorter than a save, because saves do not overlap. The interval of storage
+    is never longer than the site's limit, however rarely RAM is lost.
     """
     gb = site.state_gb / job.hosts_per_slice
     held_up_s = measured.stall_s + gb / site.device_gb_per_s
@@ -138,7 +138,7 @@ def design(name: str, site: Site, job: FailingJob, measured: MeasuredCosts) -> D
 
 
 def ram_rule(name: str, slices: int) -> RamRule:
-    """Who stores in RAM, and what a restore needs and leaves behind."""
+    """Return the slices that store in RAM and the rules of a restore from them."""
     others = frozenset(range(1, slices))
     if name == ORBAX:
         return RamRule(others, any_shard=False, rebuilds=False)
@@ -163,7 +163,7 @@ def _tier(
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """One design at one size. ``goodput`` is the mean over seeds, ``margin`` its 95% interval."""
+    """One design at one size. ``goodput``: mean over the seeds. ``margin``: its 95% interval."""
 
     chips: int
     slices: int

@@ -1,1 +1,1 @@
-"""One part each: pages of a ramdisk, a transfer between hosts, device to host."""
+"""Benchmarks of single parts: ramdisk pages, transfer between hosts, device to host."""

@@ -1,4 +1,4 @@
-"""A plain copy from a GPU into pinned memory by the CUDA runtime: the limit for device to host."""
+"""Copy from a GPU into pinned memory by the CUDA runtime: the upper limit for device to host."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _PACKAGES = ("nvidia.cu13", "nvidia.cuda_runtime")
 
 
 class CudaMissing(Exception):
-    """No CUDA runtime on this machine."""
+    """This machine has no CUDA runtime."""
 
 
 def find_runtime() -> str:
-    """Path or name of libcudart, from NVIDIA's packages or the system; CudaMissing for none."""
+    """Return path or name of libcudart, from NVIDIA's packages or the system; CudaMissing."""
     for package in _PACKAGES:
         try:
             spec = importlib.util.find_spec(package)
@@ -37,7 +37,7 @@ class PinnedCopy:
     """Pinned host memory, allocated once, and copies into it. A context manager."""
 
     def __init__(self, size_bytes: int, device_ordinal: int) -> None:
-        """CudaMissing without a CUDA runtime; RuntimeError where a call of it fails."""
+        """Raise CudaMissing without a CUDA runtime, RuntimeError when a CUDA call fails."""
         self._runtime = ctypes.CDLL(find_runtime())
         self._call("cudaSetDevice", ctypes.c_int(device_ordinal))
         self._memory = ctypes.c_void_p()
@@ -56,7 +56,7 @@ class PinnedCopy:
         self._call("cudaFreeHost", self._memory)
 
     def copy(self, arrays: Sequence[jax.Array]) -> None:
-        """Copy arrays that are ready on the device, one after the other; blocks."""
+        """Copy arrays that are ready on the device, in sequence. Blocks."""
         assert self._memory.value is not None
         offset = 0
         for array in arrays:

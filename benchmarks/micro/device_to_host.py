@@ -1,8 +1,8 @@
-"""Device to host: how fast a snapshot leaves the device, and how long training waits for it.
+"""Measure the rate of snapshots from device to host, and the stall of training.
 
     python -m benchmarks.micro.device_to_host [--mib 1024] [--leaves 32] [--rounds 5]
 
-For a machine with an accelerator; on CPU it only shows that it runs. One process, one device.
+Needs a machine with an accelerator; on CPU it only shows that it runs. One process, one device.
 """
 
 from __future__ import annotations
@@ -100,9 +100,9 @@ def _next(state: PyTree) -> PyTree:
 def _bandwidth(
     state: PyTree, device: jax.Device, options: argparse.Namespace
 ) -> tuple[PyTree, dict[str, list[float]], dict[str, str]]:
-    """GB/s (1e9 bytes) of every round, by way, and why a way is absent; also the last state.
+    """Return the last state, GB/s (1e9 bytes) of every round by method, and reasons for absences.
 
-    Each round reads new values: JAX keeps what it has read of an array before.
+    Each round reads new values, because JAX caches the values of arrays that it has read.
     """
     nbytes = sum(leaf.nbytes for leaf in state.values())
     pinned = "pinned_host" in {memory.kind for memory in device.addressable_memories()}
@@ -189,9 +189,9 @@ def _ours(ramdisk: Path, abstract: PyTree, **settings: Any) -> Session:
 def _stalls(
     state: PyTree, ramdisk: Path, options: argparse.Namespace
 ) -> dict[str, dict[str, list[float]]]:
-    """Seconds of every round, by contender: in save, in the step after it, until it is whole.
+    """Return the seconds of every round by contender: save, next step, until complete.
 
-    RuntimeError when what is restored at the end is not what was saved.
+    RuntimeError when the state restored at the end differs from the saved one.
     """
     abstract = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state

@@ -1,7 +1,7 @@
-"""What pages of a ramdisk cost: ``python -m benchmarks.micro.pages --ramdisk /mnt/large``.
+"""Cost of ramdisk pages: ``python -m benchmarks.micro.pages --ramdisk /mnt/large``.
 
-Seconds for each GiB, of one thread: to make pages, to map them, and to use them again. Beside
-another mount it tells what large pages are worth on this machine.
+Prints the seconds per GiB of one thread for making pages, mapping them, and using them again.
+Compared with another mount, this shows the benefit of large pages on this machine.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from benchmarks.common.tables import markdown, number
 _PIECE_BYTES = 256 * 2**10
 _GIB = 2**30
 _MEMORY = {"memory": mmap.MADV_NOHUGEPAGE, "memory of large pages": mmap.MADV_HUGEPAGE}
-"""Of a process alone, on no ramdisk: what is fetched could go there first."""
+"""Private memory, outside the ramdisk, into which a process could receive fetched bytes first."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -72,7 +72,7 @@ class _Timer:
 
 
 def measure(ramdisk: Path, size_bytes: int, idle_s: float = 0.0) -> dict[str, float]:
-    """Seconds for each GiB by what is done. OSError when the ramdisk is full."""
+    """Return the seconds per GiB by operation. OSError when the ramdisk is full."""
     source = np.ones(size_bytes, np.uint8)
     timer = _Timer(size_bytes, idle_s)
     with tempfile.TemporaryFile(dir=ramdisk, prefix="eckpt-bench-") as file:

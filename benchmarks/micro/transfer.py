@@ -1,11 +1,11 @@
-"""Throughput of a fetch between two processes on loopback, beside plain sockets.
+"""Measure the throughput of a fetch between two processes on loopback against plain sockets.
 
     python -m benchmarks.micro.transfer [--mib 1024] [--streams 1,2,4] [--repeat 5]
 
-Prints GB/s of the best and median round of plain sockets and of a fetch with each
-``transfer_security``, and the ratio of the medians. The rounds take turns. The baseline
-sends the same tmpfs file with ``sendfile`` and receives with ``recv_into`` into memory
-touched before: no CRC, no authentication.
+Prints the GB/s of the best and the median round of plain sockets and of a fetch with each
+``transfer_security``, and the ratio of the medians. The rounds alternate. The baseline sends the
+same tmpfs file with ``sendfile`` and receives with ``recv_into`` into memory touched before,
+without CRC and authentication.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MODES: tuple[Security, ...] = ("crc", "mac", "aead")
 
 
 def serve(pipe: Connection, nbytes: int) -> None:
-    """The peer process: one big shard and 2,000 small ones, served in each mode."""
+    """Run the peer process, which serves one big shard and 2,000 small ones in each mode."""
     holdings = MemoryHoldings()
     big = holdings.add(SaveId(1, "i", RUN_ID), [os.urandom(1 << 20) * (nbytes >> 20)])
     small = holdings.add(SaveId(2, "i", RUN_ID), [os.urandom(SMALL[1])] * SMALL[0])
@@ -55,7 +55,7 @@ def serve(pipe: Connection, nbytes: int) -> None:
 
 
 def serve_plain(pipe: Connection, path: Path, streams: int) -> None:
-    """The baseline's peer: each connection gets its part of the file by sendfile."""
+    """Run the baseline's peer, which sends each connection its part of the file by sendfile."""
     with socket.create_server(("127.0.0.1", 0)) as listener, path.open("rb") as file:
         pipe.send(listener.getsockname())
         size = path.stat().st_size // streams
@@ -95,7 +95,7 @@ def receive_plain(address: tuple[str, int], streams: int, memory: memoryview) ->
 
 
 class Plain:
-    """The machine's own limit: a process that sends a file of the ramdisk."""
+    """The machine's own limit: a peer process that sends a file on the ramdisk."""
 
     def __init__(self, nbytes: int, streams: int) -> None:
         self._memory = mmap.mmap(-1, nbytes)
@@ -114,7 +114,7 @@ class Plain:
         self._address = ours.recv()
 
     def receive(self) -> None:
-        """All of the file once."""
+        """Receive the whole file once."""
         receive_plain(self._address, self._streams, memoryview(self._memory))
 
     def close(self) -> None:
@@ -127,7 +127,7 @@ class Plain:
 def measure(
     what: str, actions: dict[str, Callable[[], object]], nbytes: int, repeat: int
 ) -> dict[str, float]:
-    """Run the actions in turns and print their rates; the medians in GB/s."""
+    """Run the actions in turn and print their rates; return the medians in GB/s."""
     rates: dict[str, list[float]] = {name: [] for name in actions}
     for _ in range(repeat + 1):
         for name, action in actions.items():
@@ -145,7 +145,7 @@ def measure(
 
 
 def measure_all(nbytes: int, streams: list[int], repeat: int) -> None:
-    """One big shard beside plain sockets, then many small ones, for each number of streams."""
+    """Measure one big shard and plain sockets, then small shards, for each number of streams."""
     ours, theirs = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
     # Daemons: this process may end at any print, when whoever reads its output has gone.
@@ -188,7 +188,7 @@ def measure_all(nbytes: int, streams: list[int], repeat: int) -> None:
 
 
 def main() -> None:
-    """Run all and print."""
+    """Run all measurements and print them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mib", type=positive, default=1024)
     parser.add_argument("--streams", type=positives, default=[1, 2, 4])

@@ -1,10 +1,10 @@
-"""How long a job stands still after a lost slice, and what that time is spent on.
+"""Measure the time that a job loses after a lost slice, and the parts of that time.
 
     python -m benchmarks.recovery --rounds 5
 
-`eckpt launch` runs the demo's model, slice 0 is killed and loses its RAM, and the job starts again:
-this checkpointer and Orbax's emergency manager, with and without JAX's compilation cache.
-benchmarks/README.md says what is measured.
+`eckpt launch` runs the demo's model, slice 0 is killed and loses its RAM, and the job starts again.
+Measures this checkpointer and Orbax's emergency manager, with and without JAX's compilation cache.
+benchmarks/README.md explains the measurements.
 """
 
 import argparse

@@ -25,7 +25,7 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Moment:
-    """An event: its Unix time, its name, and the life of the job that it belongs to."""
+    """An event: its Unix time, its name, and its life of the job."""
 
     time_s: float
     name: str
@@ -34,7 +34,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Mark:
-    """A moment that a process has passed, the CPU time it took to get there, and ``hidden_s``."""
+    """A moment that a process reached, its CPU time until then, and ``hidden_s``."""
 
     moment: Moment
     cpu_s: float
@@ -42,7 +42,7 @@ class Mark:
 
 
 class MarkFile:
-    """What one process of one life has passed, and when. A line is there once ``add`` returns."""
+    """The marks of one process of one life. A mark is in the file once ``add`` returns."""
 
     def __init__(self, directory: Path, process: int, life: int) -> None:
         self._path = directory / f"{process:05d}_{life}.jsonl"
@@ -65,13 +65,13 @@ def read_marks(directory: Path) -> list[Mark]:
 
 @dataclass(frozen=True)
 class Recovery:
-    """A recovery.
+    """The parts and costs of one recovery.
 
     Attributes:
       parts: seconds, by the keys of ``NAMES``.
-      hidden_s: how much longer the restore would have been without the prefetch.
-      cpu_s: CPU time of all processes from their start to the first step, which depends less than
-        ``parts`` on what else the machine does.
+      hidden_s: seconds by which the prefetch shortened the restore.
+      cpu_s: CPU time of all processes from their start to the first step. It depends less than
+        ``parts`` on the machine's other load.
     """
 
     parts: dict[str, float]

@@ -9,7 +9,7 @@ from benchmarks.recovery.phases import NAMES, Recovery
 
 
 def draw(medians: Mapping[str, Recovery], path: Path) -> None:
-    """One bar for each variant, with its parts in order."""
+    """Plot one bar for each variant, with its parts in order."""
     figure = Figure(figsize=(9, 1.2 + 0.7 * len(medians)), layout="constrained")
     axis = figure.subplots()
     left = [0.0] * len(medians)

@@ -1,11 +1,12 @@
-"""What the control side of a save and a restore costs as the job grows: up to 10,000 processes.
+"""Measure the control cost of a save and a restore for jobs of up to 10,000 processes.
 
     python -m benchmarks.scale
 
-Placement, inventories and the plan of a restore, at the leader of a job of 10 to 10,000 processes
-with 300 leaves, that lost nothing, one host, or one slice; and every byte that a save's vote and a
-restore put through the coordination service. The leader's code is the real one; the other processes
-and the service are in memory. README.md beside this file says what is counted.
+Measures placement, inventories and the plan of a restore at the leader of a job of 10 to 10,000
+processes with 300 leaves that lost nothing, one host or one slice, and counts every byte that a
+save's vote and a restore send through the coordination service. The leader's code is the real one;
+the other processes and the service are simulated in memory. benchmarks/README.md explains the
+figures.
 """
 
 import argparse
@@ -28,7 +29,7 @@ Row = Mapping[str, Any]
 
 SIZES = (10, 100, 1000, 10_000)
 SHAPES = ((2, "all_but_primary"), (10, "striped(2)"))
-"""Slices and placement. With two slices no two hosts of a slice hold alike: the most manifests."""
+"""Slices and placement. With two slices all hosts of a slice differ: the most manifests."""
 
 LOSSES = ("nothing", "host", "slice")
 TARGETS = {
@@ -37,20 +38,20 @@ TARGETS = {
     "save_bytes_per_process": (256, "bytes", "a process's bytes through the service per save"),
     "restore_bytes_per_process": (65_536, "bytes", "the same per restore"),
 }
-"""At the largest size: at most so much."""
+"""Upper limits at the largest size."""
 
 TIMES = ("place_s", "inventories_s", "plan_s", "hand_out_s", "divergence_s")
 MEASURED = (*TIMES, "leader_bytes")
 GROWTH = ("place_s", "inventories_s", "plan_s", "divergence_s", "save_bytes", "restore_bytes")
 MAX_EXPONENT = 1.15
-"""N log N from 1,000 to 10,000 processes looks like N to the power of 1.125."""
+"""Between 1,000 and 10,000 processes, N log N grows like N to the power of 1.125."""
 
 
 _MOST_PROCESSES = 1_000_000
 
 
 def processes(text: str) -> int:
-    """More than this the model has no addresses for, nor a machine the memory."""
+    """Parse a number of processes, up to the number for which the model has addresses."""
     if (value := positive(text)) > _MOST_PROCESSES:
         raise argparse.ArgumentTypeError(f"{value} is more than {_MOST_PROCESSES}")
     return value
@@ -93,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(slices: int, hosts: int, leaves: int, placement: str, rounds: int) -> list[Row]:
-    """One row for each loss: medians over the rounds, each time the leader in a fresh process."""
+    """Return a row per loss: medians over the rounds, each with the leader in a fresh process."""
     cell = {"slices": slices, "hosts": hosts, "leaves": leaves, "placement": placement}
     found: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="eckpt-scale-") as directory:
@@ -108,7 +109,7 @@ def measure(slices: int, hosts: int, leaves: int, placement: str, rounds: int) -
 
 
 def medians(rounds: Sequence[Row]) -> Row:
-    """One row of several that differ in what is measured only, not in what is counted."""
+    """Return medians of rows that differ in measured values only; else ValueError."""
     middle = {key: statistics.median(row[key] for row in rounds) for key in MEASURED}
     counted = [{k: v for k, v in row.items() if k not in MEASURED} for row in rounds]
     if any(other != counted[0] for other in counted):
@@ -160,7 +161,7 @@ def table(rows: Iterable[Row]) -> str:
 
 
 def growth(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
-    """Exponent of N between the sizes of at least 100 processes, by placement and loss."""
+    """Return the exponents of N over sizes of at least 100 processes, by placement and loss."""
     series: dict[str, list[Row]] = {}
     for row in rows:
         if row["processes"] >= 100:
@@ -173,7 +174,7 @@ def growth(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
 
 
 def exponent(points: Sequence[tuple[float, float]]) -> float:
-    """Slope of log y over log x, by least squares."""
+    """Return the slope of log y over log x, by least squares."""
     xs = [math.log(x) for x, _ in points]
     ys = [math.log(max(y, 1e-9)) for _, y in points]
     mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
@@ -191,7 +192,7 @@ def growth_lines(exponents: Mapping[str, Mapping[str, float]]) -> list[str]:
 
 
 def verdicts(rows: Sequence[Row]) -> list[str]:
-    """One line for each target, at the largest size that was measured."""
+    """Return one line for each target, at the largest size that was measured."""
     largest = max(row["processes"] for row in rows)
     lines: list[str] = []
     for key, (limit, unit, what) in TARGETS.items():

@@ -1,10 +1,10 @@
-"""One cell of the scale table, in two fresh processes: the job is built, then the leader is timed.
+"""One cell of the scale table: one fresh process builds the job, another one times the leader.
 
     python -m benchmarks.scale.cell build DIRECTORY CELL
     python -m benchmarks.scale.cell lead DIRECTORY CELL
 
-CELL is JSON: slices, hosts, leaves, placement, lost. The leader's code is that of a restore; around
-it stand a coordination service and peers in memory, which count what crosses.
+CELL is JSON: slices, hosts, leaves, placement, lost. The leader runs the code of a restore. The
+coordination service and the peers are simulated in memory and count the bytes.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ DEADLINE_S = 3600.0
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """``lost``: ``nothing``, ``host`` or ``slice``."""
+    """The parameters of a cell. ``lost``: ``nothing``, ``host`` or ``slice``."""
 
     slices: int
     hosts: int
@@ -57,7 +57,7 @@ class Cell:
 
 
 class Service:
-    """The coordination service: what is set, and bytes of names and values by process."""
+    """The coordination service: its values, and the bytes of names and values by process."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
@@ -68,7 +68,7 @@ class Service:
 
 
 class _Client:
-    """What ``JaxCoordinator`` calls of JAX's client. Nothing waits: who comes too early fails."""
+    """The calls of JAX's client that ``JaxCoordinator`` uses. None waits: an early call fails."""
 
     def __init__(self, service: Service, process: int) -> None:
         self._values, self._bytes_of, self._process = service.values, service.bytes_of, process
@@ -106,7 +106,7 @@ class _Client:
 
 
 class _Peers:
-    """The leader's tier and client at once: every manifest comes from a peer."""
+    """The leader's tier and its client. Every manifest comes from a peer."""
 
     def __init__(self, directory: Path, places: dict[str, tuple[int, int]]) -> None:
         self._file = (directory / "manifests").open("rb", buffering=0)
@@ -123,7 +123,7 @@ class _Peers:
 
 
 class _TimedLeader(RestoreLeader):
-    """Times what it does, in CPU seconds of its process: one core, whatever else runs."""
+    """A leader that times its work in CPU seconds of its process, independent of other load."""
 
     taken_s = planned_s = searched_s = 0.0
 
@@ -147,7 +147,7 @@ def _cpu_s(work: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def build(directory: Path, cell: Cell) -> None:
-    """Write the job's manifests, and who published which."""
+    """Write the job's manifests and, for each process, the digest of the one it published."""
     places: dict[str, tuple[int, int]] = {}
     digests = [""] * cell.shape.process_count
     with (directory / "manifests").open("wb") as file:
@@ -161,7 +161,7 @@ def build(directory: Path, cell: Cell) -> None:
 
 
 def lead(directory: Path, cell: Cell) -> dict[str, Any]:
-    """A save's vote and a restore of the job, measured at its leader and between processes."""
+    """Measure a save's vote and a restore of the job at its leader and between processes."""
     places, digests = msgspec.json.decode(
         (directory / "places.json").read_bytes(),
         type=tuple[dict[str, tuple[int, int]], list[str]],
@@ -182,7 +182,7 @@ def lead(directory: Path, cell: Cell) -> dict[str, Any]:
 
 
 def _vote(shape: Shape, digests: list[str]) -> Counter[int]:
-    """Bytes of one save's vote by process."""
+    """Return the bytes of one save's vote by process."""
     service, count = Service(), shape.process_count
     votes = [Vote(service.coordinator(process, count), DEADLINE_S) for process in range(count)]
     ballots = [Ballot(digest, "0123456789abcdef") for digest in digests]
@@ -258,7 +258,7 @@ def _restore(shape: Shape, digests: list[str], lost: str, peers: _Peers) -> dict
 
 
 def _finish(service: Service, dialogues: list[RestoreDialogue]) -> None:
-    """The others learn their plans; all say how it went, learn the verdict, and go on together."""
+    """Finish the restore: the others learn their plans, all report and agree on the result."""
     for dialogue in dialogues[1:]:
         dialogue.learn_plan(0)
         try:
@@ -280,7 +280,7 @@ def _finish(service: Service, dialogues: list[RestoreDialogue]) -> None:
 
 
 def _busiest_to_mean(plan: RestorePlan, leader: _TimedLeader) -> float | None:
-    """Bytes that the busiest source sends, in means of all that send; None when nobody sends."""
+    """Return the busiest source's bytes as a multiple of the mean of all sources, or None."""
     sent: Counter[str] = Counter()
     for part in plan.processes.values():
         for group in part.fetch:

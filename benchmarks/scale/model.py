@@ -1,4 +1,4 @@
-"""A job of any size on paper: who holds what after a save, as the leader of a restore sees it."""
+"""Model of a job of any size after a save, as the leader of a restore sees it."""
 
 import dataclasses
 import hashlib
@@ -23,7 +23,7 @@ REPLICATED_ONE_IN = 6
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """A job: ``slices`` of ``hosts`` processes with one box of each sharded leaf each."""
+    """A job of ``slices`` times ``hosts`` processes; each has one box of each sharded leaf."""
 
     slices: int
     hosts: int
@@ -39,7 +39,7 @@ class Shape:
         return Topology(self.process_count, tuple(p // self.hosts for p in processes))
 
     def specs(self) -> dict[str, LeafSpec]:
-        """Sharded weights, and norms that every host has whole."""
+        """Return the leaves: sharded weights, and norms of which every host has a whole copy."""
         found: dict[str, LeafSpec] = {}
         for number in range(self.leaves):
             if number % REPLICATED_ONE_IN == REPLICATED_ONE_IN - 1:
@@ -56,7 +56,7 @@ class Shape:
         return ((host * ROWS, (host + 1) * ROWS), (0, COLUMNS))
 
     def held(self) -> tuple[HeldLeaves, ...]:
-        """As ``BoxTable.held_leaves``: one entry for each of the two kinds of leaves."""
+        """Return one entry for each of the two kinds of leaves, as ``BoxTable.held_leaves``."""
         everyone, specs = tuple(range(self.process_count)), self.specs()
         kinds: dict[tuple[int, ...], dict[str, int]] = {}
         for path, spec in specs.items():
@@ -73,7 +73,7 @@ class Shape:
         return tuple(found)
 
     def targets(self) -> dict[int, TargetSet]:
-        """As ``BoxTable.targets``: what each process needs, one object for all replicas."""
+        """Return the needs of each process, as ``BoxTable.targets``; replicas share an object."""
         specs = self.specs()
         shared = [
             tuple(ShardId(path, self.box(spec, host)) for path, spec in specs.items())
@@ -82,17 +82,17 @@ class Shape:
         return {process: shared[process % self.hosts] for process in range(self.process_count)}
 
     def tree(self) -> Any:
-        """What a restore asks of the tree of leaves: their specs."""
+        """Return the part of a tree of leaves that a restore uses: the specs."""
         return SimpleNamespace(wanted=self.specs())
 
     def lost(self, kind: str) -> range:
-        """The processes whose RAM is lost: of nobody, of one host, of the last slice."""
+        """Return the processes that lose their RAM: none, one host's, or the last slice's."""
         count = {"nothing": 0, "host": 1, "slice": self.hosts}[kind]
         return range(self.process_count - count, self.process_count)
 
 
 def manifests(shape: Shape, policy: PlacementPolicy) -> Iterator[tuple[bytes, list[int]]]:
-    """Each distinct manifest, encoded, and the processes that published it."""
+    """Yield each distinct manifest, encoded, with the processes that published it."""
     specs = shape.specs()
     by_shards: dict[tuple[ShardId, ...], list[int]] = {}
     everyone = range(shape.process_count)
@@ -107,7 +107,7 @@ def manifests(shape: Shape, policy: PlacementPolicy) -> Iterator[tuple[bytes, li
 
 
 def holder(shape: Shape, process: int, digest: str, lost: Collection[int]) -> HolderInventory:
-    """What ``process`` reports: its tensors, its host state, and those of its wards."""
+    """Return the report of ``process``: its tensors, its host state and those of its wards."""
     address = f"10.{process >> 16 & 255}.{process >> 8 & 255}.{process & 255}:40123"
     if process in lost:
         return HolderInventory(f"process/{process}", process, address, (), ())

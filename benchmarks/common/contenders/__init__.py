@@ -1,7 +1,7 @@
-"""The checkpointers under comparison, each behind the same calls.
+"""The checkpointers under comparison, all behind the same interface.
 
 A contender's module is imported only in the processes that run it, so that no
-checkpointer pays for, or profits from, what another one imports.
+checkpointer is slowed down, or helped, by the imports of another one.
 """
 
 import dataclasses
@@ -27,17 +27,17 @@ _STORAGE_ONLY = ("orbax",)
 
 
 def tiers(name: str) -> tuple[str, ...]:
-    """The tiers that a contender has."""
+    """Return the tiers that a contender has."""
     return (STORAGE,) if name in _STORAGE_ONLY else (RAM, STORAGE)
 
 
 class CannotRestore(Exception):
-    """The contender has nothing that it could restore; raised by all processes alike."""
+    """The contender finds nothing to restore. All processes raise it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """What every checkpointer is given: the job as this process sees it."""
+    """The job as one process sees it: the input of every checkpointer."""
 
     mesh: "jax.sharding.Mesh"
     replica_axis: int
@@ -46,29 +46,29 @@ class Site:
     tier: str
     """RAM: every save goes to the ramdisks only. STORAGE: to ``persistent_dir`` only."""
     local_dir: Path
-    """On the ramdisk of this host; exists."""
+    """Directory on the ramdisk of this host. It exists."""
     persistent_dir: Path
-    """Shared by all hosts; exists."""
+    """Directory that all hosts share. It exists."""
     bind_host: str
-    """Where the contender's own sockets listen."""
+    """Address on which the contender's own sockets listen."""
 
 
 class Session(Protocol):
-    """One checkpointer in one process. All calls are collective, in the same order everywhere."""
+    """One checkpointer in one process. All calls are collective, in the same order."""
 
     def start_fresh(self) -> None:
-        """What a loop asks before its first step. RuntimeError where there is a checkpoint."""
+        """Look for a checkpoint, as before the first step; RuntimeError if one exists."""
 
     def save(self, step: int, state: PyTree) -> None:
         """Start a save. Returns when the caller may donate ``state``."""
 
     def wait(self) -> None:
-        """Block until the last save could be restored from, then raise if it failed."""
+        """Block until a restore could use the last save. Raises if that save failed."""
 
     def restore(self, step: int) -> PyTree:
-        """The state of ``step`` with the shardings of ``Site.abstract_state``.
+        """Return the state of ``step`` with the shardings of ``Site.abstract_state``.
 
-        Raises CannotRestore where the contender itself says that there is nothing to restore.
+        Raises CannotRestore when the contender itself reports that there is nothing to restore.
         """
 
     def close(self) -> None:
@@ -84,21 +84,21 @@ class Prefetching(Protocol):
 
     @property
     def hidden_s(self) -> float:
-        """Seconds by which the last ``restore`` was shorter for that."""
+        """Seconds by which ``prefetch`` shortened the last ``restore``."""
         ...
 
 
 class Contender(Protocol):
-    """What a module in this package defines."""
+    """The functions that each module of this package defines."""
 
     def prepare(self) -> None:
-        """What a trainer does once at start, whether it restores or not. Not timed."""
+        """Do the set-up that a trainer does once at start, even without a restore. Not timed."""
 
     def open_session(self, site: Site) -> Session:
-        """Build the checkpointer. Timed as a part of a restore."""
+        """Build the checkpointer. Its time is part of a restore's."""
 
 
 def load(name: str) -> Contender:
-    """Import one contender. KeyError when there is none of that name."""
+    """Import the contender called ``name``. KeyError for an unknown name."""
     # A module with these two functions satisfies the protocol.
     return importlib.import_module(MODULES[name])  # type: ignore[return-value]

@@ -1,13 +1,13 @@
-"""Tells the processes of our contender which ``transfer_security`` to use."""
+"""The ``transfer_security`` of our contender, which its processes read from the environment."""
 
 import os
 
 MODES = ("mac", "aead", "crc")
-"""The default first."""
+"""All modes; the first one is the default."""
 
 VARIABLE = "ECKPT_BENCHMARK_TRANSFER_SECURITY"
 
 
 def chosen() -> str:
-    """Return the mode of this process; the default where none was asked for."""
+    """Return the mode of this process: the requested one, or the default."""
     return os.environ.get(VARIABLE, MODES[0])

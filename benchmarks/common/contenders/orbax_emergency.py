@@ -1,4 +1,4 @@
-"""Orbax's emergency checkpoint manager: local copies on slices 1..n-1, restored by broadcast."""
+"""Orbax's emergency checkpoint manager: local copies on slices 1 to n-1, restored by broadcast."""
 
 import orbax.checkpoint as ocp
 from absl import flags

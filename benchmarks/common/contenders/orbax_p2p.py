@@ -1,4 +1,4 @@
-"""Orbax's p2p checkpoint manager: a local copy on every host, lost ones fetched over TCP."""
+"""Orbax's p2p checkpoint manager: a local copy on every host; lost copies are fetched over TCP."""
 
 import orbax.checkpoint as ocp
 from absl import flags

@@ -8,11 +8,11 @@ from benchmarks.common.contenders import CannotRestore, PyTree, Site
 
 
 def prepare() -> None:
-    """Nothing: it needs no set-up of its own."""
+    """Do nothing, because plain Orbax needs no set-up."""
 
 
 class PlainSession:
-    """Orbax's own manager in ``directory``; keeps every step, or ``max_to_keep``."""
+    """Orbax's own manager in ``directory``. It keeps every step, or ``max_to_keep`` of them."""
 
     def __init__(
         self, directory: Path, abstract_state: PyTree, max_to_keep: int | None = None

@@ -1,4 +1,4 @@
-"""This project's checkpointer: local copies placed by its default policy, lost shards fetched."""
+"""This project's checkpointer with its default placement policy; lost shards are fetched."""
 
 from typing import Any
 
@@ -10,11 +10,11 @@ _COMPLETE = {"save.complete", "persistent.complete"}
 
 
 def prepare() -> None:
-    """Nothing: the checkpointer needs no set-up of its own."""
+    """Do nothing, because the checkpointer needs no set-up."""
 
 
 class OurSession:
-    """Our checkpointer with these settings, one tier of it on."""
+    """Our checkpointer with these settings and one active tier."""
 
     def __init__(self, abstract_state: PyTree, **settings: Any) -> None:
         self._abstract_state = abstract_state
