@@ -89,27 +89,35 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=positive, default=3)
     parser.add_argument(
         "--minutes", type=above_0, default=float("inf"),
-        help="after the first round, begin only what should end in time",
+        help="after the first round, start only rounds that should end in time",
     )  # fmt: skip
     parser.add_argument("--saves", type=positive, default=3, help="timed saves in each round")
     parser.add_argument(
         "--restores", type=some_of(SCENARIOS), default=list(SCENARIOS),
-        help=f"what is lost: of {','.join(SCENARIOS)}",
+        help=f"losses before the restores, of {','.join(SCENARIOS)}",
     )  # fmt: skip
     parser.add_argument(
         "--contenders", type=some_of(MODULES), default=list(MODULES), help=f"of {','.join(MODULES)}"
     )
     parser.add_argument("--out", type=Path, default=Path("bench_out"))
     parser.add_argument(
-        "--ramdisk", type=Path, default=Path("/dev/shm"), help="where each host's ramdisk is made"
+        "--ramdisk",
+        type=Path,
+        default=Path("/dev/shm"),
+        help="tmpfs in which each host's ramdisk is made",
     )
     parser.add_argument(
         "--storage", type=Path, default=Path(tempfile.gettempdir()),
-        help="where the persistent tier is made, and removed",
+        help="directory in which the persistent tier is made and removed",
     )  # fmt: skip
-    parser.add_argument("--limits-mib", type=positive, default=256, help="size that limits move")
+    parser.add_argument(
+        "--limits-mib",
+        type=positive,
+        default=256,
+        help="MiB moved to measure the limits",
+    )
     parser.add_argument("--timeout-s", type=above_0, default=600.0, help="for each life of a job")
-    parser.add_argument("--date", help="kept in the JSON as it is given")
+    parser.add_argument("--date", help="date to record in the JSON")
     return parser
 
 

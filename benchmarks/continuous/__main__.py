@@ -79,7 +79,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=positive, default=3)
     parser.add_argument("--steps", type=positive, default=1000, help="measured steps of each run")
     parser.add_argument(
-        "--warm-up-steps", type=positive, default=100, help="steps before, saves included"
+        "--warm-up-steps",
+        type=positive,
+        default=100,
+        help="steps before the measured ones, with saves",
     )
     parser.add_argument(
         "--every", type=positive, default=100, help="interval of fixed saving, in steps"
@@ -93,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--training-cores", type=positive,
-        help="leave all cores but these to what saves (default: all are shared)",
+        help="number of cores for training; saves have the others (default: all are shared)",
     )  # fmt: skip
     parser.add_argument(
         "--mtbf-h", type=_hours, default=[1.0, 3.0, 12.0, 24.0],
@@ -111,10 +114,10 @@ def _parser() -> argparse.ArgumentParser:
         "--storage",
         type=Path,
         default=Path(tempfile.gettempdir()),
-        help="where the persistent tier is made, and removed",
+        help="directory in which the persistent tier is made and removed",
     )
     parser.add_argument("--timeout-s", type=float, default=900.0, help="for each run")
-    parser.add_argument("--date", help="kept in the JSON as it is given")
+    parser.add_argument("--date", help="date to record in the JSON")
     return parser
 
 

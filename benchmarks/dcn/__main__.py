@@ -83,10 +83,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--leaves", type=positive, default=16)
     parser.add_argument(
         "--mbit", type=above_0, default=500.0,
-        help="each direction of each link; 500 is 1/400 of 25 GB/s",
+        help="rate of each direction of each link; 500 is 1/400 of 25 GB/s",
     )  # fmt: skip
     parser.add_argument(
-        "--delay-ms", type=above_0, default=0.5, help="each direction of each link adds"
+        "--delay-ms", type=above_0, default=0.5, help="delay of each direction of each link"
     )
     parser.add_argument("--rounds", type=positive, default=3)
     parser.add_argument(
@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=Path("bench_out"))
     parser.add_argument("--ramdisk", type=Path, default=Path("/dev/shm"))
     parser.add_argument("--timeout-s", type=above_0, default=600.0, help="for each life of a job")
-    parser.add_argument("--date", help="kept in the JSON as it is given")
+    parser.add_argument("--date", help="date to record in the JSON")
     return parser
 
 

@@ -64,10 +64,10 @@ SETTINGS = {
         120, "from a failure until a restore can begin", "HyperPod, published: under 2 minutes"
     ),
     "storage_at_least_every_s": Setting(
-        3600, "longest interval of storage saves beside a RAM tier", "assumed"
+        3600, "longest interval of storage saves with a RAM tier", "assumed"
     ),
     "slowdown": Setting(
-        0, "share by which training is slower while a save is on its way", "assumed; continuous.py"
+        0, "share by which training is slower during a save", "assumed; continuous.py"
     ),
     "days": Setting(30, "simulated time", "chosen"),
     "seeds": Setting(20, "simulations per row", "chosen"),
@@ -114,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
         "--compare",
         type=Path,
         default=Path("bench_out/compare.json"),
-        help="measured costs; what is not in it comes from --costs or a default",
+        help="measured costs; missing ones come from --costs or a default",
     )
     parser.add_argument(
         "--costs",
@@ -125,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
         help="measured costs of one host with MIB of state; instead of --compare's",
     )
     parser.add_argument("--out", type=Path, default=Path("bench_out"))
-    parser.add_argument("--date", help="kept in the JSON as it is given")
+    parser.add_argument("--date", help="date to record in the JSON")
     for name, setting in SETTINGS.items():
         parser.add_argument(
             f"--{name.replace('_', '-')}",

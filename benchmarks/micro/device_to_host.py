@@ -68,7 +68,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--mib", type=arguments.positive, default=1024, help="size of the state")
     add("--leaves", type=arguments.positive, default=32)
-    add("--rounds", type=arguments.positive, default=5, help="after one that warms up")
+    add("--rounds", type=arguments.positive, default=5, help="rounds after the warm-up")
     add("--staging-mib", type=arguments.positive, default=256)
     add("--device-copy-mib", type=arguments.positive, help="device memory; default: the state's")
     add("--platform", help="JAX's name of it; default: the one that JAX takes")

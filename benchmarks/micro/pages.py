@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=positive, default=3)
     parser.add_argument(
         "--idle-s", type=above_0, default=0.0,
-        help="before pages are made: time for a host to take back what this machine has free",
+        help="pause before pages are made, for a host to take back this machine's free memory",
     )  # fmt: skip
     options = parser.parse_args(arguments)
     size_bytes = options.mib * 2**20

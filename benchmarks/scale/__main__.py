@@ -36,7 +36,11 @@ TARGETS = {
     "plan_s": (2.0, "s", "plan"),
     "leader_bytes": (2**30, "bytes", "memory of the leader for inventories and plan"),
     "save_bytes_per_process": (256, "bytes", "a process's bytes through the service per save"),
-    "restore_bytes_per_process": (65_536, "bytes", "the same per restore"),
+    "restore_bytes_per_process": (
+        65_536,
+        "bytes",
+        "a process's bytes through the service per restore",
+    ),
 }
 """Upper limits at the largest size."""
 
