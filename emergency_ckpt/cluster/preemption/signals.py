@@ -9,7 +9,10 @@ import threading
 from collections.abc import Generator
 from types import FrameType
 
-from absl import logging
+_STDERR = 2
+_FIRST_SIGNAL = (
+    b"WARNING: saves in progress have some time to finish; a second signal ends the process\n"
+)
 
 
 class SigtermListener:
@@ -64,9 +67,10 @@ def second_signal_ends() -> Generator[None]:
         if len(seen) > 1:
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
-        logging.warning(
-            "saves in progress have some time to finish; a second signal ends the process"
-        )
+        # Not by logging: the signal may interrupt a write to the same stream, which then refuses
+        # a second one, and the line would be lost.
+        with contextlib.suppress(OSError):
+            os.write(_STDERR, _FIRST_SIGNAL)
 
     before = {kind: signal.signal(kind, on_signal) for kind in (signal.SIGTERM, signal.SIGINT)}
     try:
