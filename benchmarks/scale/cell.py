@@ -27,6 +27,7 @@ from emergency_ckpt.cluster.collectives import share
 from emergency_ckpt.cluster.coordination import JaxCoordinator, namespace
 from emergency_ckpt.cluster.preemption.watch import PreemptionWatch
 from emergency_ckpt.cluster.rounds import run_on_all
+from emergency_ckpt.config.settings import Config
 from emergency_ckpt.core.placement.policies import parse_policy, place
 from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan, selected
 from emergency_ckpt.errors import DeadlineExceeded
@@ -207,11 +208,7 @@ def _restore(shape: Shape, digests: list[str], lost: str, peers: _Peers) -> dict
             client=peers,
             persistent=None,
             events=events,
-            run_id=RUN_ID,
-            remap=None,
-            allow_missing_host_state=False,
-            extra_holders=(),
-            on_divergence="warn",
+            config=Config(run_id=RUN_ID, local_dir="none"),
         )
         request = RestoreRequest(tree, None, None, wants_host_state=True, retained=None)
         deadline_s = time.monotonic() + DEADLINE_S

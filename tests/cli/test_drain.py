@@ -115,7 +115,7 @@ def test_drain_older_than_storage_does_nothing(
 def test_drain_while_the_job_runs_is_refused(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with world.open_both() as ckpt:
+    with world.open_both(require_storage=True) as ckpt:  # the probe of storage is over then
         save_all(ckpt, world, 1)
         world.persistent.mkdir(exist_ok=True)
         stored = tree_of(world.persistent)

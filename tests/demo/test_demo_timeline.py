@@ -15,7 +15,8 @@ from emergency_ckpt.event_log.records import LoggedEvent
 
 def shown(events: list[LoggedEvent], *, terminal: bool, quiet: bool = False) -> str:
     output = io.StringIO()
-    console = Console(file=output, force_terminal=terminal, width=100, height=40)
+    environ = {"TERM": "xterm"}
+    console = Console(file=output, force_terminal=terminal, width=100, height=40, _environ=environ)
     with show(RunTimeline("slice-loss", 30), console, quiet=quiet) as observe:
         for each in events:
             observe([each])

@@ -40,5 +40,6 @@ def test_launch_logs_stay_after_a_failure_only(
     options = ["--slices", "1", "--hosts-per-slice", "1", "--max-restarts", "0"]
     assert main(["launch", *options, "--", *program]) == status
     logs = [path.relative_to(tmp_path) for path in tmp_path.rglob("*.*")]
-    assert [path.name for path in logs] == (["process_00000.log"] if status else [])
+    kept = ["events_launcher.jsonl", "process_00000.log"] if status else []
+    assert sorted(path.name for path in logs) == kept
     assert "seconds=0.0" in capfd.readouterr().err
