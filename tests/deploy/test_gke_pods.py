@@ -210,6 +210,7 @@ def test_job_of_the_manifests_survives_the_loss_of_a_node(
     assert [result for _, result in again] == [result for _, result in undisturbed]
 
 
+@pytest.mark.slow
 def test_job_on_other_nodes_gets_its_ram_from_the_daemonset(
     new_cluster: Callable[..., Cluster],
 ) -> None:
@@ -223,6 +224,7 @@ def test_job_on_other_nodes_gets_its_ram_from_the_daemonset(
     assert min(int(began) for began, _ in moved) > 0
 
 
+@pytest.mark.slow
 def test_drain_in_the_daemonset_saves_what_ram_had(new_cluster: Callable[..., Cluster]) -> None:
     (block,) = re.findall(r"```sh\n(.*?)```", (GKE / "README.md").read_text(), re.S)
     kubectl, command = block.replace("\\\n", " ").split(" -- ")
