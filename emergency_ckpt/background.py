@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import re
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
@@ -22,6 +23,22 @@ LOWEST_PRIORITY = 19
 
 # Steps, times and random names, which differ between two occurrences of one failure.
 _NUMBER = re.compile(r"[0-9a-f]*[0-9][0-9a-f]*")
+
+
+@contextlib.contextmanager
+def no_garbage_collection() -> Generator[None]:
+    """Suspend garbage collection for work that makes many objects at once, and no cycles.
+
+    The collector would walk all that the process holds again and again: a fifth of the time of a
+    large job's plan.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class Closeable(Protocol):

@@ -123,6 +123,10 @@ class AuthenticationFailed(TransferError):
     retryable = False
 
 
+class PeerUnreachable(TransferError):
+    """A peer did not answer at the start of a job with ``require_peers``."""
+
+
 class ProtocolViolation(TransferError):
     """The other side sent a frame that the protocol does not allow."""
 

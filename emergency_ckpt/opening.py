@@ -64,8 +64,8 @@ def open_together(config: Config, start: str, process: tuple[int, int]) -> Opene
 
     ``start``: the name of this start. ``process``: (index, count). It succeeds on all processes or
     on none. Raises as ``Membership``; DirectoryInUse on all; LocalTierError, AuthenticationFailed
-    and, with ``require_storage``, PersistentTierError on the failing process, RestoreFailed on the
-    others.
+    and, with ``require_storage``, PersistentTierError, with ``require_peers``, PeerUnreachable on
+    the failing process, RestoreFailed on the others.
     """
     events = _sink(config, process[0])
     try:
@@ -134,12 +134,14 @@ def _look(base: Base, parts: Assembly) -> None:
         _serve_metrics(config.bind_host or _LOOPBACK, config.metrics_port, base.events)
     if parts.claim is not None:
         parts.claim.check()
-    timeout_s = min(_GREETING_TIMEOUT_S, config.start_timeout_s / 4)
+    # Where a peer must answer, a slow one would end the job.
+    longest_s = config.start_timeout_s / (2 if config.require_peers else 4)
+    timeout_s = longest_s if config.require_peers else min(_GREETING_TIMEOUT_S, longest_s)
     greetings = Greetings(member.peers, base.process, base.events, timeout_s)
     if parts.probe is not None and config.require_storage:
         parts.probe.run()
     member.adopt_orphans()
-    greetings.finish()
+    greetings.finish(required=config.require_peers)
     if parts.claim is not None:
         parts.claim.finish()
 

@@ -64,8 +64,6 @@ PRIVATE_MODULES = {
     "cluster/coordination.py": {"jax._src"},
     "tiers/persistent/orbax_writer.py": {
         "orbax.checkpoint._src.handlers.composite_checkpoint_handler",
-        "orbax.checkpoint._src.metadata",
-        "orbax.checkpoint._src.metadata.array_metadata",
     },
 }
 

@@ -27,7 +27,7 @@ HOST_STATE = {"position": 4}
 END_OF_SAVE = ("state.snapshot", "SnapshotRecipe.take")
 FIRST_BYTES = {
     "local": ("tiers.local.published", "verify"),
-    "persistent": ("tiers.persistent.tier", "read_boxes"),
+    "persistent": ("tiers.persistent.tier", "read_into"),
 }
 
 

@@ -29,6 +29,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--local-every", type=int, default=2)
     parser.add_argument("--persistent-every", type=int, default=50)
+    parser.add_argument("--hang-timeout-s", type=float, default=600.0)
     parser.add_argument("--pause-s", type=float, default=0.0, help="makes this toy's steps longer")
     return parser.parse_args()
 
@@ -57,6 +58,8 @@ def train(options: argparse.Namespace) -> tuple[Any, Any]:
         replica_axis="slice",
         local_save_every_n_steps=options.local_every,
         save_every_n_steps=options.persistent_every,
+        hang_timeout_s=options.hang_timeout_s,
+        require_peers=True,
     )
     with config.instantiate() as ckpt:
         done, state = ckpt.restore(state=state, host_state=data)

@@ -41,6 +41,7 @@ config = EmergencyCheckpointer.default_config().set(
     preemption_notice=env["ECKPT_PREEMPTION_NOTICE"],
     preemption_grace_s=float(env["ECKPT_PREEMPTION_GRACE_S"]),
     hang_timeout_s=float(env["ECKPT_HANG_TIMEOUT_S"]),
+    require_peers=True,
     local_keep_last_n=int(env["ECKPT_LOCAL_KEEP_LAST_N"]),
     placement=env["ECKPT_PLACEMENT"],
     mesh=mesh,

@@ -89,6 +89,13 @@ def _add_options(gke: argparse.ArgumentParser) -> None:
         default=GkeJob.hang_timeout_s,
         help="setting hang_timeout_s (%(default)s)",
     )
+    gke.add_argument(
+        "--drain-s",
+        type=float,
+        default=GkeJob.drain_s,
+        help="with the DaemonSet: RAM is drained to --dir when no process was there for so long; in"
+        " place: longest time for that when the pods end (%(default)s)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -127,6 +134,7 @@ def _job(args: argparse.Namespace) -> GkeJob:
         placement=args.placement,
         preemption_grace_s=args.preemption_grace_s,
         hang_timeout_s=args.hang_timeout_s,
+        drain_s=args.drain_s,
     )
 
 

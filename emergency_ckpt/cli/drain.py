@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     places = places_of(args)
     # Imported here, so that `eckpt drain --help` does not import JAX and Orbax.
     from emergency_ckpt.cli.progress import progress_of  # noqa: PLC0415
-    from emergency_ckpt.offline.drain import drain  # noqa: PLC0415
+    from emergency_ckpt.offline.draining.drain import drain  # noqa: PLC0415
     from emergency_ckpt.offline.export import use_no_accelerator  # noqa: PLC0415
 
     use_no_accelerator()

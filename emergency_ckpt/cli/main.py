@@ -113,6 +113,11 @@ COMMANDS = {
     "doctor": Command(
         "emergency_ckpt.cli.doctor", "check a host before a job starts there", PREPARE
     ),
+    "reserve": Command(
+        "emergency_ckpt.cli.reserve",
+        "make the pages of a slot on a host that lost its ramdisk, ahead of a start",
+        PREPARE,
+    ),
 }
 _GROUPS = {
     LOOK: "read-only, also while a job runs or after its host's processes died",

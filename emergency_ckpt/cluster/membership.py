@@ -127,6 +127,8 @@ class Membership:
                 local_dir, self._run_id, config.other_runs_grace_s, self._tell_removed
             ),
         )
+        # A restore needs the pages of an earlier life's slots, whether it reads or receives.
+        self._tier.map_newest_in_background()
         self.holdings = ProcessHoldings(self._tier, self._writer.process_index)
         self._server = TransferServer(
             self.holdings,

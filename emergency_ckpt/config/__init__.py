@@ -11,6 +11,7 @@ No library validates: a row is judged by one comparison for each kind of value, 
 attrs or pydantic the texts of the faults and the rules between settings would remain to be written.
 """
 
-from emergency_ckpt.config.settings import Config, HostStateRemap, run_id_of
+from emergency_ckpt.config.normalization import run_id_of
+from emergency_ckpt.config.settings import Config, HostStateRemap
 
 __all__ = ["Config", "HostStateRemap", "run_id_of"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from emergency_ckpt.deploy.gke_job import SERVE_PORT, GkeJob
+from emergency_ckpt.deploy.gke_job import PEER_PORT, SERVE_PORT, GkeJob
 from emergency_ckpt.deploy.ramdisk_daemon import COMPONENT
 from emergency_ckpt.deploy.trainer_pod import SECRET_KEY, Manifest
 
@@ -30,18 +30,26 @@ def secret(job: GkeJob) -> list[Manifest]:
 
 
 def network_policies(job: GkeJob) -> list[Manifest]:
-    """Return who may connect to the job's pods: its trainers alone.
+    """Return who may connect to the job's pods: its trainers, and the servers of its ramdisks.
 
     Trainers are open to each other at every port, because the runtimes of TPU slices choose some of
     theirs; the peers' port and the coordinator's are among them. They go out where they want.
+    Servers ask whether trainers are there, and fetch from each other what they drain.
     """
-    trainers = {"podSelector": {"matchLabels": job.labels("trainer")}}
-    policies = [_policy(job, "trainer", job.name, {"from": [trainers]})]
-    if job.ramdisk_source == "daemonset":
-        ports = [{"protocol": "TCP", "port": SERVE_PORT}]
-        rule: Manifest = {"from": [trainers], "ports": ports}
-        policies.append(_policy(job, COMPONENT, f"{job.name}-{COMPONENT}", rule))
-    return policies
+    trainers, servers = (
+        {"podSelector": {"matchLabels": job.labels(component)}}
+        for component in ("trainer", COMPONENT)
+    )
+    to_trainers: list[Manifest] = [{"from": [trainers]}]
+    if job.ramdisk_source != "daemonset":
+        return [_policy(job, "trainer", job.name, to_trainers)]
+    to_trainers.append({"from": [servers], "ports": [{"protocol": "TCP", "port": PEER_PORT}]})
+    ports = [{"protocol": "TCP", "port": SERVE_PORT}]
+    to_servers: list[Manifest] = [{"from": [trainers, servers], "ports": ports}]
+    return [
+        _policy(job, "trainer", job.name, to_trainers),
+        _policy(job, COMPONENT, f"{job.name}-{COMPONENT}", to_servers),
+    ]
 
 
 def restart_agent_access(job: GkeJob) -> list[Manifest]:
@@ -125,7 +133,7 @@ def _attempt_policy(job: GkeJob, name: str) -> Manifest:
     }
 
 
-def _policy(job: GkeJob, component: str, name: str, ingress: Manifest) -> Manifest:
+def _policy(job: GkeJob, component: str, name: str, ingress: list[Manifest]) -> Manifest:
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -133,7 +141,7 @@ def _policy(job: GkeJob, component: str, name: str, ingress: Manifest) -> Manife
         "spec": {
             "podSelector": {"matchLabels": job.labels(component)},
             "policyTypes": ["Ingress"],
-            "ingress": [ingress],
+            "ingress": ingress,
         },
     }
 

@@ -51,6 +51,8 @@ class GkeJob:
       keep_steps: the job's setting ``local_keep_last_n``.
       placement: the job's setting of that name, as text.
       preemption_grace_s, hang_timeout_s: the job's settings of these names.
+      drain_s: with the DaemonSet, time in seconds without a process of the job after which its RAM
+        is drained; in place, the longest time of that when the pods end.
       restart_agent_image: JobSet's in-place restart agent; for the source ``in-place`` alone.
 
     Raises:
@@ -71,6 +73,7 @@ class GkeJob:
     secret_name: str
     preemption_grace_s: float
     hang_timeout_s: float = 600.0
+    drain_s: float = 900.0
     secret: bytes | None = field(default=None, repr=False)
     namespace: str = "default"
     run_id: str | None = None
@@ -108,7 +111,7 @@ class GkeJob:
 
     @property
     def grace_period_s(self) -> int:
-        """Seconds from SIGTERM to SIGKILL: the notice, the sync point, and the save."""
+        """Seconds from SIGTERM to SIGKILL of a trainer: the notice, the sync point, the save."""
         return math.ceil(self.preemption_grace_s) + GRACE_MARGIN_S
 
     @property
@@ -194,6 +197,7 @@ def _size_problems(job: GkeJob) -> list[str]:
         for option, seconds in (
             ("--preemption-grace-s", job.preemption_grace_s),
             ("--hang-timeout-s", job.hang_timeout_s),
+            ("--drain-s", job.drain_s),
         )
         if not 0 < seconds <= _DAY_S
     ]

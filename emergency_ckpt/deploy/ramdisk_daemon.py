@@ -6,17 +6,14 @@ from emergency_ckpt.deploy.gke_job import SERVE_PORT, GkeJob
 from emergency_ckpt.deploy.trainer_pod import (
     HOST_DATA,
     HOST_RAMDISK,
-    LOCAL_DIR,
     RAMDISK_MOUNT,
-    SECRET_KEY,
-    SECRET_MOUNT,
     TPU_TOLERATION,
     USER_ID,
     Manifest,
-    container_security,
     pod_security,
     secret_mount,
     secret_volume,
+    server,
 )
 
 COMPONENT = "ramdisk"
@@ -117,26 +114,9 @@ def _mounter(job: GkeJob) -> Manifest:
 
 def _server(job: GkeJob) -> Manifest:
     subdirectory = HOST_DATA.removeprefix(f"{_PARENT}/")
-    return {
-        "name": "serve",
-        "image": job.image,
-        "command": [
-            *("eckpt", "serve"),
-            *("--local-dir", LOCAL_DIR, "--run-id", job.run_name),
-            *("--secret-file", f"{SECRET_MOUNT}/{SECRET_KEY}"),
-            *("--bind", "$(POD_IP)", "--port", str(SERVE_PORT)),
-        ],
-        "env": [
-            {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-            {"name": "PYTHONUNBUFFERED", "value": "1"},
-            # Also for `eckpt drain`, which an operator runs in this container.
-            {"name": "HOME", "value": "/tmp"},  # noqa: S108  the pod's own
-        ],
-        "ports": [{"name": "serve", "containerPort": SERVE_PORT}],
-        "securityContext": container_security(),
-        "volumeMounts": [
-            {"name": "host", "mountPath": RAMDISK_MOUNT, "subPath": subdirectory},
-            secret_mount(),
-            {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  the pod's own
-        ],
-    }
+    mounts: list[Manifest] = [
+        {"name": "host", "mountPath": RAMDISK_MOUNT, "subPath": subdirectory},
+        secret_mount(),
+        {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  the pod's own
+    ]
+    return server(job, f"{job.name}-{COMPONENT}", mounts, "--drain-after", f"{job.drain_s:g}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Any
 
@@ -49,12 +50,16 @@ def trainer_pod(job: GkeJob) -> Manifest:
         "serviceAccountName": job.name,
         "automountServiceAccountToken": in_place,  # the restart agent alone asks the API server
         "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": job.grace_period_s,
+        "terminationGracePeriodSeconds": job.grace_period_s
+        + (math.ceil(job.drain_s) if in_place else 0),
         "nodeSelector": job.node_selector,
         "tolerations": [TPU_TOLERATION],
         "securityContext": pod_security(),
     }
-    spec["initContainers"] = [*([_restart_agent(job)] if in_place else []), _doctor(job)]
+    spec["initContainers"] = [
+        *([_last_server(job), _restart_agent(job)] if in_place else []),
+        _doctor(job),
+    ]
     spec["containers"] = [_trainer(job)]
     spec["volumes"] = [
         _ramdisk_volume(job),
@@ -101,6 +106,43 @@ def secret_mount() -> Manifest:
     return {"name": "secret", "mountPath": SECRET_MOUNT, "readOnly": True}
 
 
+def server(job: GkeJob, service: str, mounts: list[Manifest], *drain: str) -> Manifest:
+    """Return the container that serves the ramdisk, and drains it when the job is over.
+
+    ``service``: the name that leads to all servers of the job; ``drain``: options that say when.
+    """
+    return {
+        "name": "serve",
+        "image": job.image,
+        "command": [
+            *("eckpt", "serve"),
+            *("--local-dir", LOCAL_DIR, "--run-id", job.run_name),
+            *("--secret-file", f"{SECRET_MOUNT}/{SECRET_KEY}"),
+            *("--bind", "$(POD_IP)", "--port", str(SERVE_PORT)),
+            *("--drain-to", job.directory, "--peers", f"{service}:{SERVE_PORT}"),
+            *("--trainers", f"{job.name}:{PEER_PORT}", *drain),
+        ],
+        "env": [
+            {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+            {"name": "PYTHONUNBUFFERED", "value": "1"},
+            {"name": "HOME", "value": "/tmp"},  # noqa: S108  the pod's own
+        ],
+        "ports": [{"name": "serve", "containerPort": SERVE_PORT}],
+        "securityContext": container_security(),
+        "volumeMounts": mounts,
+    }
+
+
+def _last_server(job: GkeJob) -> Manifest:
+    """Return the sidecar that drains the pods' RAM when they end.
+
+    The kubelet gives it the pod's grace period when the pod is deleted, after the trainer has
+    ended, and none at a restart in place.
+    """
+    when = ("--drain-at-stop", str(job.grace_period_s))
+    return {**server(job, job.name, _mounts(), *when), "restartPolicy": "Always"}
+
+
 def _trainer(job: GkeJob) -> Manifest:
     resources: Manifest = {"limits": {"google.com/tpu": str(job.chips_per_host)}}
     if job.memory_bytes is not None:
@@ -120,6 +162,10 @@ def _trainer(job: GkeJob) -> Manifest:
         "volumeMounts": _mounts(),
     }
     if job.ramdisk_source == "in-place":
+        # One that hangs when its pod ends must leave the rest of the grace period to the drain.
+        container["command"] = [
+            *("timeout", f"--kill-after={job.grace_period_s}", "0", *job.command)
+        ]
         container["restartPolicy"] = "Never"
         container["restartPolicyRules"] = [
             {

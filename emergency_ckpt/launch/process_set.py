@@ -20,6 +20,7 @@ from emergency_ckpt.launch.job_layout import JobLayout
 from emergency_ckpt.launch.logs import LogFollower
 from emergency_ckpt.launch.ports import ReservedPort
 from emergency_ckpt.launch.progress import NO_STEP, ProgressFile
+from emergency_ckpt.launch.ramdisks import SlotReserves
 from emergency_ckpt.run_secret import LAUNCHER_VARIABLE
 
 POLL_S = 0.01
@@ -71,7 +72,8 @@ class ProcessSet:
     ) -> None:
         """Start all processes; returns once they run, before they have joined each other.
 
-        Makes missing directories, also the hosts' ramdisks. Overwrites logs of an earlier job with
+        Makes missing directories, also the hosts' ramdisks; after the first life a slot is reserved
+        in those that lost theirs (``SlotReserves``). Overwrites logs of an earlier job with
         the same ``log_dir`` and ``restart_count``. ``holds``: for each process the step of
         ``hold_at`` from its start on.
 
@@ -85,6 +87,7 @@ class ProcessSet:
         self._holds = holds or {}
         self._on_event = on_event
         self._processes: list[_HostProcess] = []
+        self._reserves: SlotReserves | None = None
         self._janitor = subprocess.Popen(
             [sys.executable, "-I", "-S", janitor.__file__],
             stdin=subprocess.PIPE,
@@ -182,6 +185,8 @@ class ProcessSet:
 
     def close(self) -> None:
         """Release ports, maps and the janitor, which kills processes that have not ended."""
+        if self._reserves is not None:
+            self._reserves.close()
         self._port.close()
         for process in self._processes:
             process.progress.close()
@@ -200,6 +205,8 @@ class ProcessSet:
             environment = self._environment(index, host, progress_dir / f"progress_{index:05d}")
             self._processes.append(self._start(environment, host))
             self._emit("process.started", process=index, host=host, pid=self.pids[index])
+        if self.restart_count > 0:
+            self._reserves = SlotReserves(self.spec, self.topology)
 
     def _environment(self, index: int, host: int, progress_path: Path) -> JobEnvironment:
         return JobEnvironment(

@@ -5,11 +5,16 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from emergency_ckpt.errors import LocalTierError
+from absl import logging
+
+from emergency_ckpt.errors import CheckpointError, LocalTierError
 from emergency_ckpt.launch.job import JobSpec
+from emergency_ckpt.launch.job_layout import JobLayout
+from emergency_ckpt.tiers.ramdisk.reserve import reserve_slot, slot_sizes
 
 
 class Ramdisks:
@@ -56,6 +61,59 @@ class Ramdisks:
         os.close(self._lock)
         if remove and not any(spec.local_root.iterdir()):
             spec.local_root.rmdir()
+
+
+class SlotReserves:
+    """Makes the pages of a slot on each host without one, while its process starts.
+
+    For a life after the first: the other hosts' ramdisks tell the run and the size. A process takes
+    its slot over when it is ready, finished or not; a failure is logged, and costs time only.
+    """
+
+    def __init__(self, spec: JobSpec, layout: JobLayout) -> None:
+        """Start a thread for each such host. Does not block."""
+        self._closing = threading.Event()
+        found = {host: slot_sizes(spec.ramdisk(host)) for host in layout.host_of_process}
+        wanted = lost_slots(found)
+        self._threads = [
+            threading.Thread(
+                target=self._reserve,
+                args=(spec.ramdisk(host), wanted[host], process),
+                name=f"reserve host {host}",
+            )
+            for process, host in enumerate(layout.host_of_process)
+            if host in wanted
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """End the threads, which takes a few milliseconds. What they made stays. Idempotent."""
+        self._closing.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _reserve(self, ramdisk: Path, wanted: tuple[str, int], process: int) -> None:
+        run_id, size_bytes = wanted
+        try:
+            reserve_slot(ramdisk, run_id, process, size_bytes, self._closing.is_set)
+        except (CheckpointError, OSError) as error:
+            logging.warning("no slot was reserved in %s: %s", ramdisk, error)
+
+
+def lost_slots(
+    found: Mapping[int, Mapping[str, tuple[float, int]]],
+) -> dict[int, tuple[str, int]]:
+    """Return, for each host without a slot of the newest run: (that run, bytes of its largest).
+
+    Pure. ``found``: the result of ``slot_sizes`` for each host.
+    """
+    newest = max(((runs[run][0], run) for runs in found.values() for run in runs), default=None)
+    if newest is None:
+        return {}
+    run_id = newest[1]
+    largest = max(runs[run_id][1] for runs in found.values() if run_id in runs)
+    return {host: (run_id, largest) for host, runs in found.items() if run_id not in runs}
 
 
 def _locked(descriptor: int) -> bool:

@@ -1,7 +1,8 @@
 """The supervisor of a multi-process job on one machine: start, watch, end all, restart.
 
 It imports no module that imports JAX, since it must survive every failure of its processes. It has
-one thread and no signal handlers: its caller handles signals and calls ``stop``.
+one thread, beside those of ``SlotReserves``, and no signal handlers: its caller handles signals and
+calls ``stop``.
 """
 
 from __future__ import annotations

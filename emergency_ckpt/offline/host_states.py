@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from pathlib import Path
 
 from emergency_ckpt.core.restore.candidates import filter_inventory
 from emergency_ckpt.core.restore.host_state_plan import choose_host_states
 from emergency_ckpt.core.restore.inventory import Inventory
-from emergency_ckpt.errors import CorruptData, HostStateError
+from emergency_ckpt.errors import CorruptData, HostStateError, TransferError
+from emergency_ckpt.offline.ram import OtherHosts
 from emergency_ckpt.state.host_state import decode, document_name
 from emergency_ckpt.survey.places import Places
 from emergency_ckpt.survey.ramdisk import ProcessFolder
@@ -22,7 +24,11 @@ from emergency_ckpt.types import SaveId
 
 
 def ram_documents(
-    save: SaveId, inventory: Inventory, folders: Iterable[ProcessFolder], places: Places
+    save: SaveId,
+    inventory: Inventory,
+    folders: Iterable[ProcessFolder],
+    places: Places,
+    others: OtherHosts | None = None,
 ) -> dict[int, bytes]:
     """Return every process's document of a save, by process index.
 
@@ -32,48 +38,37 @@ def ram_documents(
     chosen = "no host state is held anywhere" if part is None else choose_host_states(part, 0)
     if isinstance(chosen, str):
         raise HostStateError("read", f"host states of step {save.step}", chosen)
-    by_holder = {folder.holder.holder: folder for folder in folders}
+    paths = {folder.holder.holder: folder.path for folder in folders}
     signer = places.signer(save.run_id)
-    return {
-        owner: _read(
-            save,
-            owner,
-            chosen.count,
-            digest,
-            [by_holder[name] for name in names],
-            signer,
-            places.owner_uid,
-        )
-        for owner, (digest, names) in chosen.copies.items()
-    }
 
+    def bytes_of(path: Path, owner: int) -> bytes:
+        if others is not None and others.has(path):
+            return others.document(path, save, owner, chosen.count)
+        name = document_name(owner, chosen.count)
+        return _bytes_of(path, save, name, signer, places.owner_uid)
 
-def _read(
-    save: SaveId,
-    owner: int,
-    count: int,
-    digest: str,
-    folders: list[ProcessFolder],
-    signer: Signer | None,
-    owner_uid: int | None,
-) -> bytes:
-    problems: list[str] = []
-    for folder in folders:
-        try:
-            data = _bytes_of(folder, save, document_name(owner, count), signer, owner_uid)
-            if decode(data).digest == digest:
-                return data
-            problems.append(f"{folder.path}: it was replaced")
-        except (OSError, CorruptData) as error:
-            problems.append(f"{folder.path}: {error}")
-    target = f"host state of process {owner} at step {save.step}"
-    raise CorruptData("read", target, f"no copy is sound: {'; '.join(problems)}")
+    documents: dict[int, bytes] = {}
+    for owner, (digest, names) in chosen.copies.items():
+        problems: list[str] = []
+        for path in (paths[name] for name in names):
+            try:
+                data = bytes_of(path, owner)
+                if decode(data).digest == digest:
+                    documents[owner] = data
+                    break
+                problems.append(f"{path}: it was replaced")
+            except (OSError, CorruptData, TransferError) as error:
+                problems.append(f"{path}: {error}")
+        else:
+            target = f"host state of process {owner} at step {save.step}"
+            raise CorruptData("read", target, f"no copy is sound: {'; '.join(problems)}")
+    return documents
 
 
 def _bytes_of(
-    folder: ProcessFolder, save: SaveId, name: str, signer: Signer | None, owner_uid: int | None
+    path: Path, save: SaveId, name: str, signer: Signer | None, owner_uid: int | None
 ) -> bytes:
-    dir_fd = open_process_directory(folder.path, owner_uid)
+    dir_fd = open_process_directory(path, owner_uid)
     try:
         parent_fd = files.open_inner(HOST_STATE_DIRECTORY, dir_fd)
         try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -11,7 +13,7 @@ from emergency_ckpt import _native
 from emergency_ckpt.core.boxes import Portion, describe, divide, intersect, shape_of, whole
 from emergency_ckpt.core.restore.inventory import Inventory
 from emergency_ckpt.core.restore.majority import settle
-from emergency_ckpt.errors import CorruptData, LocalTierError
+from emergency_ckpt.errors import CorruptData, LocalTierError, TransferError
 from emergency_ckpt.offline.source import Array, copy_common
 from emergency_ckpt.state.dtypes import dtype_named
 from emergency_ckpt.survey.ramdisk import RamCopy
@@ -23,12 +25,29 @@ from emergency_ckpt.types import Box, LeafSpec, SaveId, ShardEntry
 Copy = tuple[RamCopy, ShardEntry]
 
 
+class OtherHosts(Protocol):
+    """The RAM of other hosts, in process directories named by their addresses."""
+
+    def has(self, folder: Path) -> bool:
+        """Return whether ``folder`` is one of theirs, and not a directory here."""
+        ...
+
+    def shard(self, copy: RamCopy, entry: ShardEntry) -> Array:
+        """Return the bytes of a shard, valid until the next call. TransferError."""
+        ...
+
+    def document(self, folder: Path, save: SaveId, owner: int, count: int) -> bytes:
+        """Return the encoded host state of process ``owner`` of ``count``. TransferError."""
+        ...
+
+
 class RamSource:
     """A save on ramdisks. Not thread-safe. CRC32Cs are compared at every read.
 
     Args:
       inventory: of its run; the majority of its holders decides between copies that differ.
       owner_uid: the user whose ramdisks they are; None: the effective user.
+      others: fetches the copies that are not on ramdisks here.
 
     Attributes:
       notes: copies that were passed over, and replicas that differ, in words.
@@ -40,8 +59,10 @@ class RamSource:
         copies: Sequence[RamCopy],
         inventory: Inventory,
         owner_uid: int | None = None,
+        others: OtherHosts | None = None,
     ) -> None:
         self.save = save
+        self._others = others
         self.name = f"step {save.step} in RAM"
         self._owner_uid = owner_uid
         self._leaves = {leaf.path: leaf for leaf in copies[0].published.contents.leaves}
@@ -109,7 +130,7 @@ class RamSource:
         for copy, entry in self._copies[path][box]:
             try:
                 data = self._bytes_of(copy, entry)
-            except (OSError, CorruptData) as error:
+            except (OSError, CorruptData, TransferError) as error:
                 problems.append(f"{copy.folder}/{file_name(copy.number)}: {error}")
                 continue
             self.notes += problems
@@ -126,6 +147,20 @@ class RamSource:
 
     def _bytes_of(self, copy: RamCopy, entry: ShardEntry) -> Array:
         """Return a shard's bytes, whose CRC32C is that of capture."""
+        if self._others is not None and self._others.has(copy.folder):
+            data = self._others.shard(copy, entry)
+        else:
+            data = self._read_file(copy, entry)
+        crc = _native.crc32c(data.data) if data.nbytes == entry.nbytes else None
+        if crc != entry.crc32c:
+            problem = "the CRC32C differs from that of capture"
+            raise CorruptData(
+                "read", file_name(copy.number), problem, expected=entry.crc32c, actual=crc
+            )
+        return data
+
+    def _read_file(self, copy: RamCopy, entry: ShardEntry) -> Array:
+        """Return a shard's bytes, fewer where the file is shorter."""
         dir_fd = open_process_directory(copy.folder, self._owner_uid)
         try:
             fd = files.open_regular(file_name(copy.number), dir_fd, os.O_RDONLY)
@@ -137,10 +172,4 @@ class RamSource:
             done = 0
             while done < entry.nbytes and (count := file.readinto(data.data[done:])):
                 done += count
-        crc = _native.crc32c(data.data) if done == entry.nbytes else None
-        if crc != entry.crc32c:
-            problem = "the CRC32C differs from that of capture"
-            raise CorruptData(
-                "read", file_name(copy.number), problem, expected=entry.crc32c, actual=crc
-            )
-        return data
+        return data[:done]

@@ -16,9 +16,10 @@ from emergency_ckpt.core.placement.held_copies import Survival, holders_of_parts
 from emergency_ckpt.core.restore.inventory import Inventory
 from emergency_ckpt.core.restore.wholeness import lacks_of, newest_whole
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.offline.peers import ask_peers, merged
+from emergency_ckpt.offline.draining.peers import ask_peers, merged
 from emergency_ckpt.survey.places import Places, SurveyFault
 from emergency_ckpt.survey.survey import Survey, take_survey
+from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.types import SaveId
 
 
@@ -146,7 +147,8 @@ def _ram_of(
         return _Ram(inventory, host_of, slice_of), []
     if places.secret is None:
         raise ConfigError(["--peers needs the run's secret"], target="eckpt survives")
-    asked, manifests, faults = ask_peers(peers, run_id, places.secret, inventory)
+    with TransferClient(run_id=run_id, secret=places.secret) as client:
+        asked, manifests, faults = ask_peers(client, peers, inventory)
     for each in asked:
         host_of[each.holder] = _host_name(each.address)
     # Peers do not say of which slice they are.

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from emergency_ckpt.core.address import format_address, parse_address, split_holder
 from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.restore.shards.holder_calls import HolderCalls
 from emergency_ckpt.transfer.client import TransferClient
+from emergency_ckpt.transfer.names import each_address
 
 _TIMEOUT_S = 10.0
 """Longest wait for a configured holder that does not answer: it may be gone for good."""
@@ -41,21 +40,6 @@ def ask_extra_holders(
             return None
 
     with ThreadPoolExecutor(_THREADS, "eckpt-holders") as pool:
-        found = dict.fromkeys(each for some in pool.map(_each_address, addresses) for each in some)
+        found = dict.fromkeys(each for some in pool.map(each_address, addresses) for each in some)
         answers = list(pool.map(ask, found))
     return [answer for answer in answers if answer is not None]
-
-
-def _each_address(address: str) -> list[str]:
-    """Return the addresses that a name stands for, sorted; one that does not resolve as it is."""
-    if split_holder(address)[0]:
-        return [address]
-    host, port = parse_address(address)
-    try:
-        entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError:
-        return [address]  # the call to it names the error
-    hosts = {str(place[0]) for _, _, _, _, place in entries}
-    if len(hosts) == 1:
-        return [address]
-    return sorted(format_address(each, port) for each in hosts)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from emergency_ckpt.background import no_garbage_collection
 from emergency_ckpt.cluster.incarnations import new_incarnation
 from emergency_ckpt.core.restore.inventory import Inventory, PersistentStep
 from emergency_ckpt.core.restore.leaves.stored_leaves import match_leaves
@@ -25,7 +26,6 @@ from emergency_ckpt.restore.extra_holders import ask_extra_holders
 from emergency_ckpt.restore.planning import (
     may_precede,
     newest_life,
-    no_garbage_collection,
     persistent_unusable,
     steps_in_words,
 )
@@ -339,6 +339,7 @@ class RestoreLeader:
             self._leaves,
             self._parts.config.run_name,
             wants_host_state=self._wants_host_state,
+            on_this_machine=persistent.is_on_this_machine(),
         )
 
     def _cancel(self, step: int, reason: str) -> None:

@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 
 from emergency_ckpt.core.restore.inventory import Inventory, PersistentStep, Quarantined
 from emergency_ckpt.core.restore.plan_types import RestorePlan
 
 _NAMED_STEPS = 10
-
-
-@contextlib.contextmanager
-def no_garbage_collection() -> Generator[None]:
-    """Suspend garbage collection for pure work that makes many objects, and no cycles.
-
-    The collector walks what a large job's leader holds, again and again: a fifth of the plan.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def may_precede(stored: PersistentStep, ready: RestorePlan) -> bool:

@@ -9,9 +9,7 @@ import queue
 import time
 from collections.abc import Sequence
 
-import numpy as np
-
-from emergency_ckpt.background import Failures
+from emergency_ckpt.background import Failures, no_garbage_collection
 from emergency_ckpt.cluster.peers import Peers
 from emergency_ckpt.cluster.shard_source import holder_name
 from emergency_ckpt.cluster.timelines import Timelines
@@ -23,6 +21,7 @@ from emergency_ckpt.errors import CheckpointError, SaveFailed, TransferError
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.save.vote import Ballot, Outcome, Vote
 from emergency_ckpt.state import host_state as host_states
+from emergency_ckpt.state.capture import Kind, SharedCapture, flat_bytes
 from emergency_ckpt.state.staging import Snapshot
 from emergency_ckpt.tiers.local.manifest import build_contents
 from emergency_ckpt.tiers.local.tier import LocalTier, SlotWriter
@@ -35,6 +34,7 @@ class LocalSave:
 
     Attributes:
       layout: where each shard goes; ``snapshot`` has them in the same order.
+      shared: ``snapshot``, when the persistent save of the step takes it too.
       host_state: captured payload of the non-tensor state.
       buddies: processes that get a copy of the host state.
     """
@@ -45,6 +45,11 @@ class LocalSave:
     snapshot: Snapshot
     host_state: host_states.Payload
     buddies: tuple[int, ...]
+    shared: SharedCapture | None = None
+
+    def close(self) -> None:
+        """Let go of the snapshot, read or not. Idempotent."""
+        (self.shared or self.snapshot).close()
 
 
 class LocalSaves:
@@ -131,7 +136,7 @@ class LocalSaves:
         if self._complete is not None and self._complete.step == job.save.step:
             # The save before was this very step, and the others know already that it is whole.
             self._events.emit("save.kept", step=job.save.step)
-            job.snapshot.close()
+            job.close()
             return
         ballot, refusal = Ballot(), None
         try:
@@ -140,7 +145,7 @@ class LocalSaves:
             refusal = error
             ballot = Ballot(refused=f"{type(error).__name__}: {error}")
             # Nobody reads it any more: training must not wait for it until the others have voted.
-            job.snapshot.close()
+            job.close()
         self._is_voting, vote_s = True, time.monotonic()
         try:
             outcome = self._vote.cast(job.save, ballot)
@@ -163,7 +168,8 @@ class LocalSaves:
             copied_s = time.monotonic()
             size_bytes, seconds = job.layout.size_bytes, copied_s - started_s
             self._events.emit("save.copied", step=step, size_bytes=size_bytes, seconds=seconds)
-            digest = writer.stage(build_contents(job.save, job.leaves, job.layout, crcs))
+            with no_garbage_collection():
+                digest = writer.stage(build_contents(job.save, job.leaves, job.layout, crcs))
             self._events.emit("save.staged", step=step)
             writer.publish()
         except BaseException:
@@ -178,18 +184,25 @@ class LocalSaves:
         """CRC of each shard. What was copied is let go before the next batch is waited for."""
         shards = job.layout.shards
         crcs: dict[int, int] = {}
-        for batch in job.snapshot.batches(self._copy_batch_bytes):
+        kinds: dict[int, Kind] = {}
+        for batch in (job.shared or job.snapshot).batches(self._copy_batch_bytes):
             positions = [position for position, _ in batch]
-            # Flat bytes: extension types have no buffer interface of their own.
-            copies = [
-                (np.ascontiguousarray(view).reshape(-1).view(np.uint8), shards[position].offset)
-                for position, view in batch
-            ]
+            copies = [(flat_bytes(view), shards[position].offset) for position, view in batch]
+            if job.shared is not None:
+                kinds.update((position, Kind.of(view)) for position, view in batch)
             crcs.update(zip(positions, writer.copy(copies), strict=True))
             del copies
             if len(crcs) < len(shards):
                 self._events.emit("save.copying", step=job.save.step, shards=len(crcs))
-        return [crcs[position] for position in range(len(shards))]
+        found = [crcs[position] for position in range(len(shards))]
+        if job.shared is not None and job.shared.is_wanted:
+            loan = writer.loan()
+            copied = {
+                placed.shard: kinds[position].shard(loan.view(placed.offset, placed.nbytes))
+                for position, placed in enumerate(shards)
+            }
+            job.shared.hand_over(loan, copied, found)
+        return found
 
     def _publish_host_state(self, job: LocalSave) -> None:
         data = host_states.encode(

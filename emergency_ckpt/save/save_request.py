@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from emergency_ckpt.state import host_state as host_states
+from emergency_ckpt.state.capture import SharedCapture
 from emergency_ckpt.state.tree import PyTree
 from emergency_ckpt.types import SaveId
 
@@ -18,6 +19,8 @@ class SaveRequest:
     Attributes:
       must_exist: the step is wanted whatever the policies say; a tier that has it keeps it.
       limit_s: how long a save may wait for the one before it; None: as the tier's setting says.
+      both: both tiers are to save it, so that they share what leaves the devices.
+      shared: what the local save shares, until the persistent save takes it.
     """
 
     save: SaveId
@@ -27,6 +30,8 @@ class SaveRequest:
     begun_s: float
     must_exist: bool = False
     limit_s: float | None = None
+    both: bool = False
+    shared: SharedCapture | None = None
     _captured: list[host_states.Payload] = dataclasses.field(
         default_factory=list[host_states.Payload]
     )
@@ -34,6 +39,17 @@ class SaveRequest:
     @property
     def step(self) -> int:
         return self.save.step
+
+    def take_shared(self) -> SharedCapture | None:
+        """Return what the local save shares, to be released by the caller; None the next time."""
+        shared, self.shared = self.shared, None
+        return shared
+
+    def release(self) -> None:
+        """End the interest of a persistent save that did not begin."""
+        shared = self.take_shared()
+        if shared is not None:
+            shared.release()
 
     def capture(self) -> host_states.Payload:
         """The host state of the first call, for every tier: the next one may give other bytes."""

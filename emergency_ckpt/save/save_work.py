@@ -3,25 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
+from emergency_ckpt.background import closing, no_garbage_collection
 from emergency_ckpt.cluster.process_placement import ProcessPlacement, place_process
 from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.save.local_save import LocalSave
+from emergency_ckpt.save.persistent.capture import StorageCapture
 from emergency_ckpt.save.persistent.save import PersistentSave
 from emergency_ckpt.save.save_plan import SnapshotPlan, plan_snapshots
 from emergency_ckpt.save.save_request import SaveRequest
 from emergency_ckpt.save.saved_steps import SavedSteps
-from emergency_ckpt.save.saver_parts import SaverParts, start_facts
+from emergency_ckpt.save.saver_parts import SaverParts, capture_parts, start_facts
 from emergency_ckpt.save.schedule import TierSchedule
+from emergency_ckpt.state.capture import SharedCapture
 from emergency_ckpt.state.device_copies import DeviceCopies
+from emergency_ckpt.state.host_state import Payload
 from emergency_ckpt.state.staging import Snapshot
-from emergency_ckpt.state.tree import PyTree, TreeDef, check_values, describe
-from emergency_ckpt.types import SaveId
+from emergency_ckpt.state.tree import PyTree, check_values, describe
 
 Work = Callable[[], None]
+
+
+class TierWork(NamedTuple):
+    """A save of one tier, as the training thread hands it to the background.
+
+    Attributes:
+      snapshot: to be started and waited for.
+      read: to be done first, before any wait for others; None when ``work`` reads the snapshot.
+      work: the rest. It closes the snapshot.
+    """
+
+    snapshot: Snapshot
+    read: Work | None
+    work: Work
 
 
 class SaveWork:
@@ -34,78 +51,111 @@ class SaveWork:
         self._schedules = schedules
         self._saved = saved
         self._copies = DeviceCopies(parts.config.snapshots.device_copy_bytes)
+        self._captures = capture_parts(parts)
         self._placement: ProcessPlacement | None = None
         self._plan: SnapshotPlan | None = None
+
+    def close(self) -> None:
+        """Return the memory of captures to the system once no save reads it."""
+        self._captures.scratch.release()
 
     @property
     def placement(self) -> ProcessPlacement | None:
         """Return where shards of the newest structure go; None before the first."""
         return self._placement
 
-    def snapshot(self, name: TierName, save: SaveId, request: SaveRequest) -> tuple[Snapshot, Work]:
-        """Take the snapshot of one tier; also return the work that is left for the background."""
-        flat, treedef = jax.tree_util.tree_flatten(request.state)
-        plan = self._plan_for(request.state, flat, treedef)
-        placement = plan.placement
-        check_values(placement.tree, flat, "save")
-        payload = request.capture()
-        if name == "local":
-            local, snapshot = self._parts.local, plan.local.take(flat)
-            job = LocalSave(
-                save=save,
-                leaves=placement.leaves,
-                layout=placement.layout,
-                snapshot=snapshot,
-                host_state=payload,
-                buddies=placement.buddies,
-            )
-            return snapshot, lambda: local.run(job)
-        me = self._parts.process[0]
-        writes = me in placement.writers
-        snapshot = plan.all_held.take(flat) if writes else Snapshot.of_views([])
-        held = placement.held if writes else ()
-        work = self._persistent_work(
-            PersistentSave(
-                save=save,
-                tree=placement.tree,
-                load=lambda: dict(zip(held, snapshot.collect(), strict=True)),
-                host_state=payload,
-                topology=placement.topology,
-                writers=placement.writers,
-                metrics=request.metrics,
-                keeps=self._saved.restored,
-            ),
-            publishes=me == placement.writers[0],
-        )
-        return snapshot, work
+    def take(self, name: TierName, request: SaveRequest) -> TierWork:
+        """Take the snapshot of one tier; also return the work that is left for the background.
 
-    def _persistent_work(self, job: PersistentSave, *, publishes: bool) -> Work:
-        persistent, preservation = self._parts.persistent, self._parts.preservation
-        assert persistent is not None
-        schedule = self._schedules["persistent"]
+        The local tier comes first: what it takes, the persistent tier shares.
+        """
+        with no_garbage_collection():
+            plan, flat = self._plan_for(request.state)
+            payload = request.capture()
+            if name == "local":
+                return self._local(plan, flat, request, payload)
+            return self._persistent(plan, flat, request, payload)
+
+    def _writes(self, placement: ProcessPlacement) -> bool:
+        return self._parts.process[0] in placement.writers
+
+    def _local(
+        self, plan: SnapshotPlan, flat: list[Any], request: SaveRequest, payload: Payload
+    ) -> TierWork:
+        placement, snapshot = plan.placement, plan.local.take(flat)
+        if request.both and placement.stored and self._writes(placement):
+            request.shared = SharedCapture(snapshot, placement.stored)
+        job = LocalSave(
+            save=request.save,
+            leaves=placement.leaves,
+            layout=placement.layout,
+            snapshot=snapshot,
+            host_state=payload,
+            buddies=placement.buddies,
+            shared=request.shared,
+        )
+        local = self._parts.local
+        return TierWork(snapshot, None, closing(job, lambda: local.run(job)))
+
+    def _persistent(
+        self, plan: SnapshotPlan, flat: list[Any], request: SaveRequest, payload: Payload
+    ) -> TierWork:
+        placement, shared = plan.placement, request.take_shared()
+        if not self._writes(placement):
+            check_values(placement.tree, flat, "save")
+            snapshot, shards = Snapshot.of_views([]), ()
+        elif shared is None:
+            snapshot, shards = plan.held.take(flat), placement.held
+        else:
+            snapshot, shards = plan.rest.take(flat), plan.not_stored
+        capture = StorageCapture(
+            self._captures, request.step, plan.held_layout, snapshot, shards, shared
+        )
+        job = PersistentSave(
+            save=request.save,
+            tree=placement.tree,
+            load=capture.load,
+            host_state=payload,
+            topology=placement.topology,
+            writers=placement.writers,
+            metrics=request.metrics,
+            keeps=self._saved.restored,
+        )
+        publishes = self._parts.process[0] == placement.writers[0]
 
         def work() -> None:
-            complete = persistent.run(job)
-            if not publishes:
-                return
+            complete = self._run_persistent(job, publishes=publishes)
+            capture.close(is_written=complete)
+
+        read = capture.read if self._writes(placement) else None
+        return TierWork(snapshot, read, closing(capture, work))
+
+    def _run_persistent(self, job: PersistentSave, *, publishes: bool) -> bool:
+        persistent, preservation = self._parts.persistent, self._parts.preservation
+        assert persistent is not None
+        complete = persistent.run(job)
+        if publishes:
             # This process decides for all when to try again: the others learn of a pause.
-            schedule.note_outcome(failed=not complete)
+            self._schedules["persistent"].note_outcome(failed=not complete)
             if complete and preservation is not None:
                 preservation.after_save(job.save.step)
+        return complete
 
-        return work
-
-    def _plan_for(self, state: PyTree, flat: list[Any], treedef: TreeDef) -> SnapshotPlan:
+    def _plan_for(self, state: PyTree) -> tuple[SnapshotPlan, list[Any]]:
+        """Return the plan for states like ``state``, the same while those come, and the leaves."""
         config = self._parts.config
-        plan = self._plan
+        plan, flat = self._plan, None
         if plan is None and self._placement is not None:  # that of a restore
             plan = plan_snapshots(self._placement, config.snapshots, self._copies)
-        if plan is None or not plan.local.matches(flat, treedef):
+        if plan is not None:
+            flat = plan.structure.leaves_of(state)
+        if plan is None or flat is None:
             placement = place_process(describe(state, "save"), config, self._parts.process)
             plan = plan_snapshots(placement, config.snapshots, self._copies)
             self.use_placement(placement)
+            flat = jax.tree_util.tree_leaves(state)
         self._plan = plan
-        return plan
+        return plan, flat
 
     def use_placement(self, placement: ProcessPlacement, *, in_background: bool = False) -> None:
         """Save states of this structure, reserve their slots; RamdiskFull when there is no room."""

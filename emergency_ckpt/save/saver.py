@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from absl import logging
 
@@ -27,11 +27,21 @@ from emergency_ckpt.save.save_work import SaveWork, Work
 from emergency_ckpt.save.saved_steps import SavedSteps
 from emergency_ckpt.save.saver_parts import SaverParts, longest_wait_s, note_skipped
 from emergency_ckpt.save.schedule import TierSchedule
+from emergency_ckpt.state.staging import Snapshot
 from emergency_ckpt.state.tree import PyTree
 from emergency_ckpt.tiers.storage.calls import release_workers
 from emergency_ckpt.types import SaveId
 
 _STOP_TIMEOUT_S = 30.0
+
+
+class _Begun(NamedTuple):
+    """A save that has begun in one tier; see ``save.captured`` for the times."""
+
+    tier: TierName
+    snapshot: Snapshot
+    begun_s: float
+    waited_s: float
 
 
 class Saver:
@@ -122,10 +132,23 @@ class Saver:
         self._forget_newer()
         if preempted:
             return self._save_preempted(request)
-        started = [name for name, number in due.items() if self._start(name, request, number)]
-        if started and not self._parts.config.async_save:
+        begun = self._begin_all(due, request)
+        if begun and not self._parts.config.async_save:
             self.wait_until_finished()
-        return bool(started)
+        return begun
+
+    def _begin_all(self, due: Mapping[TierName, int | None], request: SaveRequest) -> bool:
+        """Begin a save in each tier that is due, then wait until the state may be donated."""
+        request.both = len(due) > 1
+        begun: list[_Begun] = []
+        try:
+            for name, number in due.items():
+                begun += self._begin(name, request, number)
+        finally:
+            request.release()
+            for each in begun:
+                self._wait_captured(each, request)
+        return bool(begun)
 
     def _forget_newer(self) -> None:
         """Before the first save after a restore that left newer steps in RAM."""
@@ -140,11 +163,13 @@ class Saver:
             self._named_ignored = True
             self._parts.events.emit("save.ignored", step=step, newest=self._newest_due)
 
-    def _start(self, name: TierName, request: SaveRequest, number: int | None = None) -> bool:
-        """Start a save and return True; False where the tier has the step, or is busy."""
+    def _begin(
+        self, name: TierName, request: SaveRequest, number: int | None = None
+    ) -> list[_Begun]:
+        """Begin a save; return none where the tier has the step, or is busy."""
         schedule, save, begun_s = self._schedules[name], request.save, time.monotonic()
         if request.must_exist and self._saved.holds(name, request.step):
-            return False
+            return []
         is_again = schedule.last_started == request.step
         schedule.note_due(request.step)
         self._newest_due = max(self._newest_due, request.step)
@@ -152,35 +177,39 @@ class Saver:
         each_time = request.must_exist or name != "persistent"
         if not schedule.wait_idle(limit_s, each_time=each_time):
             note_skipped(self._parts, name, save, limit_s, is_again=is_again)
-            return False
+            return []
         waited_s = time.monotonic() - begun_s
         if request.must_exist and self._saved.holds(name, request.step):
-            return False  # it was the save that has just ended
+            return []  # it was the save that has just ended
         if schedule.pauses and not request.must_exist and self._tell_pause(schedule, save):
-            return False
-        snapshot, work = self._work.snapshot(name, save, request)
+            return []
+        snapshot, read, work = self._work.take(name, request)
         first = self._parts.before_save(request.step)
         if first is not None:
             work = chain(first, work)
         if number is not None:
             work = self._when_confirmed(name, request.step, number, work)
         # Training waits neither for others, for whom the reader may have to wait, nor for storage.
-        waits = name == "persistent" or first is not None or number is not None
-        snapshot.start(everything=waits)
+        snapshot.start(everything=read is None and (first is not None or number is not None))
+        if read is not None:
+            work = chain(read, work)
         self._parts.events.emit("save.started", step=request.step, tier=name)
         with contextlib.ExitStack() as kept:
             if name == "persistent":
                 # Until it is over: local saves go on, and with them what is pushed for those.
                 kept.enter_context(self._parts.inbox.kept(save))
-            schedule.start(closing(kept.pop_all(), closing(snapshot, work)))
+            schedule.start(closing(kept.pop_all(), work))
         self._begun[name] = save
-        if not snapshot.wait_captured(self._parts.config.save_timeout_s):
-            snapshot.close()  # fails the save; training goes on
+        return [_Begun(name, snapshot, begun_s, waited_s)]
+
+    def _wait_captured(self, begun: _Begun, request: SaveRequest) -> None:
+        """Wait until the state may be donated, as far as this save is concerned."""
+        if not begun.snapshot.wait_captured(self._parts.config.save_timeout_s):
+            begun.snapshot.close()  # fails the save; training goes on
         now_s = time.monotonic()
-        schedule.note_started(request.step, now_s - request.begun_s)
-        spent = {"seconds": now_s - begun_s, "waited_seconds": waited_s}
-        self._parts.events.emit("save.captured", step=request.step, tier=name, **spent)
-        return True
+        self._schedules[begun.tier].note_started(request.step, now_s - request.begun_s)
+        spent = {"seconds": now_s - begun.begun_s, "waited_seconds": begun.waited_s}
+        self._parts.events.emit("save.captured", step=request.step, tier=begun.tier, **spent)
 
     def _tell_pause(self, schedule: TierSchedule, save: SaveId) -> bool:
         """Leave ``save`` out everywhere, after those that have failed: at the first writer only."""
@@ -240,12 +269,18 @@ class Saver:
     ) -> set[TierName]:
         """Save in ``tiers``, the first to its end before the next begins; where a save started."""
         started: set[TierName] = set()
-        for name in tiers:
-            request.limit_s = left_s()
-            if self._start(name, request):
-                started.add(name)
-                if name == "local":
-                    self._schedules[name].worker.wait_idle(left_s())
+        names = list(tiers)
+        request.both = len(names) > 1
+        try:
+            for name in names:
+                request.limit_s = left_s()
+                for begun in self._begin(name, request):
+                    self._wait_captured(begun, request)
+                    started.add(name)
+                    if name == "local":
+                        self._schedules[name].worker.wait_idle(left_s())
+        finally:
+            request.release()
         return started
 
     def _exit(self, step: int) -> None:
@@ -353,6 +388,7 @@ class Saver:
         ended = [schedule.worker.stop(timeout_s) for schedule in self._schedules.values()]
         if self._parts.preservation is not None:
             ended.append(self._parts.preservation.stop(timeout_s))
+        self._work.close()
         if not all(ended):
             # Storage may be silent for hours, and the interpreter's end would wait for its clients.
             release_workers()

@@ -18,8 +18,10 @@ from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.save.local_save import LocalSaves
+from emergency_ckpt.save.persistent.capture import CaptureParts
 from emergency_ckpt.save.persistent.retention import Preservation
 from emergency_ckpt.save.persistent.save import PersistentSaves
+from emergency_ckpt.save.persistent.scratch_area import ScratchArea
 from emergency_ckpt.save.schedule import TierSchedule
 from emergency_ckpt.tiers.local.tier import LocalTier
 from emergency_ckpt.types import SaveId
@@ -48,6 +50,18 @@ class SaverParts:
     failures: Failures
     inbox: HostStateInbox
     before_save: Callable[[int], Callable[[], object] | None]
+
+
+def capture_parts(parts: SaverParts) -> CaptureParts:
+    """Return what the captures of this process for the persistent tier share."""
+    config = parts.config
+    return CaptureParts(
+        scratch=ScratchArea(config.copy_threads or 1),
+        keeps_lent=parts.tier.keeps_lent_for_storage,
+        events=parts.events,
+        copy_batch_bytes=config.copy_batch_bytes,
+        timeout_s=config.persistent_timeout_s,
+    )
 
 
 def start_facts(

@@ -104,9 +104,9 @@ class Vote:
         """Vote on ``save`` and learn the outcome. Collective, each save once."""
         problem, leads = "", self._coordinator.process_index == 0
         began_s = time.monotonic()
-        if leads:
-            self._begin(save)
         try:
+            if leads:
+                self._begin(save)
             self.hand_in(save, ballot)
         except (CoordinationError, DeadlineExceeded) as error:
             problem = str(error)
@@ -170,11 +170,12 @@ class Vote:
             self._votes.clear()
             self._newest_complete, self._late = "", set()
         self._life, self._begun = life, _place(save)
+        # Noted before the call that may fail: else the keys of this vote would never be deleted.
+        # What is decided of these, or not, is "incomplete" to whoever still asks.
+        self._votes.append(name)
         # Who waits for the decision on an older save that this process has skipped looks here.
         led = _Led(self._begun, self._newest_complete.rpartition("/")[2])
         self._coordinator.replace(f"{life}/led", msgspec.json.encode(led))
-        # What is decided of these, or not, is "incomplete" to whoever still asks.
-        self._votes.append(name)
         while len(self._votes) > _KEPT_VOTES:
             oldest = self._votes.popleft()
             if oldest != self._newest_complete:

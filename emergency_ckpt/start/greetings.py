@@ -6,7 +6,7 @@ import threading
 import time
 
 from emergency_ckpt.cluster.peers import Peers
-from emergency_ckpt.errors import AuthenticationFailed, CheckpointError
+from emergency_ckpt.errors import AuthenticationFailed, CheckpointError, PeerUnreachable
 from emergency_ckpt.events import EventSink
 
 
@@ -44,12 +44,14 @@ class Greetings:
         for thread in self._threads.values():
             thread.start()
 
-    def finish(self) -> None:
+    def finish(self, *, required: bool = False) -> None:
         """Wait for the answers until the deadline; a peer that cannot be reached is a warning.
 
-        AuthenticationFailed when a peer does not have the same secret, after all warnings.
+        After all warnings: AuthenticationFailed when a peer does not have the same secret, and
+        where all are ``required``, PeerUnreachable when one did not answer.
         """
         refusals: list[AuthenticationFailed] = []
+        absent: list[PeerUnreachable] = []
         for peer, thread in self._threads.items():
             thread.join(max(0.0, self._deadline_s - time.monotonic()))
             error = self._errors.get(peer, self._silence(peer))
@@ -57,8 +59,11 @@ class Greetings:
                 refusals.append(error)
             if error is not None:
                 self._warn(peer, error)
+                absent.append(self._unreachable(peer, error))
         if refusals:
             raise refusals[0]
+        if absent and required:
+            raise absent[0]
 
     def _greet(self, peer: int) -> None:
         try:
@@ -71,14 +76,24 @@ class Greetings:
             text = f"unexpected {type(error).__name__}: {error}"
             self._errors[peer] = CheckpointError("greet", f"process {peer}", text)
 
+    def _name(self, peer: int) -> str:
+        return f"process {peer} at {self._addresses.get(peer, 'an unknown address')}"
+
+    def _unreachable(self, peer: int, error: CheckpointError) -> PeerUnreachable:
+        return PeerUnreachable(
+            "start",
+            self._name(peer),
+            f"it cannot be reached from this process: {error}",
+            hint="open the port between all hosts of the job (bind_host, bind_port)",
+        )
+
     def _silence(self, peer: int) -> CheckpointError:
         text = f"no answer within {self._timeout_s:g} s"
         return CheckpointError("greet", f"process {peer}", text)
 
     def _warn(self, peer: int, error: CheckpointError) -> None:
-        place = self._addresses.get(peer, "an unknown address")
         text = (
-            f"process {peer} at {place} cannot be reached from this process, so its RAM could not"
+            f"{self._name(peer)} cannot be reached from this process, so its RAM could not"
             f" be used here: {error}"
         )
         self._events.emit("start.warning", text=text)

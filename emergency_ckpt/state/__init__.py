@@ -1,7 +1,8 @@
 """The training state between devices and host memory.
 
-``tree`` describes a pytree as leaves, boxes and processes. ``snapshot`` copies it off the devices,
-``materialize`` puts restored bytes back, and ``host_state`` encodes the non-tensor state.
+``tree`` describes a pytree as leaves, boxes and processes. ``structure`` tells at each save whether
+this still holds. ``snapshot`` copies it off the devices, ``materialize`` puts restored bytes back,
+and ``host_state`` encodes the non-tensor state.
 
 A snapshot:
 
@@ -13,8 +14,11 @@ A snapshot:
 3. Transfers go to pinned host memory where JAX has it, all in one ``device_put``. JAX's own way to
    numpy passes through pageable memory or a small buffer and is several times slower (jax-ml/jax
    issue 21438, pull request 22114).
-4. At most ``staging_bytes`` are between device and slot. The background thread copies arrived bytes
-   with CRC and starts the transfers that then have room.
+4. At most ``staging_bytes`` are between the devices and the memory that keeps them: a slot, or for
+   storage an area that is used again (``save.persistent.scratch_area``). The background thread
+   copies arrived bytes with CRC and starts the transfers that then have room.
+5. A step that is due in both tiers is captured once (``capture``): the local save reads the
+   snapshot and lends its slot (``lending``) to the persistent save, which reads what no slot has.
 
 Guaranteed: when ``save`` returns, the state may be donated.
 
@@ -24,11 +28,14 @@ Guaranteed: when ``save`` returns, the state may be donated.
   that runs between the steps; training waits only for leaves that do not fit. While another save's
   copies use the budget, or the device has no memory, it waits for all. The choice of leaves never
   changes, because another choice would be another program to compile.
-- When the background thread must wait for other processes, or for storage, all transfers start at
+- When the background thread of a local save must wait for other processes, all transfers start at
   once whatever the staging memory, and training waits for them alone.
 
 A failed transfer fails the save. Transfers that JAX makes itself (types of less than a byte; no
 pinned memory) are read before training continues, because a donated array cannot be read any more.
+
+Memory on loan is written again when its reader says that it has ended, or when no view of it is
+alive: a write to storage that was given up may still read.
 
 Not guaranteed: a staging limit when the background thread waits for others.
 """

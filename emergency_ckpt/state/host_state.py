@@ -12,7 +12,11 @@ from typing import Any, cast
 
 import msgspec
 
-from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES, MAX_PROCESSES
+from emergency_ckpt.core.limits import (
+    MAX_HOST_STATE_BYTES,
+    MAX_HOST_STATE_CONTAINERS,
+    MAX_PROCESSES,
+)
 from emergency_ckpt.core.save_identity import check_save
 from emergency_ckpt.errors import CorruptData, HostStateError, HostStateTooLarge
 from emergency_ckpt.state import host_state_codec as codec
@@ -90,6 +94,13 @@ def encode(
         encoded = msgspec.json.encode(payload)
     except UnicodeEncodeError as error:
         raise HostStateError("encode host state", target, "text is not valid Unicode") from error
+    if codec.containers_in(encoded) > MAX_HOST_STATE_CONTAINERS:
+        raise HostStateTooLarge(
+            "encode host state",
+            target,
+            f"it has more than {MAX_HOST_STATE_CONTAINERS} lists and dicts",
+            hint="keep many small values in numpy arrays, bytes, or flat lists of numbers",
+        )
     document = _Document(
         schema_version=SCHEMA_VERSION,
         save=save,
@@ -134,6 +145,9 @@ def decode(data: bytes) -> HostStateDocument:
         actual = hashlib.sha256(encoded).hexdigest()
         if actual != document.digest:
             raise CorruptData("decode", "host state", "digest differs", actual=actual)
+        if codec.containers_in(encoded) > MAX_HOST_STATE_CONTAINERS:
+            problem = f"more than {MAX_HOST_STATE_CONTAINERS} lists and dicts"
+            raise CorruptData("decode", "host state", problem)
         payload = msgspec.json.decode(encoded)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise CorruptData("decode", "host state", f"not a document: {error!s:.200}") from error

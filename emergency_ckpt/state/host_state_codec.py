@@ -9,17 +9,20 @@ from __future__ import annotations
 import base64
 import binascii
 import math
+import re
 import struct
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 
-from emergency_ckpt.core.limits import MAX_DEPTH, MAX_DIMENSIONS
+from emergency_ckpt.core.limits import MAX_DEPTH, MAX_DIMENSIONS, MAX_HOST_STATE_CONTAINERS
 from emergency_ckpt.errors import CorruptData, HostStateError
 from emergency_ckpt.state.tf_iterators import tf_iterator
 
 _MIN_JSON_INT, _MAX_JSON_INT = -(1 << 63), (1 << 63) - 1
+_PLAIN = frozenset({type(None), bool, int, float, str})
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
 BYTES, TUPLE, FLOAT, INT, DICT, ARRAY, STATE = (
     "__bytes__",
@@ -87,11 +90,10 @@ def from_payload(payload: object, depth: int = 0) -> Any:
     """
     if depth > MAX_DEPTH:
         raise _corrupt(f"nested deeper than {MAX_DEPTH} levels")
-    if payload is None or type(payload) in {bool, int, float, str}:
+    if type(payload) in _PLAIN:
         return payload
     if isinstance(payload, list):
-        items = cast(list[object], payload)
-        return [from_payload(item, depth + 1) for item in items]
+        return _values(cast(list[object], payload), depth + 1)
     if not isinstance(payload, dict):
         raise _corrupt(f"a value of type {type(payload).__name__}")
     mapping = cast(dict[str, object], payload)
@@ -99,6 +101,25 @@ def from_payload(payload: object, depth: int = 0) -> Any:
     if tag is None:
         return {key: from_payload(item, depth + 1) for key, item in mapping.items()}
     return _DECODERS[tag](mapping[tag], depth + 1)
+
+
+def _values(payloads: list[object], depth: int) -> list[Any]:
+    # Millions of numbers are their own values; a call for each would take a second.
+    if depth <= MAX_DEPTH and _PLAIN.issuperset(map(type, payloads)):
+        return list(payloads)
+    return [from_payload(item, depth) for item in payloads]
+
+
+def containers_in(encoded: bytes) -> int:
+    """Return at least the number of lists and dicts in the JSON text of a payload.
+
+    It is exact where there are more than ``MAX_HOST_STATE_CONTAINERS``.
+    """
+    found = encoded.count(b"[") + encoded.count(b"{")
+    if found <= MAX_HOST_STATE_CONTAINERS:
+        return found
+    plain = _STRING.sub(b"", encoded)
+    return plain.count(b"[") + plain.count(b"{")
 
 
 def tag_of(payload: object) -> str | None:
@@ -221,7 +242,7 @@ def _decode_bytes(value: object, depth: int) -> bytes:
 def _decode_tuple(value: object, depth: int) -> tuple[Any, ...]:
     if not isinstance(value, list):
         raise _corrupt("a tuple is not a list")
-    return tuple(from_payload(item, depth) for item in cast(list[object], value))
+    return tuple(_values(cast(list[object], value), depth))
 
 
 def _decode_float(value: object, depth: int) -> float:

@@ -19,6 +19,7 @@ from emergency_ckpt.state.tree import (
     LeafKind,
     PyTree,
     StateTree,
+    box_at,
     boxes_by_device,
 )
 from emergency_ckpt.types import Box, ShardId
@@ -41,8 +42,8 @@ def materialize(
       like: gives the type of host leaves.
       bytes_of: returns read-only uint8 arrays that must not change while the result lives: on CPU
         64-byte aligned memory becomes the array's own buffer.
-      arrivals: shards available from ``bytes_of``, as they come; their transfer begins at once. The
-        others must be available when these are over, and are transferred together then.
+      arrivals: shards available from ``bytes_of``, as they come; a leaf's transfer begins with its
+        last shard. The others must be available when these are over, and are transferred then.
       stored_dtype: returns the stored dtype of the Python number with this path; called when the
         arrivals are over. None: that of ``tree``.
     """
@@ -63,69 +64,62 @@ def materialize(
 
 
 class _Placing:
-    """The arrays of a state on this process's devices, shard by shard."""
+    """The arrays of a state on this process's devices, leaf by leaf."""
 
     def __init__(self, tree: StateTree, bytes_of: BytesOf) -> None:
         self._bytes_of = bytes_of
-        self._boxes: list[tuple[Leaf, dict[Device, Box]]] = []
-        self._missing: dict[ShardId, tuple[Leaf, list[Device]]] = {}
-        self._placed: dict[tuple[str, Device], jax.Array] = {}
+        self._leaves: dict[str, Leaf] = {}
+        self._missing: dict[str, set[Box]] = {}
+        self._made: dict[str, object] = {}
         for leaf in tree.leaves:
-            if leaf.sharding is None:
-                continue
-            mine = {d: b for d, b in boxes_by_device(leaf).items() if _is_mine(d)}
-            self._boxes.append((leaf, mine))
-            for device, box in mine.items():
-                shard = ShardId(leaf.spec.path, box)
-                self._missing.setdefault(shard, (leaf, []))[1].append(device)
+            if leaf.sharding is not None:
+                path = leaf.spec.path
+                self._leaves[path] = leaf
+                self._missing[path] = {
+                    box for device, box in boxes_by_device(leaf).items() if _is_mine(device)
+                }
 
     def place(self, shards: Iterable[ShardId]) -> None:
-        """Begin the transfer of the shards that are needed here, all in one call."""
-        blocks: list[npt.NDArray[Any]] = []
-        where: list[tuple[str, Device]] = []
-        targets: list[Device | jax.sharding.Sharding] = []
+        """Make the arrays whose last shards these are."""
         for shard in shards:
-            found = self._missing.pop(shard, None)
-            if found is None:
+            missing = self._missing.get(shard.leaf)
+            if missing is None or shard.box not in missing:
                 continue
-            leaf, devices = found
-            block = _typed(leaf, shard, self._bytes_of)
-            blocks += [block] * len(devices)
-            where += [(shard.leaf, device) for device in devices]
-            targets += [_place(leaf, device) for device in devices]
-        if blocks:
-            arrays = jax.device_put(blocks, targets)
-            self._placed.update(zip(where, arrays, strict=True))
+            missing.discard(shard.box)
+            if not missing:
+                self._make(shard.leaf)
 
     def finish(self) -> dict[str, object]:
-        """Place the remaining shards; return the arrays by path."""
-        self.place(list(self._missing))
-        values: dict[str, object] = {}
-        for leaf, boxes in self._boxes:
-            path = leaf.spec.path
-            assert leaf.sharding is not None, "host values are not placed"
-            array = jax.make_array_from_single_device_arrays(
-                leaf.spec.global_shape,
-                leaf.sharding,
-                [self._placed.pop((path, device)) for device in boxes],
-                dtype=dtype_named(leaf.spec.dtype),
-            )
-            if leaf.kind is LeafKind.KEYS:
-                array = jax.random.wrap_key_data(array, impl=leaf.spec.key_impl)
-            values[path] = array
-        return values
+        """Make the remaining arrays; return all by path."""
+        for path in list(self._missing):
+            self._make(path)
+        return self._made
+
+    def _make(self, path: str) -> None:
+        del self._missing[path]
+        leaf = self._leaves[path]
+        array = _array_of(leaf, self._bytes_of)
+        if leaf.kind is LeafKind.KEYS:
+            array = jax.random.wrap_key_data(array, impl=leaf.spec.key_impl)
+        self._made[path] = array
+
+
+def _array_of(leaf: Leaf, bytes_of: BytesOf) -> jax.Array:
+    """Return the leaf's array: in one call for all devices, and so without an array for each."""
+    shape, path = leaf.spec.global_shape, leaf.spec.path
+
+    def shard_at(index: tuple[slice, ...] | None) -> npt.NDArray[Any]:
+        assert index is not None
+        return _typed(leaf, ShardId(path, box_at(index, shape)), bytes_of)
+
+    assert leaf.sharding is not None, "host values are not placed"
+    # Of what it has no shard here it cannot tell the type; else looking it up takes longer.
+    dtype = None if leaf.sharding.addressable_devices else dtype_named(leaf.spec.dtype)
+    return jax.make_array_from_callback(shape, leaf.sharding, shard_at, dtype=dtype)
 
 
 def _is_mine(device: Device) -> bool:
     return device.process_index == jax.process_index()
-
-
-def _place(leaf: Leaf, device: Device) -> Device | jax.sharding.Sharding:
-    # Without a memory kind the device itself, because JAX transfers faster to plain devices.
-    kind = None if leaf.sharding is None else leaf.sharding.memory_kind
-    if kind is None or kind == device.default_memory().kind:
-        return device
-    return jax.sharding.SingleDeviceSharding(device, memory_kind=kind)
 
 
 def _typed(leaf: Leaf, shard: ShardId, bytes_of: BytesOf) -> npt.NDArray[Any]:

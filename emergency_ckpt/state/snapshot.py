@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
+import numpy.typing as npt
 
 from emergency_ckpt.core.save.snapshot_plan import (
     Piece,
@@ -21,16 +22,14 @@ from emergency_ckpt.core.shard_layout import shard_nbytes
 from emergency_ckpt.errors import StateMismatch
 from emergency_ckpt.state.device_copies import DeviceCopies
 from emergency_ckpt.state.dtypes import PACKED_DTYPES, dtype_named
-from emergency_ckpt.state.staging import Snapshot, Transfer, View
+from emergency_ckpt.state.staging import Memory, Snapshot, Transfer
 from emergency_ckpt.state.tree import (
     Device,
     Leaf,
     LeafKind,
     StateTree,
-    TreeDef,
     boxes_by_device,
-    is_key_type,
-    is_python_number,
+    check_values,
 )
 from emergency_ckpt.types import ShardId
 
@@ -60,7 +59,7 @@ class _Take:
 class SnapshotRecipe:
     """Takes the shards ``wanted`` out of states like ``tree``, in that order.
 
-    Built once for a structure of state; ``matches`` is a cheap check that it still applies.
+    Built once for a structure of state; see ``structure``.
     """
 
     def __init__(
@@ -75,10 +74,15 @@ class SnapshotRecipe:
         self._settings = settings = settings or SnapshotSettings()
         self._copies = copies or DeviceCopies(settings.device_copy_bytes)
         self._takes = _takes(tree, wanted, settings)
-        self._used = sorted({take.leaf.position for take in self._takes})
-        self._keys = {leaf.position for leaf in tree.leaves if leaf.kind is LeafKind.KEYS}
-        # Compared as objects, because a dtype's name is built anew at each access.
-        self._dtypes = [(leaf, dtype_named(leaf.spec.dtype)) for leaf in tree.leaves]
+        used = {take.leaf.position for take in self._takes}
+        self._keys = sorted(
+            leaf.position
+            for leaf in tree.leaves
+            if leaf.kind is LeafKind.KEYS and leaf.position in used
+        )
+        self._unused = StateTree(
+            tuple(leaf for leaf in tree.leaves if leaf.position not in used), tree.treedef
+        )
         on_devices = [i for i, take in enumerate(self._takes) if take.device is not None]
         pieces = [self._takes[i].piece for i in on_devices]
         self._plan = plan_device_copies(
@@ -92,17 +96,18 @@ class SnapshotRecipe:
             if not self._takes[position].is_shared
             or self._takes[position].leaf.position in self._plan.leaves
         ]
+        self._host_values = [i for i, take in enumerate(self._takes) if take.device is None]
+        self._shared = [
+            i
+            for i, take in enumerate(self._takes)
+            if take.is_shared and take.leaf.position not in self._plan.leaves
+        ]
+        self._ways: list[tuple[int, _Way | None, _Take]] = []  # of the shared ones
 
     @property
     def reason(self) -> str:
         """Explanation of the copies on the devices."""
         return self._plan.reason
-
-    def matches(self, flat: Sequence[Any], treedef: TreeDef) -> bool:
-        """Return whether a flattened state has the structure this recipe was built for."""
-        if treedef != self._tree.treedef:
-            return False
-        return all(_is_like(leaf, dtype, flat[leaf.position]) for leaf, dtype in self._dtypes)
 
     def take(self, flat: Sequence[Any]) -> Snapshot:
         """Return the snapshot of the wanted shards, as ``wait`` or ``device_copy``. Does not block.
@@ -110,28 +115,32 @@ class SnapshotRecipe:
         Once its ``wait_captured`` is true the state may be donated. On CPU the views share the
         arrays' buffers, which then live on.
         """
-        stored = {
-            position: jax.random.key_data(flat[position])
-            if position in self._keys
-            else flat[position]
-            for position in self._used
-        }
+        check_values(self._unused, flat, "save")
+        try:
+            return self._take(flat)
+        except Exception:
+            check_values(self._tree, flat, "save")
+            raise
+
+    def _take(self, flat: Sequence[Any]) -> Snapshot:
+        stored = flat
+        if self._keys:
+            stored = list(flat)
+            for position in self._keys:
+                stored[position] = jax.random.key_data(flat[position])
         copied = self._copy_on_devices(stored) if self._plan.leaves else {}
         waits = self._settings.mode != "auto"
-        views: list[View] = []
+        views: list[tuple[int, Memory]] = list(zip(self._shared, self._hold(stored), strict=True))
+        for position in self._host_values:
+            leaf = self._takes[position].leaf
+            # The next step may change host values in place; they are small, so they are copied.
+            value = np.array(stored[leaf.position], dtype=dtype_named(leaf.spec.dtype))
+            views.append((position, value))
         transfers: list[Transfer] = []
-        for position, take in enumerate(self._takes):
-            if take.device is None:
-                # The next step may change host values in place; they are small, so they are copied.
-                value = np.array(
-                    stored[take.leaf.position], dtype=dtype_named(take.leaf.spec.dtype)
-                )
-                views.append(View(position, value))
-            elif take.is_shared and position not in copied:
-                views.append(View(position, np.asarray(_data(take, stored)), waits))
         for position in self._order:
             take, copy = self._takes[position], copied.get(position)
             if take.is_shared and copy is None:
+                views.append((position, np.asarray(_data(take, stored))))
                 continue
             assert take.device is not None
             transfers.append(
@@ -147,9 +156,32 @@ class SnapshotRecipe:
                 )
             )
         # If another snapshot uses the budget, nothing is copied and training waits for all.
-        return Snapshot(views, transfers, self._settings.staging_bytes)
+        return Snapshot(
+            views,
+            transfers,
+            self._settings.staging_bytes,
+            waits_for_views=waits and len(views) > len(self._host_values),
+        )
 
-    def _copy_on_devices(self, stored: Mapping[int, Any]) -> dict[int, jax.Array]:
+    def _hold(self, stored: Sequence[Any]) -> list[Memory]:
+        """Return the memory of the shards that views replace; it outlives their arrays."""
+        try:
+            return [
+                memoryview(stored[position]) if way is None else way(take, stored)
+                for position, way, take in self._ways or self._find_ways(stored)
+            ]
+        except BufferError:  # not as it was: the error below says more, if it is one
+            return [_array(self._takes[i], stored) for i in self._shared]
+
+    def _find_ways(self, stored: Sequence[Any]) -> list[tuple[int, _Way | None, _Take]]:
+        """Find the fastest way to each shard's memory, which is the same at every save."""
+        self._ways = [
+            (take.leaf.position, _way_to(take, stored), take)
+            for take in (self._takes[i] for i in self._shared)
+        ]
+        return self._ways
+
+    def _copy_on_devices(self, stored: Sequence[Any]) -> dict[int, jax.Array]:
         """Return the planned copies by position; empty when there is no room for them now."""
         of_device: dict[int, list[int]] = {}
         for position, take in enumerate(self._takes):
@@ -175,33 +207,38 @@ def _nothing() -> None:
     pass
 
 
-def _data(take: _Take, stored: Mapping[int, Any]) -> jax.Array:
+def _data(take: _Take, stored: Sequence[Any]) -> jax.Array:
     value = stored[take.leaf.position]
-    if take.addressable > 0 and value.is_fully_replicated:
-        # ``addressable_data`` returns the first device's data for every index.
-        return value.addressable_shards[take.addressable].data
-    return value.addressable_data(take.addressable)
+    if take.addressable == 0 and value.is_fully_replicated:
+        # Without an array for each of the other devices.
+        return value.addressable_data(0)
+    return value.addressable_shards[take.addressable].data
 
 
-def _is_like(leaf: Leaf, dtype: np.dtype[Any], value: Any) -> bool:
-    if leaf.kind is LeafKind.SCALAR:
-        # A Python number may change its type from step to step.
-        return is_python_number(value) and np.asarray(value).dtype == dtype
-    if leaf.kind is LeafKind.NUMPY:
-        is_host = isinstance(value, np.ndarray | np.generic)
-        # Values of another byte order have the same name and are stored alike.
-        is_named = is_host and value.dtype.name == leaf.spec.dtype
-        return is_named and value.shape == leaf.spec.global_shape
-    sharding = getattr(value, "sharding", None)
-    if sharding is not leaf.sharding and sharding != leaf.sharding:
-        return False
-    if leaf.kind is LeafKind.ARRAY:
-        return value.shape == leaf.spec.global_shape and value.dtype == dtype
-    return (
-        is_key_type(value.dtype)
-        and value.shape == leaf.spec.global_shape[:-1]  # key data have one more dimension
-        and str(jax.random.key_impl(value)) == leaf.spec.key_impl
-    )
+def _array(take: _Take, stored: Sequence[Any]) -> npt.NDArray[Any]:
+    return np.asarray(_data(take, stored))
+
+
+def _buffer(take: _Take, stored: Sequence[Any]) -> memoryview:
+    return memoryview(_data(take, stored))  # pyright: ignore[reportArgumentType]
+
+
+_Way = Callable[[_Take, Sequence[Any]], Memory]
+
+
+def _way_to(take: _Take, stored: Sequence[Any]) -> _Way | None:
+    """Return how to get a shard's memory; None: it is the buffer of the leaf itself.
+
+    The leaf itself has a buffer where this process has the whole of it on one device. Types that
+    the buffer protocol does not know have none.
+    """
+    for way, memory in ((None, stored[take.leaf.position]), (_buffer, _data(take, stored))):
+        try:
+            if memoryview(memory).nbytes == take.nbytes:
+                return way
+        except BufferError:
+            continue
+    return _array
 
 
 def _takes(tree: StateTree, wanted: Sequence[ShardId], settings: SnapshotSettings) -> list[_Take]:

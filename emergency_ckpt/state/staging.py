@@ -20,19 +20,10 @@ import numpy.typing as npt
 from emergency_ckpt.core.save.snapshot_plan import startable
 from emergency_ckpt.errors import SaveFailed
 
-Batch = list[tuple[int, npt.NDArray[Any]]]
+Memory = memoryview | npt.NDArray[Any]
+"""Elements of a shard on the host, in their shape; contiguous or not."""
 
-
-@dataclasses.dataclass(slots=True)
-class View:
-    """Shard number ``position``, already readable on the host.
-
-    ``waited_for``: the training thread waits until the reader has released it.
-    """
-
-    position: int
-    view: npt.NDArray[Any]
-    waited_for: bool = False
+Batch = list[tuple[int, Memory]]
 
 
 @dataclasses.dataclass(slots=True)
@@ -96,14 +87,19 @@ class Snapshot:
 
     def __init__(
         self,
-        views: Sequence[View],
+        views: Iterable[tuple[int, Memory]],
         transfers: Sequence[Transfer] = (),
         staging_bytes: int | None = None,
+        *,
+        waits_for_views: bool = False,
     ) -> None:
         """``transfers`` start in their order, those with ``waited_for`` first.
 
-        ``staging_bytes``: maximum of unread bytes on the host; None for unlimited. A larger shard
-        is transferred alone.
+        Args:
+          views: shards by position that are readable on the host already.
+          staging_bytes: maximum of unread bytes on the host; None for unlimited. A larger shard is
+            transferred alone.
+          waits_for_views: the training thread waits until the reader has released them.
         """
         self._views = deque(views)
         self._waiting = deque(transfers)
@@ -111,7 +107,7 @@ class Snapshot:
         self._waited_for: dict[int, _Flight] = {}  # started ones, by position
         self._staging_bytes = staging_bytes
         self._in_use_bytes = 0
-        self._shared = any(view.waited_for for view in views)
+        self._shared = waits_for_views
         self._lock = threading.Lock()
         self._closed = False
         self._failure: Exception | None = None
@@ -121,7 +117,7 @@ class Snapshot:
     @staticmethod
     def of_views(views: Sequence[npt.NDArray[Any]]) -> Snapshot:
         """Return a snapshot of host memory that does not change."""
-        return Snapshot([View(position, view) for position, view in enumerate(views)])
+        return Snapshot(enumerate(views))
 
     # Before reading.
 
@@ -199,7 +195,7 @@ class Snapshot:
         self.start(everything=True)
         found: dict[int, HostShard] = {}
         for position, view in self._next_views(None):
-            found[position] = HostShard(view, None)
+            found[position] = HostShard(np.asarray(view), None)
         while (flight := self._next(0, at_once=False)) is not None:
             found[flight.transfer.position] = self._land(flight)
         self._check_open()
@@ -222,11 +218,10 @@ class Snapshot:
         size_bytes = 0
         with self._lock:
             while self._views:
-                size_bytes += self._views[0].view.nbytes
+                size_bytes += self._views[0][1].nbytes
                 if batch and limit_bytes is not None and size_bytes > limit_bytes:
                     break
-                each = self._views.popleft()
-                batch.append((each.position, each.view))
+                batch.append(self._views.popleft())
         return batch
 
     def _go_on(self, read_bytes: int) -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -22,6 +24,9 @@ from emergency_ckpt.types import Box, LeafSpec, ShardId
 PyTree = Any
 Device = Any
 TreeDef = Any
+
+_REMEMBERED_KINDS = 1024
+"""Shardings and shapes whose boxes are kept."""
 
 _NUMBERS: dict[type, str] = {
     kind: f"Python {kind.__name__}" for kind in (bool, int, float, complex)
@@ -221,18 +226,31 @@ def is_key_type(dtype: Any) -> bool:
     return bool(jax.numpy.issubdtype(dtype, jax.dtypes.prng_key))
 
 
-def boxes_by_device(leaf: Leaf) -> dict[Device, Box]:
+def boxes_by_device(leaf: Leaf) -> Mapping[Device, Box]:
     """Return the box that each device of the leaf's sharding holds; empty for host values."""
     if leaf.sharding is None:
         return {}
-    shape = leaf.spec.global_shape
-    return {
-        device: tuple(
-            (index.indices(dim)[0], index.indices(dim)[1])
-            for index, dim in zip(indices, shape, strict=True)
-        )
-        for device, indices in leaf.sharding.devices_indices_map(shape).items()
+    return _boxes_by_device(leaf.sharding, leaf.spec.global_shape)
+
+
+@functools.lru_cache(maxsize=_REMEMBERED_KINDS)
+def _boxes_by_device(
+    sharding: jax.sharding.Sharding, shape: tuple[int, ...]
+) -> Mapping[Device, Box]:
+    """Cached: thousands of leaves have few shardings and shapes between them."""
+    boxes = {
+        device: box_at(indices, shape)
+        for device, indices in sharding.devices_indices_map(shape).items()
     }
+    return MappingProxyType(boxes)
+
+
+def box_at(indices: Sequence[slice], shape: Sequence[int]) -> Box:
+    """Return the box of JAX's index of a shard in an array of ``shape``."""
+    return tuple(
+        (index.start or 0, dim if index.stop is None else index.stop)
+        for index, dim in zip(indices, shape, strict=True)
+    )
 
 
 class BoxTable:

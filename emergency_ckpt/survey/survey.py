@@ -87,6 +87,14 @@ def take_survey(places: Places) -> Survey:
     )
 
 
+def with_folders(survey: Survey, folders: tuple[ProcessFolder, ...]) -> Survey:
+    """Return ``survey`` with further process directories, such as those of other hosts."""
+    every = (*survey.folders, *folders)
+    return dataclasses.replace(
+        survey, folders=every, ram=tuple(_ram_saves(every, survey.directory))
+    )
+
+
 def _inventory(folders: tuple[ProcessFolder, ...], run_id: str) -> Inventory:
     own = [folder for folder in folders if folder.run_id == run_id]
     published = (copy.published for folder in own for copy in folder.copies)

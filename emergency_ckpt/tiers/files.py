@@ -11,10 +11,12 @@ import errno
 import itertools
 import os
 import stat
+import time
 
 from emergency_ckpt.errors import CorruptData, LocalTierError, RamdiskFull
 
 TEMPORARY_PREFIX = ".tmp-"
+ASIDE_PREFIX = "folder-"
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
 
@@ -134,8 +136,16 @@ def write_temporary(name: str, dir_fd: int, data: bytes) -> str:
 
 
 def rename(temporary: str, name: str, dir_fd: int) -> None:
-    """Publish a temporary file as ``name``, atomically: readers see the old one or the new one."""
-    os.rename(temporary, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+    """Publish a temporary file as ``name``, atomically: readers see the old one or the new one.
+
+    A folder under that name, which this package never makes, is moved aside and kept.
+    """
+    try:
+        os.rename(temporary, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+    except IsADirectoryError:
+        aside = f"{ASIDE_PREFIX}{os.getpid()}-{time.time_ns()}-{name}"[:200]
+        os.rename(name, aside, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+        os.rename(temporary, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
 
 
 def write_atomic(name: str, dir_fd: int, data: bytes) -> None:

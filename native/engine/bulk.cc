@@ -13,6 +13,9 @@
 #include "engine/pieces.h"
 
 // Linux 5.14; older C libraries do not define it.
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#endif
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
@@ -55,8 +58,8 @@ void TouchPages(std::byte* begin, std::byte* end, size_t page_bytes) {
   }
 }
 
-void PopulatePages(std::byte* begin, std::byte* end, size_t page_bytes) {
-  while (madvise(begin, static_cast<size_t>(end - begin), MADV_POPULATE_WRITE) != 0) {
+void PopulatePages(std::byte* begin, std::byte* end, size_t page_bytes, int advice) {
+  while (madvise(begin, static_cast<size_t>(end - begin), advice) != 0) {
     if (errno == EINTR) continue;
     if (errno == EINVAL) return TouchPages(begin, end, page_bytes);  // an older kernel
     throw std::system_error(errno, std::generic_category(), "prefault");
@@ -83,7 +86,14 @@ std::vector<uint32_t> Crc32cOfAll(std::span<const Bytes> ranges, int threads) {
   });
 }
 
-void Prefault(std::span<std::byte> range, int threads) { ForPages(range, threads, PopulatePages); }
+void Prefault(std::span<std::byte> range, int threads, Pages pages) {
+  // A read maps the neighbours of a page that was written before in the same fault, and in a shared
+  // mapping of tmpfs for writing too. A page that was only reserved costs a fault in any case.
+  const int advice = pages == Pages::kWritten ? MADV_POPULATE_READ : MADV_POPULATE_WRITE;
+  ForPages(range, threads, [advice](std::byte* begin, std::byte* end, size_t page_bytes) {
+    PopulatePages(begin, end, page_bytes, advice);
+  });
+}
 
 void PrefaultByTouching(std::span<std::byte> range, int threads) {
   ForPages(range, threads, TouchPages);

@@ -23,9 +23,13 @@ std::vector<uint32_t> CopyAllWithCrc32c(std::span<const Copy> copies, int thread
 // Returns the CRC32C of each range, in order.
 std::vector<uint32_t> Crc32cOfAll(std::span<const Bytes> ranges, int threads);
 
-// Makes every page of the range present and writable, and changes no byte, also during writes of
-// other threads. std::system_error when the system reports that it has no memory for them.
-void Prefault(std::span<std::byte> range, int threads);
+// The pages of a file before they are mapped: only reserved, or written before.
+enum class Pages { kReserved, kWritten };
+
+// Makes every page of the range present and, on tmpfs, writable. Changes no byte, also during
+// writes of other threads. `pages` is what most of them are: it decides the speed only.
+// std::system_error when the system reports that it has no memory for them.
+void Prefault(std::span<std::byte> range, int threads, Pages pages = Pages::kReserved);
 
 // Prefault for kernels that cannot populate pages (before Linux 5.14): an atomic access to each
 // page. SIGBUS when there is no memory for one, as with any store.

@@ -95,14 +95,14 @@ uint32_t Combine(nb::handle first, nb::handle second, nb::handle second_nbytes) 
                        ParseUnsigned(second_nbytes, UINT64_MAX, "second_nbytes"));
 }
 
-void PrefaultRange(const Mapping& mapping, nb::handle offset, nb::handle nbytes,
-                   nb::handle threads) {
+void PrefaultRange(const Mapping& mapping, nb::handle offset, nb::handle nbytes, nb::handle threads,
+                   bool written) {
   const auto memory = mapping.Hold();
   const auto range = memory->Write(
       {ParseUnsigned(offset, SIZE_MAX, "offset"), ParseUnsigned(nbytes, SIZE_MAX, "nbytes")});
   const int thread_count = ParseThreads(threads);
   nb::gil_scoped_release released;
-  Prefault(range, thread_count);
+  Prefault(range, thread_count, written ? Pages::kWritten : Pages::kReserved);
 }
 
 void SendRanges(int fd, const Mapping& mapping, nb::sequence ranges, double timeout_s) {
@@ -144,6 +144,8 @@ void TranslateException(const std::exception_ptr& failure, void*) {
 }
 
 NB_MODULE(_native, m) {
+  // A program that ends while storage hangs leaves a thread with views of a slot behind.
+  nb::set_leak_warnings(false);
   nb::register_exception_translator(TranslateException);
   nb::class_<Mapping>(m, "Mapping", nb::is_final())
       .def(
@@ -161,7 +163,7 @@ NB_MODULE(_native, m) {
   m.def("crc32c", &Crc32cOfBuffer, nb::arg("data"), nb::arg("value") = 0);
   m.def("crc32c_combine", &Combine, nb::arg("first"), nb::arg("second"), nb::arg("second_nbytes"));
   m.def("prefault", &PrefaultRange, nb::arg("mapping"), nb::arg("offset"), nb::arg("nbytes"),
-        nb::arg("threads"));
+        nb::arg("threads"), nb::kw_only(), nb::arg("written") = false);
   m.def("send_ranges", &SendRanges, nb::arg("fd"), nb::arg("mapping"), nb::arg("ranges"),
         nb::arg("timeout_s"));
   m.def("receive_ranges", &ReceiveRanges, nb::arg("fd"), nb::arg("mapping"), nb::arg("ranges"),

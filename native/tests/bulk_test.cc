@@ -82,6 +82,12 @@ const auto page_bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
 
 using PrefaultFunction = void (*)(std::span<std::byte>, int);
 
+void PrefaultReserved(std::span<std::byte> range, int threads) { Prefault(range, threads); }
+
+void PrefaultWritten(std::span<std::byte> range, int threads) {
+  Prefault(range, threads, Pages::kWritten);
+}
+
 size_t CountPresent(std::span<std::byte> pages) {
   std::vector<unsigned char> present(pages.size() / page_bytes);
   CHECK_EQ(0, mincore(pages.data(), pages.size(), present.data()));
@@ -105,13 +111,15 @@ void CheckPrefault(PrefaultFunction prefault) {
   CHECK_EQ(inside / page_bytes + 3, CountPresent(memory));
 }
 
-TEST(prefault_makes_pages_present_and_changes_nothing) { CheckPrefault(Prefault); }
+TEST(prefault_makes_pages_present_and_changes_nothing) { CheckPrefault(PrefaultReserved); }
+
+TEST(prefault_of_written_pages_does_the_same) { CheckPrefault(PrefaultWritten); }
 
 TEST(prefault_by_touching_does_the_same) { CheckPrefault(PrefaultByTouching); }
 
 TEST(prefault_keeps_what_others_write_meanwhile) {
   const size_t nbytes = size_t{4} << 20;
-  for (const PrefaultFunction prefault : {Prefault, PrefaultByTouching}) {
+  for (const PrefaultFunction prefault : {PrefaultReserved, PrefaultWritten, PrefaultByTouching}) {
     const TemporaryFile file(nbytes);
     const Mapping mapping(file.fd(), nbytes, true);
     const auto memory = mapping.Hold()->Write({0, nbytes});

@@ -44,6 +44,7 @@ def _study(out: Path, variants: tuple[str, ...], hosts: int) -> tuple[str, dict[
     return run.stdout, json.loads((out / "continuous.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fixed", "continuous", "hosts"),
     [

@@ -1,10 +1,11 @@
 """The parts of a recovery, from made-up events."""
 
+import argparse
 from pathlib import Path
 
 import pytest
 
-from benchmarks.recovery import phases
+from benchmarks.recovery import phases, place
 from benchmarks.recovery.phases import Mark, Moment
 
 
@@ -68,3 +69,12 @@ def test_phases_marks_are_read_back(tmp_path: Path) -> None:
         (phases.RESTORED, 1, 0.0),
         (phases.RESTORED, 1, 1.0),
     ]
+
+
+def test_place_under_slurm_counts_the_lives(tmp_path: Path) -> None:
+    (tmp_path / "marks").mkdir()
+    options = argparse.Namespace(marks_dir=tmp_path / "marks", local_dir=tmp_path / "ram", slices=2)
+    places = [place.find(options, {"SLURM_PROCID": process}) for process in ("0", "3", "3")]
+    assert [(each.process, each.life) for each in places] == [(0, 0), (3, 0), (3, 1)]
+    assert {(each.slices, each.local_dir) for each in places} == {(2, tmp_path / "ram")}
+    assert list((tmp_path / "marks").iterdir()) == []

@@ -21,6 +21,7 @@ def test_cell_is_the_median_of_its_rounds_and_counts_must_agree() -> None:
         scale.medians(rounds)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_small_jobs_stay_within_their_bytes_per_process(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -46,6 +46,7 @@ MUST_AGREE: dict[str, Any] = {
     "orbax_item": "params",
     "require_secret": True,
     "require_storage": True,
+    "require_peers": True,
     "require_signed": True,
     "persistent_writers": "striped",
     "storage_compression": "zstd",

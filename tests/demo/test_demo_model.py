@@ -39,6 +39,7 @@ def test_largest_dimension_that_divides_is_sharded(
     assert model.partition_spec(shape, fsdp_size) == spec
 
 
+@pytest.mark.slow
 def test_loss_goes_down_on_one_device() -> None:
     mesh = model.make_mesh(1)
     data = DataConfig(

@@ -41,6 +41,7 @@ from emergency_ckpt.errors import ConfigError
         ({"keep_steps": "0"}, "--keep-steps must be 1 to 64"),
         ({"preemption_grace_s": "nan"}, "--preemption-grace-s must be above 0"),
         ({"hang_timeout_s": "0"}, "--hang-timeout-s must be above 0 and at most a day, not 0.0"),
+        ({"drain_s": "inf"}, "--drain-s must be above 0 and at most a day, not inf"),
         ({"ramdisk_source": "in-place"}, "--restart-agent-image and --ramdisk-source in-place"),
         ({"restart_agent_image": "a:1"}, "--restart-agent-image and --ramdisk-source in-place"),
     ],

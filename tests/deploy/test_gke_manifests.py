@@ -164,10 +164,15 @@ def test_policies_let_only_trainers_reach_the_pods(source: str, generate: Any) -
             assert spec["policyTypes"] == ["Ingress"]
             component = spec["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
             open_to[component] = spec["ingress"]
-    only = {"from": [{"podSelector": {"matchLabels": trainers}}]}
-    wanted: dict[str, Any] = {"trainer": [only]}
+    servers = {**trainers, "app.kubernetes.io/component": "ramdisk"}
+    from_trainers, from_servers = (
+        {"podSelector": {"matchLabels": labels}} for labels in (trainers, servers)
+    )
+    wanted: dict[str, Any] = {"trainer": [{"from": [from_trainers]}]}
     if source == "daemonset":
-        wanted["ramdisk"] = [only | {"ports": [{"protocol": "TCP", "port": 7412}]}]
+        peers, serve = ([{"protocol": "TCP", "port": port}] for port in (7411, 7412))
+        wanted["trainer"].append({"from": [from_servers], "ports": peers})
+        wanted["ramdisk"] = [{"from": [from_trainers, from_servers], "ports": serve}]
     assert open_to == wanted
     jobset = one(manifests, "JobSet")["spec"]["replicatedJobs"][0]["template"]["spec"]
     assert jobset["template"]["metadata"]["labels"] == trainers
@@ -194,7 +199,9 @@ def test_restart_in_place_keeps_the_pods_memory(generate: Any) -> None:
     assert spec["failurePolicy"]["restartStrategy"] == "InPlaceRestart"
     assert (job["backoffLimit"], job["podReplacementPolicy"]) == (2147483647, "Failed")
     pod = job["template"]["spec"]
-    (agent, doctor), (trainer,) = pod["initContainers"], pod["containers"]
+    (server, agent, doctor), (trainer,) = pod["initContainers"], pod["containers"]
+    # A sidecar before the agent: it runs also while the agent holds the trainer back.
+    assert (server["name"], server["restartPolicy"]) == ("serve", "Always")
     assert doctor["name"] == "doctor"  # behind the barrier, and once more at each attempt
     assert agent["restartPolicy"] == "Always"
     for container in (agent, trainer):
@@ -221,6 +228,11 @@ def test_grace_of_pods_follows_the_setting(
     manifests = generate(**changes)
     (pod,) = pod_specs([one(manifests, "JobSet")])
     assert pod["terminationGracePeriodSeconds"] == seconds
+    in_place = generate("in-place", drain_s="100", **changes)
+    (pod,) = pod_specs([one(in_place, "JobSet")])
+    assert pod["terminationGracePeriodSeconds"] == seconds + 100
+    command = pod["containers"][0]["command"]
+    assert command == ["timeout", f"--kill-after={seconds}", "0", "python", "/app/train.py"]
     given = next(started_trainers(manifests)).environ["ECKPT_PREEMPTION_GRACE_S"]
     assert float(given) == float(grace_s or Config.preemption_grace_s)
 

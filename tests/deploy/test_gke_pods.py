@@ -35,7 +35,7 @@ LONG_S = 240.0
 NEVER = 1_000_000
 SLICES = 2
 pytestmark = pytest.mark.timeout(900)  # several lives of a job each
-NAMES = "127.0.0.1 train-slice-0-0.train train-ramdisk\n127.0.0.2 train-ramdisk\n"
+NAMES = "127.0.0.1 train-slice-0-0.train train-ramdisk train\n127.0.0.2 train-ramdisk train\n"
 OWN_MOUNTS = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "-r", "--mount"]
 
 
@@ -93,6 +93,7 @@ class Cluster:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=True,
         )
         self.running.append(process)
         return process
@@ -123,15 +124,20 @@ class Cluster:
             for index, container in enumerate(started_trainers(self.manifests))
         ]
 
-    def start_servers(self) -> None:
-        """Start the DaemonSet's server on the first nodes, and wait until they answer."""
-        (pod,) = pod_specs([one(self.manifests, "DaemonSet")])
-        (container,) = pod["containers"]
+    def start_servers(self) -> list[subprocess.Popen[str]]:
+        """Start the servers on the first nodes, and wait until they answer."""
+        specs = pod_specs(self.manifests)
+        containers = [each for spec in specs for kind in ("initContainers", "containers")
+                      for each in spec[kind]]  # fmt: skip
+        (container,) = [each for each in containers if each["name"] == "serve"]
+        servers: list[subprocess.Popen[str]] = []
         for node in range(SLICES):
             server = self.start(started(container, {}, pod_ip=f"127.0.0.{node + 1}"), node)
             assert server.stdout is not None
             line = server.stdout.readline()
             assert re.fullmatch(rf"serving [0-9a-f]{{32}}@127.0.0.{node + 1}:7412\n", line), line
+            servers.append(server)
+        return servers
 
     def wait_for_saves(self) -> None:
         """Wait until each of the first nodes has a step that is whole."""
@@ -146,6 +152,10 @@ class Cluster:
         """Kill all processes, and remove what storage has; return the newest step in RAM."""
         self.kill_all()
         shutil.rmtree(self.bucket, ignore_errors=True)
+        return self.newest_in_ram()
+
+    def newest_in_ram(self) -> int:
+        """Return the newest step that a process knows to be whole."""
         records = [path for node in range(SLICES) for path in self._known(node)]
         return max(json.loads(path.read_bytes())["file"]["save"]["step"] for path in records)
 
@@ -157,7 +167,7 @@ class Cluster:
             self.port.close()
         for process in self.running:
             with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGKILL)
+                os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
         self.running.clear()
 
@@ -241,6 +251,35 @@ def test_drain_in_the_daemonset_saves_what_ram_had(new_cluster: Callable[..., Cl
     assert drain.returncode == 0, output
     (step,) = re.findall(r"drained step (\d+) to ", output)
     assert (cluster.bucket / "run7" / step).is_dir()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("source", "drain_s"), [("daemonset", "20"), ("in-place", "300")])
+def test_servers_drain_a_job_that_failed(
+    new_cluster: Callable[..., Cluster], source: str, drain_s: str
+) -> None:
+    # One copy of each shard: the RAM of both nodes is needed.
+    cluster = new_cluster(source, source, drain_s=drain_s, placement="striped(1)")
+    servers = cluster.start_servers()
+    trainers = cluster.start_trainers()
+    cluster.wait_for_saves()
+    for trainer in trainers:  # the last life of the JobSet: no other one follows
+        os.killpg(trainer.pid, signal.SIGKILL)
+        trainer.wait()
+    newest = cluster.newest_in_ram()
+    if source == "in-place":  # its pods are deleted
+        for server in servers:
+            server.send_signal(signal.SIGTERM)
+    assert servers[0].stdout is not None
+    lines = iter(servers[0].stdout.readline, "")
+    (step,) = next(found for line in lines if (found := re.findall(r"drained step (\d+)", line)))
+    assert int(step) >= newest
+    if source == "in-place":
+        assert [server.wait(LONG_S) for server in servers] == [0, 0]
+    cluster.kill_all()
+    cluster.write_program(int(step) + 10)
+    again = results(cluster.start_trainers(first_node=SLICES))  # nodes without RAM
+    assert [began for began, _ in again] == [step, step]
 
 
 def test_wrong_setting_exits_with_the_status_of_no_restart(

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import subprocess
 import sys
 import types
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 CORPUS = Path(__file__).resolve().parent / "corpus"
@@ -22,50 +24,51 @@ _LIMITS = ("-timeout=5", "-rss_limit_mb=2048", "-max_len=65536")
 
 def _fuzz_one(name: str, arguments: list[str]) -> None:
     import atheris  # noqa: PLC0415 - of the fuzzing process alone
-    from fuzz_targets import TARGETS  # noqa: PLC0415
+    from fuzz_places import ALL  # noqa: PLC0415
 
     # atheris.instrument_imports sees nothing of an editable installation.
     for each in gc.get_objects():
         if isinstance(each, types.FunctionType) and str(each.__module__).startswith(_OURS):
             atheris.instrument_func(each)
-    atheris.Setup([sys.argv[0], *arguments], TARGETS[name].run)
+    atheris.Setup([sys.argv[0], *arguments], ALL[name].run)
     atheris.Fuzz()
 
 
 def _write_seeds(name: str, directory: Path) -> None:
-    from fuzz_targets import TARGETS  # noqa: PLC0415
+    from fuzz_places import ALL  # noqa: PLC0415
 
     directory.mkdir(parents=True, exist_ok=True)
-    for number, seed in enumerate(TARGETS[name].seeds):
+    for number, seed in enumerate(ALL[name].seeds):
         (directory / f"seed_{number}").write_bytes(seed)
 
 
-def _fuzz_all(names: list[str], seconds: int, out: Path) -> int:
-    from fuzz_targets import TARGETS  # noqa: PLC0415
+def _fuzz(name: str, seconds: int, out: Path) -> bool:
+    """Fuzz one target in a process of its own; print the result, and return whether it failed."""
+    found = out / name
+    _write_seeds(name, found)
+    known = [str(CORPUS / name)] if (CORPUS / name).is_dir() else []
+    command = [
+        *(sys.executable, __file__, "--one", name, "--"),
+        *(str(found), *known, *_LIMITS, f"-max_total_time={seconds}"),
+        f"-artifact_prefix={out}/failed_{name}_",
+    ]
+    log = out / f"{name}.log"
+    with log.open("wb") as file:
+        status = subprocess.run(command, stdout=file, stderr=file, check=False).returncode
+    lines = log.read_text(errors="replace").splitlines()
+    runs = next((line for line in reversed(lines) if "runs in" in line), "")
+    print(f"{name}: {'failed' if status else 'no failure'}; {runs}", flush=True)
+    return status != 0
 
-    failed: list[str] = []
-    for name in names or list(TARGETS):
-        found = out / name
-        _write_seeds(name, found)
-        known = [str(CORPUS / name)] if (CORPUS / name).is_dir() else []
-        command = [
-            *(sys.executable, __file__, "--one", name, "--"),
-            *(str(found), *known, *_LIMITS, f"-max_total_time={seconds}"),
-            f"-artifact_prefix={out}/failed_{name}_",
-        ]
-        with (out / f"{name}.log").open("wb") as log:
-            status = subprocess.run(command, stdout=log, stderr=log, check=False).returncode
-        runs = [
-            line
-            for line in (out / f"{name}.log").read_text(errors="replace").splitlines()
-            if "runs in" in line
-        ]
-        print(
-            f"{name}: {'failed' if status else 'no failure'}; {runs[-1] if runs else ''}",
-            flush=True,
-        )
-        if status:
-            failed.append(name)
+
+def _fuzz_all(names: list[str], seconds: int, out: Path) -> int:
+    """Fuzz the targets, as many at once as there are cores; return the exit status."""
+    from fuzz_places import ALL  # noqa: PLC0415
+
+    names = names or list(ALL)
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        results = list(pool.map(lambda name: _fuzz(name, seconds, out), names))
+    failed = [name for name, is_failed in zip(names, results, strict=True) if is_failed]
     print(f"failed: {', '.join(failed)}; see {out}" if failed else "no failures")
     return 1 if failed else 0
 

@@ -7,12 +7,14 @@ import os
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from job_process import JobProcess, mesh_of, run_program, state_at
 
 from emergency_ckpt.core.run_claim import RunRecord
 from emergency_ckpt.tiers.persistent.run_record import encode_run
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
+from emergency_ckpt.transfer.server import TransferServer
 
 DEADLINE_S = 40.0
 """Long enough to show that nobody waits for it."""
@@ -90,6 +92,18 @@ def storage_refuses(world: JobProcess) -> Any:
     return attempt(world, "storage_refuses", **settings)
 
 
+def closed_port(world: JobProcess) -> Any:
+    """As behind a firewall: nothing answers at the address of process 1."""
+    with contextlib.ExitStack() as stack:
+        if world.process == 1:
+            start = TransferServer.start
+            closed = mock.patch.object(
+                TransferServer, "start", lambda own: [start(own), own.stop()]
+            )
+            stack.enter_context(closed)
+        return attempt(world, "closed_port", require_peers=True)
+
+
 def write_record(directory: Path, record: RunRecord) -> dict[str, Any]:
     """As a job has left it; returns the settings of one that saves there."""
     folder = directory / "host_state" / "run"
@@ -129,6 +143,7 @@ PROGRAMS = {
         made_up,
         launched,
         storage_refuses,
+        closed_port,
         directory_of_another_run,
         lagging_clock,
     )

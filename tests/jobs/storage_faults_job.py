@@ -15,7 +15,7 @@ from job_process import Iterator, JobProcess, differences, mesh_of, run_program,
 
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.testing.gcs import FaultRule, GcsControl
-from emergency_ckpt.tiers.persistent.orbax_writer import ArrayWriter
+from emergency_ckpt.tiers.persistent.item.array_writes import ArrayWrites
 
 SAVE_TIMEOUT_S = 20.0
 RESTORE_TIMEOUT_S = 40.0
@@ -259,18 +259,18 @@ def no_bucket(world: JobProcess) -> Any:
 def one_writer_fails(world: JobProcess) -> Any:
     """The write of one process breaks off, of process 1 and of 0; what it comes to on both."""
     name, mesh, iterator = "breaks", mesh_of(world.slices), Iterator(world.process)
-    serialize = ArrayWriter.serialize
+    write = ArrayWrites.write
     results: dict[str, Any] = {}
     directory = str(world.root / "broken_writes")
     with config(world, name, dir=directory, persistent_timeout_s=20.0).instantiate() as ckpt:
         for step, broken in ((5, None), (10, 1), (15, None), (20, 0)):
 
-            async def break_off(*args: Any, broken: int | None = broken, **kwargs: Any) -> Any:
+            def break_off(*args: Any, broken: int | None = broken, **kwargs: Any) -> Any:
                 if broken == world.process:
                     raise ValueError("broken off")
-                return await serialize(*args, **kwargs)
+                return write(*args, **kwargs)
 
-            ArrayWriter.serialize = break_off
+            ArrayWrites.write = break_off
             ckpt.save(step=step, state=state_at(step, mesh), host_state=iterator.at(step))
             ckpt.wait_until_finished()
             results[f"{step}"] = ""

@@ -123,13 +123,14 @@ def test_flipped_bit_changes_the_crc(mapping: _native.Mapping) -> None:
     assert _native.crc32c_ranges(mapping, [(0, len(data))], 2) != [before]
 
 
-def test_prefault_makes_pages_present_and_changes_nothing() -> None:
+@pytest.mark.parametrize("written", [False, True])
+def test_prefault_makes_pages_present_and_changes_nothing(*, written: bool) -> None:
     fd = os.memfd_create("eckpt_test")
     try:
         os.ftruncate(fd, SIZE_BYTES)
         mapping = _native.Mapping(fd, SIZE_BYTES, writable=True)
         _native.copy_crc32c(mapping, [(b"kept", 12_345)], 1)
-        _native.prefault(mapping, 10, SIZE_BYTES - 20, 2)
+        _native.prefault(mapping, 10, SIZE_BYTES - 20, 2, written=written)
         assert os.fstat(fd).st_blocks * 512 == SIZE_BYTES
         assert contents(mapping, 12_345, 4) == b"kept"
     finally:

@@ -16,6 +16,7 @@ from persistent_steps import fill
 from world import World, logged, same, save_all
 
 from emergency_ckpt.errors import Unrecoverable
+from emergency_ckpt.tiers.persistent.steps.records import OFFERED_AT_ONCE
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 
 STORAGE: dict[str, Any] = {"save_every_n_steps": 1, "local_save_every_n_steps": 0}
@@ -203,14 +204,22 @@ def test_junk_under_a_plain_name_hides_no_prefixed_step(tmp_path: Path) -> None:
     assert tier.describe(7).leaves.keys() == {"w"}
 
 
+@pytest.mark.parametrize("is_late", [False, True])
 def test_newest_with_little_time_left_offers_what_it_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_late: bool
 ) -> None:
-    """Older steps are a luxury; the newest are not."""
-    tier = fill(str(tmp_path), [1, 2])
+    """Steps of a second look are left out; those of the first are not."""
+    newest = 2 + OFFERED_AT_ONCE
+    tier = fill(str(tmp_path), [1, newest])
+    for damaged in range(2, newest):
+        _empty(tmp_path, damaged)
+        marker = tmp_path / "host_state" / str(damaged) / "marker.json"
+        marker.parent.mkdir()
+        marker.write_text("{")
     begin_s = time.monotonic()
-    clock = iter([begin_s, begin_s])
+    clock = iter([begin_s])
     # Of this module alone: the calls to storage have their own deadlines.
-    late = SimpleNamespace(monotonic=lambda: next(clock, begin_s + 1000))
+    late = SimpleNamespace(monotonic=lambda: next(clock, begin_s + 1000 * is_late))
     monkeypatch.setattr("emergency_ckpt.tiers.persistent.steps.records.time", late)
-    assert [found.step for found in tier.found.newest(begin_s + 60)][-1] == 2
+    whole = [found.step for found in tier.found.newest(begin_s + 60) if not found.problem]
+    assert whole == ([newest] if is_late else [1, newest])

@@ -78,7 +78,7 @@ def test_damage_in_ram_leads_to_storage_before_an_older_step(
         assert loads(world) == [4]
 
 
-@pytest.mark.parametrize("method", ["describe", "read_boxes"])
+@pytest.mark.parametrize("method", ["describe", "read_into"])
 def test_storage_that_fails_after_planning_costs_no_step(
     stored: World, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:

@@ -130,6 +130,14 @@ def test_leader_that_could_not_decide_decides_later(operation: str, part: str) -
     assert job.votes[1].learn(save_id(5)).kind == "complete"
 
 
+def test_leader_that_cannot_announce_the_vote_ends_it() -> None:
+    """An error here would leave the background thread, and the save would be in doubt for all."""
+    job = Job(SOON_S)
+    job.service.fail(0, "replace", "led", CoordinationError("replace", "led", "unreachable"))
+    assert kinds(job.cast(5, everybody())) == ["incomplete"] * COUNT
+    assert kinds(job.cast(6, everybody())) == ["complete"] * COUNT
+
+
 def test_decision_is_never_changed() -> None:
     job = Job(SOON_S)
     job.cast(5, {0: Ballot(digest="d"), 1: Ballot(digest="d")})

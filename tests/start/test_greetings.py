@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from emergency_ckpt.cluster.peers import Peers
-from emergency_ckpt.errors import AuthenticationFailed
+from emergency_ckpt.errors import AuthenticationFailed, PeerUnreachable
 from emergency_ckpt.events import Event, EventSink
 from emergency_ckpt.start.greetings import Greetings, neighbours
 from emergency_ckpt.testing.memory_coordination import MemoryService
@@ -31,7 +31,9 @@ def serving(secret: bytes) -> Iterator[str]:
         server.stop()
 
 
-def greet(addresses: dict[int, str], timeout_s: float = LONG_S) -> list[Event]:
+def greet(
+    addresses: dict[int, str], timeout_s: float = LONG_S, *, required: bool = False
+) -> list[Event]:
     """What process 0 of three says of its neighbours."""
     member = MemoryService(3).member(0)
     for process, address in addresses.items():
@@ -40,7 +42,7 @@ def greet(addresses: dict[int, str], timeout_s: float = LONG_S) -> list[Event]:
     with TransferClient(run_id="run", secret=OURS) as client:
         sink = EventSink(events.append, process_index=0)
         try:
-            Greetings(Peers(member, client), (0, 3), sink, timeout_s).finish()
+            Greetings(Peers(member, client), (0, 3), sink, timeout_s).finish(required=required)
         except AuthenticationFailed as error:
             error.add_note("; ".join(str(event.fields["text"]) for event in events))
             raise
@@ -79,6 +81,26 @@ def test_greetings_at_a_closed_port_are_a_warning() -> None:
         (event,) = greet({1: first, 2: second})
     assert event.name == "start.warning"
     assert f"process 2 at {second} cannot be reached" in str(event.fields["text"])
+
+
+def test_greetings_required_of_a_closed_port_are_an_error() -> None:
+    with serving(OURS) as first:
+        with serving(OURS) as second:
+            pass
+        with pytest.raises(PeerUnreachable, match=f"process 2 at {second}: it cannot be reached"):
+            greet({1: first, 2: second}, required=True)
+
+
+def test_greetings_required_of_a_silent_peer_are_an_error() -> None:
+    with serving(OURS) as first, socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(PeerUnreachable, match=f"process 2 at {address}"):
+            greet({1: first, 2: address}, SOON_S, required=True)
+
+
+def test_greetings_required_of_peers_that_answer_say_nothing() -> None:
+    with serving(OURS) as first, serving(OURS) as second:
+        assert greet({1: first, 2: second}, required=True) == []
 
 
 def test_greetings_of_a_silent_peer_end_at_the_deadline() -> None:

@@ -11,9 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import GOLDEN
 
-from emergency_ckpt.errors import CorruptData
+from emergency_ckpt.core.limits import MAX_DEPTH, MAX_HOST_STATE_CONTAINERS
+from emergency_ckpt.errors import CorruptData, HostStateTooLarge
 from emergency_ckpt.state import host_state
+from emergency_ckpt.state import host_state_codec as codec
+from emergency_ckpt.types import SaveId
 
+SAVE = SaveId(7, "0198f2c4a1b0-5e9d", "run")
 DOCUMENT = (GOLDEN / "process_00003_of_00008_v1.json").read_bytes()
 TAGS = ["__bytes__", "__tuple__", "__float__", "__int__", "__dict__", "__array__", "__state__"]
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=6) | st.sampled_from(TAGS)
@@ -143,3 +147,27 @@ def test_any_bytes_are_corrupt(data: bytes) -> None:
 def test_hostile_documents(data: bytes) -> None:
     with pytest.raises(CorruptData):
         host_state.decode(data)
+
+
+def test_document_of_too_many_lists_is_refused_both_ways() -> None:
+    most = MAX_HOST_STATE_CONTAINERS
+    with pytest.raises(HostStateTooLarge, match=f"more than {most} lists and dicts"):
+        host_state.encode(SAVE, 0, 1, [[]] * most)
+    payload = b"[" + b"[]," * most + b"0]"
+    with pytest.raises(CorruptData, match=f"more than {most} lists and dicts"):
+        host_state.decode(sealed(payload))
+
+
+@pytest.mark.parametrize("text", ["[", "{", '"[', "\\[", '\\"{', "\\\\"])
+def test_brackets_in_texts_are_no_lists(text: str) -> None:
+    payload = [text * MAX_HOST_STATE_CONTAINERS, [1.5]]
+    assert host_state.decode(host_state.encode(SAVE, 0, 1, payload)).payload == payload
+
+
+def test_numbers_nested_too_deep_are_refused() -> None:
+    payload: list[object] = [1, 2]
+    for _ in range(MAX_DEPTH - 1):
+        payload = [payload]
+    assert codec.from_payload(payload) == payload
+    with pytest.raises(CorruptData, match="nested deeper"):
+        codec.from_payload([payload])

@@ -128,7 +128,9 @@ def test_each_dtype_that_is_stored_has_a_name_and_a_size(name: str) -> None:
     assert dtype_named(name).name == name
 
 
-@pytest.mark.parametrize("name", ["", "object", "V", "str", "float7", "finfo", "iinfo", "i4,f4"])
+@pytest.mark.parametrize(
+    "name", ["", "object", "V", "str", "float7", "finfo", "iinfo", "i4,f4", ",f4", "(2,)f4"]
+)
 def test_other_names_are_no_dtypes(name: str) -> None:
     with pytest.raises(CorruptData):
         dtype_named(name)
@@ -188,8 +190,8 @@ def test_every_extension_type_of_this_version_is_known() -> None:
     assert types - not_in_jax <= set(DTYPE_ITEM_BYTES)
 
 
-def test_shards_go_to_the_devices_as_they_arrive() -> None:
-    """Each is asked for before the next has come; what never arrives is asked for at the end."""
+def test_leaves_go_to_the_devices_as_they_arrive() -> None:
+    """Each is made before the next has come; what never arrives is asked for at the end."""
     mesh = mesh_of(4)
     state = {name: sharded(np.arange(8) + index, mesh, "x") for index, name in enumerate("abc")}
     state["host"] = np.arange(3)
@@ -215,8 +217,22 @@ def test_shards_go_to_the_devices_as_they_arrive() -> None:
         for shard in coming:
             here.append(shard)
             yield [shard, ShardId("another", shard.box)]
-            assert asked == here
+            whole = [leaf for leaf in "abc" if sum(each.leaf == leaf for each in here) == 4]
+            assert set(asked) == {each for each in here if each.leaf in whole}
         over = True
 
     assert_same(materialize(tree, state, bytes_of, arrivals()), state)
-    assert set(asked[9:]) == {*late, ShardId("host", ((0, 3),))}
+    assert set(asked[8:]) == {coming[8], *late, ShardId("host", ((0, 3),))}
+    assert len(asked) == len(set(asked))
+
+
+def test_array_in_memory_of_the_host_comes_back_there() -> None:
+    sharding = sharded(np.zeros(8), mesh_of(4), "x").sharding.with_memory_kind("pinned_host")
+    whole = jax.device_put(np.arange(8, dtype=np.int32), sharding)
+    whole_everywhere = jax.device_put(
+        np.arange(3), jax.sharding.NamedSharding(mesh_of(8), P(), memory_kind="pinned_host")
+    )
+    state = {"x": whole, "y": whole_everywhere}
+    back = through_bytes(state)
+    assert_same(back, state)
+    assert {leaf.sharding.memory_kind for leaf in back.values()} == {"pinned_host"}

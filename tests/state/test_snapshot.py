@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from state_samples import (
@@ -36,10 +35,6 @@ def views_of(recipe: SnapshotRecipe, flat: list[Any]) -> list[np.ndarray]:
 def take(state: Any) -> dict[Any, np.ndarray]:
     recipe, wanted = recipe_for(state)
     return dict(zip(wanted, views_of(recipe, jax.tree_util.tree_leaves(state)), strict=True))
-
-
-def matches(recipe: SnapshotRecipe, state: Any) -> bool:
-    return recipe.matches(*jax.tree_util.tree_flatten(state))
 
 
 @pytest.mark.parametrize("order", [range(8), [6, 1, 4, 3, 0, 7, 2, 5]], ids=["plain", "permuted"])
@@ -81,12 +76,17 @@ def test_byte_order_is_the_machines() -> None:
     assert views[shard_of("a", (0, 2))].tobytes() == np.array([1.5, -2.0], np.float32).tobytes()
 
 
-@pytest.mark.parametrize("spec", [(), ("x",), (None, "x")])
-def test_views_stay_as_they_are_when_the_state_is_donated(spec: Any) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("spec", "devices"), [((), 8), (("x",), 8), ((None, "x"), 8), ((), 1), (("x",), 1)]
+)
+def test_views_stay_as_they_are_when_the_state_is_donated(
+    spec: Any, devices: int, dtype: str
+) -> None:
     """Many steps, each gives away the state whose snapshot was just taken."""
-    mesh = mesh_of(8)
+    mesh = mesh_of(devices)
     state = {
-        "w": sharded(np.zeros((64, 64), np.float32), mesh, *spec),
+        "w": sharded(np.zeros((64, 64), dtype), mesh, *spec),
         "n": sharded(np.zeros((), np.int32), mesh),
         "keys": jax.random.wrap_key_data(sharded(np.array([3, 4], np.uint32), mesh)),
     }
@@ -102,8 +102,7 @@ def test_views_stay_as_they_are_when_the_state_is_donated(spec: Any) -> None:
 
     kept = []
     for number in range(12):
-        flat, treedef = jax.tree_util.tree_flatten(state)
-        assert recipe.matches(flat, treedef)
+        flat = jax.tree_util.tree_leaves(state)
         keys = np.array(jax.random.key_data(state["keys"]))
         kept.append((number, keys, views_of(recipe, flat)))
         del flat
@@ -114,44 +113,6 @@ def test_views_stay_as_they_are_when_the_state_is_donated(spec: Any) -> None:
                 np.testing.assert_array_equal(view, keys)
             else:
                 assert (view == number).all(), (shard, number)
-
-
-def test_recipe_fits_states_of_the_same_structure_only() -> None:
-    mesh = mesh_of(8)
-    whole = np.zeros((8, 8), np.float32)
-    base = {
-        "array": sharded(whole, mesh, "x"),
-        "keys": jax.random.key(0),
-        "numpy": np.zeros(3),
-        "number": 1,
-    }
-    recipe, _ = recipe_for(base)
-    assert matches(recipe, base)
-    assert matches(recipe, {**base, "array": base["array"] + 1, "number": 2})
-    others: dict[str, list[Any]] = {
-        "array": [
-            sharded(whole, mesh, None, "x"),
-            sharded(whole.astype(np.int32), mesh, "x"),
-            sharded(np.zeros((16, 8), np.float32), mesh, "x"),
-            sharded(whole, mesh_of(8, order=[1, 0, 2, 3, 4, 5, 6, 7]), "x"),
-            whole,
-            1,
-        ],
-        "keys": [
-            jax.random.key(0, impl="rbg"),
-            jax.random.split(jax.random.key(0), 2),
-            jax.random.PRNGKey(0),
-            1,
-        ],
-        "numpy": [np.zeros(4), np.zeros(3, np.float32), np.zeros((3, 1)), jnp.zeros(3), 1.0],
-        "number": [1.0, True, np.int64(1), jnp.int32(1), 1 << 63],
-    }
-    for name, values in others.items():
-        for value in values:
-            assert not matches(recipe, {**base, name: value}), (name, value)
-    assert not matches(recipe, {**base, "more": 1})
-    assert not matches(recipe, {k: v for k, v in base.items() if k != "keys"})
-    assert not matches(recipe, list(base.values()))
 
 
 def test_box_that_is_not_here_is_refused() -> None:

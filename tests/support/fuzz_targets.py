@@ -81,6 +81,11 @@ def _frame(decoder: msgspec.json.Decoder[Any]) -> Callable[[bytes], object]:
     return lambda data: wire.decode_json(decoder, data, "peer")
 
 
+def frame_of(message: msgspec.Struct) -> bytes:
+    """The message as it travels before the handshake is over."""
+    return wire.encode_frame(message)
+
+
 def _handshake(data: bytes) -> None:
     """Frames of a client, each after a length of two bytes."""
     server = ServerHandshake(Credentials("run", SECRET), "0" * 32, "peer")

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 from emergency_ckpt.state.dtypes import dtype_named
 from emergency_ckpt.state.materialize import materialize
 from emergency_ckpt.state.snapshot import SnapshotRecipe
+from emergency_ckpt.state.structure import StateStructure
 from emergency_ckpt.state.tree import BoxTable, describe
 from emergency_ckpt.types import ShardId
 
@@ -66,8 +67,8 @@ def through_bytes(state: Any, like: Any = None) -> Any:
     tree = describe(state, "test")
     wanted = BoxTable(tree, 1).shards_of(0)
     recipe = SnapshotRecipe(tree, wanted)
-    flat, treedef = jax.tree_util.tree_flatten(state)
-    assert recipe.matches(flat, treedef)
+    flat = StateStructure(tree).leaves_of(state)
+    assert flat is not None
     views = [each.view for each in recipe.take(flat).collect()]
     kept = {
         shard: np.ascontiguousarray(view).reshape(-1).view(np.uint8).copy()

@@ -141,6 +141,7 @@ def test_notices_at_awkward_moments(case: str) -> None:
         lives.check_resumed(1, at)
 
 
+@pytest.mark.slow
 def test_notice_without_jax_service_is_acted_on_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_ENABLE_PREEMPTION_SERVICE", "false")
     with job_root() as root:
@@ -187,6 +188,7 @@ def test_notice_while_restoring_is_acted_upon_at_the_first_step() -> None:
         lives.check_resumed(2, at)
 
 
+@pytest.mark.slow
 def test_kill_before_the_end_costs_no_whole_step() -> None:
     with job_root() as root:
         hooks = [

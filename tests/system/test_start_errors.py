@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -63,6 +64,14 @@ def test_start_with_required_storage_refused_fails_on_all(seen: list[dict[str, A
     assert sorted(errors) == ["PersistentTierError", "RestoreFailed"]
     for outcome in of(seen, "storage_refuses"):
         assert "host_state/probe-" in outcome["text"], outcome
+
+
+def test_start_with_a_required_peers_port_closed_fails_on_all(seen: list[dict[str, Any]]) -> None:
+    first, second = of(seen, "closed_port")
+    assert first["error"] == "PeerUnreachable"
+    assert re.search("process 1 at .*@127.0.0.1:.* cannot be reached", first["text"])
+    assert second["error"] == "RestoreFailed"
+    assert "process 0: start process 1 at " in second["text"]
 
 
 def test_start_in_anothers_directory_fails_alike_on_all(seen: list[dict[str, Any]]) -> None:

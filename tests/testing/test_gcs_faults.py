@@ -11,6 +11,7 @@ import pytest
 from gcs_real_clients import ClientFailure
 
 from emergency_ckpt.testing.gcs import FaultRule
+from emergency_ckpt.testing.gcs.faults import Throttles
 
 BUCKET = "bucket"
 DATA = bytes(index % 253 for index in range(300_000))
@@ -101,17 +102,28 @@ def test_read_that_breaks_in_the_middle_is_whole_in_the_end(client, gcs, name, k
     assert reads[0].bytes_out == 100_000
 
 
-def test_trickle_slows_both_directions_and_loses_nothing(client, gcs, name):
-    gcs.add_fault(rule("trickle", name, bytes_per_s=2_000_000))
+@pytest.mark.parametrize("kind", ["trickle", "throttle"])
+def test_slow_server_loses_nothing_in_both_directions(client, gcs, name, kind):
+    gcs.add_fault(rule(kind, name, bytes_per_s=2_000_000))
     client.write(bucket=BUCKET, name=name, data=DATA)
     assert client.read(bucket=BUCKET, name=name) == DATA
-    assert {fault for _, fault in statuses(gcs, name)} == {"trickle"}
+    assert {fault for _, fault in statuses(gcs, name)} == {kind}
 
 
-def test_trickle_ends_when_its_rule_is_taken_back(gcs, name):
+def test_throttled_requests_share_one_speed():
+    one, other = (FaultRule(kind="throttle", bytes_per_s=100) for _ in range(2))
+    throttles = Throttles()
+    assert throttles.wait_s(one, 100, now_s=10.0) == 1.0
+    assert throttles.wait_s(one, 50, now_s=10.0) == 1.5
+    assert throttles.wait_s(other, 100, now_s=10.0) == 1.0
+    assert throttles.wait_s(one, 100, now_s=20.0) == 1.0
+
+
+@pytest.mark.parametrize("kind", ["trickle", "throttle"])
+def test_slow_request_ends_when_its_rule_is_taken_back(gcs, name, kind):
     """At this speed the upload would take three days."""
     gcs.put_object(BUCKET, name, DATA)
-    gcs.add_fault(rule("trickle", name, bytes_per_s=1))
+    gcs.add_fault(rule(kind, name, bytes_per_s=1))
     with ThreadPoolExecutor(1) as pool:
         upload = pool.submit(plain_upload, gcs.url, name, DATA[::-1])
         while not any(state.hit for state in gcs.fault_states()):
@@ -121,7 +133,7 @@ def test_trickle_ends_when_its_rule_is_taken_back(gcs, name):
         gcs.clear_faults()
         assert upload.result() == 200
     assert gcs.object_bytes(BUCKET, name) == DATA[::-1]
-    assert statuses(gcs, name) == [(200, "trickle")]
+    assert statuses(gcs, name) == [(200, kind)]
 
 
 def test_lost_reply_of_a_write_is_written_again(client, gcs, name):

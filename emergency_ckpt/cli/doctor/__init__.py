@@ -19,17 +19,13 @@ from rich.console import Console
 
 from emergency_ckpt.cli.arguments import port, seconds
 from emergency_ckpt.cli.doctor.findings import Finding, as_json, exit_status, show
-from emergency_ckpt.core.placement.policies import parse_policy
-from emergency_ckpt.core.placement.study import stored_share
+from emergency_ckpt.cli.doctor.sizing import add_size, check_size, given_bytes, slot_bytes
 from emergency_ckpt.core.wording import count_text, size_text
-from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.tiers.ramdisk.locks import check_run_id
 
 if TYPE_CHECKING:
     SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage]
 
-_GIB = 1 << 30
-_MOST_GIB = 1e12
 _SMALL_FILES_BYTES = 1 << 20
 _EPILOG = """\
 exit status
@@ -56,7 +52,7 @@ def add_parser(subparsers: SubParsers) -> None:
     parser.add_argument("--local-dir", type=Path, help="the ramdisk directory of this host")
     parser.add_argument("--dir", help="the persistent directory: a path, or a URL such as gs://")
     parser.add_argument("--run-id", help="the run: its files on the ramdisk are room for it")
-    _add_size(parser)
+    add_size(parser)
     parser.add_argument("--secret-file", help="as the setting; default: $ECKPT_SECRET")
     parser.add_argument("--bind-host", help="as the setting: an address of this host")
     parser.add_argument("--bind-port", type=port, default=0, help="as the setting (%(default)s)")
@@ -77,22 +73,6 @@ def add_parser(subparsers: SubParsers) -> None:
     parser.set_defaults(run=run)
 
 
-def _add_size(parser: argparse.ArgumentParser) -> None:
-    size = parser.add_argument_group("size of the state")
-    size.add_argument("--state-gib", type=float, help="one replica; default: newest step in --dir")
-    size.add_argument("--slices", type=int, default=2, help="data-parallel replicas (%(default)s)")
-    size.add_argument(
-        "--hosts-per-slice", type=int, default=1, help="processes of a slice (%(default)s)"
-    )
-    size.add_argument(
-        "--processes", type=int, default=1, help="processes that share the ramdisk (%(default)s)"
-    )
-    size.add_argument("--placement", default="all_but_primary", help="as the setting (%(default)s)")
-    size.add_argument(
-        "--local-keep-last-n", type=int, default=1, help="as the setting (%(default)s)"
-    )
-
-
 def run(args: argparse.Namespace) -> int:
     """Run the checks and print them; return 0 when a job can start here, else 1."""
     _check(args)
@@ -105,18 +85,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    problems = [
-        f"--{name.replace('_', '-')} must be at least 1, not {getattr(args, name)}"
-        for name in ("slices", "hosts_per_slice", "processes", "local_keep_last_n")
-        if getattr(args, name) < 1
-    ]
-    if args.state_gib is not None and not 0 < args.state_gib < _MOST_GIB:
-        problems.append(f"--state-gib must be above 0 and below {_MOST_GIB}, not {args.state_gib}")
-    if problems:
-        raise ConfigError(problems, target="eckpt doctor")
+    check_size(args, "eckpt doctor")
     if args.run_id is not None:
         check_run_id(args.run_id)
-    parse_policy(args.placement)
 
 
 def _findings(args: argparse.Namespace) -> Iterator[Finding]:
@@ -135,7 +106,7 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
     yield from network.check_peers(peers, args.bind_host, args.run_id, secret, args.timeout_s)
     if args.dir is not None:
         yield from storage.check_storage(args.dir, new_incarnation(), args.timeout_s)
-    state_bytes = None if args.state_gib is None else round(args.state_gib * _GIB)
+    state_bytes = given_bytes(args)
     if state_bytes is None and args.dir is not None:
         finding, state_bytes = storage.newest_state_bytes(args.dir, args.timeout_s)
         yield finding
@@ -149,9 +120,8 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
 
 def _needed_bytes(args: argparse.Namespace, state_bytes: int) -> int:
     """Return the bytes that the slots of this host's processes take."""
-    share = stored_share(parse_policy(args.placement), args.slices) / args.hosts_per_slice
-    slot_bytes = round(state_bytes * share)
-    return args.processes * ((args.local_keep_last_n + 1) * slot_bytes + _SMALL_FILES_BYTES)
+    slots = (args.local_keep_last_n + 1) * slot_bytes(args, state_bytes)
+    return args.processes * (slots + _SMALL_FILES_BYTES)
 
 
 def _slots(args: argparse.Namespace, needed_bytes: int) -> Finding:

@@ -40,6 +40,7 @@ class StoredArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
       item_bytes: bytes of one element.
       driver: TensorStore's name of the array format.
       ocdbt: True when the arrays share one OCDBT database.
+      plain: True when the bytes of a chunk are those of its elements, in C order and little-endian.
       item: the folder of its Orbax item, where the step's arrays are in several.
     """
 
@@ -50,6 +51,7 @@ class StoredArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     driver: str = "zarr"
     ocdbt: bool = True
     item: str = ""
+    plain: bool = False
 
     @property
     def full_name(self) -> str:
@@ -86,12 +88,12 @@ def assign_reads(
       arrays: stored format of each leaf. Leaves that are not named here are not read.
       saved: boxes of each leaf with known CRCs; some may be missing.
     """
-    needs = _needs(targets, arrays)
+    needs = needs_of(targets, arrays)
     known = {leaf: frozenset(saved.get(leaf, ())) for leaf in needs}
     for leaf, boxes in needs.items():
-        tiles = _tiles(known[leaf], arrays[leaf])
-        if tiles:
-            needs[leaf] = _needing(tiles, boxes)
+        cut = tiles(known[leaf], arrays[leaf])
+        if cut:
+            needs[leaf] = _needing(cut, boxes)
     total_bytes = 0
     assigned: dict[int, list[ShardId]] = {}
     for pieces in _PIECES_PER_PROCESS:
@@ -105,7 +107,7 @@ def assign_reads(
     return {process: tuple(sorted(shards)) for process, shards in assigned.items()}
 
 
-def _needs(
+def needs_of(
     targets: Mapping[int, TargetSet], arrays: Mapping[str, StoredArray]
 ) -> dict[str, dict[Box, tuple[int, ...]]]:
     """Return the processes that need each box with elements, sorted, by leaf and box."""
@@ -140,8 +142,8 @@ def _units(
     units: list[_Unit] = []
     for leaf in sorted(needs):
         array, boxes = arrays[leaf], needs[leaf]
-        if not _are_whole_chunks(boxes, array):
-            boxes = _blocks(boxes, array, limit_bytes)
+        if not are_whole_chunks(boxes, array):
+            boxes = blocks(boxes, array, limit_bytes)
         for box, members in boxes.items():
             for piece in [box] if box in known[leaf] else _split(box, array, limit_bytes):
                 units.append(_Unit(_size_bytes(piece, array), ShardId(leaf, piece), members))
@@ -153,7 +155,7 @@ def _size_bytes(box: Box, array: StoredArray) -> int:
     return volume(box) * array.item_bytes
 
 
-def _are_whole_chunks(boxes: Iterable[Box], array: StoredArray) -> bool:
+def are_whole_chunks(boxes: Iterable[Box], array: StoredArray) -> bool:
     """Return whether the distinct boxes consist of whole chunks and share none."""
     boxes = list(boxes)
     for axis, (size, chunk) in enumerate(zip(array.shape, array.chunk_shape, strict=True)):
@@ -165,12 +167,12 @@ def _are_whole_chunks(boxes: Iterable[Box], array: StoredArray) -> bool:
     return True
 
 
-def _tiles(saved: Collection[Box], array: StoredArray) -> list[Box]:
+def tiles(saved: Collection[Box], array: StoredArray) -> list[Box]:
     """Return the saved boxes, and those that the same cuts make of the rest of the array; sorted.
 
     Empty when the saved boxes are not whole chunks, or too few to infer the cuts.
     """
-    if not saved or not _are_whole_chunks(saved, array):
+    if not saved or not are_whole_chunks(saved, array):
         return []
     cuts: list[list[tuple[int, int]]] = []
     for axis, size in enumerate(array.shape):
@@ -184,7 +186,7 @@ def _tiles(saved: Collection[Box], array: StoredArray) -> list[Box]:
     return list(product(*cuts))
 
 
-def _blocks(
+def blocks(
     boxes: Mapping[Box, tuple[int, ...]], array: StoredArray, limit_bytes: int | None
 ) -> dict[Box, tuple[int, ...]]:
     """Return blocks of whole chunks that touch a box, and the processes that need them.

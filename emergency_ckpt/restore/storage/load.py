@@ -7,21 +7,24 @@ from RAM and peers.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
-import numpy as np
+from absl import logging
 
-from emergency_ckpt.core.shard_layout import lay_out, shard_nbytes
-from emergency_ckpt.errors import CorruptData, PersistentTierError
+from emergency_ckpt import _native
+from emergency_ckpt.core.shard_layout import Layout, lay_out, shard_nbytes
+from emergency_ckpt.errors import CorruptData, PersistentTierError, RamdiskFull, SlotBusy
 from emergency_ckpt.restore.protocol import (
     LoadPart,
     LoadPlan,
+    StorageRead,
     passed_over,
 )
 from emergency_ckpt.restore.shards.room import begin_restore_write
 from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.tiers.local.manifest import build_contents
+from emergency_ckpt.tiers.local.slot_writer import SlotFile
 from emergency_ckpt.tiers.local.tier import LocalTier
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.tiers.storage.calls import FIRST_PAUSE_S, LONGEST_PAUSE_S
@@ -71,41 +74,78 @@ class StorageLoad:
 
     def _bring(self) -> int:
         self._bring_documents()
+        own, more = self._part.reads, self._part.more
         # Somebody must publish a manifest, also of a state without any bytes.
-        if not self._part.reads and self._me != 0:
+        if not own and not more and self._me != 0:
             return 0
-        return self._bring_tensors()
+        if more and self._has_room([*own, *more]):
+            try:
+                return self._bring_tensors([*own, *more])
+            except (RamdiskFull, SlotBusy) as error:
+                logging.info(
+                    "only this process's part of step %d is read: %s", self._plan.step, error
+                )
+        return self._bring_tensors(own)
 
-    def _bring_tensors(self) -> int:
+    def _has_room(self, reads: Sequence[StorageRead]) -> bool:
+        """Return whether the ramdisk has room for this even if all processes share it."""
+        needed_bytes = len(self._plan.parts) * self._layout(reads).size_bytes
+        return self._tier.free_bytes() >= needed_bytes
+
+    def _layout(self, reads: Sequence[StorageRead]) -> Layout:
         specs = {leaf.path: leaf for leaf in self._leaves}
-        shards = [read.shard for read in self._part.reads]
-        expected = {read.shard: read.crc32c for read in self._part.reads}
-        layout = lay_out(
+        shards = [read.shard for read in reads]
+        return lay_out(
             self._leaves, [(shard, shard_nbytes(specs[shard.leaf], shard.box)) for shard in shards]
         )
-        plan = self._plan
+
+    def _bring_tensors(self, reads: Sequence[StorageRead]) -> int:
+        layout, plan = self._layout(reads), self._plan
+        offsets = {placed.shard: placed.offset for placed in layout.shards}
         expendable = {plan.save, *passed_over(plan, plan.save.run_id)}
         # What is here of the save is not whole, and is read once more.
         with begin_restore_write(
-            self._tier, plan.save, layout.size_bytes, expendable=expendable
+            self._tier, plan.save, layout.size_bytes, expendable=expendable, sparse=True
         ) as writer:
-            found = self._persistent.read_boxes(
-                self._plan.item,
-                self._part.arrays,
-                [placed.shard for placed in layout.shards],
-                complete=self._plan.complete,
-                deadline_s=self._deadline_s,
-            )
-            crcs: list[int] = []
-            for placed, (shard, array) in zip(layout.shards, found, strict=True):
-                flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-                (crc,) = writer.copy([(flat, placed.offset)])
-                _check_crc(self._plan, shard, expected[shard], crc)
-                crcs.append(crc)
-            digest = writer.stage(build_contents(plan.save, self._leaves, layout, crcs))
+            with writer.file() as file:
+                crcs = self._read(reads, offsets, file)
+            ordered = [crcs[placed.shard] for placed in layout.shards]
+            digest = writer.stage(build_contents(plan.save, self._leaves, layout, ordered))
             writer.publish()
         self._tier.keep_only(plan.save, digest)
         return sum(placed.nbytes for placed in layout.shards)
+
+    def _read(
+        self, reads: Sequence[StorageRead], offsets: Mapping[ShardId, int], file: SlotFile
+    ) -> dict[ShardId, int]:
+        """Read all into the slot's file; return the CRC32C of each shard. CorruptData."""
+        specs = {leaf.path: leaf for leaf in self._leaves}
+        boxes: list[tuple[ShardId, int]] = []
+        sizes: list[int] = []
+        for read in reads:
+            at = offsets[read.shard]
+            for box, _ in read.parts:
+                boxes.append((ShardId(read.shard.leaf, box), at))
+                sizes.append(shard_nbytes(specs[read.shard.leaf], box))
+                at += sizes[-1]
+        found = self._persistent.read_into(
+            self._plan.item,
+            self._part.arrays,
+            boxes,
+            file,
+            complete=self._plan.complete,
+            deadline_s=self._deadline_s,
+        )
+        crcs: dict[ShardId, int] = {}
+        each = zip(boxes, found, sizes, strict=True)
+        for read in reads:
+            crcs[read.shard] = 0
+            for _, expected in read.parts:
+                (part, _), actual, nbytes = next(each)
+                _check_crc(self._plan, part, expected, actual)
+                whole = crcs[read.shard]
+                crcs[read.shard] = _native.crc32c_combine(whole, actual, nbytes)
+        return crcs
 
     def _bring_documents(self) -> None:
         save, count = self._plan.save, self._plan.document_count

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from emergency_ckpt.cluster.messages import decode_message
 from emergency_ckpt.errors import CheckpointError
@@ -68,8 +65,3 @@ def agreed_crcs(every: Sequence[Written]) -> tuple[dict[ShardId, int], list[Shar
 def text_of(error: Exception) -> str:
     """Never empty: to the others an empty text means that all went well."""
     return str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
-
-
-def flat_bytes(view: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """The bytes of ``view``: extension types have no buffer interface of their own."""
-    return np.ascontiguousarray(view).reshape(-1).view(np.uint8)

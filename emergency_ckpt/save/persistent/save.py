@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import queue
 import time
@@ -18,7 +19,6 @@ from typing import Any, TypeVar
 import msgspec
 from absl import logging
 
-from emergency_ckpt._native import crc32c
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster.coordination import Coordinator, deadline_left_s
 from emergency_ckpt.cluster.departures import Departures
@@ -46,11 +46,11 @@ from emergency_ckpt.save.persistent.reports import (
     StageReport,
     Written,
     agreed_crcs,
-    flat_bytes,
     text_of,
 )
 from emergency_ckpt.save.persistent.writer_meetings import WriterMeetings
 from emergency_ckpt.state import host_state as host_states
+from emergency_ckpt.state.capture import Captured
 from emergency_ckpt.state.staging import HostShard
 from emergency_ckpt.state.tree import StateTree
 from emergency_ckpt.tiers.persistent.steps.removal import StepRecords
@@ -66,14 +66,15 @@ _PAUSE = "skipped it: the tier pauses after failed saves"
 class PersistentSave:
     """One persistent save of one process.
 
-    ``load``: blocks until this process's shards are on the host; none where it does not write.
+    ``load``: returns this process's shards; none where it does not write. Raises what capturing
+    them raised.
     ``metrics``: JSON values for the preservation policy; those of the first writer are kept.
     ``keeps``: the save that was restored: not written again where storage has it whole.
     """
 
     save: SaveId
     tree: StateTree
-    load: Callable[[], Mapping[ShardId, HostShard]]
+    load: Callable[[], Captured]
     host_state: host_states.Payload
     topology: Topology
     writers: tuple[int, ...]
@@ -223,7 +224,7 @@ class PersistentSaves:
         """This writer's part; the first one publishes. Whether the step is kept as it is."""
         members = job.writers
         is_first = self._coordinator.process_index == members[0]
-        shards: dict[ShardId, HostShard] = {}
+        captured = Captured.nothing()
         kept = False
 
         def first() -> dict[int, bytes]:
@@ -231,7 +232,7 @@ class PersistentSaves:
             kept = is_first and self._is_kept(job)
             if kept:
                 return {}
-            shards.update(job.load())
+            captured.add(job.load())
             return self._collect(job)
 
         documents = self._stage(
@@ -244,11 +245,12 @@ class PersistentSaves:
         written = self._stage(
             job.save,
             "documents",
-            lambda: self._write_documents(job, documents, shards),
+            lambda: self._write_documents(job, documents, captured.crcs),
             members,
             told=lambda written: StageReport(written=written),
         )
-        self._stage(job.save, "tensors", lambda: self._write_tensors(job, shards, members), members)
+        write = functools.partial(self._write_tensors, job, captured.shards, members)
+        self._stage(job.save, "tensors", write, members)
         if is_first:
             self._publish(job, written, members)
         return False
@@ -331,7 +333,7 @@ class PersistentSaves:
         self,
         job: PersistentSave,
         documents: Mapping[int, bytes],
-        shards: Mapping[ShardId, HostShard],
+        crcs: Mapping[ShardId, int],
     ) -> Written:
         """Before the tensors: a step that has none is then known to be of plain Orbax."""
         save, count = job.save, self._coordinator.process_count
@@ -344,10 +346,7 @@ class PersistentSaves:
             written[owner] = Document(digest, document.payload is None)
         seconds = time.monotonic() - started_s
         self._events.emit("persistent.host_states_written", step=save.step, seconds=seconds)
-        crcs = tuple(
-            Crc(shard, crc32c(flat_bytes(each.view).data)) for shard, each in shards.items()
-        )
-        return Written(written, crcs)
+        return Written(written, tuple(Crc(shard, crc) for shard, crc in crcs.items()))
 
     def _publish(self, job: PersistentSave, written: Written, members: tuple[int, ...]) -> None:
         """Set the marker, with what all writers said they have written: for the first writer."""

@@ -4,7 +4,8 @@ A rule selects requests by method, path, operation and target, lets the first
 ``skip`` of them pass, and then hits ``count`` of them. Before the request is applied: ``status``,
 ``reset`` without ``after_bytes``, and the wait of ``delay``. After it was applied, so that the
 client does not learn of it: ``lose_reply``, ``reset`` with ``after_bytes``, ``truncate``,
-``trickle``. A trickling request is also read slowly, until it ends or the rule is taken back.
+``trickle``, ``throttle``. A trickling or throttled request is also read slowly, until it ends or
+the rule is taken back: each at the speed of a trickle, all together at that of a throttle.
 Pure: the server acts on what is decided here.
 """
 
@@ -18,7 +19,7 @@ import msgspec
 
 from emergency_ckpt.testing.gcs.resources import GcsError
 
-FaultKind = Literal["status", "delay", "reset", "truncate", "trickle", "lose_reply"]
+FaultKind = Literal["status", "delay", "reset", "truncate", "trickle", "throttle", "lose_reply"]
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=3600.0)]
@@ -45,8 +46,9 @@ class FaultRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
       status_code: HTTP status of ``status``.
       retry_after_s: ``Retry-After`` header of ``status``.
       after_bytes: body bytes sent before ``reset`` or ``truncate``. A shorter reply stays whole.
-      bytes_per_s: speed of ``trickle``, for the request's body and the reply's. When the rule is
-        removed, requests in progress continue at full speed.
+      bytes_per_s: speed of each request that trickles, and of all together that are throttled, for
+        their bodies and their replies'. When the rule is removed, requests in progress continue at
+        full speed.
     """
 
     kind: FaultKind
@@ -63,6 +65,11 @@ class FaultRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     after_bytes: _Count | None = None
     bytes_per_s: Annotated[int, msgspec.Meta(ge=1, le=1 << 40)] = 1 << 20
 
+    @property
+    def is_slow(self) -> bool:
+        """Return True when the bytes of a request that is hit have a limited speed."""
+        return self.kind in ("trickle", "throttle")
+
     def matches(self, method: str, path: str, operation: str, target: str) -> bool:
         return (
             fnmatchcase(method, self.method)
@@ -71,6 +78,21 @@ class FaultRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             and fnmatchcase(target, self.target)
             and (self.path_regex is None or re.search(self.path_regex, path) is not None)
         )
+
+
+class Throttles:
+    """The speed that all requests under a rule share."""
+
+    def __init__(self) -> None:
+        # With the rule, so that its id stays its own.
+        self._until_s: dict[int, tuple[FaultRule, float]] = {}
+
+    def wait_s(self, rule: FaultRule, count: int, now_s: float) -> float:
+        """Return how many seconds from now the next ``count`` bytes under ``rule`` take to pass."""
+        _, until_s = self._until_s.get(id(rule), (rule, now_s))
+        until_s = max(now_s, until_s) + count / rule.bytes_per_s
+        self._until_s[id(rule)] = rule, until_s
+        return until_s - now_s
 
 
 class FaultState(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from emergency_ckpt.testing.gcs.admin import ADMIN_PREFIX, Admin
-from emergency_ckpt.testing.gcs.faults import FaultPlan, FaultRule
+from emergency_ckpt.testing.gcs.faults import FaultPlan, FaultRule, Throttles
 from emergency_ckpt.testing.gcs.request_log import RequestLog, RequestRecord
 from emergency_ckpt.testing.gcs.resources import MIB, GcsError, Limits
 from emergency_ckpt.testing.gcs.rest.api import GcsApi
@@ -67,6 +67,7 @@ class GcsServer:
         self._api = GcsApi(GcsStore(lambda: time.time_ns() // 1000, self._limits))
         self._faults = FaultPlan(self._limits.fault_rules)
         self._log = RequestLog(self._limits.log_records)
+        self._throttles = Throttles()
         self._admin = Admin(self._api, self._faults, self._log)
         self._runner: web.ServerRunner | None = None
 
@@ -180,7 +181,7 @@ class GcsServer:
             return head
         limit = self._limits.object_bytes + _FRAMING_BYTES
         step = _SLICE_BYTES
-        if rule is not None and rule.kind == "trickle":
+        if rule is not None and rule.is_slow:
             step = _trickle_bytes(rule)
             await self._trickle(rule, len(head))
         body = bytearray(head)
@@ -188,13 +189,16 @@ class GcsServer:
             body += data
             if len(body) > limit:
                 raise GcsError(413, "uploadTooLarge", f"A body has {limit} bytes at most.")
-            if rule is not None and rule.kind == "trickle":
+            if rule is not None and rule.is_slow:
                 await self._trickle(rule, len(data))
         return bytes(body)
 
     async def _trickle(self, rule: FaultRule, count: int) -> None:
         """Wait for the time of ``count`` bytes under ``rule``, or until it is removed."""
-        left_s = count / rule.bytes_per_s
+        if rule.kind == "throttle":
+            left_s = self._throttles.wait_s(rule, count, time.monotonic())
+        else:
+            left_s = count / rule.bytes_per_s
         while left_s > 0 and self._faults.in_force(rule):
             await asyncio.sleep(min(left_s, _TRICKLE_STEP_S))
             left_s -= _TRICKLE_STEP_S
@@ -220,14 +224,14 @@ class GcsServer:
         end, step = len(view), _SLICE_BYTES
         if rule is not None and rule.kind in ("truncate", "reset"):
             end = min(end, rule.after_bytes or 0)
-        if rule is not None and rule.kind == "trickle":
+        if rule is not None and rule.is_slow:
             step = _trickle_bytes(rule)
         for start in range(0, end, step):
             piece = view[start : min(start + step, end)]
             async with asyncio.timeout(self._io_timeout_s):
                 await response.write(piece)
             exchange.bytes_out += len(piece)
-            if rule is not None and rule.kind == "trickle":
+            if rule is not None and rule.is_slow:
                 await self._trickle(rule, len(piece))
         if end < len(view):
             await self._cut(http, response, hard=rule is not None and rule.kind == "reset")

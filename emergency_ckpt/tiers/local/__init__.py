@@ -14,5 +14,9 @@ Guaranteed: a crash at any instant leaves the previous step whole; a published s
 memory lent to JAX is never written, also when its slot is not yet published (``LocalTier.lend``
 counts the arrays with finalizers, and a third slot takes the place of a lent one).
 
+Storage writes from a slot on loan, too (``SlotWriter.loan``), and may take hours:
+``keeps_lent_for_storage`` says whether saves have slots enough meanwhile, and makes a spare one,
+which then stays.
+
 Not guaranteed: survival of the host, whose copies other slices hold; the bytes of a slot, which a
 restore compares with the CRC32C of capture time."""

@@ -66,8 +66,7 @@ def build_contents(
     save: SaveId, leaves: Iterable[LeafSpec], layout: Layout, crcs: Sequence[int]
 ) -> Contents:
     """Build contents from leaves (in any order), a layout and the CRC32C of each of its shards."""
-    ordered = tuple(sorted(leaves, key=lambda spec: spec.path))
-    index = {spec.path: number for number, spec in enumerate(ordered)}
+    ordered, index = _LAST_ORDER.of(tuple(leaves))
     entries = tuple(
         ShardEntry(
             leaf=index[placed.shard.leaf],
@@ -79,6 +78,25 @@ def build_contents(
         for placed, crc in zip(layout.shards, crcs, strict=True)
     )
     return Contents(save=save, leaves=ordered, shards=entries)
+
+
+class _Order:
+    """The leaves in order, and the number of each path, of the state that was saved last."""
+
+    def __init__(self) -> None:
+        self._last: tuple[tuple[LeafSpec, ...], tuple[LeafSpec, ...], dict[str, int]] = ((), (), {})
+
+    def of(self, leaves: tuple[LeafSpec, ...]) -> tuple[tuple[LeafSpec, ...], dict[str, int]]:
+        """Return both; the same object again costs nothing. From any thread."""
+        known, ordered, index = self._last
+        if known is not leaves:
+            ordered = tuple(sorted(leaves, key=lambda spec: spec.path))
+            index = {spec.path: number for number, spec in enumerate(ordered)}
+            self._last = (leaves, ordered, index)
+        return ordered, index
+
+
+_LAST_ORDER = _Order()
 
 
 def encode_contents(contents: Contents) -> bytes:

@@ -19,14 +19,15 @@ class Prefaulter:
 
     Args:
       reserve: reserves the slots; its argument is their size in bytes.
-      mappings: returns the memory of all slots.
+      mappings: returns the memory of all slots, or of the newest only when its argument is True,
+        and whether its pages were written before.
     """
 
     def __init__(
         self,
         name: str,
         reserve: Callable[[int], None],
-        mappings: Callable[[], Sequence[Mapping]],
+        mappings: Callable[[bool], Sequence[tuple[Mapping, bool]]],
         threads: int,
     ) -> None:
         self._name = name
@@ -36,16 +37,16 @@ class Prefaulter:
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
-        self._asked: list[int | None] = []  # requests not yet begun
+        self._asked: list[tuple[int | None, bool]] = []  # requests not yet begun
 
-    def ask(self, reserve_bytes: int | None) -> None:
-        """Touch all pages, after ``reserve(reserve_bytes)`` if given. Does not block.
+    def ask(self, reserve_bytes: int | None, *, newest_only: bool = False) -> None:
+        """Touch all pages, or those of the newest slot. Does not block.
 
-        A request during another one is done next. Changes no byte. A failure is logged, and the
-        next save reports it.
+        With ``reserve_bytes`` after ``reserve(reserve_bytes)``. A request during another one is
+        done next. Changes no byte. A failure is logged, and the next save reports it.
         """
         with self._lock:
-            self._asked.append(reserve_bytes)
+            self._asked.append((reserve_bytes, newest_only))
             if self._thread is None or not self._thread.is_alive():
                 # A daemon thread inside native code aborts the process at interpreter exit.
                 self._thread = threading.Thread(None, self._run, "eckpt-prefault")
@@ -64,18 +65,19 @@ class Prefaulter:
                     self._thread = None
                     return
                 asked, self._asked = self._asked, []
-            self._prefault(max((size for size in asked if size is not None), default=None))
+            size_bytes = max((size for size, _ in asked if size is not None), default=None)
+            self._prefault(size_bytes, newest_only=all(only for _, only in asked))
 
-    def _prefault(self, reserve_bytes: int | None) -> None:
+    def _prefault(self, reserve_bytes: int | None, *, newest_only: bool) -> None:
         try:
             if reserve_bytes is not None:
                 self._reserve(reserve_bytes)
-            for mapping in self._mappings():
+            for mapping, written in self._mappings(newest_only):
                 for offset in range(0, mapping.size_bytes, _PIECE_BYTES):
                     if self._closing.is_set() or not threading.main_thread().is_alive():
                         return
                     nbytes = min(_PIECE_BYTES, mapping.size_bytes - offset)
-                    _native.prefault(mapping, offset, nbytes, self._threads)
+                    _native.prefault(mapping, offset, nbytes, self._threads, written=written)
         except (OSError, ValueError, LocalTierError) as error:
             # ValueError: the slot was removed meanwhile.
             logging.warning("prefault of %s: %s; saves are slower", self._name, error)

@@ -8,6 +8,7 @@ from collections.abc import Generator, Sequence
 
 import numpy as np
 import numpy.typing as npt
+from absl import logging
 
 from emergency_ckpt import _native
 from emergency_ckpt._native import Mapping
@@ -16,6 +17,7 @@ from emergency_ckpt.core.timeline import Timeline, newest
 from emergency_ckpt.errors import NotHeld
 from emergency_ckpt.tiers import files
 from emergency_ckpt.tiers.local.process_directory import ProcessDirectory, QuarantineRecord
+from emergency_ckpt.tiers.local.slot_choice import SlotState
 from emergency_ckpt.tiers.local.slots import Published, Slot
 from emergency_ckpt.tiers.ramdisk import locks as claims
 from emergency_ckpt.types import Contents, SaveId, ShardEntry
@@ -71,6 +73,17 @@ class HeldCopies:
         with self._lock:
             for place in self._directories():
                 place.follow(timeline)
+
+    def release_orphans(self) -> None:
+        """Delete the adopted directories; release those that a reader serves.
+
+        Views and readers keep their memory alive.
+        """
+        with self._lock:
+            while self._orphans:
+                orphan = self._orphans.pop()
+                if not orphan.delete():
+                    logging.info("%s is still being served; it stays", orphan.claim.path)
 
     def contents(self, digest: str) -> Contents | None:
         """Return the contents published under a digest, or None."""
@@ -149,15 +162,23 @@ class HeldCopies:
                 raise NotHeld("lend", f"shard {shard} of {digest[:12]}", "it is quarantined")
             return slot.lend(entry.offset, entry.nbytes)
 
+    def free_bytes(self) -> int:
+        """Return the free bytes of the ramdisk, which other processes may use too."""
+        return files.free_bytes(self._own.claim.dir_fd)
+
     def has_room_to_lend(self) -> bool:
         """Return True when a third slot has room, so that saves continue while one is lent.
 
         Counts every process of the run on this ramdisk, since all restore at the same time.
         """
+        return self._has_room(self._slots_at_rest + 1)
+
+    def _has_room(self, wanted: int) -> bool:
+        """Return True when the ramdisk has room for ``wanted`` slots that are not lent."""
         with self._lock:
             slots, dir_fd = list(self._own.slots), self._own.claim.dir_fd
             largest = max((slot.size_bytes for slot in slots), default=0)
-            missing = max(self._slots_at_rest + 1 - len(slots), 0)
+            missing = max(wanted - sum(not slot.lent for slot in slots), 0)
             holes = sum(slot.size_bytes for slot in slots if not slot.reserved)
             free = files.free_bytes(dir_fd)
         processes = max(len(claims.process_directories(self._own.claim.path.parent)), 1)
@@ -222,6 +243,29 @@ class HeldCopies:
             if data is not None:
                 return data
         return None
+
+    def _slot_states(self) -> list[SlotState]:
+        return [
+            SlotState(
+                number=slot.number,
+                save=slot.published.save if slot.published else None,
+                lent=slot.lent,
+                in_use=slot.writing or slot.readers > 0,
+            )
+            for slot in self._own.slots
+        ]
+
+    def _in_use(self, slot: Slot) -> bool:
+        return slot.lent or slot.writing or slot.readers > 0
+
+    def _mappings(self, newest_only: bool) -> list[tuple[Mapping, bool]]:
+        """The memory of own slots, and whether its pages were written before they were opened."""
+        with self._lock:
+            slots = [slot for slot in self._own.slots if slot.reserved]
+            if newest_only and slots:
+                saves = {slot.published.save: slot for slot in slots if slot.published is not None}
+                slots = [saves[max(saves)] if saves else max(slots, key=lambda s: s.size_bytes)]
+            return [(slot.mapping, slot.written) for slot in slots]
 
     def _directories(self) -> list[ProcessDirectory]:
         return [self._own, *self._orphans]

@@ -98,6 +98,36 @@ def surplus_slots(
     return tuple(slot.number for slot in outdated[: max(excess, 0)])
 
 
+@dataclasses.dataclass(frozen=True)
+class StorageSource:
+    """The memory from which storage writes a step: its slot on loan, or else a copy of it.
+
+    ``make_one``: first a spare slot must be made, so that saves go on; without room, copy.
+    """
+
+    lend: bool
+    make_one: bool
+    reason: str
+
+
+def choose_storage_source(
+    slots: Collection[SlotState], has_room: bool, at_rest: int = SLOTS_AT_REST
+) -> StorageSource:
+    """Return whether a slot that is already on loan may stay so for as long as storage takes.
+
+    It may while ``at_rest`` others are left, because storage may hang and saves must go on.
+    ``has_room``: the ramdisk has room for one slot more.
+    """
+    left = sum(not slot.lent for slot in slots)
+    if left >= at_rest:
+        return StorageSource(True, False, f"{left} other slots are left for saves")
+    if left + 1 < at_rest or len(slots) >= at_rest + MAX_EXTRA_SLOTS:
+        return StorageSource(False, False, f"{len(slots) - left} of {len(slots)} slots are lent")
+    if not has_room:
+        return StorageSource(False, False, "the ramdisk has no room for a spare slot")
+    return StorageSource(True, True, f"{left} other slots are left for saves, and a spare one")
+
+
 def adds_nothing(old: Contents, new: Contents) -> bool:
     """Return True when ``new`` has every shard of ``old`` with the same CRC32C."""
     if old.save != new.save or old.leaves != new.leaves:

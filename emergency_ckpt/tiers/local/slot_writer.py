@@ -15,6 +15,7 @@ from typing_extensions import Buffer
 
 from emergency_ckpt import _native
 from emergency_ckpt.errors import CorruptData, LocalTierError
+from emergency_ckpt.state.lending import Loan
 from emergency_ckpt.tiers import files
 from emergency_ckpt.tiers.local.manifest import check_contents as check_manifest_contents
 from emergency_ckpt.tiers.local.manifest import (
@@ -27,6 +28,50 @@ from emergency_ckpt.tiers.local.process_directory import ProcessDirectory
 from emergency_ckpt.tiers.local.signatures import signed
 from emergency_ckpt.tiers.local.slots import Published, Slot, manifest_name
 from emergency_ckpt.types import Contents, SaveId, Writer
+
+
+class SlotFile:
+    """The file of a slot, for writes by system calls from several threads at once.
+
+    They make the pages of a slot with holes in half the time of clearing and mapping them first,
+    and fail with an error, not a signal, where there is no room.
+    """
+
+    def __init__(self, fd: int, size_bytes: int) -> None:
+        self._fd = fd
+        self._size_bytes = size_bytes
+        self._changed = threading.Condition()
+        self._writes = 0
+        self._is_closed = False
+
+    def write(self, data: memoryview, offset: int) -> None:
+        """Write all of ``data`` at ``offset`` in bytes. RamdiskFull, LocalTierError when closed.
+
+        ValueError for a range outside the slot.
+        """
+        if offset < 0 or offset + data.nbytes > self._size_bytes:
+            raise ValueError(f"{data.nbytes} bytes at {offset} are not in {self._size_bytes}")
+        with self._changed:
+            if self._is_closed:
+                raise LocalTierError("write", "a slot", "its file was closed before")
+            self._writes += 1
+        try:
+            while data.nbytes:
+                count = os.pwrite(self._fd, data, offset)
+                data, offset = data[count:], offset + count
+        except OSError as error:
+            raise files.local_error("write", "a slot", error, self._size_bytes) from error
+        finally:
+            with self._changed:
+                self._writes -= 1
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """End the writes in progress, which do not wait for anything, and refuse later ones."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.wait_for(lambda: self._writes == 0)
+        os.close(self._fd)
 
 
 class SlotWriter:
@@ -79,6 +124,18 @@ class SlotWriter:
         finally:
             os.close(fd)
 
+    @contextlib.contextmanager
+    def file(self) -> Generator[SlotFile]:
+        """Lend the slot's file, also of a reserved slot, until the context ends."""
+        self._check_open("use the file of")
+        if self._staged is not None:
+            raise self._misuse("write to", "its manifest is staged already")
+        file = SlotFile(self._slot.open_file(), self._slot.size_bytes)
+        try:
+            yield file
+        finally:
+            file.close()
+
     def lend(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
         """Return a read-only uint8 array [nbytes], also before ``publish``; see ``LocalTier.lend``.
 
@@ -90,6 +147,15 @@ class SlotWriter:
             if not is_published:
                 self._check_open("lend from")
             return self._slot.lend(offset, nbytes)
+
+    def loan(self) -> Loan:
+        """Lend the slot's memory while it is being written, to read what ``copy`` has copied.
+
+        The slot is not reused while it is on loan, whether or not the save is published.
+        """
+        with self._tier_lock:
+            self._check_open("lend")
+            return self._slot.loan()
 
     def copy(self, copies: Sequence[tuple[Buffer | npt.NDArray[Any], int]]) -> list[int]:
         """Copy each buffer to its offset in bytes; return the CRC32C of each. Releases the GIL.

@@ -10,7 +10,7 @@ import mmap
 import os
 import threading
 import weakref
-from collections import deque
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -19,6 +19,7 @@ import numpy.typing as npt
 from emergency_ckpt._native import Mapping
 from emergency_ckpt.core.limits import MAX_MANIFEST_BYTES
 from emergency_ckpt.errors import CorruptData, LocalTierError, RamdiskFull
+from emergency_ckpt.state.lending import Lease, LentCount, Loan
 from emergency_ckpt.tiers import files
 from emergency_ckpt.tiers.local.manifest import decode_manifest, end_of
 from emergency_ckpt.tiers.local.signatures import (
@@ -27,7 +28,7 @@ from emergency_ckpt.tiers.local.signatures import (
     check_believed,
     open_signed,
 )
-from emergency_ckpt.tiers.ramdisk.locks import Claim, LockedDirectory
+from emergency_ckpt.tiers.ramdisk.locks import Claim
 from emergency_ckpt.types import Contents, SaveId, Writer
 
 NUMBERS = range(100)
@@ -50,45 +51,8 @@ class Published(msgspec.Struct, frozen=True):
         return self.contents.save
 
 
-class LentCount:
-    """The number of live views of a slot.
-
-    A view may end in any thread, in a garbage collection while that thread holds a lock, and at
-    interpreter exit. So its end only appends to a deque, which takes no lock, and ``alive``
-    subtracts. There is one per file in the process, shared by a closed tier and the next one that
-    opens the directory.
-    """
-
-    def __init__(self) -> None:
-        self._lent = 0
-        self._returned: deque[None] = deque()
-
-    def lease(self, claim: Claim) -> object:
-        """Return the owner of one view. The caller holds the tier's lock."""
-        lease = _Lease(self, claim.held)
-        weakref.finalize(lease, self._returned.append, None).atexit = False
-        self._lent += 1
-        return lease
-
-    def alive(self) -> int:
-        """Return the number of live views. The caller holds the tier's lock."""
-        while self._returned:
-            self._returned.popleft()
-            self._lent -= 1
-        return self._lent
-
-
-class _Lease:
-    """Keeps the count, and the lock on the directory, while a view is alive."""
-
-    __slots__ = ("__weakref__", "_count", "_held")
-
-    def __init__(self, count: LentCount, held: LockedDirectory) -> None:
-        self._count = count
-        self._held = held
-
-
 _counts_lock = threading.Lock()
+# One for each file in the process, shared by a closed tier and the next that opens the directory.
 _counts: weakref.WeakValueDictionary[tuple[int, int], LentCount] = weakref.WeakValueDictionary()
 
 
@@ -102,9 +66,11 @@ class Slot:
       bad_shards: indices of shards that failed verification.
       reserved: False while its file may have holes. A write to its mapping is then forbidden,
         because without room it causes SIGBUS.
+      written: its pages were written or cleared before this process opened it.
     """
 
     reserved = True
+    written = False
 
     def __init__(self, number: int, claim: Claim, mapping: Mapping, fd: int) -> None:
         """``fd``: descriptor of the mapped file; only the file's identity is kept."""
@@ -118,6 +84,7 @@ class Slot:
         self.readers = 0
         self.bad_shards: set[int] = set()
         self._count = _count_for(self._file)
+        self._lease: Callable[[], Lease | None] = _no_lease
 
     def is_in_place(self) -> bool:
         """Return True when the file is at its name, has the mapping's length and no new holes.
@@ -154,16 +121,21 @@ class Slot:
 
     def lend(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
         """Return a read-only uint8 array [nbytes]; the slot is lent while a view of it is alive."""
-        if nbytes == 0:
-            empty = np.empty(0, np.uint8)
-            empty.flags.writeable = False
-            return empty
-        return self.mapping.view(offset, nbytes, self._count.lease(self.claim))
+        # One lease for all: making one for each of thousands of shards is slow.
+        lease = self._lease()
+        if lease is None:
+            lease = self._count.lease(self.claim.held)
+            self._lease = weakref.ref(lease)
+        return Loan(self.mapping, lease).view(offset, nbytes)
 
-    def grow(self, size_bytes: int) -> None:
+    def loan(self) -> Loan:
+        """Lend the whole slot. The caller holds the tier's lock."""
+        return Loan(self.mapping, self._count.lease(self.claim.held))
+
+    def grow(self, size_bytes: int, *, sparse: bool = False) -> None:
         """Extend the file to at least ``size_bytes``; its bytes stay, also on RamdiskFull.
 
-        Views and readers keep the old mapping alive.
+        Views and readers keep the old mapping alive. With ``sparse`` as in ``make_slot``.
         """
         size_bytes = whole_pages(size_bytes)
         if size_bytes <= self.size_bytes:
@@ -173,12 +145,16 @@ class Slot:
         try:
             check_room(self.claim, size_bytes - self.size_bytes)
             try:
-                _reserve(fd, self.size_bytes, size_bytes - self.size_bytes)
+                if sparse:
+                    os.ftruncate(fd, max(size_bytes, os.fstat(fd).st_size))
+                else:
+                    _reserve(fd, self.size_bytes, size_bytes - self.size_bytes)
             except OSError as error:
                 # Free the blocks reserved before the room ran out; no mapping has them yet.
                 os.ftruncate(fd, self.size_bytes)
                 raise files.local_error("reserve", name, error, size_bytes) from error
             self.mapping = _map(fd, size_bytes, name)
+            self.reserved = self.reserved and not sparse
         finally:
             os.close(fd)
 
@@ -340,7 +316,9 @@ def _adopt_file(fd: int, number: int, claim: Claim) -> Slot:
     if os.fstat(fd).st_blocks * 512 < size_bytes:
         # On a full ramdisk the first access to a hole would be a SIGBUS.
         _reserve(fd, 0, size_bytes)
-    return Slot(number, claim, _map(fd, size_bytes, file_name(number)), fd)
+    slot = Slot(number, claim, _map(fd, size_bytes, file_name(number)), fd)
+    slot.written = True
+    return slot
 
 
 def _why_too_short(slot: Slot, published: Published) -> CorruptData | None:
@@ -376,3 +354,7 @@ def _count_for(key: tuple[int, int]) -> LentCount:
         if count is None:
             count = _counts[key] = LentCount()
         return count
+
+
+def _no_lease() -> None:
+    return None

@@ -12,10 +12,7 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
-from absl import logging
-
-from emergency_ckpt._native import Mapping
-from emergency_ckpt.errors import LocalTierError, SlotBusy
+from emergency_ckpt.errors import LocalTierError, RamdiskFull, SlotBusy
 from emergency_ckpt.tiers import files
 from emergency_ckpt.tiers.local.old_lives import claim_or_wait
 from emergency_ckpt.tiers.local.prefault import Prefaulter
@@ -24,8 +21,9 @@ from emergency_ckpt.tiers.local.published import SMALL_FILES_BYTES, HeldCopies
 from emergency_ckpt.tiers.local.signatures import Signer
 from emergency_ckpt.tiers.local.slot_choice import (
     SLOTS_AT_REST,
-    SlotState,
+    StorageSource,
     choose_slot,
+    choose_storage_source,
     surplus_slots,
 )
 from emergency_ckpt.tiers.local.slot_writer import SlotWriter
@@ -62,6 +60,7 @@ class LocalTier(HeldCopies):
             slot.published.save for slot in own.published() if slot.published is not None
         )
         self._reserved_bytes = 0
+        self._spare_slots = 0
         # Serialises long operations, so that _lock is never held for long.
         self._saving = threading.Lock()
         self._closing = threading.Event()
@@ -149,17 +148,6 @@ class LocalTier(HeldCopies):
             with self._lock:
                 self._orphans.append(orphan)
 
-    def release_orphans(self) -> None:
-        """Delete the adopted directories; release those that a reader serves.
-
-        Views and readers keep their memory alive.
-        """
-        with self._lock:
-            while self._orphans:
-                orphan = self._orphans.pop()
-                if not orphan.delete():
-                    logging.info("%s is still being served; it stays", orphan.claim.path)
-
     def reserve(self, slot_bytes: int) -> None:
         """Reserve the slots at rest, of at least ``slot_bytes`` each. Idempotent.
 
@@ -191,6 +179,8 @@ class LocalTier(HeldCopies):
         self._mend()
         target = max(whole_pages(slot_bytes), self._reserved_bytes)
         with self._lock:
+            if target > self._reserved_bytes:
+                self._spare_slots = 0  # the slots that saves need come first
             self._drop_surplus()
             slots = list(self._own.slots)
             too_large = [
@@ -217,16 +207,24 @@ class LocalTier(HeldCopies):
         """
         self._prefaulter.ask(reserve_bytes)
 
+    def map_newest_in_background(self) -> None:
+        """Map the newest step, or without one the free slot, in a background thread.
+
+        For a restore, which reads the one or receives into the other. Else as
+        ``prefault_in_background``.
+        """
+        self._prefaulter.ask(None, newest_only=True)
+
     def begin_write(
         self, save: SaveId, nbytes: int, *, allow_extra: bool = False, sparse: bool = False
     ) -> SlotWriter:
         """Return the writer of a slot of at least ``nbytes`` for ``save``; see ``choose_slot``.
 
         Removes the slot's old manifest, so the old save no longer counts. With ``allow_extra`` a
-        slot is made when all hold protected saves (for a restore). With ``sparse`` a new slot has
-        holes, for bytes that are written to its file (``SlotWriter.sparse_file``). SlotBusy when no
-        slot is available; RamdiskFull when one must be made or grown without room (published saves
-        then stay).
+        slot is made when all hold protected saves (for a restore). With ``sparse`` what is new of
+        it has holes, for bytes that are written to its file (``SlotWriter.sparse_file``). SlotBusy
+        when no slot is available; RamdiskFull when one must be made or grown without room (then
+        published saves stay).
         """
         self._check_open("write to")
         if save.run_id != self._run_dir.name:
@@ -253,7 +251,7 @@ class LocalTier(HeldCopies):
                 slot = self._other_runs.with_room(lambda: self._add_slot(size_bytes, sparse=sparse))
             else:
                 slot = next(slot for slot in self._own.slots if slot.number == choice.number)
-                self._other_runs.with_room(lambda: slot.grow(nbytes))
+                self._other_runs.with_room(lambda: slot.grow(nbytes, sparse=sparse))
             with self._lock:
                 # The tables may have changed while the slot was growing.
                 held = slot.published.save if slot.published else None
@@ -265,6 +263,25 @@ class LocalTier(HeldCopies):
                     raise files.local_error("invalidate", str(self.path), error) from error
                 slot.writing = True
             return SlotWriter(slot, save, self._writer, self._threads, self._lock, self._own)
+
+    def keeps_lent_for_storage(self) -> StorageSource:
+        """Return whether a slot on loan to storage may stay so however long storage takes.
+
+        Makes the spare slot that this needs, and keeps it from then on: storage comes back with
+        each of its saves. May block for about a second per GiB.
+        """
+        with self._saving:
+            with self._lock:
+                states = self._slot_states()
+            has_room = self._has_room(self._slots_at_rest)
+            choice = choose_storage_source(states, has_room, self._slots_at_rest)
+            if choice.make_one:
+                try:
+                    self._add_slot(self._reserved_bytes)
+                except RamdiskFull as error:
+                    return StorageSource(False, False, str(error))
+                self._spare_slots = 1
+            return choice
 
     def protect(self, saves: Iterable[SaveId]) -> None:
         """Protect these saves, and no others, from being overwritten."""
@@ -361,26 +378,15 @@ class LocalTier(HeldCopies):
                 self._own = self._own.made_again(self._run_dir, self._writer, self._start)
             self._own.drop_lost_slots()
 
-    def _slot_states(self) -> list[SlotState]:
-        return [
-            SlotState(
-                number=slot.number,
-                save=slot.published.save if slot.published else None,
-                lent=slot.lent,
-                in_use=slot.writing or slot.readers > 0,
-            )
-            for slot in self._own.slots
-        ]
-
-    def _in_use(self, slot: Slot) -> bool:
-        return slot.lent or slot.writing or slot.readers > 0
-
     def _drop_surplus(self) -> None:
         complete = self._own.known_complete
         states = self._slot_states()
         dropped = surplus_slots(states, self._protected, complete, self._slots_at_rest)
         for slot in [slot for slot in self._own.slots if slot.number in dropped]:
-            self._own.discard(slot)
+            if slot.number in dropped[: self._spare_slots]:
+                slot.unpublish()
+            else:
+                self._own.discard(slot)
 
     def _discard(self, slot: Slot) -> None:
         with self._lock:
@@ -391,7 +397,3 @@ class LocalTier(HeldCopies):
         with self._lock:
             self._own.slots.append(slot)
         return slot
-
-    def _mappings(self) -> list[Mapping]:
-        with self._lock:
-            return [slot.mapping for slot in self._own.slots]

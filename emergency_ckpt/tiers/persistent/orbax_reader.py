@@ -7,7 +7,6 @@ reads boxes as numpy arrays; Orbax's metadata describe the arrays.
 from __future__ import annotations
 
 import os
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -22,7 +21,9 @@ from etils import epath
 from emergency_ckpt.core.boxes import shape_of
 from emergency_ckpt.core.restore.leaves.stored_leaves import stored_name
 from emergency_ckpt.core.restore.storage_read import StoredArray
-from emergency_ckpt.errors import CorruptData, DeadlineExceeded
+from emergency_ckpt.errors import CorruptData
+from emergency_ckpt.tiers.persistent.chunks.index import ChunkIndex
+from emergency_ckpt.tiers.persistent.waits import result_by
 from emergency_ckpt.types import LeafSpec, ShardId
 
 _OCDBT_CACHE_BYTES = 64 << 20
@@ -84,6 +85,8 @@ def open_by_name(
     import orbax.checkpoint as ocp  # noqa: PLC0415
 
     ocdbt, context = ocp.type_handlers.is_ocdbt_checkpoint(item), _context()
+    if ocdbt and (found := _from_index(str(item), names, deadline_s)) is not None:
+        return found
     opening = {
         path: tensorstore.open(
             _spec(str(item), name, driver="zarr", ocdbt=ocdbt), open=True, context=context
@@ -109,6 +112,25 @@ def open_by_name(
             ocdbt=ocdbt,
         )
         leaves[path] = StoredLeaf(LeafSpec(path, dtype.name, shape), array)
+    return leaves
+
+
+def _from_index(
+    item: str, names: Mapping[str, str], deadline_s: float
+) -> dict[str, StoredLeaf] | None:
+    """Describe all arrays from the nodes of the database; None where TensorStore must open them.
+
+    A node has the metadata of thousands of arrays, which TensorStore opens one by one.
+    """
+    index = ChunkIndex.open(item, deadline_s)
+    if index is None:
+        return None
+    leaves: dict[str, StoredLeaf] = {}
+    for path, name in names.items():
+        found = index.describe(path, name)
+        if found is None:
+            return None
+        leaves[path] = StoredLeaf(*found)
     return leaves
 
 
@@ -149,14 +171,14 @@ class BoxReader:
                 nbytes = int(np.prod(shape_of(shard.box))) * self._arrays[shard.leaf].item_bytes
                 while under_way and waiting_bytes + nbytes > self._buffer_bytes:
                     done, done_bytes, future = under_way.popleft()
-                    yield done, _result(future, self._item, self._deadline_s)
+                    yield done, result_by(self._deadline_s, future, self._item)
                     waiting_bytes -= done_bytes
                 index = tuple(slice(start, stop) for start, stop in shard.box)
                 under_way.append((shard, nbytes, stores[shard.leaf][index].read(order="C")))
                 waiting_bytes += nbytes
             while under_way:
                 done, _, future = under_way.popleft()
-                yield done, _result(future, self._item, self._deadline_s)
+                yield done, result_by(self._deadline_s, future, self._item)
         finally:
             _cancel(future for _, _, future in under_way)
 
@@ -188,20 +210,10 @@ class BoxReader:
 def _results(futures: Mapping[str, Any], item: str, deadline_s: float) -> dict[str, Any]:
     """Return the results of all futures; when one fails or is late, cancel the others."""
     try:
-        return {key: _result(future, item, deadline_s) for key, future in futures.items()}
+        return {key: result_by(deadline_s, future, item) for key, future in futures.items()}
     except BaseException:
         _cancel(futures.values())
         raise
-
-
-def _result(future: Any, item: str, deadline_s: float) -> Any:
-    """Wait until the deadline only: a daemon thread blocked in TensorStore at interpreter exit
-    aborts the process as soon as storage answers."""
-    try:
-        return future.result(timeout=max(0.001, deadline_s - time.monotonic()))
-    except TimeoutError as error:
-        future.cancel()
-        raise DeadlineExceeded("read", item, "storage did not deliver in time") from error
 
 
 def _cancel(futures: Iterable[Any]) -> None:
@@ -225,17 +237,17 @@ def _spec(item: str, name: str, *, driver: str, ocdbt: bool) -> dict[str, Any]:
     """Return TensorStore's spec of an array of an item."""
     # As Orbax writes it; TensorStore adds a slash unless the name ends with one.
     if not ocdbt:
-        return {"driver": driver, "kvstore": _kvstore(item, name)}
+        return {"driver": driver, "kvstore": kvstore_of(item, name)}
     kvstore = {
         "driver": "ocdbt",
-        "base": _kvstore(item),
+        "base": kvstore_of(item),
         "cache_pool": "cache_pool#ocdbt",
         "path": name,
     }
     return {"driver": driver, "kvstore": kvstore}
 
 
-def _kvstore(item: str, name: str = "") -> dict[str, Any] | str:
+def kvstore_of(item: str, name: str = "") -> dict[str, Any] | str:
     """Return TensorStore's key-value store of an item or of an array in it.
 
     It is a driver and a path, as Orbax writes it, because a URL gives ``%``, ``#``, ``?`` and ``|``

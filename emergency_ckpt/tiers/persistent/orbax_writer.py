@@ -1,115 +1,97 @@
-"""The write of a step through Orbax by some processes of the job instead of all."""
+"""The write of a step by some processes of the job, with Orbax's folders and commit."""
 
 from __future__ import annotations
 
-import functools
-import threading
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
 # The options of a public handler, which otherwise only Orbax's manager can set.
 from orbax.checkpoint._src.handlers.composite_checkpoint_handler import CompositeOptions
 
-# The store in which Orbax's default array handler keeps PRNG implementations is not public.
-from orbax.checkpoint._src.metadata import array_metadata_store
-from orbax.checkpoint._src.metadata.array_metadata import SerializedArrayMetadata
-from orbax.checkpoint.future import Future
-
-from emergency_ckpt.core.placement.writers import StorageCompression
-from emergency_ckpt.errors import PersistentTierError
-from emergency_ckpt.state.staging import HostShard
+from emergency_ckpt.errors import CorruptData
+from emergency_ckpt.tiers.persistent.item import documents
+from emergency_ckpt.tiers.persistent.item.array_writes import ArrayWrites
+from emergency_ckpt.tiers.persistent.item.documents import ItemTree
 from emergency_ckpt.tiers.persistent.marker import ITEM, OURS
 from emergency_ckpt.tiers.persistent.meetings import BEGUN, WRITTEN
-from emergency_ckpt.types import SaveId, ShardId
+from emergency_ckpt.types import SaveId
 
 
-class _WritersOnly(array_metadata_store.Validator):
-    """Orbax's comparison of metadata between writers; a single writer has none to compare."""
+class _Item:
+    """The item of one save, in the place of Orbax's handler of pytrees."""
 
-    def validate_all_array_metadatas(
-        self, array_metadatas: dict[int, list[SerializedArrayMetadata]]
+    def __init__(
+        self,
+        state: Any,
+        writers: Sequence[int],
+        writes: ArrayWrites,
+        meet: Callable[[str, Sequence[int]], None],
     ) -> None:
-        if len(array_metadatas) > 1:
-            super().validate_all_array_metadatas(array_metadatas)
-
-
-class _MetadataStore(array_metadata_store.Store):
-    """A metadata store in which each writer makes the folder itself.
-
-    In Orbax the other writers poll for it four times a second, also when the first one has failed.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(primary_host=None)
-
-    def set_primary_host(self, primary_host: int | None) -> None:
-        """Ignore the primary host that Orbax's handler sets."""
-        del primary_host
-
-
-class ArrayWriter(ocp.type_handlers.ArrayHandler):
-    """Orbax's array handler with writes that can be cancelled. For one save.
-
-    A single writer does not divide the work among replicas.
-    """
-
-    def __init__(self, writers: Sequence[int]) -> None:
-        super().__init__(
-            primary_host=writers[0],
-            use_replica_parallel=len(writers) > 1,
-            array_metadata_store=_MetadataStore(),
-        )
-        self._lock = threading.Lock()
-        self._begun: list[Future] = []
-        self._is_cancelled = False
+        self._tree = ItemTree(state)
+        self._first, self._others = writers[0], tuple(writers[1:])
+        self._writes = writes
+        self._meet = meet
+        self._arrays_document = documents.array_metadata(self._tree.arrays)
 
     @property
-    def is_cancelled(self) -> bool:
-        """Return True once the save was cancelled."""
-        return self._is_cancelled
+    def is_first(self) -> bool:
+        return jax.process_index() == self._first
 
-    def check(self) -> None:
-        """Raise PersistentTierError once the save is cancelled, since storage may answer later."""
-        if self._is_cancelled:
-            raise PersistentTierError("save", "a step", "the save was cancelled")
+    def handler(self) -> ocp.PyTreeCheckpointHandler:
+        """Return a handler that writes this item."""
+        handler = ocp.PyTreeCheckpointHandler()
+        # Set on the object, because the name of a subclass would be written into the step.
+        handler.async_save = self._save
+        handler.finalize = self._finalize
+        return handler
 
-    async def serialize(self, *args: Any, **kwargs: Any) -> Sequence[Future]:
-        """Begin the writes as Orbax's handler does."""
-        self.check()
-        futures = await super().serialize(*args, **kwargs)
-        with self._lock:
-            self._begun += futures
-        if self._is_cancelled:  # while these writes began
-            self._cancel_begun()
-            self.check()
-        return futures
+    async def _save(self, directory: Any, *args: Any, **kwargs: Any) -> None:
+        del args, kwargs
+        self._meet(BEGUN, () if self.is_first else (self._first,))
+        self._writes.write(directory, self._tree.arrays, lambda: self._write_documents(directory))
 
-    def cancel(self) -> None:
-        """Cancel the writes in progress. Thread-safe; does not block."""
-        self._is_cancelled = True
-        self._cancel_begun()
+    def _write_documents(self, directory: epath.Path) -> None:
+        if self._arrays_document is not None:
+            path = _arrays_path(directory, jax.process_index())
+            # Each writer makes the folder itself: the first one may have failed.
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(self._arrays_document)
+        if self.is_first:
+            (directory / documents.TREE).write_text(self._tree.document())
+            shardings = documents.shardings(self._tree.arrays)
+            if shardings is not None:
+                (directory / documents.SHARDINGS).write_text(shardings)
 
-    def _cancel_begun(self) -> None:
-        with self._lock:
-            begun = list(self._begun)
-        for future in begun:
-            future.cancel()
+    def _finalize(self, directory: epath.Path) -> None:
+        """Merge the databases of all writers into that of the item, as Orbax does."""
+        self._meet(WRITTEN, self._others)  # only the first writer commits
+        self._writes.check()
+        self._check_others(directory)
+        context = ocp.type_handlers.get_ts_context(use_ocdbt=True)
+        asyncio.run(
+            ocp.type_handlers.merge_ocdbt_per_process_files(
+                directory, ts_context=context, use_zarr3=False
+            )
+        )
+
+    def _check_others(self, directory: epath.Path) -> None:
+        """Raise CorruptData when another writer divided the arrays in another way."""
+        if self._arrays_document is None:
+            return
+        for writer in self._others:
+            path = _arrays_path(directory, writer)
+            if path.read_text() != self._arrays_document:
+                problem = f"process {writer} stored other arrays than process {self._first}"
+                raise CorruptData("save", str(path), problem)
 
 
-def bytes_at_once(buffer_bytes: int, shards: Mapping[ShardId, HostShard]) -> int:
-    """Return the maximum number of bytes of ``shards`` to write at once.
-
-    It is at least the largest of them, because Orbax refuses an array above its limit.
-    """
-    leaves: dict[str, int] = {}
-    for shard, each in shards.items():
-        leaves[shard.leaf] = leaves.get(shard.leaf, 0) + each.view.nbytes
-    return max(buffer_bytes, min(sum(leaves.values()), 2 * max(leaves.values(), default=0)))
+def _arrays_path(directory: epath.Path, process: int) -> epath.Path:
+    return directory / documents.ARRAYS / f"process_{process}"
 
 
 def write_step(
@@ -117,44 +99,23 @@ def write_step(
     save: SaveId,
     state: Any,
     writers: Sequence[int],
-    arrays: ArrayWriter,
+    writes: ArrayWrites,
     *,
-    at_once_bytes: int,
-    compression: StorageCompression,
     meet: Callable[[str, Sequence[int]], None],
 ) -> None:
     """Write ``state`` as Orbax's step. Collective over ``writers`` through ``meet``; blocks.
 
-    Each writer runs Orbax as a single-process job, because Orbax's barriers have fixed timeouts of
-    minutes and a thread blocked in one aborts the process at exit.
+    ``state``: as ``item_state`` returns it. Each writer runs Orbax as a single-process job, because
+    Orbax's barriers have fixed timeouts of minutes and a thread blocked in one aborts the process
+    at exit.
     """
-    first, others = writers[0], writers[1:]
-    is_first = jax.process_index() == first
+    item = _Item(state, writers, writes, meet)
     processes = ocp.options.MultiprocessingOptions(
-        primary_host=first, active_processes={jax.process_index()}
+        primary_host=writers[0], active_processes={jax.process_index()}
     )
-    handler = _writing_handler(
-        processes, arrays, at_once_bytes=at_once_bytes, compression=compression
-    )
-    begin, finalize = handler.async_save, handler.finalize
-
-    # Set on the object, because the name of a subclass would be written into the step.
-    @functools.wraps(begin)
-    async def meet_and_begin(*args: Any, **kwargs: Any) -> Any:
-        meet(BEGUN, () if is_first else (first,))
-        return await begin(*args, **kwargs)
-
-    @functools.wraps(finalize)
-    def meet_and_finalize(directory: epath.Path) -> None:
-        meet(WRITTEN, others)  # only the first writer commits
-        arrays.check()
-        finalize(directory)
-
-    handler.async_save = meet_and_begin
-    handler.finalize = meet_and_finalize
-    committed = _committed_if(arrays.check, directory / str(save.step))
+    committed = _committed_if(writes.check, directory / str(save.step))
     ours = {"run_id": save.run_id, "incarnation": save.incarnation}
-    items: dict[str, Any] = {ITEM: handler}
+    items: dict[str, Any] = {ITEM: item.handler()}
     together = ocp.CompositeCheckpointHandler(
         composite_options=CompositeOptions(
             multiprocessing_options=processes,
@@ -170,11 +131,11 @@ def write_step(
     with ocp.Checkpointer(
         together, multiprocessing_options=processes, temporary_path_class=committed
     ) as checkpointer:
-        args = ocp.args.Composite(**{ITEM: ocp.args.PyTreeSave(state)})
+        args = ocp.args.Composite(**{ITEM: ocp.args.PyTreeSave(None)})
         # In an object store the first writer may already have begun; the others remove nothing.
-        target, force = directory / str(save.step), not is_first
+        target, force = directory / str(save.step), not item.is_first
         checkpointer.save(target, args=args, force=force, custom_metadata={OURS: ours})
-    if not is_first:
+    if not item.is_first:
         meet(WRITTEN, ())
 
 
@@ -188,24 +149,3 @@ def _committed_if(check: Callable[[], None], step: epath.Path) -> type[Any]:
             await super().finalize()
 
     return Checked
-
-
-def _writing_handler(
-    together: ocp.options.MultiprocessingOptions,
-    arrays: ArrayWriter,
-    *,
-    at_once_bytes: int,
-    compression: StorageCompression,
-) -> ocp.PyTreeCheckpointHandler:
-    """Return Orbax's handler; ``at_once_bytes``: maximum number of bytes to write at once."""
-    scalars, numpys = ocp.type_handlers.ScalarHandler(), ocp.type_handlers.NumpyHandler()
-    registry = ocp.type_handlers.create_type_handler_registry(
-        (int, scalars), (float, scalars), (np.ndarray, numpys), (jax.Array, arrays)
-    )
-    return ocp.PyTreeCheckpointHandler(
-        save_concurrent_gb=-(-at_once_bytes // 10**9) + 1,
-        multiprocessing_options=together,
-        type_handler_registry=registry,
-        array_metadata_validator=_WritersOnly(),
-        use_compression=compression == "zstd",
-    )

@@ -24,10 +24,12 @@ from emergency_ckpt.core.placement.writers import StorageCompression
 from emergency_ckpt.core.restore.inventory import PersistentStep
 from emergency_ckpt.core.restore.storage_read import StoredArray
 from emergency_ckpt.core.secret.step_signature import StepSigning
-from emergency_ckpt.errors import CorruptData, PersistentTierError
+from emergency_ckpt.errors import CorruptData, LocalTierError, PersistentTierError
 from emergency_ckpt.state.host_state import document_name
 from emergency_ckpt.state.staging import HostShard
 from emergency_ckpt.state.tree import StateTree
+from emergency_ckpt.tiers.persistent.chunks.file_reader import Sink
+from emergency_ckpt.tiers.persistent.chunks.sink_reader import SinkReader
 from emergency_ckpt.tiers.persistent.documents import read_checksums, read_host_state
 from emergency_ckpt.tiers.persistent.marker import (
     CHECKSUMS_NAME,
@@ -49,13 +51,17 @@ from emergency_ckpt.tiers.persistent.orbax_reader import (
 from emergency_ckpt.tiers.persistent.plain_orbax import describe_plain
 from emergency_ckpt.tiers.persistent.steps.changes import StepChanges
 from emergency_ckpt.tiers.persistent.steps.records import StoredSteps
-from emergency_ckpt.tiers.persistent.writer_arrays import as_arrays
+from emergency_ckpt.tiers.ramdisk.mounts import file_system_of
 from emergency_ckpt.tiers.storage.directory import StorageDirectory
 from emergency_ckpt.types import LeafSpec, SaveId, ShardId
 
 DEFAULT_TIMEOUT_S = 300.0
 DEFAULT_BUFFER_BYTES = 2 << 30
 _T = TypeVar("_T")
+
+_FILE_SYSTEMS_OF_ONE_MACHINE = frozenset(
+    {"btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"}
+)
 
 
 class StoredStep(NamedTuple):
@@ -216,6 +222,44 @@ class PersistentTier:
         except Exception as error:  # TensorStore raises ValueError for every storage error
             raise self.storage.error("read", item.removeprefix(self.directory), error) from error
 
+    def is_on_this_machine(self) -> bool:
+        """Return whether a disk or the memory of this machine holds the directory.
+
+        All processes that see the directory then run on this machine. Does not block for storage.
+        """
+        kind = None if self.storage.is_object_store else file_system_of(self.directory)
+        return kind in _FILE_SYSTEMS_OF_ONE_MACHINE
+
+    def read_into(
+        self,
+        item: str,
+        arrays: Mapping[str, StoredArray],
+        boxes: Sequence[tuple[ShardId, int]],
+        sink: Sink,
+        *,
+        complete: bool,
+        deadline_s: float,
+    ) -> list[int]:
+        """Read each box to its offset in ``sink``; return the CRC32C of the bytes as read.
+
+        The bytes are in C order. ``complete``: as in ``BoxReader``. Errors of ``sink`` pass
+        through.
+        """
+        reader = SinkReader(
+            item,
+            arrays,
+            sink,
+            complete=complete,
+            buffer_bytes=self._buffer_bytes,
+            deadline_s=deadline_s,
+        )
+        try:
+            return reader.read(boxes)
+        except (CorruptData, LocalTierError):
+            raise
+        except Exception as error:  # TensorStore raises ValueError for every storage error
+            raise self.storage.error("read", item.removeprefix(self.directory), error) from error
+
     def read_document(
         self, step: int, owner: int, count: int, digest: str, deadline_s: float | None = None
     ) -> bytes:
@@ -240,15 +284,20 @@ class PersistentTier:
         ``meet``: the function by which the writers wait for each other.
         """
         # Imported here: it takes as long as JAX, and a restart from RAM needs none of it.
-        from emergency_ckpt.tiers.persistent.orbax_writer import (  # noqa: PLC0415
-            ArrayWriter,
-            bytes_at_once,
-            write_step,
+        from emergency_ckpt.tiers.persistent.item.array_writes import (  # noqa: PLC0415
+            ArrayWrites,
         )
+        from emergency_ckpt.tiers.persistent.item.state import item_state  # noqa: PLC0415
+        from emergency_ckpt.tiers.persistent.orbax_writer import write_step  # noqa: PLC0415
 
         deadline_s = self.storage.deadline_s(None)
-        state = as_arrays(tree, shards, writers)
-        arrays = ArrayWriter(writers)
+        state = item_state(tree, shards, writers)
+        writes = ArrayWrites(
+            process=jax.process_index(),
+            creates=jax.process_index() == writers[0],
+            at_once_bytes=self._buffer_bytes,
+            compression=self._compression,
+        )
 
         def write() -> None:
             try:
@@ -257,14 +306,12 @@ class PersistentTier:
                     save,
                     state,
                     writers,
-                    arrays,
-                    at_once_bytes=bytes_at_once(self._buffer_bytes, shards),
-                    compression=self._compression,
+                    writes,
                     meet=lambda name, others: meet(name, others, deadline_s),
                 )
             finally:
                 # Written after the cancellation. ``remove_leftovers`` finds it by its host states.
-                is_late = arrays.is_cancelled and jax.process_index() == writers[0]
+                is_late = writes.is_cancelled and jax.process_index() == writers[0]
                 if is_late and save.step not in self.storage.numbers_in(HOST_STATE):
                     self.changes.remove_arrays(save.step)
 
@@ -274,7 +321,7 @@ class PersistentTier:
             )
         except PersistentTierError:
             # A cancelled write must not reach a step that is saved again.
-            arrays.cancel()
+            writes.cancel()
             raise
 
     def remove(self, step: int) -> None:

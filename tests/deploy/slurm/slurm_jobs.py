@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from places import ROOT
-from slurm_cluster import SlurmCluster
+from slurm_cluster import NODES, SlurmCluster
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -41,7 +41,14 @@ class Job:
         secret.write_text("s" * 64)
         secret.chmod(0o600)
 
-    def submit(self, *options: str, pause_s: float = 0.0, width: int = 1024, nodes: int = 4) -> Job:
+    def submit(
+        self,
+        *options: str,
+        pause_s: float = 0.0,
+        width: int = 1024,
+        nodes: int = 4,
+        crash: str = "0:0",
+    ) -> Job:
         """Submit the template with its three lines changed."""
         program = [
             *(sys.executable, str(TRAINER), f"--slices={nodes // 2}", f"--steps={STEPS}"),
@@ -63,6 +70,7 @@ class Job:
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "JAX_PLATFORMS": "cpu",
             "PYTHONUNBUFFERED": "1",
+            "TEST_CRASH": crash,
         }
         name = f"--job-name={self.folder.name}"
         self.job_id = self._cluster.submit(self.folder, env, name, *options)
@@ -102,6 +110,13 @@ class Job:
 
     def newest_in_ram(self) -> int:
         return max(map(int, re.findall(r"saved step (\d+) to RAM", self.log)))
+
+    def drained(self) -> int:
+        """Return the step that a drain wrote, with the markers of both parts."""
+        (step,) = re.findall(r"drained step (\d+) to ", self.log)
+        for marker in (f"{step}/_CHECKPOINT_METADATA", f"host_state/{step}/marker.json"):
+            assert (self.folder / "checkpoints" / marker).is_file(), self.log
+        return int(step)
 
     def digests(self) -> list[dict[str, Any]]:
         return [
@@ -169,7 +184,8 @@ def test_slurm_node_down_spare_takes_place(
     assert job.wait_for_end() == "COMPLETED", job.log
     cluster.start_node("n2")
     # Process 2 runs on n3 now, and process 3 on the spare.
-    assert job.nodes_of_lives()[-1] == ["n0", "n1", "n3", "n4"]
+    assert job.nodes_of_lives() == [["n0", "n1", "n2", "n3"], ["n0", "n1", "n3", "n4"]]
+    assert cluster.job(job.job_id)["Restarts"] == "0"  # the same allocation had the spare
     _check_resumed(job, undisturbed, newest)
 
 
@@ -187,6 +203,53 @@ def test_slurm_too_few_nodes_job_is_requeued(
     assert job.wait_for_end() == "COMPLETED", job.log
     assert cluster.job(job.job_id)["Restarts"] == "1"
     _check_resumed(job, undisturbed, newest)
+
+
+def test_slurm_first_node_down_job_is_requeued(
+    cluster: SlurmCluster, undisturbed: Job, job: Job
+) -> None:
+    job.submit(pause_s=0.5)
+    job.wait_for(r"saved step 10 to RAM")
+    newest = job.newest_in_ram()
+    cluster.lose_node("n0")  # with the batch script
+    assert job.wait_for_end() == "COMPLETED", job.log
+    cluster.start_node("n0")
+    assert cluster.job(job.job_id)["Restarts"] == "1"
+    assert job.nodes_of_lives() == [["n0", "n1", "n2", "n3"], ["n1", "n2", "n3", "n4"]]
+    _check_resumed(job, undisturbed, newest)
+
+
+def test_slurm_job_given_up_is_drained(cluster: SlurmCluster, undisturbed: Job, job: Job) -> None:
+    job.submit(crash="99:12")
+    assert job.wait_for_end() == "FAILED", job.log
+    assert "given up because 3 lives in a row" in job.log
+    assert job.starts() == [None, 10, 10], job.log
+    assert job.drained() == 10
+    assert cluster.job(job.job_id)["Restarts"] == "0"
+    _check_continues_without_ram(cluster, undisturbed, job, 10)
+
+
+def test_slurm_drain_does_without_a_lost_node(
+    cluster: SlurmCluster, undisturbed: Job, job: Job
+) -> None:
+    job.submit(pause_s=0.5, crash="2:12")
+    job.wait_for(r"(?s)life 2 .*saved step 20 to RAM")  # storage has 15
+    newest = job.newest_in_ram()
+    cluster.lose_node("n2")
+    assert job.wait_for_end() == "FAILED", job.log
+    cluster.start_node("n2")
+    assert job.drained() in (newest, newest + LOCAL_EVERY)
+    _check_continues_without_ram(cluster, undisturbed, job, job.drained())
+
+
+def test_slurm_failed_drain_is_said(cluster: SlurmCluster, job: Job) -> None:
+    job.submit(crash="99:12")
+    job.wait_for("life 2")
+    (job.folder / "checkpoints").rename(job.folder / "kept")
+    (job.folder / "checkpoints").write_text("no directory")
+    assert job.wait_for_end() == "FAILED", job.log
+    assert "not drained: what only RAM has is still there" in job.log
+    assert cluster.job(job.job_id)["ExitCode"] == "1:0"
 
 
 def test_slurm_notice_by_scancel_resumes_at_step(
@@ -220,7 +283,7 @@ def test_slurm_ramdisk_too_small_is_named(cluster: SlurmCluster, job: Job) -> No
     cluster.start_node("n1")
     assert "RamdiskFull" in job.log
     # The template's own limit: no endless loop for what no restart mends.
-    assert "given up: 3 lives in a row" in job.log
+    assert "given up because 3 lives in a row" in job.log
     assert len(job.nodes_of_lives()) == 3
 
 
@@ -248,6 +311,19 @@ def _check_resumed(job: Job, undisturbed: Job, newest: int) -> None:
     (resumed,) = starts[1:]
     # One more save may have become whole between the look at the log and the fault.
     assert resumed in (newest, newest + LOCAL_EVERY), job.log
+    assert job.digests() == undisturbed.digests()
+
+
+def _check_continues_without_ram(
+    cluster: SlurmCluster, undisturbed: Job, job: Job, step: int
+) -> None:
+    """A job of the same name goes on at what storage has, and ends with the undisturbed bits."""
+    cluster.wait_until_idle()
+    for name in NODES:
+        cluster.wipe(name)
+    job.submit()
+    assert job.wait_for_end() == "COMPLETED", job.log
+    assert job.starts() == [step]
     assert job.digests() == undisturbed.digests()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from emergency_ckpt.restore.shards.shard_fetch import CopiesFailed
 from emergency_ckpt.restore.shards.shard_loader import ShardCollection
 from emergency_ckpt.testing.memory_holdings import MemoryHoldings
 from emergency_ckpt.tiers.local.tier import LocalTier
+from emergency_ckpt.tiers.ramdisk.reserve import reserve_slot
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
 from emergency_ckpt.types import SaveId, Writer
@@ -29,32 +32,75 @@ def _use_until_given_up(shards: ShardCollection, plan: ProcessPlan) -> None:
                 shards.bytes_of(arrived[0])
 
 
+def _tier(ramdisk: Path) -> LocalTier:
+    writer = Writer(process_index=0, process_count=1, slice_index=0, hostname="h")
+    return LocalTier.open(ramdisk, "run", writer, host_state_limit_bytes=1 << 20, copy_threads=1)
+
+
+@contextlib.contextmanager
+def _fetching(
+    tier: LocalTier, holdings: MemoryHoldings, digest: str
+) -> Iterator[tuple[ShardCollection, ProcessPlan]]:
+    """Serve ``holdings``; yield a collection into ``tier``, and the plan to fetch ``digest``."""
+    sink = EventSink(None, process_index=0)
+    with (
+        TransferServer(holdings, run_id="run", secret=SECRET) as server,
+        TransferClient(run_id="run", secret=SECRET) as client,
+    ):
+        shards = ShardCollection(
+            tier,
+            client,
+            sink,
+            save=SAVE,
+            me="process/0",
+            retained=None,
+            calls=HolderCalls(sink, time.monotonic() + 30),
+        )
+        group = FetchGroup(digest, None, ("server",))
+        yield shards, ProcessPlan(fetch=(group,), addresses={"server": server.address})
+
+
+def _fetched(ramdisk: Path, holdings: MemoryHoldings, digest: str) -> LocalTier:
+    """A tier that has fetched all of ``digest`` into a slot; to be closed."""
+    tier = _tier(ramdisk)
+    tier.map_newest_in_background()
+    with (
+        _fetching(tier, holdings, digest) as (shards, plan),
+        shards.collecting(plan) as arrivals,
+    ):
+        assert sum(len(arrived) for arrived in arrivals) == 8
+    return tier
+
+
+@pytest.mark.parametrize("made_bytes", [1 << 20, 8 << 20, 40 << 20])
+def test_fetched_bytes_go_into_the_reserved_slot(ramdisk: Path, made_bytes: int) -> None:
+    """It was reserved for less than comes, for just that, or for more."""
+    holdings = MemoryHoldings()
+    data = [bytes([number]) * (1 << 20) for number in range(8)]
+    digest = holdings.add(SAVE, data)
+    assert reserve_slot(ramdisk, "run", 0, made_bytes) == made_bytes
+    slot = ramdisk / "run" / "process_00000" / "slot_0.bin"
+    before = slot.stat()
+    tier = _fetched(ramdisk, holdings, digest)
+    assert tier.verify(digest, range(8)) == []
+    assert [tier.lend(digest, shard).tobytes() for shard in range(8)] == data
+    after = slot.stat()
+    assert after.st_ino == before.st_ino
+    assert after.st_blocks * 512 == max(made_bytes, 8 << 20), "no holes, and no room beyond it"
+    assert list(tier.path.glob("slot_?.bin")) == [slot]
+    tier.close()
+
+
 def test_failed_copy_is_named_also_by_users_of_what_had_come(tmp_path: Path) -> None:
     """Else the leader takes it for a fault that no other plan can mend."""
     holdings = MemoryHoldings()
     digest = holdings.add(SAVE, [bytes([number]) * 4096 for number in range(8)])
     holdings.corrupt(digest, 7)
-    writer = Writer(process_index=0, process_count=1, slice_index=0, hostname="h")
-    tier = LocalTier.open(tmp_path, "run", writer, host_state_limit_bytes=1 << 20, copy_threads=1)
-    server = TransferServer(holdings, run_id="run", secret=SECRET)
-    server.start()
+    tier = _tier(tmp_path)
     try:
-        with TransferClient(run_id="run", secret=SECRET) as client:
-            sink = EventSink(None, process_index=0)
-            shards = ShardCollection(
-                tier,
-                client,
-                sink,
-                save=SAVE,
-                me="process/0",
-                retained=None,
-                calls=HolderCalls(sink, time.monotonic() + 30),
-            )
-            group = FetchGroup(digest, None, ("server",))
-            plan = ProcessPlan(fetch=(group,), addresses={"server": server.address})
+        with _fetching(tier, holdings, digest) as (shards, plan):
             with pytest.raises(CopiesFailed) as failed:
                 _use_until_given_up(shards, plan)
             assert [(copy.holder, copy.shard) for copy in failed.value.unusable] == [("server", 7)]
     finally:
-        server.stop()
         tier.close()

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy.typing as npt
 import pytest
 
 from emergency_ckpt.background import Failures
@@ -26,6 +25,8 @@ from emergency_ckpt.errors import PersistentTierError, SaveFailed, TransferError
 from emergency_ckpt.events import Event, EventSink
 from emergency_ckpt.save.persistent.save import PersistentSave, PersistentSaves
 from emergency_ckpt.state import host_state
+from emergency_ckpt.state.capture import Captured
+from emergency_ckpt.state.staging import HostShard
 from emergency_ckpt.state.tree import StateTree, describe
 from emergency_ckpt.testing.memory_coordination import MemoryService
 from emergency_ckpt.tiers.persistent.meetings import Meet, meet_nobody
@@ -46,7 +47,7 @@ class NoTensors(PersistentTier):
         self,
         save: SaveId,
         tree: StateTree,
-        views: Mapping[ShardId, npt.NDArray[Any]],
+        shards: Mapping[ShardId, HostShard],
         writers: Sequence[int],
         meet: Meet = meet_nobody,
     ) -> None:
@@ -108,7 +109,7 @@ class Job:
             job = PersistentSave(
                 save=SaveId(step=step, incarnation="life", run_id="run"),
                 tree=TREE,
-                load=dict,
+                load=Captured.nothing,
                 host_state=host_state.capture("x" * size),
                 topology=TOPOLOGY,
                 writers=writers(TOPOLOGY),
@@ -118,7 +119,7 @@ class Job:
         with ThreadPoolExecutor(TOPOLOGY.process_count) as pool:
             list(pool.map(one, range(TOPOLOGY.process_count)))
 
-    def completed(self) -> set[tuple[int, int]]:
+    def completed(self) -> set[tuple[object, object]]:
         """(process, step) of each ``persistent.complete``."""
         return {
             (event.fields["process"], event.fields["step"])
@@ -147,7 +148,7 @@ def _empty_save(step: int) -> PersistentSave:
     return PersistentSave(
         save=SaveId(step=step, incarnation="life", run_id="run"),
         tree=TREE,
-        load=dict,
+        load=Captured.nothing,
         host_state=host_state.capture(0),
         topology=TOPOLOGY,
         writers=writers(TOPOLOGY),
@@ -164,11 +165,15 @@ def _break_push(job: Job) -> dict[int, int]:
     return {}
 
 
+def _make_host_state_too_large(_: Job) -> dict[int, int]:
+    return {3: LIMIT_BYTES + 1}
+
+
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
         (_break_push, "push process 1: connection refused"),
-        (lambda _: {3: LIMIT_BYTES + 1}, "host state"),
+        (_make_host_state_too_large, "host state"),
     ],
     ids=["push fails", "host state is too large"],
 )

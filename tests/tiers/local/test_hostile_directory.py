@@ -281,6 +281,18 @@ def test_damaged_host_state_is_mended_by_publishing_it_again(tier: LocalTier) ->
     assert tier.host_state_bytes(save_id(1), 0, 4) is None
 
 
+def test_folder_in_place_of_a_host_state_is_moved_aside(tier: LocalTier) -> None:
+    path = tier.path / "host_state" / "019a-first-1" / "process_00000_of_00004.json"
+    path.parent.mkdir(mode=0o700)
+    path.mkdir()
+    (path / "theirs").write_text("kept")
+    good = document(1)
+    tier.publish_host_state(save_id(1), 0, 4, good)
+    assert tier.host_state_bytes(save_id(1), 0, 4) == good
+    (aside,) = path.parent.glob("folder-*")
+    assert (aside / "theirs").read_text() == "kept"
+
+
 def test_buddies_cannot_fill_the_ramdisk(tier: LocalTier) -> None:
     """Too many saves, or too many bytes: the oldest go, the complete one stays."""
     tier.note_complete(save_id(1))

@@ -56,6 +56,32 @@ def test_lent_slot_is_not_written_and_a_third_takes_its_place(tier: LocalTier) -
     assert held_steps(tier) == [6, 7]
 
 
+def test_slot_is_lent_until_the_last_of_many_views_is_gone(tier: LocalTier) -> None:
+    digest = complete_save(tier, 1)
+    contents = tier.contents(digest)
+    assert contents is not None
+    views = [tier.lend(digest, shard) for shard in range(len(contents.shards))]
+    assert [view.tobytes() for view in views] == shard_bytes(1)
+    assert not any(view.flags.writeable for view in views)
+    assert all(view.ctypes.data % 64 == 0 for view in views if view.nbytes)
+    part = views[W_SHARD][8:]
+    del views
+    gc.collect()
+    for step in range(2, 5):
+        complete_save(tier, step)
+    assert 1 in held_steps(tier)
+    assert part.tobytes() == shard_bytes(1)[W_SHARD][8:]
+    del part
+    gc.collect()
+    # All were returned; it can be lent anew, and is then lent again.
+    again = tier.lend(digest, W_SHARD)
+    complete_save(tier, 5)
+    complete_save(tier, 6)
+    assert again.tobytes() == shard_bytes(1)[W_SHARD]
+    with pytest.raises(NotHeld):
+        tier.lend(digest, len(contents.shards))
+
+
 def test_jax_arrays_on_lent_memory_keep_values_and_return_it(tier: LocalTier) -> None:
     digest = complete_save(tier, 1)
     array = jax.device_put(tier.lend(digest, W_SHARD).view(np.float32).reshape(32, 32))

@@ -276,3 +276,17 @@ def test_equal_boxes_of_decoded_contents_are_one_object(contents: Contents) -> N
     assert decoded == contents
     boxes = [entry.box for entry in decoded.shards]
     assert len(set(map(id, boxes))) == len(set(boxes))
+
+
+def test_contents_of_states_that_take_turns_are_their_own() -> None:
+    save = SaveId(3, "life", "run")
+    states = [tuple(LeafSpec(name, "int8", (2,)) for name in names) for names in ("cab", "bd")]
+    again = tuple(LeafSpec(name, "int8", (2,)) for name in "cab")
+    for leaves in (states[0], states[1], states[0], again):
+        sizes = [(ShardId(leaf.path, ((0, 2),)), 2) for leaf in leaves]
+        layout = lay_out(leaves, sizes)
+        contents = build_contents(save, leaves, layout, range(len(leaves)))
+        paths = sorted(leaf.path for leaf in leaves)
+        assert [leaf.path for leaf in contents.leaves] == paths
+        assert [contents.shard_id(i).leaf for i in range(len(leaves))] == paths
+        assert build_contents(save, list(leaves), layout, range(len(leaves))) == contents

@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from tiers_support import LAYOUT, open_tier
+from tiers_support import LAYOUT, complete_save, open_tier
 
 from emergency_ckpt import _native
 from emergency_ckpt.errors import RamdiskFull
@@ -75,7 +75,10 @@ def test_slots_made_while_others_are_touched_are_touched_too(
     entered, goes_on = threading.Event(), threading.Event()
     touched: list[int] = []
 
-    def prefault(mapping: _native.Mapping, offset: int, nbytes: int, threads: int) -> None:
+    def prefault(
+        mapping: _native.Mapping, offset: int, nbytes: int, threads: int, *, written: bool
+    ) -> None:
+        assert not written, "this process has made them"
         entered.set()
         assert goes_on.wait(LONG_S)
         touched.append(nbytes)
@@ -90,4 +93,34 @@ def test_slots_made_while_others_are_touched_are_touched_too(
     goes_on.set()
     ended()
     assert touched.count(LARGE_BYTES) >= 2
+    tier.close()
+
+
+@pytest.mark.parametrize(("published", "newest_bytes"), [(True, LARGE_BYTES), (False, SMALL_BYTES)])
+def test_start_maps_what_its_restore_needs_alone(
+    ramdisk: Path, monkeypatch: pytest.MonkeyPatch, *, published: bool, newest_bytes: int
+) -> None:
+    """An older step beside the newest would only take the cores from it."""
+    tier = open_tier(ramdisk)
+    tier.reserve(SMALL_BYTES)
+    if published:
+        complete_save(tier, 1)
+        tier.reserve(LARGE_BYTES)
+        complete_save(tier, 2)
+    tier.close()
+    touched: list[tuple[int, bool]] = []
+
+    def prefault(
+        mapping: _native.Mapping, offset: int, nbytes: int, threads: int, *, written: bool
+    ) -> None:
+        touched.append((mapping.size_bytes, written))
+
+    monkeypatch.setattr(_native, "prefault", prefault)
+    tier = open_tier(ramdisk)
+    tier.map_newest_in_background()
+    ended()
+    assert touched == [(newest_bytes, True)]
+    tier.prefault_in_background()
+    ended()
+    assert len(touched) == 3
     tier.close()

@@ -11,6 +11,7 @@ from emergency_ckpt.tiers.local.slot_choice import (
     SLOTS_AT_REST,
     SlotState,
     choose_slot,
+    choose_storage_source,
     slots_allowed,
     surplus_slots,
 )
@@ -132,3 +133,15 @@ def test_more_slots_at_rest_keep_more_steps() -> None:
     assert surplus_slots(held, {save(4)}, save(4)) == (0, 1)
     lent = [SlotState(s.number, s.save, True, False) for s in held]
     assert slots_allowed(lent, {save(4)}, at_rest=4) == 4 + MAX_EXTRA_SLOTS
+
+
+@given(slot_lists, st.booleans(), st.integers(2, 4))
+def test_slot_stays_lent_to_storage_only_beside_enough_others(
+    slots: list[SlotState], has_room: bool, at_rest: int
+) -> None:
+    source = choose_storage_source(slots, has_room, at_rest)
+    left = sum(not state.lent for state in slots) + source.make_one
+    assert source.reason
+    assert not source.lend or left >= at_rest, "saves would have no slot while storage hangs"
+    assert not source.make_one or (has_room and source.lend)
+    assert len(slots) + source.make_one <= max(len(slots), at_rest + MAX_EXTRA_SLOTS)

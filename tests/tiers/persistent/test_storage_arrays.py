@@ -11,10 +11,12 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from emergency_ckpt.core.boxes import whole
 from emergency_ckpt.errors import InvalidState
 from emergency_ckpt.state.staging import HostShard
 from emergency_ckpt.state.tree import StateTree, boxes_by_device, describe
-from emergency_ckpt.tiers.persistent.writer_arrays import as_arrays, check_storable, spread
+from emergency_ckpt.tiers.persistent.item.state import item_state
+from emergency_ckpt.tiers.persistent.writer_arrays import check_storable, spread
 from emergency_ckpt.types import ShardId
 
 MESH = Mesh(np.array(jax.devices()).reshape(2, 2, 2), ("slice", "fsdp", "tensor"))
@@ -93,13 +95,36 @@ def test_arrays_have_every_value(writers: tuple[int, ...]) -> None:
         for shard in state[name].addressable_shards:
             view = np.asarray(shard.data)
             shards[ShardId(name, boxes[shard.device])] = HostShard(view, None)
-    arrays = as_arrays(tree, shards, writers)
+    arrays = item_state(tree, shards, writers)
     for name, value in values.items():
-        np.testing.assert_array_equal(np.asarray(arrays[name]), value)
+        found, times = np.zeros_like(value), np.zeros(value.shape, int)
+        for box, part in arrays[name].parts:
+            index = tuple(slice(start, stop) for start, stop in box)
+            assert part.shape == arrays[name].write_shape
+            found[index], times[index] = part, times[index] + 1
+        np.testing.assert_array_equal(found, value)
+        assert (times == 1).all()
         divided = len(writers) > 1 and name in DIVIDED
         assert (stored_by(arrays[name].sharding, value.shape) == 1).all() == (
             divided or name == "nothing is replicated"
         )
+
+
+def test_values_to_write_are_those_of_the_snapshot() -> None:
+    """A copy would need the memory of the whole state once more."""
+    state = {
+        "divided": jax.device_put(np.ones((16, 4), np.float32), NamedSharding(MESH, P())),
+        "host": np.arange(4),
+    }
+    tree = describe(state, "save")
+    views = {"divided": np.asarray(state["divided"]), "host": state["host"]}
+    shards = {
+        ShardId(name, whole(view.shape)): HostShard(view, None) for name, view in views.items()
+    }
+    for name, array in item_state(tree, shards, (0, 1)).items():
+        assert array.parts
+        for part in array.parts:
+            assert np.shares_memory(part.values, views[name])
 
 
 def test_dtype_unknown_to_orbax_is_refused_before_training() -> None:

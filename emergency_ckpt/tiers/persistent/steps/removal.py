@@ -84,9 +84,13 @@ class StepRecords:
 def _metrics(path: epath.Path) -> Mapping[str, Any] | None:
     if not path.exists():
         return None
-    data = read_at_most(path, MAX_METRICS_BYTES + 1)
+    return decode_metrics(read_at_most(path, MAX_METRICS_BYTES + 1))
+
+
+def decode_metrics(data: bytes) -> Mapping[str, Any] | None:
+    """Return the metrics of a step. None for anything else: the policy decides about such steps."""
     try:
         value = json.loads(data)
-    except ValueError:
-        return None  # treated as absent: the policy decides about such steps
+    except (ValueError, RecursionError):
+        return None
     return cast("Mapping[str, Any]", value) if isinstance(value, dict) else None

@@ -16,31 +16,31 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from etils import epath
 
 from emergency_ckpt.cluster.incarnations import new_incarnation
 from emergency_ckpt.cluster.storage.claim import DirectoryClaim
 from emergency_ckpt.config import run_id_of
-from emergency_ckpt.core.restore.inventory import Inventory, PersistentStep
-from emergency_ckpt.core.restore.wholeness import newest_whole
+from emergency_ckpt.core.restore.inventory import PersistentStep
 from emergency_ckpt.core.run_claim import RunRecord
 from emergency_ckpt.core.timeline import newest
 from emergency_ckpt.errors import ConfigError, CorruptData, HostStateError, LocalTierError
-from emergency_ckpt.offline.drain_lock import BELOW, DrainLock
+from emergency_ckpt.offline.draining.lock import BELOW, DrainLock
+from emergency_ckpt.offline.draining.peers import PeerRam, ask_peers
 from emergency_ckpt.offline.export import Progress, Shown, newest_item, ram_tree
 from emergency_ckpt.offline.host_states import ram_documents
-from emergency_ckpt.offline.peers import PeerCopies, ask_peers, merged, scratch_ramdisk
 from emergency_ckpt.offline.ram import RamSource
 from emergency_ckpt.offline.source import leaf_bytes
 from emergency_ckpt.state.host_state import decode
 from emergency_ckpt.survey.places import Places, SurveyFault
-from emergency_ckpt.survey.survey import RamSave, Survey, take_survey
+from emergency_ckpt.survey.survey import RamSave, Survey, take_survey, with_folders
 from emergency_ckpt.tiers.persistent.late_arrays import write_late_step
 from emergency_ckpt.tiers.persistent.marker import OURS
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.tiers.ramdisk.locks import current_holder
+from emergency_ckpt.transfer.client import TransferClient
+from emergency_ckpt.transfer.names import each_address
 from emergency_ckpt.types import SaveId, ShardId
 
 
@@ -78,8 +78,7 @@ def drain(
     PersistentTierError, CorruptData of a record in storage.
 
     Args:
-      peers: addresses of ``eckpt serve`` on other hosts; parts that only these have are copied to
-        this host's ramdisk meanwhile.
+      peers: addresses of ``eckpt serve`` on other hosts, or names that stand for several.
     """
     survey = take_survey(dataclasses.replace(places, directory=""))
     run_id = _run_id(survey, places, peers)
@@ -91,32 +90,27 @@ def drain(
     work = _Drain(places, survey, run_id, tier, claim)
     if not peers:
         return work.look() or work.run(shown)
-    with scratch_ramdisk(places.local_dirs) as scratch:
-        return _drain_with_peers(work, places, peers, scratch, shown)
+    if places.secret is None:
+        raise ConfigError(["--peers needs the run's secret"], target="eckpt drain")
+    with TransferClient(run_id=run_id, secret=places.secret) as client:
+        return _drain_with_peers(work, client, peers, shown, write_timeout_s)
 
 
 def _drain_with_peers(
-    work: _Drain, places: Places, peers: Sequence[str], scratch: Path, shown: Shown
+    work: _Drain, client: TransferClient, peers: Sequence[str], shown: Shown, deadline_s: float
 ) -> Drained:
-    if places.secret is None:
-        raise ConfigError(["--peers needs the run's secret"], target="eckpt drain")
+    addresses = [each for name in peers for each in each_address(name)]
     local = work.inventory
-    asked, manifests, faults = ask_peers(peers, work.run_id, places.secret, local)
+    asked, manifests, faults = ask_peers(client, addresses, local)
     running = [peer.address for peer in asked if peer.process_index is not None]
     if running:
         text = f"the job still runs: its process answers at {running[0]}"
         raise LocalTierError("drain", f"run {work.run_id!r}", text)
-    everything = merged(local, asked, manifests)
-    save = newest_whole(everything)
-    if save is not None and not work.has(save):
-        copies = PeerCopies(scratch, save, places, places.secret)
-        copies.fetch(asked, everything, set(local.manifests))
-        faults += copies.faults
-        places = dataclasses.replace(places, local_dirs=(*places.local_dirs, scratch))
-    survey = take_survey(dataclasses.replace(places, directory=""))
-    together = work.again(places, survey, everything)
-    together.note_faults(faults)
-    return together.look() or together.run(shown)
+    everything = {**local.manifests, **manifests}
+    with PeerRam(asked, everything, client, work.run_id, deadline_s) as others:
+        together = work.again(others)
+        together.note_faults(faults)
+        return together.look() or together.run(shown)
 
 
 def _run_id(survey: Survey, places: Places, peers: Sequence[str]) -> str:
@@ -163,36 +157,32 @@ class _Drain:
         run_id: str,
         tier: PersistentTier,
         claim: DirectoryClaim,
-        known: Inventory | None = None,
+        others: PeerRam | None = None,
     ) -> None:
-        """``known``: of all hosts, for timelines and steps that were whole; None: of ``survey``."""
+        """``others``: the RAM of other hosts, whose directories are in ``survey``."""
+        self._others = others
         self._places = places
         self._survey = survey
         self.run_id = run_id
         self._tier = tier
         self._claim = claim
         self.inventory = survey.inventory(run_id)
-        self._known = known or self.inventory
         self._notes = [f"{fault.where}: {fault.problem}" for fault in survey.faults]
         self._recorded = tier.found.timeline()
-        self._timeline = newest(self._known.timeline, self._recorded)
+        self._timeline = newest(self.inventory.timeline, self._recorded)
         for each in survey.ram:
             reason = self._objection(each.save.step, each.save.incarnation)
             if each.save.run_id == run_id and reason:
                 self._notes.append(f"step {each.save.step} in RAM is passed over: {reason}")
 
-    def again(self, places: Places, survey: Survey, known: Inventory) -> _Drain:
-        """Return the same drain with other ramdisks."""
-        return _Drain(places, survey, self.run_id, self._tier, self._claim, known)
+    def again(self, others: PeerRam) -> _Drain:
+        """Return the same drain with the RAM of other hosts besides."""
+        survey = with_folders(self._survey, others.folders)
+        return _Drain(self._places, survey, self.run_id, self._tier, self._claim, others)
 
     def note_faults(self, faults: Iterable[SurveyFault]) -> None:
         """Add faults to the notes of the outcome."""
         self._notes += [f"{fault.where}: {fault.problem}" for fault in faults]
-
-    def has(self, save: SaveId) -> bool:
-        """Return whether storage has a step that a restore would take rather, or the same."""
-        stored = self._newest_stored()
-        return stored is not None and _has(stored, save)
 
     def look(self) -> Drained | None:
         """Return the outcome when there is nothing to write, without a change in storage."""
@@ -248,7 +238,7 @@ class _Drain:
 
     def _outcome(self, step: int | None, *, is_written: bool = False) -> Drained:
         """Return the outcome; a newer whole step than ``step`` was lost, or is elsewhere."""
-        known = [holder.known_complete for holder in self._known.holders]
+        known = [holder.known_complete for holder in self.inventory.holders]
         lost = max(
             (
                 save.step
@@ -279,13 +269,17 @@ class _Drain:
 
     def _read(self, each: RamSave, shown: Shown) -> _Ready:
         """Read every byte once, so that nothing in storage is touched for a damaged save."""
-        source = RamSource(each.save, each.copies, self.inventory, self._places.owner_uid)
+        source = RamSource(
+            each.save, each.copies, self.inventory, self._places.owner_uid, self._others
+        )
         total_bytes = sum(map(leaf_bytes, source.leaves.values()))
         with shown(f"check step {each.save.step}", total_bytes) as progress:
             for path in source.leaves:
                 for box in source.boxes(path):
                     progress(source.read(path, box).nbytes)
-        documents = ram_documents(each.save, self.inventory, self._survey.folders, self._places)
+        documents = ram_documents(
+            each.save, self.inventory, self._survey.folders, self._places, self._others
+        )
         return _Ready(source, documents)
 
     def _write(self, ready: _Ready, shown: Shown) -> None:

@@ -1,0 +1,54 @@
+"""The options that tell the size of a state and of a slot, for ``doctor`` and ``reserve``."""
+
+from __future__ import annotations
+
+import argparse
+
+from emergency_ckpt.core.placement.policies import parse_policy
+from emergency_ckpt.core.placement.study import stored_share
+from emergency_ckpt.errors import ConfigError
+
+_GIB = 1 << 30
+_MOST_GIB = 1e12
+
+
+def add_size(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    size = parser.add_argument_group("size of the state")
+    size.add_argument("--state-gib", type=float, help="one replica; default: newest step in --dir")
+    size.add_argument("--slices", type=int, default=2, help="data-parallel replicas (%(default)s)")
+    size.add_argument(
+        "--hosts-per-slice", type=int, default=1, help="processes of a slice (%(default)s)"
+    )
+    size.add_argument(
+        "--processes", type=int, default=1, help="processes that share the ramdisk (%(default)s)"
+    )
+    size.add_argument("--placement", default="all_but_primary", help="as the setting (%(default)s)")
+    size.add_argument(
+        "--local-keep-last-n", type=int, default=1, help="as the setting (%(default)s)"
+    )
+
+
+def check_size(args: argparse.Namespace, command: str) -> None:
+    """Raise ConfigError when the options are out of their range."""
+    problems = [
+        f"--{name.replace('_', '-')} must be at least 1, not {getattr(args, name)}"
+        for name in ("slices", "hosts_per_slice", "processes", "local_keep_last_n")
+        if getattr(args, name) < 1
+    ]
+    if args.state_gib is not None and not 0 < args.state_gib < _MOST_GIB:
+        problems.append(f"--state-gib must be above 0 and below {_MOST_GIB}, not {args.state_gib}")
+    if problems:
+        raise ConfigError(problems, target=command)
+    parse_policy(args.placement)
+
+
+def given_bytes(args: argparse.Namespace) -> int | None:
+    """Return the bytes of one replica as given on the command line, or None."""
+    return None if args.state_gib is None else round(args.state_gib * _GIB)
+
+
+def slot_bytes(args: argparse.Namespace, state_bytes: int) -> int:
+    """Return the bytes of one slot of one process, of a state of ``state_bytes`` per replica."""
+    share = stored_share(parse_policy(args.placement), args.slices) / args.hosts_per_slice
+    return round(state_bytes * share)

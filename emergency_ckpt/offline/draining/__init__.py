@@ -1,0 +1,10 @@
+"""RAM brought to storage when a job is over for good (``eckpt drain``).
+
+1. ``drain`` chooses the newest whole step and writes it, alone in its directory (``lock``).
+2. ``peers`` brings what only other hosts have.
+3. ``last`` runs it by itself: the servers of a job's hosts notice that the job is over, and agree
+   on the one that drains. It needs neither JAX nor Orbax, and starts ``drain`` as a process.
+
+Guaranteed: a kill at any instant leaves storage as a killed save does. Not guaranteed: that a job
+is over; one that runs on hosts that were not named is not noticed, and is not harmed.
+"""

@@ -1,0 +1,139 @@
+"""``eckpt serve --drain-to``: servers notice that their job is over, and one of them drains."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from quarters import save_quarters
+from tiers_support import RUN_ID, open_tier
+
+from emergency_ckpt.cli.main import USAGE_EXIT_CODE, main
+from emergency_ckpt.core.secret.keys import RunSecret
+from emergency_ckpt.run_secret import generate_secret
+from emergency_ckpt.tiers.local.read_only import ReadOnlyRamdisk
+from emergency_ckpt.tiers.local.signatures import Signer
+from emergency_ckpt.transfer.server import TransferServer
+
+LONG_S = 240.0
+HOSTS = 3
+Servers = list[subprocess.Popen[str]]
+Start = Callable[..., Servers]
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> bytes:
+    secret = generate_secret()
+    (tmp_path / "secret").write_bytes(secret)
+    (tmp_path / "secret").chmod(0o600)
+    return secret
+
+
+@pytest.fixture
+def signer(secret: bytes) -> Signer:
+    return Signer.of(RunSecret(RUN_ID, secret, given=True))
+
+
+@pytest.fixture
+def start(ramdisk: Path, tmp_path: Path, signer: Signer) -> Iterator[Start]:
+    """Starts a server on each of three hosts, of which none has a whole step."""
+    for host, held in enumerate(({0: [0, 1]}, {1: [2]}, {2: [3, 0]})):
+        save_quarters(ramdisk / str(host), held, signer)
+    with socket.create_server(("127.0.0.1", 0)) as reserved:
+        port = reserved.getsockname()[1]
+    addresses = [f"127.0.0.{2 + host}:{port}" for host in range(HOSTS)]
+    running: Servers = []
+
+    def serve(*when: str, trainers: str = "127.0.0.1:9") -> Servers:
+        for host, address in enumerate(addresses):
+            command = [
+                *(sys.executable, "-m", "emergency_ckpt.cli.main", "serve"),
+                *("--local-dir", str(ramdisk / str(host)), "--run-id", RUN_ID),
+                *("--secret-file", str(tmp_path / "secret")),
+                *("--bind", address.partition(":")[0], "--port", str(port)),
+                *("--drain-to", str(tmp_path / "dir"), "--peers", ",".join(addresses)),
+                *("--trainers", trainers, *when),
+            ]
+            env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+            server = subprocess.Popen(
+                command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+            running.append(server)
+            assert server.stdout is not None
+            assert server.stdout.readline().startswith("serving ")
+        return running
+
+    yield serve
+    for server in running:
+        server.kill()
+        server.communicate()
+
+
+def ends(servers: Servers) -> list[str]:
+    """Wait until all have ended well; return their outputs."""
+    outputs = [server.communicate(timeout=LONG_S)[0] for server in servers]
+    assert [server.returncode for server in servers] == [0] * len(servers), outputs
+    return outputs
+
+
+def marker(tmp_path: Path) -> Path:
+    return tmp_path / "dir" / "host_state" / "5" / "marker.json"
+
+
+def test_servers_that_stop_leave_the_step_in_storage(start: Start, tmp_path: Path) -> None:
+    servers = start("--drain-at-stop", "0.1")
+    for server in servers:
+        server.send_signal(signal.SIGTERM)
+    first, second, third = ends(servers)
+    assert "drained step 5" in first
+    assert "nothing to drain" in second
+    assert third == ""
+    assert marker(tmp_path).exists()
+
+
+def test_servers_that_stop_beside_a_job_drain_nothing(
+    start: Start, tmp_path: Path, ramdisk: Path, secret: bytes
+) -> None:
+    (ramdisk / "trainer").mkdir(mode=0o700)
+    holdings = ReadOnlyRamdisk(ramdisk / "trainer", RUN_ID)
+    with TransferServer(holdings, run_id=RUN_ID, secret=secret, bind_host="127.0.0.1") as trainer:
+        servers = start("--drain-at-stop", "0.1", trainers=trainer.address)
+        servers[0].send_signal(signal.SIGTERM)
+        (output,) = ends(servers[:1])
+    holdings.close()
+    assert output == "eckpt serve: the job runs on other hosts: nothing is drained\n"
+    assert not (tmp_path / "dir").exists()
+
+
+def test_servers_without_a_job_for_long_drain_once(
+    start: Start, tmp_path: Path, ramdisk: Path, signer: Signer
+) -> None:
+    process = open_tier(ramdisk / "0", process_index=0, signer=signer)  # holds its lock
+    servers = start("--drain-after", "3")
+    assert servers[0].stdout is not None
+    process.close()
+    lines = [servers[0].stdout.readline() for _ in range(2)]
+    assert lines[0] == f"eckpt serve: the job is over: drain to {tmp_path / 'dir'}\n"
+    assert "drained step 5" in lines[1]
+    assert marker(tmp_path).exists()
+    for server in servers:
+        server.send_signal(signal.SIGTERM)
+    assert ends(servers) == ["", "", ""]
+
+
+@pytest.mark.parametrize(
+    "words", [["--drain-to", "/dir"], ["--drain-after", "5"], ["--drain-at-stop", "5"]]
+)
+def test_serve_refuses_half_of_the_drain_options(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    assert main(["serve", "--local-dir", "/ram", "--run-id", RUN_ID, *words]) == USAGE_EXIT_CODE
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert "need each other" in capsys.readouterr().err

@@ -1,0 +1,82 @@
+"""One step in a bucket that answers each request after 30 ms, and what a read of it asks for."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import jax
+import numpy as np
+
+from emergency_ckpt.state.snapshot import SnapshotRecipe
+from emergency_ckpt.state.tree import BoxTable, describe
+from emergency_ckpt.testing.gcs import FaultRule, GcsControl, RequestRecord
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
+from emergency_ckpt.types import SaveId
+
+LEAVES = 24
+SHAPE = (256, 1024)  # 1 MiB
+STEP = 3
+
+
+class Memory:
+    def __init__(self, size_bytes: int) -> None:
+        self.data = bytearray(size_bytes)
+
+    def write(self, data: memoryview, offset: int) -> None:
+        self.data[offset : offset + data.nbytes] = data
+
+
+def save(tier: PersistentTier, state: dict[str, jax.Array]) -> None:
+    tree = describe(state, "save")
+    shards = BoxTable(tree, 1).shards_of(0)
+    on_host = SnapshotRecipe(tree, shards).take(jax.tree_util.tree_leaves(state)).collect()
+    save_id = SaveId(STEP, "life", "run")
+    tier.write_tensors(save_id, tree, dict(zip(shards, on_host, strict=True)), (0,))
+    tier.publish(save_id, {0: ("0" * 64, True)}, [leaf.spec for leaf in tree.leaves], {})
+
+
+def most_at_once(requests: list[RequestRecord]) -> int:
+    ends = [(each.time_s, 1) for each in requests]
+    ends += [(each.time_s + each.seconds, -1) for each in requests]
+    count = most = 0
+    for _, change in sorted(ends):
+        count += change
+        most = max(most, count)
+    return most
+
+
+def main() -> None:
+    gcs = GcsControl(os.environ["STORAGE_EMULATOR_HOST"])
+    tier = PersistentTier("gs://bucket/run")
+    values = np.random.default_rng(0).standard_normal(SHAPE, dtype=np.float32)
+    state = {f"leaf{n:02}": jax.device_put(values + np.float32(n)) for n in range(LEAVES)}
+    save(tier, state)
+    gcs.clear_requests()
+    with gcs.fault(FaultRule(kind="delay", delay_s=0.03, target="bucket/*")):
+        stored = tier.describe(STEP)
+        described = len(gcs.requests())
+        gcs.clear_requests()
+        arrays = {path: leaf.array for path, leaf in stored.leaves.items()}
+        shards = sorted(BoxTable(describe(state, "restore"), 1).shards_of(0))
+        memory = Memory(LEAVES * values.nbytes)
+        boxes = [(shard, at * values.nbytes) for at, shard in enumerate(shards)]
+        tier.read_into(
+            stored.item, arrays, boxes, memory, complete=True, deadline_s=time.monotonic() + 120
+        )
+    requests = gcs.requests()
+    expected = b"".join(np.asarray(state[shard.leaf]).tobytes() for shard in shards)
+    found = {
+        "same": bytes(memory.data) == expected,
+        "described": described,
+        "requests": len(requests),
+        "at_once": most_at_once([each for each in requests if each.bytes_out >= values.nbytes]),
+        "served": sum(each.bytes_out for each in requests) / len(expected),
+        "this_machine": tier.is_on_this_machine(),
+    }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Writes steps into a bucket, each under faults; ``test_writes_to_a_bucket.py`` judges."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from emergency_ckpt.errors import CheckpointError
+from emergency_ckpt.state.snapshot import SnapshotRecipe
+from emergency_ckpt.state.tree import BoxTable, describe
+from emergency_ckpt.testing.gcs import FaultRule, GcsControl
+from emergency_ckpt.tiers.persistent.item.array_writes import DATA_FILE_BYTES
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
+from emergency_ckpt.types import SaveId
+
+RUN = "gs://bucket/run"
+DATA, MANIFEST = "*/default/ocdbt.process_0/d/*", "*/default/ocdbt.process_0/manifest.ocdbt"
+ROWS = 256
+LARGE_FILES = 2
+
+FAULTS: dict[str, tuple[FaultRule, ...]] = {
+    f"{kind} of {what}": (
+        FaultRule(kind=kind, operation="objects.insert", target=target, count=count, **fields),
+    )
+    for what, target in (("data", DATA), ("manifest", MANIFEST))
+    for kind, count, fields in (
+        ("status", 2, {"status_code": 503}),
+        ("reset", 2, {}),
+        ("lose_reply", 1, {}),
+    )
+} | {
+    "precondition of data": (
+        FaultRule(kind="status", status_code=412, operation="objects.insert", target=DATA, count=1),
+    ),
+    "precondition of manifest": (
+        FaultRule(
+            kind="status", status_code=412, operation="objects.insert", target=MANIFEST, count=1
+        ),
+    ),
+}
+
+
+def state_of(step: int, leaves: int = 3, rows: int = ROWS) -> dict[str, Any]:
+    random = np.random.default_rng(step)
+    bits = random.integers(0, 2**32, (leaves, rows, 1024), np.uint32)
+    return {f"leaf{i}": jax.device_put(bits[i]) for i in range(leaves)}
+
+
+def write(step: int, state: dict[str, Any]) -> None:
+    tree = describe(state, "save")
+    ids = BoxTable(tree, 1).shards_of(0)
+    on_host = SnapshotRecipe(tree, ids).take(jax.tree_util.tree_leaves(state)).collect()
+    save = SaveId(step=step, incarnation="life", run_id="run")
+    tier = PersistentTier(RUN, timeout_s=60.0)
+    tier.write_tensors(save, tree, dict(zip(ids, on_host, strict=True)), (0,))
+
+
+def is_whole(step: int, state: dict[str, Any]) -> bool:
+    """Return whether plain Orbax finds the step, with these values."""
+    if step not in ocp.utils.checkpoint_steps(RUN):
+        return False
+    found = ocp.StandardCheckpointer().restore(f"{RUN}/{step}/default")
+    return all(np.array_equal(found[name], value) for name, value in state.items())
+
+
+def under_fault(gcs: GcsControl, step: int, rules: tuple[FaultRule, ...]) -> dict[str, Any]:
+    """One write under faults, and one more after them where it failed."""
+    state = state_of(step)
+    for rule in rules:
+        gcs.add_fault(rule)
+    error = ""
+    try:
+        write(step, state)
+    except CheckpointError as failure:
+        error = str(failure)
+    hits = sum(fault.hit for fault in gcs.fault_states())
+    gcs.clear_faults()
+    seen = {"error": error, "hits": hits, "whole": is_whole(step, state)}
+    if error:
+        PersistentTier(RUN).remove(step)
+        write(step, state)
+        seen["whole then"] = is_whole(step, state)
+    return seen
+
+
+def requests_for(gcs: GcsControl, step: int, state: dict[str, Any]) -> dict[str, Any]:
+    gcs.clear_requests()
+    write(step, state)
+    records = gcs.requests()
+    data = [each for each in records if "/d/" in each.target and each.status == 200]
+    return {
+        "count": len(records),
+        "operations": Counter(each.operation for each in records),
+        "data": [each.bytes_in for each in data if each.operation == "objects.insert"],
+    }
+
+
+def main() -> None:
+    gcs = GcsControl(os.environ["STORAGE_EMULATOR_HOST"])
+    large = state_of(2, leaves=2 * LARGE_FILES, rows=DATA_FILE_BYTES // 4096 // 2)
+    print(
+        json.dumps(
+            {
+                "small": requests_for(gcs, 1, state_of(1)),
+                "many": requests_for(gcs, 3, state_of(3, leaves=500, rows=1)),
+                "large": requests_for(gcs, 2, large),
+                "faults": {
+                    name: under_fault(gcs, 10 + number, rules)
+                    for number, (name, rules) in enumerate(FAULTS.items())
+                },
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

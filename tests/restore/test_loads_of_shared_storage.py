@@ -1,0 +1,120 @@
+"""Loads of a step on a disk of the machine on which all processes run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from served_tiers import open_tier
+from transfer_support import RUN_ID
+from world import World
+
+from emergency_ckpt.core.restore.plan_types import RestorePlan
+from emergency_ckpt.errors import CorruptData
+from emergency_ckpt.restore.protocol import LoadPlan
+from emergency_ckpt.restore.storage.load import StorageLoad
+from emergency_ckpt.restore.storage.load_plan import plan_load
+from emergency_ckpt.tiers.local.tier import LocalTier
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
+from emergency_ckpt.types import ShardId
+
+STEP = 2
+
+
+@pytest.fixture
+def persistent(world: World) -> PersistentTier:
+    with world.open_both() as checkpointer:
+        values = np.arange(64 * 128, dtype=np.float32).reshape(64, 128)
+        sharding = NamedSharding(world.mesh, P("fsdp"))
+        leaves = {f"w{number}": jax.device_put(values + number, sharding) for number in range(4)}
+        assert checkpointer.save(step=STEP, state=leaves)
+        checkpointer.wait_until_finished()
+        checkpointer.check_for_errors()
+    return PersistentTier(str(world.persistent))
+
+
+@pytest.fixture
+def tiers(tmp_path: Path) -> Iterator[list[LocalTier]]:
+    """The ramdisks of two processes."""
+    found = [open_tier(tmp_path / str(number), RUN_ID, number) for number in range(2)]
+    yield found
+    for tier in found:
+        tier.close()
+
+
+def plan(persistent: PersistentTier) -> LoadPlan:
+    """Two processes that need all of the step."""
+    stored = persistent.describe(STEP)
+    assert stored.marker is not None
+    arrays = {path: leaf.array for path, leaf in stored.leaves.items()}
+    target = tuple(sorted(shard for shard in stored.crcs if shard.leaf in arrays))
+    return plan_load(
+        RestorePlan("persistent", STEP, None, {}),
+        stored,
+        arrays,
+        dict.fromkeys(range(2), target),
+        {leaf.path: leaf for leaf in stored.marker.leaves},
+        RUN_ID,
+        wants_host_state=False,
+        on_this_machine=persistent.is_on_this_machine(),
+    )
+
+
+def load(tier: LocalTier, persistent: PersistentTier, wanted: LoadPlan, me: int) -> set[ShardId]:
+    """Load the part of process ``me``; the shards that its RAM has then."""
+    stored = persistent.describe(STEP)
+    assert stored.marker is not None
+    StorageLoad(
+        tier,
+        persistent,
+        wanted,
+        me=me,
+        leaves=stored.marker.leaves,
+        deadline_s=time.monotonic() + 60,
+    ).run()
+    ((tensors,), _, _) = tier.held()
+    contents = tier.contents(tensors.digest)
+    assert contents is not None
+    assert tensors.save == wanted.save
+    assert not tier.verify(tensors.digest, range(len(contents.shards)))
+    return {contents.shard_id(index) for index in range(len(contents.shards))}
+
+
+def test_each_process_has_all_that_it_needs(
+    persistent: PersistentTier, tiers: list[LocalTier]
+) -> None:
+    wanted = plan(persistent)
+    held = [load(tier, persistent, wanted, me) for me, tier in enumerate(tiers)]
+    assert held[0] == held[1] == set(persistent.describe(STEP).crcs)
+
+
+def test_without_room_each_process_loads_only_its_part(
+    persistent: PersistentTier, tiers: list[LocalTier], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LocalTier, "free_bytes", lambda self: 100)
+    wanted = plan(persistent)
+    held = [load(tier, persistent, wanted, me) for me, tier in enumerate(tiers)]
+    assert held[0] | held[1] == set(persistent.describe(STEP).crcs)
+    assert not held[0] & held[1]
+    assert all(held)
+
+
+def test_damage_is_found_by_each_and_leaves_nothing_published(
+    persistent: PersistentTier, tiers: list[LocalTier]
+) -> None:
+    wanted = plan(persistent)
+    damaged = max(
+        Path(persistent.describe(STEP).item).glob("**/d/*"), key=lambda path: path.stat().st_size
+    )
+    data = damaged.read_bytes()
+    damaged.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+    for me, tier in enumerate(tiers):
+        with pytest.raises(CorruptData):
+            load(tier, persistent, wanted, me)
+        assert tier.held()[0] == ()

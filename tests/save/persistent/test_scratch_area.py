@@ -1,0 +1,98 @@
+"""Host memory of persistent saves: used again, never while it is read, and bounded."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from world import World
+
+from emergency_ckpt._native import crc32c
+from emergency_ckpt.errors import SaveFailed
+from emergency_ckpt.save.persistent.scratch_area import Borrowed, ScratchArea
+
+SIZE = 3 * 4096
+
+
+def fill(borrowed: Borrowed, value: int) -> np.ndarray:
+    data = np.full(SIZE, value, np.uint8)
+    assert borrowed.copy([(data, 0)]) == [crc32c(data)]
+    return borrowed.loan.view(0, SIZE)
+
+
+def address(view: np.ndarray) -> int:
+    return view.__array_interface__["data"][0]
+
+
+def test_area_is_used_again_when_its_loan_has_ended() -> None:
+    area = ScratchArea(1)
+    borrowed = area.borrow(SIZE)
+    first = fill(borrowed, 1)
+    borrowed.loan.end()  # though a view of it is alive
+    second = fill(area.borrow(SIZE), 2)
+    assert address(first) == address(second)
+
+
+def test_area_that_is_read_is_not_written_and_a_third_is_refused() -> None:
+    area = ScratchArea(1)
+    views = [fill(area.borrow(SIZE), value) for value in (1, 2)]
+    with pytest.raises(SaveFailed, match="storage still reads the memory of earlier saves"):
+        area.borrow(SIZE)
+    assert [view[0] for view in views] == [1, 2]
+    cycle: list[Any] = [views.pop()]
+    cycle.append(cycle)
+    del cycle  # as an error of a client of storage may keep it
+    assert fill(area.borrow(SIZE), 3)[-1] == 3
+    assert views[0][-1] == 1
+
+
+def test_area_grows_for_a_larger_state() -> None:
+    area = ScratchArea(1)
+    area.borrow(SIZE).loan.end()
+    borrowed = area.borrow(10 * SIZE)
+    assert borrowed.loan.view(9 * SIZE, SIZE).nbytes == SIZE
+    assert borrowed.loan.view(0, 0).nbytes == 0
+    area.release()
+    gc.collect()
+    assert fill(borrowed, 4)[0] == 4
+
+
+STATE_BYTES = 32 << 20
+SAVES = 20
+
+
+def peak_bytes() -> int:
+    """Return the peak of this process's memory since the call before, and begin anew."""
+    status = Path("/proc/self/status").read_text()
+    peak = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+    Path("/proc/self/clear_refs").write_text("5")
+    return int(peak.split()[1]) << 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("local_every", [0, 2], ids=["scratch", "slot"])
+def test_peak_memory_of_persistent_saves_is_flat(world: World, local_every: int) -> None:
+    sharding = NamedSharding(world.mesh, P("fsdp"))
+    whole = np.zeros((8, STATE_BYTES // 32), np.float32)
+    state = {"w": jax.device_put(whole, sharding)}
+    step = jax.jit(lambda x: jax.tree.map(lambda y: y + 1, x), donate_argnums=0)
+    settings = {"staging_memory": "pinned_host", "snapshot_mode": "wait", "keep_last_n": 1}
+    settings |= {"staging_bytes": STATE_BYTES // 4, "local_save_every_n_steps": local_every}
+    peaks: list[int] = []
+    with world.open_both(**settings) as checkpointer:
+        for number in range(2, 2 * SAVES + 1, 2):
+            state = step(state)
+            assert checkpointer.save(step=number, state=state)
+            checkpointer.wait_until_finished()
+            peaks.append(peak_bytes())
+        checkpointer.check_for_errors()
+    sources = {e.fields["source"] for e in world.events if e.name == "persistent.captured"}
+    assert sources == {"slot" if local_every else "scratch"}
+    early, late = max(peaks[2 : SAVES // 2]), max(peaks[SAVES // 2 :])
+    assert late <= 1.05 * early, peaks

@@ -1,0 +1,60 @@
+"""How many requests a step takes, and what faults of a bucket make of its data and manifests."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from bucket_writes import FAULTS, LARGE_FILES
+from places import JOBS
+
+from emergency_ckpt.testing.gcs import FakeGcs
+from emergency_ckpt.tiers.persistent.item.array_writes import DATA_FILE_BYTES
+
+pytestmark = pytest.mark.timeout(600)
+
+MOST_REQUESTS = 90  # of a step whatever its size, nearly all of them by Orbax for its folders
+PASSING = {name for name in FAULTS if not name.startswith("precondition of data")}
+
+
+@pytest.fixture(scope="module")
+def seen() -> dict[str, Any]:
+    with FakeGcs(buckets=["bucket"], process=True) as gcs:
+        # The clients read their environment when they are imported.
+        environ = {**os.environ, **gcs.environment(), "JAX_PLATFORMS": "cpu"}
+        command = [sys.executable, str(JOBS / "bucket_writes.py")]
+        done = subprocess.run(
+            command, env=environ, capture_output=True, text=True, timeout=500, check=False
+        )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_requests_of_a_step_are_few_and_grow_with_its_bytes(seen: dict[str, Any]) -> None:
+    """So 1 GiB takes at most 106: one for each 64 MiB, and those of any step."""
+    assert seen["small"]["count"] <= MOST_REQUESTS
+    large = seen["large"]
+    assert large["count"] <= MOST_REQUESTS + LARGE_FILES
+    assert sum(each >= DATA_FILE_BYTES for each in large["data"]) == LARGE_FILES
+
+
+def test_many_leaves_take_no_more_requests_than_few(seen: dict[str, Any]) -> None:
+    assert seen["many"]["count"] <= MOST_REQUESTS
+    few, many = (seen[step]["operations"] for step in ("small", "many"))
+    for operation in ("objects.insert", "uploads.start", "uploads.chunk"):
+        assert many[operation] == few[operation]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_fault_of_a_write_loses_nothing(seen: dict[str, Any], fault: str) -> None:
+    """The step is whole, or the save says that it failed and the step does not count."""
+    found = seen["faults"][fault]
+    assert found["hits"]
+    assert found["whole"] == (not found["error"])
+    assert found.get("whole then", True)
+    if fault in PASSING:
+        assert not found["error"]

@@ -1,0 +1,384 @@
+"""One capture of a step for both tiers, whatever becomes of either save meanwhile."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from world import LONG_S, World, same
+
+from emergency_ckpt import EmergencyCheckpointer
+from emergency_ckpt.errors import CheckpointError, PersistentTierError, RamdiskFull, SlotBusy
+from emergency_ckpt.save.vote import Ballot, Vote
+from emergency_ckpt.state import staging
+from emergency_ckpt.tiers.local.slot_writer import SlotWriter
+from emergency_ckpt.tiers.local.tier import LocalTier
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
+
+STAGED: dict[str, Any] = {"staging_memory": "pinned_host", "snapshot_mode": "wait"}
+MODES: dict[str, dict[str, Any]] = {
+    "cpu": {},
+    "cpu, wait": {"snapshot_mode": "wait"},
+    "staged": STAGED,
+    "device copies": {
+        "staging_memory": "pinned_host",
+        "snapshot_mode": "device_copy",
+        "device_copy_bytes": 1 << 20,
+    },
+}
+each_mode = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+DISTINCT_SHARDS = 6
+"""Four parts of ``w``, ``empty`` and ``step``; ``host`` is on no device."""
+
+
+@partial(jax.jit, donate_argnums=0)
+def overwrite(arrays: dict[str, Any]) -> dict[str, Any]:
+    return jax.tree.map(lambda x: x * 0 - 1, arrays)
+
+
+def save(checkpointer: EmergencyCheckpointer, world: World, step: int, **settings: Any) -> bool:
+    """Save ``step``, then give its arrays to the next step at once."""
+    state = world.state(step)
+    saved = checkpointer.save(step=step, state=state, host_state={"at": step}, **settings)
+    del state["host"]
+    jax.block_until_ready(overwrite(state))
+    return saved
+
+
+def check_stored(world: World, step: int) -> None:
+    """Storage alone has ``step`` with the bits of its capture."""
+    world.lose_ram()
+    with world.open_both() as checkpointer:
+        found, state = checkpointer.restore(state=world.state(0), host_state={"at": 0})
+        assert found == step
+        assert same(state, world.state(step))
+
+
+class Transfers:
+    """Shards that began to leave a device, by the step under way."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        start: Callable[..., Any] = staging._start_together
+
+        def counted(transfers: Any) -> Any:
+            started = start(transfers)
+            self.count += len(started)
+            return started
+
+        monkeypatch.setattr(staging, "_start_together", counted)
+
+    def take(self) -> int:
+        count, self.count = self.count, 0
+        return count
+
+
+class SlowStorage:
+    """Storage that takes the tensors of a step only when it is told to go on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached, self.go_on = threading.Event(), threading.Event()
+        write = PersistentTier.write_tensors
+
+        def write_late(*args: Any, **kwargs: Any) -> None:
+            self.reached.set()
+            assert self.go_on.wait(LONG_S)
+            write(*args, **kwargs)
+
+        monkeypatch.setattr(PersistentTier, "write_tensors", write_late)
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowStorage]:
+    storage = SlowStorage(monkeypatch)
+    yield storage
+    storage.go_on.set()
+
+
+def sources(world: World) -> list[object]:
+    events = [event for event in world.events if event.name == "persistent.captured"]
+    return [event.fields["source"] for event in events]
+
+
+def slots_of(world: World) -> int:
+    return len(list(world.ramdisk.rglob("slot_*.bin")))
+
+
+@pytest.mark.parametrize(
+    ("local_every", "steps", "source"),
+    [(1, [1, 2, 3, 4, 5, 6], ["slot"] * 3), (0, [2, 4], ["scratch"] * 2)],
+    ids=["both_tiers", "persistent_alone"],
+)
+def test_each_shard_leaves_its_device_once(
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    local_every: int,
+    steps: list[int],
+    source: list[str],
+) -> None:
+    transfers = Transfers(monkeypatch)
+    with world.open_both(local_save_every_n_steps=local_every, **STAGED) as checkpointer:
+        for step in steps:
+            assert save(checkpointer, world, step)
+            checkpointer.wait_until_finished()
+            assert transfers.take() == DISTINCT_SHARDS
+        checkpointer.check_for_errors()
+    assert sources(world) == source
+    check_stored(world, steps[-1])
+
+
+def test_preemption_saves_one_capture_in_both_tiers(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transfers = Transfers(monkeypatch)
+    with world.open_both(save_every_n_steps=100, **STAGED) as checkpointer:
+        assert save(checkpointer, world, 1)
+        checkpointer.wait_until_finished()
+        transfers.take()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert save(checkpointer, world, 2)
+        checkpointer.wait_until_finished()
+        assert transfers.take() == DISTINCT_SHARDS
+        checkpointer.check_for_errors()
+    assert sources(world) == ["slot"]
+    check_stored(world, 2)
+
+
+def wait_for(world: World, name: str, step: int) -> None:
+    """Wait for the event ``name`` of ``step``."""
+    deadline_s = time.monotonic() + LONG_S
+    while not any(e.name == name and e.fields["step"] == step for e in list(world.events)):
+        assert time.monotonic() < deadline_s, (name, step)
+        time.sleep(0.005)
+
+
+def save_locally(checkpointer: EmergencyCheckpointer, world: World, *steps: int) -> None:
+    for step in steps:
+        assert save(checkpointer, world, step)
+        wait_for(world, "save.complete", step)
+
+
+@each_mode
+def test_storage_gets_the_bits_of_the_captured_step(
+    world: World, slow: SlowStorage, mode: dict[str, Any]
+) -> None:
+    """The state is overwritten at once; slots are used again while storage reads one."""
+    with world.open_both(**mode) as checkpointer:
+        save(checkpointer, world, 2)
+        assert slow.reached.wait(LONG_S)
+        save_locally(checkpointer, world, 3, 5, 7, 9)
+        slow.go_on.set()
+        checkpointer.wait_until_finished()
+        checkpointer.check_for_errors()
+    assert sources(world) == ["slot"]
+    check_stored(world, 2)
+
+
+@each_mode
+def test_storage_alone_gets_the_bits_from_memory_of_its_own(
+    world: World, slow: SlowStorage, mode: dict[str, Any]
+) -> None:
+    with world.open_both(local_save_every_n_steps=0, **mode) as checkpointer:
+        assert save(checkpointer, world, 2)
+        assert slow.reached.wait(LONG_S)
+        slow.go_on.set()
+        checkpointer.wait_until_finished()
+        checkpointer.check_for_errors()
+    assert sources(world) == ["scratch"]
+    check_stored(world, 2)
+
+
+def test_storage_that_hangs_leaves_local_saves_enough_slots(
+    world: World, slow: SlowStorage
+) -> None:
+    with world.open_both(**STAGED) as checkpointer:
+        save_locally(checkpointer, world, 1, 2)
+        assert slow.reached.wait(LONG_S)
+        save_locally(checkpointer, world, *range(3, 23, 2))
+        assert slots_of(world) == 3
+        slow.go_on.set()
+        checkpointer.wait_until_finished()
+        save_locally(checkpointer, world, 23, 25)
+        assert slots_of(world) == 3, "the spare one stays for the next"
+        checkpointer.check_for_errors()
+        assert checkpointer.failed_saves == 0
+    with world.open(**STAGED) as checkpointer:  # without storage the spare slot goes
+        assert checkpointer.restore(state=world.state(0), host_state={"at": 0})[0] == 25
+        save_locally(checkpointer, world, 26, 27)
+        assert slots_of(world) == 2
+
+
+def test_without_room_for_a_spare_slot_storage_gets_a_copy(
+    world: World, slow: SlowStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with world.open_both(**STAGED) as checkpointer:
+        save_locally(checkpointer, world, 1)
+        monkeypatch.setattr(LocalTier, "_has_room", lambda *_: False)
+        save_locally(checkpointer, world, 2)
+        assert slow.reached.wait(LONG_S)
+        save_locally(checkpointer, world, *range(3, 13, 2))
+        assert slots_of(world) == 2
+        slow.go_on.set()
+        checkpointer.wait_until_finished()
+        checkpointer.check_for_errors()
+    assert sources(world) == ["scratch"]
+    check_stored(world, 2)
+
+
+def test_ramdisk_that_fills_up_meanwhile_costs_a_copy(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise RamdiskFull("reserve", "slot", "another program was faster")
+
+    with world.open_both(**STAGED) as checkpointer:
+        save_locally(checkpointer, world, 1)
+        monkeypatch.setattr(LocalTier, "_add_slot", refuse)
+        assert save(checkpointer, world, 2)
+        checkpointer.wait_until_finished()
+        checkpointer.check_for_errors()
+    assert sources(world) == ["scratch"]
+    monkeypatch.undo()
+    check_stored(world, 2)
+
+
+@each_mode
+def test_save_without_a_slot_leaves_its_capture_to_storage(
+    world: World, monkeypatch: pytest.MonkeyPatch, mode: dict[str, Any]
+) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise SlotBusy("begin write of", "step 2", "both slots are lent")
+
+    transfers = Transfers(monkeypatch)
+    with world.open_both(**mode) as checkpointer:
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalTier, "begin_write", refuse)
+            assert save(checkpointer, world, 2)
+            checkpointer.wait_until_finished()
+        assert checkpointer.failed_saves == 1
+        assert transfers.take() in (0, DISTINCT_SHARDS)
+        save_locally(checkpointer, world, 3)
+    check_stored(world, 2)
+
+
+def test_copy_that_fails_midway_fails_both_and_frees_all(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise OSError("no space left on the device")
+
+    with world.open_both(**STAGED) as checkpointer:
+        with monkeypatch.context() as patch:
+            patch.setattr(SlotWriter, "copy", fail)
+            assert save(checkpointer, world, 2)
+            checkpointer.wait_until_finished()
+        assert checkpointer.failed_saves == 2
+        for step in (4, 6):
+            save_locally(checkpointer, world, step)
+            checkpointer.wait_until_finished()
+        assert checkpointer.failed_saves == 2
+        assert slots_of(world) == 3
+    check_stored(world, 6)
+
+
+def test_slot_of_a_failed_vote_stays_until_storage_has_it(
+    world: World, slow: SlowStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing protects that slot but the loan: the next local save would take it first."""
+    cast = Vote.cast
+
+    def refuse_step_2(self: Vote, saved: Any, ballot: Ballot) -> Any:
+        return cast(self, saved, Ballot(refused="as a test") if saved.step == 2 else ballot)
+
+    monkeypatch.setattr(Vote, "cast", refuse_step_2)
+    with world.open_both(**STAGED) as checkpointer:
+        save_locally(checkpointer, world, 1)
+        assert save(checkpointer, world, 2)
+        assert slow.reached.wait(LONG_S)
+        wait_for(world, "save.incomplete", 2)
+        save_locally(checkpointer, world, 3, 5, 7)
+        slow.go_on.set()
+        checkpointer.wait_until_finished()
+        assert checkpointer.failed_saves == 1
+    check_stored(world, 2)
+
+
+def test_failed_persistent_saves_give_their_memory_back(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[Any] = []
+
+    def fail(tier: Any, saved: Any, tree: Any, shards: Any, *_: Any, **__: Any) -> None:
+        held.append(shards)  # as a client of storage that was given up, and still reads
+        raise PersistentTierError("save", "step", "storage failed")
+
+    with world.open_both(local_keep_last_n=1, **STAGED) as checkpointer:
+        with monkeypatch.context() as patch:
+            patch.setattr(PersistentTier, "write_tensors", fail)
+            for step in (2, 4, 6):
+                assert save(checkpointer, world, step, force=True)
+                checkpointer.wait_until_finished()
+                save_locally(checkpointer, world, step + 1)
+            assert slots_of(world) == 4
+            assert sources(world) == ["slot", "slot", "scratch"]
+            for shards, step in zip(held, (2, 4, 6), strict=True):
+                parts = [each.view for shard, each in shards.items() if shard.leaf == "w"]
+                assert parts
+                for part in parts:
+                    assert any(
+                        np.array_equal(part, want)
+                        for want in np.asarray(world.state(step)["w"]).reshape(4, 2, 4)
+                    )
+            held.clear()
+            del shards, parts, part
+            gc.collect()
+        assert save(checkpointer, world, 8, force=True)
+        checkpointer.wait_until_finished()
+        save_locally(checkpointer, world, 9)
+        assert slots_of(world) == 3
+    assert sources(world)[-1] == "slot"
+    check_stored(world, 8)
+
+
+def test_damaged_slot_does_not_make_a_wrong_step_in_storage(
+    world: World, slow: SlowStorage
+) -> None:
+    """The marker has the checksums of the capture, whatever became of the memory since."""
+    with world.open_both(**STAGED) as checkpointer:
+        save_locally(checkpointer, world, 1)
+        assert save(checkpointer, world, 2)
+        assert slow.reached.wait(LONG_S)
+        wait_for(world, "save.complete", 2)
+        want = np.asarray(world.state(2)["w"]).tobytes()[:16]
+        for path in world.ramdisk.rglob("slot_*.bin"):
+            if (at := path.read_bytes().find(want)) >= 0:
+                with path.open("r+b") as file:
+                    file.seek(at)
+                    file.write(b"\xff")
+        slow.go_on.set()
+        checkpointer.wait_until_finished()
+        save_locally(checkpointer, world, 3)
+    world.lose_ram()
+    with world.open_both() as checkpointer, pytest.raises(CheckpointError, match="2"):
+        checkpointer.restore(state=world.state(0), host_state={"at": 0}, step=2)
+
+
+def test_persistent_save_that_is_skipped_keeps_no_slot(world: World, slow: SlowStorage) -> None:
+    with world.open_both(storage_wait_timeout_s=0.001, **STAGED) as checkpointer:
+        assert save(checkpointer, world, 2)
+        assert slow.reached.wait(LONG_S)
+        save_locally(checkpointer, world, 4, 6, 8, 10)
+        assert slots_of(world) == 3
+        slow.go_on.set()
+        checkpointer.wait_until_finished()
+        assert checkpointer.failed_saves == 4
+    check_stored(world, 2)

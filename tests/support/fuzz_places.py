@@ -1,0 +1,179 @@
+"""Decoders that read sockets and directories, or messages of processes, as targets of fuzzing."""
+
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+from fuzz_targets import GOLDEN, KEY, SAVE, SECRET, TARGETS, Target, frame_of
+
+from emergency_ckpt.cluster.messages import decode_message
+from emergency_ckpt.cluster.secret import exchange
+from emergency_ckpt.core.restore.inventory import HolderInventory
+from emergency_ckpt.core.secret.sealed_values import OpenedValue, open_value, seal_value
+from emergency_ckpt.errors import CheckpointError
+from emergency_ckpt.restore.protocol import Answer, Report, SurveyAnswer, UsePrefetched, Verdict
+from emergency_ckpt.run_secret import Credentials
+from emergency_ckpt.save.vote import Ballot
+from emergency_ckpt.tiers.local.process_directory import KNOWN_COMPLETE, read_known_complete
+from emergency_ckpt.tiers.local.read_only import ReadOnlyRamdisk
+from emergency_ckpt.tiers.persistent.chunks.index import ChunkIndex
+from emergency_ckpt.tiers.persistent.steps.removal import decode_metrics
+from emergency_ckpt.tiers.ramdisk.owners import OWNER_LOCK, read_owner
+from emergency_ckpt.transfer import wire
+from emergency_ckpt.transfer.security.handshake import Refused, prove_to_server
+from emergency_ckpt.transfer.security.sealing import SEAL_KEY_BYTES, Direction
+from emergency_ckpt.transfer.stream import Stream, constant_timeout
+
+_INCARNATION = SAVE.incarnation
+_FILES = (
+    KNOWN_COMPLETE,
+    "timeline.json",
+    "slot_0.manifest.json",
+    f"host_state/{_INCARNATION}-7/process_00000_of_00002.json",
+    OWNER_LOCK,
+)
+"""Of a process directory; the first byte of an input says which has the rest of it."""
+
+
+class _Place:
+    """A directory of a run with one process directory, made at its first use."""
+
+    def __init__(self) -> None:
+        self._root: Path | None = None
+
+    def holding(self, data: bytes) -> Path:
+        """Write the input, and return the ramdisk."""
+        if self._root is None:
+            base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+            self._root = Path(tempfile.mkdtemp(prefix="eckpt-fuzz-", dir=base))
+            atexit.register(shutil.rmtree, self._root, ignore_errors=True)
+        inner = self._root / "run" / "process_00000"
+        shutil.rmtree(self._root / "run", ignore_errors=True)
+        name = _FILES[data[0] % len(_FILES)] if data else KNOWN_COMPLETE
+        (inner / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (self._root / "run").chmod(0o700)
+        inner.chmod(0o700)
+        (inner / "slot_0.bin").write_bytes(bytes(4096))
+        (inner / name).write_bytes(data[1:])
+        for path in inner.rglob("*"):
+            path.chmod(0o700 if path.is_dir() else 0o600)
+        return self._root
+
+
+_PLACE = _Place()
+
+
+def _process_directory(data: bytes) -> None:
+    ramdisk = ReadOnlyRamdisk(_PLACE.holding(data), "run")
+    try:
+        ramdisk.inventory()
+    finally:
+        ramdisk.close()
+
+
+def _one_file(data: bytes, read: Callable[[int], object], index: int) -> object:
+    inner = _PLACE.holding(bytes([index]) + data) / "run" / "process_00000"
+    directory = os.open(inner, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        return read(directory)
+    finally:
+        os.close(directory)
+
+
+def _from_socket(data: bytes, read: Callable[[Stream], object]) -> None:
+    """Let ``read`` take its frames from a peer that sends ``data`` and closes."""
+    tcp = socket.create_server(("127.0.0.1", 0))
+    with tcp, socket.create_connection(tcp.getsockname()) as client:
+        server, _ = tcp.accept()
+        with server:
+            client.sendall(data[:60_000])
+            client.shutdown(socket.SHUT_WR)
+            read(Stream(server, "peer"))
+
+
+def _client_handshake(data: bytes) -> None:
+    credentials = Credentials("run", SECRET)
+    _from_socket(data, lambda s: prove_to_server(s, credentials, "", constant_timeout(2.0)))
+
+
+def _frames(data: bytes) -> None:
+    def read(stream: Stream) -> None:
+        for _ in range(1 + len(data) // 100):
+            stream.receive_frame(wire.REQUEST, 2.0)
+
+    _from_socket(data, read)
+
+
+def _sealed_frame(data: bytes) -> None:
+    for encrypts in (False, True):
+        direction = Direction(bytes(SEAL_KEY_BYTES), encrypts=encrypts, peer="peer")
+        header, sealed = data[: wire.LENGTH_BYTES], data[wire.LENGTH_BYTES :]
+        wire.decode_json(wire.REQUEST, direction.open_frame(header, sealed), "peer")
+
+
+def _secret_hello(data: bytes) -> None:
+    """Of a process without a secret, whose seal anybody can make."""
+    key, name = exchange._key("run", None), exchange._hello_name(1)
+    sealed = seal_value(key, name, OpenedValue(0, 0, data))
+    leader = exchange.Exchange("run", 0, None, "settings")
+    leader.answers({1: sealed})
+
+
+def _message(kind: object) -> Callable[[bytes], object]:
+    return lambda data: decode_message(data, kind, "message")
+
+
+_FRAME = frame_of(wire.GetInventory())
+_SEALED = Direction(bytes(SEAL_KEY_BYTES), encrypts=False, peer="p").seal_frame(b"{}")
+_BROKEN = (CheckpointError, ConnectionError, TimeoutError)
+_HELLO = msgspec.json.encode(exchange.SecretHello("0" * 32, "0" * 64, "settings"))
+_INVENTORY = HolderInventory("process/0", 0, "h:1", (), ())
+_REPORT = msgspec.json.encode(Report(inventory=_INVENTORY, state_digest="0", wants_host_state=True))
+_KNOWN = b'{"format":1,"save":{"incarnation":"%s","run_id":"run","step":7}}' % _INCARNATION.encode()
+
+PLACES: Mapping[str, Target] = {
+    "frames": Target(_frames, [_FRAME], _BROKEN),
+    "client_handshake": Target(
+        _client_handshake,
+        [frame_of(wire.ServerProof(b"n" * 32, b"m" * 32)), frame_of(wire.Failure("busy", "later"))],
+        (*_BROKEN, Refused),
+    ),
+    "sealed_frame": Target(_sealed_frame, [_SEALED]),
+    "sealed_value": Target(
+        lambda data: open_value(KEY, "name", data),
+        [seal_value(KEY, "name", OpenedValue(1, 2, b"x"))],
+    ),
+    "secret_hello": Target(_secret_hello, [_HELLO]),
+    "report": Target(_message(Report), [_REPORT]),
+    "answer": Target(_message(Answer), [msgspec.json.encode(UsePrefetched())]),
+    "verdict": Target(_message(Verdict), [msgspec.json.encode(Verdict())]),
+    "survey": Target(_message(SurveyAnswer), [msgspec.json.encode(SurveyAnswer())]),
+    "ballot": Target(_message(Ballot), [msgspec.json.encode(Ballot("5e" * 32, "9d" * 32))]),
+    "known_complete": Target(
+        lambda data: _one_file(data, lambda fd: read_known_complete(fd, "run"), 0), [_KNOWN]
+    ),
+    "owner": Target(lambda data: _one_file(data, read_owner, 4), [b"{}"]),
+    "process_directory": Target(
+        _process_directory,
+        [
+            b"\0" + _KNOWN,
+            b"\2" + (GOLDEN / "manifest_v1.json").read_bytes(),
+            b"\3" + (GOLDEN / "process_00003_of_00008_v1.json").read_bytes(),
+        ],
+    ),
+    "metrics": Target(decode_metrics, [b'{"loss":0.5}']),
+    "array_metadata": Target(
+        lambda data: ChunkIndex("/item", {"w/.zarray": data}).describe("w", "w"),
+        [b'{"zarr_format":2,"shape":[8],"chunks":[4],"dtype":"<f4","compressor":null}'],
+    ),
+}
+ALL: Mapping[str, Target] = {**TARGETS, **PLACES}

@@ -1,0 +1,41 @@
+"""Reads from a bucket: few requests, many at once, each byte once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+from places import JOBS
+
+from emergency_ckpt.testing.gcs import FakeGcs
+
+CHUNKS = 24
+REQUESTS_BESIDES = 16
+"""Of a step: the database's manifests and nodes, whatever its size. A GiB in chunks of 64 MiB takes
+so many requests and 16 more."""
+REQUESTS_TO_DESCRIBE = 48
+AT_ONCE = 12
+"""Requests in flight: with 30 ms each, and 64 MiB in each, far more than any network takes."""
+
+
+def test_reads_are_one_request_for_each_chunk_and_many_at_once() -> None:
+    with FakeGcs(buckets=["bucket"], process=True) as gcs:
+        environ = {**os.environ, **gcs.environment(), "JAX_PLATFORMS": "cpu"}
+        done = subprocess.run(
+            [sys.executable, str(JOBS / "bucket_reads_program.py")],
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=250,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["same"]
+    assert not found["this_machine"], "else each process would ask for all bytes"
+    assert found["requests"] <= CHUNKS + REQUESTS_BESIDES
+    assert found["described"] <= REQUESTS_TO_DESCRIBE
+    assert found["at_once"] >= AT_ONCE
+    assert found["served"] < 1.05, "each byte once"

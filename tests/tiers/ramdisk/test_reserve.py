@@ -1,0 +1,230 @@
+"""Slots made ahead: taken over whole or half made; never in the way of what counts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from tiers_support import (
+    RUN_ID,
+    assert_whole,
+    complete_save,
+    fill,
+    held_steps,
+    make_old,
+    open_tier,
+    save_id,
+    slot_files,
+    write_save,
+)
+
+from emergency_ckpt.tiers import files
+from emergency_ckpt.tiers.ramdisk import reserve
+from emergency_ckpt.tiers.ramdisk.other_runs import OtherRuns, left_runs
+from emergency_ckpt.tiers.ramdisk.reserve import reserve_slot, slot_sizes
+
+PIECE_BYTES = 8 << 20
+SIZE_BYTES = 5 * PIECE_BYTES + 4096
+
+
+def _slot(ramdisk: Path, process: int = 0) -> Path:
+    return ramdisk / RUN_ID / f"process_{process:05d}" / "slot_0.bin"
+
+
+def _inode(path: Path) -> int:
+    return path.stat().st_ino
+
+
+def _stop_after(pieces: int, ramdisk: Path) -> int:
+    asked = iter(range(pieces))
+    return reserve_slot(ramdisk, RUN_ID, 0, SIZE_BYTES, lambda: next(asked, None) is None)
+
+
+def test_reserved_slot_is_the_one_that_is_written(ramdisk: Path) -> None:
+    assert reserve_slot(ramdisk, RUN_ID, 0, SIZE_BYTES) == SIZE_BYTES
+    status = _slot(ramdisk).stat()
+    assert (status.st_size, status.st_blocks * 512) == (SIZE_BYTES, SIZE_BYTES)
+    assert slot_sizes(ramdisk)[RUN_ID][1] == SIZE_BYTES
+    tier = open_tier(ramdisk)
+    assert held_steps(tier) == []
+    with tier.begin_write(save_id(1), SIZE_BYTES, allow_extra=True, sparse=True) as writer:
+        with writer.sparse_file() as file:
+            assert file is None, "its pages are there"
+        digest = writer.stage(fill(writer, save_id(1)))
+        writer.publish()
+    assert_whole(tier, digest, 1)
+    assert slot_files(tier) == {"slot_0.bin"}
+    assert _inode(_slot(ramdisk)) == status.st_ino
+    tier.close()
+
+
+def test_half_made_slot_is_filled_by_what_is_received(ramdisk: Path) -> None:
+    """Its maker was stopped: what is missing comes as holes, as in a new slot."""
+    assert _stop_after(2, ramdisk) == 2 * PIECE_BYTES
+    inode = _inode(_slot(ramdisk))
+    tier = open_tier(ramdisk)
+    writer = tier.begin_write(save_id(1), SIZE_BYTES, allow_extra=True, sparse=True)
+    with writer.sparse_file() as file:
+        assert file is not None
+        assert os.fstat(file[0]).st_blocks * 512 == 2 * PIECE_BYTES
+        assert file[1] == SIZE_BYTES
+    digest = writer.stage(fill(writer, save_id(1)))
+    writer.publish()
+    assert _slot(ramdisk).stat().st_blocks * 512 == SIZE_BYTES, "reserved before it counts"
+    assert_whole(tier, digest, 1)
+    assert _inode(_slot(ramdisk)) == inode
+    tier.close()
+
+
+@pytest.mark.parametrize("nbytes", [3 * 4096, SIZE_BYTES + PIECE_BYTES])
+def test_state_of_another_size_takes_the_slot_too(ramdisk: Path, nbytes: int) -> None:
+    reserve_slot(ramdisk, RUN_ID, 0, SIZE_BYTES)
+    tier = open_tier(ramdisk)
+    tier.reserve(nbytes)
+    digest = complete_save(tier, 1)
+    assert_whole(tier, digest, 1)
+    sizes = {path.stat().st_size for path in tier.path.glob("slot_?.bin")}
+    assert sizes == {nbytes}, "no more RAM than two slots of the state"
+    tier.close()
+
+
+def test_owner_that_comes_meanwhile_ends_the_maker(
+    ramdisk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, goes_on = threading.Event(), threading.Event()
+    allocate = os.posix_fallocate
+
+    def slow(fd: int, offset: int, nbytes: int) -> None:
+        if threading.current_thread() is maker and offset == PIECE_BYTES:
+            entered.set()
+            assert goes_on.wait(60)
+        allocate(fd, offset, nbytes)
+
+    monkeypatch.setattr(os, "posix_fallocate", slow)
+    made: list[int] = []
+    maker = threading.Thread(
+        target=lambda: made.append(reserve_slot(ramdisk, RUN_ID, 0, SIZE_BYTES))
+    )
+    maker.start()
+    assert entered.wait(60)
+    tier = open_tier(ramdisk)
+    digest = complete_save(tier, 1)
+    goes_on.set()
+    maker.join(60)
+    assert made == [2 * PIECE_BYTES]
+    assert_whole(tier, digest, 1)
+    tier.close()
+    again = open_tier(ramdisk)
+    assert_whole(again, digest, 1)
+    again.close()
+
+
+def test_killed_maker_leaves_a_slot_and_no_lock(ramdisk: Path) -> None:
+    program = (
+        "import sys\nfrom pathlib import Path\n"
+        "from emergency_ckpt.tiers.ramdisk.reserve import reserve_slot\n"
+        f"reserve_slot(Path(sys.argv[1]), {RUN_ID!r}, 0, {SIZE_BYTES}, "
+        "lambda: print(flush=True) or sys.stdin.read(1) == '')"
+    )
+    command = [sys.executable, "-c", program, str(ramdisk)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as maker:
+        assert maker.stdin is not None
+        assert maker.stdout is not None
+        maker.stdout.readline()
+        maker.stdin.write(b".")
+        maker.stdin.flush()
+        maker.stdout.readline()
+        maker.send_signal(signal.SIGKILL)
+    assert list(_slot(ramdisk).parent.glob(".tmp-*"))
+    tier = open_tier(ramdisk)
+    assert not list(tier.path.glob(".tmp-*"))
+    assert slot_files(tier) == {"slot_0.bin"}
+    assert_whole(tier, complete_save(tier, 1), 1)
+    tier.close()
+    assert reserve_slot(ramdisk, RUN_ID, 0, SIZE_BYTES) == 0, "it has slots now"
+
+
+def test_directory_with_a_slot_or_an_owner_is_left_alone(ramdisk: Path) -> None:
+    tier = open_tier(ramdisk)
+    assert reserve_slot(ramdisk, RUN_ID, 0, SIZE_BYTES) == 0
+    assert slot_files(tier) == set()
+    digest = write_save(tier, 1)
+    tier.close()
+    assert reserve_slot(ramdisk, RUN_ID, 0, SIZE_BYTES) == 0
+    tier = open_tier(ramdisk)
+    assert_whole(tier, digest, 1)
+    assert slot_files(tier) == {"slot_0.bin"}
+    tier.close()
+
+
+def test_ramdisk_without_room_gets_no_slot(ramdisk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = open_tier(ramdisk, run_id="other")
+    other.reserve(4096)
+    other.close()
+    make_old(other.path, 1e9)
+    monkeypatch.setattr(files, "free_bytes", lambda _: SIZE_BYTES)
+    assert reserve_slot(ramdisk, RUN_ID, 0, SIZE_BYTES) == 0
+    assert not _slot(ramdisk).exists()
+    assert [run.run_id for run in left_runs(ramdisk) if run.run_id == "other"] == ["other"]
+
+
+def test_room_that_runs_out_is_given_back(ramdisk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    allocate = os.posix_fallocate
+
+    def full(fd: int, offset: int, nbytes: int) -> None:
+        if offset:
+            raise OSError(28, "No space left on device")
+        allocate(fd, offset, nbytes)
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space left"):
+        reserve_slot(ramdisk, RUN_ID, 0, SIZE_BYTES)
+    assert not _slot(ramdisk).exists()
+    assert not list(_slot(ramdisk).parent.glob(".tmp-*"))
+
+
+def test_slot_that_nobody_took_goes_with_its_run(ramdisk: Path) -> None:
+    reserve_slot(ramdisk, RUN_ID, 0, SIZE_BYTES)
+    make_old(ramdisk / RUN_ID, 1e6)
+    others = OtherRuns(ramdisk, "next run")
+    assert others.give_room()
+    assert not (ramdisk / RUN_ID).exists()
+
+
+def test_removed_directory_ends_the_maker(ramdisk: Path) -> None:
+    def stopped() -> bool:
+        for path in _slot(ramdisk).parent.iterdir():
+            path.unlink()
+        return False
+
+    assert reserve_slot(ramdisk, RUN_ID, 0, SIZE_BYTES, stopped) == PIECE_BYTES
+    assert not _slot(ramdisk).exists()
+
+
+def test_two_makers_of_one_directory_make_one_slot(ramdisk: Path) -> None:
+    made: list[int] = []
+    makers = [
+        threading.Thread(target=lambda: made.append(reserve_slot(ramdisk, RUN_ID, 0, SIZE_BYTES)))
+        for _ in range(4)
+    ]
+    for maker in makers:
+        maker.start()
+    for maker in makers:
+        maker.join(60)
+    assert sorted(made) == [0, 0, 0, SIZE_BYTES]
+    assert _slot(ramdisk).stat().st_size == SIZE_BYTES
+
+
+def test_kernel_that_cannot_clear_pages_reserves_them(
+    ramdisk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reserve, "_MADV_POPULATE_WRITE", 10_000)
+    assert reserve_slot(ramdisk, RUN_ID, 0, SIZE_BYTES) == SIZE_BYTES
+    assert _slot(ramdisk).stat().st_blocks * 512 == SIZE_BYTES
+    assert time.time() - slot_sizes(ramdisk)[RUN_ID][0] < 60
