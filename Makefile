@@ -8,13 +8,16 @@ EXTRAS ?= demo,test,check
 TF_VENV ?= .venv-tf
 RAY_VENV ?= .venv-ray
 TEST_WORKERS ?= 2
+MINUTES ?= 60
+SEED ?= 1
 FUZZ_SECONDS ?= 60
+SEEDS ?= 200
 # New warnings of a newer compiler are errors in .ci/run only.
 WERROR ?= OFF
 NATIVE_SOURCES = CMakeLists.txt $(wildcard native/engine/* native/glue/*)
 CXX_FILES = $(wildcard native/*/*.cc native/*/*.h)
 
-.PHONY: help demo test test-tf tf-tests test-dist test-slurm test-ray soak soak-kill fuzz check bench bench-continuous bench-goodput bench-scale bench-recovery bench-dcn clean
+.PHONY: help demo test test-tf tf-tests test-dist test-slurm test-ray test-slow soak soak-kill fuzz simulate simulate-mutants check bench bench-continuous bench-goodput bench-scale bench-recovery bench-dcn clean
 
 help:
 	@echo "make demo    train on a simulated job, lose a slice, and recover"
@@ -25,14 +28,18 @@ help:
 	@echo "make test-dist build the sdist and the wheel, install each, save and restore"
 	@echo "make test-report test-monitoring   the report in a browser (chromium, chromedriver); the rules and"
 	@echo "             the dashboard in Prometheus (prometheus, promtool); 77 where these are missing"
-	@echo "make soak    run the slow tests: more faults, more preemption notices"
+	@echo "make test-slow   run the slow tests: more faults, more preemption notices"
+	@echo "make soak    random faults in jobs of real processes for MINUTES (60), from SEED (1)"
 	@echo "make soak-kill   SIGKILL at every point of a persistent save (about half an hour)"
+	@echo "make simulate   run SEEDS (200) histories of a job under a scheduler that each seed decides; SIMULATE_FLAGS"
+	@echo "make simulate-mutants   put known defects back, one at a time: the simulation must find each"
 	@echo "make fuzz    fuzz every decoder for FUZZ_SECONDS (60) each"
 	@echo "make check   format, lint, types, import layers"
 	@echo "make bench   compare with Orbax in 15 minutes, BENCH_FLAGS=--quick in one (needs an idle machine)"
 	@echo "make bench-continuous bench-goodput   continuous saving measured; large jobs simulated"
 	@echo "make bench-dcn   a lost slice among 2, 4, 8 over slow links; needs root (about ten minutes)"
-	@echo "make bench-recovery   from a lost slice to the next step, part by part (ten minutes)"
+	@echo "make bench-recovery bench-recovery-slurm   from a lost slice to the next step, part by part (ten minutes"
+	@echo "             each); under eckpt launch, or under Slurm as make test-slurm"
 	@echo "make bench-scale   planner and coordination of up to 10,000 processes"
 	@echo "make native-test native-asan native-tsan   the C++ tests, plain and under sanitizers"
 
@@ -62,7 +69,11 @@ tf-tests: $(INSTALLED)
 test-slurm: $(INSTALLED)
 	$(BIN)/python tests/deploy/slurm/enter.py $(BIN)/python -m pytest -s tests/deploy/slurm/slurm_jobs.py $(TEST_FLAGS)
 
-.PHONY: test-report test-monitoring
+# In the namespace of test-slurm, under its template; 77 as there.
+bench-recovery-slurm: $(INSTALLED)
+	$(BIN)/python tests/deploy/slurm/enter.py $(BIN)/python -m benchmarks.recovery --engine slurm $(BENCH_FLAGS)
+
+.PHONY: test-report test-monitoring bench-recovery-slurm
 # 77: this machine lacks a program that the test needs; it has printed which.
 test-report test-monitoring: test-%: $(INSTALLED)
 	$(BIN)/python tests/system/$*_check.py
@@ -74,8 +85,12 @@ test-ray:
 	$(RAY_VENV)/bin/python tests/deploy/ray/enter.py $(RAY_VENV)/bin/python -m pytest -s \
 		--confcutdir tests/deploy/ray tests/deploy/ray/recovery.py $(TEST_FLAGS)
 
-soak: $(INSTALLED)
+test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow $(TEST_FLAGS)
+
+# One incident again: SOAK_FLAGS='--only 123'.
+soak: $(INSTALLED)
+	$(BIN)/python tests/soak/soak.py --minutes $(MINUTES) --seed $(SEED) $(SOAK_FLAGS)
 
 # The sdist and the wheel of deploy/Dockerfile, each installed into an empty environment. Packages are downloaded.
 test-dist: $(INSTALLED)
@@ -88,6 +103,12 @@ soak-kill: $(INSTALLED)
 fuzz: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'atheris>=3'
 	$(BIN)/python tests/fuzz/fuzz.py --seconds $(FUZZ_SECONDS) $(FUZZ_FLAGS)
+
+simulate: $(INSTALLED)
+	$(BIN)/python tests/simulation/run.py --seeds $(SEEDS) $(SIMULATE_FLAGS)
+
+simulate-mutants: $(INSTALLED)
+	$(BIN)/python tests/simulation/run.py --mutants $(SIMULATE_FLAGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .
@@ -107,7 +128,7 @@ bench-dcn: $(INSTALLED)
 	$(BIN)/python -m benchmarks.dcn $(BENCH_FLAGS) || test $$? -eq 77
 
 clean:
-	rm -rf build demo_out bench_out fuzz_out
+	rm -rf build demo_out bench_out fuzz_out simulation_out soak_out
 
 include native/native.mk
 native-test native-asan native-tsan native-bench: $(INSTALLED)

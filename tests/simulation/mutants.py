@@ -1,0 +1,216 @@
+"""Defects, made up and known, put back one at a time: the simulation must find each.
+
+Each function changes the imported product, in the simulating process alone.
+"""
+
+# pyright: basic
+# It changes methods of classes whose parts have types that are of no use here.
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+MUTANTS: dict[str, Callable[[], None]] = {}
+
+
+def _mutant(change: Callable[[], None]) -> Callable[[], None]:
+    MUTANTS[change.__name__] = change
+    return change
+
+
+def _module(name: str) -> Any:
+    return sys.modules[f"emergency_ckpt.{name}"]
+
+
+def _replace_everywhere(name: str, value: Any) -> None:
+    """Replace a function of the product in every module that has imported it."""
+    for module_name, module in list(sys.modules.items()):
+        if module_name.startswith("emergency_ckpt.") and name in vars(module):
+            vars(module)[name] = value
+
+
+@_mutant
+def own_crc_not_compared() -> None:
+    """P5: a process trusts the bytes of its own slots."""
+    _module("tiers.local.published").HeldCopies.verify = lambda self, digest, shards: []
+
+
+@_mutant
+def incarnation_ignored() -> None:
+    """P2: all lives have one incarnation, so that their saves mix."""
+    _replace_everywhere("new_incarnation", lambda after="": "0" * 12 + "-" + "0" * 16)
+
+
+@_mutant
+def decided_before_all_ballots() -> None:
+    """P2: the leader decides "complete" while ballots are missing."""
+    vote = _module("save.vote")
+    real = vote.decide_vote
+    vote.decide_vote = lambda everyone, published, refused: real(everyone, set(everyone), set())
+    vote.Vote._wait_for_ballots = lambda self, save: {}
+
+
+@_mutant
+def published_before_the_bytes() -> None:
+    """P4: the manifest is renamed before the shards are copied."""
+    module = _module("save.local_save")
+    native = sys.modules["emergency_ckpt._native"]
+
+    def publish(self: Any, job: Any) -> Any:
+        writer = self._tier.begin_write(job.save, job.layout.size_bytes)
+        views = {p: view for batch in job.snapshot.batches(1 << 30) for p, view in list(batch)}
+        flat = [np.ascontiguousarray(views[n]).reshape(-1).view(np.uint8) for n in sorted(views)]
+        crcs = [native.crc32c(each.tobytes()) for each in flat]
+        digest = writer.stage(module.build_contents(job.save, job.leaves, job.layout, crcs))
+        writer.publish()
+        for each, place in zip(flat, job.layout.shards, strict=True):
+            module.time.sleep(0.001)
+            native.copy_crc32c(writer._slot.mapping, [(each, place.offset)], 1)
+        self._publish_host_state(job)
+        return module.Ballot(digest=digest, layout=module.layout_digest(job.layout))
+
+    module.LocalSaves._publish = publish
+
+
+@_mutant
+def doubt_forgotten() -> None:
+    """P4: a save whose outcome is not known is not protected."""
+    saves = _module("save.local_save").LocalSaves
+    real = saves._settle
+
+    def settle(self: Any, *args: Any) -> None:
+        real(self, *args)
+        self._in_doubt.clear()
+        self._protect()
+
+    saves._settle = settle
+
+
+@_mutant
+def complete_not_protected() -> None:
+    """P4: the newest complete save may be overwritten by the next."""
+
+    def protect(self: Any, saves: Any) -> None:
+        del saves
+        self._protected = frozenset()
+
+    tier = _module("tiers.local.tier").LocalTier
+    tier.protect = protect
+    tier.note_complete = lambda self, save: self._own.note_complete(save)
+
+
+@_mutant
+def deadline_dropped() -> None:
+    """P6: a wait for a key ends only when the key is there."""
+    real = _module("cluster.collectives").wait_for_key
+
+    def wait(coordinator: Any, key: str, timeout_s: float, look: Any = None, **more: Any) -> Any:
+        del timeout_s, look
+        return real(coordinator, key, 1e9, None, **more)
+
+    _replace_everywhere("wait_for_key", wait)
+
+
+@_mutant
+def host_states_swapped() -> None:
+    """P2: a process gets the host state of its neighbour."""
+    assignment = _module("core.restore.host_state_plan").HostStateAssignment
+    real = assignment.of
+
+    def of(self: Any, process: int) -> Any:
+        states = self._states
+        return real(self, process if states is None else (process + 1) % states.count)
+
+    assignment.of = of
+
+
+@_mutant
+def orphans_released_too_early() -> None:
+    """P3: adopted directories go before a newer save is complete."""
+    saves = _module("save.local_save").LocalSaves
+    real = saves._publish
+
+    def publish(self: Any, job: Any) -> Any:
+        self._tier.release_orphans()
+        return real(self, job)
+
+    saves._publish = publish
+
+
+@_mutant
+def silence_taken_for_damage() -> None:
+    """Known: a reset, or a silent peer, counted as damage of the copy."""
+    _replace_everywhere("is_about_copy", lambda error: True)
+
+
+@_mutant
+def orphans_not_adopted() -> None:
+    """P8: directories of former process ids are not offered."""
+    _module("tiers.local.tier").LocalTier.adopt_orphans = lambda self, wait_s=0.0: None
+
+
+@_mutant
+def incarnation_kept_by_a_restore() -> None:
+    """P2: training goes on in the incarnation of the start, or of the restored step."""
+    execution = _module("restore.execution").RestoreExecution
+    real = execution._restore_on_all
+
+    def restore(self: Any, *args: Any) -> Any:
+        found = real(self, *args)
+        if found is None:
+            return None
+        return _module("restore.execution").dataclasses.replace(
+            found, incarnation=found.save.incarnation
+        )
+
+    execution._restore_on_all = restore
+
+
+@_mutant
+def rolled_back_not_recorded() -> None:
+    """Known: after a return to an older step the abandoned newer ones still counted."""
+    _module("cluster.timelines").Timelines._record = lambda self: None
+
+
+@_mutant
+def storage_failure_taken_for_absence() -> None:
+    """Known: a step of storage that failed for a moment was taken for deleted."""
+    execution = _module("restore.execution")
+    real = execution._status_of
+
+    def status_of(error: Any, plan: Any) -> Any:
+        error.unreachable = False
+        return real(error, plan)
+
+    execution._status_of = status_of
+
+
+@_mutant
+def writers_do_not_wait() -> None:
+    """Known: a writer begins before the first has made the folder, or is not waited for."""
+    _module("save.persistent.writer_meetings").WriterMeetings.meet = lambda self, *args: None
+
+
+@_mutant
+def mended_copy_beside_the_damaged() -> None:
+    """Known: a slot with a damaged shard stayed published beside the slot that replaced it."""
+    _module("tiers.local.process_directory").ProcessDirectory.drop_twins = lambda self, of: None
+    _module("tiers.local.tier").LocalTier.keep_only = lambda self, save, digest: None
+
+
+@_mutant
+def decision_forgotten() -> None:
+    """Known: a process in doubt never learned what had been decided."""
+    _module("save.vote").Vote.learn = lambda self, save: _module("save.vote").Outcome(
+        "in_doubt", "nobody says"
+    )
+
+
+@_mutant
+def host_state_not_pushed() -> None:
+    """P3: host states have no copy on another slice."""
+    _module("cluster.peers").Peers.push_host_state = lambda self, process, save, data: None

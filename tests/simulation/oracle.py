@@ -1,0 +1,222 @@
+"""What must hold, computed from the files by FORMAT.md alone: no code of the planner is used.
+
+``survey`` reads the ramdisks that are left. ``newest_whole`` says which step a restore must not
+fall below. The bytes of every shard are compared with what the life that saved it had.
+"""
+
+# pyright: basic
+# It stands for modules whose parts have no types of their own.
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import devices
+import numpy as np
+import storage
+
+Save = tuple[str, int]
+"""(incarnation, step)."""
+
+
+@dataclass
+class Holdings:
+    """What some ramdisks hold of each save.
+
+    Attributes:
+      boxes: by save and leaf, how often each element is held with the right bytes.
+      host_states: by save and number of processes, how often each owner's is held.
+      timelines: the records of what was rolled back.
+      torn: published shards whose CRC does not fit: of a flip, or published too early.
+      most_slots: in one directory.
+      wrong: shards that are published with bytes that nobody saved and a CRC that fits them.
+    """
+
+    boxes: dict[Save, dict[str, Any]] = field(default_factory=dict)
+    host_states: dict[tuple[Save, int], Counter[int]] = field(default_factory=dict)
+    timelines: list[dict[str, Any]] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    torn: list[Path] = field(default_factory=list)
+    most_slots: int = 0
+    files: int = 0
+
+
+def survey(hosts: Iterable[Path], tags: dict[str, int]) -> Holdings:
+    """Return what the ramdisks at ``hosts`` hold. ``tags``: the life of each incarnation."""
+    found = Holdings()
+    for host in hosts:
+        for directory in sorted(host.glob("*/process_*")):
+            _read_directory(directory, tags, found)
+    return found
+
+
+def _read_directory(directory: Path, tags: dict[str, int], found: Holdings) -> None:
+    found.files += sum(1 for path in directory.rglob("*") if path.is_file())
+    found.most_slots = max(found.most_slots, sum(1 for _ in directory.glob("slot_*.bin")))
+    for path in sorted(directory.glob("slot_*.manifest.json")):
+        _read_slot(path, tags, found)
+    for path in sorted(directory.glob("host_state/*/process_*_of_*.json")):
+        document = load(path, "payload")
+        if document is None:
+            continue
+        save = (document["save"]["incarnation"], document["save"]["step"])
+        payload: Any = document["payload"]
+        good = payload is not None and payload.get("tag") == tags.get(save[0])
+        if (
+            payload is not None
+            and good
+            and payload["step"] == save[1]
+            and payload["me"] == document["owner"]
+        ):
+            key = (save, document["count"])
+            found.host_states.setdefault(key, Counter())[document["owner"]] += 1
+        else:
+            found.wrong.append(f"{path}: a host state that nobody saved")
+    timeline = load(directory / "timeline.json", "timeline")
+    if timeline is not None:
+        found.timelines.append(timeline["timeline"])
+
+
+def load(path: Path, inner: str) -> Any:
+    """Return the document of a file with a digest of its value ``inner``; None when damaged."""
+    try:
+        raw = path.read_bytes()
+        document: Any = json.loads(raw)
+        start = raw.index(f'"{inner}":'.encode()) + len(inner) + 3
+        end = raw.index(b',"save":', start) if inner == "payload" else raw.rindex(b"}")
+        if hashlib.sha256(raw[start:end]).hexdigest() == document["digest"]:
+            return document
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return None
+
+
+def _read_slot(path: Path, tags: dict[str, int], found: Holdings) -> None:
+    manifest = load(path, "manifest")
+    if manifest is None:
+        return
+    contents = manifest["manifest"]["contents"]
+    save = (contents["save"]["incarnation"], contents["save"]["step"])
+    tag = tags.get(save[0])
+    slot = path.with_name(path.name.replace(".manifest.json", ".bin"))
+    data = slot.read_bytes()
+    if tag is None:
+        found.wrong.append(f"{path}: a save {save} that nobody began")
+        return
+    truth = devices.whole(tag, save[1])
+    held = found.boxes.setdefault(
+        save, {name: np.zeros(value.shape, np.int32) for name, value in truth.items()}
+    )
+    for shard in contents["shards"]:
+        name = contents["leaves"][shard["leaf"]]["path"]
+        box = tuple(slice(start, stop) for start, stop in shard["box"])
+        part = data[shard["offset"] : shard["offset"] + shard["nbytes"]]
+        if part == np.ascontiguousarray(truth[name][box]).tobytes():
+            held[name][box] += 1
+        elif _crc32c(part) == shard["crc32c"]:
+            found.wrong.append(f"{path}: {name} {shard['box']} of {save}: wrong bytes, right CRC")
+        else:
+            found.torn.append(path)
+
+
+def _crc32c(data: bytes) -> int:
+    import google_crc32c  # noqa: PLC0415 - another implementation than the product's
+
+    return google_crc32c.value(data)
+
+
+def whole_saves(found: Holdings, with_host_states: bool = True) -> list[Save]:
+    """Return the saves of which every element and every process's host state is held."""
+    whole: list[Save] = []
+    for save, leaves in found.boxes.items():
+        if not all(held.size == 0 or held.min() > 0 for held in leaves.values()):
+            continue
+        owners = [
+            (count, each) for (other, count), each in found.host_states.items() if other == save
+        ]
+        if not with_host_states or any(len(each) == count for count, each in owners):
+            whole.append(save)
+    return sorted(whole, key=lambda save: save[1])
+
+
+def is_on_way(save: Save, timeline: dict[str, Any]) -> bool:
+    """Return whether ``save`` counts by a timeline, as FORMAT.md says."""
+    life = save[0].partition(".")[0]
+    if life >= timeline["head"].partition(".")[0]:
+        return True
+    ancestors = [(each["incarnation"], each["last_step"]) for each in timeline["ancestors"]]
+    for incarnation, last_step in ancestors:
+        if incarnation.partition(".")[0] == life:
+            return save[1] <= last_step
+    oldest = min(incarnation for incarnation, _ in ancestors)
+    return life < oldest and save[1] <= timeline["oldest_step"]
+
+
+def stored_saves(directory: Path, tags: dict[str, int]) -> list[Save]:
+    """Return the saves in storage, in their own places, that are whole with the right bytes."""
+    saves: list[Save] = []
+    for path in sorted(directory.glob("host_state/*/marker.json")):
+        document = load(path, "marker")
+        if document is None:
+            continue
+        marker = document["marker"]
+        save = (marker["save"]["incarnation"], marker["save"]["step"])
+        if path.parent.name == str(save[1]) and _is_stored(
+            directory, path.parent, save, tags, marker
+        ):
+            saves.append(save)
+    return saves
+
+
+def _is_stored(
+    directory: Path, documents: Path, save: Save, tags: dict[str, int], marker: Any
+) -> bool:
+    truth = devices.whole(tags[save[0]], save[1])
+    if (documents / "rolled_back.json").exists():
+        return False
+    missing = {name: np.ones(value.shape, bool) for name, value in truth.items()}
+    for leaf, box, values in storage.boxes_of(directory / str(save[1]) / storage.ITEM):
+        index = tuple(slice(first, last) for first, last in box)
+        if values.tobytes() != np.ascontiguousarray(truth[leaf][index]).tobytes():
+            return False
+        missing[leaf][index] = False
+    count = len(marker["digests"])
+    names = [documents / f"process_{n:05}_of_{count:05}.json" for n in range(count)]
+    return not any(each.any() for each in missing.values()) and all(map(Path.exists, names))
+
+
+def newest_whole(
+    found: Holdings, every_timeline: Iterable[dict[str, Any]], stored: Iterable[Save] = ()
+) -> Save | None:
+    """Return the newest save that every restore must find, or None. ``stored``: those in storage.
+
+    A save that any timeline ever excluded does not count, even if its record is lost.
+    """
+    timelines = list(every_timeline)
+    counts = [
+        save
+        for save in sorted([*whole_saves(found), *stored], key=lambda save: save[1])
+        if all(is_on_way(save, timeline) for timeline in timelines)
+    ]
+    return counts[-1] if counts else None
+
+
+def is_rolled_back(save: Save, found: Holdings) -> bool:
+    """Return whether the newest record on the surviving ramdisks excludes ``save``."""
+    if not found.timelines:
+        return False
+    newest = max(found.timelines, key=lambda timeline: timeline["head"])
+    return not is_on_way(save, newest)
+
+
+def copies(found: Holdings, save: Save) -> tuple[int, int]:
+    """Return how often the rarest element, and the rarest host state, of a save is held."""
+    elements = min(int(held.min()) for held in found.boxes[save].values() if held.size)
+    sets = [each for (other, _), each in found.host_states.items() if other == save]
+    return elements, max((min(each.values()) for each in sets), default=0)

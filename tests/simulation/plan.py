@@ -1,0 +1,251 @@
+"""The plan of one history: shapes, faults and their moments, all drawn from the seed.
+
+A plan is a value, so that a failing one can be made smaller and be written down.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+SHAPES = (
+    *((2, 1), (2, 1), (2, 1), (2, 2), (2, 2), (3, 1), (3, 1), (4, 1), (3, 2), (2, 3), (4, 2)),
+    *((2, 4), (1, 2), (1, 2), (1, 3)),
+)
+"""(slices, processes of each): 2 to 8 processes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Life:
+    """One life of the job.
+
+    Attributes:
+      slices: the process indices of each slice. hosts: the host of each process.
+      wiped: hosts that lose their RAM before it. clocks: (host, seconds) of jumps.
+      flips: (host, choice of a bit) of bits that change at rest.
+      steps: how many are trained. interval: of saves. step_s: length of a step.
+      waits: the loop waits for each save. ends_well: the loop ends with ``stop``.
+      killed_at_call: (process, number of calls) after which it is killed.
+      killed_all_after_s: when the processes ``killed_together`` (none: all) are killed at once.
+      noticed_after_s: how long the others run on after a death.
+      outages: (process, second, length) in which its calls of the service are lost.
+      full: processes whose ramdisk has no room in the first steps.
+      service_slow_s, service_lost, network_faults: of each call; the last two are probabilities.
+      storage_slow_s, storage_faults: of each call of storage. storage_gone: all of them fail.
+      stay: probability that a thread goes on where another could run.
+    """
+
+    slices: tuple[tuple[int, ...], ...]
+    hosts: tuple[int, ...]
+    wiped: tuple[int, ...] = ()
+    clocks: tuple[tuple[int, float], ...] = ()
+    flips: tuple[tuple[int, float], ...] = ()
+    steps: int = 4
+    interval: int = 1
+    step_s: float = 1.0
+    waits: bool = False
+    ends_well: bool = False
+    killed_at_call: tuple[tuple[int, int], ...] = ()
+    killed_all_after_s: float = 0.0
+    killed_together: tuple[int, ...] = ()
+    noticed_after_s: float = 1.0
+    outages: tuple[tuple[int, float, float], ...] = ()
+    full: tuple[int, ...] = ()
+    service_slow_s: float = 0.0
+    service_lost: float = 0.0
+    network_faults: float = 0.0
+    storage_slow_s: float = 0.01
+    storage_faults: float = 0.0
+    storage_gone: bool = False
+    stay: float = 0.0
+
+    @property
+    def is_calm(self) -> bool:
+        """True when nothing fails during this life, so that no call may raise."""
+        return not (
+            self.killed_at_call
+            or self.killed_all_after_s
+            or self.full
+            or self.service_lost
+            or self.outages
+            or self.network_faults
+            or self.storage_faults
+            or self.storage_gone
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """One history.
+
+    ``hosts``: their number. ``stored_every``: steps between saves to storage; 0: there is none.
+    """
+
+    seed: int
+    hosts: int
+    placement: str
+    keep_last_n: int
+    stored_every: int
+    lives: tuple[Life, ...]
+
+
+def draw(seed: int, lives: int = 5) -> Plan:
+    """Return the plan of a seed."""
+    rng = random.Random(f"plan {seed}")
+    slices, per_slice = rng.choice(SHAPES)
+    count = slices * per_slice
+    hosts = count + (1 if rng.random() < 0.3 else 0)
+    crowded = rng.random() < 0.2
+    placement = rng.choice(("all_but_primary", "all_but_primary", "striped(2)"))
+    placed = tuple(range(count))
+    members = _members(slices, per_slice)
+    drawn: list[Life] = []
+    for number in range(lives):
+        if number and rng.random() < 0.12:
+            slices, per_slice = rng.choice([s for s in SHAPES if s[0] * s[1] <= hosts])
+            count = slices * per_slice
+            members = _members(slices, per_slice)
+            placed = tuple(rng.sample(range(hosts), count))
+        elif number and rng.random() < 0.15:
+            members = _members(slices, per_slice, rng)
+        if number and rng.random() < 0.3:
+            placed = tuple(rng.sample(range(hosts), count))
+        if crowded and rng.random() < 0.5:
+            placed = tuple(rng.choices(range(hosts), k=count))
+        drawn.append(_draw_life(rng, number, members, placed))
+    keep = 1 if rng.random() < 0.7 else 2
+    stored_every = rng.choice((0, 0, 1, 2, 3))
+    return Plan(seed, hosts, placement, keep, stored_every, tuple(drawn))
+
+
+def _members(
+    slices: int, per_slice: int, rng: random.Random | None = None
+) -> tuple[tuple[int, ...], ...]:
+    order = list(range(slices * per_slice))
+    if rng is not None:
+        rng.shuffle(order)
+    return tuple(tuple(order[n * per_slice : (n + 1) * per_slice]) for n in range(slices))
+
+
+def _draw_life(
+    rng: random.Random,
+    number: int,
+    members: tuple[tuple[int, ...], ...],
+    placed: tuple[int, ...],
+) -> Life:
+    count = len(placed)
+    values: dict[str, Any] = {
+        "steps": rng.randint(1, 5),
+        "interval": rng.choice((1, 1, 2)),
+        "step_s": rng.choice((0.02, 0.3, 2.0)),
+        "waits": rng.random() < 0.3,
+        "stay": rng.choice((0.0, 0.0, 0.7, 0.95)),
+        "service_slow_s": rng.choice((0.01, 0.01, 0.2, 3.0)),
+    }
+    if number:
+        _draw_rest(rng, placed, members, values)
+    kind = rng.random()
+    if kind < 0.45:
+        who = rng.sample(range(count), rng.choice((1, 1, 1, 2)) if count > 1 else 1)
+        values["killed_at_call"] = tuple((p, int(rng.random() ** 2 * 900) + 1) for p in who)
+        values["noticed_after_s"] = rng.choice((0.0, 0.05, 1.0, 20.0))
+    elif kind < 0.65:
+        values["killed_all_after_s"] = (
+            rng.random() * values["steps"] * values["step_s"] * 1.5 + 0.05
+        )
+        if rng.random() < 0.4:
+            values["killed_together"] = rng.choice(members)
+    else:
+        values["ends_well"] = rng.random() < 0.6
+    trouble = rng.random()
+    if trouble < 0.15:
+        values["network_faults"] = rng.choice((0.002, 0.02, 0.1))
+    elif trouble < 0.25:
+        values["service_lost"] = rng.choice((0.001, 0.01))
+    elif trouble < 0.4:
+        length_s = values["steps"] * values["step_s"]
+        begin_s, last_s = rng.random() * length_s, rng.choice((0.3, 1.0)) * length_s + 1.0
+        who = rng.sample(range(count), rng.randint(1, count))
+        values["outages"] = tuple((p, begin_s, last_s) for p in who)
+    elif trouble < 0.45:
+        values["full"] = (rng.randrange(count),)
+    values["storage_slow_s"] = rng.choice((0.01, 0.01, 0.5, 4.0))
+    if rng.random() < 0.2:
+        values["storage_faults"] = rng.choice((0.005, 0.05))
+    elif rng.random() < 0.05:
+        values["storage_gone"] = True
+    return Life(members, placed, **values)
+
+
+def _draw_rest(
+    rng: random.Random,
+    placed: tuple[int, ...],
+    members: tuple[tuple[int, ...], ...],
+    values: dict[str, Any],
+) -> None:
+    """Draw what happens to RAM and clocks before a life."""
+    kind = rng.random()
+    if kind < 0.05:
+        values["wiped"] = placed
+    elif kind < 0.25:
+        values["wiped"] = (rng.choice(placed),)
+    elif kind < 0.4:
+        values["wiped"] = tuple(placed[p] for p in rng.choice(members))
+    elif kind < 0.5:
+        values["wiped"] = tuple(rng.sample(placed, min(2, len(placed))))
+    values["wiped"] = tuple(dict.fromkeys(values.get("wiped", ())))
+    if rng.random() < 0.25:
+        times = rng.choice((1, 3))
+        values["flips"] = tuple((rng.choice(placed), rng.random()) for _ in range(times))
+    if rng.random() < 0.1:
+        values["clocks"] = ((rng.choice(placed), rng.choice((-86400.0, -5.0, 5.0, 86400.0))),)
+
+
+def smaller(plan: Plan) -> Iterator[Plan]:
+    """Yield plans with less in them than ``plan``, those that leave out most first."""
+    lives = plan.lives
+    for number in range(1, len(lives)):
+        yield dataclasses.replace(plan, lives=lives[:number])
+    for number in range(len(lives) - 1):
+        yield dataclasses.replace(plan, lives=lives[:number] + lives[number + 1 :])
+    plain = Life(((0,),), (0,))
+    kept = {"slices", "hosts"}
+    for number, life in enumerate(lives):
+        for field in dataclasses.fields(Life):
+            value = getattr(plain, field.name)
+            if field.name in kept or getattr(life, field.name) == value:
+                continue
+            changed = dataclasses.replace(life, **{field.name: value})
+            yield dataclasses.replace(plan, lives=(*lives[:number], changed, *lives[number + 1 :]))
+
+
+def encoded(plan: Plan) -> str:
+    """Return ``plan`` as JSON, without what has its default."""
+    plain = Life(((0,),), (0,))
+    lives = [
+        {
+            field.name: getattr(life, field.name)
+            for field in dataclasses.fields(Life)
+            if field.name in ("slices", "hosts")
+            or getattr(life, field.name) != getattr(plain, field.name)
+        }
+        for life in plan.lives
+    ]
+    return json.dumps({**dataclasses.asdict(plan), "lives": lives}, indent=1) + "\n"
+
+
+def decoded(text: str) -> Plan:
+    """Return the plan of a JSON text that ``encoded`` made."""
+    values: dict[str, Any] = json.loads(text)
+    lives = [
+        Life(**{name: _as_tuples(value) for name, value in each.items()})
+        for each in values.pop("lives")
+    ]
+    return Plan(**values, lives=tuple(lives))
+
+
+def _as_tuples(value: Any) -> Any:
+    return tuple(_as_tuples(each) for each in value) if isinstance(value, list) else value

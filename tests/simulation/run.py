@@ -1,0 +1,248 @@
+"""Histories of the product's own code under a scheduler that seeds decide: `make simulate`.
+
+    python tests/simulation/run.py --seeds 1000 [--first 1] [--workers 2] [--seconds 60]
+    python tests/simulation/run.py --seed 17 [--verbose]
+    python tests/simulation/run.py --plan tests/simulation/scenarios/NAME.json [--verbose]
+    python tests/simulation/run.py --mutants [NAME ...]
+
+A failing seed is printed with the command that runs it again, and its plan is made smaller and
+written below ``--out``. Exit status 1 when a seed failed, or when a mutant was not found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+MOST_LIVES_FOR_A_MUTANT = 5000
+_AGAIN = "python tests/simulation/run.py"
+
+
+def _run_plan(plan: object, *, verbose: bool = False) -> int:
+    """Run a plan; return its trace. AssertionError with ``life``: the number of the life."""
+    from history import History  # noqa: PLC0415 - it imports the product under the simulation
+
+    root = Path(tempfile.mkdtemp(prefix="eckpt-simulation-", dir="/dev/shm"))
+    history = History(plan, root, verbose=verbose)  # pyright: ignore
+    try:
+        return history.run()
+    except AssertionError as error:
+        error.add_note(f"in life {history.number}")
+        raise
+    finally:
+        shutil.rmtree(root)
+
+
+def _failure(plan: object) -> str:
+    """Return the failure of a plan in one line, empty when it holds."""
+    try:
+        _run_plan(plan)
+    except AssertionError as error:
+        place = next(iter(getattr(error, "__notes__", ())), "")
+        text = str(error).splitlines() or [""]
+        return f"{type(error).__name__} {place if len(place) < 20 else ''}: {text[0][:400]}"
+    return ""
+
+
+def _seeds(first: int, count: int, seconds: float | None) -> Iterator[int]:
+    began_s = time.monotonic()
+    for seed in range(first, first + count):
+        if seconds is not None and time.monotonic() - began_s > seconds:
+            return
+        yield seed
+
+
+def _work(arguments: argparse.Namespace) -> int:
+    """Run seeds in this process; print a line of JSON for each that fails, and one in the end."""
+    import install  # noqa: PLC0415
+    import mutants  # noqa: PLC0415
+    from plan import draw  # noqa: PLC0415
+
+    install.product()
+    for name in arguments.names:
+        mutants.MUTANTS[name]()
+    began_s = time.process_time()
+    lives = seeds = failed = 0
+    for seed in _seeds(arguments.first, arguments.seeds, arguments.seconds):
+        plan = draw(seed)
+        failure = _failure(plan)
+        lives += len(plan.lives)
+        seeds += 1
+        if failure:
+            failed += 1
+            print(json.dumps({"seed": seed, "failure": failure, "lives": lives}), flush=True)
+            if arguments.names:
+                break
+    total = {"seeds": seeds, "lives": lives, "failed": failed}
+    print(json.dumps({**total, "cpu_s": time.process_time() - began_s}), flush=True)
+    return 0
+
+
+def _start(*more: str) -> subprocess.Popen[str]:
+    # Sets of texts have an order that this decides, and the trace must not depend on the process.
+    environment = {**os.environ, "PYTHONHASHSEED": "0", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, str(HERE / "run.py"), "--work", *more]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def _lines(worker: subprocess.Popen[str]) -> Iterator[dict[str, float | str]]:
+    assert worker.stdout is not None
+    for line in worker.stdout:
+        with contextlib.suppress(ValueError):
+            yield json.loads(line)
+
+
+def _simulate(arguments: argparse.Namespace) -> int:
+    each = -(-arguments.seeds // arguments.workers)
+    limit = [] if arguments.seconds is None else ["--seconds", str(arguments.seconds)]
+    began_s = time.monotonic()
+    workers = [
+        _start("--first", str(arguments.first + n * each), "--seeds", str(each), *limit)
+        for n in range(arguments.workers)
+    ]
+    lives = seeds = failed = 0
+    for worker in workers:
+        ended = False
+        for line in _lines(worker):
+            if "seed" in line:
+                print(f"seed {line['seed']} FAILED: {line['failure']}")
+                print(f"    again: {_AGAIN} --seed {line['seed']} --verbose", flush=True)
+                _shrink_in_process(int(line["seed"]), arguments.out)
+                continue
+            ended = True
+            lives += int(line["lives"])
+            seeds += int(line["seeds"])
+            failed += int(line["failed"])
+        if worker.wait() or not ended:
+            failed += 1
+            print("a worker ended early")
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds, cpu_s = time.monotonic() - began_s, spent.ru_utime + spent.ru_stime
+    print(
+        f"{seeds} seeds, {lives} lives, {failed} failed; {seconds:.0f} s, {cpu_s:.0f} s of CPU,"
+        f" {lives / max(cpu_s, 1e-9):.1f} lives per second of CPU,"
+        f" {lives / seconds * 3600:.0f} per hour"
+    )
+    return 1 if failed else 0
+
+
+def _shrink_in_process(seed: int, out: Path) -> None:
+    command = [sys.executable, str(HERE / "run.py"), "--shrink", str(seed), "--out", str(out)]
+    environment = {**os.environ, "PYTHONHASHSEED": "0", "JAX_PLATFORMS": "cpu"}
+    subprocess.run(command, env=environment, check=False, stderr=subprocess.DEVNULL)
+
+
+def _shrink(seed: int, out: Path) -> int:
+    """Make the plan of a failing seed smaller while it fails alike, and write it down."""
+    import install  # noqa: PLC0415
+    from plan import draw, encoded, smaller  # noqa: PLC0415
+
+    install.product()
+    plan = draw(seed)
+    kind = _failure(plan).partition(":")[2][:12]
+    tries = itertools.count()
+    shrinking = True
+    while shrinking:
+        shrinking = False
+        for candidate in smaller(plan):
+            if next(tries) > 150:
+                break
+            if _failure(candidate).partition(":")[2][:12] == kind:
+                plan, shrinking = candidate, True
+                break
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / f"seed_{seed}.json"
+    path.write_text(encoded(plan))
+    print(f"    smaller: {_AGAIN} --plan {path} --verbose", flush=True)
+    return 0
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    """Run one seed or plan in this process, and print its trace or its failure."""
+    import install  # noqa: PLC0415
+    import mutants  # noqa: PLC0415
+    from plan import decoded, draw  # noqa: PLC0415
+
+    install.product()
+    for name in arguments.names:
+        mutants.MUTANTS[name]()
+    plan = decoded(arguments.plan.read_text()) if arguments.plan else draw(arguments.seed)
+    if arguments.verbose:
+        trace = _run_plan(plan, verbose=True)
+    else:
+        failure = _failure(plan)
+        if failure:
+            print(failure)
+            return 1
+        trace = _run_plan(plan)
+    print(f"{len(plan.lives)} lives, trace {trace:012x}")
+    return 0
+
+
+def _find_mutants(arguments: argparse.Namespace) -> int:
+    """Put each mutant back, and report after how many lives it is found."""
+    from mutants import MUTANTS  # noqa: PLC0415
+
+    missed: list[str] = []
+    names = list(arguments.names or MUTANTS)
+    running: list[tuple[str, subprocess.Popen[str]]] = []
+    while names or running:
+        while names and len(running) < arguments.workers:
+            seeds = str(MOST_LIVES_FOR_A_MUTANT // 5)
+            running.append((names[0], _start("--seeds", seeds, "--work", names.pop(0))))
+        name, worker = running.pop(0)
+        found = next((line for line in _lines(worker) if "seed" in line), None)
+        worker.wait()
+        if found is None:
+            missed.append(name)
+            print(f"{name}: NOT found in {MOST_LIVES_FOR_A_MUTANT} lives", flush=True)
+        else:
+            print(f"{name}: found after {found['lives']} lives: {found['failure']}", flush=True)
+    return 1 if missed else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("names", nargs="*", help="mutants to put back")
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--first", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--seconds", type=float)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--plan", type=Path)
+    parser.add_argument("--shrink", type=int)
+    parser.add_argument("--mutants", action="store_true")
+    parser.add_argument("--work", action="store_true")
+    parser.add_argument("--verbose", action="store_true")
+    parser.add_argument("--out", type=Path, default=Path("simulation_out"))
+    arguments = parser.parse_args()
+    if arguments.work:
+        return _work(arguments)
+    if arguments.shrink is not None:
+        return _shrink(arguments.shrink, arguments.out)
+    if arguments.seed is not None or arguments.plan is not None:
+        if os.environ.get("PYTHONHASHSEED") != "0":
+            os.environ["PYTHONHASHSEED"] = "0"
+            os.execv(sys.executable, [sys.executable, *sys.argv])
+        return _show(arguments)
+    return _find_mutants(arguments) if arguments.mutants else _simulate(arguments)
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)  # not through the finalizers of what the simulation holds

@@ -1,0 +1,283 @@
+"""The persistent tier's storage: a directory whose calls take time, fail, and end half done.
+
+Markers, host states, removal and moves aside are the product's. The arrays of a step, which Orbax
+and TensorStore write with threads of their own, are in files of this module: each writer writes
+its boxes below a temporary name, and the first writer renames the step when all have.
+"""
+
+# pyright: basic
+# It stands for modules whose parts have no types of their own.
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sim
+from etils.epath import backend
+
+from emergency_ckpt import _native as native
+
+MANIFEST = "manifest.ocdbt"
+METADATA = "_CHECKPOINT_METADATA"
+ITEM = "default"
+
+_READS = ("exists", "isdir", "listdir", "glob", "stat")
+_CHANGES = ("makedirs", "mkdir", "remove", "rename", "replace")
+
+
+class Behaviour:
+    """How long a call takes, and whether it fails; set by the history for each life.
+
+    ``fault`` returns "", "lost" (no effect), "unheard" (an effect, then an error) or "full".
+    """
+
+    def __init__(self) -> None:
+        self.delay: Callable[[], float] = lambda: 0.0
+        self.fault: Callable[[], str] = lambda: ""
+
+
+behaviour = Behaviour()
+
+
+def _arrive(path: Any) -> str:
+    scheduler = sim.scheduler
+    if scheduler.current is None or "eckpt-simulation" not in str(path):
+        return ""
+    scheduler.call(behaviour.delay())
+    return behaviour.fault()
+
+
+def _raise(kind: str, path: Any) -> None:
+    if kind == "full":
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+    raise OSError(errno.EIO, "Input/output error", str(path))
+
+
+def _wrapped(real: Callable[..., Any], changes: bool) -> Callable[..., Any]:
+    def call(self: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+        kind = _arrive(path)
+        if kind == "lost" or (kind == "full" and changes):
+            _raise(kind, path)
+        result = real(self, path, *args, **kwargs)
+        if kind == "unheard":
+            _raise(kind, path)
+        return result
+
+    return call
+
+
+class _Upload(io.BytesIO):
+    """A file being written: empty at first, whole when it is closed."""
+
+    def __init__(self, path: Any) -> None:
+        super().__init__()
+        self._path = path
+        with open(path, "wb"):
+            pass
+
+    def close(self) -> None:
+        if not self.closed:
+            data = self.getvalue()
+            super().close()
+            write(self._path, data)
+
+
+def write(path: Any, data: bytes) -> None:
+    """Write a file of storage."""
+    kind = _arrive(path)
+    if kind in ("lost", "full"):
+        _raise(kind, path)
+    with open(path, "wb") as file:
+        file.write(data)
+    if kind == "unheard":
+        _raise(kind, path)
+
+
+def _open(self: Any, path: Any, mode: str) -> Any:
+    del self
+    kind = _arrive(path)
+    if kind in ("lost", "unheard"):
+        _raise(kind, path)
+    if sim.scheduler.current is not None and mode == "wb":
+        return _Upload(path)
+    return open(path, mode, encoding=None if "b" in mode else "utf-8")
+
+
+def _remove_tree(self: Any, path: Any) -> None:
+    """Remove a folder file by file, so that a crash leaves some of it."""
+    if not os.path.isdir(path):
+        self.remove(path)
+        return
+    for name in sim.scheduler.random.sample(sorted(os.listdir(path)), len(os.listdir(path))):
+        _remove_tree(self, os.path.join(path, name))
+    if _arrive(path):
+        _raise("lost", path)
+    os.rmdir(path)
+
+
+def install() -> None:
+    """Put the simulated storage in the place of the file system and of Orbax. Once."""
+    kind: Any = type(backend.os_backend)
+    for name in _READS + _CHANGES:
+        setattr(kind, name, _wrapped(getattr(kind, name), name in _CHANGES))
+    kind.open = _open
+    kind.rmtree = _remove_tree
+    tier = _module("tiers.persistent.tier")
+    tier.as_arrays = lambda tree, shards, writers: shards
+    tier.open_by_name = _open_by_name
+    tier.describe_item = lambda item: _open_by_name(item, (), 0.0)
+    tier.BoxReader = _BoxReader
+    tier.SinkReader = _SinkReader
+    writer = _module("tiers.persistent.orbax_writer")
+    writer.write_step = _write_step
+    writer.ArrayWriter = _ArrayWriter
+    writer.bytes_at_once = lambda buffer_bytes, shards: buffer_bytes
+
+
+def _module(name: str) -> Any:
+    return sys.modules[f"emergency_ckpt.{name}"]
+
+
+class _ArrayWriter:
+    """The right to write the arrays of one step, until it is cancelled."""
+
+    def __init__(self, writers: Any) -> None:
+        del writers
+        self.is_cancelled = False
+
+    def check(self) -> None:
+        if self.is_cancelled:
+            error = _module("errors").PersistentTierError
+            raise error("save", "a step", "the save was cancelled")
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+def _write_step(
+    directory: Any,
+    save: Any,
+    state: Any,
+    writers: Any,
+    arrays: _ArrayWriter,
+    *,
+    meet: Callable[[str, Any], None],
+    **_: Any,
+) -> None:
+    me = sim.scheduler.here().process.index
+    first, others = writers[0], writers[1:]
+    temporary, target = directory / f"{save.step}.orbax-checkpoint-tmp", directory / str(save.step)
+    if me == first:
+        if target.exists():
+            raise FileExistsError(f"{target} exists already")
+        if temporary.exists():
+            temporary.rmtree()
+        (temporary / ITEM).mkdir(parents=True)
+    meet("tensors_begun", () if me == first else (first,))
+    boxes: list[Any] = []
+    data = b""
+    for shard, each in state.items():
+        arrays.check()
+        part = np.ascontiguousarray(each.view)
+        shape = [stop - start for start, stop in shard.box]
+        boxes.append([shard.leaf, shard.box, str(part.dtype), shape, len(data), part.nbytes])
+        data += part.tobytes()
+    head = json.dumps(boxes).encode()
+    arrays.check()
+    write(temporary / ITEM / f"part_{me}", len(head).to_bytes(8, "big") + head + data)
+    if me != first:
+        meet("tensors_written", ())
+        return
+    meet("tensors_written", others)
+    arrays.check()
+    identity = f"{save.incarnation} {save.step} {sim.scheduler.random.random()}"
+    write(temporary / ITEM / MANIFEST, identity.encode())
+    ours = {"emergency_ckpt": {"run_id": save.run_id, "incarnation": save.incarnation}}
+    committed_ns = int((1_790_000_000 + sim.scheduler.now_s) * 1e9)
+    metadata = {"commit_timestamp_nsecs": committed_ns, "custom_metadata": ours, "is": identity}
+    write(temporary / METADATA, json.dumps(metadata).encode())
+    arrays.check()
+    temporary.rename(target)
+
+
+def boxes_of(item: Path) -> Iterator[tuple[str, tuple[tuple[int, int], ...], Any]]:
+    """Yield (leaf, box, values) of all parts of a stored item."""
+    for path in sorted(item.glob("part_*")):
+        raw = path.read_bytes()
+        length = int.from_bytes(raw[:8], "big")
+        for leaf, box, dtype, shape, start, nbytes in json.loads(raw[8 : 8 + length]):
+            part = raw[8 + length + start : 8 + length + start + nbytes]
+            values = np.frombuffer(part, dtype).reshape(shape)
+            yield leaf, tuple((first, last) for first, last in box), values
+
+
+def _open_by_name(item: Any, paths: Any, deadline_s: float) -> Any:
+    del paths, deadline_s
+    _arrive(item)
+    reader = _module("tiers.persistent.orbax_reader")
+    spec = _module("types").LeafSpec
+    found: dict[str, Any] = {}
+    for leaf, box, values in boxes_of(Path(item)):
+        known = found.get(leaf)
+        shape = tuple(stop for _, stop in box)
+        if known is not None:
+            shape = tuple(max(a, b) for a, b in zip(shape, known.spec.global_shape, strict=True))
+        array = reader.StoredArray(
+            name=leaf,
+            shape=shape,
+            chunk_shape=shape,
+            item_bytes=values.dtype.itemsize,
+            driver="zarr",
+            ocdbt=True,
+        )
+        found[leaf] = reader.StoredLeaf(spec(leaf, values.dtype.name, shape), array)
+    return found
+
+
+class _BoxReader:
+    """Reads boxes of a stored item."""
+
+    def __init__(self, item: Any, arrays: Any, **_: Any) -> None:
+        self._item = Path(item)
+        self._arrays = arrays
+
+    def read(self, shards: Any) -> Iterator[tuple[Any, Any]]:
+        if _arrive(self._item):
+            raise ValueError("UNAVAILABLE: storage does not answer")
+        whole: dict[str, Any] = {}
+        for leaf, box, values in boxes_of(self._item):
+            shape = self._arrays[leaf].shape if leaf in self._arrays else None
+            if shape is not None:
+                target = whole.setdefault(leaf, np.zeros(shape, values.dtype))
+                target[tuple(slice(first, last) for first, last in box)] = values
+        for shard in shards:
+            if shard.leaf not in whole:
+                raise ValueError(f"NOT_FOUND: {shard.leaf} is not stored")
+            sim.scheduler.call(behaviour.delay())
+            index = tuple(slice(first, last) for first, last in shard.box)
+            yield shard, np.ascontiguousarray(whole[shard.leaf][index])
+
+
+class _SinkReader:
+    """Reads boxes of a stored item into a place for bytes."""
+
+    def __init__(self, item: Any, arrays: Any, sink: Any, **_: Any) -> None:
+        self._boxes = _BoxReader(item, arrays)
+        self._sink = sink
+
+    def read(self, boxes: Any) -> list[int]:
+        offsets = dict(boxes)
+        crcs: list[int] = []
+        for shard, values in self._boxes.read([shard for shard, _ in boxes]):
+            data = values.tobytes()
+            self._sink.write(memoryview(data), offsets[shard])
+            crcs.append(native.crc32c(data))
+        return crcs
