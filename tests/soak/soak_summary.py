@@ -1,0 +1,65 @@
+"""The figures of a soak, from its incidents. Pure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+Z_95 = 1.959964
+RIGHT = ("recovered", "nothing left")
+
+
+def wilson(good: int, of: int, z: float = Z_95) -> tuple[float, float]:
+    """Return Wilson's interval of a proportion; (0, 1) of nothing."""
+    if of == 0:
+        return 0.0, 1.0
+    share, spread = good / of, z * z / of
+    middle = share + spread / 2
+    half = z * math.sqrt(share * (1 - share) / of + spread / (4 * of))
+    return max(0.0, (middle - half) / (1 + spread)), min(1.0, (middle + half) / (1 + spread))
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """Return the smallest value that ``share`` of all do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def summary(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the figures: counts, Wilson's interval, losses, times, and the seed of each failure.
+
+    ``recovered`` is of the incidents after which something was left to recover.
+    """
+    lines = list(lines)
+    results = Counter(line["result"] for line in lines)
+    could = [line for line in lines if line["result"] != "nothing left"]
+    good = [line for line in could if line["result"] == "recovered"]
+    low, high = wilson(len(good), len(could))
+    seconds = [line["seconds"] for line in good]
+    lost = [line["lost"] for line in good if line["lost"] is not None]
+    kinds = Counter(kind for line in lines for kind in line["kinds"])
+    return {
+        "incidents": len(lines),
+        "nothing_left": results["nothing left"],
+        "recovered": len(good),
+        "recovered_share": round(len(good) / len(could), 5) if could else None,
+        "interval_95": [round(low, 5), round(high, 5)],
+        "results": dict(sorted(results.items())),
+        "wrong_bytes": sum(results[each] for each in ("wrong bytes", "wrong iterator")),
+        "hangs": results["hang"],
+        "steps_lost": {str(n): count for n, count in sorted(Counter(lost).items())},
+        "seconds": {
+            "median": round(statistics.median(seconds), 3) if seconds else None,
+            "p95": round(quantile(seconds, 0.95), 3) if seconds else None,
+            "most": round(max(seconds), 3) if seconds else None,
+        },
+        "kinds": dict(sorted(kinds.items())),
+        "failures": [
+            {"seed": line["seed"], "incident": line["incident"], "problems": line["problems"]}
+            for line in lines
+            if line["result"] not in RIGHT
+        ],
+    }

@@ -1,0 +1,106 @@
+"""The oracle of the soak: what must come back, of lives and of what was found whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from soak_looks import Save
+from soak_oracle import Life, bounds, is_on_way, is_refusal, possible_heads, problems_of, result_of
+from soak_truth import LEAVES, box_text, digest, leaf, position
+
+# Life 0 came to 9; life 1 went on from 4 and bound; life 2 went on from life 1's 6 and was killed.
+LIVES = {
+    0: Life(0, None, 2, "yes"),
+    1: Life(1, Save(4, 0), 2, "yes"),
+    2: Life(2, Save(6, 1), 2, "maybe"),
+}
+
+
+def what_is_seen(process: int, step: int, life: int, **other: Any) -> dict[str, Any]:
+    boxes = {
+        name: {box_text(tuple((0, n) for n in each.shape)): leaf(name, step, life).tobytes()}
+        for name, each in LEAVES.items()
+    }
+    seen = {
+        "process": process,
+        "step": step,
+        "life": life,
+        "digest": digest(boxes),
+        "boxes": {name: list(each) for name, each in boxes.items()},
+        "data": position(step, life, process),
+    }
+    return {**seen, **other}
+
+
+@pytest.mark.parametrize(
+    ("head", "save", "expected"),
+    [
+        (1, Save(4, 0), True),
+        (1, Save(5, 0), False),
+        (1, Save(99, 1), True),
+        (2, Save(7, 1), False),
+        (2, Save(6, 1), True),
+        (2, Save(4, 0), True),
+        (2, Save(5, 0), False),
+        (1, Save(7, 2), True),
+        (0, Save(9, 0), True),
+    ],
+)
+def test_save_is_on_the_way_of_its_lives(head: int, save: Save, expected: bool) -> None:
+    assert is_on_way(LIVES, head, save) == expected
+
+
+def test_heads_are_the_last_sure_life_and_those_in_doubt() -> None:
+    assert possible_heads(LIVES) == [2, 1]
+    assert possible_heads({0: Life(0, None, 2), 1: Life(1, None, 2)}) == [0]
+    assert possible_heads({}) == []
+
+
+def test_bounds_in_doubt_are_the_lesser_and_allow_both() -> None:
+    found = {Save(9, 0), Save(4, 0), Save(8, 1), Save(7, 2)}
+    least, allowed = bounds(LIVES, found)
+    assert least == 7
+    assert allowed == {Save(4, 0), Save(8, 1), Save(7, 2)}
+
+
+def test_bounds_of_nothing_ask_for_nothing() -> None:
+    assert bounds(LIVES, set()) == (None, frozenset())
+    assert bounds(LIVES, {Save(9, 0)}) == (None, frozenset())
+
+
+def test_right_restore_has_no_problem() -> None:
+    seen = [what_is_seen(process, 6, 1) for process in (0, 1)]
+    assert problems_of(seen, LIVES, 6) == []
+    assert result_of([]) == "recovered"
+
+
+@pytest.mark.parametrize(
+    ("seen", "least", "result"),
+    [
+        ([what_is_seen(0, 6, 1), what_is_seen(1, 4, 0)], None, "different steps"),
+        ([what_is_seen(0, 6, 1, digest="0")], None, "wrong bytes"),
+        ([what_is_seen(0, 6, 7)], None, "wrong bytes"),
+        ([what_is_seen(0, 6, 1, data=[0, 5, 1, 0])], None, "wrong iterator"),
+        ([what_is_seen(0, 9, 0)], None, "rolled back"),
+        ([what_is_seen(0, 4, 0)], 6, "older"),
+        ([{"process": 0, "step": None}], 6, "older"),
+        ([{"process": 0, "step": None}, what_is_seen(1, 6, 1)], None, "different steps"),
+        ([what_is_seen(0, 4, 0), what_is_seen(1, 6, 1, digest="0")], 6, "wrong bytes"),
+    ],
+)
+def test_wrong_restore_is_named(seen: list[Any], least: int | None, result: str) -> None:
+    assert result_of(problems_of(seen, LIVES, least)) == result
+
+
+def test_only_errors_of_a_loss_say_that_nothing_is_left() -> None:
+    assert is_refusal(["Unrecoverable: restore run: x", "RestoreFailed: y"])
+    assert not is_refusal([])
+    assert not is_refusal(["ConfigError: configure: x"])
+    assert not is_refusal(["Unrecoverable: x", "TypeError: y"])
+
+
+def test_iterator_of_a_job_of_another_size_is_known() -> None:
+    lives = {**LIVES, 3: Life(3, Save(6, 1), 4)}
+    seen = [what_is_seen(process, 6, 1, data=position(6, 1, process % 2)) for process in range(4)]
+    assert problems_of(seen, lives, 6) == []

@@ -1,0 +1,78 @@
+"""The figures and the seeds of the soak."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from soak_plan import ENDINGS, INCIDENTS_PER_JOB, KINDS, NEEDS_MOUNT, NEEDS_STORAGE, job_of
+from soak_summary import quantile, summary, wilson
+
+
+def line(result: str, number: int, **other: Any) -> dict[str, Any]:
+    found = {"seed": 1, "incident": number, "kinds": ["hang"], "problems": []}
+    return {**found, "result": result, "seconds": float(number), "lost": number, **other}
+
+
+@pytest.mark.parametrize(
+    ("good", "of", "low", "high"),
+    [
+        (0, 0, 0.0, 1.0),
+        (0, 10, 0.0, 0.2775),  # Brown, Cai and DasGupta (2001) give these of Wilson's
+        (5, 10, 0.2366, 0.7634),
+        (10, 10, 0.7225, 1.0),
+        (990, 1000, 0.9817, 0.9946),
+    ],
+)
+def test_wilson_interval_is_that_of_the_tables(good: int, of: int, low: float, high: float) -> None:
+    assert wilson(good, of) == pytest.approx((low, high), abs=1e-4)
+
+
+def test_quantile_is_one_of_the_values() -> None:
+    assert quantile([3.0, 1.0, 2.0], 0.5) == 2.0
+    assert quantile([1.0], 0.95) == 1.0
+    assert quantile([float(n) for n in range(1, 101)], 0.95) == 95.0
+
+
+def test_summary_counts_what_could_be_recovered() -> None:
+    found = summary(
+        [line("recovered", n) for n in (1, 2, 2)]
+        + [line("nothing left", 4, lost=None), line("wrong bytes", 5, problems=["wrong bytes: x"])]
+    )
+    assert (found["incidents"], found["recovered"], found["nothing_left"]) == (5, 3, 1)
+    assert found["recovered_share"] == 0.75
+    assert found["interval_95"] == [round(each, 5) for each in wilson(3, 4)]
+    assert found["steps_lost"] == {"1": 1, "2": 2}
+    assert found["seconds"] == {"median": 2.0, "p95": 2.0, "most": 2.0}
+    assert (found["wrong_bytes"], found["hangs"]) == (1, 0)
+    assert found["failures"] == [{"seed": 1, "incident": 5, "problems": ["wrong bytes: x"]}]
+
+
+def test_summary_of_no_incidents_promises_nothing() -> None:
+    found = summary([])
+    assert (found["incidents"], found["interval_95"], found["failures"]) == (0, [0.0, 1.0], [])
+
+
+def test_seed_gives_the_same_job_each_time() -> None:
+    assert job_of(7, 3) == job_of(7, 3)
+    assert job_of(7, 3) != job_of(8, 3)
+    assert [i.number for i in job_of(7, 3).incidents] == list(
+        range(3 * INCIDENTS_PER_JOB, 4 * INCIDENTS_PER_JOB)
+    )
+
+
+def test_every_kind_of_fault_occurs_and_each_life_ends() -> None:
+    jobs = [job_of(1, number) for number in range(200)]
+    incidents = [incident for job in jobs for incident in job.incidents]
+    assert {kind for incident in incidents for kind in incident.kinds} == set(KINDS)
+    assert all(len(ENDINGS.intersection(incident.kinds)) == 1 for incident in incidents)
+
+
+def test_job_without_storage_or_mounts_has_no_fault_of_them() -> None:
+    jobs = [job_of(1, number, may_mount=False) for number in range(100)]
+    kinds = {kind for job in jobs for incident in job.incidents for kind in incident.kinds}
+    assert not kinds & NEEDS_MOUNT
+    without = [job for job in jobs if job.storage == "none"]
+    assert without
+    for job in without:
+        assert not {k for incident in job.incidents for k in incident.kinds} & NEEDS_STORAGE
