@@ -16,6 +16,7 @@ import numpy as np
 from emergency_ckpt import _native
 
 STREAMS = (1, 2, 4)
+WRITERS = (2, 4)
 _REPEATS = 3
 _SOCKET_PIECE_BYTES = 4 * 2**20
 _KEPT_PIECE_BYTES = 256 * 2**10  # stays in the cache until it is written
@@ -26,6 +27,7 @@ COPY_WITH_CRC = "copy with CRC32C into a mapped ramdisk file"
 LOOPBACK = "loopback TCP"
 FIRST_CRC = "CRC32C of a ramdisk file mapped anew"
 INTO_NEW_FILE = "TCP into a new ramdisk file"
+PLAIN_WRITERS = "plain writes to storage, synced"
 
 
 def best(rates: Mapping[str, float], name: str) -> float:
@@ -33,11 +35,17 @@ def best(rates: Mapping[str, float], name: str) -> float:
     return max(rate for limit, rate in rates.items() if limit.startswith(name))
 
 
-def measure(ramdisk: Path, size_bytes: int) -> dict[str, float]:
+def plain_writers(count: int) -> str:
+    """Return the name of the limit with so many writers."""
+    return f"{PLAIN_WRITERS}, {count} writers"
+
+
+def measure(ramdisk: Path, storage: Path, size_bytes: int) -> dict[str, float]:
     """Return GB/s (1e9 bytes) by name: the median of a few repeats, after a warm-up.
 
     All memory is touched before it is timed, except memory that is called new. Uses up to three
-    times ``size_bytes`` of memory. OSError when the ramdisk is full or there is no loopback.
+    times ``size_bytes`` of memory. OSError when the ramdisk or ``storage`` is full or there is no
+    loopback.
     """
     threads = len(os.sched_getaffinity(0))
     source = np.random.default_rng(0).integers(0, 256, size_bytes, np.uint8)
@@ -55,6 +63,12 @@ def measure(ramdisk: Path, size_bytes: int) -> dict[str, float]:
                 size_bytes, lambda count=count: _send_over_loopback(source, count, ramdisk)
             )
             for count in STREAMS
+        },
+        **{
+            plain_writers(count): _rate(
+                size_bytes, lambda count=count: _write_files(source, storage, count)
+            )
+            for count in WRITERS
         },
     }
 
@@ -127,6 +141,24 @@ def _plain_copies(source: np.ndarray, fd: int, threads: int) -> dict[str, float]
         )
         for count in sorted({1, threads})
     }
+
+
+def _write_files(source: np.ndarray, directory: Path, writers: int) -> None:
+    """Write ``source`` once, each writer its part into a new file, and sync it to the disk."""
+
+    def write(path: Path, part: np.ndarray) -> None:
+        with path.open("wb", buffering=0) as file:
+            left = memoryview(part)
+            while left:
+                left = left[file.write(left) :]
+            os.fsync(file.fileno())
+
+    with (
+        tempfile.TemporaryDirectory(dir=directory, prefix="eckpt-bench-") as folder,
+        ThreadPoolExecutor(writers) as pool,
+    ):
+        paths = [Path(folder, str(number)) for number in range(writers)]
+        list(pool.map(write, paths, np.array_split(source, writers)))
 
 
 def _send_over_loopback(source: np.ndarray, streams: int, new_in: Path | None = None) -> None:

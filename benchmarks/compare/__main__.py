@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import ROOT
-from benchmarks.common import limits, machine, warm
+from benchmarks.common import limits, machine, plain_readers, warm
 from benchmarks.common.arguments import above_0, positive, some_of, words
 from benchmarks.common.contenders import MODULES
 from benchmarks.common.job import LOST_SLICE, SCENARIOS, Shape, parse_job
@@ -151,7 +151,10 @@ def _measure(options: argparse.Namespace, shapes: Sequence[Shape], place: Place)
     longest_s = dict.fromkeys((shape.name for shape in shapes), 0.0)
     for number in range(options.rounds):
         print(f"round {number + 1} of {options.rounds}: limits", file=sys.stderr)
-        measured.limits_gb_per_s.append(limits.measure(options.ramdisk, options.limits_mib * 2**20))
+        measured.limits_gb_per_s.append(
+            limits.measure(options.ramdisk, options.storage, options.limits_mib * 2**20)
+            | plain_readers.measure(options.storage, options.limits_mib * 2**20)
+        )
         for shape in shapes:
             start_s = time.monotonic()
             if number and start_s - began_s + longest_s[shape.name] > 60 * options.minutes:

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmarks.common import limits
+from benchmarks.common import limits, plain_readers
 from benchmarks.common.job import Shape
 from benchmarks.common.tables import markdown, number
 
@@ -29,7 +29,10 @@ class Target:
 def targets(
     jobs: Sequence[tuple[Shape, Summaries]], limit_rates: Mapping[str, float]
 ) -> list[Target]:
-    """Return targets for the first job with large leaves and the first with many small ones."""
+    """Return targets for the first job with large leaves and the first with many small ones.
+
+    Those of saves to storage and of restores from it are for each job.
+    """
     found: list[Target] = []
     large = next((job for job in jobs if job[0].leaves < MANY_LEAVES), None)
     small = next((job for job in jobs if job[0].leaves >= MANY_LEAVES), None)
@@ -37,6 +40,14 @@ def targets(
         found += _of_large_leaves(*large, limit_rates)
     if small is not None:
         found += _of_small_leaves(*small)
+    for shape, summaries in jobs:
+        writers, readers = (
+            name(shape.process_count) for name in (limits.plain_writers, plain_readers.name_of)
+        )
+        # Each process writes its part, and each slice needs a copy of its own.
+        size_bytes, copies = shape.state_bytes, shape.slices * shape.state_bytes
+        found += _of_storage(shape, summaries, limit_rates, "save", "writers", writers, size_bytes)
+        found += _of_storage(shape, summaries, limit_rates, "restore", "readers", readers, copies)
     return found
 
 
@@ -54,8 +65,8 @@ def _of_large_leaves(
         job, "published, share of the copy with CRC", copies * shape.state_bytes,
         _median(summaries, OURS, "published"), limit_rates, limits.COPY_WITH_CRC,
     )  # fmt: skip
-    for other in (EMERGENCY, P2P):
-        yield _faster(job, summaries, "restore_lost_slice", other, 15)
+    for other, times in ((EMERGENCY, 15), (P2P, 8)):
+        yield _faster(job, summaries, "restore_lost_slice", other, times)
     yield _share_of_limit(
         job, "lost slice restored, share of the loopback", shape.state_bytes,
         _median(summaries, OURS, "restore_lost_slice"), limit_rates, limits.LOOPBACK,
@@ -73,13 +84,30 @@ def _of_large_leaves(
     )  # fmt: skip
     first = _median(summaries, OURS, "first_over_later")
     yield _at_most(job, "first save over later ones", first, 2.0)
-    for key in ("storage_save", "storage_restore"):
-        yield _faster(job, summaries, key, PLAIN, 1)
 
 
 def _of_small_leaves(shape: Shape, summaries: Summaries) -> Iterator[Target]:
     for key in ("stall", "published", "restore_lost_slice", "restore_nothing_lost"):
         yield _faster(shape.name, summaries, key, EMERGENCY, 10)
+
+
+def _of_storage(
+    shape: Shape,
+    summaries: Summaries,
+    limit_rates: Mapping[str, float],
+    what: str,
+    others: str,
+    limit: str,
+    moved_bytes: int,
+) -> Iterator[Target]:
+    """Yield the targets of saves to storage, or of restores from it."""
+    key, has_small_leaves = f"storage_{what}", shape.leaves >= MANY_LEAVES
+    yield _faster(shape.name, summaries, key, PLAIN, 2 if has_small_leaves else 3)
+    if not has_small_leaves and limit in limit_rates:
+        yield _share_of_limit(
+            shape.name, f"storage {what}, share of as many plain {others}", moved_bytes,
+            _median(summaries, OURS, key), limit_rates, limit,
+        )  # fmt: skip
 
 
 def _median(summaries: Summaries, contender: str, key: str) -> float | None:

@@ -2,8 +2,9 @@
 
     python -m benchmarks.recovery --rounds 5
 
-`eckpt launch` runs the demo's model, slice 0 is killed and loses its RAM, and the job starts again.
-Measures this checkpointer and Orbax's emergency manager, with and without JAX's compilation cache.
+`eckpt launch` or Slurm runs the demo's model, slice 0 is killed and loses its RAM, and the job
+starts again. Measures this checkpointer and Orbax's emergency manager, with and without JAX's
+compilation cache.
 benchmarks/README.md explains the measurements.
 """
 
@@ -12,25 +13,19 @@ import compileall
 import dataclasses
 import json
 import os
-import shutil
 import sys
-import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import emergency_ckpt
-from benchmarks import ROOT
 from benchmarks.common import machine, tables
 from benchmarks.common.arguments import above_0, positive, some_of
 from benchmarks.recovery import phases, plot
-from emergency_ckpt.launch.faults import parse_fault
-from emergency_ckpt.launch.job import JobSpec
-from emergency_ckpt.launch.supervisor import Supervisor
+from benchmarks.recovery.launched import Launcher
 
 _CONTENDERS = ("ours", "orbax-emergency")
 _CACHE = {"with cache": {}, "no cache": {"JAX_ENABLE_COMPILATION_CACHE": "0"}}
-_FAULT_STEP, _RESTORE_STEP, _LAST_STEP = 13, 10, 14
+_ENGINES = ("launch", "slurm")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -43,34 +38,50 @@ def main(arguments: list[str] | None = None) -> int:
     variants = [(name, cache) for cache in options.caches for name in options.contenders]
     rounds: dict[str, list[phases.Recovery]] = {", ".join(variant): [] for variant in variants}
     loads: list[float] = []
+    engine = _engine(options)
     for number in range(options.rounds):
         turn = number % len(variants)
         for variant in variants[turn:] + variants[:turn]:
             print(f"round {number + 1} of {options.rounds}: {', '.join(variant)}", file=sys.stderr)
             loads.append(os.getloadavg()[0])
+            contender, cache = variant
+            worker = ["--contender", contender]
             try:
-                rounds[", ".join(variant)].append(_measure(*variant, options))
+                rounds[", ".join(variant)].append(engine.measure(worker, _CACHE[cache]))
             except RuntimeError as failure:
-                print(f"recovery: {failure}", file=sys.stderr)
+                print(f"recovery: {contender}, {cache}: {failure}", file=sys.stderr)
+                engine.close()
                 return 1
+    engine.close()
     medians = {name: phases.median(each) for name, each in rounds.items()}
     print(_text(options, about, medians, loads))
     document = {
         "schema_version": 1,
         "machine": about,
+        "engine": options.engine,
         "load_averages": loads,
         "rounds": {k: [dataclasses.asdict(r) for r in v] for k, v in rounds.items()},
     }
-    (options.out / "recovery.json").write_text(json.dumps(document, indent=1) + "\n")
-    plot.draw(medians, options.out / "recovery.png")
-    print(f"\nWritten to {options.out / 'recovery.json'} and recovery.png")
+    name = "recovery" if options.engine == "launch" else f"recovery_{options.engine}"
+    (options.out / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
+    plot.draw(medians, options.out / f"{name}.png")
+    print(f"\nWritten to {options.out / name}.json and .png")
     return 0
+
+
+def _engine(options: argparse.Namespace) -> Any:
+    if options.engine == "launch":
+        return Launcher(options)
+    from benchmarks.recovery.slurm import Slurm  # noqa: PLC0415 - it needs the tests' cluster
+
+    return Slurm(options)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="benchmarks.recovery", description=(__doc__ or "").partition("\n")[0]
     )
+    parser.add_argument("--engine", choices=_ENGINES, default="launch")
     parser.add_argument("--slices", type=positive, default=2)
     parser.add_argument("--hosts-per-slice", type=positive, default=2)
     parser.add_argument("--rounds", type=positive, default=5)
@@ -80,44 +91,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ramdisk", type=Path, default=Path("/dev/shm"))
     parser.add_argument("--timeout-s", type=above_0, default=300.0, help="for each job")
     return parser
-
-
-def _measure(contender: str, cache: str, options: argparse.Namespace) -> phases.Recovery:
-    """Run one job and return its recovery. RuntimeError, with the log, when it did not finish."""
-    work = Path(tempfile.mkdtemp(prefix="eckpt-recovery-", dir=options.ramdisk))
-    try:
-        for name in ("storage", "marks"):
-            (work / name).mkdir()
-        command = [sys.executable, "-m", "benchmarks.recovery.worker", "--contender", contender]
-        command += ["--persistent-dir", str(work / "storage"), "--steps", str(_LAST_STEP)]
-        command += ["--marks-dir", str(work / "marks")]
-        command += ["--restore-step", str(_RESTORE_STEP)]
-        spec = JobSpec(
-            command=tuple(command),
-            slices=options.slices,
-            hosts_per_slice=options.hosts_per_slice,
-            devices_per_host=1,
-            local_root=work / "ram",
-            log_dir=work / "logs",
-            env={"PYTHONPATH": str(ROOT), **_CACHE[cache]},
-            max_restarts=1,
-        )
-        fault = parse_fault(f"step={_FAULT_STEP} kill=slice:0 lose-ram exact")
-        result = Supervisor(spec, faults=[fault]).run(options.timeout_s)
-        if result.error is not None:
-            raise RuntimeError(f"{contender}, {cache}: {result.error}")
-        events = [
-            phases.Moment(each.time_s, each.name, _life(each.fields)) for each in result.events
-        ]
-        return phases.recovery(events, phases.read_marks(work / "marks"))
-    finally:
-        shutil.rmtree(work)
-
-
-def _life(fields: Mapping[str, object]) -> int:
-    count = fields.get("restart_count", 0)
-    assert isinstance(count, int)
-    return count
 
 
 def _text(
@@ -136,7 +109,8 @@ def _text(
     rows.append(["hidden by prefetch", *(tables.number(m.hidden_s) for m in medians.values())])
     rows.append(["CPU time, all processes", *(tables.number(m.cpu_s) for m in medians.values())])
     lines = [
-        f"{options.slices} slices of {options.hosts_per_slice} hosts, {options.rounds} rounds;"
+        f"{options.engine}: {options.slices} slices of {options.hosts_per_slice} hosts,"
+        f" {options.rounds} rounds;"
         f" {about['cores']} cores, {about['cpu']}, {about['memory']}",
         "",
         tables.markdown(rows),

@@ -7,6 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+FAULT_STEP, RESTORE_STEP, LAST_STEP = 13, 10, 14
+HELD = "held"
+"""Mark of a process that waits at the fault's step, where no launcher holds it."""
+
 # In order. Each of our processes leaves the marks; the launcher leaves the other events.
 IMPORTED, JOINED, OPENED, COMPILED, RESTORED, STEPPED = MARKS = (
     "imported", "joined", "opened", "compiled", "restored", "stepped",

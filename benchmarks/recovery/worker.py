@@ -1,6 +1,7 @@
 """One process of the job whose recovery is measured: the demo's model, saved every few steps."""
 
 import argparse
+import time
 from pathlib import Path
 
 import jax
@@ -8,32 +9,26 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from benchmarks.common import contenders
-from benchmarks.recovery import phases
+from benchmarks.recovery import phases, place
 from emergency_ckpt.demo import model
-from emergency_ckpt.launch.environment import JobEnvironment, report_step
-from emergency_ckpt.testing.simulated_job import initialize_job
+from emergency_ckpt.launch.environment import report_step
 
 SAVE_EVERY = 5
 _SEQUENCES_PER_DEVICE = 8
+_LONGEST_HOLD_S = 60.0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--contender", required=True)
-    parser.add_argument("--persistent-dir", type=Path, required=True)
-    parser.add_argument("--marks-dir", type=Path, required=True)
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--restore-step", type=int, required=True)
-    options = parser.parse_args()
+    options = _parser().parse_args()
     contender = contenders.load(options.contender)
-    env = JobEnvironment.from_environ()
-    marks = phases.MarkFile(options.marks_dir, env.process_index, env.restart_count)
+    here = place.find(options)
+    marks = phases.MarkFile(options.marks_dir, here.process, here.life)
     marks.add(phases.IMPORTED)
-    initialize_job(env)
+    here.join()
     jax.devices()
     marks.add(phases.JOINED)
     contender.prepare()
-    config, mesh = model.ModelConfig(), model.make_mesh(env.slice_count)
+    config, mesh = model.ModelConfig(), model.make_mesh(here.slices)
     abstract = model.abstract_state(config, mesh)
     # As numbers: Orbax's emergency manager restores no typed PRNG key.
     key = jax.eval_shape(jax.random.key_data, abstract["key"])
@@ -47,8 +42,8 @@ def main() -> None:
             replica_axis=0,
             abstract_state=stored,
             tier=contenders.RAM,
-            local_dir=env.local_dir,
-            persistent_dir=options.persistent_dir,
+            local_dir=here.local_dir,
+            persistent_dir=options.dir,
             bind_host="127.0.0.1",
         )
     )
@@ -58,17 +53,17 @@ def main() -> None:
     sequences = _SEQUENCES_PER_DEVICE * mesh.size
     train_step = model.compile_train_step(config, mesh, sequences)
     marks.add(phases.COMPILED)
-    if env.restart_count == 0:
+    if here.life == 0:
         session.start_fresh()
         done, state = 0, model.init_state(config, mesh, 0)
     else:
-        done, state = options.restore_step, session.restore(options.restore_step)
+        done, state = phases.RESTORE_STEP, session.restore(phases.RESTORE_STEP)
         jax.block_until_ready(state)
         state = {**state, "key": jax.random.wrap_key_data(state["key"])}
     hidden_s = session.hidden_s if isinstance(session, contenders.Prefetching) else 0.0
     marks.add(phases.RESTORED, hidden_s)
-    rows = _SEQUENCES_PER_DEVICE * env.devices_per_host
-    for step in range(done + 1, options.steps + 1):
+    rows = _SEQUENCES_PER_DEVICE * here.devices_per_host
+    for step in range(done + 1, phases.LAST_STEP + 1):
         local = np.full((rows, config.sequence_length + 1), step % 256, np.uint8)
         state, loss = train_step(state, model.global_batch(mesh, local))
         jax.block_until_ready(loss)
@@ -77,8 +72,26 @@ def main() -> None:
         if step % SAVE_EVERY == 0:
             session.save(step, {**state, "key": jax.random.key_data(state["key"])})
             session.wait()
+        if options.hold and (here.life, step) == (0, phases.FAULT_STEP):
+            marks.add(phases.HELD)
+            time.sleep(_LONGEST_HOLD_S)
+            raise TimeoutError("no fault came")
         report_step(step)
     session.close()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--contender", required=True)
+    parser.add_argument("--marks-dir", type=Path, required=True)
+    parser.add_argument("--dir", type=Path, required=True, help="the persistent directory")
+    parser.add_argument("--hold", action="store_true", help="wait for the fault at its step")
+    # Where no launcher says it; the batch script adds the last three.
+    parser.add_argument("--slices", type=int)
+    parser.add_argument("--local-dir", type=Path)
+    for name in ("--run-id", "--secret-file"):
+        parser.add_argument(name, help="not used: each job has a directory and a secret of its own")
+    return parser
 
 
 if __name__ == "__main__":
