@@ -42,14 +42,16 @@ def _write_seeds(name: str, directory: Path) -> None:
         (directory / f"seed_{number}").write_bytes(seed)
 
 
-def _fuzz(name: str, seconds: int, out: Path) -> bool:
+def _fuzz(name: str, options: argparse.Namespace) -> bool:
     """Fuzz one target in a process of its own; print the result, and return whether it failed."""
+    out: Path = options.out
     found = out / name
     _write_seeds(name, found)
     known = [str(CORPUS / name)] if (CORPUS / name).is_dir() else []
     command = [
         *(sys.executable, __file__, "--one", name, "--"),
-        *(str(found), *known, *_LIMITS, f"-max_total_time={seconds}"),
+        *(str(found), *known, *_LIMITS, f"-max_total_time={options.seconds}"),
+        f"-seed={options.seed}",
         f"-artifact_prefix={out}/failed_{name}_",
     ]
     log = out / f"{name}.log"
@@ -61,15 +63,15 @@ def _fuzz(name: str, seconds: int, out: Path) -> bool:
     return status != 0
 
 
-def _fuzz_all(names: list[str], seconds: int, out: Path) -> int:
+def _fuzz_all(options: argparse.Namespace) -> int:
     """Fuzz the targets, as many at once as there are cores; return the exit status."""
     from fuzz_places import ALL  # noqa: PLC0415
 
-    names = names or list(ALL)
+    names = options.names or list(ALL)
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        results = list(pool.map(lambda name: _fuzz(name, seconds, out), names))
+        results = list(pool.map(lambda name: _fuzz(name, options), names))
     failed = [name for name, is_failed in zip(names, results, strict=True) if is_failed]
-    print(f"failed: {', '.join(failed)}; see {out}" if failed else "no failures")
+    print(f"failed: {', '.join(failed)}; see {options.out}" if failed else "no failures")
     return 1 if failed else 0
 
 
@@ -77,6 +79,7 @@ def main() -> int:
     """Fuzz the named targets, or all; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=int, default=60, help="for each decoder")
+    parser.add_argument("--seed", type=int, default=0, help="of the inputs; 0: another each time")
     parser.add_argument("--out", type=Path, default=Path("fuzz_out"))
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("names", nargs="*")
@@ -86,7 +89,7 @@ def main() -> int:
         _fuzz_one(options.one, options.names)
         return 0
     options.out.mkdir(parents=True, exist_ok=True)
-    return _fuzz_all(options.names, options.seconds, options.out)
+    return _fuzz_all(options)
 
 
 if __name__ == "__main__":
