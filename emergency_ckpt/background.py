@@ -1,10 +1,16 @@
-"""A background thread for one piece of work at a time, and a record of its failures."""
+"""A background thread for one piece of work at a time, a record of failures, waits beside signals.
+
+Python runs a signal handler in the main thread, between two instructions of whatever that thread is
+at. So a handler must take no lock: the code that it interrupts may hold it. And a signal that comes
+just before the main thread blocks does not wake it: the handler runs when the wait is over.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 import os
+import queue
 import re
 import threading
 import time
@@ -23,6 +29,10 @@ LOWEST_PRIORITY = 19
 
 # Steps, times and random names, which differ between two occurrences of one failure.
 _NUMBER = re.compile(r"[0-9a-f]*[0-9][0-9a-f]*")
+
+
+_PIECE_S = 0.5
+"""Longest time until a handler runs whose signal came just before a wait."""
 
 
 @contextlib.contextmanager
@@ -108,6 +118,56 @@ def _causes(error: BaseException) -> list[BaseException]:
     return list(found.values())
 
 
+class SignalFlag:
+    """A flag like ``threading.Event``, which a signal handler may set."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def set(self) -> None:
+        """Set the flag and wake one that waits. Any thread, and any signal handler."""
+        self._is_set = True
+        self._wakes.put(None)  # reentrant, as documented
+
+    def clear(self) -> None:
+        """Clear the flag."""
+        self._is_set = False
+
+    def is_set(self) -> bool:
+        """Return whether the flag is set."""
+        return self._is_set
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until the flag is set, None: without end; return whether it is. One thread only."""
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._is_set:
+            left_s = _PIECE_S if deadline_s is None else deadline_s - time.monotonic()
+            if left_s <= 0:
+                break
+            with contextlib.suppress(queue.Empty):
+                self._wakes.get(timeout=min(left_s, _PIECE_S))
+        return self._is_set
+
+
+def wait_for(changed: threading.Condition, is_so: Callable[[], bool], timeout_s: float) -> bool:
+    """Wait as ``changed.wait_for`` does, in pieces, after each of which signal handlers run."""
+    deadline_s = time.monotonic() + timeout_s
+    while not (found := changed.wait_for(is_so, max(0.0, min(timeout_s, _PIECE_S)))):
+        timeout_s = deadline_s - time.monotonic()
+        if timeout_s <= 0:
+            break
+    return found
+
+
+def join(thread: threading.Thread, timeout_s: float) -> bool:
+    """Wait as ``thread.join`` does, in such pieces; return whether the thread has ended."""
+    deadline_s = time.monotonic() + timeout_s
+    while thread.is_alive() and (left_s := deadline_s - time.monotonic()) > 0:
+        thread.join(min(left_s, _PIECE_S))
+    return not thread.is_alive()
+
+
 class BackgroundWorker:
     """Runs one piece of work at a time. Call ``submit`` and ``wait_idle`` from one thread.
 
@@ -153,15 +213,14 @@ class BackgroundWorker:
     def wait_idle(self, timeout_s: float) -> bool:
         """Wait until no work is running; return False when that takes longer than ``timeout_s``."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._work is None, timeout_s)
+            return wait_for(self._changed, lambda: self._work is None, timeout_s)
 
     def stop(self, timeout_s: float) -> bool:
         """Let running work end, then end the thread; return False when it did not in time."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
+        return join(self._thread, timeout_s)
 
     def _loop(self) -> None:
         self._lower_priority()

@@ -6,13 +6,13 @@ import argparse
 import contextlib
 import os
 import signal
-import threading
 import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from emergency_ckpt import run_secret as auth
+from emergency_ckpt.background import SignalFlag
 from emergency_ckpt.cli.arguments import port, seconds, user_id
 from emergency_ckpt.core.secret.keys import RunSecret
 from emergency_ckpt.errors import ConfigError
@@ -112,12 +112,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _stop_signals() -> Generator[tuple[threading.Event, threading.Event]]:
-    """Set the first event at SIGTERM or SIGINT, the second at another; then restore the handlers.
+def _stop_signals() -> Generator[tuple[SignalFlag, SignalFlag]]:
+    """Set the first flag at SIGTERM or SIGINT, the second at another; then restore the handlers.
 
     Main thread only.
     """
-    stopping, hurrying = threading.Event(), threading.Event()
+    stopping, hurrying = SignalFlag(), SignalFlag()
 
     def stop(_number: int, _frame: object) -> None:
         (hurrying if stopping.is_set() else stopping).set()
@@ -130,7 +130,7 @@ def _stop_signals() -> Generator[tuple[threading.Event, threading.Event]]:
             signal.signal(number, handler)
 
 
-def _serve(args: argparse.Namespace, stopping: threading.Event, hurrying: threading.Event) -> int:
+def _serve(args: argparse.Namespace, stopping: SignalFlag, hurrying: SignalFlag) -> int:
     secret = _secret(args.secret_file)
     if args.drain_to:  # beside a trainer that has not started: the directory is its own
         args.local_dir.mkdir(mode=0o700, exist_ok=True)
@@ -162,8 +162,8 @@ def _serve_and_drain(
     args: argparse.Namespace,
     own: str,
     secret: bytes,
-    stopping: threading.Event,
-    hurrying: threading.Event,
+    stopping: SignalFlag,
+    hurrying: SignalFlag,
 ) -> None:
     options: list[str] = []
     for name, value in (("--secret-file", args.secret_file), ("--owner", args.owner)):

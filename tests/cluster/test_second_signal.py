@@ -1,7 +1,8 @@
-"""The first SIGTERM of a process that is about to end: its line is never lost."""
+"""Signals to a process that is about to end: the first is answered, the second ends it."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -33,3 +34,25 @@ def test_first_signal_during_a_log_line_is_answered() -> None:
     assert "a second signal ends the process" in done.stderr
     assert "a line that the signal interrupts" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+WAITING = """
+import os, signal, time
+from emergency_ckpt.cluster.preemption.signals import second_signal_ends
+
+with second_signal_ends():
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(600)
+"""
+
+
+def test_second_signal_ends_a_wait_without_handlers() -> None:
+    """The second signal is not Python's to handle."""
+    done = subprocess.run(
+        [sys.executable, "-c", WAITING], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == -signal.SIGINT, done.stderr
+    assert "a second signal ends the process" in done.stderr

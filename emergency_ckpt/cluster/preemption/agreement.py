@@ -15,6 +15,7 @@ import time
 
 from absl import logging
 
+from emergency_ckpt.background import SignalFlag
 from emergency_ckpt.cluster.coordination import Coordinator
 from emergency_ckpt.cluster.messages import by_process, number_of
 from emergency_ckpt.cluster.preemption import signals
@@ -36,7 +37,7 @@ class SignalNotices:
     def __init__(self, *, takes_sigterm: bool = True) -> None:
         """``takes_sigterm``: SIGTERM is a notice; else only ``notice`` gives one."""
         self.last_number = 0
-        self._noticed = signals.SIGTERM.subscribe() if takes_sigterm else threading.Event()
+        self._noticed = signals.SIGTERM.subscribe() if takes_sigterm else SignalFlag()
 
     def notice(self) -> None:
         """Act at the next call. Any thread."""
@@ -67,7 +68,7 @@ class AgreedNotices:
         self.last_number = 0
         self._coordinator = coordinator
         self._timeout_s = timeout_s
-        self._noticed = signals.SIGTERM.subscribe() if takes_sigterm else threading.Event()
+        self._noticed = signals.SIGTERM.subscribe() if takes_sigterm else SignalFlag()
         self._changed = threading.Condition()
         self._is_told = False
         self._sync: int | None = None

@@ -9,7 +9,10 @@ import threading
 from collections.abc import Generator
 from types import FrameType
 
+from emergency_ckpt.background import SignalFlag
+
 _STDERR = 2
+_ENDING = (signal.SIGTERM, signal.SIGINT)
 _FIRST_SIGNAL = (
     b"WARNING: saves in progress have some time to finish; a second signal ends the process\n"
 )
@@ -22,28 +25,28 @@ class SigtermListener:
     """
 
     def __init__(self) -> None:
-        self._events: list[threading.Event] = []
+        self._flags: list[SignalFlag] = []
 
-    def subscribe(self) -> threading.Event:
-        """Return an event that is set at each SIGTERM from now on."""
-        event = threading.Event()
-        self._events.append(event)
+    def subscribe(self) -> SignalFlag:
+        """Return a flag that is set at each SIGTERM from now on."""
+        flag = SignalFlag()
+        self._flags.append(flag)
         if _in_main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._on_signal)
-        return event
+        return flag
 
-    def unsubscribe(self, event: threading.Event) -> None:
+    def unsubscribe(self, flag: SignalFlag) -> None:
         """Unsubscribe; the last one restores the earlier handler. Idempotent."""
-        if event in self._events:
-            self._events.remove(event)
+        if flag in self._flags:
+            self._flags.remove(flag)
         ours = signal.getsignal(signal.SIGTERM) == self._on_signal
-        if not self._events and ours and _in_main_thread():
+        if not self._flags and ours and _in_main_thread():
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         del signum, frame
-        for event in self._events:
-            event.set()
+        for flag in self._flags:
+            flag.set()
 
 
 SIGTERM = SigtermListener()
@@ -59,20 +62,18 @@ def second_signal_ends() -> Generator[None]:
     if not _in_main_thread():
         yield
         return
-    seen: list[int] = []
 
     def on_signal(signum: int, frame: FrameType | None) -> None:
-        del frame
-        seen.append(signum)
-        if len(seen) > 1:
-            signal.signal(signum, signal.SIG_DFL)
-            os.kill(os.getpid(), signum)
+        del signum, frame
+        # The second one needs no handler, so that it also ends a wait that no handler interrupts.
+        for kind in _ENDING:
+            signal.signal(kind, signal.SIG_DFL)
         # Not by logging: the signal may interrupt a write to the same stream, which then refuses
         # a second one, and the line would be lost.
         with contextlib.suppress(OSError):
             os.write(_STDERR, _FIRST_SIGNAL)
 
-    before = {kind: signal.signal(kind, on_signal) for kind in (signal.SIGTERM, signal.SIGINT)}
+    before = {kind: signal.signal(kind, on_signal) for kind in _ENDING}
     try:
         yield
     finally:

@@ -15,12 +15,12 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
-import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from emergency_ckpt.background import SignalFlag
 from emergency_ckpt.core.drain_turn import candidates_of, turn_at_the_end
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.tiers.ramdisk.locks import current_holder, process_directories
@@ -81,7 +81,7 @@ class LastDrain:
         if not self._answering(self._trainers()) and not self._is_below(peers):
             self._is_drained = self._drain(peers)
 
-    def at_end(self, trainers_end_s: float, stopped: threading.Event) -> None:
+    def at_end(self, trainers_end_s: float, stopped: SignalFlag) -> None:
         """Drain, or serve those that do, until all is done or ``stopped`` is set. Blocks.
 
         When processes of the job still answer elsewhere after ``trainers_end_s`` seconds, the job
