@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 
 from emergency_ckpt.launch.environment import JobEnvironment
-from emergency_ckpt.testing.simulated_job import initialize_job
+from emergency_ckpt.testing.simulated_job import initialize_job, share_compiled_programs
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ def find(options: argparse.Namespace, environ: Mapping[str, str] = os.environ) -
 
 
 def _join_by_slurm() -> None:
+    share_compiled_programs()
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 1)
     jax.distributed.initialize()

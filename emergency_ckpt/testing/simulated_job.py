@@ -6,6 +6,7 @@ import os
 from typing import Protocol
 
 import jax
+from jax._src import cache_key
 
 HEARTBEAT_TIMEOUT_S = 100
 """JAX's default. After this silence of one process, in seconds, JAX aborts all processes. A process
@@ -32,6 +33,7 @@ def initialize_job(job: SimulatedProcess) -> None:
 
     The coordination service listens on the given address only; JAX's default is all interfaces.
     """
+    share_compiled_programs()
     os.environ["JAX_COORDINATOR_BIND_ADDRESS"] = job.coordinator_address
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", job.devices_per_host)
@@ -41,3 +43,16 @@ def initialize_job(job: SimulatedProcess) -> None:
         job.process_index,
         heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT_S,
     )
+
+
+def share_compiled_programs() -> None:
+    """Let all processes find the programs in JAX's compilation cache, not process 0 alone.
+
+    Process 0 alone writes that cache. Its key has a fingerprint of all devices, which on CPU
+    differs between the processes of one job (JAX 0.10), so the others would compile in each life.
+    On accelerators it does not differ. Here the kinds of the devices take its place, which JAX
+    itself takes where a backend has no fingerprint.
+    """
+    by_kind = getattr(cache_key, "_hash_devices", None)
+    if by_kind is not None and hasattr(cache_key, "_hash_accelerator_config"):
+        setattr(cache_key, "_hash_accelerator_config", by_kind)  # noqa: B010 - JAX's own name

@@ -1,0 +1,67 @@
+"""Jobs on CPU devices compile a program once, not once in each life."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from emergency_ckpt.launch.job import JobSpec
+from emergency_ckpt.launch.supervisor import Supervisor
+
+PROGRAM = """
+import json, sys
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from emergency_ckpt.launch.environment import JobEnvironment
+from emergency_ckpt.testing.simulated_job import initialize_job
+
+env = JobEnvironment.from_environ()
+events = []
+jax.monitoring.register_event_listener(lambda name, **_: events.append(name))
+initialize_job(env)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+over_all = NamedSharding(Mesh(np.array(jax.devices()), ("x",)), P("x"))
+x = jax.ShapeDtypeStruct((64, 64), jnp.float32, sharding=over_all)
+jax.jit(lambda x: jnp.sin(x @ x.T).sum()).lower(x).compile()
+hits = "/jax/compilation_cache/cache_hits" in events
+(env.local_dir / f"life_{env.restart_count}.json").write_text(json.dumps(hits))
+sys.exit(env.restart_count == 0)
+"""
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Iterator[JobSpec]:
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    root = Path(tempfile.mkdtemp(prefix="eckpt-test-", dir="/dev/shm"))
+    yield JobSpec(
+        command=(sys.executable, str(script)),
+        slices=2,
+        hosts_per_slice=1,
+        devices_per_host=1,
+        local_root=root / "ram",
+        log_dir=tmp_path / "logs",
+        max_restarts=1,
+        keep_ram="always",
+    )
+    shutil.rmtree(root)
+
+
+@pytest.mark.timeout(120)
+def test_second_life_finds_the_programs_of_the_first(spec: JobSpec) -> None:
+    result = Supervisor(spec).run(100)
+    result.check()
+    hits = {
+        life: [
+            json.loads(path.read_text())
+            for path in sorted(spec.local_root.rglob(f"life_{life}.json"))
+        ]
+        for life in (0, 1)
+    }
+    assert hits == {0: [False, False], 1: [True, True]}
