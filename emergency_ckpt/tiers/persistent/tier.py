@@ -122,6 +122,7 @@ class PersistentTier:
         self._orbax_item = orbax_item
         self._compression: StorageCompression = compression
         self._signing = signing
+        self._written = ""  # the database that this process wrote last, on a file system
 
     def with_timeout(self, timeout_s: float) -> PersistentTier:
         """Return the same tier with another timeout for calls without a deadline."""
@@ -286,7 +287,9 @@ class PersistentTier:
         # Imported here: it takes as long as JAX, and a restart from RAM needs none of it.
         from emergency_ckpt.tiers.persistent.item.array_writes import (  # noqa: PLC0415
             ArrayWrites,
+            database_name,
         )
+        from emergency_ckpt.tiers.persistent.item.page_cache import release_pages  # noqa: PLC0415
         from emergency_ckpt.tiers.persistent.item.state import item_state  # noqa: PLC0415
         from emergency_ckpt.tiers.persistent.orbax_writer import write_step  # noqa: PLC0415
 
@@ -300,6 +303,10 @@ class PersistentTier:
         )
 
         def write() -> None:
+            if not self.storage.is_object_store:
+                release_pages(self._written)
+                item = f"{self._directory}/{save.step}/{ITEM}"
+                self._written = f"{item}/{database_name(jax.process_index())}"
             try:
                 write_step(
                     self._directory,

@@ -209,9 +209,14 @@ def _batches(
 def _nothing() -> None: ...
 
 
+def database_name(process: int) -> str:
+    """Return Orbax's name of a writer's database, a folder below the item."""
+    return f"ocdbt.process_{process}"
+
+
 def _database(item: str, process: int) -> dict[str, Any]:
     """Return TensorStore's spec of a writer's OCDBT database, as Orbax opens it."""
-    base = kvstore_of(item, f"ocdbt.process_{process}/")
+    base = kvstore_of(item, f"{database_name(process)}/")
     spec: dict[str, Any] = {"driver": "ocdbt", "base": base}
     if isinstance(base, dict) and base["driver"] == "file":
         # Data files have names of their own; only the manifest must appear at once.
