@@ -7,7 +7,8 @@ INSTALLED = $(VENV)/installed
 EXTRAS ?= demo,test,check
 TF_VENV ?= .venv-tf
 RAY_VENV ?= .venv-ray
-TEST_WORKERS ?= 2
+# One more than cores: tests of jobs wait a good part of their time.
+TEST_WORKERS ?= 3
 MINUTES ?= 60
 SEED ?= 1
 FUZZ_SECONDS ?= 60

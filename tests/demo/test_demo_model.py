@@ -65,6 +65,7 @@ def test_abstract_state_is_the_state_without_values() -> None:
         assert spec.sharding.is_equivalent_to(leaf.sharding, leaf.ndim)
 
 
+@pytest.mark.slow
 def test_digests_tell_bits_apart() -> None:
     mesh = model.make_mesh(1)
     first = shard_digests(model.init_state(SMALL, mesh, seed=0))
@@ -129,6 +130,7 @@ def run_on_four_devices() -> dict[str, object]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_state_is_sharded_in_a_slice_and_replicated_over_slices() -> None:
     first = run_on_four_devices()
     assert first["mesh"] == {"slice": 2, "fsdp": 2}

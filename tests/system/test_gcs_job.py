@@ -68,7 +68,7 @@ def check_plain_orbax_reads_it() -> None:
     assert "keys" in seen["leaves"]
 
 
-@pytest.mark.parametrize("slices", [1, 2, 4])
+@pytest.mark.parametrize("slices", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)), 4])
 def test_each_byte_is_written_by_slice_0_and_read_once(gcs: FakeGcs, slices: int) -> None:
     with job_root() as root:
         # The other slices have no way to storage here: they need none.
@@ -95,6 +95,7 @@ def test_each_byte_is_written_by_slice_0_and_read_once(gcs: FakeGcs, slices: int
         assert (seen["persistent"], seen["peer"]) == (0, 0)
 
 
+@pytest.mark.slow
 def test_local_saves_keep_their_interval_beside_a_slow_bucket(gcs: FakeGcs) -> None:
     with job_root() as root:
         for process, seen in enumerate(values(run(root, 0, 2, "slow_bucket"), "slow_bucket")):

@@ -84,6 +84,14 @@ def prefetch_case(point: str, victim: int) -> Case:
     return Case(Kill(name, "crash_in_prefetch", point, victim, survivor), {name: OLD}, {})
 
 
+def of_both(cases: list[Case]) -> list[Any]:
+    """Each crash of either victim; every other one, of both in turn, is left to the slow tests."""
+    return [
+        pytest.param(case, marks=[pytest.mark.slow] if number % 4 in (1, 2) else [])
+        for number, case in enumerate(cases)
+    ]
+
+
 SAVES = [save_case(*key, victim) for key in AFTER_SAVE for victim in (0, 1)]
 RESTORES = [restore_case(point, victim) for point in IN_RESTORE for victim in (0, 1)]
 PREFETCHES = [prefetch_case(*each) for each in IN_PREFETCH]
@@ -145,12 +153,12 @@ def check(worlds: dict[str, list[Any]], case: Case) -> None:
                 assert saved == [step + 10], name
 
 
-@pytest.mark.parametrize("case", SAVES, ids=lambda case: case.kill.name)
+@pytest.mark.parametrize("case", of_both(SAVES), ids=lambda case: case.kill.name)
 def test_killed_in_a_save(worlds: dict[str, list[Any]], case: Case) -> None:
     check(worlds, case)
 
 
-@pytest.mark.parametrize("case", RESTORES, ids=lambda case: case.kill.name)
+@pytest.mark.parametrize("case", of_both(RESTORES), ids=lambda case: case.kill.name)
 def test_killed_in_a_restore(worlds: dict[str, list[Any]], case: Case) -> None:
     check(worlds, case)
 
