@@ -347,9 +347,17 @@ def test_fault_for_another_job_is_refused(make_spec: MakeSpec) -> None:
 
 def test_event_log_has_launcher_and_processes_of_all_lives(make_spec: MakeSpec) -> None:
     program = """
+from emergency_ckpt.event_log.reader import read_events
 from emergency_ckpt.event_log.writer import open_event_log
+
+def launched():
+    events = read_events(env.event_log).events
+    return sum((e.name, e.life) == ("train.launched", env.restart_count) for e in events)
+
 log = open_event_log(env.event_log, env.process_index, limit_bytes=1 << 20, life=env.restart_count)
 log.note("train.launched", {"start": start})
+while launched() < 2:  # the fault must not end a process whose line is not in the log yet
+    time.sleep(0.01)
 train(40)
 log.close()
 """
