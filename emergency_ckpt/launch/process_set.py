@@ -200,13 +200,15 @@ class ProcessSet:
         progress_dir = self.spec.private_dir / f"life_{self.restart_count:03d}"
         for directory in (progress_dir, self.spec.life_dir(self.restart_count)):
             directory.mkdir(parents=True, exist_ok=True)
-        for index, host in enumerate(self.topology.host_of_process):
+        for host in self.topology.host_of_process:
             self.spec.ramdisk(host).mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self.restart_count > 0:
+            # First, because each process takes its slot over as far as it has become by then.
+            self._reserves = SlotReserves(self.spec, self.topology)
+        for index, host in enumerate(self.topology.host_of_process):
             environment = self._environment(index, host, progress_dir / f"progress_{index:05d}")
             self._processes.append(self._start(environment, host))
             self._emit("process.started", process=index, host=host, pid=self.pids[index])
-        if self.restart_count > 0:
-            self._reserves = SlotReserves(self.spec, self.topology)
 
     def _environment(self, index: int, host: int, progress_path: Path) -> JobEnvironment:
         return JobEnvironment(

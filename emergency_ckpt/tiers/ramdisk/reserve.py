@@ -3,9 +3,10 @@
 A host that lost its ramdisk must make a new page for each that it fetches, which takes longer than
 the transfer itself. The pages made here are those of an ordinary slot without a manifest: the
 process that claims the directory takes it as one that an earlier life left. It may do so at any
-time, and a maker may be killed at any time: the slot is then as long as it had become. Nothing
-here writes a byte into it. The maker stops when its temporary file is gone, which the next owner of
-the directory removes as it does with all.
+time, and a maker may be killed at any time: the slot is then as long as it had become. The maker
+only appends zeros: the kernel finds the end of the file as it writes, so no byte is changed that
+the owner has, or has made room for. The maker stops when its temporary file is gone, which the next
+owner of the directory removes as it does with all.
 """
 
 from __future__ import annotations
@@ -27,9 +28,8 @@ _SLOT = re.compile(r"slot_\d{1,2}\.bin")
 _FIRST_SLOT = "slot_0.bin"
 _SMALL_FILES_BYTES = 1 << 20
 _PIECE_BYTES = 8 << 20
-"""The owner that takes the slot over waits for no more than this."""
-# Linux 5.14; older versions of Python do not define it.
-_MADV_POPULATE_WRITE = getattr(mmap, "MADV_POPULATE_WRITE", 23)
+"""The owner that takes the slot over waits for no more than this, and gets no more behind it."""
+_ZEROS = bytes(256 << 10)  # stays in the cache
 
 
 def slot_sizes(local_dir: Path) -> dict[str, tuple[float, int]]:
@@ -103,17 +103,15 @@ class _Pages:
             # First, because it may find no room; without a slot it is an ordinary leftover.
             self._mark = files.write_temporary("reserve", self._dir_fd, b"")
             undone.callback(files.remove, self._mark, self._dir_fd)
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
             self._fd = files.open_regular(_FIRST_SLOT, self._dir_fd, flags)
             undone.pop_all()
 
     def make(self, size_bytes: int, stopped: Callable[[], bool]) -> int:
         done = 0
         while done < size_bytes and self._is_free() and not stopped():
-            nbytes = min(_PIECE_BYTES, size_bytes - done)
-            os.posix_fallocate(self._fd, done, nbytes)
-            self._clear(done, nbytes)
-            done += nbytes
+            # In two thirds of the time of reserving the pages and clearing them in a mapping.
+            done += os.writev(self._fd, _zeros(min(_PIECE_BYTES, size_bytes - done)))
         return done
 
     def close(self) -> None:
@@ -130,10 +128,11 @@ class _Pages:
             return False
         return True
 
-    def _clear(self, offset: int, nbytes: int) -> None:
-        # Else the owner's first access does it. A kernel that cannot leaves it to that.
-        with contextlib.suppress(OSError), mmap.mmap(self._fd, nbytes, offset=offset) as memory:
-            memory.madvise(_MADV_POPULATE_WRITE)
+
+def _zeros(nbytes: int) -> list[bytes]:
+    """Return buffers of ``nbytes`` zeros in all."""
+    whole, rest = divmod(nbytes, len(_ZEROS))
+    return [_ZEROS] * whole + [_ZEROS[:rest]]
 
 
 def _remove_unowned(path: Path) -> None:

@@ -7,9 +7,10 @@ import signal
 import subprocess
 import sys
 import threading
-import time
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tiers_support import (
     RUN_ID,
@@ -25,7 +26,6 @@ from tiers_support import (
 )
 
 from emergency_ckpt.tiers import files
-from emergency_ckpt.tiers.ramdisk import reserve
 from emergency_ckpt.tiers.ramdisk.other_runs import OtherRuns, left_runs
 from emergency_ckpt.tiers.ramdisk.reserve import reserve_slot, slot_sizes
 
@@ -94,35 +94,64 @@ def test_state_of_another_size_takes_the_slot_too(ramdisk: Path, nbytes: int) ->
     tier.close()
 
 
+class _HeldMaker:
+    """A maker in a thread, held before it writes its second piece until ``goes_on`` is set."""
+
+    def __init__(self, ramdisk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.goes_on, self._entered = threading.Event(), threading.Event()
+        self.made: list[int] = []
+        self._thread = threading.Thread(
+            target=lambda: self.made.append(reserve_slot(ramdisk, RUN_ID, 0, SIZE_BYTES))
+        )
+        writev, pieces = os.writev, iter(range(SIZE_BYTES))
+
+        def held(fd: int, buffers: Sequence[bytes]) -> int:
+            if threading.current_thread() is self._thread and next(pieces) == 1:
+                self._entered.set()
+                assert self.goes_on.wait(60)
+            return writev(fd, buffers)
+
+        monkeypatch.setattr(os, "writev", held)
+        self._thread.start()
+        assert self._entered.wait(60)
+
+    def finish(self) -> None:
+        self.goes_on.set()
+        self._thread.join(60)
+        assert self.made == [2 * PIECE_BYTES], "it looks before each piece"
+
+
 def test_owner_that_comes_meanwhile_ends_the_maker(
     ramdisk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entered, goes_on = threading.Event(), threading.Event()
-    allocate = os.posix_fallocate
-
-    def slow(fd: int, offset: int, nbytes: int) -> None:
-        if threading.current_thread() is maker and offset == PIECE_BYTES:
-            entered.set()
-            assert goes_on.wait(60)
-        allocate(fd, offset, nbytes)
-
-    monkeypatch.setattr(os, "posix_fallocate", slow)
-    made: list[int] = []
-    maker = threading.Thread(
-        target=lambda: made.append(reserve_slot(ramdisk, RUN_ID, 0, SIZE_BYTES))
-    )
-    maker.start()
-    assert entered.wait(60)
+    maker = _HeldMaker(ramdisk, monkeypatch)
     tier = open_tier(ramdisk)
     digest = complete_save(tier, 1)
-    goes_on.set()
-    maker.join(60)
-    assert made == [2 * PIECE_BYTES]
+    maker.finish()
     assert_whole(tier, digest, 1)
     tier.close()
     again = open_tier(ramdisk)
     assert_whole(again, digest, 1)
     again.close()
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_maker_changes_no_byte_of_a_slot_that_has_grown(
+    ramdisk: Path, monkeypatch: pytest.MonkeyPatch, *, sparse: bool
+) -> None:
+    """Its owner has made the slot longer and filled it before the maker's write of a moment ago."""
+    maker = _HeldMaker(ramdisk, monkeypatch)
+    tier = open_tier(ramdisk)
+    writer = tier.begin_write(save_id(1), SIZE_BYTES, allow_extra=True, sparse=sparse)
+    with writer.file() as file:
+        data = np.random.default_rng(1).integers(1, 256, SIZE_BYTES, np.uint8)
+        file.write(memoryview(data), 0)
+    maker.finish()
+    found = np.frombuffer(_slot(ramdisk).read_bytes()[:SIZE_BYTES], np.uint8)
+    assert np.array_equal(found, data)
+    writer.abort()
+    assert_whole(tier, complete_save(tier, 2), 2)
+    tier.close()
 
 
 def test_killed_maker_leaves_a_slot_and_no_lock(ramdisk: Path) -> None:
@@ -175,14 +204,14 @@ def test_ramdisk_without_room_gets_no_slot(ramdisk: Path, monkeypatch: pytest.Mo
 
 
 def test_room_that_runs_out_is_given_back(ramdisk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    allocate = os.posix_fallocate
+    writev, pieces = os.writev, iter(range(SIZE_BYTES))
 
-    def full(fd: int, offset: int, nbytes: int) -> None:
-        if offset:
+    def full(fd: int, buffers: Sequence[bytes]) -> int:
+        if next(pieces):
             raise OSError(28, "No space left on device")
-        allocate(fd, offset, nbytes)
+        return writev(fd, buffers[:1])  # the room ends inside the first piece
 
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "writev", full)
     with pytest.raises(OSError, match="No space left"):
         reserve_slot(ramdisk, RUN_ID, 0, SIZE_BYTES)
     assert not _slot(ramdisk).exists()
@@ -219,12 +248,3 @@ def test_two_makers_of_one_directory_make_one_slot(ramdisk: Path) -> None:
         maker.join(60)
     assert sorted(made) == [0, 0, 0, SIZE_BYTES]
     assert _slot(ramdisk).stat().st_size == SIZE_BYTES
-
-
-def test_kernel_that_cannot_clear_pages_reserves_them(
-    ramdisk: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reserve, "_MADV_POPULATE_WRITE", 10_000)
-    assert reserve_slot(ramdisk, RUN_ID, 0, SIZE_BYTES) == SIZE_BYTES
-    assert _slot(ramdisk).stat().st_blocks * 512 == SIZE_BYTES
-    assert time.time() - slot_sizes(ramdisk)[RUN_ID][0] < 60
