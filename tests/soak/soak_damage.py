@@ -28,7 +28,6 @@ class Rest:
     def __init__(self, hosts: Mapping[int, Path], run_id: str, store: Store | None) -> None:
         self.hosts, self.run_id, self.store = hosts, run_id, store
         self.damaged: set[str] = set()
-        self.storage_suspect = False
 
     def files(self) -> list[Path]:
         """All files of the run on the ramdisks, without locks."""
@@ -164,7 +163,6 @@ def _damage_step(rest: Rest, name: str) -> None:
     assert rest.store is not None
     first, _, others = name.partition("/")
     step = others.partition("/")[0] if first == "host_state" else first
-    rest.storage_suspect = True
     if step.isdigit() and marker_name(int(step)) in rest.store.names():
         rest.note(rest.store.read(marker_name(int(step))))
 

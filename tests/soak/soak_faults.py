@@ -17,7 +17,7 @@ from typing import Any
 
 from soak_life import RunningLife
 from soak_plan import Fault
-from soak_program import Order
+from soak_program import KillAt, Order
 
 from emergency_ckpt.testing.gcs import FaultRule
 
@@ -225,8 +225,9 @@ def instruct(orders: list[Order], fault: Fault, steps: int) -> None:
         change: dict[str, Any] = {}
         match fault.kind:
             case "kill_at_event" | "kill_at_restore_event" if index == victim:
-                most = 3 if fault.kind == "kill_at_event" else 1
-                change["kill_at"] = (fault.text, 1 + int(most * fault.numbers[0]))
+                in_restore = fault.kind == "kill_at_restore_event"
+                times = 1 if in_restore else 1 + int(3 * fault.numbers[0])
+                change["kill_at"] = KillAt(fault.text, times, in_restore)
             case "exception" if index == victim:
                 change["raises_after"] = int(steps * fault.numbers[0])
             case "clock_jump":

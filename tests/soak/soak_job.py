@@ -131,6 +131,7 @@ class JobRun:
             devices=job.devices,
             life=number,
             journal=Path(),
+            settled=self.scratch / f"settled_{number:03d}",
             settings={},
             steps=after.steps,
             ends=ends,
@@ -170,6 +171,7 @@ class JobRun:
         if life.noted("restored") != set(range(len(life.pids))):
             errors = {f"{e['error']}: {e['text']}" for _, e in life.notes("process.raised")}
             return [f"error at the start: {'; '.join(errors) or life.statuses}"]
+        life.orders[0].settled.touch()
         return []
 
     def finish(self, incident: Incident) -> list[str]:

@@ -7,26 +7,30 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from soak_damage import DAMAGES
 from soak_job import HANG_S, JobRun
 from soak_looks import Save
-from soak_oracle import is_refusal, problems_of, result_of
+from soak_oracle import is_refusal, is_refusal_of_bare, problems_of, result_of
 from soak_plan import MAX_HOSTS, SHAPES, Fault, Incident
 
 ATTEMPTS = 3
 
 
 class Expected(NamedTuple):
-    """What must come back: the least step, and whether anybody knew of one; also of RAM alone."""
+    """What must come back: the least step, and whether anybody knew of one; also of RAM alone.
+
+    ``bare``: stored steps whose host states are gone, by whichever incident.
+    """
 
     with_storage: int | None
     of_ram: int | None
     is_known: bool
     is_known_in_ram: bool
+    bare: frozenset[int] = frozenset()
 
     def least(self, storage_hit: bool) -> int | None:
         if not storage_hit or self.with_storage is None or self.of_ram is None:
@@ -35,6 +39,12 @@ class Expected(NamedTuple):
 
     def known(self, storage_hit: bool) -> bool:
         return self.is_known_in_ram if storage_hit else self.is_known
+
+    def is_right_refusal(self, errors: Sequence[str]) -> bool:
+        """Whether a start without faults may end in these errors."""
+        if self.with_storage is None:
+            return is_refusal(errors)
+        return is_refusal_of_bare(errors, self.bare, self.with_storage)
 
 
 class Incidents:
@@ -87,7 +97,8 @@ class Incidents:
         self._reshape(incident, did)
         ram, stored, bound = self._run.looks()
         without = self._run.looks(storage=False)
-        expected = Expected(bound.least, without.bounds.least, ram.known or stored.known, ram.known)
+        is_known = ram.known or stored.known
+        expected = Expected(bound.least, without.bounds.least, is_known, ram.known, stored.bare)
         line: dict[str, Any] = {
             "seed": self._run.seed,
             "incident": incident.number,
@@ -97,6 +108,7 @@ class Incidents:
             "newest": self._run.newest,
             "in_ram": sorted(ram.whole),
             "in_storage": sorted(stored.whole),
+            "bare": sorted(stored.bare),
             "least": bound.least,
         }
         began_s = time.monotonic()
@@ -169,8 +181,7 @@ class Incidents:
             life.end()
             run.learn()
             run.trouble.mend()
-            left = expected.with_storage is not None or not is_refusal(errors)
-            if not problems and not faults and left:
+            if not problems and not faults and not expected.is_right_refusal(errors):
                 problems = [f"error: {'; '.join(errors) or life.statuses}"]
             if problems or not faults:
                 return outcome | {"result": "nothing left", "step": None, "problems": problems}

@@ -20,6 +20,7 @@ import numpy as np
 from soak_truth import LEAVES, part
 
 _HOST_STATE = re.compile(r"process_(\d+)_of_(\d+)\.json")
+_DOCUMENTS = re.compile(r"host_state/(\d+)/")
 
 
 class Save(NamedTuple):
@@ -205,10 +206,15 @@ class BucketStore:
 
 
 class StoreLook(NamedTuple):
-    """Whole steps of storage; and whether there is a marker or tensors at all."""
+    """Whole steps of storage, and whether there is a marker at all.
+
+    ``bare``: steps with all tensors, whose folder of host states and marker was removed. They look
+    like steps of plain Orbax, so that a restore with host states refuses them by an error.
+    """
 
     whole: set[Save]
     known: bool
+    bare: frozenset[int] = frozenset()
 
 
 def marker_name(step: int) -> str:
@@ -219,6 +225,9 @@ def look_at_storage(store: Store, lives: Mapping[str, int], damaged: Set[str]) -
     """Look at the steps in their own places. ``damaged``: digests of markers of damaged steps."""
     names = store.names()
     there = set(names)
+    end = "commit_success.txt" if isinstance(store, BucketStore) else "_CHECKPOINT_METADATA"
+    tensors = {int(match[1]) for name in names if (match := re.fullmatch(rf"(\d+)/{end}", name))}
+    bare = tensors - {int(match[1]) for name in names if (match := _DOCUMENTS.match(name))}
     whole: set[Save] = set()
     known = False
     for name in names:
@@ -242,4 +251,4 @@ def look_at_storage(store: Store, lives: Mapping[str, int], damaged: Set[str]) -
         }
         if committed <= there and life is not None:
             whole.add(Save(step, life))
-    return StoreLook(whole, known)
+    return StoreLook(whole, known, frozenset(bare))

@@ -18,10 +18,9 @@ import sys
 import threading
 import time
 import traceback
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -36,6 +35,14 @@ FOREVER = 400
 _RESET_WINDOW_S = 20.0
 
 
+class KillAt(NamedTuple):
+    """An event, and how often it must have happened. ``in_restore``: it counts from the start."""
+
+    event: str
+    times: int
+    in_restore: bool
+
+
 @dataclasses.dataclass(frozen=True)
 class Order:
     """What one process of one life is to do.
@@ -43,9 +50,11 @@ class Order:
     Attributes:
       address: of JAX's coordination service.
       life: number of this life in its job; part of every state that it computes.
+      settled: a file that exists once all processes have restored. The faults of the life itself
+        wait for it: the end of one process before that is a failed restore of the others.
       steps: how many steps it trains. It goes on until it is killed, unless ``ends``.
-      kill_at: an event and how often it must have happened: then it kills itself.
-      raises_after: steps after which the training loop raises, or -1.
+      kill_at: the event at which it kills itself.
+      raises_after: steps of a settled life after which the training loop raises, or -1.
       clock_s, clock_jump: its clock is wrong by these seconds, and after a step by some more.
       resets: how many connections it breaks while it restores.
     """
@@ -57,10 +66,11 @@ class Order:
     devices: int
     life: int
     journal: Path
+    settled: Path
     settings: Mapping[str, Any]
     steps: int
     ends: bool = False
-    kill_at: tuple[str, int] | None = None
+    kill_at: KillAt | None = None
     raises_after: int = -1
     clock_s: float = 0.0
     clock_jump: tuple[int, float] | None = None
@@ -94,19 +104,27 @@ class Clock:
 class Listener:
     """Notes each event, and kills this process at one of them."""
 
-    def __init__(self, journal: Journal, kill_at: tuple[str, int] | None) -> None:
-        self._journal, self._kill_at = journal, kill_at
-        self._seen: Counter[str] = Counter()
+    def __init__(self, journal: Journal, kill_at: KillAt | None, settled: Path) -> None:
+        self._journal, self._kill_at, self._settled = journal, kill_at, settled
+        self._seen = 0
 
     def __call__(self, event: Event) -> None:
-        self._seen[event.name] += 1
         fields = {
             k: event.fields[k] for k in ("step", "tier", "copies", "reason") if k in event.fields
         }
         self._journal.note(event.name, inc=event.origin.incarnation, **fields)
-        if self._kill_at is not None and self._kill_at == (event.name, self._seen[event.name]):
+        if self._is_last(event.name):
             self._journal.note("killed_itself", at=event.name)
             os.kill(os.getpid(), signal.SIGKILL)
+
+    def _is_last(self, name: str) -> bool:
+        kill_at = self._kill_at
+        if kill_at is None or kill_at.event != name:
+            return False
+        if not kill_at.in_restore and not self._settled.exists():
+            return False
+        self._seen += 1
+        return self._seen == kill_at.times
 
 
 class Data:
@@ -238,7 +256,7 @@ def _train(order: Order, journal: Journal, clock: Clock, stop: threading.Event) 
         mesh=mesh,
         replica_axis="slice",
         host_state_remap=remap,
-        on_event=Listener(journal, order.kill_at),
+        on_event=Listener(journal, order.kill_at, order.settled),
         **order.settings,
     )
     with checkpointer as ckpt:
@@ -254,8 +272,11 @@ def _train(order: Order, journal: Journal, clock: Clock, stop: threading.Event) 
         del state
         first = step + 1
         last = step + (order.steps if order.ends else FOREVER)
+        settled_at: int | None = None
         for step in range(first, last + 1):
-            if order.raises_after == step - first:
+            if settled_at is None and order.settled.exists():
+                settled_at = step
+            if settled_at is not None and order.raises_after == step - settled_at:
                 raise RuntimeError("scripted: the training loop raises")
             if order.clock_jump is not None and order.clock_jump[0] == step - first:
                 clock.offset_s += order.clock_jump[1]

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
-from soak_looks import Save
-from soak_oracle import Life, bounds, is_on_way, is_refusal, possible_heads, problems_of, result_of
+from soak_lane import Expected
+from soak_looks import DirectoryStore, Save, look_at_storage
+from soak_oracle import (
+    Life,
+    bounds,
+    is_on_way,
+    is_refusal,
+    is_refusal_of_bare,
+    possible_heads,
+    problems_of,
+    result_of,
+)
 from soak_truth import LEAVES, box_text, digest, leaf, position
 
 # Life 0 came to 9; life 1 went on from 4 and bound; life 2 went on from life 1's 6 and was killed.
@@ -104,3 +116,56 @@ def test_iterator_of_a_job_of_another_size_is_known() -> None:
     lives = {**LIVES, 3: Life(3, Save(6, 1), 4)}
     seen = [what_is_seen(process, 6, 1, data=position(6, 1, process % 2)) for process in range(4)]
     assert problems_of(seen, lives, 6) == []
+
+
+def stored(root: Path, step: int) -> DirectoryStore:
+    """A directory with the files by which a step of one process is whole."""
+    marker = {"marker": {"save": {"incarnation": "1-1"}, "digests": ["5e"]}}
+    files = {
+        f"{step}/_CHECKPOINT_METADATA": b"{}",
+        f"{step}/default/manifest.ocdbt": b"x",
+        f"host_state/{step}/marker.json": json.dumps(marker).encode(),
+        f"host_state/{step}/process_00000_of_00001.json": b"{}",
+    }
+    for name, data in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(data)
+    return DirectoryStore(root)
+
+
+def test_stored_step_without_its_documents_is_bare(tmp_path: Path) -> None:
+    lives = {"1-1": 0}
+    stored(tmp_path, 4)
+    store = stored(tmp_path, 8)
+    assert look_at_storage(store, lives, set()) == ({Save(4, 0), Save(8, 0)}, True, frozenset())
+    for name in [name for name in store.names() if name.startswith("host_state/8/")]:
+        store.remove(name)
+    assert look_at_storage(store, lives, set()) == ({Save(4, 0)}, True, frozenset({8}))
+
+
+def test_stored_step_unfinished_is_neither_bare_nor_whole(tmp_path: Path) -> None:
+    store = stored(tmp_path, 8)
+    store.remove("8/_CHECKPOINT_METADATA")
+    assert look_at_storage(store, {"1-1": 0}, set()) == (set(), True, frozenset())
+    for name in [name for name in store.names() if name.startswith("host_state/8/")]:
+        store.remove(name)
+    assert look_at_storage(store, {"1-1": 0}, set()) == (set(), False, frozenset())
+
+
+def bare_error(step: int) -> str:
+    return f"HostStateError: restore host states of step {step}: it has tensors only: plain Orbax"
+
+
+def test_refusal_of_newer_step_without_documents_is_right() -> None:
+    expected = Expected(4, None, True, False, frozenset({8}))
+    assert expected.is_right_refusal([bare_error(8)])
+    assert not expected.is_right_refusal([])
+    assert not expected.is_right_refusal([bare_error(12)])
+    assert not expected.is_right_refusal([bare_error(8), "Unrecoverable: restore run: x"])
+    assert not expected.is_right_refusal(["HostStateError: restore host states of step 8: other"])
+
+
+def test_refusal_of_step_that_is_not_newer_is_wrong() -> None:
+    assert not is_refusal_of_bare([bare_error(8)], {8}, 8)
+    assert not is_refusal_of_bare([bare_error(8), bare_error(12)], {8, 12}, 9)
+    assert is_refusal_of_bare([bare_error(12)], {8, 12}, 9)
