@@ -173,7 +173,10 @@ PLACES: Mapping[str, Target] = {
     "metrics": Target(decode_metrics, [b'{"loss":0.5}']),
     "array_metadata": Target(
         lambda data: ChunkIndex("/item", {"w/.zarray": data}).describe("w", "w"),
-        [b'{"zarr_format":2,"shape":[8],"chunks":[4],"dtype":"<f4","compressor":null}'],
+        [
+            b'{"zarr_format":2,"shape":[8],"chunks":[4],"dtype":"<f4","compressor":null}',
+            b'{"zarr_format":2,"shape":[8],"chunks":[4],"dtype":",f4","compressor":null}',
+        ],
     ),
 }
 ALL: Mapping[str, Target] = {**TARGETS, **PLACES}
