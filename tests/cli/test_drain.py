@@ -46,6 +46,14 @@ def test_drain_older_than_storage_does_nothing(drains: Drains) -> None:
     assert drains.stored() == stored
 
 
+def test_drain_of_step_without_documents_in_storage_writes_it(drains: Drains) -> None:
+    drains.save(2, 4, save_every_n_steps=1)
+    shutil.rmtree(drains.world.persistent / "host_state" / "4")
+    code, found = drains.drain()
+    assert (code, found["step"], found["is_written"]) == (0, 4, True)
+    assert drains.restored_from_storage() == (4, 40)
+
+
 def test_drain_while_the_job_runs_is_refused(drains: Drains) -> None:
     world = drains.world
     with world.open_both(require_storage=True) as ckpt:  # the probe of storage is over then

@@ -66,6 +66,8 @@ class PersistentStep(msgspec.Struct, frozen=True, order=True, forbid_unknown_fie
       incarnation: of the save; of a step of plain Orbax see ``plain_incarnation``.
       problem: why it must not be restored although it exists; empty when it may.
       doubt: why its writer is unknown although steps are signed; empty when it is known.
+      tensors_of: of a step without host states: the incarnation of the save of this package that
+        wrote its tensors; empty when plain Orbax wrote them.
     """
 
     step: int
@@ -74,6 +76,7 @@ class PersistentStep(msgspec.Struct, frozen=True, order=True, forbid_unknown_fie
     incarnation: str = ""
     problem: str = ""
     doubt: str = ""
+    tensors_of: str = ""
 
 
 _PLAIN = re.compile(r"[0-9a-f]{12}-orbax(-[0-9a-f]+)?")

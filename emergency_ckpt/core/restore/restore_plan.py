@@ -147,12 +147,21 @@ def _newest_first(
             continue
         stored = persistent.get(step)
         for part in local.get(step, ()):  # the latest life first
-            if stored is not None and stored.incarnation > part.save.incarnation:
+            if stored is not None and _is_later(stored, part):
                 yield stored
                 stored = None
             yield part
         if stored is not None:
             yield stored
+
+
+def _is_later(stored: PersistentStep, part: SaveParts) -> bool:
+    """Return whether the stored step was saved after ``part``, which has the same number.
+
+    The tensors of ``part`` itself, whose host states are gone in storage, are not.
+    """
+    saved = part.save.incarnation
+    return stored.incarnation > saved and stored.tensors_of != saved
 
 
 def _objection(candidate: SaveParts | PersistentStep, inventory: Inventory) -> str:

@@ -336,6 +336,8 @@ class _Drain:
 def _has(stored: PersistentStep, save: SaveId) -> bool:
     """Return whether a restore would take ``stored`` rather than ``save``, or they are the same.
 
-    Of two saves of one step the later life's goes first.
+    Of two saves of one step the later life's goes first. The save itself goes before its stored
+    tensors whose host states are gone.
     """
-    return (stored.step, stored.incarnation) >= (save.step, save.incarnation)
+    is_same = (stored.step, stored.tensors_of) == (save.step, save.incarnation)
+    return not is_same and (stored.step, stored.incarnation) >= (save.step, save.incarnation)

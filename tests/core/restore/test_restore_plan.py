@@ -11,11 +11,15 @@ from emergency_ckpt.core.restore.inventory import (
     HeldTensors,
     HolderInventory,
     Inventory,
+    PersistentStep,
     Quarantined,
+    plain_incarnation,
 )
 from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan, clip, few, selected
 from emergency_ckpt.core.restore.restore_plan import compare_leaves, plan_restore
 from emergency_ckpt.types import LeafSpec, SaveId, ShardId
+
+LATER = plain_incarnation(2**48 - 1, "5e")
 
 
 def planned(world: PlannerWorld, inventory: Inventory | None = None) -> RestorePlan:
@@ -23,6 +27,11 @@ def planned(world: PlannerWorld, inventory: Inventory | None = None) -> RestoreP
     plan = plan_restore(inventory or world.inventory(), layout.targets(), layout.leaves())
     assert isinstance(plan, RestorePlan), plan
     return plan
+
+
+def planned_with(world: PlannerWorld, stored: PersistentStep) -> RestorePlan:
+    """The plan beside a stored step that is later than ``saved`` by the clock."""
+    return planned(world, msgspec.structs.replace(world.inventory(), persistent=(stored,)))
 
 
 def saved(slices: int = 2, hosts: int = 2) -> PlannerWorld:
@@ -221,3 +230,20 @@ def test_shard_in_different_manifests_comes_from_idler_holder() -> None:
     assert isinstance(plan, RestorePlan)
     sources = [plan.processes[p].fetch[0].sources[0] for p in (2, 4, 6, 8)]
     assert sorted(sources) == ["process/0"] * 2 + ["process/1"] * 2
+
+
+@pytest.mark.parametrize(
+    ("tensors_of", "tier"), [("a", "local"), ("b", "persistent"), ("", "persistent")]
+)
+def test_stored_tensors_of_a_save_never_precede_that_save(tensors_of: str, tier: str) -> None:
+    world = saved()
+    stored = PersistentStep(40, 0, False, LATER, tensors_of=tensors_of)
+    assert planned_with(world, stored).tier == tier
+
+
+def test_stored_tensors_of_a_save_follow_what_is_left_of_it() -> None:
+    world = saved()
+    for process in range(4):
+        world.lose(process)
+    stored = PersistentStep(40, 0, False, LATER, tensors_of="a")
+    assert planned_with(world, stored).tier == "persistent"

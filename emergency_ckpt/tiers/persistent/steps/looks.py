@@ -207,16 +207,17 @@ class StepLooks:
         incarnation = plain_incarnation(committed_ns // 1_000_000, digest.hexdigest()[:16])
         doubt = self._signing.doubt(b"", None)
         problem = self._signing.objection(doubt)
-        found = PersistentStep(step, 0, False, incarnation, problem, doubt)
+        ours = _ours(metadata) or {}
+        saved = ours.get("incarnation")
+        tensors_of = saved if isinstance(saved, str) else ""
+        found = PersistentStep(step, 0, False, incarnation, problem, doubt, tensors_of)
         return FoundStep(found, None, place, committed_ns=committed_ns)
 
     def _is_written_here(self, place: StepPlace, deadline_s: float | None) -> bool:
         """Return True when the tensors, if whole, are of an unfinished save of this package."""
-        fields = _fields(self._storage.bytes_of(f"{place.tensors}/{_METADATA}", deadline_s))
-        if not fields:
-            return True  # not whole, or of an old version of Orbax without such a file
-        custom = fields.get("custom_metadata")
-        return isinstance(custom, dict) and OURS in custom
+        metadata = self._storage.bytes_of(f"{place.tensors}/{_METADATA}", deadline_s)
+        # No fields: not whole, or of an old version of Orbax without such a file.
+        return not _fields(metadata) or _ours(metadata) is not None
 
     def _is_finalized(self, folder: str, deadline_s: float | None) -> bool:
         # Imported here: it takes a second, and a list of this package's steps does without it.
@@ -250,6 +251,15 @@ def _fields(metadata: bytes | None) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return cast("dict[str, Any]", decoded) if isinstance(decoded, dict) else {}
+
+
+def _ours(metadata: bytes | None) -> dict[str, Any] | None:
+    """Return what this package wrote into Orbax's metadata; None when it did not write them."""
+    custom = _fields(metadata).get("custom_metadata")
+    if not isinstance(custom, dict) or OURS not in custom:
+        return None
+    ours = cast("dict[str, Any]", custom)[OURS]
+    return cast("dict[str, Any]", ours) if isinstance(ours, dict) else {}
 
 
 def _committed_ns(metadata: bytes | None) -> int:
