@@ -81,7 +81,7 @@ def reserve_slot(
     try:
         return made.make(pages * mmap.PAGESIZE, stopped)
     except OSError:
-        _remove_unowned(path)
+        _remove_unused(path, made)
         raise
     finally:
         made.close()
@@ -109,7 +109,7 @@ class _Pages:
 
     def make(self, size_bytes: int, stopped: Callable[[], bool]) -> int:
         done = 0
-        while done < size_bytes and self._is_free() and not stopped():
+        while done < size_bytes and self.is_unused() and not stopped():
             # In two thirds of the time of reserving the pages and clearing them in a mapping.
             done += os.writev(self._fd, _zeros(min(_PIECE_BYTES, size_bytes - done)))
         return done
@@ -120,7 +120,7 @@ class _Pages:
         os.close(self._fd)
         os.close(self._dir_fd)
 
-    def _is_free(self) -> bool:
+    def is_unused(self) -> bool:
         """Return True until an owner has claimed the directory, or somebody has removed it."""
         try:
             os.stat(self._mark, dir_fd=self._dir_fd, follow_symlinks=False)
@@ -135,12 +135,16 @@ def _zeros(nbytes: int) -> list[bytes]:
     return [_ZEROS] * whole + [_ZEROS[:rest]]
 
 
-def _remove_unowned(path: Path) -> None:
-    """Remove the slot, for which the room has run out, unless the directory has an owner."""
+def _remove_unused(path: Path, made: _Pages) -> None:
+    """Remove the slot, for which the room has run out, unless the directory has or had an owner.
+
+    One that has ended may have left a step in the slot.
+    """
     claim = claim_existing(path, f"reserve {os.getpid()}")
     if isinstance(claim, Claim):
         try:
-            files.remove(_FIRST_SLOT, claim.dir_fd)
+            if made.is_unused():
+                files.remove(_FIRST_SLOT, claim.dir_fd)
         finally:
             claim.release()
 

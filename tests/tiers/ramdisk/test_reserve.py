@@ -248,3 +248,26 @@ def test_two_makers_of_one_directory_make_one_slot(ramdisk: Path) -> None:
         maker.join(60)
     assert sorted(made) == [0, 0, 0, SIZE_BYTES]
     assert _slot(ramdisk).stat().st_size == SIZE_BYTES
+
+
+def test_maker_out_of_room_leaves_the_step_of_an_owner(
+    ramdisk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was stopped for so long that a job has begun, saved into its slot, and crashed."""
+    writev, digests = os.writev, list[str]()
+
+    def full_after_a_life(fd: int, buffers: Sequence[bytes]) -> int:
+        if not digests:
+            digests.append("")
+            return writev(fd, buffers)
+        tier = open_tier(ramdisk)
+        digests[0] = complete_save(tier, 1)
+        tier.close()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "writev", full_after_a_life)
+    with pytest.raises(OSError, match="No space left"):
+        reserve_slot(ramdisk, RUN_ID, 0, SIZE_BYTES)
+    again = open_tier(ramdisk)
+    assert_whole(again, digests[0], 1)
+    again.close()
