@@ -19,14 +19,14 @@ W = np.arange(48).reshape(8, 6).astype(ml_dtypes.bfloat16)
 
 
 def save_quarters(
-    ramdisk: Path, held: dict[int, list[int]], signer: Signer | None = None
+    ramdisk: Path, held: dict[int, list[int]], signer: Signer | None = None, *, step: int = 5
 ) -> dict[int, Path]:
     """Save one step of ``W``; each process has the quarters that ``held`` names."""
     tiers = {process: open_tier(ramdisk, process_index=process, signer=signer) for process in held}
     for process, tier in tiers.items():
         shards = [(ShardId("w", BOXES[quarter]), 24) for quarter in held[process]]
         layout = lay_out(LEAVES, [*shards, (ShardId("z", ((0, 0), (0, 2))), 0)])
-        save = save_id(5)
+        save = save_id(step)
         with tier.begin_write(save, layout.size_bytes) as writer:
             copies = [
                 (W[tuple(slice(*span) for span in placed.shard.box)].tobytes(), placed.offset)
@@ -38,7 +38,7 @@ def save_quarters(
             writer.stage(build_contents(save, LEAVES, layout, all_crcs))
             writer.publish()
         for owner in range(4):
-            tier.publish_host_state(save, owner, 4, document(5, owner))
+            tier.publish_host_state(save, owner, 4, document(step, owner))
     for tier in tiers.values():
         tier.close()
     return {process: tier.path for process, tier in tiers.items()}

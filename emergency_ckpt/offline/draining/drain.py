@@ -26,7 +26,7 @@ from emergency_ckpt.core.restore.inventory import PersistentStep
 from emergency_ckpt.core.run_claim import RunRecord
 from emergency_ckpt.core.timeline import newest
 from emergency_ckpt.errors import ConfigError, CorruptData, HostStateError, LocalTierError
-from emergency_ckpt.offline.draining.lock import BELOW, DrainLock
+from emergency_ckpt.offline.draining.lock import DrainLock, notes_in
 from emergency_ckpt.offline.draining.peers import PeerRam, ask_peers
 from emergency_ckpt.offline.export import Progress, Shown, newest_item, ram_tree
 from emergency_ckpt.offline.host_states import ram_documents
@@ -147,6 +147,14 @@ def _claim(tier: PersistentTier, run_id: str) -> DirectoryClaim:
     return DirectoryClaim(tier, mine)
 
 
+class _LostMeanwhile(Exception):
+    """A shard that was sound when it was checked cannot be read again: a peer has died."""
+
+    def __init__(self, cause: CorruptData) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
 class _Drain:
     """One drain of one run, alone in its directory."""
 
@@ -187,7 +195,7 @@ class _Drain:
     def look(self) -> Drained | None:
         """Return the outcome when there is nothing to write, without a change in storage."""
         stored = self._newest_stored()
-        is_killed = self._tier.storage.bytes_of(BELOW) is not None
+        is_killed = bool(notes_in(self._tier.storage))
         if stored is None or is_killed or self._recorded != self._timeline:
             return None
         is_saved = all(_has(stored, each.save) for each in self._candidates())
@@ -225,7 +233,11 @@ class _Drain:
             except (CorruptData, HostStateError, LocalTierError) as error:
                 self._notes.append(f"step {save.step} in RAM is passed over: {error}")
                 continue
-            self._write(ready, shown)
+            try:
+                self._write(ready, shown)
+            except _LostMeanwhile as error:
+                self._notes.append(f"step {save.step} in RAM is passed over: {error.cause}")
+                continue
             self._notes += ready.source.notes
             return self._outcome(save.step, is_written=True)
         if stored is not None:
@@ -290,7 +302,10 @@ class _Drain:
         for owner, data in ready.documents.items():
             tier.write_document(save.step, owner, len(ready.documents), data)
         with shown(f"write step {save.step}", total_bytes) as progress:
-            self._write_tensors(source, save, progress)
+            try:
+                self._write_tensors(source, save, progress)
+            except CorruptData as error:
+                raise _LostMeanwhile(error) from error
         self._hold_claim()
         crcs = {
             ShardId(path, box): crc

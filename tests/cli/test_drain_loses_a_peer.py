@@ -1,0 +1,100 @@
+"""A peer of ``eckpt drain`` is killed between two shards."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import orbax.checkpoint as ocp
+import pytest
+from quarters import W, save_quarters
+from tiers_support import RUN_ID
+
+from emergency_ckpt.cli.main import main
+from emergency_ckpt.core.secret.keys import RunSecret
+from emergency_ckpt.run_secret import SECRET_VARIABLE, generate_secret
+from emergency_ckpt.tiers.local.signatures import Signer
+from emergency_ckpt.transfer.client import TransferClient
+
+OLDER, NEWER = 4, 5
+FETCHES = 4
+"""Two quarters are fetched to be checked, and once more to be written."""
+
+
+class Hosts:
+    """Two hosts: the first has the older step, and both together have the newer one."""
+
+    def __init__(self, root: Path, stack: ExitStack, secret: bytes) -> None:
+        self.own, self._other, self._stack = root / "own", root / "other", stack
+        signer = Signer.of(RunSecret(RUN_ID, secret, given=True))
+        save_quarters(self.own, {0: [0, 1, 2, 3]}, signer, step=OLDER)
+        save_quarters(self.own, {0: [0, 1]}, signer, step=NEWER)
+        save_quarters(self._other, {1: [2, 3]}, signer, step=NEWER)
+
+    def serve(self) -> tuple[subprocess.Popen[str], str]:
+        """Start a server on the second host; return it and its address."""
+        words = ["--local-dir", str(self._other), "--run-id", RUN_ID, "--bind", "127.0.0.1"]
+        server = subprocess.Popen(
+            [sys.executable, "-m", "emergency_ckpt.cli.main", "serve", *words, "--port", "0"],
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._stack.callback(server.communicate)
+        self._stack.callback(server.kill)
+        assert server.stdout is not None
+        line = server.stdout.readline()
+        assert line.startswith("serving "), line
+        return server, line.split()[-1]
+
+
+@pytest.fixture
+def hosts(ramdisk: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
+    secret = generate_secret()
+    monkeypatch.setenv(SECRET_VARIABLE, secret.decode())
+    with ExitStack() as stack:
+        yield Hosts(ramdisk, stack, secret)
+
+
+def drained(
+    hosts: Hosts, directory: Path, address: str, capsys: pytest.CaptureFixture[str]
+) -> dict[str, Any]:
+    words = ["--dir", str(directory), "--local-dir", str(hosts.own), "--run-id", RUN_ID]
+    assert main(["drain", "--json", *words, "--peers", address]) == 0
+    with ocp.CheckpointManager(directory) as manager:
+        stored = manager.restore(None, args=ocp.args.StandardRestore())
+    assert stored["w"].tobytes() == W.tobytes()
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("fetches", range(FETCHES))
+def test_drain_whose_peer_is_killed_writes_the_step_before(
+    hosts: Hosts,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    fetches: int,
+) -> None:
+    server, address = hosts.serve()
+    fetch, left = TransferClient.fetch_shards, iter(range(fetches))
+
+    def fetch_or_kill(*args: Any, **kwargs: Any) -> Any:
+        if next(left, None) is None:
+            server.kill()
+            server.wait()
+        return fetch(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TransferClient, "fetch_shards", fetch_or_kill)
+        found = drained(hosts, tmp_path / "dir", address, capsys)
+    assert (found["step"], found["is_written"]) == (OLDER, True)
+    assert any(f"step {NEWER} in RAM is passed over" in note for note in found["notes"])
+    _, address = hosts.serve()
+    found = drained(hosts, tmp_path / "dir", address, capsys)
+    assert (found["step"], found["is_written"], found["notes"]) == (NEWER, True, [])
