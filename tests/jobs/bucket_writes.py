@@ -20,7 +20,7 @@ from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.types import SaveId
 
 RUN = "gs://bucket/run"
-DATA, MANIFEST = "*/default/ocdbt.process_0/d/*", "*/default/ocdbt.process_0/manifest.ocdbt"
+DATA, MANIFEST = "*/default/ocdbt.process_0*/d/*", "*/default/ocdbt.process_0*/manifest.ocdbt"
 ROWS = 256
 LARGE_FILES = 2
 

@@ -37,7 +37,9 @@ KILLS = {
             ]
         ],
         (kill_of("writer", "request:15/commit_success.txt", bucket=True), OLD),
-        (kill_of("second_writer", "request:15/*/ocdbt.process_1/d/*", bucket=True), OLD),
+        (kill_of("second_writer", "request:15/*/ocdbt.process_1x*/d/*", bucket=True), OLD),
+        # Between the data and the manifest of one of two writers.
+        (kill_of("second_writer", "request:15/*/ocdbt.process_1x*/manifest.*", bucket=True), OLD),
     ]
 }
 

@@ -319,7 +319,9 @@ class PersistentSaves:
     def _write_tensors(
         self, job: PersistentSave, shards: Mapping[ShardId, HostShard], members: tuple[int, ...]
     ) -> None:
-        meetings, started_s = WriterMeetings(self._keys, job.save, members), time.monotonic()
+        # A life that has hung must not commit what the next one writes in the step's place.
+        check = self._timeline.claim if self._coordinator.process_index == members[0] else None
+        meetings, started_s = WriterMeetings(self._keys, job.save, members, check), time.monotonic()
         try:
             self._tier.write_tensors(job.save, job.tree, shards, members, meetings.meet)
         except Exception as error:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from emergency_ckpt.cluster.coordination import deadline_left_s
 from emergency_ckpt.cluster.messages import reason_of
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.save.persistent.keys import PersistentSaveKeys
-from emergency_ckpt.tiers.persistent.meetings import MEETINGS
+from emergency_ckpt.tiers.persistent.meetings import MEETINGS, WRITTEN
 from emergency_ckpt.types import SaveId
 
 
@@ -20,7 +20,15 @@ class WriterMeetings:
     One that has failed tells those who still wait for it: they must not run into their deadline.
     """
 
-    def __init__(self, keys: PersistentSaveKeys, save: SaveId, members: Sequence[int]) -> None:
+    def __init__(
+        self,
+        keys: PersistentSaveKeys,
+        save: SaveId,
+        members: Sequence[int],
+        before_commit: Callable[[], None] | None = None,
+    ) -> None:
+        """``before_commit``: for the first writer, called when all have written; may raise."""
+        self._before_commit = before_commit
         self._keys = keys
         self._save = save
         self._has_others = len(members) > 1
@@ -40,6 +48,8 @@ class WriterMeetings:
             if reason:
                 problem = f"process {writer} failed: {reason_of(reason)}"
                 raise PersistentTierError("save", step, problem)
+        if name == WRITTEN and self._before_commit is not None:
+            self._before_commit()
 
     def leave(self, reason: str) -> None:
         """Tell all who still come that this process has failed, and come to no more meetings."""

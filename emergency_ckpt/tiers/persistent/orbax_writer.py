@@ -13,9 +13,9 @@ from etils import epath
 # The options of a public handler, which otherwise only Orbax's manager can set.
 from orbax.checkpoint._src.handlers.composite_checkpoint_handler import CompositeOptions
 
-from emergency_ckpt.errors import CorruptData
+from emergency_ckpt.errors import CorruptData, PersistentTierError
 from emergency_ckpt.tiers.persistent.item import documents
-from emergency_ckpt.tiers.persistent.item.array_writes import ArrayWrites
+from emergency_ckpt.tiers.persistent.item.array_writes import ArrayWrites, database_of
 from emergency_ckpt.tiers.persistent.item.documents import ItemTree
 from emergency_ckpt.tiers.persistent.marker import ITEM, OURS
 from emergency_ckpt.tiers.persistent.meetings import BEGUN, WRITTEN
@@ -27,11 +27,13 @@ class _Item:
 
     def __init__(
         self,
+        save: SaveId,
         state: Any,
         writers: Sequence[int],
         writes: ArrayWrites,
         meet: Callable[[str, Sequence[int]], None],
     ) -> None:
+        self._databases = frozenset(database_of(save, writer) for writer in writers)
         self._tree = ItemTree(state)
         self._first, self._others = writers[0], tuple(writers[1:])
         self._writes = writes
@@ -73,9 +75,12 @@ class _Item:
         self._writes.check()
         self._check_others(directory)
         context = ocp.type_handlers.get_ts_context(use_ocdbt=True)
+        if not self._tree.arrays:
+            return
+        own: Any = _Databases(directory, self._databases)
         asyncio.run(
             ocp.type_handlers.merge_ocdbt_per_process_files(
-                directory, ts_context=context, use_zarr3=False
+                own, ts_context=context, use_zarr3=False
             )
         )
 
@@ -88,6 +93,28 @@ class _Item:
             if path.read_text() != self._arrays_document:
                 problem = f"process {writer} stored other arrays than process {self._first}"
                 raise CorruptData("save", str(path), problem)
+
+
+class _Databases:
+    """The folder of an item, in which Orbax finds the databases of one save alone."""
+
+    def __init__(self, item: epath.Path, names: frozenset[str]) -> None:
+        self._item = item
+        self._names = names
+
+    def as_posix(self) -> str:
+        return self._item.as_posix()
+
+    def glob(self, pattern: str) -> list[epath.Path]:
+        """Return the databases that are there. PersistentTierError when there is none."""
+        found = [path for path in self._item.glob(pattern) if path.name in self._names]
+        if not found:
+            problem = "what was written is gone: does another life of the run save there?"
+            raise PersistentTierError("save", str(self._item), problem)
+        return found
+
+    def __str__(self) -> str:
+        return str(self._item)
 
 
 def _arrays_path(directory: epath.Path, process: int) -> epath.Path:
@@ -109,7 +136,7 @@ def write_step(
     Orbax's barriers have fixed timeouts of minutes and a thread blocked in one aborts the process
     at exit.
     """
-    item = _Item(state, writers, writes, meet)
+    item = _Item(save, state, writers, writes, meet)
     processes = ocp.options.MultiprocessingOptions(
         primary_host=writers[0], active_processes={jax.process_index()}
     )

@@ -287,7 +287,7 @@ class PersistentTier:
         # Imported here: it takes as long as JAX, and a restart from RAM needs none of it.
         from emergency_ckpt.tiers.persistent.item.array_writes import (  # noqa: PLC0415
             ArrayWrites,
-            database_name,
+            database_of,
         )
         from emergency_ckpt.tiers.persistent.item.page_cache import release_pages  # noqa: PLC0415
         from emergency_ckpt.tiers.persistent.item.state import item_state  # noqa: PLC0415
@@ -295,8 +295,9 @@ class PersistentTier:
 
         deadline_s = self.storage.deadline_s(None)
         state = item_state(tree, shards, writers)
+        database = database_of(save, jax.process_index())
         writes = ArrayWrites(
-            process=jax.process_index(),
+            database=database,
             creates=jax.process_index() == writers[0],
             at_once_bytes=self._buffer_bytes,
             compression=self._compression,
@@ -305,8 +306,7 @@ class PersistentTier:
         def write() -> None:
             if not self.storage.is_object_store:
                 release_pages(self._written)
-                item = f"{self._directory}/{save.step}/{ITEM}"
-                self._written = f"{item}/{database_name(jax.process_index())}"
+                self._written = f"{self._directory}/{save.step}/{ITEM}/{database}"
             try:
                 write_step(
                     self._directory,

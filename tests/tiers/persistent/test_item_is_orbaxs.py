@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +87,13 @@ def shardings(item: Path) -> dict[str, Any]:
 
 
 def names(step: Path) -> set[str]:
-    """Files of a step; data files have random names, and so are named by their folder."""
+    """Files of a step; data files have random names, and so are named by their folder.
+
+    The database of a process is named as Orbax does it, without the save.
+    """
     found = (path.relative_to(step) for path in step.rglob("*") if path.is_file())
-    return {str(path.parent if path.parent.name == "d" else path) for path in found}
+    listed = {str(path.parent if path.parent.name == "d" else path) for path in found}
+    return {re.sub(r"(ocdbt\.process_0)x[0-9a-f]{16}/", r"\1/", name) for name in listed}
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])

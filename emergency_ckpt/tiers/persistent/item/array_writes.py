@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,6 +16,7 @@ from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.tiers.persistent.item.documents import NamedArray
 from emergency_ckpt.tiers.persistent.item.state import ItemArray, StoredPart
 from emergency_ckpt.tiers.persistent.orbax_reader import kvstore_of
+from emergency_ckpt.types import SaveId
 
 DATA_FILE_BYTES = 64 << 20
 """A data file is written once so many bytes are there; several are written at a time."""
@@ -43,14 +45,15 @@ class ArrayWrites:
     """The writes of one process's parts of a step. For one save.
 
     Args:
+      database: name of its folder, from ``database_of``.
       creates: True for the first writer, which also writes the metadata of the arrays.
       at_once_bytes: maximum number of bytes in one transaction; a larger part has its own.
     """
 
     def __init__(
-        self, *, process: int, creates: bool, at_once_bytes: int, compression: StorageCompression
+        self, *, database: str, creates: bool, at_once_bytes: int, compression: StorageCompression
     ) -> None:
-        self._process = process
+        self._database = database
         self._creates = creates
         self._at_once_bytes = at_once_bytes
         self._compressor = {"id": "zstd", "level": 1} if compression == "zstd" else None
@@ -79,7 +82,7 @@ class ArrayWrites:
         ``meanwhile`` is called once while the first writes go on. Errors of TensorStore pass
         through; PersistentTierError once the save is cancelled.
         """
-        opening = tensorstore.KvStore.open(_database(str(item), self._process), context=_context())
+        opening = tensorstore.KvStore.open(_spec_of(str(item), self._database), context=_context())
         database = self._result(opening)
         created: set[str] = set()
         for batch in _batches(arrays, self._at_once_bytes, all_arrays=self._creates):
@@ -209,14 +212,20 @@ def _batches(
 def _nothing() -> None: ...
 
 
-def database_name(process: int) -> str:
-    """Return Orbax's name of a writer's database, a folder below the item."""
-    return f"ocdbt.process_{process}"
+def database_of(save: SaveId, process: int) -> str:
+    """Return the name of a writer's database, a folder below the item.
+
+    Orbax takes any letters and digits for the number of a process. Here they name the save too:
+    what TensorStore still writes for one that was given up, or for a life that has hung, then does
+    not get into another save of the step.
+    """
+    name = f"{save.run_id}/{save.incarnation}/{save.step}"
+    return f"ocdbt.process_{process}x{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
-def _database(item: str, process: int) -> dict[str, Any]:
+def _spec_of(item: str, database: str) -> dict[str, Any]:
     """Return TensorStore's spec of a writer's OCDBT database, as Orbax opens it."""
-    base = kvstore_of(item, f"{database_name(process)}/")
+    base = kvstore_of(item, f"{database}/")
     spec: dict[str, Any] = {"driver": "ocdbt", "base": base}
     if isinstance(base, dict) and base["driver"] == "file":
         # Data files have names of their own; only the manifest must appear at once.
