@@ -10,6 +10,7 @@ import msgspec
 
 from emergency_ckpt.background import no_garbage_collection
 from emergency_ckpt.cluster.incarnations import new_incarnation
+from emergency_ckpt.core.restore.candidates import PERSISTENT_HOLDER
 from emergency_ckpt.core.restore.inventory import Inventory, PersistentStep
 from emergency_ckpt.core.restore.leaves.stored_leaves import match_leaves
 from emergency_ckpt.core.restore.majority import name_outvoted
@@ -90,6 +91,8 @@ class RestoreLeader:
         self._load: LoadPlan | None = None  # under way, or carried out and not yet reported
         self._loads: Counter[int] = Counter()
         self._is_news = False
+        self._asks_left = MAX_ATTEMPTS
+        self._has_lost_stored = False
         self._attempts = 0
         self._last_failure = ""
 
@@ -162,7 +165,7 @@ class RestoreLeader:
         while True:
             ready, self._ready = self._ready, None
             answer = ready or self._plan_from_inventory()
-            if self._read_more(answer) or self._offer_older(answer):
+            if self._read_more(answer) or self._offer_newer() or self._offer_older(answer):
                 continue
             if not isinstance(answer, RestorePlan):
                 return self._without_plan(answer)
@@ -197,12 +200,27 @@ class RestoreLeader:
             "restore.holders", step=save.step, count=len(found), holders=found[:_NAMED_HOLDERS]
         )
 
+    def _offer_newer(self) -> bool:
+        """Ask storage for newer steps when one could not be loaded; return whether any came.
+
+        PersistentTierError when storage does not answer: an older step is no answer then.
+        """
+        lost, self._has_lost_stored = self._has_lost_stored, False
+        if not lost or self._candidates is None or self._asks_left == 0:
+            return False
+        self._asks_left -= 1
+        return self._candidates.ask_again(self._deadline_s) and self._take_offered()
+
     def _offer_older(self, answer: RestorePlan | NoPlan) -> bool:
         """Ask storage for older steps; return whether any came in that ``answer`` did not know."""
         candidates = self._candidates
         if candidates is None or not candidates.ask_older(answer, self._deadline_s):
             return False
-        self._steps = candidates.offered
+        return self._take_offered()
+
+    def _take_offered(self) -> bool:
+        assert self._candidates is not None, "it has just been asked"
+        self._steps = self._candidates.offered
         self._inventory = msgspec.structs.replace(self._inventory, persistent=self._steps)
         return True
 
@@ -345,6 +363,7 @@ class RestoreLeader:
     def _cancel(self, step: int, reason: str) -> None:
         """Take a persistent step out of the next plan."""
         self._last_failure = reason
+        self._has_lost_stored = True
         self._inventory = msgspec.structs.replace(
             self._inventory, quarantined=self._inventory.quarantined | {persistent_unusable(step)}
         )
@@ -367,6 +386,7 @@ class RestoreLeader:
             fatal = [status for status in failed.values() if not status.unusable]
             kinds: set[FailureKind] = {status.kind for status in fatal}
             return Verdict(error=text, kind=kinds.pop() if len(kinds) == 1 else "failed")
+        self._has_lost_stored = any(each.holder == PERSISTENT_HOLDER for each in new)
         self._inventory = msgspec.structs.replace(
             self._inventory, quarantined=self._inventory.quarantined | new
         )

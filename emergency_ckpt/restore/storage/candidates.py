@@ -58,6 +58,19 @@ class StoredCandidates:
         self._take(steps)
         return bool(steps)
 
+    def ask_again(self, deadline_s: float) -> bool:
+        """Learn the newest steps once more; return whether there are others than before.
+
+        For a restore that has lost a step: the job that saves there may have removed it, because it
+        has saved a newer one. PersistentTierError.
+        """
+        if self._requested_step is not None:
+            return False
+        left_s, known, oldest = deadline_s - time.monotonic(), set(self.offered), self._oldest
+        self._take(self._tier.steps(time.monotonic() + left_s / 2))
+        self._oldest = min(oldest, self._oldest) or oldest
+        return not known.issuperset(self.offered)
+
     def _take(self, steps: list[PersistentStep]) -> None:
         """The oldest of those that seem whole: below it nobody has looked yet."""
         self._oldest = min((each.step for each in steps if not each.problem), default=0)

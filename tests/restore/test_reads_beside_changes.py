@@ -1,0 +1,110 @@
+"""Files of a step that change between the look at its index and the reads of its chunks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from world import World, same, save_all
+
+from emergency_ckpt.tiers.persistent.chunks.index import ChunkIndex
+
+
+def after_the_index(monkeypatch: pytest.MonkeyPatch, work: Callable[[Path], None]) -> None:
+    """Do ``work`` once, with the item's folder, when its index was read."""
+    read: Callable[..., Any] = ChunkIndex.open
+    done: list[str] = []
+
+    def read_and_work(item: str, deadline_s: float) -> Any:
+        index = read(item, deadline_s)
+        assert index is not None
+        if not done:
+            done.append(item)
+            work(Path(item))
+        return index
+
+    monkeypatch.setattr(ChunkIndex, "open", read_and_work)
+
+
+def data_file(item: Path) -> Path:
+    """Return the file with the most chunks."""
+    return max(item.glob("**/d/*"), key=lambda path: path.stat().st_size)
+
+
+def cut(item: Path) -> None:
+    os.truncate(data_file(item), 1)
+
+
+def flip(item: Path) -> None:
+    path = data_file(item)
+    data = bytearray(path.read_bytes())
+    path.write_bytes(bytes(each ^ 0x10 for each in data))
+
+
+def remove_file(item: Path) -> None:
+    data_file(item).unlink()
+
+
+def remove_step(item: Path) -> None:
+    shutil.rmtree(item.parent)
+
+
+def table(step: int) -> np.ndarray:
+    """Return an array of several chunks' bytes, which are not kept in the index."""
+    return np.random.default_rng(step).integers(0, 1 << 30, (64, 64))
+
+
+@pytest.fixture
+def stored(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    """Steps 2 and 4 in storage, in chunks that are not inlined; nothing in RAM."""
+    whole = world.state
+    monkeypatch.setattr(world, "state", lambda step: {**whole(step), "table": table(step)})
+    with world.open_both() as checkpointer:
+        save_all(checkpointer, world, 2, 4)
+    world.lose_ram()
+    world.events.clear()
+    return world
+
+
+@pytest.mark.parametrize("work", [cut, flip, remove_file, remove_step])
+def test_restore_of_a_step_changed_meanwhile_is_of_the_older(
+    stored: World, monkeypatch: pytest.MonkeyPatch, work: Callable[[Path], None]
+) -> None:
+    after_the_index(monkeypatch, work)
+    with stored.open_both() as checkpointer:
+        host: dict[str, int] = {}
+        step, state = checkpointer.restore(state=stored.state(0), host_state=host)
+        assert (step, host) == (2, {"at": 2})
+        assert same(state, stored.state(2))
+        assert [e.fields["step"] for e in stored.events if e.name == "restore.rejected"] == [4]
+        save_all(checkpointer, stored, 4)
+    stored.lose_ram()
+    with stored.open_both() as checkpointer:
+        step, state = checkpointer.restore(state=stored.state(0), host_state=host)
+        assert step == 4
+        assert same(state, stored.state(4))
+
+
+def test_reader_whose_step_retention_removes_takes_the_newer(
+    stored: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another job reads; the one that saves keeps one step, and removes what is being read."""
+
+    def save_newer(item: Path) -> None:
+        with stored.open_both(keep_last_n=1) as checkpointer:
+            assert checkpointer.restore(state=stored.state(0), host_state={})[0] == 4
+            save_all(checkpointer, stored, 6)
+        assert not item.exists()
+
+    after_the_index(monkeypatch, save_newer)
+    reader = {"local_dir": str(stored.ramdisk.with_name("reader")), "save_every_n_steps": 0}
+    with stored.open_both(**reader) as checkpointer:
+        host: dict[str, int] = {}
+        step, state = checkpointer.restore(state=stored.state(0), host_state=host)
+    assert (step, host) == (6, {"at": 6})
+    assert same(state, stored.state(6))
