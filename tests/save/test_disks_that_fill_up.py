@@ -1,0 +1,105 @@
+"""A disk that becomes full while a step is written to it: storage, and a ramdisk."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from world import World, same, save_all, small_tmpfs
+
+from emergency_ckpt.errors import RestoreFailed, SaveFailed
+from emergency_ckpt.tiers.local.slot_writer import SlotFile
+from emergency_ckpt.tiers.persistent.item.array_writes import ArrayWrites
+
+LEAF_BYTES, LEAVES = 1 << 20, 4
+DISK_BYTES = 16 << 20
+
+
+@pytest.fixture
+def world(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    """Its states have leaves of a megabyte each."""
+    small = world.state
+
+    def state(step: int) -> dict[str, Any]:
+        random = np.random.default_rng(step)
+        big = {f"big{i}": random.integers(0, 256, LEAF_BYTES, np.uint8) for i in range(LEAVES)}
+        return {**small(step), **big}
+
+    monkeypatch.setattr(world, "state", state)
+    return world
+
+
+def fill_after_first(
+    monkeypatch: pytest.MonkeyPatch, owner: type, name: str, disk: Path
+) -> Callable[[], None]:
+    """Fill the disk once a call of ``name`` has ended; return the function that makes room."""
+    work, filler, alone = getattr(owner, name), disk / "filler", threading.Lock()
+
+    def work_and_fill(*args: Any) -> Any:
+        with alone:
+            result = work(*args)
+            if not filler.exists():
+                with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+                    while file.write(bytes(4096)):
+                        pass
+            return result
+
+    monkeypatch.setattr(owner, name, work_and_fill)
+
+    def make_room() -> None:
+        monkeypatch.setattr(owner, name, work)
+        filler.unlink()
+
+    return make_room
+
+
+def test_storage_full_between_arrays_costs_that_save_alone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = world.persistent.parent / "disk"
+    settings = {"dir": str(disk / "run"), "storage_buffer_bytes": LEAF_BYTES}
+    with small_tmpfs(disk, DISK_BYTES):
+        with world.open_both(**settings) as checkpointer:
+            save_all(checkpointer, world, 2)
+            make_room = fill_after_first(monkeypatch, ArrayWrites, "_write_batch", disk)
+            assert checkpointer.save(step=4, state=world.state(4))
+            checkpointer.wait_until_finished()
+            with pytest.raises(SaveFailed, match="No space left on device"):
+                checkpointer.check_for_errors()
+            save_all(checkpointer, world, 5, 7, 9)
+            reader = {"local_dir": str(world.ramdisk.with_name("reader")), "save_every_n_steps": 0}
+            with world.open_both(**{**settings, **reader}) as other:
+                step, state = other.restore(state=world.state(0), host_state={})
+            assert step == 2
+            assert same(state, world.state(2))
+            make_room()
+            save_all(checkpointer, world, 10)
+        assert len(list(world.ramdisk.rglob("slot_*.bin"))) == 3
+        world.lose_ram()
+        with world.open_both(**settings) as checkpointer:
+            step, state = checkpointer.restore(state=world.state(0), host_state={})
+        assert step == 10
+        assert same(state, world.state(10))
+
+
+def test_ramdisk_full_between_chunks_is_an_error_that_passes(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with world.open_both() as checkpointer:
+        save_all(checkpointer, world, 2, 4)
+    world.lose_ram()
+    with small_tmpfs(world.ramdisk, DISK_BYTES), world.open_both() as checkpointer:
+        make_room = fill_after_first(monkeypatch, SlotFile, "write", world.ramdisk)
+        with pytest.raises(RestoreFailed, match="RamdiskFull: write a slot"):
+            checkpointer.restore(state=world.state(0), host_state={})
+        make_room()
+        host: dict[str, int] = {}
+        step, state = checkpointer.restore(state=world.state(0), host_state=host)
+        assert (step, host) == (4, {"at": 4})
+        assert same(state, world.state(4))
+        save_all(checkpointer, world, 5, 6)
