@@ -79,12 +79,15 @@ bench-recovery-slurm: $(INSTALLED)
 test-report test-monitoring: test-%: $(INSTALLED)
 	$(BIN)/python tests/system/$*_check.py
 # As for Slurm. Ray is large, and has a virtual environment of its own.
-test-ray:
+test-ray: ray-venv
+	$(RAY_VENV)/bin/python tests/deploy/ray/enter.py $(RAY_VENV)/bin/python -m pytest -s \
+		--confcutdir tests/deploy/ray tests/deploy/ray/recovery.py $(TEST_FLAGS)
+
+.PHONY: ray-venv
+ray-venv:
 	test -x $(RAY_VENV)/bin/python || $(PYTHON) -m venv $(RAY_VENV)
 	$(RAY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
 		--editable . 'ray[train]>=2.60' pytest pytest-timeout || echo 'Ray could not be installed' >&2
-	$(RAY_VENV)/bin/python tests/deploy/ray/enter.py $(RAY_VENV)/bin/python -m pytest -s \
-		--confcutdir tests/deploy/ray tests/deploy/ray/recovery.py $(TEST_FLAGS)
 
 test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow $(TEST_FLAGS)
