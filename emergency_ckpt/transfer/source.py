@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -36,8 +37,27 @@ class FileTarget(msgspec.Struct, frozen=True):
     size_bytes: int
 
 
-Target = Mapping | FileTarget
-"""A writable mapping, or a file, that receives the fetched bytes."""
+class PartlyMade(msgspec.Struct, frozen=True):
+    """A file to fetch into whose pages exist up to some place: mapped up to there, holes after it.
+
+    ``made``: a mapping of the file's beginning.
+    """
+
+    made: Mapping
+    file: FileTarget
+
+    @property
+    def size_bytes(self) -> int:
+        return self.file.size_bytes
+
+    def of(self, ranges: Sequence[tuple[int, int]]) -> Mapping | FileTarget:
+        """Return what receives the (offset, nbytes) ranges: the mapping where it has all."""
+        end = max((offset + nbytes for offset, nbytes in ranges), default=0)
+        return self.made if end <= self.made.size_bytes else self.file
+
+
+Target = Mapping | FileTarget | PartlyMade
+"""A writable mapping, or a file, or both, that receives the fetched bytes."""
 
 
 class Holdings(Protocol):

@@ -24,7 +24,7 @@ from emergency_ckpt.forked import drop_in_child
 from emergency_ckpt.transfer import split, wire
 from emergency_ckpt.transfer.security import sealed_ranges
 from emergency_ckpt.transfer.security.sealing import PIECE_BYTES, TAG_BYTES, Direction
-from emergency_ckpt.transfer.source import FileTarget, Target
+from emergency_ckpt.transfer.source import FileTarget, PartlyMade, Target
 
 T = TypeVar("T")
 Timeout = Callable[[], float]
@@ -151,12 +151,13 @@ class Stream:
         for piece in split.pieces(ranges, PIECE_BYTES):
             batch = [(offset, nbytes) for _, offset, nbytes in piece]
             fd = self._socket.fileno()
+            target = into.of(batch) if isinstance(into, PartlyMade) else into
             if self._receiving is not None and not self._raw_ranges:
-                parts = sealed_ranges.receive(fd, self._receiving, into, batch, timeout())
-            elif isinstance(into, FileTarget):
-                parts = _native.receive_to_file(fd, into.fd, batch, timeout())
+                parts = sealed_ranges.receive(fd, self._receiving, target, batch, timeout())
+            elif isinstance(target, FileTarget):
+                parts = _native.receive_to_file(fd, target.fd, batch, timeout())
             else:
-                parts = _native.receive_ranges(fd, into, batch, timeout())
+                parts = _native.receive_ranges(fd, target, batch, timeout())
             for (index, _, nbytes), crc in zip(piece, parts, strict=True):
                 crcs[index] = _native.crc32c_combine(crcs[index], crc, nbytes)
             on_bytes(sum(nbytes for _, nbytes in batch))

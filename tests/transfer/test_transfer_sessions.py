@@ -31,7 +31,7 @@ from emergency_ckpt.testing.memory_holdings import MemoryHoldings, anonymous_map
 from emergency_ckpt.transfer import split
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
-from emergency_ckpt.transfer.source import FileTarget, ShardTarget
+from emergency_ckpt.transfer.source import FileTarget, PartlyMade, ShardTarget
 from emergency_ckpt.types import Security
 
 MIB = 1 << 20
@@ -347,22 +347,27 @@ def test_frame_over_the_bound_is_refused_unread(
 
 
 @pytest.mark.parametrize("security", ["mac", "aead", "crc"])
-@pytest.mark.parametrize("to_file", [False, True])
+@pytest.mark.parametrize("made_bytes", [None, 0, 1, 9 * MIB])
 def test_shards_of_every_size_arrive(
-    holdings: MemoryHoldings, security: Security, to_file: bool
+    holdings: MemoryHoldings, security: Security, made_bytes: int | None
 ) -> None:
+    """Also into a file, and into one whose first pages exist."""
     shards = random_shards(0, 1, 15, 16, 4 * MIB, 4 * MIB - 1, 4 * MIB + 1, 9 * MIB, *([7] * 1500))
     digest = holdings.add(SAVE, shards)
     with server_of(holdings, security) as server, client_of(security) as client:
         data, crcs, contents = fetch_all(client, server.contact, digest)
         assert data == shards
-        if to_file:
+        if made_bytes is not None:
             with tempfile.TemporaryFile() as file:
                 targets = [
                     ShardTarget(i, s.nbytes, s.offset) for i, s in enumerate(contents.shards)
                 ]
                 size = max(t.offset + t.nbytes for t in targets)
                 into = FileTarget(file.fileno(), size)
+                if made_bytes:
+                    file.truncate(made_bytes)
+                    made = _native.Mapping(file.fileno(), made_bytes, writable=True)
+                    into = PartlyMade(made, into)
                 assert client.fetch_shards(server.contact, digest, targets, into, 60) == crcs
                 for target, shard in zip(targets, shards, strict=True):
                     file.seek(target.offset)

@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from emergency_ckpt.errors import LocalTierError, RamdiskFull, SlotBusy
 from emergency_ckpt.tiers.local.tier import LocalTier, SlotWriter
+from emergency_ckpt.transfer.source import FileTarget, PartlyMade, Target
 from emergency_ckpt.types import SaveId
 
 
@@ -40,3 +41,11 @@ def begin_restore_write(
             failure = error
     assert failure is not None
     raise failure
+
+
+def receive_target(writer: SlotWriter, file: tuple[int, int] | None) -> Target:
+    """Return what receives the slot's bytes. ``file``: from ``writer.sparse_file``, still open."""
+    if file is None:
+        return writer.mapping
+    made = writer.made
+    return FileTarget(*file) if made is None else PartlyMade(made, FileTarget(*file))

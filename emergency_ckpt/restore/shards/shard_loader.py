@@ -26,7 +26,7 @@ from emergency_ckpt.events import EventSink
 from emergency_ckpt.restore.protocol import Tally
 from emergency_ckpt.restore.shards.arrivals import Arrivals
 from emergency_ckpt.restore.shards.holder_calls import HolderCalls
-from emergency_ckpt.restore.shards.room import begin_restore_write
+from emergency_ckpt.restore.shards.room import begin_restore_write, receive_target
 from emergency_ckpt.restore.shards.shard_fetch import CopiesFailed, Fetching, ShardFetcher
 from emergency_ckpt.state.dtypes import dtype_named
 from emergency_ckpt.tiers.local.manifest import build_contents
@@ -262,7 +262,7 @@ class ShardCollection:
         try:
             # First what comes over the network: the slot is still being reserved meanwhile.
             with writer.sparse_file() as file:
-                into = writer.mapping if file is None else FileTarget(*file)
+                into = receive_target(writer, file)
                 crcs = self._fetcher.fetch_all(groups, fetching, places, into, put)
             crcs.update(self._copy_own(own, contents, places, writer, put))
             built = build_contents(

@@ -124,6 +124,12 @@ class SlotWriter:
         finally:
             os.close(fd)
 
+    @property
+    def made(self) -> _native.Mapping | None:
+        """Return the memory of that part of a slot with holes whose pages exist; None without."""
+        self._check_open("use the pages of")
+        return None if self._slot.reserved else self._slot.made
+
     @contextlib.contextmanager
     def file(self) -> Generator[SlotFile]:
         """Lend the slot's file, also of a reserved slot, until the context ends."""

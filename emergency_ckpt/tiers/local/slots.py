@@ -67,10 +67,12 @@ class Slot:
       reserved: False while its file may have holes. A write to its mapping is then forbidden,
         because without room it causes SIGBUS.
       written: its pages were written or cleared before this process opened it.
+      made: maps the beginning of a sparse slot, whose pages exist; None without such.
     """
 
     reserved = True
     written = False
+    made: Mapping | None = None
 
     def __init__(self, number: int, claim: Claim, mapping: Mapping, fd: int) -> None:
         """``fd``: descriptor of the mapped file; only the file's identity is kept."""
@@ -153,6 +155,8 @@ class Slot:
                 # Free the blocks reserved before the room ran out; no mapping has them yet.
                 os.ftruncate(fd, self.size_bytes)
                 raise files.local_error("reserve", name, error, size_bytes) from error
+            if sparse and self.reserved:
+                self.made = self.mapping  # to receive into: its pages may be mapped already
             self.mapping = _map(fd, size_bytes, name)
             self.reserved = self.reserved and not sparse
         finally:
@@ -182,6 +186,8 @@ class Slot:
         files.remove(manifest_name(self.number), self.claim.dir_fd)
         self.published = None
         self.bad_shards.clear()
+        if self.reserved:
+            self.made = None
 
     def delete(self) -> None:
         """Remove the slot's files. Readers and views keep the memory alive."""

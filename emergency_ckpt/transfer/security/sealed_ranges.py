@@ -10,11 +10,12 @@ import os
 import socket
 from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import accumulate
 
 from emergency_ckpt import _native
 from emergency_ckpt._native import Mapping
 from emergency_ckpt.transfer.security.sealing import TAG_BYTES, Buffer, Direction, buffer
-from emergency_ckpt.transfer.source import FileTarget, Target
+from emergency_ckpt.transfer.source import FileTarget
 
 Ranges = Sequence[tuple[int, int]]
 """(offset, nbytes) pairs, at most PIECE_BYTES in all."""
@@ -46,7 +47,7 @@ def send(
 
 
 def receive(
-    fd: int, receiving: Direction, into: Target, ranges: Ranges, timeout_s: float
+    fd: int, receiving: Direction, into: Mapping | FileTarget, ranges: Ranges, timeout_s: float
 ) -> list[int]:
     """Receive one piece into the ranges and return the CRC32C of each.
 
@@ -61,6 +62,14 @@ def receive(
             crcs = _native.receive_ranges(fd, into, ranges, timeout_s)
             _native.receive_ranges(fd, incoming.mapping, [(0, TAG_BYTES)], timeout_s)
             receiving.check_piece(_bytes_of(into, *ranges[0]), sealed[:TAG_BYTES])
+            return crcs
+        if not receiving.encrypts and isinstance(into, FileTarget):
+            # With their CRCs on the way, while the bytes are in the cache.
+            places = [*_in_a_row(ranges), (nbytes, TAG_BYTES)]
+            crcs = _native.receive_ranges(fd, incoming.mapping, places, timeout_s)[:-1]
+            receiving.check_piece(sealed[:nbytes], sealed[nbytes:])
+            for (at, length), (offset, _) in zip(places, ranges, strict=False):
+                _write(into, sealed[at : at + length], offset)
             return crcs
         _native.receive_ranges(fd, incoming.mapping, [(0, nbytes + TAG_BYTES)], timeout_s)
         opening = held.enter_context(buffer()) if receiving.encrypts else incoming
@@ -81,11 +90,17 @@ def _gather(source: Mapping, ranges: Ranges, into: Buffer) -> memoryview:
     return into.view[:at]
 
 
-def _scatter(opened: memoryview, into: Target, ranges: Ranges) -> list[int]:
-    at, parts = 0, []
-    for offset, length in ranges:
-        parts.append((opened[at : at + length], offset))
-        at += length
+def _in_a_row(ranges: Ranges) -> list[tuple[int, int]]:
+    """Return (offset, nbytes) of the ranges where one follows the other from 0 on."""
+    ends = [0, *accumulate(length for _, length in ranges)]
+    return [(at, length) for at, (_, length) in zip(ends, ranges, strict=False)]
+
+
+def _scatter(opened: memoryview, into: Mapping | FileTarget, ranges: Ranges) -> list[int]:
+    parts = [
+        (opened[at : at + length], offset)
+        for (at, length), (offset, _) in zip(_in_a_row(ranges), ranges, strict=True)
+    ]
     if isinstance(into, Mapping):
         return _native.copy_crc32c(into, parts, 1)
     crcs = [_native.crc32c(part) for part, _ in parts]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from emergency_ckpt.core.restore.plan_types import FetchGroup, ProcessPlan
+from emergency_ckpt.errors import HolderUnreachable
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.restore.shards.holder_calls import HolderCalls
 from emergency_ckpt.restore.shards.shard_fetch import CopiesFailed
@@ -72,9 +73,9 @@ def _fetched(ramdisk: Path, holdings: MemoryHoldings, digest: str) -> LocalTier:
     return tier
 
 
-@pytest.mark.parametrize("made_bytes", [1 << 20, 8 << 20, 40 << 20])
+@pytest.mark.parametrize("made_bytes", [1 << 20, 6 << 20, 8 << 20, 40 << 20])
 def test_fetched_bytes_go_into_the_reserved_slot(ramdisk: Path, made_bytes: int) -> None:
-    """It was reserved for less than comes, for just that, or for more."""
+    """It was made for less than comes, for just that, or for more."""
     holdings = MemoryHoldings()
     data = [bytes([number]) * (1 << 20) for number in range(8)]
     digest = holdings.add(SAVE, data)
@@ -89,6 +90,83 @@ def test_fetched_bytes_go_into_the_reserved_slot(ramdisk: Path, made_bytes: int)
     assert after.st_blocks * 512 == max(made_bytes, 8 << 20), "no holes, and no room beyond it"
     assert list(tier.path.glob("slot_?.bin")) == [slot]
     tier.close()
+
+
+class _BreakingLine:
+    """Breaks each connection that has carried so many bytes of bodies since the last break."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes, self._sent_bytes = limit_bytes, 0
+        self.breaks = 0
+
+    def __call__(self, nbytes: int) -> None:
+        self._sent_bytes += nbytes
+        if self._sent_bytes >= self._limit_bytes:
+            self._sent_bytes = 0
+            self.breaks += 1
+            raise ConnectionResetError("the line broke")
+
+
+def _fetch_from(addresses: dict[str, str], tier: LocalTier, digest: str, deadline_s: float) -> None:
+    sink = EventSink(None, process_index=0)
+    with TransferClient(run_id="run", secret=SECRET, streams=1) as client:
+        shards = ShardCollection(
+            tier,
+            client,
+            sink,
+            save=SAVE,
+            me="process/0",
+            retained=None,
+            calls=HolderCalls(sink, time.monotonic() + deadline_s),
+        )
+        plan = ProcessPlan(fetch=(FetchGroup(digest, None, tuple(addresses)),), addresses=addresses)
+        with shards.collecting(plan) as arrivals:
+            assert sum(len(arrived) for arrived in arrivals) == 8
+
+
+def test_peer_lost_in_the_middle_leaves_the_rest_to_another(ramdisk: Path) -> None:
+    """Half of a request has come, into pages that were made ahead and into holes behind them."""
+    holdings = MemoryHoldings()
+    data = [bytes([number]) * (4 << 20) for number in range(8)]
+    digest = holdings.add(SAVE, data)
+    reserve_slot(ramdisk, "run", 0, 10 << 20)
+    tier = _tier(ramdisk)
+    tier.map_newest_in_background()
+    line = _BreakingLine(12 << 20)
+    with (
+        TransferServer(holdings, run_id="run", secret=SECRET, on_bytes_sent=line) as breaking,
+        TransferServer(holdings, run_id="run", secret=SECRET) as sound,
+    ):
+        addresses = {"breaking": breaking.address, "sound": sound.address}
+        _fetch_from(addresses, tier, digest, 60)
+    assert line.breaks
+    assert tier.verify(digest, range(8)) == []
+    assert [tier.lend(digest, shard).tobytes() for shard in range(8)] == data
+    tier.close()
+
+
+def test_slot_of_a_fetch_without_end_holds_nothing(ramdisk: Path) -> None:
+    """The only holder breaks each connection; what came so far must not count, now or later."""
+    holdings = MemoryHoldings()
+    digest = holdings.add(SAVE, [bytes([number]) * (4 << 20) for number in range(8)])
+    reserve_slot(ramdisk, "run", 0, 10 << 20)
+    tier = _tier(ramdisk)
+    with (
+        TransferServer(
+            holdings, run_id="run", secret=SECRET, on_bytes_sent=_BreakingLine(1)
+        ) as server,
+        pytest.raises(HolderUnreachable),
+    ):
+        _fetch_from({"breaking": server.address}, tier, digest, 1)
+    assert tier.held()[0] == ()
+    tier.close()
+    again = _tier(ramdisk)
+    assert again.held()[0] == ()
+    again.close()
+    again = _fetched(ramdisk, holdings, digest)
+    assert again.verify(digest, range(8)) == []
+    assert [path.name for path in again.path.glob("slot_?.bin")] == ["slot_0.bin"]
+    again.close()
 
 
 def test_failed_copy_is_named_also_by_users_of_what_had_come(tmp_path: Path) -> None:

@@ -73,6 +73,8 @@ def test_half_made_slot_is_filled_by_what_is_received(ramdisk: Path) -> None:
     with writer.sparse_file() as file:
         assert file is not None
         assert os.fstat(file[0]).st_blocks * 512 == 2 * PIECE_BYTES
+        assert writer.made is not None, "what has pages is received into them"
+        assert writer.made.size_bytes == 2 * PIECE_BYTES
         assert file[1] == SIZE_BYTES
     digest = writer.stage(fill(writer, save_id(1)))
     writer.publish()
