@@ -19,7 +19,7 @@ from soak_life import RunningLife
 from soak_plan import Fault
 from soak_program import KillAt, Order
 
-from emergency_ckpt.testing.gcs import FaultRule
+from emergency_ckpt.testing.gcs import FakeGcsError, FaultRule
 
 RAMDISK_BYTES, STORAGE_BYTES = 24 << 20, 48 << 20
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
@@ -110,7 +110,11 @@ class Place:
         if self._folder is None:
             names = self._control.object_names("bucket", self._prefix + "/")
             for name in names if fault.numbers[4] < 0.5 else names[::2]:
-                self._control.delete_object("bucket", name)
+                try:
+                    self._control.delete_object("bucket", name)
+                except FakeGcsError as error:
+                    if error.actual != 404:  # the job may have removed it since
+                        raise
             return f"{len(names)} objects"
         found = sorted(path for path in self._folder.glob("*") if path.is_dir())
         path = self._folder if fault.numbers[4] < 0.3 or not found else fault.pick(3, found)
