@@ -1,8 +1,10 @@
 """Settles replicas of one shard that differ, by a majority of its holders. Pure.
 
-A holder has one vote per shard, and none for a shard of which it holds two different copies. The
-CRC32C of more than half of the holders wins; exactly half decides nothing. Votes are the CRCs that
-manifests recorded at capture: a copy whose bytes are damaged later keeps its vote.
+A holder has one vote per shard, and none for a shard of which it holds two different copies. A
+server has none for a manifest that a process of the job holds too: it may serve that process's own
+directory, whose copy would count twice. The CRC32C of more than half of the holders wins; exactly
+half decides nothing. Votes are the CRCs that manifests recorded at capture: a copy whose bytes are
+damaged later keeps its vote.
 """
 
 from __future__ import annotations
@@ -75,9 +77,10 @@ def settle(
     part = next((part for part in filter_inventory(inventory).saves if part.save == save), None)
     if part is None or len(part.manifests) < 2:
         return Ruling()
+    processes = {each.holder for each in inventory.holders if each.process_index is not None}
     held: dict[str, tuple[Contents, ...]] = {}
     for digest, holders in part.manifests.items():
-        for holder in holders:
+        for holder in [each for each in holders if each in processes] or holders:
             held[holder] = (*held.get(holder, ()), inventory.manifests[digest])
     decided: list[Decided] = []
     undecided: list[Divergence] = []

@@ -127,6 +127,20 @@ def test_settle_holder_of_both_has_no_vote() -> None:
     assert settle(world.inventory(), save, {W: GOOD}).outvoted == {copy}
 
 
+@pytest.mark.parametrize("alone", [False, True])
+def test_settle_served_copy_of_a_process_has_one_vote(alone: bool) -> None:
+    """`eckpt serve` offers the directories of its host, also those of the job's processes."""
+    world, save = job(2)
+    copy = alter(world, 1)
+    inventory = world.inventory()
+    beside = next(each for each in inventory.holders if each.process_index == 1)
+    server = msgspec.structs.replace(beside, holder="server/10.0.0.9:9000", process_index=None)
+    others = [each for each in inventory.holders if each != beside or not alone]
+    ruling = settle(msgspec.structs.replace(inventory, holders=(*others, server)), save)
+    assert not ruling.outvoted, f"one copy of each of two bytes decides nothing: {copy}"
+    assert len(ruling.undecided) == 1
+
+
 def test_settle_damaged_copy_keeps_its_vote() -> None:
     """Bytes that rot later do not make the altered copy right."""
     world, save = job(3)
