@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from emergency_ckpt.core.restore.plan_types import FetchGroup, ProcessPlan
+from emergency_ckpt.core.restore.plan_types import FetchGroup, LocalRead, ProcessPlan
 from emergency_ckpt.errors import HolderUnreachable
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.restore.shards.holder_calls import HolderCalls
@@ -180,5 +181,40 @@ def test_failed_copy_is_named_also_by_users_of_what_had_come(tmp_path: Path) -> 
             with pytest.raises(CopiesFailed) as failed:
                 _use_until_given_up(shards, plan)
             assert [(copy.holder, copy.shard) for copy in failed.value.unusable] == [("server", 7)]
+    finally:
+        tier.close()
+
+
+def test_own_shard_that_changes_on_its_way_is_not_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its new CRC32C would fit the altered bytes, so that nobody would ever learn of it."""
+    holdings = MemoryHoldings()
+    digest = holdings.add(SAVE, [bytes([number]) * 4096 for number in range(8)])
+    tier = _fetched(tmp_path, holdings, digest)
+    (slot,) = tier.path.glob("slot_?.manifest.json")
+    contents = tier.contents(digest)
+    assert contents is not None
+    verify = tier.verify
+
+    def verify_and_flip(of: str, shards: Sequence[int]) -> list[tuple[int, int]]:
+        found = verify(of, shards)
+        with (tier.path / slot.name.replace(".manifest.json", ".bin")).open("r+b") as file:
+            file.seek(contents.shards[3].offset)
+            file.write(b"x")
+        return found
+
+    monkeypatch.setattr(tier, "verify", verify_and_flip)
+    own = LocalRead(digest, tuple(range(7)))
+    try:
+        with _fetching(tier, holdings, digest) as (shards, plan):
+            part = FetchGroup(digest, (7,), plan.fetch[0].sources)
+            both = msgspec.structs.replace(plan, local=(own,), fetch=(part,))
+            with pytest.raises(CopiesFailed) as failed, shards.collecting(both) as arrivals:
+                list(arrivals)
+            assert [(copy.holder, copy.shard) for copy in failed.value.unusable] == [
+                ("process/0", 3)
+            ]
+        assert list(tier.path.glob("slot_?.manifest.json")) == [slot]
     finally:
         tier.close()

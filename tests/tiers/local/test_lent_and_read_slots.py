@@ -201,6 +201,17 @@ def test_quarantine_records_are_bounded(tier: LocalTier) -> None:
     assert max(path.stat().st_size for path in records) < 2000
 
 
+def test_slot_written_anew_has_no_damage_of_its_former_save(tier: LocalTier) -> None:
+    old = write_save(tier, 1)
+    tier.quarantine(old, 0, "damaged")
+    tier.quarantine(old, None, "no more")
+    new = write_save(tier, 2)
+    assert [path.name for path in tier.path.glob("slot_?.bin")] == ["slot_0.bin"]
+    assert tier.quarantined_shards(new) == frozenset()
+    assert tier.verify(new, [0]) == []
+    assert tier.lend(new, 0).tobytes() == shard_bytes(2)[0]
+
+
 def test_mended_copy_of_one_digest_is_the_one_that_is_lent(tier: LocalTier) -> None:
     digest = write_save(tier, 1)
     tier.quarantine(digest, 0, "damaged")
