@@ -7,7 +7,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
 from world import World, same, save_all
+
+from emergency_ckpt.save.vote import Outcome, Vote
 
 RUN, FORMER, OWN = "run", "process_00003", "process_00000"
 
@@ -42,6 +45,25 @@ def test_restore_takes_the_ram_of_a_former_process_id(world: World) -> None:
         assert not (run / FORMER).exists(), sorted((run / FORMER).rglob("*"))
     with world.open() as checkpointer:
         assert restore(checkpointer, world) == 3
+
+
+def test_former_ram_stays_while_no_newer_step_is_whole(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with world.open() as checkpointer:
+        save_all(checkpointer, world, 1)
+    run = world.ramdisk / RUN
+    (run / OWN).rename(run / FORMER)
+    (run / OWN).mkdir(mode=0o700)
+    with monkeypatch.context() as others, world.open() as checkpointer:
+        assert restore(checkpointer, world) == 1
+        others.setattr(Vote, "cast", lambda *_: Outcome("incomplete", "another process failed"))
+        checkpointer.save(step=2, state=world.state(2), host_state={"at": 2})
+        checkpointer.wait_until_finished()
+        assert (run / FORMER).is_dir()
+    shutil.rmtree(run / OWN)
+    with world.open() as checkpointer:
+        assert restore(checkpointer, world) == 1
 
 
 def test_saves_after_a_restore_have_a_newer_incarnation(world: World) -> None:
