@@ -9,6 +9,7 @@ these devices memory given to an array is its buffer, as on CPU, so a slot is le
 
 from __future__ import annotations
 
+import functools
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -176,6 +177,7 @@ def jax_module() -> ModuleType:
     return module
 
 
+@functools.lru_cache(maxsize=256)
 def whole(tag: int, step: int) -> dict[str, Any]:
     """Return the global content of each leaf of the state that life ``tag`` has at ``step``.
 

@@ -19,6 +19,8 @@ from types import ModuleType
 from typing import Any
 
 import devices
+import futures
+import native_sockets
 import network
 import service
 import sim
@@ -86,7 +88,7 @@ def _replacements() -> dict[str, ModuleType]:
     queue = _queue_module()
     return {
         "threading": threads.threading_module(),
-        "concurrent.futures": threads.futures_module(),
+        "concurrent.futures": futures.futures_module(),
         "time": threads.time_module(),
         "queue": queue,
         "os": system.os_module(),
@@ -213,7 +215,7 @@ def _separate(module: ModuleType) -> None:
 
 
 def _connect() -> None:
-    native: Any = network.NativeSockets()
+    native: Any = native_sockets.NativeSockets()
     for name in ("transfer.stream", "transfer.security.sealed_ranges"):
         vars(sys.modules[f"emergency_ckpt.{name}"])["_native"] = native
     vars(sys.modules["emergency_ckpt.state.snapshot"])["memoryview"] = devices.memory_of

@@ -1,51 +1,93 @@
 """Defects, made up and known, put back one at a time: the simulation must find each.
 
-Each function changes the imported product, in the simulating process alone.
+Where it does not, because histories lack what a defect needs, the entry names tests of the suite
+that fail with it; `make simulate-mutants` runs these with the defect in place.
+Each function changes the imported product, in this process alone.
 """
 
 # pyright: basic
 # It changes methods of classes whose parts have types that are of no use here.
 
 from __future__ import annotations
+import __future__
 
+import importlib
+import inspect
 import sys
+import textwrap
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-MUTANTS: dict[str, Callable[[], None]] = {}
+
+@dataclass(frozen=True)
+class Mutant:
+    """A defect.
+
+    ``tests``: of the suite, which fail with it. ``simulated``: the simulation finds it.
+    """
+
+    put_back: Callable[[], None]
+    tests: tuple[str, ...]
+    simulated: bool
 
 
-def _mutant(change: Callable[[], None]) -> Callable[[], None]:
-    MUTANTS[change.__name__] = change
-    return change
+MUTANTS: dict[str, Mutant] = {}
+
+
+def _mutant(
+    *tests: str, simulated: bool = True
+) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    def add(change: Callable[[], None]) -> Callable[[], None]:
+        MUTANTS[change.__name__] = Mutant(change, tests, simulated)
+        return change
+
+    return add
 
 
 def _module(name: str) -> Any:
-    return sys.modules[f"emergency_ckpt.{name}"]
+    return importlib.import_module(f"emergency_ckpt.{name}")
 
 
-def _replace_everywhere(name: str, value: Any) -> None:
-    """Replace a function of the product in every module that has imported it."""
-    for module_name, module in list(sys.modules.items()):
-        if module_name.startswith("emergency_ckpt.") and name in vars(module):
-            vars(module)[name] = value
+def _replace_everywhere(module: str, name: str, value: Any) -> None:
+    """Replace a function of ``module`` in every module of the product that has imported it."""
+    real = vars(_module(module))[name]
+    for each_name, each in list(sys.modules.items()):
+        if each_name.startswith("emergency_ckpt.") and vars(each).get(name) is real:
+            vars(each)[name] = value
 
 
-@_mutant
+def _edit(module: str, name: str, old: str, new: str) -> None:
+    """Compile a function or method anew with ``new`` in place of its one ``old``."""
+    function: Any = _module(module)
+    for part in name.split("."):
+        function = inspect.getattr_static(function, part)
+    text = textwrap.dedent(inspect.getsource(function))
+    assert text.count(old) == 1, f"{name} has {text.count(old)} times: {old}"
+    flags = __future__.annotations.compiler_flag
+    code = compile(text.replace(old, new), f"<{name}, changed>", "exec", flags)
+    made: dict[str, Any] = {}
+    exec(code, function.__globals__, made)
+    function.__code__ = made[function.__name__].__code__
+
+
+@_mutant()
 def own_crc_not_compared() -> None:
     """P5: a process trusts the bytes of its own slots."""
     _module("tiers.local.published").HeldCopies.verify = lambda self, digest, shards: []
 
 
-@_mutant
+@_mutant()
 def incarnation_ignored() -> None:
     """P2: all lives have one incarnation, so that their saves mix."""
-    _replace_everywhere("new_incarnation", lambda after="": "0" * 12 + "-" + "0" * 16)
+    _replace_everywhere(
+        "cluster.incarnations", "new_incarnation", lambda after="": "0" * 12 + "-" + "0" * 16
+    )
 
 
-@_mutant
+@_mutant()
 def decided_before_all_ballots() -> None:
     """P2: the leader decides "complete" while ballots are missing."""
     vote = _module("save.vote")
@@ -54,11 +96,11 @@ def decided_before_all_ballots() -> None:
     vote.Vote._wait_for_ballots = lambda self, save: {}
 
 
-@_mutant
+@_mutant()
 def published_before_the_bytes() -> None:
     """P4: the manifest is renamed before the shards are copied."""
     module = _module("save.local_save")
-    native = sys.modules["emergency_ckpt._native"]
+    native = _module("_native")
 
     def publish(self: Any, job: Any) -> Any:
         writer = self._tier.begin_write(job.save, job.layout.size_bytes)
@@ -76,7 +118,7 @@ def published_before_the_bytes() -> None:
     module.LocalSaves._publish = publish
 
 
-@_mutant
+@_mutant("tests/save/test_local_saves.py", simulated=False)
 def doubt_forgotten() -> None:
     """P4: a save whose outcome is not known is not protected."""
     saves = _module("save.local_save").LocalSaves
@@ -90,7 +132,7 @@ def doubt_forgotten() -> None:
     saves._settle = settle
 
 
-@_mutant
+@_mutant()
 def complete_not_protected() -> None:
     """P4: the newest complete save may be overwritten by the next."""
 
@@ -103,7 +145,7 @@ def complete_not_protected() -> None:
     tier.note_complete = lambda self, save: self._own.note_complete(save)
 
 
-@_mutant
+@_mutant()
 def deadline_dropped() -> None:
     """P6: a wait for a key ends only when the key is there."""
     real = _module("cluster.collectives").wait_for_key
@@ -112,10 +154,10 @@ def deadline_dropped() -> None:
         del timeout_s, look
         return real(coordinator, key, 1e9, None, **more)
 
-    _replace_everywhere("wait_for_key", wait)
+    _replace_everywhere("cluster.collectives", "wait_for_key", wait)
 
 
-@_mutant
+@_mutant()
 def host_states_swapped() -> None:
     """P2: a process gets the host state of its neighbour."""
     assignment = _module("core.restore.host_state_plan").HostStateAssignment
@@ -128,7 +170,7 @@ def host_states_swapped() -> None:
     assignment.of = of
 
 
-@_mutant
+@_mutant("tests/restore/test_other_process_ids.py", simulated=False)
 def orphans_released_too_early() -> None:
     """P3: adopted directories go before a newer save is complete."""
     saves = _module("save.local_save").LocalSaves
@@ -141,19 +183,19 @@ def orphans_released_too_early() -> None:
     saves._publish = publish
 
 
-@_mutant
+@_mutant()
 def silence_taken_for_damage() -> None:
     """Known: a reset, or a silent peer, counted as damage of the copy."""
-    _replace_everywhere("is_about_copy", lambda error: True)
+    _replace_everywhere("restore.shards.holder_calls", "is_about_copy", lambda error: True)
 
 
-@_mutant
+@_mutant("tests/restore/test_other_process_ids.py")
 def orphans_not_adopted() -> None:
     """P8: directories of former process ids are not offered."""
     _module("tiers.local.tier").LocalTier.adopt_orphans = lambda self, wait_s=0.0: None
 
 
-@_mutant
+@_mutant("tests/restore/test_other_process_ids.py")
 def incarnation_kept_by_a_restore() -> None:
     """P2: training goes on in the incarnation of the start, or of the restored step."""
     execution = _module("restore.execution").RestoreExecution
@@ -170,13 +212,13 @@ def incarnation_kept_by_a_restore() -> None:
     execution._restore_on_all = restore
 
 
-@_mutant
+@_mutant("tests/restore/test_rolled_back.py", simulated=False)
 def rolled_back_not_recorded() -> None:
     """Known: after a return to an older step the abandoned newer ones still counted."""
     _module("cluster.timelines").Timelines._record = lambda self: None
 
 
-@_mutant
+@_mutant("tests/restore/test_restore_loads.py", simulated=False)
 def storage_failure_taken_for_absence() -> None:
     """Known: a step of storage that failed for a moment was taken for deleted."""
     execution = _module("restore.execution")
@@ -189,20 +231,20 @@ def storage_failure_taken_for_absence() -> None:
     execution._status_of = status_of
 
 
-@_mutant
+@_mutant()
 def writers_do_not_wait() -> None:
     """Known: a writer begins before the first has made the folder, or is not waited for."""
     _module("save.persistent.writer_meetings").WriterMeetings.meet = lambda self, *args: None
 
 
-@_mutant
+@_mutant("tests/tiers/local/test_lent_and_read_slots.py", simulated=False)
 def mended_copy_beside_the_damaged() -> None:
     """Known: a slot with a damaged shard stayed published beside the slot that replaced it."""
     _module("tiers.local.process_directory").ProcessDirectory.drop_twins = lambda self, of: None
     _module("tiers.local.tier").LocalTier.keep_only = lambda self, save, digest: None
 
 
-@_mutant
+@_mutant()
 def decision_forgotten() -> None:
     """Known: a process in doubt never learned what had been decided."""
     _module("save.vote").Vote.learn = lambda self, save: _module("save.vote").Outcome(
@@ -210,7 +252,52 @@ def decision_forgotten() -> None:
     )
 
 
-@_mutant
+@_mutant()
 def host_state_not_pushed() -> None:
     """P3: host states have no copy on another slice."""
     _module("cluster.peers").Peers.push_host_state = lambda self, process, save, data: None
+
+
+@_mutant("tests/restore/test_restore_loads.py", simulated=False)
+def quarantine_kept_for_ever() -> None:
+    """Known: copies that were loaded again from storage are not used, as the damaged ones."""
+    _replace_everywhere("restore.storage.load_plan", "loaded_copies", lambda plan, found: set())
+
+
+@_mutant("tests/tiers/local/test_lent_and_read_slots.py", simulated=False)
+def quarantine_kept_by_the_slot() -> None:
+    """Known: a slot that is written anew keeps the marks of its former damage."""
+    _edit("tiers.local.slots", "Slot.unpublish", "self.bad_shards.clear()", "pass")
+
+
+@_mutant("tests/restore/shards/test_shard_collection.py", simulated=False)
+def copied_crc_not_compared() -> None:
+    """P5: own shards that go into a fresh slot may change on the way."""
+    name = "ShardCollection._copy_own"
+    _edit("restore.shards.shard_loader", name, "if crc != entry.crc32c:", "if False:")
+
+
+@_mutant("tests/restore/test_host_state_sources.py", simulated=False)
+def another_host_state_taken() -> None:
+    """P2: a holder's host state of another save, or another digest, is applied."""
+    check = "document.digest != wanted.digest or document.save != save"
+    _edit("restore.host_state", "fetch_documents", check, "False")
+
+
+@_mutant("tests/restore/test_other_process_ids.py", simulated=False)
+def orphans_never_released() -> None:
+    """P10: adopted directories stay, and hold RAM, after a newer save is complete."""
+    _module("tiers.local.published").HeldCopies.release_orphans = lambda self: None
+
+
+@_mutant("tests/restore/shards/test_arrivals.py", simulated=False)
+def arrivals_without_deadline() -> None:
+    """P6: a restore waits without end for shards that do not come."""
+    _edit("restore.shards.arrivals", "Arrivals.__iter__", "self._ended, left_s", "self._ended")
+
+
+@_mutant("tests/core/restore/test_majority.py", simulated=False)
+def served_copy_counted_twice() -> None:
+    """Known: where replicas differ, a process's copy had a second vote by `eckpt serve`."""
+    voters = "[each for each in holders if each in processes] or holders"
+    _edit("core.restore.majority", "settle", voters, "holders")

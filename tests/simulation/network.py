@@ -14,14 +14,12 @@ import itertools
 import selectors as real_selectors
 import socket as real_socket
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import sim
 from scheduler import Task
-
-from emergency_ckpt import _native as real_native
 
 _CAPACITY_BYTES = 1 << 20
 
@@ -375,67 +373,3 @@ def selectors_module() -> ModuleType:
     vars(module).update(vars(real_selectors))
     vars(module).update(DefaultSelector=Selector)
     return module
-
-
-class NativeSockets:
-    """The native module, with its socket calls over simulated sockets."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(real_native, name)
-
-    @staticmethod
-    def send_ranges(
-        fd: int, mapping: Any, ranges: Sequence[tuple[int, int]], timeout_s: float
-    ) -> None:
-        sock = _socket(fd)
-        sock.settimeout(timeout_s)
-        for offset, nbytes in ranges:
-            if nbytes:
-                sock.sendall(mapping.view(offset, nbytes, None))
-
-    @staticmethod
-    def _receive(fd: int, nbytes: int, deadline_s: float) -> bytes:
-        data = bytearray()
-        sock = _socket(fd)
-        while len(data) < nbytes:
-            left_s = deadline_s - sim.scheduler.now_s
-            if left_s <= 0:
-                raise TimeoutError("timed out")
-            sock.settimeout(left_s)
-            got = sock.recv(nbytes - len(data))
-            if not got:
-                raise ConnectionResetError(errno.ECONNRESET, "the peer closed")
-            data += got
-        return bytes(data)
-
-    def receive_ranges(
-        self, fd: int, mapping: Any, ranges: Sequence[tuple[int, int]], timeout_s: float
-    ) -> list[int]:
-        deadline_s = sim.scheduler.now_s + timeout_s
-        crcs: list[int] = []
-        for offset, nbytes in ranges:
-            data = self._receive(fd, nbytes, deadline_s)
-            crcs += real_native.copy_crc32c(mapping, [(data, offset)], 1)
-        return crcs
-
-    def receive_to_file(
-        self, fd: int, file: int, ranges: Sequence[tuple[int, int]], timeout_s: float
-    ) -> list[int]:
-        import os  # noqa: PLC0415 - the simulated one is for the product
-
-        deadline_s = sim.scheduler.now_s + timeout_s
-        crcs: list[int] = []
-        for offset, nbytes in ranges:
-            data = self._receive(fd, nbytes, deadline_s)
-            if sim.scheduler.here().process.host.is_full:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            os.pwrite(file, data, offset)
-            crcs.append(real_native.crc32c(data))
-        return crcs
-
-
-def _socket(fd: int) -> Socket:
-    sock = network.by_fd.get(fd)
-    if sock is None:
-        raise OSError(errno.EBADF, "Bad file descriptor")
-    return sock

@@ -9,6 +9,7 @@ fall below. The bytes of every shard are compared with what the life that saved 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections import Counter
@@ -33,6 +34,7 @@ class Holdings:
       boxes: by save and leaf, how often each element is held with the right bytes.
       host_states: by save and number of processes, how often each owner's is held.
       timelines: the records of what was rolled back.
+      known: the saves on record as complete.
       torn: published shards whose CRC does not fit: of a flip, or published too early.
       most_slots: in one directory.
       wrong: shards that are published with bytes that nobody saved and a CRC that fits them.
@@ -43,44 +45,73 @@ class Holdings:
     timelines: list[dict[str, Any]] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     torn: list[Path] = field(default_factory=list)
+    known: set[Save] = field(default_factory=set)
     most_slots: int = 0
     files: int = 0
 
 
-def survey(hosts: Iterable[Path], tags: dict[str, int]) -> Holdings:
-    """Return what the ramdisks at ``hosts`` hold. ``tags``: the life of each incarnation."""
+def survey(ram: Path, tags: dict[str, int], *, is_damaged: bool) -> Holdings:
+    """Return what the ramdisk of one host holds.
+
+    ``tags``: the life of each incarnation. ``is_damaged``: bits have flipped there.
+    """
     found = Holdings()
-    for host in hosts:
-        for directory in sorted(host.glob("*/process_*")):
-            _read_directory(directory, tags, found)
+    for directory in sorted(ram.glob("*/process_*")):
+        _read_directory(directory, tags, found, is_damaged=is_damaged)
     return found
 
 
-def _read_directory(directory: Path, tags: dict[str, int], found: Holdings) -> None:
+def merged(parts: Iterable[Holdings]) -> Holdings:
+    """Return what several hosts hold together."""
+    found = Holdings()
+    for part in parts:
+        for save, leaves in part.boxes.items():
+            known = found.boxes.get(save)
+            found.boxes[save] = (
+                leaves if known is None else {name: known[name] + leaves[name] for name in leaves}
+            )
+        for key, owners in part.host_states.items():
+            found.host_states[key] = found.host_states.get(key, Counter()) + owners
+        found.timelines += part.timelines
+        found.wrong += part.wrong
+        found.torn += part.torn
+        found.known |= part.known
+        found.most_slots = max(found.most_slots, part.most_slots)
+        found.files += part.files
+    return found
+
+
+def _read_directory(
+    directory: Path, tags: dict[str, int], found: Holdings, *, is_damaged: bool
+) -> None:
     found.files += sum(1 for path in directory.rglob("*") if path.is_file())
     found.most_slots = max(found.most_slots, sum(1 for _ in directory.glob("slot_*.bin")))
     for path in sorted(directory.glob("slot_*.manifest.json")):
         _read_slot(path, tags, found)
     for path in sorted(directory.glob("host_state/*/process_*_of_*.json")):
         document = load(path, "payload")
-        if document is None:
-            continue
-        save = (document["save"]["incarnation"], document["save"]["step"])
-        payload: Any = document["payload"]
-        good = payload is not None and payload.get("tag") == tags.get(save[0])
-        if (
-            payload is not None
-            and good
-            and payload["step"] == save[1]
-            and payload["me"] == document["owner"]
-        ):
-            key = (save, document["count"])
-            found.host_states.setdefault(key, Counter())[document["owner"]] += 1
-        else:
+        if document is not None and not _read_host_state(document, tags, found) and not is_damaged:
             found.wrong.append(f"{path}: a host state that nobody saved")
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # of a flip
+        known: Any = json.loads((directory / "known_complete.json").read_bytes())["save"]
+        found.known.add((known["incarnation"], known["step"]))
     timeline = load(directory / "timeline.json", "timeline")
     if timeline is not None:
         found.timelines.append(timeline["timeline"])
+
+
+def _read_host_state(document: Any, tags: dict[str, int], found: Holdings) -> bool:
+    """Count a host state; return whether it is one that was saved."""
+    try:
+        save = (document["save"]["incarnation"], document["save"]["step"])
+        owner, count, payload = document["owner"], document["count"], document["payload"]
+        saved = {"tag": tags.get(save[0]), "step": save[1], "me": owner}
+    except (KeyError, TypeError):
+        return False
+    if payload != saved:
+        return False
+    found.host_states.setdefault((save, count), Counter())[owner] += 1
+    return True
 
 
 def load(path: Path, inner: str) -> Any:

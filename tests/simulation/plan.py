@@ -1,6 +1,7 @@
 """The plan of one history: shapes, faults and their moments, all drawn from the seed.
 
-A plan is a value, so that a failing one can be made smaller and be written down.
+A plan is a value, so that a failing one can be made smaller and be written down. Most histories
+have few kinds of faults, and these often: many kinds at once hide one another.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ SHAPES = (
 )
 """(slices, processes of each): 2 to 8 processes."""
 
+SLOW_STORAGE_S = 1.0
+"""Storage whose calls may take longer may be taken for one that does not answer."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Life:
@@ -29,6 +33,8 @@ class Life:
       steps: how many are trained. interval: of saves. step_s: length of a step.
       waits: the loop waits for each save. ends_well: the loop ends with ``stop``.
       killed_at_call: (process, number of calls) after which it is killed.
+      killed_in_step: (process, step of this life, number of calls after its begin) likewise.
+      takes_others: such a death takes the processes ``killed_together`` along.
       killed_all_after_s: when the processes ``killed_together`` (none: all) are killed at once.
       noticed_after_s: how long the others run on after a death.
       outages: (process, second, length) in which its calls of the service are lost.
@@ -36,6 +42,7 @@ class Life:
       service_slow_s, service_lost, network_faults: of each call; the last two are probabilities.
       storage_slow_s, storage_faults: of each call of storage. storage_gone: all of them fail.
       stay: probability that a thread goes on where another could run.
+      heals: nothing fails any more after the last step; then some more steps are trained.
     """
 
     slices: tuple[tuple[int, ...], ...]
@@ -49,6 +56,8 @@ class Life:
     waits: bool = False
     ends_well: bool = False
     killed_at_call: tuple[tuple[int, int], ...] = ()
+    killed_in_step: tuple[tuple[int, int, int], ...] = ()
+    takes_others: bool = False
     killed_all_after_s: float = 0.0
     killed_together: tuple[int, ...] = ()
     noticed_after_s: float = 1.0
@@ -61,12 +70,14 @@ class Life:
     storage_faults: float = 0.0
     storage_gone: bool = False
     stay: float = 0.0
+    heals: bool = False
 
     @property
     def is_calm(self) -> bool:
         """True when nothing fails during this life, so that no call may raise."""
         return not (
             self.killed_at_call
+            or self.killed_in_step
             or self.killed_all_after_s
             or self.full
             or self.service_lost
@@ -74,6 +85,7 @@ class Life:
             or self.network_faults
             or self.storage_faults
             or self.storage_gone
+            or self.storage_slow_s > SLOW_STORAGE_S
         )
 
 
@@ -92,30 +104,54 @@ class Plan:
     lives: tuple[Life, ...]
 
 
-def draw(seed: int, lives: int = 5) -> Plan:
+KINDS = (
+    *("kills", "ends", "losses", "flips", "clocks", "moves", "crowds"),
+    *("network", "service", "full", "storage"),
+)
+"""Kinds of faults that a history may have often, or not at all."""
+
+
+class _Odds:
+    """Draws whether a fault occurs: of few kinds often, or of all kinds now and then."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._factors = dict.fromkeys(KINDS, 1.0)
+        if rng.random() < 0.6:
+            often = rng.sample(KINDS, rng.choice((1, 2, 3, 3, 4)))
+            self._factors = {kind: 2.5 if kind in often else 0.0 for kind in KINDS}
+
+    def happens(self, kind: str, probability: float) -> bool:
+        """Return whether a fault of ``kind`` occurs; ``probability``: in a usual history."""
+        return self._rng.random() < min(probability * self._factors[kind], 0.9)
+
+
+def draw(seed: int) -> Plan:
     """Return the plan of a seed."""
     rng = random.Random(f"plan {seed}")
+    odds = _Odds(rng)
     slices, per_slice = rng.choice(SHAPES)
     count = slices * per_slice
-    hosts = count + (1 if rng.random() < 0.3 else 0)
-    crowded = rng.random() < 0.2
+    hosts = count + (1 if odds.happens("moves", 0.3) else 0)
+    is_crowded = odds.happens("crowds", 0.2)
     placement = rng.choice(("all_but_primary", "all_but_primary", "striped(2)"))
+    lives, most_steps = rng.choice(((5, 5), (5, 5), (4, 5), (9, 2)))
     placed = tuple(range(count))
     members = _members(slices, per_slice)
     drawn: list[Life] = []
     for number in range(lives):
-        if number and rng.random() < 0.12:
+        if number and odds.happens("moves", 0.12):
             slices, per_slice = rng.choice([s for s in SHAPES if s[0] * s[1] <= hosts])
             count = slices * per_slice
             members = _members(slices, per_slice)
             placed = tuple(rng.sample(range(hosts), count))
-        elif number and rng.random() < 0.15:
+        elif number and odds.happens("moves", 0.15):
             members = _members(slices, per_slice, rng)
-        if number and rng.random() < 0.3:
+        if number and odds.happens("moves", 0.3):
             placed = tuple(rng.sample(range(hosts), count))
-        if crowded and rng.random() < 0.5:
+        if is_crowded and rng.random() < 0.5:
             placed = tuple(rng.choices(range(hosts), k=count))
-        drawn.append(_draw_life(rng, number, members, placed))
+        drawn.append(_draw_life(rng, odds, members, placed, number=number, most_steps=most_steps))
     keep = 1 if rng.random() < 0.7 else 2
     stored_every = rng.choice((0, 0, 1, 2, 3))
     return Plan(seed, hosts, placement, keep, stored_every, tuple(drawn))
@@ -132,13 +168,15 @@ def _members(
 
 def _draw_life(
     rng: random.Random,
-    number: int,
+    odds: _Odds,
     members: tuple[tuple[int, ...], ...],
     placed: tuple[int, ...],
+    *,
+    number: int,
+    most_steps: int,
 ) -> Life:
-    count = len(placed)
     values: dict[str, Any] = {
-        "steps": rng.randint(1, 5),
+        "steps": rng.randint(1, most_steps),
         "interval": rng.choice((1, 1, 2)),
         "step_s": rng.choice((0.02, 0.3, 2.0)),
         "waits": rng.random() < 0.3,
@@ -146,61 +184,81 @@ def _draw_life(
         "service_slow_s": rng.choice((0.01, 0.01, 0.2, 3.0)),
     }
     if number:
-        _draw_rest(rng, placed, members, values)
-    kind = rng.random()
-    if kind < 0.45:
+        _draw_rest(rng, odds, placed, members, values)
+    _draw_end(rng, odds, members, values)
+    _draw_trouble(rng, odds, len(placed), values)
+    return Life(members, placed, **values)
+
+
+def _draw_end(
+    rng: random.Random, odds: _Odds, members: tuple[tuple[int, ...], ...], values: dict[str, Any]
+) -> None:
+    """Draw who is killed, when, or how the life ends without."""
+    count = sum(len(each) for each in members)
+    steps = values["steps"]
+    if odds.happens("kills", 0.45):
         who = rng.sample(range(count), rng.choice((1, 1, 1, 2)) if count > 1 else 1)
-        values["killed_at_call"] = tuple((p, int(rng.random() ** 2 * 900) + 1) for p in who)
+        if rng.random() < 0.5:
+            values["killed_at_call"] = tuple((p, int(rng.random() ** 2 * 900) + 1) for p in who)
+        else:
+            values["killed_in_step"] = tuple(
+                (p, rng.randint(1, steps), int(rng.random() ** 2 * 150) + 1) for p in who
+            )
+        values["takes_others"] = rng.random() < 0.4
         values["noticed_after_s"] = rng.choice((0.0, 0.05, 1.0, 20.0))
-    elif kind < 0.65:
-        values["killed_all_after_s"] = (
-            rng.random() * values["steps"] * values["step_s"] * 1.5 + 0.05
-        )
-        if rng.random() < 0.4:
-            values["killed_together"] = rng.choice(members)
+    elif odds.happens("ends", 0.36):
+        values["killed_all_after_s"] = rng.random() * steps * values["step_s"] * 1.5 + 0.05
     else:
         values["ends_well"] = rng.random() < 0.6
-    trouble = rng.random()
-    if trouble < 0.15:
+        values["heals"] = rng.random() < 0.5
+        return
+    if rng.random() < 0.4:
+        values["killed_together"] = rng.choice(members)
+
+
+def _draw_trouble(rng: random.Random, odds: _Odds, count: int, values: dict[str, Any]) -> None:
+    """Draw what fails during a life."""
+    if odds.happens("network", 0.15):
         values["network_faults"] = rng.choice((0.002, 0.02, 0.1))
-    elif trouble < 0.25:
+    elif odds.happens("service", 0.1):
         values["service_lost"] = rng.choice((0.001, 0.01))
-    elif trouble < 0.4:
+    elif odds.happens("service", 0.2):
         length_s = values["steps"] * values["step_s"]
         begin_s, last_s = rng.random() * length_s, rng.choice((0.3, 1.0)) * length_s + 1.0
         who = rng.sample(range(count), rng.randint(1, count))
         values["outages"] = tuple((p, begin_s, last_s) for p in who)
-    elif trouble < 0.45:
+    elif odds.happens("full", 0.08):
         values["full"] = (rng.randrange(count),)
     values["storage_slow_s"] = rng.choice((0.01, 0.01, 0.5, 4.0))
-    if rng.random() < 0.2:
+    if odds.happens("storage", 0.2):
         values["storage_faults"] = rng.choice((0.005, 0.05))
-    elif rng.random() < 0.05:
+    elif odds.happens("storage", 0.05):
         values["storage_gone"] = True
-    return Life(members, placed, **values)
 
 
 def _draw_rest(
     rng: random.Random,
+    odds: _Odds,
     placed: tuple[int, ...],
     members: tuple[tuple[int, ...], ...],
     values: dict[str, Any],
 ) -> None:
     """Draw what happens to RAM and clocks before a life."""
-    kind = rng.random()
-    if kind < 0.05:
-        values["wiped"] = placed
-    elif kind < 0.25:
-        values["wiped"] = (rng.choice(placed),)
-    elif kind < 0.4:
-        values["wiped"] = tuple(placed[p] for p in rng.choice(members))
-    elif kind < 0.5:
-        values["wiped"] = tuple(rng.sample(placed, min(2, len(placed))))
-    values["wiped"] = tuple(dict.fromkeys(values.get("wiped", ())))
-    if rng.random() < 0.25:
+    if odds.happens("losses", 0.5):
+        kind = rng.random()
+        if kind < 0.1:
+            lost = placed
+        elif kind < 0.5:
+            lost = (rng.choice(placed),)
+        elif kind < 0.8:
+            lost = tuple(placed[p] for p in rng.choice(members))
+        else:
+            lost = tuple(rng.sample(placed, min(2, len(placed))))
+        values["wiped"] = tuple(dict.fromkeys(lost))
+    if odds.happens("flips", 0.25):
         times = rng.choice((1, 3))
         values["flips"] = tuple((rng.choice(placed), rng.random()) for _ in range(times))
-    if rng.random() < 0.1:
+    if odds.happens("clocks", 0.1):
         values["clocks"] = ((rng.choice(placed), rng.choice((-86400.0, -5.0, 5.0, 86400.0))),)
 
 

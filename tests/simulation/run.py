@@ -3,10 +3,11 @@
     python tests/simulation/run.py --seeds 1000 [--first 1] [--workers 2] [--seconds 60]
     python tests/simulation/run.py --seed 17 [--verbose]
     python tests/simulation/run.py --plan tests/simulation/scenarios/NAME.json [--verbose]
-    python tests/simulation/run.py --mutants [NAME ...]
+    python tests/simulation/run.py --mutants [NAME ...] [--first 1]
 
 A failing seed is printed with the command that runs it again, and its plan is made smaller and
-written below ``--out``. Exit status 1 when a seed failed, or when a mutant was not found.
+written below ``--out``. A mutant is found by the simulation, or by the tests that it names. Exit
+status 1 when a seed failed, or when a mutant was not found.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,15 +57,10 @@ def _failure(plan: object) -> str:
         place = next(iter(getattr(error, "__notes__", ())), "")
         text = str(error).splitlines() or [""]
         return f"{type(error).__name__} {place if len(place) < 20 else ''}: {text[0][:400]}"
+    except Exception as error:  # noqa: BLE001 - of the simulation itself; the other seeds go on
+        traceback.print_exc()
+        return f"the simulation: {error!r}"
     return ""
-
-
-def _seeds(first: int, count: int, seconds: float | None) -> Iterator[int]:
-    began_s = time.monotonic()
-    for seed in range(first, first + count):
-        if seconds is not None and time.monotonic() - began_s > seconds:
-            return
-        yield seed
 
 
 def _work(arguments: argparse.Namespace) -> int:
@@ -74,10 +71,13 @@ def _work(arguments: argparse.Namespace) -> int:
 
     install.product()
     for name in arguments.names:
-        mutants.MUTANTS[name]()
+        mutants.MUTANTS[name].put_back()
     began_s = time.process_time()
     lives = seeds = failed = 0
-    for seed in _seeds(arguments.first, arguments.seeds, arguments.seconds):
+    end_s = None if arguments.seconds is None else time.monotonic() + arguments.seconds
+    for seed in range(arguments.first, arguments.first + arguments.seeds):
+        if lives >= arguments.lives > 0 or (end_s is not None and time.monotonic() > end_s):
+            break
         plan = draw(seed)
         failure = _failure(plan)
         lives += len(plan.lives)
@@ -121,7 +121,8 @@ def _simulate(arguments: argparse.Namespace) -> int:
             if "seed" in line:
                 print(f"seed {line['seed']} FAILED: {line['failure']}")
                 print(f"    again: {_AGAIN} --seed {line['seed']} --verbose", flush=True)
-                _shrink_in_process(int(line["seed"]), arguments.out)
+                if not arguments.unshrunk:
+                    _shrink_in_process(int(line["seed"]), arguments.out)
                 continue
             ended = True
             lives += int(line["lives"])
@@ -179,7 +180,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
     install.product()
     for name in arguments.names:
-        mutants.MUTANTS[name]()
+        mutants.MUTANTS[name].put_back()
     plan = decoded(arguments.plan.read_text()) if arguments.plan else draw(arguments.seed)
     if arguments.verbose:
         trace = _run_plan(plan, verbose=True)
@@ -194,25 +195,51 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _find_mutants(arguments: argparse.Namespace) -> int:
-    """Put each mutant back, and report after how many lives it is found."""
+    """Put each mutant back, and report after how many lives, and by which tests, it is found.
+
+    Mutants that are named are simulated, also those that only tests find.
+    """
     from mutants import MUTANTS  # noqa: PLC0415
 
+    names = arguments.names or [name for name, each in MUTANTS.items() if each.simulated]
+    waiting = [(name, False) for name in names]
+    waiting += [
+        (name, True) for name, each in MUTANTS.items() if each.tests and not arguments.names
+    ]
     missed: list[str] = []
-    names = list(arguments.names or MUTANTS)
-    running: list[tuple[str, subprocess.Popen[str]]] = []
-    while names or running:
-        while names and len(running) < arguments.workers:
-            seeds = str(MOST_LIVES_FOR_A_MUTANT // 5)
-            running.append((names[0], _start("--seeds", seeds, "--work", names.pop(0))))
-        name, worker = running.pop(0)
-        found = next((line for line in _lines(worker) if "seed" in line), None)
-        worker.wait()
-        if found is None:
-            missed.append(name)
-            print(f"{name}: NOT found in {MOST_LIVES_FOR_A_MUTANT} lives", flush=True)
-        else:
-            print(f"{name}: found after {found['lives']} lives: {found['failure']}", flush=True)
+    running: list[tuple[str, bool, subprocess.Popen[str]]] = []
+    while waiting or running:
+        while waiting and len(running) < arguments.workers:
+            name, by_tests = waiting.pop(0)
+            running.append((name, by_tests, _look_for(name, by_tests, arguments)))
+        name, by_tests, worker = running.pop(0)
+        found = _found_by_tests(worker) if by_tests else _found_in_lives(worker)
+        missed += [] if found else [name]
+        print(f"{name}: {found or 'NOT found'}", flush=True)
     return 1 if missed else 0
+
+
+def _look_for(name: str, by_tests: bool, arguments: argparse.Namespace) -> subprocess.Popen[str]:
+    if by_tests:
+        command = [sys.executable, str(HERE / "mutated.py"), name]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    lives = str(arguments.lives or MOST_LIVES_FOR_A_MUTANT)
+    first = str(arguments.first)
+    return _start("--first", first, "--seeds", lives, "--lives", lives, "--work", name)
+
+
+def _found_in_lives(worker: subprocess.Popen[str]) -> str:
+    found = next((line for line in list(_lines(worker)) if "seed" in line), None)
+    worker.wait()
+    if found is None:
+        return ""
+    return f"found after {found['lives']} lives: seed {found['seed']}: {found['failure']}"
+
+
+def _found_by_tests(worker: subprocess.Popen[str]) -> str:
+    told, _ = worker.communicate()
+    failed = [line for line in told.splitlines() if ": failed " in line]
+    return "; ".join(line.partition(": ")[2] for line in failed) if worker.returncode == 0 else ""
 
 
 def main() -> int:
@@ -220,7 +247,8 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="mutants to put back")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--first", type=int, default=1)
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--lives", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--seed", type=int)
     parser.add_argument("--plan", type=Path)
@@ -228,6 +256,7 @@ def main() -> int:
     parser.add_argument("--mutants", action="store_true")
     parser.add_argument("--work", action="store_true")
     parser.add_argument("--verbose", action="store_true")
+    parser.add_argument("--unshrunk", action="store_true", help="only name the seeds that fail")
     parser.add_argument("--out", type=Path, default=Path("simulation_out"))
     arguments = parser.parse_args()
     if arguments.work:

@@ -42,6 +42,7 @@ class Process:
         self.globals: dict[str, Any] = {}
         self.calls_left = -1
         """Number of calls (of files, messages, the service) until it is killed; negative: never."""
+        self.dies_with: list[Process] = []
         self.frozen_until_s = 0.0
         self.is_training = False
         self.outages: tuple[tuple[float, float], ...] = ()
@@ -82,6 +83,7 @@ class Scheduler:
         self.random = random.Random(seed)
         self.now_s = 1000.0
         self.points = 0
+        self.deaths = 0
         self.trace = seed & 0xFFFFFFFF
         self.current: Task | None = None
         self._hub = getcurrent()
@@ -144,12 +146,29 @@ class Scheduler:
         if task.process.frozen_until_s > self.now_s:
             self.sleep(task.process.frozen_until_s - self.now_s)
             return
-        if not self._ready or self.random.random() < self.stay:
-            self.points += 1
+        ready = self._ready
+        self.points += 1
+        if not ready or self.random.random() < self.stay:
             return
+        position = int(self.random.random() * (len(ready) + 1))
+        if position == len(ready):
+            return
+        other = ready[position]
+        process = other.process
+        is_plain = process.alive and not other.ended and process.frozen_until_s <= self.now_s
         task.state = READY
-        self._ready.append(task)
-        self._switch(task)
+        if not is_plain or not self.points & 1023:  # the hub looks at limits now and then
+            ready.append(task)
+            self._switch(task)
+            return
+        # Without the hub, which takes as long as most of what a thread does between two points.
+        ready[position] = task
+        self._begin(other)
+        assert other.greenlet is not None
+        other.greenlet.switch()
+        self.current = task
+        if not task.process.alive:
+            raise Killed
 
     def call(self, latency_s: float = 0.0) -> None:
         """Count a call with an effect outside of the process; it may be its last."""
@@ -227,7 +246,6 @@ class Scheduler:
             if task.process.frozen_until_s > self.now_s:
                 self._delay(task, task.process.frozen_until_s)
                 continue
-            self.trace = (self.trace * 1000003 ^ task.number) & 0xFFFFFFFFFFFF
             self._enter(task)
 
     def _delay(self, task: Task, until_s: float) -> None:
@@ -235,14 +253,19 @@ class Scheduler:
         task.state = DELAYED
         heapq.heappush(self._timers, (until_s, next(self._order), task, task.token))
 
-    def _enter(self, task: Task) -> None:
+    def _begin(self, task: Task) -> None:
+        self.trace = (self.trace * 1000003 ^ task.number) & 0xFFFFFFFFFFFF
         self.current = task
         task.state = RUNNING
+
+    def _enter(self, task: Task) -> None:
+        self._begin(task)
         assert task.greenlet is not None
         task.greenlet.switch()
-        self.current = None
-        if task.ended:
-            task.greenlet = None
+        # Perhaps another one than was entered: tasks switch to each other at points.
+        last, self.current = self.current, None
+        if last is not None and last.ended:
+            last.greenlet = None
 
     def _advance(self, end_s: float) -> bool:
         while self._timers:
@@ -270,8 +293,11 @@ class Scheduler:
 
     def kill(self, process: Process) -> None:
         """Kill a process: its threads never do anything again. ``reap`` unwinds them."""
-        process.alive = False
-        self.note(process.index + 7)
+        for each in (process, *process.dies_with):
+            if each.alive:
+                each.alive = False
+                self.deaths += 1
+                self.note(each.index + 7)
 
     def reap(self, process: Process) -> None:
         """Unwind the threads of a killed process and drop what they hold. From the hub."""

@@ -131,26 +131,29 @@ def install() -> None:
     kind.open = _open
     kind.rmtree = _remove_tree
     tier = _module("tiers.persistent.tier")
-    tier.as_arrays = lambda tree, shards, writers: shards
-    tier.open_by_name = _open_by_name
-    tier.describe_item = lambda item: _open_by_name(item, (), 0.0)
-    tier.BoxReader = _BoxReader
-    tier.SinkReader = _SinkReader
-    writer = _module("tiers.persistent.orbax_writer")
-    writer.write_step = _write_step
-    writer.ArrayWriter = _ArrayWriter
-    writer.bytes_at_once = lambda buffer_bytes, shards: buffer_bytes
+    _replace(tier, "open_by_name", _open_by_name)
+    _replace(tier, "describe_item", lambda item: _open_by_name(item, (), 0.0))
+    _replace(tier, "BoxReader", _BoxReader)
+    _replace(tier, "SinkReader", _SinkReader)
+    state = _module("tiers.persistent.item.state")
+    _replace(state, "item_state", lambda tree, shards, writers: shards)
+    _replace(_module("tiers.persistent.item.array_writes"), "ArrayWrites", _ArrayWrites)
+    _replace(_module("tiers.persistent.orbax_writer"), "write_step", _write_step)
+
+
+def _replace(module: Any, name: str, value: Any) -> None:
+    assert hasattr(module, name), f"{module.__name__} has no {name} any more"
+    setattr(module, name, value)
 
 
 def _module(name: str) -> Any:
     return sys.modules[f"emergency_ckpt.{name}"]
 
 
-class _ArrayWriter:
+class _ArrayWrites:
     """The right to write the arrays of one step, until it is cancelled."""
 
-    def __init__(self, writers: Any) -> None:
-        del writers
+    def __init__(self, **_: Any) -> None:
         self.is_cancelled = False
 
     def check(self) -> None:
@@ -167,7 +170,7 @@ def _write_step(
     save: Any,
     state: Any,
     writers: Any,
-    arrays: _ArrayWriter,
+    writes: _ArrayWrites,
     *,
     meet: Callable[[str, Any], None],
     **_: Any,
@@ -185,26 +188,26 @@ def _write_step(
     boxes: list[Any] = []
     data = b""
     for shard, each in state.items():
-        arrays.check()
+        writes.check()
         part = np.ascontiguousarray(each.view)
         shape = [stop - start for start, stop in shard.box]
         boxes.append([shard.leaf, shard.box, str(part.dtype), shape, len(data), part.nbytes])
         data += part.tobytes()
     head = json.dumps(boxes).encode()
-    arrays.check()
+    writes.check()
     write(temporary / ITEM / f"part_{me}", len(head).to_bytes(8, "big") + head + data)
     if me != first:
         meet("tensors_written", ())
         return
     meet("tensors_written", others)
-    arrays.check()
+    writes.check()
     identity = f"{save.incarnation} {save.step} {sim.scheduler.random.random()}"
     write(temporary / ITEM / MANIFEST, identity.encode())
     ours = {"emergency_ckpt": {"run_id": save.run_id, "incarnation": save.incarnation}}
     committed_ns = int((1_790_000_000 + sim.scheduler.now_s) * 1e9)
     metadata = {"commit_timestamp_nsecs": committed_ns, "custom_metadata": ours, "is": identity}
     write(temporary / METADATA, json.dumps(metadata).encode())
-    arrays.check()
+    writes.check()
     temporary.rename(target)
 
 

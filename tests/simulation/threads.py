@@ -1,4 +1,4 @@
-"""``threading``, ``concurrent.futures`` and ``time`` as the simulated processes see them."""
+"""``threading`` and ``time`` as the simulated processes see them."""
 
 # pyright: basic
 # It stands for modules whose parts have no types of their own.
@@ -8,8 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time as real_time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
@@ -337,124 +336,6 @@ def threading_module() -> ModuleType:
         main_thread=_main_thread,
         enumerate=_enumerate,
         TIMEOUT_MAX=1e9,
-    )
-    return module
-
-
-class CancelledError(Exception):
-    """``concurrent.futures.CancelledError``."""
-
-
-class Future:
-    """``concurrent.futures.Future``."""
-
-    def __init__(self) -> None:
-        self._done = Event()
-        self._value: Any = None
-        self._error: BaseException | None = None
-        self._cancelled = False
-        self._calls: list[Callable[[Any], object]] = []
-
-    def __class_getitem__(cls, _: Any) -> Any:
-        return cls
-
-    def cancel(self) -> bool:
-        return False
-
-    def done(self) -> bool:
-        return self._done.is_set()
-
-    def result(self, timeout: float | None = None) -> Any:
-        if not self._done.wait(timeout):
-            raise TimeoutError
-        if self._error is not None:
-            raise self._error
-        return self._value
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        if not self._done.wait(timeout):
-            raise TimeoutError
-        return self._error
-
-    def add_done_callback(self, call: Callable[[Any], object]) -> None:
-        if self.done():
-            call(self)
-        else:
-            self._calls.append(call)
-
-    def set_result(self, value: Any) -> None:
-        self._value = value
-        self._finish()
-
-    def set_exception(self, error: BaseException | None) -> None:
-        self._error = error
-        self._finish()
-
-    def _finish(self) -> None:
-        for call in self._calls:
-            call(self)
-        self._done.set()
-
-
-class ThreadPoolExecutor:
-    """``concurrent.futures.ThreadPoolExecutor``: threads that end when there is no work."""
-
-    def __init__(
-        self, max_workers: int | None = None, thread_name_prefix: str = "", *_: Any
-    ) -> None:
-        self._most = max_workers or 4
-        self._name = thread_name_prefix or "pool"
-        self._queue: deque[tuple[Future, Callable[[], Any]]] = deque()
-        self._running: list[Thread] = []
-
-    def submit(self, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future:
-        future = Future()
-        self._queue.append((future, lambda: work(*args, **kwargs)))
-        self._running = [thread for thread in self._running if thread.is_alive()]
-        if len(self._running) < self._most:
-            thread = Thread(target=self._work, name=self._name)
-            self._running.append(thread)
-            thread.start()
-        return future
-
-    def _work(self) -> None:
-        while self._queue:
-            future, work = self._queue.popleft()
-            try:
-                value = work()
-            except Killed:
-                raise
-            except BaseException as error:  # noqa: BLE001 - as the real one
-                future.set_exception(error)
-            else:
-                future.set_result(value)
-
-    def map(self, work: Callable[..., Any], *iterables: Iterable[Any]) -> Iterator[Any]:
-        futures = [self.submit(work, *args) for args in zip(*iterables, strict=False)]
-        return (future.result() for future in futures)
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        if cancel_futures:
-            self._queue.clear()
-        if wait:
-            for thread in self._running:
-                thread.join()
-
-    def __enter__(self) -> ThreadPoolExecutor:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.shutdown()
-
-
-def futures_module() -> ModuleType:
-    """Return the module that stands for ``concurrent.futures``."""
-    module = ModuleType("concurrent.futures")
-    vars(module).update(
-        Future=Future,
-        ThreadPoolExecutor=ThreadPoolExecutor,
-        CancelledError=CancelledError,
-        TimeoutError=TimeoutError,
     )
     return module
 

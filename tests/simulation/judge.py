@@ -1,0 +1,208 @@
+"""The judgement on each life of a history: what must hold, and what must not have happened."""
+
+# pyright: basic
+# It stands for modules whose parts have no types of their own.
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import oracle
+from hosts import Host
+from plan import SLOW_STORAGE_S, Life, Plan
+from scheduler import Stuck
+
+MOST_FILES_PER_HOST = 400
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+
+@dataclass
+class Seen:
+    """What one process did in one life."""
+
+    restored: tuple[int, int] | None = None
+    """(tag, step), or None while not restored."""
+    returned: bool = False
+    ended: bool = False
+    error: BaseException | None = None
+    tier: str = ""
+    """From which the step was restored."""
+    complete: list[int] = field(default_factory=list)
+    stored: list[int] = field(default_factory=list)
+    last_due: int | None = None
+    """The last step saved after all faults had ended."""
+
+
+class Judge:
+    """Knows what was saved, and judges what was restored and what is left."""
+
+    def __init__(
+        self, plan: Plan, hosts: list[Host], storage: Path, log: Callable[[str], None]
+    ) -> None:
+        self._plan = plan
+        self._hosts = hosts
+        self._storage = storage
+        self._log = log
+        self._number = 0
+        self.tags: dict[str, int] = {}
+        """Incarnation -> the life that had it, whose number is in the bytes that it saves."""
+        self.saved_by_tag: dict[int, set[int]] = {}
+        self._timelines: list[dict[str, Any]] = []
+        self._dead: dict[tuple[int, int], set[int]] = {}
+        """(tag, step) of a save that was rolled back -> the lives that did."""
+        self._bound: dict[int, set[int]] = {}
+        """Life -> hosts whose RAM has its record of what was rolled back."""
+        self._found = oracle.Holdings()
+        self._expected: oracle.Save | None = None
+        self._expected_in_storage: oracle.Save | None = None
+
+    def forget_host(self, number: int) -> None:
+        """The host has lost its RAM."""
+        for bound in self._bound.values():
+            bound.discard(number)
+
+    def before(self, number: int, life: Life) -> None:
+        """Learn what this life must restore at the least."""
+        self._number = number
+        self._found = self._survey(life)
+        stored = oracle.stored_saves(self._storage, self.tags)
+        is_silent = life.storage_faults or life.storage_gone or life.storage_slow_s > SLOW_STORAGE_S
+        in_reach = [] if is_silent else stored
+        self._expected = oracle.newest_whole(self._found, self._timelines, in_reach)
+        self._expected_in_storage = oracle.newest_whole(oracle.Holdings(), self._timelines, stored)
+        self._log(f"expected at least {self._expected}")
+
+    def after(self, life: Life, seen: list[Seen]) -> None:
+        """Judge a life that has ended. Violation."""
+        for number in set(life.hosts):
+            self._hosts[number].changed()
+        self._judge_errors(life, seen)
+        restored = {each.restored for each in seen if each.returned}
+        if len(restored) > 1:
+            raise Violation(f"processes restored different steps: {restored}")
+        if restored:
+            tiers = {each.tier for each in seen if each.returned}
+            self._judge_step(next(iter(restored)), "persistent" in tiers)
+        self._judge_ramdisks(life, seen)
+        self._judge_left(life, next(iter(restored), None))
+
+    def _survey(self, life: Life | None = None) -> oracle.Holdings:
+        """Return what all hosts hold, or those of ``life``."""
+        numbers = range(len(self._hosts)) if life is None else sorted(set(life.hosts))
+        return oracle.merged([self._hosts[number].holdings(self.tags) for number in numbers])
+
+    def _judge_errors(self, life: Life, seen: list[Seen]) -> None:
+        for each in seen:
+            if isinstance(each.error, Violation | Stuck):
+                raise each.error
+            if each.error is not None and type(each.error).__module__ != "emergency_ckpt.errors":
+                raise Violation(f"an untyped error: {each.error!r}") from each.error
+        errors = [each.error for each in seen if each.error is not None]
+        kinds = {type(error).__name__ for error in errors}
+        is_lost = self._expected is None and kinds <= {"Unrecoverable", "RestoreFailed"}
+        if errors and life.is_calm and not is_lost:
+            raise Violation(f"an error without a fault: {errors[0]}") from errors[0]
+        if "Unrecoverable" in kinds and self._expected is not None:
+            raise Violation(f"given up, although {self._expected} is whole: {errors[0]}")
+
+    def _judge_step(self, restored: tuple[int, int] | None, from_storage: bool) -> None:
+        for killer in self._dead.get(restored or (0, 0), ()):
+            if self._bound[killer] & set(self._plan.lives[self._number - 1].hosts):
+                raise Violation(f"restored {restored}, which life {killer} had rolled back")
+        stored = self._expected_in_storage
+        if from_storage and stored is not None and restored and restored[1] < stored[1]:
+            raise Violation(f"restored step {restored[1]} of storage, although {stored} is there")
+        if self._expected is None:
+            return
+        if restored is None:
+            raise Violation(f"nothing was restored, although {self._expected} is whole")
+        if restored[1] < self._expected[1]:
+            raise Violation(f"restored step {restored[1]}, although {self._expected} is whole")
+        saves = [(life, restored[1]) for life, tag in self.tags.items() if tag == restored[0]]
+        if all(oracle.is_rolled_back(save, self._found) for save in saves):
+            raise Violation(f"restored {saves}, which was rolled back")
+
+    def _note_rolled_back(self, life: Life, seen: list[Seen]) -> None:
+        """Remember the saves that this life's first complete save has put out of the way."""
+        bound = {life.hosts[number] for number, each in enumerate(seen) if each.complete}
+        restored = next((each.restored for each in seen if each.returned), None)
+        if not bound or restored is None:
+            return
+        self._bound[self._number] = bound
+        for tag, steps in self.saved_by_tag.items():
+            for step in steps:
+                if tag != self._number and (tag, step) != restored and step >= restored[1]:
+                    self._dead.setdefault((tag, step), set()).add(self._number)
+
+    def _judge_ramdisks(self, life: Life, seen: list[Seen]) -> None:
+        every = self._survey()
+        if every.wrong:
+            raise Violation(every.wrong[0])
+        sound = [host.ram for host in self._hosts if not host.is_damaged]
+        for path in every.torn:
+            if any(ram in path.parents for ram in sound):
+                raise Violation(f"{path} was published with other bytes than its CRCs")
+        if every.most_slots > self._plan.keep_last_n + 3:
+            raise Violation(f"{every.most_slots} slots in one directory")
+        if every.files > MOST_FILES_PER_HOST * len(self._hosts):
+            raise Violation(f"{every.files} files in RAM")
+        self._timelines = _distinct(self._timelines + every.timelines)
+        self._note_rolled_back(life, seen)
+        known = [step for life, step in every.known if self.tags.get(life) == self._number]
+        complete = max([*known, *(step for each in seen for step in each.complete)], default=None)
+        whole = oracle.whole_saves(every)
+        mine = [save for save in whole if self.tags.get(save[0]) == self._number]
+        self._log(f"whole in RAM: {whole}; complete: {complete}")
+        if complete is not None and (not mine or mine[-1][1] < complete):
+            raise Violation(f"step {complete} was complete, and is no longer whole: {whole}")
+        self._judge_stored(seen)
+        for each in seen:
+            if each.last_due is not None and each.last_due not in each.complete:
+                raise Violation(f"no save was complete after the faults: not step {each.last_due}")
+        if complete is not None:
+            self._judge_copies(life, every, [save for save in mine if save[1] >= complete])
+
+    def _judge_stored(self, seen: list[Seen]) -> None:
+        stored = max((step for each in seen for step in each.stored), default=None)
+        there = oracle.stored_saves(self._storage, self.tags)
+        self._log(f"whole in storage: {there}; complete: {stored}")
+        mine = [step for life, step in there if self.tags[life] == self._number]
+        if stored is not None and max(mine, default=-1) < stored:
+            raise Violation(f"step {stored} was complete in storage, and is not: {there}")
+
+    def _judge_copies(self, life: Life, every: oracle.Holdings, saves: list[oracle.Save]) -> None:
+        """One of ``saves``, the complete one or later, has as many copies as was asked for.
+
+        A push of a host state may fail, and a killed process may not have come to it.
+        """
+        slices = len(life.slices)
+        wanted = slices if slices <= 2 else slices - 1
+        if self._plan.placement != "all_but_primary":
+            wanted = min(2, slices)
+        elements, states = max(oracle.copies(every, save) for save in saves)
+        if elements < wanted or (life.is_calm and states < slices):
+            raise Violation(f"{saves} have {elements} copies of a shard, {states} of a host state")
+
+    def _judge_left(self, life: Life, restored: tuple[int, int] | None) -> None:
+        """What was whole before this life still is, unless a newer step is: P4."""
+        if self._expected is None:
+            return
+        found = self._survey(life)
+        stored = oracle.stored_saves(self._storage, self.tags)
+        newest = oracle.newest_whole(found, self._timelines, stored)
+        if newest is not None and newest[1] >= self._expected[1]:
+            return
+        whole = oracle.whole_saves(found)
+        if restored in [(self.tags[life], step) for life, step in whole]:
+            return
+        raise Violation(f"{self._expected} was whole before, now {newest} is the newest: {whole}")
+
+
+def _distinct(timelines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return list({repr(each): each for each in timelines}.values())

@@ -1,0 +1,228 @@
+"""The training loop of each simulated process in one life of the job."""
+
+# pyright: basic
+# It stands for modules whose parts have no types of their own.
+
+from __future__ import annotations
+
+import traceback
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import devices
+import install
+import sim
+from judge import Judge, Seen, Violation
+from plan import Life, Plan
+from scheduler import Killed, Process
+
+RUN = "run"
+HEALED_SAVES = 4
+"""Saves after the last fault, of which the last must be complete."""
+_QUIET_S = 40.0
+"""Time from the last fault to the first of these: what was under way has failed by then."""
+
+
+class Loop:
+    """The loops of all processes. ``left``: how many have not ended; ``seen``: what they did."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        life: Life,
+        number: int,
+        judge: Judge,
+        storage: Path,
+        log: Callable[[str], None],
+        *,
+        verbose: bool,
+    ) -> None:
+        self._plan = plan
+        self._life = life
+        self._number = number
+        self._judge = judge
+        self._storage = storage
+        self._log = log
+        self._is_verbose = verbose
+        count = len(life.hosts)
+        self.seen = [Seen() for _ in range(count)]
+        self.left = count
+        self.is_healed = False
+        self._come = 0
+
+    def run(self, process: Process) -> None:
+        """Restore, train and save in ``process``, as a program that uses the product."""
+        seen = self.seen[process.index]
+        try:
+            self._train(process, seen)
+        except Killed:
+            raise
+        except BaseException as error:  # noqa: BLE001 - judged
+            seen.error = _without_frames(error)
+            self._log(f"{process.name} raised {type(error).__name__}: {str(error)[:300]}")
+        seen.ended = True
+        self.left -= 1
+
+    def _checkpointer(self, process: Process, seen: Seen) -> Any:
+        plan = self._plan
+        return install.product().EmergencyCheckpointer(
+            run_id=RUN,
+            local_dir=str(process.host.ram),
+            bind_host=process.host.address,
+            local_save_every_n_steps=self._life.interval,
+            dir=str(self._storage) if plan.stored_every else None,
+            save_every_n_steps=plan.stored_every,
+            keep_last_n=2 if plan.stored_every else None,
+            persistent_timeout_s=30.0,
+            storage_wait_timeout_s=1.0,
+            local_keep_last_n=plan.keep_last_n,
+            placement=plan.placement,
+            save_on_preemption=False,
+            copy_threads=1,
+            copy_batch_bytes=200,
+            save_niceness=0,
+            event_log="off",
+            start_timeout_s=60.0,
+            save_timeout_s=10.0,
+            restore_timeout_s=60.0,
+            transfer_timeout_s=5.0,
+            host_state_remap=lambda payloads, index, count: {**payloads[0], "me": index},
+            on_event=lambda event: self._on_event(process, seen, event),
+        )
+
+    def _train(self, process: Process, seen: Seen) -> None:
+        me, shape, scheduler, life = (
+            process.index,
+            process.globals["shape"],
+            sim.scheduler,
+            self._life,
+        )
+        checkpointer = self._checkpointer(process, seen)
+        start = devices.state(shape, me, 0, 0)
+        host = {"tag": 0, "step": 0, "me": me}
+        step, state = checkpointer.restore(state=start, host_state=host)
+        seen.returned = True
+        process.outages = tuple(
+            (scheduler.now_s + begin_s, scheduler.now_s + begin_s + length_s)
+            for begin_s, length_s in process.outages
+        )
+        process.is_training = True
+        if step is not None:
+            seen.restored = self._check_restored(process, state, host, step)
+            self._log(f"{process.name} restored step {step} of life {seen.restored[0]}")
+        del state
+        first = 0 if step is None else step
+        kills = {at: calls for who, at, calls in life.killed_in_step if who == me}
+        for number in range(1, life.steps + 1):
+            scheduler.sleep(life.step_s * (0.5 + scheduler.random.random()))
+            if process.host.is_full and number == 3:
+                process.host.is_full = False
+            if number in kills:
+                process.calls_left = kills[number]
+            self._save(checkpointer, process, first + number)
+        if life.heals:
+            self._heal(checkpointer, process, seen, first + life.steps)
+        if self._is_undisturbed:
+            checkpointer.check_for_errors()
+        if life.ends_well:
+            checkpointer.stop()
+        else:
+            scheduler.sleep(life.step_s * 4)
+
+    @property
+    def _is_undisturbed(self) -> bool:
+        """True when no save may fail, or be skipped because the one before is not done."""
+        life = self._life
+        return life.is_calm and life.waits and life.service_slow_s < 1
+
+    def _save(
+        self, checkpointer: Any, process: Process, step: int, *, waits: bool | None = None
+    ) -> None:
+        tag = self._number
+        self._judge.saved_by_tag.setdefault(tag, set()).add(step)
+        checkpointer.save(
+            step=step,
+            state=devices.state(process.globals["shape"], process.index, tag, step),
+            host_state={"tag": tag, "step": step, "me": process.index},
+        )
+        if self._life.waits if waits is None else waits:
+            checkpointer.wait_until_finished()
+
+    def _heal(self, checkpointer: Any, process: Process, seen: Seen, last: int) -> None:
+        """End all faults once every process has trained, and train on: a save must be complete."""
+        scheduler, life = sim.scheduler, self._life
+        if not self._meet():
+            return
+        self.is_healed = True
+        process.outages = ()
+        process.host.is_full = False
+        scheduler.sleep(_QUIET_S)
+        for _ in range(HEALED_SAVES * life.interval):
+            last += 1
+            if not self._meet():
+                return
+            self._save(checkpointer, process, last, waits=True)
+        seen.last_due = last - last % life.interval
+
+    def _meet(self) -> bool:
+        """Wait for all processes, as a training step does; False when one has ended."""
+        self._come += 1
+        round_of_this = -(-self._come // len(self.seen))
+        while self._come < round_of_this * len(self.seen):
+            if self.left < len(self.seen):
+                return False
+            sim.scheduler.sleep(0.5)
+        return True
+
+    def _check_restored(
+        self, process: Process, state: Any, host: Any, step: int
+    ) -> tuple[int, int]:
+        tag = int(state["n"].local) - step * 1000
+        if step not in self._judge.saved_by_tag.get(tag, ()):
+            raise Violation(
+                f"{process.name} restored step {step} of life {tag}, which was never saved"
+            )
+        truth = devices.state(process.globals["shape"], process.index, tag, step)
+        for name, value in truth.items():
+            if value.local.tobytes() != state[name].local.tobytes():
+                raise Violation(
+                    f"{process.name} restored other bytes of {name} than life {tag} saved"
+                )
+        wanted = {"tag": tag, "step": step, "me": process.index}
+        if host != wanted:
+            raise Violation(f"{process.name} restored the host state {host}, not {wanted}")
+        return tag, step
+
+    def _on_event(self, process: Process, seen: Seen, event: Any) -> None:
+        fields = event.fields
+        sim.scheduler.note(zlib.crc32(event.name.encode()) ^ int(fields.get("step") or 0))
+        if self._is_verbose:
+            text = ", ".join(f"{key}={value}" for key, value in fields.items())
+            self._log(f"{process.name} {event.name} {text[:300]}")
+        incarnation = event.origin.incarnation
+        if incarnation:
+            self._judge.tags.setdefault(incarnation, self._number)
+        if event.name == "restore.finished":
+            seen.tier = str(fields["tier"])
+        if event.name == "persistent.complete":
+            seen.stored.append(int(fields["step"]))
+        if event.name == "save.complete":
+            seen.complete.append(int(fields["step"]))
+
+
+def _without_frames(error: BaseException) -> BaseException:
+    """Return ``error``, which then holds nothing of the process that raised it."""
+    left: list[BaseException | None] = [error]
+    done: set[int] = set()
+    text = "".join(traceback.format_exception(error))
+    while left:
+        part = left.pop()
+        if part is None or id(part) in done:
+            continue
+        done.add(id(part))
+        left += [part.__cause__, part.__context__]
+        part.__traceback__ = None
+    error.add_note(text)
+    return error
