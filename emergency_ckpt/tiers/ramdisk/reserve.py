@@ -26,6 +26,7 @@ from emergency_ckpt.tiers.ramdisk.ownership import ensure_run_directory
 
 _SLOT = re.compile(r"slot_\d{1,2}\.bin")
 _FIRST_SLOT = "slot_0.bin"
+_MARK = "reserve"
 _SMALL_FILES_BYTES = 1 << 20
 _PIECE_BYTES = 8 << 20
 """The owner that takes the slot over waits for no more than this, and gets no more behind it."""
@@ -88,8 +89,12 @@ def reserve_slot(
 
 
 def has_slots(local_dir: Path, run_id: str) -> bool:
-    """Return True when a process directory of the run has a slot: this host lost nothing."""
-    return any(map(_slots, process_directories(local_dir / run_id)))
+    """Return True when a process directory of the run has a slot: this host lost nothing.
+
+    One whose maker is at work, or was killed, does not count: the others are still to be made.
+    """
+    paths = process_directories(local_dir / run_id)
+    return any(_slots(path) and not _has_mark(path) for path in paths)
 
 
 class _Pages:
@@ -101,7 +106,7 @@ class _Pages:
             self._dir_fd = os.dup(dir_fd)
             undone.callback(os.close, self._dir_fd)
             # First, because it may find no room; without a slot it is an ordinary leftover.
-            self._mark = files.write_temporary("reserve", self._dir_fd, b"")
+            self._mark = files.write_temporary(_MARK, self._dir_fd, b"")
             undone.callback(files.remove, self._mark, self._dir_fd)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
             self._fd = files.open_regular(_FIRST_SLOT, self._dir_fd, flags)
@@ -147,6 +152,16 @@ def _remove_unused(path: Path, made: _Pages) -> None:
                 files.remove(_FIRST_SLOT, claim.dir_fd)
         finally:
             claim.release()
+
+
+def _has_mark(directory: Path) -> bool:
+    """Return True when a maker has left its temporary file there, and no owner has come since."""
+    with contextlib.suppress(OSError):
+        return any(
+            name.startswith(files.TEMPORARY_PREFIX) and name.endswith(f"-{_MARK}")
+            for name in os.listdir(directory)
+        )
+    return False
 
 
 def _slots(directory: Path) -> list[int]:

@@ -27,7 +27,7 @@ from tiers_support import (
 
 from emergency_ckpt.tiers import files
 from emergency_ckpt.tiers.ramdisk.other_runs import OtherRuns, left_runs
-from emergency_ckpt.tiers.ramdisk.reserve import reserve_slot, slot_sizes
+from emergency_ckpt.tiers.ramdisk.reserve import has_slots, reserve_slot, slot_sizes
 
 PIECE_BYTES = 8 << 20
 SIZE_BYTES = 5 * PIECE_BYTES + 4096
@@ -156,7 +156,8 @@ def test_maker_changes_no_byte_of_a_slot_that_has_grown(
     tier.close()
 
 
-def test_killed_maker_leaves_a_slot_and_no_lock(ramdisk: Path) -> None:
+def _kill_maker(ramdisk: Path) -> None:
+    """Kill a process that makes the slot of process 0, when some pages are made."""
     program = (
         "import sys\nfrom pathlib import Path\n"
         "from emergency_ckpt.tiers.ramdisk.reserve import reserve_slot\n"
@@ -172,6 +173,10 @@ def test_killed_maker_leaves_a_slot_and_no_lock(ramdisk: Path) -> None:
         maker.stdin.flush()
         maker.stdout.readline()
         maker.send_signal(signal.SIGKILL)
+
+
+def test_killed_maker_leaves_a_slot_and_no_lock(ramdisk: Path) -> None:
+    _kill_maker(ramdisk)
     assert list(_slot(ramdisk).parent.glob(".tmp-*"))
     tier = open_tier(ramdisk)
     assert not list(tier.path.glob(".tmp-*"))
@@ -273,3 +278,15 @@ def test_maker_out_of_room_leaves_the_step_of_an_owner(
     again = open_tier(ramdisk)
     assert_whole(again, digests[0], 1)
     again.close()
+
+
+def test_slots_after_a_killed_maker_are_still_made(ramdisk: Path) -> None:
+    """The next maker goes on with the other processes, also while one is at work."""
+    _kill_maker(ramdisk)
+    assert not has_slots(ramdisk, RUN_ID)
+    assert [reserve_slot(ramdisk, RUN_ID, each, SIZE_BYTES) for each in (0, 1)] == [0, SIZE_BYTES]
+    assert has_slots(ramdisk, RUN_ID), "the second is whole"
+    _slot(ramdisk, 1).unlink()
+    tier = open_tier(ramdisk)
+    assert has_slots(ramdisk, RUN_ID), "it has an owner"
+    tier.close()
