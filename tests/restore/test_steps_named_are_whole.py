@@ -35,14 +35,14 @@ def test_steps_of_silent_storage_are_those_of_ram(
     # Else each of these calls would be repeated for half an hour.
     monkeypatch.setattr(step_catalog, "LISTING_TIMEOUT_S", 0.5, raising=False)
     with world.open_both(persistent_timeout_s=1800.0) as checkpointer:
-        monkeypatch.setattr(StorageDirectory, "_forget_listings", unreachable)
+        monkeypatch.setattr(StorageDirectory, "forget_listings", unreachable)
         assert (checkpointer.all_steps(), checkpointer.latest_step()) == ([3], 3)
         assert "persistent.unreachable" in world.names()
     monkeypatch.undo()
     monkeypatch.setattr(step_catalog, "LISTING_TIMEOUT_S", 0.5, raising=False)
     world.lose_ram()
     with world.open_both(persistent_timeout_s=1800.0) as checkpointer:
-        monkeypatch.setattr(StorageDirectory, "_forget_listings", unreachable)
+        monkeypatch.setattr(StorageDirectory, "forget_listings", unreachable)
         with pytest.raises(PersistentTierError, match="no route to storage"):
             checkpointer.latest_step()
 

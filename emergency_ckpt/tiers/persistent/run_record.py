@@ -11,7 +11,7 @@ from emergency_ckpt.core.run_claim import RunRecord, problem_of
 from emergency_ckpt.errors import CorruptData, PersistentTierError
 from emergency_ckpt.tiers.digested_file import DigestedFile
 from emergency_ckpt.tiers.persistent.marker import HOST_STATE
-from emergency_ckpt.tiers.storage.directory import StorageDirectory
+from emergency_ckpt.tiers.storage.directory import StorageDirectory, read_at_most
 
 RUN_FOLDER = f"{HOST_STATE}/run"
 _FILE = DigestedFile("run", RunRecord, version=1, limit_bytes=MAX_SMALL_FILE_BYTES)
@@ -118,8 +118,7 @@ class RunFile:
 
         def read() -> bytes | None:
             try:
-                with path.open("rb") as file:
-                    return file.read(MAX_SMALL_FILE_BYTES + 1)
+                return read_at_most(path, MAX_SMALL_FILE_BYTES + 1)
             except FileNotFoundError:
                 return None
             except IsADirectoryError:

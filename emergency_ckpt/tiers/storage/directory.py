@@ -27,6 +27,7 @@ from emergency_ckpt.tiers.storage.calls import (
 )
 
 _T = TypeVar("_T")
+_UNSATISFIABLE = 416
 
 
 class StorageDirectory:
@@ -71,7 +72,7 @@ class StorageDirectory:
         """Return the names in the folder ``below``; none when it does not exist."""
 
         def names() -> set[str]:
-            self._forget_listings()
+            self.forget_listings()
             try:
                 return {path.name for path in (self.path / below).iterdir()}
             except FileNotFoundError:
@@ -86,26 +87,23 @@ class StorageDirectory:
         """
         return {int(name) for name in self.names_in(below, deadline_s) if is_own_name(name)}
 
-    def _forget_listings(self) -> None:
+    def forget_listings(self) -> None:
         """Clear the client's cache of listings, which misses later writes of other processes."""
         if self.is_object_store:
             self._client().invalidate_cache()
 
     def _client(self) -> Any:
         """Return the fsspec client of an object store."""
-        scheme = str(self.path).partition("://")[0]
-        # With epath's options it is epath's client: fsspec keeps one client per set of options.
-        options = {"finalize_on_close": True} if scheme in ("gs", "gcs") else {}
-        return fsspec.filesystem(scheme, **options)
+        return _client_of(str(self.path).partition("://")[0])
 
     def copy_folder(self, below: str, to: str) -> None:
         """Copy all objects of a folder within the object store. For use inside ``do``."""
-        self._forget_listings()
+        self.forget_listings()
         client, source = self._client(), f"{self.path}/{below}"
         root = client._strip_protocol(source)
         for name in client.find(source):
             client.cp_file(name, f"{self.path}/{to}{name.removeprefix(root)}")
-        self._forget_listings()
+        self.forget_listings()
 
     def bytes_of(self, below: str, deadline_s: float | None = None) -> bytes | None:
         """Return the bytes of a small file, or None when it does not exist.
@@ -196,13 +194,13 @@ class StorageDirectory:
         """Remove a folder and its contents, if it exists. For use inside ``do``."""
         path = self.path / below
         # TensorStore does not write through the client that caches listings.
-        self._forget_listings()
+        self.forget_listings()
         if not path.exists():
             return
         try:
             path.rmtree()
         except FileNotFoundError as error:
-            self._forget_listings()
+            self.forget_listings()
             if path.exists():  # one file was missing, as after a lost reply; the others still exist
                 raise ConnectionError(f"not all of {below} could be removed: {error}") from error
 
@@ -259,15 +257,31 @@ class StorageDirectory:
         return failure
 
 
+def _client_of(scheme: str) -> Any:
+    # With epath's options it is epath's client: fsspec keeps one client per set of options.
+    options = {"finalize_on_close": True} if scheme in ("gs", "gcs") else {}
+    return fsspec.filesystem(scheme, **options)
+
+
 def read_at_most(path: epath.Path, limit_bytes: int) -> bytes:
     """Return at most ``limit_bytes`` of a file. For use inside ``StorageDirectory.do``."""
-    with path.open("rb") as file:
-        return file.read(limit_bytes)
+    scheme = str(path).partition("://")[0]
+    if scheme != "gs":
+        with path.open("rb") as file:
+            return file.read(limit_bytes)
+    try:
+        # One request. To open the object takes two more, for its size and whether it is a folder.
+        return _client_of(scheme).cat_file(str(path), start=0, end=limit_bytes)
+    except Exception as error:
+        if getattr(error, "code", None) != _UNSATISFIABLE:
+            raise
+        return b""  # no range of it exists: it is empty
 
 
 def _put_object(path: epath.Path, data: bytes) -> None:
     try:
-        path.write_bytes(data)
+        # In one request. A file that is opened and closed takes two.
+        _client_of(str(path).partition("://")[0]).pipe_file(str(path), data)
     except FileExistsError as error:
         # A precondition that this process did not set, or the answer to a repeated request whose
         # first reply was lost.
