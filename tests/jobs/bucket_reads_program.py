@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from itertools import accumulate
 
 import jax
 import numpy as np
@@ -16,7 +17,8 @@ from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.types import SaveId
 
 LEAVES = 24
-SHAPE = (256, 1024)  # 1 MiB
+SHAPE = (512, 1024)  # 2 MiB
+SMALL_LEAVES = 300
 STEP = 3
 
 
@@ -52,6 +54,7 @@ def main() -> None:
     tier = PersistentTier("gs://bucket/run")
     values = np.random.default_rng(0).standard_normal(SHAPE, dtype=np.float32)
     state = {f"leaf{n:02}": jax.device_put(values + np.float32(n)) for n in range(LEAVES)}
+    state |= {f"small{n:03}": jax.device_put(values[n]) for n in range(SMALL_LEAVES)}
     save(tier, state)
     gcs.clear_requests()
     with gcs.fault(FaultRule(kind="delay", delay_s=0.03, target="bucket/*")):
@@ -60,8 +63,9 @@ def main() -> None:
         gcs.clear_requests()
         arrays = {path: leaf.array for path, leaf in stored.leaves.items()}
         shards = sorted(BoxTable(describe(state, "restore"), 1).shards_of(0))
-        memory = Memory(LEAVES * values.nbytes)
-        boxes = [(shard, at * values.nbytes) for at, shard in enumerate(shards)]
+        ends = list(accumulate(state[shard.leaf].nbytes for shard in shards))
+        memory = Memory(ends[-1])
+        boxes = list(zip(shards, [0, *ends[:-1]], strict=True))
         tier.read_into(
             stored.item, arrays, boxes, memory, complete=True, deadline_s=time.monotonic() + 120
         )

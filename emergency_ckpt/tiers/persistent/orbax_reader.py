@@ -28,6 +28,12 @@ from emergency_ckpt.types import LeafSpec, ShardId
 
 _OCDBT_CACHE_BYTES = 64 << 20
 _CONCURRENT_REQUESTS = 32
+_ONE_REQUEST_FOR_SEVERAL_CHUNKS = {
+    "experimental_read_coalescing_threshold_bytes": 1 << 16,
+    "experimental_read_coalescing_merged_bytes": 2 << 20,
+    "experimental_read_coalescing_interval": "5ms",
+}
+"""TensorStore's settings: chunks that lie so close in a data file and are read within that time."""
 
 
 class StoredLeaf(NamedTuple):
@@ -84,7 +90,9 @@ def open_by_name(
         return None  # ``{"a/b": ..., "a.b": ...}``: only one of them has this name
     import orbax.checkpoint as ocp  # noqa: PLC0415
 
-    ocdbt, context = ocp.type_handlers.is_ocdbt_checkpoint(item), _context()
+    # In a bucket all items of this package are; a look for the manifest takes two requests.
+    in_bucket = str(item).startswith("gs://")
+    ocdbt, context = in_bucket or ocp.type_handlers.is_ocdbt_checkpoint(item), _context()
     if ocdbt and (found := _from_index(str(item), names, deadline_s)) is not None:
         return found
     opening = {
@@ -238,12 +246,14 @@ def _spec(item: str, name: str, *, driver: str, ocdbt: bool) -> dict[str, Any]:
     # As Orbax writes it; TensorStore adds a slash unless the name ends with one.
     if not ocdbt:
         return {"driver": driver, "kvstore": kvstore_of(item, name)}
-    kvstore = {
+    kvstore: dict[str, Any] = {
         "driver": "ocdbt",
         "base": kvstore_of(item),
         "cache_pool": "cache_pool#ocdbt",
         "path": name,
     }
+    if item.startswith("gs://"):
+        kvstore |= _ONE_REQUEST_FOR_SEVERAL_CHUNKS
     return {"driver": driver, "kvstore": kvstore}
 
 

@@ -120,6 +120,21 @@ class StorageDirectory:
 
         return self.do("read", f"/{below}", read, deadline_s)
 
+    def has_file(self, below: str, deadline_s: float | None = None) -> bool:
+        """Return True when the file ``below`` exists."""
+        path = self.path / below
+
+        def look() -> bool:
+            if not self.is_object_store:
+                return path.exists()
+            try:
+                read_at_most(path, 1)  # one request; a folder of that name is not asked for
+            except FileNotFoundError:
+                return False
+            return True
+
+        return self.do("look at", f"/{below}", look, deadline_s)
+
     def read_bounded(
         self, path: epath.Path, below: str, limit_bytes: int, deadline_s: float | None = None
     ) -> bytes:

@@ -11,16 +11,16 @@ from places import JOBS
 
 from emergency_ckpt.testing.gcs import FakeGcs
 
-CHUNKS = 24
+LARGE_CHUNKS = 24
 REQUESTS_BESIDES = 16
-"""Of a step: the database's manifests and nodes, whatever its size. A GiB in chunks of 64 MiB takes
-so many requests and 16 more."""
-REQUESTS_TO_DESCRIBE = 48
-AT_ONCE = 12
+"""Of a step: the database's manifests and nodes, and 300 small leaves, which lie side by side. A
+GiB in chunks of 64 MiB takes so many requests and 16 more."""
+REQUESTS_TO_DESCRIBE = 16
+AT_ONCE = 8
 """Requests in flight: with 30 ms each, and 64 MiB in each, far more than any network takes."""
 
 
-def test_reads_are_one_request_for_each_chunk_and_many_at_once() -> None:
+def test_reads_are_few_requests_and_many_at_once() -> None:
     with FakeGcs(buckets=["bucket"], process=True) as gcs:
         environ = {**os.environ, **gcs.environment(), "JAX_PLATFORMS": "cpu"}
         done = subprocess.run(
@@ -35,7 +35,7 @@ def test_reads_are_one_request_for_each_chunk_and_many_at_once() -> None:
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["same"]
     assert not found["this_machine"], "else each process would ask for all bytes"
-    assert found["requests"] <= CHUNKS + REQUESTS_BESIDES
+    assert found["requests"] <= LARGE_CHUNKS + REQUESTS_BESIDES
     assert found["described"] <= REQUESTS_TO_DESCRIBE
     assert found["at_once"] >= AT_ONCE
     assert found["served"] < 1.05, "each byte once"
