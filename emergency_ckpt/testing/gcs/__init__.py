@@ -22,7 +22,12 @@ All but the last three are pure.
 
 from emergency_ckpt.testing.gcs.control import FakeGcsError, GcsControl
 from emergency_ckpt.testing.gcs.faults import FaultRule, FaultState
-from emergency_ckpt.testing.gcs.request_log import RequestRecord, bytes_received, bytes_served
+from emergency_ckpt.testing.gcs.request_log import (
+    RequestRecord,
+    bytes_received,
+    bytes_served,
+    round_trips,
+)
 from emergency_ckpt.testing.gcs.resources import Limits
 from emergency_ckpt.testing.gcs.serving import FakeGcs, ServeOptions, serve_in_foreground
 
@@ -37,5 +42,6 @@ __all__ = [
     "ServeOptions",
     "bytes_received",
     "bytes_served",
+    "round_trips",
     "serve_in_foreground",
 ]

@@ -88,3 +88,12 @@ def bytes_received(
         for record in records
         if fnmatchcase(record.operation, operation) and fnmatchcase(record.target, target)
     )
+
+
+def round_trips(records: Iterable[RequestRecord]) -> int:
+    """Return the most requests of which each began after the one before had ended."""
+    count, end_s = 0, 0.0
+    for record in sorted(records, key=lambda each: each.time_s + each.seconds):
+        if record.time_s >= end_s:
+            count, end_s = count + 1, record.time_s + record.seconds
+    return count
