@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections import Counter
 from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+import tensorstore
 
+from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.state.snapshot import SnapshotRecipe
 from emergency_ckpt.state.tree import BoxTable, describe
@@ -20,9 +23,10 @@ from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.types import SaveId
 
 RUN = "gs://bucket/run"
-DATA, MANIFEST = "*/default/ocdbt.process_0*/d/*", "*/default/ocdbt.process_0*/manifest.ocdbt"
+DATA, MANIFEST = "*/default/d/*", "*/default/manifest.ocdbt"
 ROWS = 256
 LARGE_FILES = 2
+WAIT_S = 120.0
 
 FAULTS: dict[str, tuple[FaultRule, ...]] = {
     f"{kind} of {what}": (
@@ -101,12 +105,75 @@ def requests_for(gcs: GcsControl, step: int, state: dict[str, Any]) -> dict[str,
     }
 
 
+def written(gcs: GcsControl, folder: str) -> dict[str, Any]:
+    """What a step consists of, without what differs from save to save."""
+    prefix = f"{folder}/default/"
+    names = [name.removeprefix(f"{folder}/") for name in gcs.object_names("bucket", f"{folder}/")]
+    base = {"driver": "gcs", "bucket": "bucket", "path": prefix}
+    store = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
+    values = {key.decode(): store.read(key).result().value for key in store.list().result()}
+    metadata = json.loads(gcs.object_bytes("bucket", f"{folder}/_CHECKPOINT_METADATA"))
+    return {
+        # Orbax keeps the database of a single writer beside the one that it is merged into.
+        "names": sorted(
+            {name.rpartition("/d/")[0] or name for name in names if "process_0/" not in name}
+        ),
+        "database": {key: hash(value) for key, value in values.items()},
+        "documents": [
+            json.loads(gcs.object_bytes("bucket", prefix + name))
+            for name in ("_METADATA", "_sharding", "array_metadatas/process_0")
+        ],
+        "metadata": {
+            key: type(value).__name__ if key.endswith("nsecs") else value
+            for key, value in metadata.items()
+        },
+    }
+
+
+def beside_orbax(gcs: GcsControl) -> dict[str, Any]:
+    state = state_of(0)
+    write(0, state)
+    with ocp.Checkpointer(
+        ocp.CompositeCheckpointHandler(default=ocp.PyTreeCheckpointHandler(use_compression=False))
+    ) as checkpointer:
+        checkpointer.save(
+            "gs://bucket/orbax/0",
+            args=ocp.args.Composite(default=ocp.args.PyTreeSave(state)),
+            custom_metadata={"emergency_ckpt": {"run_id": "run", "incarnation": "life"}},
+        )
+    return {"ours": written(gcs, "run/0"), "orbax": written(gcs, "orbax/0")}
+
+
+def whole_save(gcs: GcsControl) -> int:
+    """Requests of a job's third save to storage: from then on all take the same."""
+    state = state_of(0)
+    with (
+        tempfile.TemporaryDirectory(dir="/dev/shm") as ram,
+        EmergencyCheckpointer(
+            dir="gs://bucket/job",
+            local_dir=ram,
+            local_save_every_n_steps=0,
+            save_every_n_steps=1,
+            keep_last_n=None,
+        ) as ckpt,
+    ):
+        ckpt.restore(state=state)
+        for step in (1, 2, 3):
+            gcs.clear_requests()
+            ckpt.save(step=step, state=state)
+            ckpt.wait_until_finished(WAIT_S)
+            assert ckpt.failed_saves == 0
+    return len(gcs.requests())
+
+
 def main() -> None:
     gcs = GcsControl(os.environ["STORAGE_EMULATOR_HOST"])
     large = state_of(2, leaves=2 * LARGE_FILES, rows=DATA_FILE_BYTES // 4096 // 2)
     print(
         json.dumps(
             {
+                "beside": beside_orbax(gcs),
+                "whole": whole_save(gcs),
                 "small": requests_for(gcs, 1, state_of(1)),
                 "many": requests_for(gcs, 3, state_of(3, leaves=500, rows=1)),
                 "large": requests_for(gcs, 2, large),

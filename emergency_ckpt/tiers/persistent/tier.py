@@ -7,8 +7,8 @@ step counts when Orbax's commit marker and ours are both there. FORMAT.md specif
 
 A step without that second directory was written by plain Orbax: it has tensors only.
 
-Besides this module only ``steps``, ``plain_orbax``, ``orbax_writer`` and ``orbax_reader`` use Orbax
-for storage.
+Besides this module only ``steps``, ``plain_orbax``, ``orbax_writer``, ``orbax_reader`` and
+``bucket`` use Orbax for storage.
 """
 
 from __future__ import annotations
@@ -316,6 +316,7 @@ class PersistentTier:
                     writes,
                     meet=lambda name, others: meet(name, others, deadline_s),
                 )
+                self.storage.forget_listings()
             finally:
                 # Written after the cancellation. ``remove_leftovers`` finds it by its host states.
                 is_late = writes.is_cancelled and jax.process_index() == writers[0]
@@ -352,8 +353,10 @@ class PersistentTier:
     ) -> None:
         """Write the checksums, then the marker, from which on the step counts.
 
+        PersistentTierError when another save has written the step meanwhile.
         ``documents``: (SHA-256 in hex, is empty) of every process's host state, by process index.
         """
+        tensors = self.found.tensors_id(save)
         checksums = encode_checksums(leaves, crcs)
         self.storage.put(f"{HOST_STATE}/{save.step}/{CHECKSUMS_NAME}", checksums, step=save.step)
         self.storage.put(
@@ -363,7 +366,7 @@ class PersistentTier:
                 documents,
                 leaves,
                 checksums,
-                self.found.tensors_id(save.step),
+                tensors,
                 self._signing,
             ),
             step=save.step,

@@ -1,11 +1,14 @@
-"""Waits for TensorStore, which end at a deadline."""
+"""Waits for TensorStore."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from emergency_ckpt.errors import DeadlineExceeded
+
+_POLL_S = (0.0005, 0.02)
 
 
 def result_by(deadline_s: float, future: Any, item: str) -> Any:
@@ -19,3 +22,21 @@ def result_by(deadline_s: float, future: Any, item: str) -> Any:
     except TimeoutError as error:
         future.cancel()
         raise DeadlineExceeded("read", item, "storage did not deliver in time") from error
+
+
+def wait_for(future: Any, is_over: Callable[[], bool] = lambda: False) -> None:
+    """Block until TensorStore's ``future`` is done, or ``is_over`` returns True.
+
+    A daemon thread that is blocked in TensorStore at interpreter exit aborts the process as soon as
+    storage answers. So this one only looks, again and again.
+    """
+    pause_s, longest_s = _POLL_S
+    while not future.done() and not is_over():
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, longest_s)
+
+
+def result_of(future: Any) -> Any:
+    """Return the result of TensorStore's ``future``. Blocks, for as long as storage does."""
+    wait_for(future)
+    return future.result()

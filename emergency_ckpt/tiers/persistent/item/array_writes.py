@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.tiers.persistent.item.documents import NamedArray
 from emergency_ckpt.tiers.persistent.item.state import ItemArray, StoredPart
 from emergency_ckpt.tiers.persistent.orbax_reader import kvstore_of
+from emergency_ckpt.tiers.persistent.waits import wait_for
 from emergency_ckpt.types import SaveId
 
 DATA_FILE_BYTES = 64 << 20
@@ -26,7 +26,6 @@ _INLINE_BYTES = 1024  # the metadata of an array, not its chunks
 _NODE_CACHE_BYTES = 100_000_000
 _FILES_AT_ONCE = 128
 _METADATA_KEY = ".zarray"
-_POLL_S = (0.0005, 0.02)
 
 
 class _Piece(NamedTuple):
@@ -82,8 +81,20 @@ class ArrayWrites:
         ``meanwhile`` is called once while the first writes go on. Errors of TensorStore pass
         through; PersistentTierError once the save is cancelled.
         """
-        opening = tensorstore.KvStore.open(_spec_of(str(item), self._database), context=_context())
-        database = self._result(opening)
+        database = self.open(_spec_of(str(item), self._database), new_context())
+        self.write_into(database, arrays, meanwhile)
+
+    def open(self, database: dict[str, Any], context: tensorstore.Context) -> tensorstore.KvStore:
+        """Return the opened database of a spec. Blocks, until the save is cancelled."""
+        return self.result(tensorstore.KvStore.open(database, context=context))
+
+    def write_into(
+        self,
+        database: tensorstore.KvStore,
+        arrays: Sequence[NamedArray],
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Write this process's parts into ``database``, as ``write`` does."""
         created: set[str] = set()
         for batch in _batches(arrays, self._at_once_bytes, all_arrays=self._creates):
             self._write_batch(database, batch, created, meanwhile)
@@ -104,7 +115,7 @@ class ArrayWrites:
             self._begin(database.with_transaction(transaction), batch, created)
             commit = transaction.commit_async()
             meanwhile()
-            self._result(commit)
+            self.result(commit)
         except BaseException:
             transaction.abort()
             if commit is not None:
@@ -123,11 +134,11 @@ class ArrayWrites:
             store[tuple(slice(start, stop) for start, stop in part.box)].write(
                 part.values, can_reference_source_data_indefinitely=True
             )
-            for store, piece in zip(map(self._result, opening), batch, strict=True)
+            for store, piece in zip(map(self.result, opening), batch, strict=True)
             for part in piece.parts
         ]
         for write in writes:
-            self._result(write)
+            self.result(write)
 
     def _open(self, database: tensorstore.KvStore, named: NamedArray, created: set[str]) -> Any:
         name, array = named
@@ -137,17 +148,13 @@ class ArrayWrites:
         if self._creates and name not in created:
             created.add(name)
             # Whatever is there: a commit whose reply was lost is made again, on top of itself.
-            self._result(database.write(f"{folder}{_METADATA_KEY}", kind.metadata))
+            self.result(database.write(f"{folder}{_METADATA_KEY}", kind.metadata))
         return tensorstore.open(
             kind.spec, kvstore=database + folder, open=True, assume_metadata=True
         )
 
-    def _result(self, future: Any) -> Any:
-        """Return the result of TensorStore's ``future``; PersistentTierError once cancelled.
-
-        A daemon thread that is blocked in TensorStore at interpreter exit aborts the process as
-        soon as storage answers. So this one only looks, again and again.
-        """
+    def result(self, future: Any) -> Any:
+        """Return the result of TensorStore's ``future``; PersistentTierError once cancelled."""
         self._wait(future)
         if not future.done():
             future.cancel()
@@ -156,10 +163,7 @@ class ArrayWrites:
 
     def _wait(self, future: Any) -> None:
         """Return when TensorStore's ``future`` is done, or the save is cancelled."""
-        pause_s, longest_s = _POLL_S
-        while not future.done() and not self.is_cancelled:
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, longest_s)
+        wait_for(future, self._is_cancelled.is_set)
 
     def _kind(self, array: ItemArray) -> _Kind:
         key = (array.shape, array.dtype, array.chunk_shape)
@@ -226,11 +230,18 @@ def database_of(save: SaveId, process: int) -> str:
 def _spec_of(item: str, database: str) -> dict[str, Any]:
     """Return TensorStore's spec of a writer's OCDBT database, as Orbax opens it."""
     base = kvstore_of(item, f"{database}/")
-    spec: dict[str, Any] = {"driver": "ocdbt", "base": base}
     if isinstance(base, dict) and base["driver"] == "file":
         # Data files have names of their own; only the manifest must appear at once.
-        spec |= {"base": base | {"file_io_locking": {"mode": "non_atomic"}}, "manifest": base}
-    return spec | {
+        unlocked = base | {"file_io_locking": {"mode": "non_atomic"}}
+        return database_spec(unlocked) | {"manifest": base}
+    return database_spec(base)
+
+
+def database_spec(base: dict[str, Any] | str) -> dict[str, Any]:
+    """Return TensorStore's spec of a writer's OCDBT database in ``base``."""
+    return {
+        "driver": "ocdbt",
+        "base": base,
         "cache_pool": "cache_pool#ocdbt",
         "assume_config": True,
         "target_data_file_size": DATA_FILE_BYTES,
@@ -242,7 +253,8 @@ def _spec_of(item: str, database: str) -> dict[str, Any]:
     }
 
 
-def _context() -> tensorstore.Context:
+def new_context() -> tensorstore.Context:
+    """Return TensorStore's resources for the database of one save."""
     return tensorstore.Context(
         {
             "cache_pool#ocdbt": {"total_bytes_limit": _NODE_CACHE_BYTES},

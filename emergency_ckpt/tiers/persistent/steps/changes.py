@@ -196,6 +196,9 @@ class StepChanges:
         step written in its place counts. The remains of an unfinished save are removed. Returns the
         name under which a step is now kept, or None.
         """
+        in_bucket = self._storage.is_object_store and not self._storage.is_changing(step)
+        if in_bucket and not self._found.has_objects(step):
+            return None
         kept: str | None = None
         with self._alone("move aside", step):
             found = self._found.look_in_place(step)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, cast
 
 from absl import logging
-from etils import epath
 
 from emergency_ckpt.core.limits import MAX_MARKER_BYTES
 from emergency_ckpt.core.restore.inventory import PersistentStep, plain_incarnation
@@ -26,6 +26,7 @@ from emergency_ckpt.tiers.persistent.marker import (
 from emergency_ckpt.tiers.persistent.steps.folders import ITEMS, StepFolders
 from emergency_ckpt.tiers.persistent.steps.replaced import StepPlace
 from emergency_ckpt.tiers.storage.directory import StorageDirectory
+from emergency_ckpt.types import SaveId
 
 _METADATA = "_CHECKPOINT_METADATA"
 _MANIFEST = "manifest.ocdbt"
@@ -132,12 +133,21 @@ class StepLooks:
         data = self._storage.read_bounded(path, below, MAX_MARKER_BYTES, deadline_s)
         return check_marker(data, step, str(path), self._signing)
 
-    def tensors_id(self, folder: str, deadline_s: float | None = None) -> TensorsId:
-        """Return the identity of the tensors in a folder."""
-        return TensorsId(
-            _digest(self._storage.bytes_of(f"{folder}/{_METADATA}", deadline_s)),
-            _digest(self._storage.bytes_of(f"{folder}/{ITEM}/{_MANIFEST}", deadline_s)),
-        )
+    def tensors_id(self, save: SaveId, deadline_s: float | None = None) -> TensorsId:
+        """Return the identity of the tensors in the step's own place.
+
+        PersistentTierError when another save has written them.
+        """
+        names = (f"{save.step}/{_METADATA}", f"{save.step}/{ITEM}/{_MANIFEST}")
+        deadline_s = self._storage.deadline_s(deadline_s)
+        read = functools.partial(self._storage.bytes_of, deadline_s=deadline_s)
+        with ThreadPoolExecutor(len(names), "eckpt-tensors") as pool:
+            metadata, manifest = pool.map(read, names)
+        writer = (_ours(metadata) or {}).get("incarnation")
+        if writer not in (None, save.incarnation):
+            problem = f"incarnation {writer} has written it meanwhile"
+            raise PersistentTierError("publish", f"{self._directory}/{save.step}", problem)
+        return TensorsId(_digest(metadata), _digest(manifest))
 
     def _compare_tensors(
         self,
@@ -173,8 +183,7 @@ class StepLooks:
 
     def exists(self, below: str, deadline_s: float | None) -> bool:
         """Return True when the file ``below`` the directory exists. Blocks."""
-        path: epath.Path = self._directory / below
-        return self._storage.do("look at", f"/{below}", path.exists, deadline_s)
+        return self._storage.has_file(below, deadline_s)
 
     def plain(self, step: int, place: StepPlace, deadline_s: float | None) -> FoundStep | None:
         """Return the step of plain Orbax: of its possible folders the first that Orbax wrote."""

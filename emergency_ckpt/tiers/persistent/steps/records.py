@@ -25,6 +25,7 @@ from emergency_ckpt.tiers.persistent.steps.looks import FoundStep, StepLooks
 from emergency_ckpt.tiers.persistent.steps.replaced import ReplacedStep, ReplacedSteps, StepPlace
 from emergency_ckpt.tiers.storage.directory import StorageDirectory
 from emergency_ckpt.tiers.timeline_record import TIMELINE_NAME, decode_timeline
+from emergency_ckpt.types import SaveId
 
 OFFERED_AT_ONCE = 16
 """Maximum number of whole steps, and of damaged ones, that a restore is offered, newest first."""
@@ -283,6 +284,13 @@ class StoredSteps:
         listed = self.listed(self._storage.deadline_s(deadline_s))
         return self.look(step, deadline_s, is_ours=listed[step]) if step in listed else None
 
+    def has_objects(self, step: int, deadline_s: float | None = None) -> bool:
+        """Return True when an object store has anything for ``step`` in its own place."""
+        deadline_s = self._storage.deadline_s(deadline_s)
+        if step in self.folders.steps(deadline_s):
+            return True
+        return step in self._storage.numbers_in(HOST_STATE, deadline_s)
+
     def _own_place(self, step: int) -> StepPlace:
         return StepPlace(self.folders.of(step), str(step))
 
@@ -302,6 +310,9 @@ class StoredSteps:
         marker, _ = self._looks.marker(step, documents, deadline_s)
         return marker
 
-    def tensors_id(self, step: int, deadline_s: float | None = None) -> TensorsId:
-        """Return the identity of the tensors in the step's own place."""
-        return self._looks.tensors_id(str(step), deadline_s)
+    def tensors_id(self, save: SaveId, deadline_s: float | None = None) -> TensorsId:
+        """Return the identity of the tensors in the step's own place.
+
+        PersistentTierError when another save has written them.
+        """
+        return self._looks.tensors_id(save, deadline_s)

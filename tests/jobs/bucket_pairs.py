@@ -1,0 +1,157 @@
+"""Saves into a bucket, each with a second event; ``test_pairs_in_a_bucket.py`` judges."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import orbax.checkpoint as ocp
+from persistent_steps import save_over, value_of
+
+from emergency_ckpt.errors import CheckpointError
+from emergency_ckpt.testing.gcs import FaultRule, GcsControl
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
+
+STEP = 7
+WAIT_S = 60.0
+RUN = "gs://bucket/{}"
+LOST = {
+    "claim": FaultRule(kind="lose_reply", target="*/_CHECKPOINT_METADATA", count=1),
+    "data": FaultRule(kind="lose_reply", target="*/default/d/*", count=1),
+    "tree": FaultRule(kind="lose_reply", target="*/default/_METADATA", count=1),
+    "manifest": FaultRule(kind="lose_reply", target="*/default/manifest.ocdbt", count=1),
+    "metadata": FaultRule(kind="lose_reply", target="*/_CHECKPOINT_METADATA", skip=1, count=1),
+    "item": FaultRule(kind="lose_reply", target="*/default/commit_success.txt", count=1),
+    "step": FaultRule(kind="lose_reply", target=f"*/{STEP}/commit_success.txt", count=1),
+    "marker": FaultRule(kind="lose_reply", target="*/marker.json", count=1),
+}
+"""Replies that get lost, by what was written. Only of requests that change something."""
+
+PAUSES = {
+    "data": FaultRule(kind="trickle", bytes_per_s=1, target="*/default/d/*", count=1),
+    "manifest": FaultRule(kind="trickle", bytes_per_s=1, target="*/default/manifest.*", count=1),
+    "metadata": FaultRule(
+        kind="trickle", bytes_per_s=1, target="*/_CHECKPOINT_METADATA", skip=1, count=1
+    ),
+    "item": FaultRule(kind="trickle", bytes_per_s=1, target="*/default/commit_*", count=1),
+    "step": FaultRule(kind="trickle", bytes_per_s=1, target=f"*/{STEP}/commit_*", count=1),
+}
+"""Uploads that stand still, by what is written."""
+
+
+def control() -> GcsControl:
+    return GcsControl(os.environ["STORAGE_EMULATOR_HOST"])
+
+
+def changing(rule: FaultRule) -> FaultRule:
+    return FaultRule(**{**{f: getattr(rule, f) for f in rule.__struct_fields__}, "method": "POST"})
+
+
+def save(run: str, value: int, life: str) -> str:
+    """The error of a save, or nothing."""
+    try:
+        save_over(PersistentTier(run, timeout_s=WAIT_S), STEP, value, life)
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
+def look(run: str) -> dict[str, Any]:
+    """What plain Orbax and our readers have as the step: a value each, or None."""
+    tier = PersistentTier(run)
+    with ocp.CheckpointManager(run) as manager:
+        listed = STEP in manager.all_steps()
+        plain = None if not listed else readable(lambda: plain_value(manager))
+    ours = None if STEP not in tier.whole_steps() else readable(lambda: value_of(tier, STEP))
+    return {"plain": plain, "ours": ours}
+
+
+def plain_value(manager: ocp.CheckpointManager) -> int:
+    found = manager.restore(STEP, args=ocp.args.StandardRestore())
+    (value,) = set(np.asarray(found["w"]).tolist())
+    return value
+
+
+def readable(read: Callable[[], int]) -> int | str:
+    try:
+        return read()
+    except Exception as error:  # noqa: BLE001 - of Orbax, of any type: the test fails with it
+        return f"{type(error).__name__}: {error}"[:300]
+
+
+def ended(run: str) -> list[dict[str, Any]]:
+    """Storage takes k changes of the save and no more, for each k: as if the process had died."""
+    seen: list[dict[str, Any]] = []
+    while not seen or seen[-1]["error"]:
+        rule = FaultRule(kind="status", status_code=403, method="[DP]*", skip=len(seen))
+        with control().fault(rule):
+            error = save(run, 1, "first")
+        found = {"error": error, **look(run)}
+        seen.append({**found, "again": save(run, 2, "second"), "then": look(run)})
+        PersistentTier(run).remove(STEP)
+    return seen
+
+
+def lost(run: str, rule: FaultRule) -> dict[str, Any]:
+    rule_id = control().add_fault(changing(rule))
+    error = save(run, 1, "first")
+    (hits,) = [each.hit for each in control().fault_states() if each.rule_id == rule_id]
+    control().clear_faults()
+    return {"error": error, "hits": hits, **look(run)}
+
+
+def meanwhile(run: str, pause: FaultRule, act: Callable[[], object]) -> dict[str, Any]:
+    """A save that stands still at one upload, until ``act`` is done."""
+    errors: list[str] = []
+    rule_id = control().add_fault(changing(pause))
+    saving = threading.Thread(target=lambda: errors.append(save(run, 1, "first")))
+    saving.start()
+    deadline_s = time.monotonic() + WAIT_S
+    while not any(each.hit for each in control().fault_states()):
+        assert time.monotonic() < deadline_s, errors
+        time.sleep(0.01)
+    act()
+    control().remove_fault(rule_id)
+    saving.join(WAIT_S)
+    assert not saving.is_alive()
+    return {"error": errors[0], **look(run)}
+
+
+def twin(run: str, pause: FaultRule) -> dict[str, Any]:
+    errors: list[str] = []
+    found = meanwhile(run, pause, lambda: errors.append(save(run, 2, "second")))
+    return {**found, "error of the twin": errors[0]}
+
+
+def removed(run: str, pause: FaultRule) -> dict[str, Any]:
+    found = meanwhile(run, pause, lambda: PersistentTier(run).remove(STEP))
+    return {**found, "again": save(run, 2, "second"), "then": look(run)}
+
+
+def main() -> None:
+    print(
+        json.dumps(
+            {
+                "ended": ended(RUN.format("ended")),
+                "lost": {
+                    name: lost(RUN.format(f"lost-{name}"), rule) for name, rule in LOST.items()
+                },
+                "twin": {
+                    name: twin(RUN.format(f"twin-{name}"), rule) for name, rule in PAUSES.items()
+                },
+                "removed": {
+                    name: removed(RUN.format(f"removed-{name}"), rule)
+                    for name, rule in PAUSES.items()
+                },
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""A save into a bucket and a second event: a crash, a lost reply, a twin, a removal."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from bucket_pairs import LOST, PAUSES
+from places import JOBS
+
+from emergency_ckpt.testing.gcs import FakeGcs
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def seen() -> dict[str, Any]:
+    with FakeGcs(buckets=["bucket"], process=True) as gcs:
+        # The clients read their environment when they are imported.
+        environ = {**os.environ, **gcs.environment(), "JAX_PLATFORMS": "cpu"}
+        command = [sys.executable, str(JOBS / "bucket_pairs.py")]
+        done = subprocess.run(
+            command, env=environ, capture_output=True, text=True, timeout=500, check=False
+        )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_save_ended_at_any_request_is_whole_or_absent(seen: dict[str, Any]) -> None:
+    found = seen["ended"]
+    # Host state, claim, documents, data, manifest, commits, checksums, marker.
+    assert len(found) >= 8
+    for each in found:
+        assert each["plain"] in (None, 1)
+        assert each["ours"] == (None if each["error"] else 1)
+        assert each["plain"] == 1 or each["ours"] is None
+        assert each["again"] == ""
+        assert each["then"] == {"plain": 2, "ours": 2}
+    counted = [each["plain"] is not None for each in found]
+    assert counted == sorted(counted), "Orbax's commit comes after all that it stands for"
+
+
+@pytest.mark.parametrize("written", LOST)
+def test_lost_reply_of_a_write_loses_nothing(seen: dict[str, Any], written: str) -> None:
+    assert seen["lost"][written] == {"error": "", "hits": 1, "plain": 1, "ours": 1}
+
+
+@pytest.mark.parametrize("paused", PAUSES)
+def test_twin_that_has_taken_the_place_stays_whole(seen: dict[str, Any], paused: str) -> None:
+    """One cleared the place and wrote the step while the other one's upload stood still."""
+    found = seen["twin"][paused]
+    assert found["error"]
+    assert found["error of the twin"] == ""
+    assert (found["plain"], found["ours"]) == (2, 2)
+
+
+@pytest.mark.parametrize("paused", PAUSES)
+def test_step_removed_while_written_is_not_committed(seen: dict[str, Any], paused: str) -> None:
+    found = seen["removed"][paused]
+    assert found["error"]
+    assert (found["plain"], found["ours"]) == (None, None)
+    assert found["again"] == ""
+    assert found["then"] == {"plain": 2, "ours": 2}
