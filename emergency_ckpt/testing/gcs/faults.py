@@ -21,6 +21,10 @@ from emergency_ckpt.testing.gcs.resources import GcsError
 
 FaultKind = Literal["status", "delay", "reset", "truncate", "trickle", "throttle", "lose_reply"]
 
+_BEHIND_S = 0.25
+"""Time that a throttle makes up for. A loaded machine wakes the server late, which would else lower
+the rate, and of few uploads more than of many."""
+
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=3600.0)]
 _Pattern = Annotated[str, msgspec.Meta(max_length=2048)]
@@ -90,9 +94,9 @@ class Throttles:
     def wait_s(self, rule: FaultRule, count: int, now_s: float) -> float:
         """Return how many seconds from now the next ``count`` bytes under ``rule`` take to pass."""
         _, until_s = self._until_s.get(id(rule), (rule, now_s))
-        until_s = max(now_s, until_s) + count / rule.bytes_per_s
+        until_s = max(now_s - _BEHIND_S, until_s) + count / rule.bytes_per_s
         self._until_s[id(rule)] = rule, until_s
-        return until_s - now_s
+        return max(0.0, until_s - now_s)
 
 
 class FaultState(msgspec.Struct, frozen=True, kw_only=True):

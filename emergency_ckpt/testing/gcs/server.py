@@ -199,9 +199,9 @@ class GcsServer:
             left_s = self._throttles.wait_s(rule, count, time.monotonic())
         else:
             left_s = count / rule.bytes_per_s
-        while left_s > 0 and self._faults.in_force(rule):
+        end_s = time.monotonic() + left_s
+        while (left_s := end_s - time.monotonic()) > 0 and self._faults.in_force(rule):
             await asyncio.sleep(min(left_s, _TRICKLE_STEP_S))
-            left_s -= _TRICKLE_STEP_S
 
     async def _read_some(self, exchange: _Exchange, count: int) -> bytes:
         async with asyncio.timeout(self._io_timeout_s):
