@@ -15,6 +15,7 @@ from places import GOLDEN
 from emergency_ckpt.core.limits import MAX_MANIFEST_BYTES
 from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES, lay_out, shard_nbytes
 from emergency_ckpt.errors import CorruptData
+from emergency_ckpt.tiers.local import manifest
 from emergency_ckpt.tiers.local.manifest import (
     build_contents,
     check_contents,
@@ -78,12 +79,12 @@ def contents_values(draw: st.DrawFn) -> Contents:
 @given(contents_values(), writers)
 def test_round_trip(contents: Contents, writer: Writer) -> None:
     data = wrap_contents(encode_contents(contents), writer)
-    manifest, encoded = decode_manifest(data)
-    assert manifest.contents == contents
-    assert manifest.writer == writer
+    found, encoded = decode_manifest(data)
+    assert found.contents == contents
+    assert found.writer == writer
     assert encoded == encode_contents(contents)
-    assert manifest.contents_digest == contents_digest(encoded)
-    assert decode_contents(encoded, manifest.contents_digest) == contents
+    assert found.contents_digest == contents_digest(encoded)
+    assert decode_contents(encoded, found.contents_digest) == contents
 
 
 @given(contents_values())
@@ -246,6 +247,71 @@ def test_what_breaks_a_rule_cannot_be_written() -> None:
         encode_contents(surrogate)
 
 
+def _of_many_leaves() -> Contents:
+    """A manifest of leaves of two shapes and two dtypes, each in two parts."""
+    leaves, sizes = list[LeafSpec](), list[tuple[ShardId, int]]()
+    boxes = [((start, start + 2), (0, 3)) for start in (0, 2)]
+    for number in range(40):
+        dtype, rows = ("float32", "int8")[number % 2], (4, 6)[number // 2 % 2]
+        spec = LeafSpec(f"leaf_{number:02}", dtype, (rows, 3))
+        leaves.append(spec)
+        for box in boxes:
+            sizes.append((ShardId(spec.path, box), shard_nbytes(spec, box)))
+    layout = lay_out(leaves, sizes)
+    return build_contents(SaveId(1, "a", "run"), leaves, layout, range(len(sizes)))
+
+
+WRONG_FIELDS = {
+    "leaf": (-1, 40, 1 << 70),
+    "box": (((0, 2), (0, 4)), ((0, 2),), ((4, 6), (0, 4)), ((2, 0), (0, 3)), ((-1, 1), (0, 3))),
+    "offset": (-64, 1, 65, 1 << 63, 1 << 70),
+    "nbytes": (-24, 0, 23, 25, 96, 1 << 63),
+    "crc32c": (-1, 1 << 32, 1 << 70),
+}
+
+
+def _check_in_parts(good: Contents, shards: list[ShardEntry]) -> None:
+    """Check the contents with ``shards`` instead, so few at a time that there are many parts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manifest, "_CHUNK", 16)
+        check_contents(msgspec.structs.replace(good, shards=tuple(shards)))
+
+
+@given(st.integers(0, 79), st.sampled_from([(f, v) for f, vs in WRONG_FIELDS.items() for v in vs]))
+def test_one_wrong_shard_of_many_is_found(place: int, wrong: tuple[str, object]) -> None:
+    good, (field, value) = _of_many_leaves(), wrong
+    _check_in_parts(good, list(good.shards))
+    shards = list(good.shards)
+    shards[place] = msgspec.structs.replace(shards[place], **{field: value})
+    with pytest.raises(CorruptData):
+        _check_in_parts(good, shards)
+
+
+@pytest.mark.parametrize("place", [1, 15, 16, 40, 79])
+def test_misplaced_shard_of_many_is_found(place: int) -> None:
+    """Over the one before, or not where the memory is aligned."""
+    good = _of_many_leaves()
+    for offset in (good.shards[place - 1].offset, good.shards[place].offset + 8):
+        shards = list(good.shards)
+        shards[place] = msgspec.structs.replace(shards[place], offset=offset)
+        with pytest.raises(CorruptData):
+            _check_in_parts(good, shards)
+
+
+@given(st.integers(0, 78))
+def test_two_shards_of_many_in_wrong_order_are_found(place: int) -> None:
+    good = _of_many_leaves()
+    shards = list(good.shards)
+    first, second = shards[place : place + 2]
+    # Each at the place of the other, so that the offsets rise all the same.
+    shards[place : place + 2] = [
+        msgspec.structs.replace(second, offset=first.offset),
+        msgspec.structs.replace(first, offset=second.offset),
+    ]
+    with pytest.raises(CorruptData):
+        _check_in_parts(good, shards)
+
+
 @settings(max_examples=200)
 @given(st.integers(0, 1 << 32))
 def test_random_edits_of_sealed_manifests_raise_nothing_else(seed: int) -> None:
@@ -263,10 +329,10 @@ def test_random_edits_of_sealed_manifests_raise_nothing_else(seed: int) -> None:
             value = value[key]
 
     try:
-        manifest, _ = decode_manifest(_resealed(edit))
+        found, _ = decode_manifest(_resealed(edit))
     except CorruptData:
         return
-    check_contents(manifest.contents)
+    check_contents(found.contents)
 
 
 @given(contents_values())
