@@ -80,6 +80,20 @@ def test_states_of_another_structure_are_refused(seen: bool) -> None:
     assert structure.leaves_of(None) is None
 
 
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_leaf_after_steps_of_training_is_refused(name: str) -> None:
+    """The arrays of two steps share the objects that describe them; a leaf among them is new."""
+    states = [base_state()]
+    structure = structure_of(states[0])
+    step = jax.jit(lambda array: array + 1)
+    for _ in range(3):
+        states.append({**states[-1], **{n: step(states[-1][n]) for n in ("array", "small")}})
+        assert structure.leaves_of(states[-1]) is not None
+    for value in OTHERS[name]:
+        assert structure.leaves_of({**states[-1], name: value}) is None, value
+        assert structure.leaves_of(states[-1]) is not None
+
+
 def test_leaves_come_in_the_order_of_the_tree() -> None:
     base = base_state()
     structure = structure_of(base)

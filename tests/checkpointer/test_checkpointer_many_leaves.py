@@ -1,0 +1,165 @@
+"""States of hundreds of leaves of all kinds, of which ``save`` may keep nothing that can change."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from world import World, same
+
+from emergency_ckpt.errors import InvalidState
+from emergency_ckpt.events import Event
+
+PER_KIND = 40
+
+
+def state_of(world: World, step: int) -> dict[str, Any]:
+    """Equal for equal steps; what is on devices is sharded, replicated, or on one device."""
+    values = np.arange(32).reshape(8, 4)
+
+    def put(number: int, dtype: str, *spec: Any) -> jax.Array:
+        whole = (values + number + step).astype(jnp.dtype(dtype))
+        return jax.device_put(whole, NamedSharding(world.mesh, P(*spec)))
+
+    def kinds(number: int) -> dict[str, Any]:
+        return {
+            "sharded": put(number, "float32", "fsdp"),
+            "columns": put(number, "bfloat16", None, "fsdp"),
+            "replicated": put(number, "bfloat16"),
+            "whole": put(number, "int32"),
+            "alone": jnp.full((3,), number + step, jnp.float32),
+            "numpy": values + number + step,
+            "number": number + step,
+        }
+
+    return {
+        "layers": [kinds(number) for number in range(PER_KIND)],
+        "keys": jax.random.split(jax.random.key(step), 3),
+    }
+
+
+def _is_keys(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def alike(left: Any, right: Any) -> bool:
+    """Return whether the states are the same; numpy cannot compare keys."""
+
+    def plain(state: Any) -> Any:
+        return jax.tree.map(lambda x: jax.random.key_data(x) if _is_keys(x) else x, state)
+
+    return same(plain(left), plain(right))
+
+
+@jax.jit(donate_argnums=0)
+def _donated(leaf: jax.Array) -> jax.Array:
+    return leaf + leaf.dtype.type(1)
+
+
+def train(state: Any) -> Any:
+    """Give the device arrays away, and change those of numpy in place."""
+
+    def after(leaf: Any) -> Any:
+        if _is_keys(leaf):
+            return leaf
+        if isinstance(leaf, jax.Array):
+            return _donated(leaf)
+        leaf += 1
+        return leaf
+
+    return jax.block_until_ready(jax.tree.map(after, state))
+
+
+@pytest.mark.parametrize("interval", [0, 1], ids=["to RAM", "to both tiers"])
+def test_saved_is_what_the_state_was_at_the_call(world: World, interval: int) -> None:
+    with world.open_both(save_every_n_steps=interval) as checkpointer:
+        state = state_of(world, 0)
+        for step in (1, 2, 3):
+            state = {**train(state), "keys": jax.random.split(jax.random.key(step), 3)}
+            assert checkpointer.save(step=step, state=state)
+        train(state)
+        checkpointer.wait_until_finished()
+        checkpointer.check_for_errors()
+    if interval:
+        world.lose_ram()
+    with world.open_both() as checkpointer:
+        step, restored = checkpointer.restore(state=state_of(world, 0))
+    assert step == 3
+    assert alike(restored, state_of(world, 3))
+
+
+def test_views_of_many_leaves_cost_no_collection(world: World) -> None:
+    """The next small collection would walk them all, in the training thread."""
+    collected: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            collected.append(info["generation"])
+
+    def end(event: Event) -> None:
+        if event.name == "save.started" and note in gc.callbacks:
+            gc.callbacks.remove(note)
+
+    with world.open(on_event=end) as checkpointer:
+        for step in (1, 2):
+            state = state_of(world, step)
+            gc.collect()
+            gc.callbacks.append(note)
+            assert checkpointer.save(step=step, state=state)
+            assert note not in gc.callbacks
+            checkpointer.wait_until_finished()
+            if step == 1:
+                collected.clear()  # the first save also makes the plan
+    assert not collected
+
+
+def test_deleted_leaf_among_many_is_named(world: World) -> None:
+    with world.open() as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step=step, state=state_of(world, step))
+        for step, kind in enumerate(("sharded", "replicated", "alone"), 3):
+            state = state_of(world, step)
+            state["layers"][PER_KIND - 1][kind].delete()
+            with pytest.raises(InvalidState, match=f"layers/{PER_KIND - 1}/{kind}.*deleted"):
+                checkpointer.save(step=step, state=state)
+        checkpointer.wait_until_finished()
+        checkpointer.check_for_errors()
+    with world.open() as checkpointer:
+        step, restored = checkpointer.restore(state=state_of(world, 0))
+    assert step == 2
+    assert alike(restored, state_of(world, 2))
+
+
+def test_state_may_change_its_structure_at_each_save(world: World) -> None:
+    """A leaf more, other shapes, dtypes and shardings, and back, between steps that are alike."""
+
+    def other(number: int) -> dict[str, Any]:
+        state = train(state_of(world, number - 1))
+        state["keys"] = jax.random.split(jax.random.key(number), 3)
+        layer = state["layers"][7]
+        changes: dict[int, dict[str, Any]] = {
+            3: {"more": jnp.ones(2)},
+            4: {"sharded": jax.device_put(np.ones((8, 4), np.float32), layer["whole"].sharding)},
+            5: {"whole": layer["whole"].astype(jnp.int16)},
+            6: {"numpy": np.ones(3)},
+            7: {"alone": jnp.zeros((4,))},
+        }
+        layer.update(changes.get(number, {}))
+        return state
+
+    for last in range(2, 9):
+        with world.open(run_id=f"up_to_{last}") as checkpointer:
+            for step in range(1, last + 1):
+                assert checkpointer.save(step=step, state=other(step))
+                checkpointer.wait_until_finished()
+            checkpointer.check_for_errors()
+        with world.open(run_id=f"up_to_{last}") as checkpointer:
+            step, restored = checkpointer.restore(state=other(last))
+        assert step == last
+        assert alike(restored, other(last))
