@@ -38,21 +38,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--devices", type=positive, default=1)
     parser.add_argument("--rounds", type=positive, default=9)
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument(
+        "--replicated", action="store_true", help="each leaf whole on every device, not divided"
+    )
     options = parser.parse_args(argv)
     jax.config.update("jax_num_cpu_devices", options.devices)
     for leaves in options.leaves:
-        state = new_state(leaves, options.leaf_bytes, options.dtype)
+        state = new_state(leaves, options.leaf_bytes, options.dtype, replicated=options.replicated)
         with tempfile.TemporaryDirectory(dir="/dev/shm") as root:
             found = measure(Path(root), state, options.rounds)
-        place = {"leaves": leaves, "devices": options.devices, "dtype": options.dtype}
+        place = {
+            "leaves": leaves,
+            "devices": options.devices,
+            "dtype": options.dtype,
+            "replicated": options.replicated,
+        }
         print(json.dumps({**place, **found}), flush=True)
     return 0
 
 
-def new_state(leaves: int, leaf_bytes: int, dtype: str) -> PyTree:
-    """Return arrays of ``leaf_bytes``, each divided over all devices."""
+def new_state(leaves: int, leaf_bytes: int, dtype: str, *, replicated: bool) -> PyTree:
+    """Return arrays of ``leaf_bytes``, each divided over all devices or whole on every one."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("x",))
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    spec = jax.sharding.PartitionSpec(None if replicated else "x")
+    sharding = jax.sharding.NamedSharding(mesh, spec)
     row = jax.device_count()
     values = np.ones((row, max(1, leaf_bytes // row // jax.numpy.dtype(dtype).itemsize)), dtype)
     return {
