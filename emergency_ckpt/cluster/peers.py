@@ -55,10 +55,16 @@ class Peers:
                 self._addresses[process] = known
         return known
 
-    def push_host_state(self, process: int, save: SaveId, data: bytes) -> None:
-        """Send ``process`` a copy of this process's host state; published on return. Blocks."""
+    def push_host_state(
+        self, process: int, save: SaveId, data: bytes, *, for_storage: bool = False
+    ) -> None:
+        """Send ``process`` a copy of this process's host state; published on return. Blocks.
+
+        ``for_storage``: for a save to storage; it is in the memory of ``process`` on return.
+        """
         me, count = self._coordinator.process_index, self._coordinator.process_count
-        self.client.push_host_state(self.address_of(process), save, me, count, data)
+        address = self.address_of(process)
+        self.client.push_host_state(address, save, me, count, data, for_storage=for_storage)
 
     def fetch_contents(self, process: int, digest: str) -> Contents:
         """Return the contents of a manifest that ``process`` holds. Blocks."""

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from emergency_ckpt._native import Mapping
 from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.errors import DeadlineExceeded
+from emergency_ckpt.state import host_state
 from emergency_ckpt.tiers.local.tier import LocalTier
 from emergency_ckpt.types import Contents, SaveId
 
@@ -135,4 +136,9 @@ class ProcessHoldings:
 
     def publish_host_state(self, save: SaveId, owner: int, count: int, data: bytes) -> None:
         self._tier.publish_host_state(save, owner, count, data)
+        self.inbox.put(save, owner, data)
+
+    def hold_host_state(self, save: SaveId, owner: int, count: int, data: bytes) -> None:
+        """Hold what a peer pushed for a save to storage, which a full ramdisk must not stop."""
+        host_state.decode_of(save, owner, count, data)
         self.inbox.put(save, owner, data)

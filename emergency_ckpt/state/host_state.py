@@ -123,6 +123,20 @@ def encode(
     return data
 
 
+def decode_of(save: SaveId, owner: int, count: int, data: bytes) -> HostStateDocument:
+    """Return the document of that save and owner. CorruptData when it is another's, or none."""
+    document = decode(data)
+    if (document.save, document.owner, document.count) != (save, owner, count):
+        raise CorruptData(
+            "publish",
+            document_name(owner, count),
+            "the document is another process's or another save's",
+            expected=(save, owner, count),
+            actual=(document.save, document.owner, document.count),
+        )
+    return document
+
+
 def decode(data: bytes) -> HostStateDocument:
     """Return a document from its bytes, with its digest checked. Raises only ``CorruptData``."""
     if len(data) > MAX_HOST_STATE_BYTES:

@@ -125,3 +125,6 @@ class MemoryHoldings:
             raise HostStateError("publish", f"host state {owner} of {count}", "not a document")
         with self._lock:
             self._host_states[save, owner, count] = data
+
+    def hold_host_state(self, save: SaveId, owner: int, count: int, data: bytes) -> None:
+        self.publish_host_state(save, owner, count, data)

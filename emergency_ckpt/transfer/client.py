@@ -129,10 +129,18 @@ class TransferClient:
         return self._ask("fetch host state", address, request, MAX_HOST_STATE_BYTES)
 
     def push_host_state(
-        self, address: str, save: SaveId, owner: int, count: int, data: bytes
+        self,
+        address: str,
+        save: SaveId,
+        owner: int,
+        count: int,
+        data: bytes,
+        *,
+        for_storage: bool = False,
     ) -> None:
         """Send an encoded host state to the peer, which has published it when this returns.
 
+        ``for_storage``: the peer holds it in memory instead, for a save to storage.
         HostStateTooLarge above 64 MiB; TransferError when the peer could not keep it.
         """
         if len(data) > MAX_HOST_STATE_BYTES:
@@ -150,6 +158,7 @@ class TransferClient:
             owner=owner,
             count=count,
             nbytes=len(data),
+            for_storage=for_storage,
         )
 
         def exchange(stream: Stream) -> None:

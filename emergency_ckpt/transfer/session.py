@@ -178,9 +178,9 @@ class Session:
         self.stream.send_frame(wire.Go(), self._service.io_timeout_s)
         data = self.stream.receive_body(request.nbytes, self._timeout)
         try:
-            self._service.holdings.publish_host_state(
-                request.save, request.owner, request.count, data
-            )
+            holdings = self._service.holdings
+            keep = holdings.hold_host_state if request.for_storage else holdings.publish_host_state
+            keep(request.save, request.owner, request.count, data)
         except (CheckpointError, OSError) as error:
             # The client must learn that its buddy has no copy; the connection stays usable.
             logging.warning("transfer server: %s was not kept: %s", _describe(request), error)

@@ -85,3 +85,7 @@ class Holdings(Protocol):
     def publish_host_state(self, save: SaveId, owner: int, count: int, data: bytes) -> None:
         """Check and publish a host state that a peer pushed. HostStateError when it is invalid."""
         ...
+
+    def hold_host_state(self, save: SaveId, owner: int, count: int, data: bytes) -> None:
+        """Check a host state that a peer pushed for storage, and hold it in memory. As above."""
+        ...

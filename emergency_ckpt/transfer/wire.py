@@ -114,10 +114,14 @@ class GetHostState(_HostStateFrame, frozen=True, tag="get_host_state"):
     """Request for the host state of one process; answered by Body."""
 
 
-class PutHostState(_HostStateFrame, frozen=True, tag="put_host_state"):
-    """Push of a host state. The server answers Go or Failure; after ``nbytes`` bytes, Done."""
+class PutHostState(_HostStateFrame, frozen=True, tag="put_host_state", omit_defaults=True):
+    """Push of a host state. The server answers Go or Failure; after ``nbytes`` bytes, Done.
+
+    ``for_storage``: the server writes it to storage, and needs no copy on its ramdisk.
+    """
 
     nbytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_HOST_STATE_BYTES)]
+    for_storage: bool = False
 
 
 class Body(_Frame, frozen=True, tag="body"):

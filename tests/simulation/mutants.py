@@ -255,7 +255,7 @@ def decision_forgotten() -> None:
 @_mutant()
 def host_state_not_pushed() -> None:
     """P3: host states have no copy on another slice."""
-    _module("cluster.peers").Peers.push_host_state = lambda self, process, save, data: None
+    _module("cluster.peers").Peers.push_host_state = lambda self, *_, **__: None
 
 
 @_mutant("tests/restore/test_restore_loads.py", simulated=False)

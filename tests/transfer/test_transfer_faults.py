@@ -346,6 +346,9 @@ class BrokenHoldings(MemoryHoldings):
     def publish_host_state(self, save: SaveId, owner: int, count: int, data: bytes) -> None:
         raise self.error
 
+    def hold_host_state(self, save: SaveId, owner: int, count: int, data: bytes) -> None:
+        raise self.error
+
 
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), OSError(5, "a bad disk")], ids=str)
 @pytest.mark.parametrize(
@@ -355,8 +358,9 @@ class BrokenHoldings(MemoryHoldings):
         lambda client, address: client.fetch_contents_bytes(address, DIGEST),
         lambda client, address: client.fetch_host_state(address, SAVE, 0, 1),
         lambda client, address: client.push_host_state(address, SAVE, 0, 1, b"x"),
+        lambda client, address: client.push_host_state(address, SAVE, 0, 1, b"x", for_storage=True),
     ],
-    ids=["inventory", "contents", "host state", "push"],
+    ids=["inventory", "contents", "host state", "push", "push for storage"],
 )
 def test_holder_that_fails_unexpectedly_says_why(
     error: Exception, ask: Callable[[TransferClient, str], object]

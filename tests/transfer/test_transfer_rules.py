@@ -137,6 +137,7 @@ def test_almost_valid_frames_never_harm_the_server(
     )
     names = ["get_inventory", "get_contents", "get_shards", "get_host_state", "put_host_state"]
     fields = ["digest", "ranges", "run_id", "incarnation", "step", "owner", "count", "nbytes"]
+    fields += ["for_storage"]
     frame = data.draw(st.dictionaries(st.sampled_from(fields), values, max_size=8))
     frame["type"] = data.draw(st.sampled_from(names) | st.text(max_size=8))
     with connect(server.address) as sock:

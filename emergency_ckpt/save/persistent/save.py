@@ -274,7 +274,7 @@ class PersistentSaves:
 
     def _send_host_state(self, job: PersistentSave, to: int) -> None:
         try:
-            self._peers.push_host_state(to, job.save, self._own_document(job))
+            self._peers.push_host_state(to, job.save, self._own_document(job), for_storage=True)
         except Exception as error:
             # The writer would wait for the whole deadline.
             self._keys.put(job.save, REFUSED, f"{type(error).__name__}: {error}"[:500].encode())

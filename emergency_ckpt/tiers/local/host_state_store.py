@@ -25,7 +25,12 @@ from emergency_ckpt.errors import (
     NotSigned,
     RamdiskFull,
 )
-from emergency_ckpt.state.host_state import HostStateDocument, decode, document_name
+from emergency_ckpt.state.host_state import (
+    HostStateDocument,
+    decode,
+    decode_of,
+    document_name,
+)
 from emergency_ckpt.tiers import files
 from emergency_ckpt.tiers.local.signatures import (
     OVERHEAD_BYTES,
@@ -84,15 +89,7 @@ class HostStateStore:
         CorruptData when it is not the document of that save and owner, HostStateError when it is
         another run's or differs from the held one, RamdiskFull when there is no room.
         """
-        document = decode(data)
-        if (document.save, document.owner, document.count) != (save, owner, count):
-            raise CorruptData(
-                "publish",
-                document_name(owner, count),
-                "the document is another process's or another save's",
-                expected=(save, owner, count),
-                actual=(document.save, document.owner, document.count),
-            )
+        document = decode_of(save, owner, count, data)
         if save.run_id != self._run_id:
             raise HostStateError(
                 "publish", f"host state of step {save.step}", "another run's", actual=save.run_id

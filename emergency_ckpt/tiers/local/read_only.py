@@ -153,6 +153,10 @@ class ReadOnlyRamdisk:
             hint="push to a process of the job",
         )
 
+    def hold_host_state(self, save: SaveId, owner: int, count: int, data: bytes) -> None:
+        """Raise HostStateError: this server saves nothing to storage."""
+        self.publish_host_state(save, owner, count, data)
+
     def close(self) -> None:
         """Release the directories. Idempotent; reads in progress keep their memory."""
         with self._lock:

@@ -63,7 +63,10 @@ class DirectPeers(Peers):
         self._job = job
         self._process = process
 
-    def push_host_state(self, process: int, save: SaveId, data: bytes) -> None:
+    def push_host_state(
+        self, process: int, save: SaveId, data: bytes, *, for_storage: bool = False
+    ) -> None:
+        assert for_storage  # a full ramdisk must not stop it
         if self._process in self._job.broken:
             raise TransferError("push", f"process {process}", "connection refused")
         self._job.inboxes[process].put(save, self._process, data)
