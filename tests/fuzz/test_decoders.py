@@ -1,6 +1,7 @@
 """Every decoder refuses altered bytes by its typed errors; `make fuzz` searches for longer.
 
-The files below ``corpus`` are inputs that once raised anything else.
+The files below ``corpus`` are inputs that once raised anything else, and such that reach more code
+than the seeds, found by `make fuzz`, which begins from them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from fuzz_targets import TARGETS
 
 CORPUS = Path(__file__).resolve().parent / "corpus"
 ALTERED = 400
+MAX_CORPUS_BYTES = 200_000
 _FRAGMENTS = (
     *(b"null", b"-1", b"1e999", b"99999999999999999999", b"true", b'""', b"[]", b"{}", b"[[[[[["),
     *(b"\\ud800", b"\xff", b"\x00", b"%s", b"../", b"18446744073709551616", b"\\u0000", b","),
@@ -58,3 +60,9 @@ def test_decoder_of_altered_bytes_raises_typed_errors(name: str) -> None:
 def test_decoders_of_the_corpus_raise_typed_errors() -> None:
     for path in sorted(CORPUS.glob("*/*")):
         ALL[path.parent.name].run(path.read_bytes())
+
+
+def test_corpus_is_small_and_has_the_names_of_targets() -> None:
+    sizes = {path: path.stat().st_size for path in CORPUS.glob("*/*")}
+    assert {path.parent.name for path in sizes} <= set(ALL)
+    assert sum(sizes.values()) <= MAX_CORPUS_BYTES
