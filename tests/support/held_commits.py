@@ -6,6 +6,7 @@ import fcntl
 import os
 import struct
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,8 +45,15 @@ class HeldCommit:
         self._patch.setattr(orbax_writer._Item, "_write_documents", note_commit)
 
     def give_up(self) -> None:
-        """Cancel the save once TensorStore was told to commit its arrays."""
+        """Cancel the save once TensorStore waits for the lock, with all else written.
+
+        Before that it would make the folder again while the next save makes room there.
+        """
         assert self._is_begun.wait(LONG_S)
+        deadline_s = time.monotonic() + LONG_S
+        while not all(map(_is_waited_for, self._locks)):
+            assert time.monotonic() < deadline_s, Path("/proc/locks").read_text()
+            time.sleep(0.005)
         self._patch.undo()
         self._writes[0].cancel()
 
@@ -55,6 +63,13 @@ class HeldCommit:
             os.close(fd)
         for transaction in self._transactions:
             transaction.future.exception()
+
+
+def _is_waited_for(fd: int) -> bool:
+    """Return True when the kernel has a waiter for the lock of the open file."""
+    inode = f":{os.fstat(fd).st_ino} "
+    lines = Path("/proc/locks").read_text().splitlines()
+    return any("->" in line and inode in line for line in lines)
 
 
 def _locked(path: Path) -> int:
