@@ -21,7 +21,7 @@ from emergency_ckpt.tiers.persistent.item.array_writes import ArrayWrites
 WAIT_S = 120.0
 STEP, LATER, LAST = 2, (3, 5, 7, 9), 10
 VALUES = 4 << 20
-DATA = f"bucket/run/{STEP}/default/*/d/*"
+DATA = f"bucket/run/{STEP}/default/*d/*"
 
 
 def state_of(step: int) -> dict[str, Any]:
@@ -43,13 +43,13 @@ def main(local_dir: str) -> None:
     control = GcsControl(os.environ["STORAGE_EMULATOR_HOST"])
     events: list[Event] = []
     writes: list[ArrayWrites] = []
-    begin = ArrayWrites.write
+    begin = ArrayWrites.write_into
 
     def note_and_begin(own: ArrayWrites, *args: Any) -> None:
         writes.append(own)
         begin(own, *args)
 
-    ArrayWrites.write = note_and_begin
+    ArrayWrites.write_into = note_and_begin
 
     def slots() -> int:
         return len(list(Path(local_dir).rglob("slot_*.bin")))

@@ -74,10 +74,10 @@ class History:
         service = Service()
         rng = scheduler.random
         slow_s = life.service_slow_s
-        service.delay = lambda: slow_s * rng.random() ** 4 if slow_s else 0.0
         loop = Loop(
             self.plan, life, self.number, self.judge, self.storage, self.log, verbose=self.verbose
         )
+        service.delay = lambda: (0.01 if loop.is_healed else slow_s) * rng.random() ** 4
         service.fault = self._service_fault(life, loop)
         net = network.begin()
         net.fault = self._network_fault(life, loop)

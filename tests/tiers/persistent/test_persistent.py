@@ -263,7 +263,7 @@ def test_step_that_lost_its_host_states_has_tensors_only(
     two, four = tier.steps()
     assert two == PersistentStep(2, 1, True, "life")
     assert is_plain(four.incarnation)
-    assert four == PersistentStep(4, 0, False, four.incarnation)
+    assert four == PersistentStep(4, 0, False, four.incarnation, tensors_of="life")
     assert tier.whole_steps() == [2]
     assert tier.remove_leftovers() == ([], [])
     assert tier.describe(4).marker is None
