@@ -15,6 +15,8 @@ from job_process import Iterator, JobProcess, differences, mesh_of, run_program,
 
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.testing.gcs import FaultRule, GcsControl
+from emergency_ckpt.tiers.persistent import waits
+from emergency_ckpt.tiers.persistent.bucket import objects
 from emergency_ckpt.tiers.persistent.item.array_writes import ArrayWrites
 
 SAVE_TIMEOUT_S = 20.0
@@ -167,8 +169,10 @@ def restore_from(
 def still_at_storage() -> list[str]:
     """Where calls to storage are that were given up and have not noticed.
 
-    But for those that wait in fsspec, which repeats for half a minute what storage refuses: it
-    waits in Python, which ends with the interpreter (``test_exit_after_giving_up``).
+    But for those that wait in Python, which ends with the interpreter
+    (``test_exit_after_giving_up``): in fsspec, which repeats for half a minute what storage
+    refuses, and for the answer to a write of a bucket's object, which must not come after the next
+    save.
     """
     given_up = [t for t in threading.enumerate() if t.name.startswith("eckpt-storage")]
     for thread in given_up:
@@ -177,13 +181,19 @@ def still_at_storage() -> list[str]:
     return [
         "".join(traceback.format_stack(frames[thread.ident])[-8:])
         for thread in given_up
-        if thread.is_alive() and thread.ident in frames and not in_fsspec(frames[thread.ident])
+        if thread.is_alive()
+        and thread.ident in frames
+        and not waits_in_python(frames[thread.ident])
     ]
 
 
-def in_fsspec(frame: FrameType) -> bool:
+def waits_in_python(frame: FrameType) -> bool:
     while frame.f_globals["__name__"] == "threading" and frame.f_back is not None:
         frame = frame.f_back
+    if frame.f_code is waits.wait_for.__code__ and frame.f_back is not None:
+        caller = frame.f_back
+        caller = caller.f_back if caller.f_code is waits.result_of.__code__ else caller
+        return caller is not None and caller.f_globals["__name__"] == objects.__name__
     return frame.f_globals["__name__"].startswith("fsspec.")
 
 
