@@ -51,18 +51,6 @@ def no_garbage_collection() -> Generator[None]:
             gc.enable()
 
 
-def pass_to_full_collection() -> None:
-    """Leave all objects that exist to the next full garbage collection; takes no time.
-
-    For the end of work that has made thousands which soon end without the collector. Else the next
-    small collection, in whichever thread, walks them all. Does nothing in a program that keeps
-    objects frozen, because they would thaw.
-    """
-    if gc.get_freeze_count() == 0:
-        gc.freeze()
-        gc.unfreeze()
-
-
 class Closeable(Protocol):
     def close(self) -> None: ...
 

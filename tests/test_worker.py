@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import threading
 from collections.abc import Iterator
 
 import pytest
 
-from emergency_ckpt.background import BackgroundWorker, Failures, pass_to_full_collection
+from emergency_ckpt.background import BackgroundWorker, Failures
 from emergency_ckpt.errors import LocalTierError, SaveFailed
 
 LONG_S = 60.0
@@ -246,22 +245,3 @@ def test_stop_lets_the_work_end_and_takes_no_more(failures: Failures) -> None:
     with pytest.raises(RuntimeError, match="stopp"):  # nor when nothing is under way
         worker.submit(lambda: None)
     assert worker.stop(LONG_S)
-
-
-def test_new_objects_are_left_to_the_full_collection() -> None:
-    gc.collect()
-    made: list[list[int]] = [[] for _ in range(300)]
-    assert any(each is made for each in gc.get_objects(generation=0))
-    pass_to_full_collection()
-    assert any(each is made for each in gc.get_objects(generation=2))
-    assert gc.get_count()[0] < len(made)
-
-
-def test_objects_that_the_program_froze_stay_frozen() -> None:
-    gc.freeze()
-    try:
-        frozen = gc.get_freeze_count()
-        pass_to_full_collection()
-        assert gc.get_freeze_count() >= frozen - 100  # some of them may have ended
-    finally:
-        gc.unfreeze()

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from emergency_ckpt.background import closing, no_garbage_collection, pass_to_full_collection
+from emergency_ckpt.background import closing, no_garbage_collection
 from emergency_ckpt.cluster.process_placement import ProcessPlacement, place_process
 from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.save.local_save import LocalSave
@@ -25,9 +25,6 @@ from emergency_ckpt.state.staging import Snapshot
 from emergency_ckpt.state.tree import PyTree, check_values, describe
 
 Work = Callable[[], None]
-
-_FEW_LEAVES = 256
-"""The views of so many leaves are no work for the garbage collector."""
 
 
 class TierWork(NamedTuple):
@@ -76,10 +73,7 @@ class SaveWork:
             plan, flat = self._plan_for(request.state)
             payload = request.capture()
             take = self._local if name == "local" else self._persistent
-            work = take(plan, flat, request, payload)
-            if len(flat) > _FEW_LEAVES:
-                pass_to_full_collection()
-            return work
+            return take(plan, flat, request, payload)
 
     def _writes(self, placement: ProcessPlacement) -> bool:
         return self._parts.process[0] in placement.writers
