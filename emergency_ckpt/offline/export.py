@@ -43,6 +43,7 @@ from emergency_ckpt.tiers.persistent.late_arrays import (
     write_late_step,
 )
 from emergency_ckpt.tiers.persistent.marker import ITEM, OURS
+from emergency_ckpt.tiers.persistent.orbax_names import STEP_METADATA
 
 HOST_STATES = "host_states"
 _LEFT_OUT = "the host states are left out"
@@ -50,7 +51,6 @@ _GUESSED = (
     "RAM has no structure of the state but the paths of its leaves: all its nodes are dicts (give"
     " a --dir with a step of the same leaves for the structure)"
 )
-_METADATA = "_CHECKPOINT_METADATA"
 _CHUNKED_BYTES = 16 << 20  # smaller leaves are one chunk
 _COPY_BYTES = 16 << 20
 
@@ -160,12 +160,12 @@ class Export:
     def copy_stored(self, source: StoredSource, step: int, progress: Progress) -> None:
         """Copy a stored step's files, and compare the CRC32Cs that its marker has."""
         item, to = epath.Path(source.stored.item), epath.Path(self._temporary) / str(step)
-        is_itself = (item / _METADATA).exists()
+        is_itself = (item / STEP_METADATA).exists()
         try:
             _copy(item if is_itself else item.parent, to)
         except OSError as error:
             raise PersistentTierError("copy", source.name, str(error)) from error
-        _make_plain(to / _METADATA)
+        _make_plain(to / STEP_METADATA)
         copied = source.moved(str(to if is_itself else to / item.name))
         for path, spec in copied.leaves.items():
             if source.stored.marker is not None:

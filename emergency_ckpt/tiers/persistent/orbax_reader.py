@@ -91,8 +91,7 @@ def open_by_name(
     import orbax.checkpoint as ocp  # noqa: PLC0415
 
     # In a bucket all items of this package are; a look for the manifest takes two requests.
-    in_bucket = str(item).startswith("gs://")
-    ocdbt, context = in_bucket or ocp.type_handlers.is_ocdbt_checkpoint(item), _context()
+    ocdbt, context = in_bucket(item) or ocp.type_handlers.is_ocdbt_checkpoint(item), _context()
     if ocdbt and (found := _from_index(str(item), names, deadline_s)) is not None:
         return found
     opening = {
@@ -252,9 +251,14 @@ def _spec(item: str, name: str, *, driver: str, ocdbt: bool) -> dict[str, Any]:
         "cache_pool": "cache_pool#ocdbt",
         "path": name,
     }
-    if item.startswith("gs://"):
+    if in_bucket(item):
         kvstore |= _ONE_REQUEST_FOR_SEVERAL_CHUNKS
     return {"driver": driver, "kvstore": kvstore}
+
+
+def in_bucket(path: object) -> bool:
+    """Return True for a path in a bucket of GCS."""
+    return str(path).startswith("gs://")
 
 
 def kvstore_of(item: str, name: str = "") -> dict[str, Any] | str:

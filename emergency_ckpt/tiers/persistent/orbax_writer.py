@@ -13,13 +13,15 @@ from etils import epath
 # The options of a public handler, which otherwise only Orbax's manager can set.
 from orbax.checkpoint._src.handlers.composite_checkpoint_handler import CompositeOptions
 
-from emergency_ckpt.errors import CorruptData, PersistentTierError
+from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.tiers.persistent.bucket.step_writer import BucketStepWriter
 from emergency_ckpt.tiers.persistent.item import documents
 from emergency_ckpt.tiers.persistent.item.array_writes import ArrayWrites, database_of
 from emergency_ckpt.tiers.persistent.item.documents import ItemTree
 from emergency_ckpt.tiers.persistent.marker import ITEM, OURS
 from emergency_ckpt.tiers.persistent.meetings import BEGUN, WRITTEN
+from emergency_ckpt.tiers.persistent.orbax_names import TREE
+from emergency_ckpt.tiers.persistent.orbax_reader import in_bucket
 from emergency_ckpt.types import SaveId
 
 
@@ -60,12 +62,12 @@ class _Item:
 
     def _write_documents(self, directory: epath.Path) -> None:
         if self._arrays_document is not None:
-            path = _arrays_path(directory, jax.process_index())
+            path = directory / documents.arrays_name(jax.process_index())
             # Each writer makes the folder itself: the first one may have failed.
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(self._arrays_document)
         if self.is_first:
-            (directory / documents.TREE).write_text(self._tree.document())
+            (directory / TREE).write_text(self._tree.document())
             shardings = documents.shardings(self._tree.arrays)
             if shardings is not None:
                 (directory / documents.SHARDINGS).write_text(shardings)
@@ -75,9 +77,9 @@ class _Item:
         self._meet(WRITTEN, self._others)  # only the first writer commits
         self._writes.check()
         self._check_others(directory)
-        context = ocp.type_handlers.get_ts_context(use_ocdbt=True)
         if not self._tree.arrays:
             return
+        context = ocp.type_handlers.get_ts_context(use_ocdbt=True)
         own: Any = _Databases(directory, self._databases)
         asyncio.run(
             ocp.type_handlers.merge_ocdbt_per_process_files(
@@ -90,10 +92,9 @@ class _Item:
         if self._arrays_document is None:
             return
         for writer in self._others:
-            path = _arrays_path(directory, writer)
-            if path.read_text() != self._arrays_document:
-                problem = f"process {writer} stored other arrays than process {self._first}"
-                raise CorruptData("save", str(path), problem)
+            path = directory / documents.arrays_name(writer)
+            written = path.read_bytes()
+            documents.check_same_arrays(self._arrays_document, written, str(path), writer)
 
 
 class _Databases:
@@ -118,10 +119,6 @@ class _Databases:
         return str(self._item)
 
 
-def _arrays_path(directory: epath.Path, process: int) -> epath.Path:
-    return directory / documents.ARRAYS / f"process_{process}"
-
-
 def write_step(
     directory: epath.Path,
     save: SaveId,
@@ -137,7 +134,7 @@ def write_step(
     Orbax's barriers have fixed timeouts of minutes and a thread blocked in one aborts the process
     at exit. Into a bucket the step is written without Orbax, in a tenth of the requests.
     """
-    if str(directory).startswith("gs://"):
+    if in_bucket(directory):
         BucketStepWriter(directory, save, state, writers, writes, meet=meet).write()
         return
     item = _Item(save, state, writers, writes, meet)

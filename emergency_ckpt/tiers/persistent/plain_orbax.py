@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import msgspec
 from etils import epath
 
+from emergency_ckpt.tiers.persistent.orbax_names import TREE
 from emergency_ckpt.tiers.persistent.orbax_reader import StoredLeaf, describe_item
-from emergency_ckpt.tiers.persistent.steps.folders import ARRAYS, ITEMS
+from emergency_ckpt.tiers.persistent.steps.folders import ITEMS
 
 
 def describe_plain(
@@ -40,10 +41,10 @@ def describe_plain(
 def _items_with_arrays(folder: epath.Path, item: str | None) -> Sequence[str]:
     usual = (*ITEMS, "") if item is None else (item,)
     for name in usual:
-        if ((folder / name if name else folder) / ARRAYS).exists():
+        if ((folder / name if name else folder) / TREE).exists():
             return (name,)
     below = sorted(path.name for path in folder.iterdir() if path.is_dir())
-    found = [name for name in below if (folder / name / ARRAYS).exists()]
+    found = [name for name in below if (folder / name / TREE).exists()]
     if item is None and found:
         return found
     wanted = "no item of arrays" if item is None else f"no item {item!r} of arrays (orbax_item)"

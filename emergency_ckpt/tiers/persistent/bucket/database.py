@@ -12,9 +12,8 @@ from emergency_ckpt.tiers.persistent.item.array_writes import (
     database_spec,
     new_context,
 )
+from emergency_ckpt.tiers.persistent.orbax_names import MANIFEST
 from emergency_ckpt.tiers.persistent.orbax_reader import kvstore_of
-
-MANIFEST = "manifest.ocdbt"
 
 
 class BucketDatabase:

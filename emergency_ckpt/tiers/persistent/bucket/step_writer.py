@@ -20,18 +20,15 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from emergency_ckpt.errors import CorruptData
-from emergency_ckpt.tiers.persistent.bucket.database import MANIFEST, BucketDatabase
+from emergency_ckpt.tiers.persistent.bucket.database import BucketDatabase
 from emergency_ckpt.tiers.persistent.bucket.objects import StepObjects
 from emergency_ckpt.tiers.persistent.item import documents
 from emergency_ckpt.tiers.persistent.item.array_writes import ArrayWrites, database_of
 from emergency_ckpt.tiers.persistent.item.documents import ItemTree
 from emergency_ckpt.tiers.persistent.marker import ITEM, OURS
 from emergency_ckpt.tiers.persistent.meetings import BEGUN, WRITTEN
+from emergency_ckpt.tiers.persistent.orbax_names import COMMITTED, MANIFEST, STEP_METADATA, TREE
 from emergency_ckpt.types import SaveId
-
-_METADATA = "_CHECKPOINT_METADATA"
-_COMMITTED = "commit_success.txt"
 
 
 class BucketStepWriter:
@@ -78,7 +75,7 @@ class BucketStepWriter:
             self._objects.write(_manifest(database, folder))
             self._meet(WRITTEN, ())
             return
-        claim = self._objects.write({_METADATA: self._metadata(None)})[_METADATA]
+        claim = self._objects.write({STEP_METADATA: self._metadata(None)})[STEP_METADATA]
         self._meet(BEGUN, ())
         database = self._write_arrays(ITEM)
         self._meet(WRITTEN, self._others)
@@ -103,15 +100,15 @@ class BucketStepWriter:
         self._objects.write(manifest)
         # Alone, after all that the step consists of: it shows that nobody has cleared the place.
         metadata = self._metadata(time.time_ns())
-        self._objects.write({_METADATA: metadata}, over={_METADATA: claim})
+        self._objects.write({STEP_METADATA: metadata}, over={STEP_METADATA: claim})
         commits: dict[str, bytes] = {}
-        for name in (f"{ITEM}/{_COMMITTED}", _COMMITTED):
+        for name in (f"{ITEM}/{COMMITTED}", COMMITTED):
             self._writes.check()
             text = f"Checkpoint commit was successful by incarnation {self._save.incarnation}"
             commits |= self._objects.write({name: text.encode()})
-        if self._objects.read([_METADATA]).get(_METADATA) != metadata:
+        if self._objects.read([STEP_METADATA]).get(STEP_METADATA) != metadata:
             self._objects.remove(dict(reversed(commits.items())))
-            raise self._objects.lost(_METADATA)
+            raise self._objects.lost(STEP_METADATA)
 
     def _database_of(self, process: int) -> str:
         return f"{ITEM}/{database_of(self._save, process)}"
@@ -120,7 +117,7 @@ class BucketStepWriter:
         process = jax.process_index()
         found = {_arrays_name(process): self._arrays_document}
         if process == self._first:
-            found[f"{ITEM}/{documents.TREE}"] = self._tree.document()
+            found[f"{ITEM}/{TREE}"] = self._tree.document()
             found[f"{ITEM}/{documents.SHARDINGS}"] = documents.shardings(self._tree.arrays)
         return {name: text.encode() for name, text in found.items() if text is not None}
 
@@ -131,9 +128,8 @@ class BucketStepWriter:
         names = {writer: _arrays_name(writer) for writer in self._others}
         found = self._objects.read(names.values())
         for writer, name in names.items():
-            if found.get(name) != self._arrays_document.encode():
-                problem = f"process {writer} stored other arrays than process {self._first}"
-                raise CorruptData("save", f"{self._folder}/{name}", problem)
+            path, written = f"{self._folder}/{name}", found.get(name)
+            documents.check_same_arrays(self._arrays_document, written, path, writer)
 
     def _metadata(self, committed_ns: int | None) -> bytes:
         """Return the document of the step, as Orbax's manager writes it."""
@@ -151,7 +147,7 @@ class BucketStepWriter:
 
 
 def _arrays_name(process: int) -> str:
-    return f"{ITEM}/{documents.ARRAYS}/process_{process}"
+    return f"{ITEM}/{documents.arrays_name(process)}"
 
 
 def _manifest(database: BucketDatabase, folder: str) -> dict[str, bytes]:

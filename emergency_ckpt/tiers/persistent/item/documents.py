@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import jax
 import orbax.checkpoint as ocp
 
+from emergency_ckpt.errors import CorruptData
 from emergency_ckpt.tiers.persistent.item.state import JAX_ARRAY, ItemArray
 
-TREE, SHARDINGS, ARRAYS = "_METADATA", "_sharding", "array_metadatas"
-"""Names below the item; the last one is a folder with a document for each writer."""
+SHARDINGS = "_sharding"
 
 _SEQUENCE, _MAPPING = 1, 2
 _EMPTY = ((list, "List"), (tuple, "Tuple"), (Mapping, "Dict"))
@@ -123,3 +123,17 @@ def array_metadata(arrays: Sequence[NamedArray]) -> str | None:
         if array.kind == JAX_ARRAY
     ]
     return json.dumps({"array_metadatas": found}) if found else None
+
+
+def arrays_name(process: int) -> str:
+    """Return the name below the item of the document of the arrays that ``process`` wrote."""
+    return f"array_metadatas/process_{process}"
+
+
+def check_same_arrays(own: str, other: bytes | None, path: str, writer: int) -> None:
+    """Raise CorruptData when ``writer`` divided the arrays in another way than this process.
+
+    ``own``, ``other``: their documents of the arrays; that of ``writer`` is at ``path``.
+    """
+    if other != own.encode():
+        raise CorruptData("save", path, f"process {writer} stored other arrays than this process")

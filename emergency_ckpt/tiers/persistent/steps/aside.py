@@ -6,13 +6,11 @@ import msgspec
 
 from emergency_ckpt.errors import CorruptData
 from emergency_ckpt.tiers.persistent.marker import ASIDE_NAME, HOST_STATE, ITEM, decode_file
+from emergency_ckpt.tiers.persistent.orbax_names import COMMITTED
 from emergency_ckpt.tiers.persistent.steps.looks import FoundStep
 from emergency_ckpt.tiers.persistent.steps.records import StoredSteps
 from emergency_ckpt.tiers.persistent.steps.replaced import aside_name
 from emergency_ckpt.tiers.storage.directory import StorageDirectory
-
-_COMMIT_MARKER = "commit_success.txt"
-"""The objects by which Orbax recognises a finished step and a finished item."""
 
 _VERSION = 1
 _UNKNOWN = "unreadable"
@@ -113,5 +111,5 @@ class StepsAside:
 
         For use inside ``do``.
         """
-        for marker in (_COMMIT_MARKER, f"{ITEM}/{_COMMIT_MARKER}"):
+        for marker in (COMMITTED, f"{ITEM}/{COMMITTED}"):
             (self._directory / tensors / marker).unlink(missing_ok=True)

@@ -15,17 +15,14 @@ from emergency_ckpt.core.step_names import (
 )
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.tiers.persistent.marker import HOST_STATE
+from emergency_ckpt.tiers.persistent.orbax_names import STEP_METADATA, TREE
 from emergency_ckpt.tiers.storage.directory import StorageDirectory
 
 ITEMS = ("default", "state", "items")
 """Items in which Orbax, its emergency manager and MaxText keep arrays; the first one counts."""
 
-ARRAYS = "_METADATA"
-"""The file of an item with arrays."""
-
 LOOKS_AT_ONCE = 16
 
-_STEP = "_CHECKPOINT_METADATA"
 _UNKNOWN_TRIED = 16
 _ITEMS_TRIED = 64
 _LOOKS = 4 * LOOKS_AT_ONCE
@@ -121,16 +118,16 @@ class StepFolders:
                 below = sorted(path.name for path in folder.iterdir())
             except (FileNotFoundError, NotADirectoryError):
                 return False
-            if not {_STEP, ARRAYS}.isdisjoint(below):
+            if not {STEP_METADATA, TREE}.isdisjoint(below):
                 return True
-            return any((folder / item / ARRAYS).exists() for item in below[:_ITEMS_TRIED])
+            return any((folder / item / TREE).exists() for item in below[:_ITEMS_TRIED])
 
         return self._storage.do("look at", f"/{name}", look, deadline_s)
 
     def _has_steps(self, names: Sequence[str], deadline_s: float | None) -> bool:
         """Return True when Orbax wrote any of these folders. Blocks."""
         items = ("", *(f"{item}/" for item in ITEMS))
-        files = [_STEP, *(f"{item}{ARRAYS}" for item in items)]
+        files = [STEP_METADATA, *(f"{item}{TREE}" for item in items)]
         paths = [self._storage.path / name / file for name in names for file in files]
         return self._storage.do(
             "look at", f"/{names[0]}", lambda: any(path.exists() for path in paths), deadline_s

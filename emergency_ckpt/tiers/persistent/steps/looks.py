@@ -23,13 +23,12 @@ from emergency_ckpt.tiers.persistent.marker import (
     TensorsId,
     check_marker,
 )
+from emergency_ckpt.tiers.persistent.orbax_names import MANIFEST, STEP_METADATA
 from emergency_ckpt.tiers.persistent.steps.folders import ITEMS, StepFolders
 from emergency_ckpt.tiers.persistent.steps.replaced import StepPlace
 from emergency_ckpt.tiers.storage.directory import StorageDirectory
 from emergency_ckpt.types import SaveId
 
-_METADATA = "_CHECKPOINT_METADATA"
-_MANIFEST = "manifest.ocdbt"
 _WARNINGS = 16
 _REPLACED = "another program has written it again: it has tensors only"
 _GONE = "its tensors are gone"
@@ -96,7 +95,7 @@ class StepLooks:
         deadline_s: float | None,
     ) -> FoundStep | None:
         problem = ""
-        metadata = self._storage.bytes_of(f"{place.tensors}/{_METADATA}", deadline_s)
+        metadata = self._storage.bytes_of(f"{place.tensors}/{STEP_METADATA}", deadline_s)
         if marker.tensors is not None:
             problem = self._compare_tensors(place, metadata, marker.tensors, deadline_s)
         elif not self._folders.is_written_by_orbax(place.tensors, deadline_s):
@@ -138,7 +137,7 @@ class StepLooks:
 
         PersistentTierError when another save has written them.
         """
-        names = (f"{save.step}/{_METADATA}", f"{save.step}/{ITEM}/{_MANIFEST}")
+        names = (f"{save.step}/{STEP_METADATA}", f"{save.step}/{ITEM}/{MANIFEST}")
         deadline_s = self._storage.deadline_s(deadline_s)
         read = functools.partial(self._storage.bytes_of, deadline_s=deadline_s)
         with ThreadPoolExecutor(len(names), "eckpt-tensors") as pool:
@@ -160,12 +159,12 @@ class StepLooks:
         because its file is damaged."""
         if _digest(metadata) == expected.metadata:
             return ""
-        manifest = self._storage.bytes_of(f"{place.tensors}/{ITEM}/{_MANIFEST}", deadline_s)
+        manifest = self._storage.bytes_of(f"{place.tensors}/{ITEM}/{MANIFEST}", deadline_s)
         if metadata is None and manifest is None:
             return _GONE
         if _digest(manifest) != expected.manifest:
             return _REPLACED
-        return f"its file {_METADATA} is damaged"
+        return f"its file {STEP_METADATA} is damaged"
 
     def _warn(self, step: int, problem: str) -> None:
         """Log the problem of the first few steps; ``passed_over`` has all of them."""
@@ -202,13 +201,13 @@ class StepLooks:
         folder = place.tensors
         if not self._is_finalized(folder, deadline_s):
             return None
-        metadata = self._storage.bytes_of(f"{folder}/{_METADATA}", deadline_s)
+        metadata = self._storage.bytes_of(f"{folder}/{STEP_METADATA}", deadline_s)
         if metadata is None and not self._folders.is_written_by_orbax(folder, deadline_s):
             problem = PersistentStep(step, 0, False, problem=_NO_STEP)
             return FoundStep(problem, None, place, is_junk=True)
         digest = hashlib.sha256(metadata or b"")
         for item in ("", *(f"{name}/" for name in ITEMS)):
-            manifest = self._storage.bytes_of(f"{folder}/{item}{_MANIFEST}", deadline_s)
+            manifest = self._storage.bytes_of(f"{folder}/{item}{MANIFEST}", deadline_s)
             if manifest is not None:
                 digest.update(manifest)
                 break
@@ -224,7 +223,7 @@ class StepLooks:
 
     def _is_written_here(self, place: StepPlace, deadline_s: float | None) -> bool:
         """Return True when the tensors, if whole, are of an unfinished save of this package."""
-        metadata = self._storage.bytes_of(f"{place.tensors}/{_METADATA}", deadline_s)
+        metadata = self._storage.bytes_of(f"{place.tensors}/{STEP_METADATA}", deadline_s)
         # No fields: not whole, or of an old version of Orbax without such a file.
         return not _fields(metadata) or _ours(metadata) is not None
 

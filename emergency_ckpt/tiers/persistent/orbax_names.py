@@ -1,0 +1,13 @@
+"""Names of the files by which Orbax knows a step and its items."""
+
+STEP_METADATA = "_CHECKPOINT_METADATA"
+"""The document of a step, which its manager writes."""
+
+COMMITTED = "commit_success.txt"
+"""In a bucket, the objects by which a finished step and a finished item are recognised."""
+
+MANIFEST = "manifest.ocdbt"
+"""The root of an item's database. TensorStore chooses the name."""
+
+TREE = "_METADATA"
+"""The document of an item with arrays: its tree."""
