@@ -74,6 +74,10 @@ MAX_SECRET_BYTES: Final = 4096
 
 # Directories of a ramdisk
 
+SMALL_FILES_BYTES: Final = 1 << 20
+"""Reserved for each process beside its slots: enough for the manifests and host states of a few
+thousand shards.
+"""
 MAX_RUNS: Final = 1024
 MAX_DIRECTORIES_PER_RUN: Final = 1024
 MAX_HOST_STATE_SAVES: Final = 72

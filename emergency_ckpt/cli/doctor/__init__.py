@@ -20,13 +20,13 @@ from rich.console import Console
 from emergency_ckpt.cli.arguments import port, seconds
 from emergency_ckpt.cli.doctor.findings import Finding, as_json, exit_status, show
 from emergency_ckpt.cli.doctor.sizing import add_size, check_size, given_bytes, slot_bytes
+from emergency_ckpt.core.limits import SMALL_FILES_BYTES
 from emergency_ckpt.core.wording import count_text, size_text
 from emergency_ckpt.tiers.ramdisk.locks import check_run_id
 
 if TYPE_CHECKING:
     SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage]
 
-_SMALL_FILES_BYTES = 1 << 20
 _EPILOG = """\
 exit status
   0  a job can start here (there may be warnings)
@@ -121,7 +121,7 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
 def _needed_bytes(args: argparse.Namespace, state_bytes: int) -> int:
     """Return the bytes that the slots of this host's processes take."""
     slots = (args.local_keep_last_n + 1) * slot_bytes(args, state_bytes)
-    return args.processes * (slots + _SMALL_FILES_BYTES)
+    return args.processes * (slots + SMALL_FILES_BYTES)
 
 
 def _slots(args: argparse.Namespace, needed_bytes: int) -> Finding:

@@ -12,6 +12,7 @@ from absl import logging
 
 from emergency_ckpt import _native
 from emergency_ckpt._native import Mapping
+from emergency_ckpt.core.limits import SMALL_FILES_BYTES
 from emergency_ckpt.core.restore.inventory import HeldHostState, HeldTensors
 from emergency_ckpt.core.timeline import Timeline, newest
 from emergency_ckpt.errors import NotHeld
@@ -21,9 +22,6 @@ from emergency_ckpt.tiers.local.slot_choice import SlotState
 from emergency_ckpt.tiers.local.slots import Published, Slot
 from emergency_ckpt.tiers.ramdisk import locks as claims
 from emergency_ckpt.types import Contents, SaveId, ShardEntry
-
-SMALL_FILES_BYTES = 1 << 20
-"""Bytes reserved per process for manifests and host states, in addition to the slots."""
 
 
 class HeldCopies:

@@ -12,12 +12,13 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
+from emergency_ckpt.core.limits import SMALL_FILES_BYTES
 from emergency_ckpt.errors import LocalTierError, RamdiskFull, SlotBusy
 from emergency_ckpt.tiers import files
 from emergency_ckpt.tiers.local.old_lives import claim_or_wait
 from emergency_ckpt.tiers.local.prefault import Prefaulter
 from emergency_ckpt.tiers.local.process_directory import ProcessDirectory
-from emergency_ckpt.tiers.local.published import SMALL_FILES_BYTES, HeldCopies
+from emergency_ckpt.tiers.local.published import HeldCopies
 from emergency_ckpt.tiers.local.signatures import Signer
 from emergency_ckpt.tiers.local.slot_choice import (
     SLOTS_AT_REST,

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
+from emergency_ckpt.core.limits import SMALL_FILES_BYTES
 from emergency_ckpt.tiers import files
 from emergency_ckpt.tiers.ramdisk.locks import Claim, claim_existing, process_directories
 from emergency_ckpt.tiers.ramdisk.other_runs import left_runs
@@ -27,7 +28,6 @@ from emergency_ckpt.tiers.ramdisk.ownership import ensure_run_directory
 _SLOT = re.compile(r"slot_\d{1,2}\.bin")
 _FIRST_SLOT = "slot_0.bin"
 _MARK = "reserve"
-_SMALL_FILES_BYTES = 1 << 20
 _PIECE_BYTES = 8 << 20
 """The owner that takes the slot over waits for no more than this, and gets no more behind it."""
 _ZEROS = bytes(256 << 10)  # stays in the cache
@@ -73,7 +73,7 @@ def reserve_slot(
         return 0
     pages = (size_bytes + mmap.PAGESIZE - 1) // mmap.PAGESIZE
     try:
-        has_room = files.free_bytes(claim.dir_fd) >= size_bytes + _SMALL_FILES_BYTES
+        has_room = files.free_bytes(claim.dir_fd) >= size_bytes + SMALL_FILES_BYTES
         if _slots(path) or not has_room:
             return 0
         made = _Pages(claim.dir_fd)
