@@ -7,8 +7,8 @@ INSTALLED = $(VENV)/installed
 EXTRAS ?= demo,test,check
 TF_VENV ?= .venv-tf
 RAY_VENV ?= .venv-ray
-# One more than cores: tests of jobs wait a good part of their time.
-TEST_WORKERS ?= 3
+# Twice the cores of a small machine: tests of jobs wait a good part of their time.
+TEST_WORKERS ?= 4
 MINUTES ?= 60
 SEED ?= 1
 FUZZ_SECONDS ?= 60
@@ -24,7 +24,7 @@ help:
 	@echo "make demo    train on a simulated job, lose a slice, and recover"
 	@echo "make test    run the tests"
 	@echo "make test-tf run the tests of tf.data iterators, with TensorFlow in its own venv"
-	@echo "make test-ray  run deploy/ray on Ray's local cluster, in its own venv (ten minutes)"
+	@echo "make test-ray  run deploy/ray on Ray's local cluster, in its own venv (five minutes)"
 	@echo "make test-slurm   run deploy/slurm on five real slurmd; needs root and Debian (ten minutes)"
 	@echo "make test-dist build the sdist and the wheel, install each, save and restore"
 	@echo "make test-report test-monitoring   the report in a browser (chromium, chromedriver); the rules and"

@@ -28,11 +28,14 @@ settings.load_profile("untimed")
 sys.path[:0] = [str(Path(__file__).parent / name) for name in ("support", "jobs")]
 
 # ruff: noqa: E402 - these import what the lines above must precede
+import warm_start
 from places import AXLEARN_DOUBLE
 from tiers_support import open_tier
 from world import World
 
 from emergency_ckpt.tiers.local.tier import LocalTier
+
+warm_start.install()
 
 _LONG = {"system", "axlearn", "orbax", "demo", "launch", "benchmarks", "testing"}
 

@@ -221,6 +221,7 @@ def run_program(programs: dict[str, Callable[[JobProcess], Any]]) -> None:
 
 
 def _write(path: Path, results: dict[str, Any]) -> None:
-    temporary = path.with_suffix(".tmp")
+    # Jobs that run at the same time may have the same directory.
+    temporary = path.with_suffix(f".{os.getpid()}")
     temporary.write_text(json.dumps(results))
     os.replace(temporary, path)
