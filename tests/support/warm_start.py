@@ -119,10 +119,8 @@ def install() -> None:
 
 
 def _start(command: Sequence[str], **options: Any) -> Any:
-    program, environment = (
-        list(command[4:]),
-        options.get("env", {}),
-    )  # after the shell and its script
+    program = list(command[4:])  # after the shell and its script
+    environment = options.get("env", {})
     is_job = program[:1] == [sys.executable] and Path(*program[1:2]).parent == JOBS
     if not is_job or "PYTHONPATH" in environment:
         return subprocess.Popen(command, **options)
