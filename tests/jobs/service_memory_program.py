@@ -2,14 +2,15 @@
 
     python service_memory_program.py VOTES
 
-Prints the bytes of the service's process after a tenth of the votes, and after all.
+Prints the bytes that the service's process has allocated and not freed: after a tenth of the
+votes, after all, and after as many barriers again as votes came between, each of a name of its
+own. Its resident memory would not do: it also grows by pages that hold nothing yet.
 """
 
 import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from jax._src.lib import _jax
 
@@ -18,18 +19,30 @@ from emergency_ckpt.save.vote import Ballot, Vote
 from emergency_ckpt.types import SaveId
 
 COUNT = 2
-PAGE_BYTES = 4096
 SERVICE = """
+import ctypes
 import sys
 from jax._src.lib import _jax
+
+class Mallinfo(ctypes.Structure):  # of malloc.h, the same in every glibc
+    _fields_ = [(f"field_{i}", ctypes.c_int) for i in range(7)] + [
+        ("uordblks", ctypes.c_uint), ("fordblks", ctypes.c_int), ("keepcost", ctypes.c_int)]
+
+mallinfo = ctypes.CDLL(None).mallinfo
+mallinfo.restype = Mallinfo
 service = _jax.get_distributed_runtime_service(sys.argv[1], int(sys.argv[2]))
 print("up", flush=True)
-sys.stdin.read()
+for _ in sys.stdin:
+    print(mallinfo().uordblks, flush=True)
 """
 
 
-def resident_bytes(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES
+def allocated_bytes(service: "subprocess.Popen[bytes]") -> int:
+    assert service.stdin is not None
+    assert service.stdout is not None
+    service.stdin.write(b"\n")
+    service.stdin.flush()
+    return int(service.stdout.readline())
 
 
 def main(votes: int) -> None:
@@ -55,7 +68,10 @@ def main(votes: int) -> None:
             outcomes = pool.map(lambda vote, s=save, b=ballot: vote.cast(s, b), casting)
             assert {outcome.kind for outcome in outcomes} == {"complete"}
             if step in (votes // 10, votes):
-                sizes.append(resident_bytes(service.pid))
+                sizes.append(allocated_bytes(service))
+        for number in range(votes - votes // 10):
+            list(pool.map(lambda c, n=number: c.wait_at_barrier(f"own/{n}", 60_000, None), clients))
+        sizes.append(allocated_bytes(service))
         list(pool.map(lambda client: client.shutdown(), clients))
     service.kill()
     print(*sizes)
