@@ -2,7 +2,8 @@
 
 import argparse
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 
 def positive(text: str) -> int:
@@ -35,3 +36,14 @@ def some_of(names: Collection[str]) -> Callable[[str], list[str]]:
         return words(text)
 
     return parse
+
+
+def parse_with_quick(
+    parser: argparse.ArgumentParser, arguments: Sequence[str] | None, quick: Mapping[str, Any]
+) -> argparse.Namespace:
+    """Return the options; with ``--quick`` other defaults apply, and flags still win over them."""
+    options = parser.parse_args(arguments)
+    if options.quick:
+        parser.set_defaults(**quick)
+        options = parser.parse_args(arguments)
+    return options

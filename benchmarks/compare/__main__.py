@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks import ROOT
 from benchmarks.common import limits, machine, plain_readers, warm
-from benchmarks.common.arguments import above_0, positive, some_of, words
+from benchmarks.common.arguments import above_0, parse_with_quick, positive, some_of, words
 from benchmarks.common.contenders import MODULES
 from benchmarks.common.job import LOST_SLICE, SCENARIOS, Shape, parse_job
 from benchmarks.common.lives import IMPORTED_BY_ALL, Place, RoundFailed, run_round
@@ -44,11 +44,7 @@ _COPIES_IN_PROCESS = 3
 
 def main(arguments: list[str] | None = None) -> int:
     parser = _parser()
-    options = parser.parse_args(arguments)
-    if options.quick:
-        # Other defaults: what is given as a flag still wins.
-        parser.set_defaults(**_QUICK)
-        options = parser.parse_args(arguments)
+    options = parse_with_quick(parser, arguments, _QUICK)
     try:
         options.out.mkdir(parents=True, exist_ok=True)
         shapes = [parse_job(job, options.saves) for job in options.jobs]

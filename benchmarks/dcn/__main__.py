@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import machine
-from benchmarks.common.arguments import above_0, positive, positives, some_of
+from benchmarks.common.arguments import above_0, parse_with_quick, positive, positives, some_of
 from benchmarks.common.job import SLICE_LOST, Shape, plan_shape
 from benchmarks.common.lives import Place, RoundFailed, run_round
 from benchmarks.dcn import links, report
@@ -35,11 +35,7 @@ _COPIES_IN_PROCESS = 3
 
 def main(arguments: list[str] | None = None) -> int:
     parser = _parser()
-    options = parser.parse_args(arguments)
-    if options.quick:
-        # Other defaults: what is given as a flag still wins.
-        parser.set_defaults(**_QUICK)
-        options = parser.parse_args(arguments)
+    options = parse_with_quick(parser, arguments, _QUICK)
     try:
         shapes = [plan_shape(n, 1, options.mib, options.leaves, 1) for n in options.slices]
         one_bytes = max(shape.slices * shape.state_bytes for shape in shapes)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from launch_support import job_of
 
 from emergency_ckpt.launch.faults import parse_fault
 from emergency_ckpt.launch.job import JobSpec
@@ -51,25 +50,12 @@ while env.restart_count == 0:
 
 @pytest.fixture
 def spec(tmp_path: Path) -> Iterator[JobSpec]:
-    script = tmp_path / "program.py"
-    script.write_text(PROGRAM)
-    root = Path(tempfile.mkdtemp(prefix="eckpt-test-", dir="/dev/shm"))
-    yield JobSpec(
-        command=(sys.executable, str(script)),
-        slices=2,
-        hosts_per_slice=2,
-        devices_per_host=1,
-        local_root=root / "ram",
-        log_dir=tmp_path / "logs",
-        env={
-            "PYTHONPATH": ":".join(sys.path),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",  # this program compiles little
-        },
-        max_restarts=1,
-        grace_s=0.5,
-        keep_ram="always",
-    )
-    shutil.rmtree(root, ignore_errors=True)
+    env = {
+        "PYTHONPATH": ":".join(sys.path),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",  # this program compiles little
+    }
+    with job_of(PROGRAM, tmp_path, hosts_per_slice=2, env=env, grace_s=0.5) as job:
+        yield job
 
 
 def test_four_processes_add_up_before_and_after_a_slice_is_lost(spec: JobSpec) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
+from typing import Any
 
 from emergency_ckpt.launch.job import JobSpec
 
@@ -38,3 +42,26 @@ def wait_until_gone(pids: Iterable[int]) -> None:
     """Block until none of ``pids`` runs; fail after ``DEADLINE_S``."""
     for pid in pids:
         wait_until(lambda pid=pid: not alive(pid), f"process {pid} is gone")
+
+
+@contextlib.contextmanager
+def job_of(program: str, scratch: Path, **settings: Any) -> Generator[JobSpec]:
+    """Yield a job of two slices that runs the text ``program``, with ramdisks of its own.
+
+    ``scratch``: an empty folder for the program and its logs. ``settings``: of ``JobSpec``.
+    """
+    script = scratch / "program.py"
+    script.write_text(program)
+    with tempfile.TemporaryDirectory(
+        prefix="eckpt-test-", dir="/dev/shm", ignore_cleanup_errors=True
+    ) as root:
+        yield JobSpec(
+            command=(sys.executable, str(script)),
+            slices=2,
+            devices_per_host=1,
+            local_root=Path(root) / "ram",
+            log_dir=scratch / "logs",
+            max_restarts=1,
+            keep_ram="always",
+            **settings,
+        )

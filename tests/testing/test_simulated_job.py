@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
-import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from launch_support import job_of
 
 from emergency_ckpt.launch.job import JobSpec
 from emergency_ckpt.launch.supervisor import Supervisor
@@ -37,20 +35,8 @@ sys.exit(env.restart_count == 0)
 
 @pytest.fixture
 def spec(tmp_path: Path) -> Iterator[JobSpec]:
-    script = tmp_path / "program.py"
-    script.write_text(PROGRAM)
-    root = Path(tempfile.mkdtemp(prefix="eckpt-test-", dir="/dev/shm"))
-    yield JobSpec(
-        command=(sys.executable, str(script)),
-        slices=2,
-        hosts_per_slice=1,
-        devices_per_host=1,
-        local_root=root / "ram",
-        log_dir=tmp_path / "logs",
-        max_restarts=1,
-        keep_ram="always",
-    )
-    shutil.rmtree(root)
+    with job_of(PROGRAM, tmp_path, hosts_per_slice=1) as job:
+        yield job
 
 
 @pytest.mark.timeout(120)

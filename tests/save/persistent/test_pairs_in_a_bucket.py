@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 from bucket_pairs import LOST, PAUSES
-from places import JOBS
-
-from emergency_ckpt.testing.gcs import FakeGcs
+from bucket_programs import printed_beside_bucket
 
 pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Any]:
-    with FakeGcs(buckets=["bucket"], process=True) as gcs:
-        # The clients read their environment when they are imported.
-        environ = {**os.environ, **gcs.environment(), "JAX_PLATFORMS": "cpu"}
-        command = [sys.executable, str(JOBS / "bucket_pairs.py")]
-        done = subprocess.run(
-            command, env=environ, capture_output=True, text=True, timeout=500, check=False
-        )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return printed_beside_bucket("bucket_pairs.py")
 
 
 def test_save_ended_at_any_request_is_whole_or_absent(seen: dict[str, Any]) -> None:

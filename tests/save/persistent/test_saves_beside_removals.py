@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from places import JOBS
+from bucket_programs import printed_beside_bucket
 from saves_and_removals_program import KEPT, save_and_remove
-
-from emergency_ckpt.testing.gcs import FakeGcs
-
-PROGRAM = JOBS / "saves_and_removals_program.py"
-WAIT_S = 500.0
 
 
 def check(outcome: dict[str, Any], saves: int) -> None:
@@ -27,14 +18,7 @@ def check(outcome: dict[str, Any], saves: int) -> None:
 
 
 def run_on_gcs(saves: int) -> dict[str, Any]:
-    with FakeGcs(buckets=["bucket"], process=True) as gcs:
-        # The clients read their environment when they are imported.
-        environ = {**os.environ, **gcs.environment(), "JAX_PLATFORMS": "cpu"}
-        command = [sys.executable, str(PROGRAM), "gs://bucket/run", str(saves)]
-        done = subprocess.run(
-            command, env=environ, stdout=subprocess.PIPE, text=True, timeout=WAIT_S, check=True
-        )
-    return json.loads(done.stdout.splitlines()[-1])
+    return printed_beside_bucket("saves_and_removals_program.py", "gs://bucket/run", str(saves))
 
 
 def test_saves_in_a_directory_with_removals_all_succeed(tmp_path: Path) -> None:

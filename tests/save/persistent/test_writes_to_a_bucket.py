@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
+from bucket_programs import printed_beside_bucket
 from bucket_writes import FAULTS, LARGE_FILES
-from places import JOBS
 
-from emergency_ckpt.testing.gcs import FakeGcs
 from emergency_ckpt.tiers.persistent.item.array_writes import DATA_FILE_BYTES
 
 pytestmark = pytest.mark.timeout(600)
@@ -24,15 +19,7 @@ PASSING = {name for name in FAULTS if not name.startswith("precondition")}
 
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Any]:
-    with FakeGcs(buckets=["bucket"], process=True) as gcs:
-        # The clients read their environment when they are imported.
-        environ = {**os.environ, **gcs.environment(), "JAX_PLATFORMS": "cpu"}
-        command = [sys.executable, str(JOBS / "bucket_writes.py")]
-        done = subprocess.run(
-            command, env=environ, capture_output=True, text=True, timeout=500, check=False
-        )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return printed_beside_bucket("bucket_writes.py")
 
 
 def test_requests_of_a_step_are_few_and_grow_with_its_bytes(seen: dict[str, Any]) -> None:

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-
-from places import JOBS
-
-from emergency_ckpt.testing.gcs import FakeGcs
+from bucket_programs import printed_beside_bucket
 
 LARGE_CHUNKS = 24
 REQUESTS_BESIDES = 16
@@ -21,18 +14,7 @@ AT_ONCE = 8
 
 
 def test_reads_are_few_requests_and_many_at_once() -> None:
-    with FakeGcs(buckets=["bucket"], process=True) as gcs:
-        environ = {**os.environ, **gcs.environment(), "JAX_PLATFORMS": "cpu"}
-        done = subprocess.run(
-            [sys.executable, str(JOBS / "bucket_reads_program.py")],
-            env=environ,
-            capture_output=True,
-            text=True,
-            timeout=250,
-            check=False,
-        )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = printed_beside_bucket("bucket_reads_program.py", timeout_s=250)
     assert found["same"]
     assert not found["this_machine"], "else each process would ask for all bytes"
     assert found["requests"] <= LARGE_CHUNKS + REQUESTS_BESIDES
