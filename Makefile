@@ -27,6 +27,7 @@ help:
 	@echo "make test-ray  run deploy/ray on Ray's local cluster, in its own venv (five minutes)"
 	@echo "make test-slurm   run deploy/slurm on five real slurmd; needs root and Debian (ten minutes)"
 	@echo "make test-dist build the sdist and the wheel, install each, save and restore"
+	@echo "make test-image   build deploy/Dockerfile with buildah and run it as a pod; needs root (five minutes)"
 	@echo "make test-report test-monitoring   the report in a browser (chromium, chromedriver); the rules and"
 	@echo "             the dashboard in Prometheus (prometheus, promtool); 77 where these are missing"
 	@echo "make test-slow   run the slow tests: more faults, more preemption notices"
@@ -99,6 +100,11 @@ soak: $(INSTALLED)
 # The sdist and the wheel of deploy/Dockerfile, each installed into an empty environment. Packages are downloaded.
 test-dist: $(INSTALLED)
 	$(BIN)/python -m pytest -m slow tests/test_package.py $(TEST_FLAGS)
+
+# 77: this machine or user cannot build an image; the program has printed the reason.
+.PHONY: test-image
+test-image: $(INSTALLED)
+	$(BIN)/python tests/deploy/image_check.py
 
 # The file's name keeps it out of `make test`.
 soak-kill: $(INSTALLED)

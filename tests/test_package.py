@@ -176,7 +176,7 @@ def test_image_is_pinned_and_without_root() -> None:
         "FROM ${BASE}",
     ]
     (base,) = [line for line in lines if line.startswith("ARG BASE=")]
-    assert re.fullmatch(r"ARG BASE=python:3\.[0-9]+\.[0-9]+-slim-[a-z]+", base)
+    assert re.fullmatch(r"ARG BASE=python:3\.[0-9]+\.[0-9]+-slim-[a-z]+@sha256:[0-9a-f]{64}", base)
     users = [line for line in lines if line.startswith("USER ")]
     assert users == ["USER 1000:1000"]
     after = lines[lines.index(users[0]) :]
