@@ -1,6 +1,5 @@
 #include "engine/socket_io.h"
 
-#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -15,47 +14,17 @@
 #include "engine/crc32c.h"
 #include "tests/check.h"
 #include "tests/random_bytes.h"
+#include "tests/socket_pair.h"
 
 namespace eckpt {
 namespace {
 
 using namespace std::chrono_literals;
 using testing::RandomBytes;
+using testing::SocketPair;
 
 // Longer than any test needs, and short enough to end a test that hangs.
 constexpr auto kAmple = 60s;
-
-class SocketPair {
- public:
-  SocketPair() {
-    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds_) != 0) {
-      throw std::system_error(errno, std::generic_category(), "socketpair");
-    }
-  }
-  ~SocketPair() {
-    Close(0);
-    Close(1);
-  }
-  SocketPair(const SocketPair&) = delete;
-  SocketPair& operator=(const SocketPair&) = delete;
-
-  int operator[](int end) const { return fds_[end]; }
-  void Close(int end) {
-    if (fds_[end] >= 0) close(fds_[end]);
-    fds_[end] = -1;
-  }
-  void SetSmallBuffers() {
-    const int nbytes = 4096;
-    setsockopt(fds_[0], SOL_SOCKET, SO_SNDBUF, &nbytes, sizeof(nbytes));
-    setsockopt(fds_[1], SOL_SOCKET, SO_RCVBUF, &nbytes, sizeof(nbytes));
-  }
-  void SetNonBlocking() {
-    for (int fd : fds_) fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
-  }
-
- private:
-  int fds_[2];
-};
 
 template <class Byte>
 std::vector<std::span<Byte>> Cut(std::span<Byte> all, const std::vector<size_t>& sizes) {
