@@ -149,6 +149,7 @@ struct CopyState {
 
 template <class Cpu>
 inline void CopyBytes(CopyState& copy, size_t count) {
+  if (count == 0) return;  // an empty range may be null, which memcpy does not allow
   copy.crc_state = FeedBytes<Cpu>(copy.crc_state, copy.source, count);
   __builtin_memcpy(copy.target, copy.source, count);
   copy.Advance(count);

@@ -86,6 +86,14 @@ TEST(every_implementation_copies_exactly_the_range_at_any_alignment) {
   }
 }
 
+TEST(every_implementation_takes_an_empty_range_without_an_address) {
+  for (const Crc32cBackend& backend : UsableCrc32cBackends()) {
+    CHECK_EQ(7u, backend.feed(7, nullptr, 0));
+    CHECK_EQ(7u, backend.copy(7, nullptr, nullptr, 0));
+  }
+  CHECK_EQ(0u, CopyWithCrc32c(nullptr, {}));
+}
+
 TEST(a_crc_continues_from_a_value) {
   const auto data = RandomBytes(5000, 3);
   const std::span<const std::byte> all(data);
