@@ -44,6 +44,7 @@ help:
 	@echo "             each); under eckpt launch, or under Slurm as make test-slurm"
 	@echo "make bench-scale   planner and coordination of up to 10,000 processes"
 	@echo "make native-test native-asan native-tsan   the C++ tests, plain and under sanitizers"
+	@echo "make native-fuzz   fuzz the native engine for FUZZ_SECONDS (60) a target (clang++ with libFuzzer, else 77)"
 
 $(INSTALLED): pyproject.toml $(NATIVE_SOURCES)
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer was not found; set PYTHON=" >&2; exit 1; }
@@ -141,4 +142,4 @@ clean:
 	rm -rf build demo_out bench_out fuzz_out simulation_out soak_out
 
 include native/native.mk
-native-test native-asan native-tsan native-bench: $(INSTALLED)
+native-test native-asan native-tsan native-bench native-fuzz: $(INSTALLED)

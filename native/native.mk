@@ -13,7 +13,7 @@ define eckpt_native_run
 	$(3) $(VENV)/bin/ctest --test-dir build/$(1) --output-on-failure
 endef
 
-.PHONY: native-test native-asan native-tsan native-bench
+.PHONY: native-test native-asan native-tsan native-bench native-fuzz
 
 native-test:
 	$(call eckpt_native_run,native)
@@ -23,6 +23,21 @@ native-asan:
 
 native-tsan:
 	$(call eckpt_native_run,native-tsan,thread,$(ECKPT_FIXED_ADDRESSES))
+
+FUZZ_CXX ?= clang++ $(addprefix clang++-,22 21 20 19 18 17 16 15 14)
+ECKPT_FUZZ_SANITIZE = address$(eckpt_comma)undefined
+ECKPT_FUZZ_PROGRAM = extern "C" int LLVMFuzzerTestOneInput(const char*, unsigned long) { return 0; }
+# The first compiler that links a program with libFuzzer and the sanitizers.
+eckpt_fuzz_cxx = $(shell for cxx in $(FUZZ_CXX); do echo '$(ECKPT_FUZZ_PROGRAM)' | \
+	$$cxx -x c++ -fsanitize=fuzzer$(eckpt_comma)$(ECKPT_FUZZ_SANITIZE) - -o /dev/null 2>/dev/null && echo $$cxx && break; done)
+
+# 77: this machine has no such compiler.
+native-fuzz:
+	@test -n "$(eckpt_fuzz_cxx)" || { echo "no clang++ with libFuzzer was found; set FUZZ_CXX=" >&2; exit 77; }
+	$(ECKPT_CMAKE) -B build/native-fuzz -DECKPT_NATIVE_FUZZ=ON -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+		-DCMAKE_CXX_COMPILER=$(eckpt_fuzz_cxx) -DECKPT_SANITIZE=fuzzer-no-link$(eckpt_comma)$(ECKPT_FUZZ_SANITIZE)
+	$(VENV)/bin/cmake --build build/native-fuzz
+	native/fuzz/run.sh build/native-fuzz/native/fuzz $(FUZZ_SECONDS) fuzz_out/native
 
 native-bench:
 	$(ECKPT_CMAKE) -B build/native-bench -DECKPT_NATIVE_BENCH=ON
