@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 CORPUS = Path(__file__).resolve().parent / "corpus"
-_OURS = "emergency_ckpt"
+_OURS = ("emergency_ckpt", "fuzz_native")  # the second is a program above native code
 _LIMITS = ("-timeout=5", "-rss_limit_mb=2048", "-max_len=65536")
 
 

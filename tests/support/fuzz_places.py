@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
+from fuzz_native import NATIVE
 from fuzz_targets import GOLDEN, KEY, SAVE, SECRET, TARGETS, Target, frame_of
 
 from emergency_ckpt.cluster.messages import decode_message
@@ -179,4 +180,4 @@ PLACES: Mapping[str, Target] = {
         ],
     ),
 }
-ALL: Mapping[str, Target] = {**TARGETS, **PLACES}
+ALL: Mapping[str, Target] = {**TARGETS, **PLACES, **NATIVE}
