@@ -147,6 +147,7 @@ def assemble(base: Base) -> Assembly:
     steps = StepCatalog(
         restore_parts,
         lambda: local_saves.last_complete,
+        prefetches.before_removal,
         contextlib.nullcontext if preservation is None else preservation.held,
         saver.saved.forget,
     )

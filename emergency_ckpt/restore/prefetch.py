@@ -243,6 +243,12 @@ class Prefetches:
         self.current.cancel(f"step {step} was saved before the restore")
         return self.current.wait
 
+    def before_removal(self, step: int) -> None:
+        """Give up the prefetch, which may have ``step``, before that is removed. Waits for it."""
+        if self.current is not None:
+            self.current.cancel(f"step {step} was removed before the restore")
+            self.current.wait()
+
     def forget(self) -> None:
         """A restore is over, and with it the prefetch, unless its thread hangs."""
         if self.current is not None and self.current.wait(0):

@@ -52,6 +52,7 @@ class StepCatalog:
 
     Attributes:
       last_complete: the newest save of the local tier in this life.
+      before_removal: called before a removal: a prefetch may have the step.
       removals_held: a context in which nothing else removes old steps.
       forget: called with a step that this process has removed.
       names: at the leader, of the surveys whose keys the coordination service still has. Apart
@@ -60,6 +61,7 @@ class StepCatalog:
 
     parts: RestoreParts
     last_complete: Callable[[], SaveId | None]
+    before_removal: Callable[[int], None]
     removals_held: Callable[[], AbstractContextManager[object]]
     forget: Callable[[int], None]
     surveys: int = 0
@@ -159,6 +161,7 @@ class StepCatalog:
         """
         number = self.removals
         self.removals += 1
+        self.before_removal(step)
         with self.removals_held():
             errors = run_and_report(
                 lambda: self._remove(step),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import time
 from typing import Any
 
 import pytest
 from orbax.checkpoint import checkpoint_managers as ocm
-from world import World, same, save_all
+from world import LONG_S, World, same, save_all
 
 from emergency_ckpt.config.policies import PerProcessPolicy
 from emergency_ckpt.errors import CheckpointError, StepNotFound
@@ -88,6 +89,20 @@ def test_removed_step_is_gone_for_good(world: World) -> None:
         ckpt.steps.remove(3)
     with world.open_both(**KEEPS_THREE) as ckpt:
         assert ckpt.restore(state=world.state(0))[0] is None
+
+
+@pytest.mark.parametrize("is_ready", [False, True])
+def test_removed_step_is_not_in_a_prefetch(world: World, is_ready: bool) -> None:
+    with world.open(local_keep_last_n=2) as ckpt:
+        save_all(ckpt, world, 1, 2)
+    with world.open(local_keep_last_n=2) as ckpt:
+        ckpt.prefetch(world.state(0), wants_host_state=False)
+        deadline_s = time.monotonic() + LONG_S
+        while is_ready and "prefetch.finished" not in world.names():
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        ckpt.steps.remove(2)
+        assert ckpt.restore(state=world.state(0))[0] == 1
 
 
 def test_deleted_ramdisk_is_noticed(world: World) -> None:
