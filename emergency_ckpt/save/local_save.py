@@ -230,6 +230,8 @@ class LocalSaves:
         if outcome.kind == "in_doubt":
             self._in_doubt.add(save)
             self._protect()
+        else:
+            self._tier.note_incomplete(save)
         self._events.emit("save.incomplete", step=save.step, reason=outcome.reason)
         error = SaveFailed(
             "save",
@@ -248,6 +250,8 @@ class LocalSaves:
             self._in_doubt.discard(save)
             if outcome.kind == "complete" and (self._complete is None or save > self._complete):
                 self._note_complete(save)
+            elif outcome.kind == "incomplete":
+                self._tier.note_incomplete(save)
         self._protect()
 
     def _note_complete(self, save: SaveId) -> None:
@@ -274,7 +278,8 @@ class LocalSaves:
 
     def _drop_unwanted(self, newest: SaveId, policy: PreservationPolicy) -> None:
         """Ask the policy about the slot of the step before ``newest``, which always stays."""
-        held = sorted({each.save for each in self._tier.held()[0]} | {newest})
+        found = {each.save for each in self._tier.held()[0]} - self._tier.incomplete()
+        held = sorted(found | {newest})
         now_s = time.time()
         self._published_s = {save: self._published_s.get(save, now_s) for save in held}
         steps = [save.step for save in held]
@@ -286,8 +291,14 @@ class LocalSaves:
                 self._events.emit("save.removed", step=save.step)
 
     def _protect(self) -> None:
-        complete = set[SaveId]() if self._complete is None else {self._complete}
-        self._tier.protect(complete | self._in_doubt)
+        last = self._newest_before() if self._complete is None else self._complete
+        self._tier.protect(self._in_doubt if last is None else {last, *self._in_doubt})
+
+    def _newest_before(self) -> SaveId | None:
+        """The save to keep until one is whole or restored: of a former life, or left over."""
+        tensors, _, on_record = self._tier.held()
+        saves = {held.save for held in tensors} - self._tier.incomplete() - self._in_doubt
+        return on_record if on_record in saves else max(saves, default=None)
 
     def _compare_replicas(self, save: SaveId, outcome: Outcome) -> None:
         """At the leader: replicas that stored the same shards must have stored the same bits."""

@@ -91,6 +91,29 @@ def test_removed_step_is_gone_for_good(world: World) -> None:
         assert ckpt.restore(state=world.state(0))[0] is None
 
 
+class TooLarge:
+    """A host state that no save can take: its tensors are published, and it fails."""
+
+    def get_state(self) -> bytes:
+        return bytes(200_000)
+
+    def set_state(self, state: bytes) -> None:
+        del state
+
+
+def test_step_left_by_a_removal_outlives_failures(world: World) -> None:
+    with world.open(local_keep_last_n=2, host_state_limit_bytes=100_000) as ckpt:
+        save_all(ckpt, world, 1, 2)
+        ckpt.steps.remove(2)
+        assert ckpt.all_steps() == [1]
+        for step in (3, 4, 5, 6):
+            ckpt.save(step=step, state=world.state(step), host_state=TooLarge())
+            ckpt.wait_until_finished()
+            assert ckpt.steps.survey(world.state(0)).local == (1,)
+    with world.open(local_keep_last_n=2) as ckpt:
+        assert ckpt.restore(state=world.state(0), host_state={"at": 0})[0] == 1
+
+
 @pytest.mark.parametrize("is_ready", [False, True])
 def test_removed_step_is_not_in_a_prefetch(world: World, is_ready: bool) -> None:
     with world.open(local_keep_last_n=2) as ckpt:
@@ -102,6 +125,18 @@ def test_removed_step_is_not_in_a_prefetch(world: World, is_ready: bool) -> None
             assert time.monotonic() < deadline_s
             time.sleep(0.01)
         ckpt.steps.remove(2)
+        assert ckpt.restore(state=world.state(0))[0] == 1
+
+
+def test_removed_step_is_gone_in_adopted_directories(world: World) -> None:
+    """Of another process that had this ramdisk, and that the job now lacks."""
+    with world.open(local_keep_last_n=2) as ckpt:
+        save_all(ckpt, world, 1, 2)
+    (directory,) = (world.ramdisk / "run").glob("process_*")
+    shutil.copytree(directory, directory.with_name("process_00001"))
+    with world.open(local_keep_last_n=2) as ckpt:
+        ckpt.steps.remove(2)
+        assert ckpt.steps.survey(world.state(0)).local == (1,)
         assert ckpt.restore(state=world.state(0))[0] == 1
 
 

@@ -204,6 +204,30 @@ class ProcessDirectory:
             files.remove(KNOWN_COMPLETE, self.claim.dir_fd)
             self.known_complete = None
 
+    def remove(self, step: int) -> None:
+        """Unpublish every save of ``step`` with its host states.
+
+        If it was on record as complete, the newest other save takes its place: of those that are
+        known to be, else of those that may be. Without a record the loss of these would look like a
+        fresh start.
+        """
+        for slot in self.slots:
+            if slot.published is not None and slot.published.save.step == step:
+                slot.unpublish()
+        self.host_states.remove_if(lambda held: held.save.step == step)
+        known = self.known_complete
+        if not any(self.published()):
+            self.invalidate_newer(SaveId(-1, "", self._run_id))
+        elif known is not None and known.step == step:
+            left = [(slot.whole, slot.published.save) for slot in self.slots if slot.published]
+            whole = [save for is_whole, save in left if is_whole]
+            unknown = [save for is_whole, save in left if is_whole is None]
+            if whole or unknown:
+                self._record_complete(max(whole or unknown))
+            else:
+                files.remove(KNOWN_COMPLETE, self.claim.dir_fd)
+                self.known_complete = None
+
     def quarantine(self, record: QuarantineRecord) -> None:
         """Keep a record in memory and in a small file (which replaces the oldest of 64).
 

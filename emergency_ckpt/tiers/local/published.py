@@ -210,6 +210,28 @@ class HeldCopies:
                     )
                 )
 
+    def remove(self, step: int) -> None:
+        """Unpublish every save of ``step``, protected or not, with its host states. OSError.
+
+        Also in orphans. Where it was on record as complete, the newest other one known is then.
+        """
+        with self._lock:
+            for place in self._directories():
+                place.remove(step)
+
+    def note_incomplete(self, save: SaveId) -> None:
+        """Note that ``save`` is not whole on all processes: its slot is the next to be used."""
+        with self._lock:
+            for slot in self._own.published():
+                if slot.published is not None and slot.published.save == save:
+                    slot.whole = False
+
+    def incomplete(self) -> set[SaveId]:
+        """Return the saves held here of which ``note_incomplete`` was told."""
+        with self._lock:
+            slots = [slot.published for slot in self._own.slots if slot.whole is False]
+        return {published.save for published in slots if published is not None}
+
     def keep_only(self, save: SaveId, digest: str) -> None:
         """Unpublish the slots of ``save`` except ``digest``, which has all shards needed here.
 
@@ -249,6 +271,7 @@ class HeldCopies:
                 save=slot.published.save if slot.published else None,
                 lent=slot.lent,
                 in_use=slot.writing or slot.readers > 0,
+                incomplete=slot.whole is False,
             )
             for slot in self._own.slots
         ]

@@ -22,17 +22,22 @@ class SlotState:
       save: the published save, or None.
       lent: arrays still read its memory.
       in_use: a writer or a peer uses it now.
+      incomplete: ``save`` is known not to be whole on all processes.
     """
 
     number: int
     save: SaveId | None
     lent: bool
     in_use: bool
+    incomplete: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class SlotChoice:
-    """The decision: write to slot ``number``, or make a slot, or (neither) no slot is available."""
+    """The decision: write to slot ``number``, or make a slot, or (neither) no slot is available.
+
+    Both: make a slot, and write to ``number`` where there is no room for one.
+    """
 
     number: int | None
     make_one: bool
@@ -48,20 +53,25 @@ def choose_slot(
 ) -> SlotChoice:
     """Choose the unpublished slot of lowest number, else the one with the oldest unprotected save.
 
+    A save that is known to be incomplete goes before any that may be whole, also an older one.
     While there are fewer slots than ``at_rest``, a slot is made before a published save is
-    overwritten. When no slot is available, one is made if lent slots or several copies of one
+    overwritten; those that are lent and hold no save keep nothing, so they do not count. When no
+    slot is available, one is made if lent slots or several copies of one
     protected save are the cause (with ``allow_extra``, for any cause), up to ``MAX_EXTRA_SLOTS``.
     """
     free = [slot for slot in slots if _is_free(slot, protected)]
     chosen = min(free, key=_unpublished_then_oldest, default=None)
-    if chosen is not None and (chosen.save is None or len(slots) >= at_rest):
-        held = "holds nothing" if chosen.save is None else f"holds old step {chosen.save.step}"
-        return SlotChoice(chosen.number, False, f"slot {chosen.number} {held}")
     most = at_rest + MAX_EXTRA_SLOTS
     allowed = most if allow_extra else slots_allowed(slots, protected, at_rest)
+    keeping = sum(slot.save is not None or not slot.lent for slot in slots)
+    is_enough = keeping >= at_rest or len(slots) >= max(allowed, at_rest)
+    if chosen is not None and (chosen.save is None or is_enough):
+        held = "holds nothing" if chosen.save is None else f"holds old step {chosen.save.step}"
+        return SlotChoice(chosen.number, False, f"slot {chosen.number} {held}")
     blocked = "; ".join(_why_kept(slot) for slot in slots)
     if len(slots) < allowed:
-        return SlotChoice(None, True, f"another slot is needed: {blocked or 'there is none'}")
+        instead = None if chosen is None or len(slots) < at_rest else chosen.number
+        return SlotChoice(instead, True, f"another slot is needed: {blocked or 'there is none'}")
     return SlotChoice(None, False, blocked)
 
 
@@ -140,9 +150,10 @@ def _is_free(slot: SlotState, protected: Collection[SaveId]) -> bool:
     return not slot.lent and not slot.in_use and slot.save not in protected
 
 
-def _unpublished_then_oldest(slot: SlotState) -> tuple[bool, tuple[int, str], int]:
+def _unpublished_then_oldest(slot: SlotState) -> tuple[bool, bool, tuple[int, str], int]:
     save = slot.save
-    return (save is not None, (save.step, save.incarnation) if save else (0, ""), slot.number)
+    identity = (save.step, save.incarnation) if save else (0, "")
+    return (save is not None, not slot.incomplete, identity, slot.number)
 
 
 def _why_kept(slot: SlotState) -> str:

@@ -64,6 +64,7 @@ class Slot:
       writing: a ``SlotWriter`` is in use.
       readers: number of peers and verifications that read it now.
       bad_shards: indices of shards that failed verification.
+      whole: whether all processes have its save, as their vote or a restore found; None: unknown.
       reserved: False while its file may have holes. A write to its mapping is then forbidden,
         because without room it causes SIGBUS.
       written: its pages were written or cleared before this process opened it.
@@ -72,6 +73,7 @@ class Slot:
 
     reserved = True
     written = False
+    whole: bool | None = None
     made: Mapping | None = None
 
     def __init__(self, number: int, claim: Claim, mapping: Mapping, fd: int) -> None:
@@ -185,6 +187,7 @@ class Slot:
         """Remove the manifest: the slot no longer holds a step."""
         files.remove(manifest_name(self.number), self.claim.dir_fd)
         self.published = None
+        self.whole = None
         self.bad_shards.clear()
         if self.reserved:
             self.made = None

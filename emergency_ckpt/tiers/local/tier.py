@@ -6,6 +6,7 @@ methods are thread-safe. Nothing here is collective.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 from collections.abc import Iterable
@@ -22,6 +23,7 @@ from emergency_ckpt.tiers.local.published import HeldCopies
 from emergency_ckpt.tiers.local.signatures import Signer
 from emergency_ckpt.tiers.local.slot_choice import (
     SLOTS_AT_REST,
+    SlotChoice,
     StorageSource,
     choose_slot,
     choose_storage_source,
@@ -247,12 +249,7 @@ class LocalTier(HeldCopies):
                     choice.reason,
                     hint="the next save tries again; drop restored arrays that are not in use",
                 )
-            if choice.number is None:
-                size_bytes = max(nbytes, self._reserved_bytes)
-                slot = self._other_runs.with_room(lambda: self._add_slot(size_bytes, sparse=sparse))
-            else:
-                slot = next(slot for slot in self._own.slots if slot.number == choice.number)
-                self._other_runs.with_room(lambda: slot.grow(nbytes, sparse=sparse))
+            slot = self._slot_of(choice, nbytes, sparse=sparse)
             with self._lock:
                 # The tables may have changed while the slot was growing.
                 held = slot.published.save if slot.published else None
@@ -298,6 +295,12 @@ class LocalTier(HeldCopies):
         self._check_open("note a complete save in")
         with self._saving, self._lock:
             self._own.note_complete(save)
+            for slot in self._own.slots:
+                held = slot.published.save if slot.published else None
+                if held == save:
+                    slot.whole = True
+                elif held is not None and slot.whole is False and held < save:
+                    slot.unpublish()  # the next life could not tell it from a whole one
             newer = {held for held in self._protected if held.step > save.step}
             self._protected = frozenset(newer | {save})
             self._drop_surplus()
@@ -309,20 +312,6 @@ class LocalTier(HeldCopies):
                 held = slot.published.save if slot.published else None
                 if held == save and held not in self._protected and not self._in_use(slot):
                     slot.unpublish()
-
-    def remove(self, step: int) -> None:
-        """Unpublish every save of ``step``, protected or not, with its host states.
-
-        If no save is left, the record of a complete save is removed too.
-        """
-        with self._lock:
-            for slot in self._own.slots:
-                if slot.published is not None and slot.published.save.step == step:
-                    slot.unpublish()
-            self._own.host_states.remove_if(lambda held: held.save.step == step)
-            is_empty = not any(self._own.published())
-        if is_empty:
-            self.invalidate_newer(SaveId(-1, "", self._run_dir.name))
 
     def invalidate_newer(self, than: SaveId) -> None:
         """Unpublish saves later than the restored ``than``, here and in orphans.
@@ -392,6 +381,17 @@ class LocalTier(HeldCopies):
     def _discard(self, slot: Slot) -> None:
         with self._lock:
             self._own.discard(slot)
+
+    def _slot_of(self, choice: SlotChoice, nbytes: int, *, sparse: bool) -> Slot:
+        size_bytes = max(nbytes, self._reserved_bytes)
+        if choice.number is None:
+            return self._other_runs.with_room(lambda: self._add_slot(size_bytes, sparse=sparse))
+        if choice.make_one:
+            with contextlib.suppress(RamdiskFull):
+                return self._add_slot(size_bytes, sparse=sparse)
+        slot = next(slot for slot in self._own.slots if slot.number == choice.number)
+        self._other_runs.with_room(lambda: slot.grow(nbytes, sparse=sparse))
+        return slot
 
     def _add_slot(self, size_bytes: int, *, sparse: bool = False) -> Slot:
         slot = self._own.make_slot(size_bytes, sparse=sparse)

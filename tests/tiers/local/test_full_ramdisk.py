@@ -230,3 +230,22 @@ def test_sparse_slot_without_room_is_removed(small: Ramdisk) -> None:
     (small.path / "filler").unlink()
     assert_whole(tier, complete_save(tier, 2), 2)
     tier.close()
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_slot_beside_lent_memory_is_made_where_there_is_room(
+    small: Ramdisk, has_room: bool
+) -> None:
+    """The lent slot holds no step, since its own was rolled back."""
+    tier = open_tier(small.path, slots=3)
+    view = tier.lend(complete_save(tier, 1), W_SHARD)
+    tier.invalidate_newer(save_id(0))
+    complete_save(tier, 4)
+    complete_save(tier, 5)
+    if not has_room:
+        small.fill()
+    write_save(tier, 6)
+    made = has_room or not small.mounted
+    assert held_steps(tier) == ([4, 5, 6] if made else [5, 6])
+    assert view.tobytes() == shard_bytes(1)[W_SHARD]
+    tier.close()

@@ -24,8 +24,15 @@ def save(step: int, incarnation: str = "a") -> SaveId:
     return SaveId(step, incarnation, "run")
 
 
-def slot(number: int, step: int | None, *, lent: bool = False, in_use: bool = False) -> SlotState:
-    return SlotState(number, None if step is None else save(step), lent, in_use)
+def slot(
+    number: int,
+    step: int | None,
+    *,
+    lent: bool = False,
+    in_use: bool = False,
+    incomplete: bool = False,
+) -> SlotState:
+    return SlotState(number, None if step is None else save(step), lent, in_use, incomplete)
 
 
 CASES = {
@@ -35,6 +42,9 @@ CASES = {
     "one published: another is made first": ([slot(0, 1)], [], "make"),
     "unpublished before old": ([slot(0, 1), slot(1, None)], [], 1),
     "oldest": ([slot(0, 2), slot(1, 1)], [], 1),
+    "incomplete before older": ([slot(0, 1), slot(1, 2, incomplete=True)], [], 1),
+    "incomplete and read": ([slot(0, 1), slot(1, 2, incomplete=True, in_use=True)], [], 0),
+    "lent and unpublished beside old": ([slot(0, None, lent=True), slot(1, 1)], [], "make"),
     "not the protected": ([slot(0, 1), slot(1, 2)], [1], 1),
     "all protected": ([slot(0, 1), slot(1, 2)], [1, 2], "busy"),
     "protected and being written": ([slot(0, 1), slot(1, None, in_use=True)], [1], "busy"),
@@ -73,6 +83,7 @@ slot_lists = st.lists(
         save=st.none() | st.builds(save, st.integers(0, 4), st.sampled_from("ab")),
         lent=st.booleans(),
         in_use=st.booleans(),
+        incomplete=st.booleans(),
     ),
     max_size=5,
     unique_by=lambda state: state.number,
@@ -85,7 +96,8 @@ def test_what_must_be_kept_is_never_chosen(
     slots: list[SlotState], protected: frozenset[SaveId], allow_extra: bool
 ) -> None:
     choice = choose_slot(slots, protected, allow_extra=allow_extra)
-    assert not (choice.make_one and choice.number is not None)
+    if choice.make_one and choice.number is not None:
+        assert any(state.lent and state.save is None for state in slots)
     assert choose_slot(slots[::-1], protected, allow_extra=allow_extra).number == choice.number
     if choice.number is not None:
         chosen = next(state for state in slots if state.number == choice.number)

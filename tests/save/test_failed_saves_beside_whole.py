@@ -1,0 +1,99 @@
+"""Saves that fail cost no whole step: none of those to be kept, nor the last of a former life."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from orbax.checkpoint import checkpoint_managers as ocm
+from world import World
+
+from emergency_ckpt import EmergencyCheckpointer
+
+LIMIT_BYTES = 100_000
+
+
+class Unsteady:
+    """An iterator whose state is sometimes too large: then a save fails behind its tensors."""
+
+    is_large = False
+
+    def get_state(self) -> bytes:
+        return bytes(2 * LIMIT_BYTES if self.is_large else 1)
+
+    def set_state(self, state: bytes) -> None:
+        del state
+
+
+def save(ckpt: EmergencyCheckpointer, world: World, step: int, host: Unsteady, **bad: bool) -> None:
+    host.is_large = bad.get("fails", False)
+    ckpt.save(step=step, state=world.state(step), host_state=host)
+    ckpt.wait_until_finished()
+    host.is_large = False
+
+
+def whole(ckpt: EmergencyCheckpointer, world: World) -> tuple[int, ...]:
+    return ckpt.steps.survey(world.state(0)).local
+
+
+def test_failed_saves_cost_no_kept_step(world: World) -> None:
+    host = Unsteady()
+    with world.open(local_keep_last_n=2, host_state_limit_bytes=LIMIT_BYTES) as ckpt:
+        ckpt.restore(state=world.state(0), host_state=host)
+        for step in (1, 2):
+            save(ckpt, world, step, host)
+        for step in (3, 4, 5):
+            save(ckpt, world, step, host, fails=True)
+            assert whole(ckpt, world) == (1, 2)
+        save(ckpt, world, 6, host)
+        assert whole(ckpt, world)[-2:] == (2, 6)
+
+
+def test_policy_is_not_asked_about_failed_saves(world: World) -> None:
+    host = Unsteady()
+    settings: dict[str, Any] = {
+        "local_keep_last_n": 3,
+        "local_preservation_policy": ocm.LatestN(2),
+        "host_state_limit_bytes": LIMIT_BYTES,
+    }
+    with world.open(**settings) as ckpt:
+        ckpt.restore(state=world.state(0), host_state=host)
+        for step in (1, 2):
+            save(ckpt, world, step, host)
+        save(ckpt, world, 3, host, fails=True)
+        save(ckpt, world, 4, host)
+        assert whole(ckpt, world) == (2, 4)
+
+
+@pytest.mark.parametrize("begins_by", ["saving", "survey", "prefetch"])
+def test_failed_saves_of_a_life_without_restore(world: World, begins_by: str) -> None:
+    """The newest whole step of the life before stays until one of this life is whole."""
+    host = Unsteady()
+    with world.open() as ckpt:
+        for step in (9, 10):
+            save(ckpt, world, step, host)
+    with world.open(host_state_limit_bytes=LIMIT_BYTES) as ckpt:
+        if begins_by == "survey":
+            ckpt.go_on_after(ckpt.steps.survey(world.state(0)))
+        if begins_by == "prefetch":
+            ckpt.prefetch(world.state(0))
+        for step in (11, 12, 13):
+            save(ckpt, world, step, host, fails=True)
+            assert whole(ckpt, world) == (10,)
+    with world.open() as ckpt:
+        assert ckpt.restore(state=world.state(0), host_state=host)[0] == 10
+
+
+def test_lent_slot_without_a_save_keeps_nothing(world: World) -> None:
+    host = Unsteady()
+    with world.open(local_keep_last_n=2) as ckpt:
+        for step in (1, 2, 3):
+            save(ckpt, world, step, host)
+    with world.open(local_keep_last_n=2, host_state_limit_bytes=LIMIT_BYTES) as ckpt:
+        _, held = ckpt.restore(state=world.state(0), host_state=host)
+        ckpt.restore(2, state=held, host_state=host)
+        for step in (4, 5):
+            save(ckpt, world, step, host)
+        save(ckpt, world, 6, host, fails=True)
+        assert whole(ckpt, world) == (4, 5)
+        del held
