@@ -11,6 +11,7 @@ import sys
 import tomllib
 import venv
 import zipfile
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -183,6 +184,14 @@ def test_image_is_pinned_and_without_root() -> None:
     assert not [line for line in after if line.startswith(("RUN", "COPY", "ADD"))]
     for path in re.findall(r"(?:COPY |/src/)((?:docs|deploy)/\S+)", dockerfile()):
         assert (ROOT / path).is_file(), path
+
+
+def test_context_of_the_image_leaves_out_what_git_ignores() -> None:
+    left_out = ignored_by_the_image()
+    names = [line.rstrip("/") for line in (ROOT / ".gitignore").read_text().splitlines()]
+    assert [
+        name for name in (".git", *names) if not any(fnmatch(name, each) for each in left_out)
+    ] == []
 
 
 def pyright_on(directory: Path, site: Path) -> tuple[list[str], list[str]]:
