@@ -5,4 +5,4 @@ set -eu
 wheels=$1
 shift
 "${PYTHON:-python3}" -m pip install --quiet --disable-pip-version-check --no-cache-dir \
-    --only-binary :all: "$wheels"/emergency_ckpt-*.whl "$@"
+    --root-user-action ignore --only-binary :all: "$wheels"/emergency_ckpt-*.whl "$@"
