@@ -110,9 +110,13 @@ class ProcessDirectory:
         if self._doubts_timeline and self.timeline is None:
             files.remove(TIMELINE_NAME, self.claim.dir_fd)
 
-    def _record_complete(self, save: SaveId) -> None:
-        record = msgspec.json.encode(_KnownComplete(format=1, save=save), order="sorted")
-        self._write(KNOWN_COMPLETE, record)
+    def _record_complete(self, save: SaveId | None) -> None:
+        """Put ``save`` on record; None: no save."""
+        if save is None:
+            files.remove(KNOWN_COMPLETE, self.claim.dir_fd)
+        else:
+            record = msgspec.json.encode(_KnownComplete(format=1, save=save), order="sorted")
+            self._write(KNOWN_COMPLETE, record)
         self.known_complete = save
 
     def sibling(self, claim: Claim) -> ProcessDirectory:
@@ -198,11 +202,7 @@ class ProcessDirectory:
         self.host_states.remove_if(lambda held: newer(held.save))
         if self.known_complete is None or not newer(self.known_complete):
             return
-        if than.incarnation:
-            self._record_complete(than)
-        else:
-            files.remove(KNOWN_COMPLETE, self.claim.dir_fd)
-            self.known_complete = None
+        self._record_complete(than if than.incarnation else None)
 
     def remove(self, step: int) -> None:
         """Unpublish every save of ``step`` with its host states.
@@ -222,11 +222,7 @@ class ProcessDirectory:
             left = [(slot.whole, slot.published.save) for slot in self.slots if slot.published]
             whole = [save for is_whole, save in left if is_whole]
             unknown = [save for is_whole, save in left if is_whole is None]
-            if whole or unknown:
-                self._record_complete(max(whole or unknown))
-            else:
-                files.remove(KNOWN_COMPLETE, self.claim.dir_fd)
-                self.known_complete = None
+            self._record_complete(max(whole or unknown, default=None))
 
     def quarantine(self, record: QuarantineRecord) -> None:
         """Keep a record in memory and in a small file (which replaces the oldest of 64).

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -68,9 +68,7 @@ class HeldCopies:
 
     def follow(self, timeline: Timeline) -> None:
         """Record ``timeline`` and unpublish the saves that it excludes. LocalTierError."""
-        with self._lock:
-            for place in self._directories():
-                place.follow(timeline)
+        self._change_all("follow a timeline in", lambda place: place.follow(timeline))
 
     def release_orphans(self) -> None:
         """Delete the adopted directories; release those that a reader serves.
@@ -211,13 +209,28 @@ class HeldCopies:
                 )
 
     def remove(self, step: int) -> None:
-        """Unpublish every save of ``step``, protected or not, with its host states. OSError.
+        """Unpublish every save of ``step``, protected or not, with its host states.
 
-        Also in orphans. Where it was on record as complete, the newest other one known is then.
+        Also in orphans; see ``ProcessDirectory.remove``. LocalTierError.
         """
+        self._change_all("remove from", lambda place: place.remove(step))
+
+    def invalidate_newer(self, than: SaveId) -> None:
+        """Unpublish saves later than the restored ``than``, here and in orphans. LocalTierError.
+
+        Later means a greater step, or the same step of another incarnation. ``than`` becomes the
+        recorded complete save in place of a later one, or none does when it has no incarnation.
+        """
+        self._change_all("invalidate in", lambda place: place.invalidate_newer(than))
+
+    def _change_all(self, operation: str, change: Callable[[ProcessDirectory], None]) -> None:
+        """Apply ``change`` to this process's directory and to orphans. LocalTierError."""
         with self._lock:
             for place in self._directories():
-                place.remove(step)
+                try:
+                    change(place)
+                except OSError as error:
+                    raise files.local_error(operation, str(place.claim.path), error) from error
 
     def note_incomplete(self, save: SaveId) -> None:
         """Note that ``save`` is not whole on all processes: its slot is the next to be used."""

@@ -60,7 +60,7 @@ def choose_slot(
     protected save are the cause (with ``allow_extra``, for any cause), up to ``MAX_EXTRA_SLOTS``.
     """
     free = [slot for slot in slots if _is_free(slot, protected)]
-    chosen = min(free, key=_unpublished_then_oldest, default=None)
+    chosen = min(free, key=_least_needed_first, default=None)
     most = at_rest + MAX_EXTRA_SLOTS
     allowed = most if allow_extra else slots_allowed(slots, protected, at_rest)
     keeping = sum(slot.save is not None or not slot.lent for slot in slots)
@@ -104,7 +104,7 @@ def surplus_slots(
         if _is_free(slot, protected)
         and (slot.save is None or (known_complete is not None and slot.save < known_complete))
     ]
-    outdated.sort(key=_unpublished_then_oldest)
+    outdated.sort(key=_least_needed_first)
     return tuple(slot.number for slot in outdated[: max(excess, 0)])
 
 
@@ -150,7 +150,7 @@ def _is_free(slot: SlotState, protected: Collection[SaveId]) -> bool:
     return not slot.lent and not slot.in_use and slot.save not in protected
 
 
-def _unpublished_then_oldest(slot: SlotState) -> tuple[bool, bool, tuple[int, str], int]:
+def _least_needed_first(slot: SlotState) -> tuple[bool, bool, tuple[int, str], int]:
     save = slot.save
     identity = (save.step, save.incarnation) if save else (0, "")
     return (save is not None, not slot.incomplete, identity, slot.number)

@@ -313,20 +313,6 @@ class LocalTier(HeldCopies):
                 if held == save and held not in self._protected and not self._in_use(slot):
                     slot.unpublish()
 
-    def invalidate_newer(self, than: SaveId) -> None:
-        """Unpublish saves later than the restored ``than``, here and in orphans.
-
-        Later means a greater step, or the same step of another incarnation. ``than`` becomes the
-        recorded complete save in place of a later one, or none does when it has no incarnation.
-        """
-        with self._lock:
-            for place in self._directories():
-                try:
-                    place.invalidate_newer(than)
-                except OSError as error:
-                    target = str(place.claim.path)
-                    raise files.local_error("invalidate in", target, error) from error
-
     def publish_host_state(self, save: SaveId, owner: int, count: int, data: bytes) -> None:
         """Publish an encoded host state, own or a buddy's; see ``HostStateStore.publish``."""
         self._mend()
