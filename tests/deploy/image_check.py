@@ -13,13 +13,16 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
+from launch_support import free_port
 
 from emergency_ckpt.launch.environment import JobEnvironment
 
@@ -167,12 +170,6 @@ def check_tools(pod: Pod) -> None:
     assert health.returncode == 0, health.stdout + health.stderr
 
 
-def free_port() -> int:
-    # Not reserved: only a process of the same user could share it, and the pod's is another.
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 def train(pod: Pod, address: str) -> list[str]:
     """Run the image's own command as the only process of a job; return the lines it prints."""
     place = JobEnvironment(address, 0, 1, 0, 1, 1, Path("/mnt/ramdisk"))
@@ -209,6 +206,7 @@ def check_training(pod: Pod) -> None:
             shutil.rmtree(pod.mounts / "ramdisk")
             (pod.mounts / "ramdisk").mkdir(mode=0o700)
             os.chown(pod.mounts / "ramdisk", TRAINER, TRAINER)
+        # Not reserved: only a process of the same user could share it, and the pod's is another.
         first, *_, last = train(pod, f"127.0.0.1:{free_port()}")
         assert first == f"start after step {start}"
         ends.append(last)

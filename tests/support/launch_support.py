@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import sys
 import tempfile
 import time
@@ -42,6 +43,12 @@ def wait_until_gone(pids: Iterable[int]) -> None:
     """Block until none of ``pids`` runs; fail after ``DEADLINE_S``."""
     for pid in pids:
         wait_until(lambda pid=pid: not alive(pid), f"process {pid} is gone")
+
+
+def free_port() -> int:
+    """A port of loopback that was free a moment ago; others may take it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 @contextlib.contextmanager

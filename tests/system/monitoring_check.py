@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import yaml
+from launch_support import free_port
 from world import World, save_all
 
 ROOT = Path(__file__).parents[2]
@@ -36,11 +36,6 @@ MONITORING = ROOT / "deploy" / "monitoring"
 TROUBLE = re.compile(
     r"eckpt_(failed|skipped|passed_over|quarantined|divergence|unreachable|preemptions)\w*|node_"
 )
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def ask(address: str, path: str, **parameters: str) -> Any:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 
 import pytest
+from launch_support import free_port
 from world import World, save_all
 
 PROGRAM = """
@@ -36,12 +36,6 @@ if os.fork() == 0:
     sys.exit(0)  # runs what atexit knows
 time.sleep(600)
 """
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @pytest.mark.timeout(120)

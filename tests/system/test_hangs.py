@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,16 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from launch_support import free_port
 from running_jobs import HERE, job_root
 
 COUNT, LAST, AT = 3, 20, 9
 LIFE_TIMEOUT_S = 120.0
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 class Life:
