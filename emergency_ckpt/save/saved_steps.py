@@ -24,6 +24,11 @@ class SavedSteps:
         self._demanded = (-1, 0)
         self.restored: SaveId | None = None
 
+    @property
+    def incarnation(self) -> str:
+        """The incarnation of the next save."""
+        return self._incarnation
+
     def start_from(self, save: SaveId, incarnation: str, tier: TierName) -> None:
         """Go on from ``save``, restored from ``tier``, under ``incarnation``.
 
