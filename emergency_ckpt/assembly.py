@@ -133,7 +133,10 @@ def assemble(base: Base) -> Assembly:
     if storage is not None:
         soon = storage.tier.with_timeout(SOON_S)
         chain = StoredChain(
-            storage.writer, lambda: new_writer(base.config, soon, base.events), timelines, base.events
+            storage.writer,
+            lambda: new_writer(base.config, soon, base.events),
+            timelines,
+            base.events,
         )
         preservation = _preservation(base, storage.writer, timelines)
     local_saves = _local_saves(base, timelines)
@@ -182,13 +185,13 @@ def assemble(base: Base) -> Assembly:
 
 
 def open_storage(
-    config: Config, process: tuple[int, int], secret: RunSecret, events: EventSink, failures: Failures
+    config: Config,
+    process: tuple[int, int],
+    secret: RunSecret,
+    events: EventSink,
+    failures: Failures,
 ) -> Storage | None:
-    """Return the persistent directory; None without one. Does not block. ConfigError."""
-    if config.require_signed and not secret.given:
-        raise ConfigError(
-            ["require_signed is set, but no secret is given (secret_file or ECKPT_SECRET)"]
-        )
+    """Return the persistent directory; None without one. Does not block."""
     if config.dir is None:
         return None
     tier = PersistentTier(
@@ -287,9 +290,7 @@ def _persistent_saves(
     )
 
 
-def _preservation(
-    base: Base, writer: DirectoryWriter, timelines: Timelines
-) -> Preservation:
+def _preservation(base: Base, writer: DirectoryWriter, timelines: Timelines) -> Preservation:
     config = base.config
     return Preservation(
         writer,

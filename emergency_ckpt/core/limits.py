@@ -15,8 +15,8 @@ MAX_INT: Final = (1 << 63) - 1
 MAX_STEP: Final = MAX_INT
 MAX_VERSION: Final = 10**12 - 1
 """Greatest number of a version of the step log."""
-MAX_TIME_MS: Final = (1 << 48) - 1
-"""Latest time in the name of an incarnation, which gives it twelve hexadecimal digits."""
+MAX_INCARNATION_NUMBER: Final = 10**12 - 1
+"""Largest number of a life of the job: its name has twelve digits for it."""
 MAX_PROCESSES: Final = 1_000_000
 MAX_LEAVES: Final = 1_000_000
 MAX_SHARDS: Final = 1_000_000
@@ -52,6 +52,8 @@ MAX_METADATA_BYTES: Final = 16 << 10
 MAX_SMALL_FILE_BYTES: Final = 4096
 """Maximum for a record of an owner, a run, a known step or a damaged copy."""
 MAX_TIMELINE_BYTES: Final = 64 << 10
+MAX_LEDGER_BYTES: Final = 64 << 10
+"""Maximum for a process's record of its life, its timeline and its newest complete save."""
 MAX_LOG_BYTES: Final = 64 << 20
 """Maximum for a version of the step log: some 400,000 steps."""
 MAX_METRICS_BYTES: Final = 64 << 10

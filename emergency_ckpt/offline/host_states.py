@@ -83,9 +83,7 @@ def _bytes_of(
         os.close(save_fd)
 
 
-def stored_documents(
-    folder: str, digests: tuple[str, ...], places: Places
-) -> dict[int, bytes]:
+def stored_documents(folder: str, digests: tuple[str, ...], places: Places) -> dict[int, bytes]:
     """Return every process's document of a step of ``places.directory``, by process index.
 
     ``folder``: below ``host_state``. ``digests``: those of the step's marker. CorruptData,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,14 +11,13 @@ import msgspec
 from absl import logging
 
 from emergency_ckpt.background import no_garbage_collection
-from emergency_ckpt.cluster.incarnations import new_incarnation
 from emergency_ckpt.core.restore.candidates import PERSISTENT_HOLDER
-from emergency_ckpt.core.restore.inventory import Inventory, PersistentStep, is_plain
+from emergency_ckpt.core.restore.inventory import Inventory, PersistentStep
 from emergency_ckpt.core.restore.leaves.stored_leaves import match_leaves
 from emergency_ckpt.core.restore.majority import name_outvoted
 from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan, TargetSet
 from emergency_ckpt.core.restore.restore_plan import plan_restore
-from emergency_ckpt.core.timeline import newest
+from emergency_ckpt.core.timeline import is_plain, new_incarnation, newest
 from emergency_ckpt.errors import (
     CheckpointError,
     CorruptData,
@@ -26,8 +26,8 @@ from emergency_ckpt.errors import (
 )
 from emergency_ckpt.restore.extra_holders import ask_extra_holders
 from emergency_ckpt.restore.planning import (
+    greatest_number,
     may_precede,
-    newest_life,
     persistent_unusable,
     steps_in_words,
 )
@@ -99,6 +99,11 @@ class RestoreLeader:
         self._looks_at_once = LOOKS_AT_ONCE
         self._attempts = 0
         self._last_failure = ""
+        self._greatest = 0
+
+    def note_lives(self, reports: Mapping[int, Report]) -> None:
+        """Learn which lives the processes know of: also where there is nothing to plan."""
+        self._greatest = max(self._greatest, *(each.greatest for each in reports.values()))
 
     def take_reports(self, reports: Mapping[int, Report]) -> None:
         """Build the inventory. RestoreFailed when the processes want different states."""
@@ -168,13 +173,13 @@ class RestoreLeader:
         if step is not None and (asked := view.of(step)) is not None:
             steps[step] = asked
         self._view, self._stored = view, steps
+        self._greatest = max(self._greatest, view.greatest)
         # Of a step of plain Orbax there may be a copy in RAM, of these files or of those before.
         held = {each.save for h in self._inventory.holders for each in h.tensors}
         unsure = [
             steps[save.step]
             for save in sorted(held)
-            if save.step in steps
-            and (not steps[save.step].is_seen or is_plain(save.incarnation))
+            if save.step in steps and (not steps[save.step].is_seen or is_plain(save.incarnation))
         ]
         if unsure:
             self._look_at(tier, view, unsure, deadline_s)
@@ -233,9 +238,7 @@ class RestoreLeader:
             self._loads[answer.step] += 1
             return planned
 
-    def _plan_stored(
-        self, answer: RestorePlan, tier: PersistentTier
-    ) -> LoadPlan | NoPlan | None:
+    def _plan_stored(self, answer: RestorePlan, tier: PersistentTier) -> LoadPlan | NoPlan | None:
         """Return the plan to load the chosen step; None when its files are another's, or none.
 
         PersistentTierError when storage does not answer, or refuses: that says nothing about the
@@ -447,7 +450,8 @@ class RestoreLeader:
         if not failed:
             if self._load is not None:
                 return Verdict(done=True)
-            return Verdict(done=True, incarnation=new_incarnation(newest_life(self._inventory)))
+            greatest = max(self._greatest, greatest_number(self._inventory))
+            return Verdict(done=True, incarnation=new_incarnation(greatest, secrets.token_hex(8)))
         found = {q for status in statuses.values() for q in status.unusable}
         new = found - self._inventory.quarantined
         self._attempts += 1

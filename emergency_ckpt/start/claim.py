@@ -11,7 +11,12 @@ from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster.coordination import ERROR_LIMIT_CHARS, Coordinator
 from emergency_ckpt.cluster.peers import Known
 from emergency_ckpt.core.step_log import greatest_number
-from emergency_ckpt.errors import CoordinationError, CorruptData, DirectoryInUse, PersistentTierError
+from emergency_ckpt.errors import (
+    CoordinationError,
+    CorruptData,
+    DirectoryInUse,
+    PersistentTierError,
+)
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.tiers.persistent.steps.writer import DirectoryWriter
 

@@ -148,9 +148,7 @@ def _aside(entry: Entry) -> PersistentStep:
     return PersistentStep(entry.step, entry.processes, entry.stateful, entry.incarnation)
 
 
-def look_at(
-    steps: list[ListedEntry], places: Places
-) -> list[FoundStep | CheckpointError]:
+def look_at(steps: list[ListedEntry], places: Places) -> list[FoundStep | CheckpointError]:
     """Return each step as its files have it, or its error. Blocks for storage."""
     storage = _storage_of(places)
     stored = StoredSteps(storage, places.signing())

@@ -37,9 +37,7 @@ class StepFolders:
     def __init__(self, storage: StorageDirectory) -> None:
         self._storage = storage
 
-    def steps(
-        self, names: Collection[str], deadline_s: float | None
-    ) -> dict[int, tuple[str, ...]]:
+    def steps(self, names: Collection[str], deadline_s: float | None) -> dict[int, tuple[str, ...]]:
         """Return the folders that may be each step, in order of preference. Blocks for storage.
 
         ``names``: of everything in the directory.

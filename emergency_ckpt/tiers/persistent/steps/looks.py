@@ -98,7 +98,9 @@ class StepLooks:
         data, folder = self._marker_of(entry, documents, deadline_s)
         metadata, name = self._tensors_of(entry, tensors, deadline_s)
         if data is None:
-            return self._without_marker(entry, metadata, StepPlace(name, folder), number, deadline_s)
+            return self._without_marker(
+                entry, metadata, StepPlace(name, folder), number, deadline_s
+            )
         place = StepPlace(name, folder)
         if hashlib.sha256(data).hexdigest() != entry.marker:
             reason = "it is not the one that the step log names"

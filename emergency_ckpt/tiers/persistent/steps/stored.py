@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-
 from emergency_ckpt.core.restore.inventory import PersistentStep
 from emergency_ckpt.core.secret.step_signature import StepSigning
 from emergency_ckpt.core.step_log import Entry, Table, greatest_number
@@ -180,9 +179,7 @@ class StoredSteps:
         with ThreadPoolExecutor(LOOKS_AT_ONCE, "eckpt-steps") as pool:
             return list(pool.map(look, items))
 
-    def resolved(
-        self, view: StoredView, deadline_s: float | None = None
-    ) -> list[PersistentStep]:
+    def resolved(self, view: StoredView, deadline_s: float | None = None) -> list[PersistentStep]:
         """Return the steps of ``view``, the unlisted ones as a look finds them, oldest first."""
         unseen = [each for each in view.steps if not each.is_seen]
         steps = [each for each in view.steps if each.is_seen]
@@ -218,9 +215,7 @@ def _folders_of(entry: Entry) -> frozenset[str]:
 
 
 def _item(entry: Entry, problem: str) -> PersistentStep:
-    return PersistentStep(
-        entry.step, entry.processes, entry.stateful, entry.incarnation, problem
-    )
+    return PersistentStep(entry.step, entry.processes, entry.stateful, entry.incarnation, problem)
 
 
 def _unseen(step: int) -> PersistentStep:

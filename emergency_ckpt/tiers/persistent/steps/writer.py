@@ -147,9 +147,7 @@ class DirectoryWriter:
             self._tell("persistent.log_damaged", reason=str(fault)[:500])
 
     def _decide(self, there: Table | None, mine: LogWriter) -> str:
-        what, reason = decide_claim(
-            there, mine, held=self._is_held, take_over=self._may_take_over
-        )
+        what, reason = decide_claim(there, mine, held=self._is_held, take_over=self._may_take_over)
         if what == "refuse":
             self._is_held = False
             raise DirectoryInUse(
@@ -164,9 +162,7 @@ class DirectoryWriter:
             logging.warning("taking over %s from run %r", self._directory, there.run_id)
         return what
 
-    def _append(
-        self, change: Callable[[Table], Table], deadline_s: float | None = None
-    ) -> Table:
+    def _append(self, change: Callable[[Table], Table], deadline_s: float | None = None) -> Table:
         """Write the next version with ``change``; another's version before it is kept."""
         for _ in range(_ATTEMPTS):
             read = self._read
@@ -565,4 +561,3 @@ def remove_tensors(storage: StorageDirectory, name: str, *, unfinished: bool = F
         hidden = f"{name}{_HIDDEN}"
         os.rename(storage.path / name, storage.path / hidden)
         storage.clear_folder(hidden)
-
