@@ -492,9 +492,11 @@ class DirectoryWriter:
         """Delete the files of ``entries``, which the newest version says, and leave them out."""
         for entry in entries:
             self._removing.add(entry.step)
+            is_own = self._is_in_own_folder(entry)
             place = StepPlace(entry.aside_folder, entry.aside_folder)
-            places = [place] if self._may_be_aside(entry) else []
-            if self._is_in_own_folder(entry) or not self._is_taken(entry):
+            # In a bucket there is a copy aside only where the place was needed.
+            places = [] if is_own and self._storage.is_object_store else [place]
+            if is_own or not self._is_taken(entry):
                 places.append(StepPlace(entry.own_folder, str(entry.step)))
             try:
                 # Not under the lock: it may take long, and saves go on meanwhile.
@@ -511,9 +513,6 @@ class DirectoryWriter:
         if entries:
             keys = {e.key for e in entries}
             self._append(lambda table: changed(table, keys, lambda _: None))
-
-    def _may_be_aside(self, entry: Entry) -> bool:
-        return not self._storage.is_object_store or not self._is_in_own_folder(entry)
 
     def _is_taken(self, entry: Entry) -> bool:
         """Return whether another entry has the place of ``entry``."""
