@@ -27,7 +27,7 @@ _ADDRESS_TIMEOUT_S = 30.0
 
 
 class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What RAM or storage knows of the run when a life begins.
+    """Knowledge of the run in RAM or storage when a life begins.
 
     Attributes:
       greatest: the greatest number of a life; 0 without any.

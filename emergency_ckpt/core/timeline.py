@@ -125,8 +125,13 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return next((each.last_step for each in links if each.incarnation == life), -1)
 
 
-def continued(before: Timeline | None, parent: SaveId, incarnation: str) -> Timeline:
-    """Return the timeline of a new life that began from ``parent``."""
+def continued(before: Timeline | None, parent: SaveId | None, incarnation: str) -> Timeline:
+    """Return the timeline of a new life that began from ``parent``.
+
+    None: it saved without a restore, so it began from nothing, and no older save belongs to it.
+    """
+    if parent is None:
+        return Timeline(life_of(incarnation), -1, (), -1)
     left = Life(life_of(parent.incarnation), parent.step)
     older: list[Life] = []
     oldest_step = parent.step
@@ -150,11 +155,6 @@ def _precedes(life: str, other: str) -> bool:
     numbers = number_of(life), number_of(other)
     is_plain_later = is_plain(other) and not is_plain(life)
     return numbers[0] < numbers[1] or (numbers[0] == numbers[1] and is_plain_later)
-
-
-def from_nothing(incarnation: str) -> Timeline:
-    """Return the timeline of a life that saved without a restore: no older save belongs to it."""
-    return Timeline(life_of(incarnation), -1, (), -1)
 
 
 def is_on_way(save: SaveId, life: str, timeline: Timeline | None) -> bool:

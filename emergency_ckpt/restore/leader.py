@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from emergency_ckpt.core.restore.leaves.stored_leaves import match_leaves
 from emergency_ckpt.core.restore.majority import name_outvoted
 from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan, TargetSet
 from emergency_ckpt.core.restore.restore_plan import plan_restore
-from emergency_ckpt.core.timeline import is_plain, new_incarnation, newest
+from emergency_ckpt.core.timeline import is_plain, newest
 from emergency_ckpt.errors import (
     CheckpointError,
     CorruptData,
@@ -26,8 +25,8 @@ from emergency_ckpt.errors import (
 )
 from emergency_ckpt.restore.extra_holders import ask_extra_holders
 from emergency_ckpt.restore.planning import (
-    greatest_number,
     may_precede,
+    next_incarnation,
     persistent_unusable,
     steps_in_words,
 )
@@ -64,7 +63,8 @@ class RestoreLeader:
     """Plans one restore, again after each attempt that failed on some copy.
 
     A persistent step is restored in two plans: one to load it into RAM, and, when all have
-    reported anew, one like that of any step in RAM.
+    reported anew, one like that of any step in RAM. ``greatest``: the greatest number of a life
+    that any process reported, also where nothing is to be planned.
     """
 
     def __init__(
@@ -99,11 +99,7 @@ class RestoreLeader:
         self._looks_at_once = LOOKS_AT_ONCE
         self._attempts = 0
         self._last_failure = ""
-        self._greatest = 0
-
-    def note_lives(self, reports: Mapping[int, Report]) -> None:
-        """Learn which lives the processes know of: also where there is nothing to plan."""
-        self._greatest = max(self._greatest, *(each.greatest for each in reports.values()))
+        self.greatest = 0
 
     def take_reports(self, reports: Mapping[int, Report]) -> None:
         """Build the inventory. RestoreFailed when the processes want different states."""
@@ -173,7 +169,7 @@ class RestoreLeader:
         if step is not None and (asked := view.of(step)) is not None:
             steps[step] = asked
         self._view, self._stored = view, steps
-        self._greatest = max(self._greatest, view.greatest)
+        self.greatest = max(self.greatest, view.greatest)
         # Of a step of plain Orbax there may be a copy in RAM, of these files or of those before.
         held = {each.save for h in self._inventory.holders for each in h.tensors}
         unsure = [
@@ -450,8 +446,7 @@ class RestoreLeader:
         if not failed:
             if self._load is not None:
                 return Verdict(done=True)
-            greatest = max(self._greatest, greatest_number(self._inventory))
-            return Verdict(done=True, incarnation=new_incarnation(greatest, secrets.token_hex(8)))
+            return Verdict(done=True, incarnation=next_incarnation(self._inventory, self.greatest))
         found = {q for status in statuses.values() for q in status.unusable}
         new = found - self._inventory.quarantined
         self._attempts += 1

@@ -14,7 +14,6 @@ from emergency_ckpt.core.timeline import (
     Life,
     Timeline,
     continued,
-    from_nothing,
     is_on_way,
     is_plain,
     new_incarnation,
@@ -32,6 +31,10 @@ def life(number: int, nonce: int = 0) -> str:
 
 
 A, B, C, D = map(life, range(1, 5))
+
+
+def from_nothing(incarnation: str) -> Timeline:
+    return continued(None, None, incarnation)
 
 
 def test_new_incarnation_comes_after_all_that_are_known() -> None:
@@ -56,7 +59,7 @@ def test_new_incarnation_after_the_last_number_says_so() -> None:
         new_incarnation(10**30, "0" * 16)
 
 
-def test_plain_incarnation_sorts_after_its_life_and_before_the_next() -> None:
+def test_plain_incarnation_sorts_between_two_lives() -> None:
     plain = plain_incarnation(2, "5e" * 8)
     assert is_plain(plain)
     assert number_of(plain) == 2
@@ -184,7 +187,7 @@ def test_timeline_from_nothing_has_its_own_life_alone() -> None:
     assert not has(after, 1, B)
 
 
-def test_continued_from_what_was_left_behind_brings_its_past_back() -> None:
+def test_continued_from_a_save_left_behind_has_its_past() -> None:
     left = continued(from_nothing(B), save(5, B), C)
     timeline = continued(left, save(100, A), D)
     assert has(timeline, 100, A)
@@ -233,7 +236,7 @@ def test_objection_agrees_with_the_tree_of_lives(lengths: list[int], data: st.Da
         parent = (-1, "") if begins_from_nothing else data.draw(st.sampled_from(sorted(line)))
         name = life(number)
         if begins_from_nothing:
-            timeline, ancestry = from_nothing(name), set[tuple[int, str]]()
+            timeline, ancestry = continued(timeline, None, name), set[tuple[int, str]]()
         else:
             timeline = continued(timeline, save(*parent), name)
             ancestry = {each for each in line if each[0] <= parent[0]}

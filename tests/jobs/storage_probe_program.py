@@ -15,7 +15,7 @@ from emergency_ckpt.tiers.persistent.steps.records import StoredSteps
 from emergency_ckpt.tiers.storage.directory import StorageDirectory
 
 OWN = "000000000009-00000000000000aa"
-OLD, YOUNG = "probe-000000000008-00000000000000bb", "probe-000000000009-00000000000000cc"
+OLD, YOUNG = "probe-000000000000-00000000000000bb", "probe-000000000009-00000000000000cc"
 FAULTS = {
     "good": [],
     "left": [],

@@ -1,4 +1,4 @@
-"""What earlier lives of a run left in directories that this process may not own, or still hold."""
+"""Directories of a run's earlier lives, which others may hold: the wait, and their records."""
 
 from __future__ import annotations
 
