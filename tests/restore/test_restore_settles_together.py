@@ -24,7 +24,7 @@ def broken_push() -> NoReturn:
 
 
 def full_ramdisk() -> NoReturn:
-    raise RamdiskFull("write", "known_complete.json", "no space left")
+    raise RamdiskFull("write", "ledger.json", "no space left")
 
 
 @pytest.mark.parametrize("fails", [broken_push, full_ramdisk])

@@ -83,7 +83,7 @@ def own_crc_not_compared() -> None:
 def incarnation_ignored() -> None:
     """P2: all lives have one incarnation, so that their saves mix."""
     _replace_everywhere(
-        "cluster.incarnations", "new_incarnation", lambda after="": "0" * 12 + "-" + "0" * 16
+        "core.timeline", "new_incarnation", lambda greatest, nonce: "1" * 12 + "-" + "0" * 16
     )
 
 

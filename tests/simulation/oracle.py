@@ -9,7 +9,6 @@ fall below. The bytes of every shard are compared with what the life that saved 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 from collections import Counter
@@ -92,12 +91,12 @@ def _read_directory(
         document = load(path, "payload")
         if document is not None and not _read_host_state(document, tags, found) and not is_damaged:
             found.wrong.append(f"{path}: a host state that nobody saved")
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # of a flip
-        known: Any = json.loads((directory / "known_complete.json").read_bytes())["save"]
+    ledger = load(directory / "ledger.json", "ledger")
+    known = None if ledger is None else ledger["ledger"]["complete"]
+    if known is not None:
         found.known.add((known["incarnation"], known["step"]))
-    timeline = load(directory / "timeline.json", "timeline")
-    if timeline is not None:
-        found.timelines.append(timeline["timeline"])
+    if ledger is not None and ledger["ledger"]["chain"] is not None:
+        found.timelines.append(ledger["ledger"]["chain"])
 
 
 def _read_host_state(document: Any, tags: dict[str, int], found: Holdings) -> bool:
@@ -177,16 +176,18 @@ def whole_saves(found: Holdings, with_host_states: bool = True) -> list[Save]:
 
 
 def is_on_way(save: Save, timeline: dict[str, Any]) -> bool:
-    """Return whether ``save`` counts by a timeline, as FORMAT.md says."""
-    life = save[0].partition(".")[0]
-    if life >= timeline["head"].partition(".")[0]:
-        return True
-    ancestors = [(each["incarnation"], each["last_step"]) for each in timeline["ancestors"]]
-    for incarnation, last_step in ancestors:
-        if incarnation.partition(".")[0] == life:
-            return save[1] <= last_step
-    oldest = min(incarnation for incarnation, _ in ancestors)
-    return life < oldest and save[1] <= timeline["oldest_step"]
+    """Return whether ``save`` counts by a chain, as FORMAT.md says. No step is of plain Orbax."""
+    life, head = save[0].partition(".")[0], timeline["head"]
+    if number_of(life) >= number_of(head):
+        return life == head or number_of(life) > number_of(head)
+    ancestors = {each["incarnation"]: each["last_step"] for each in timeline["ancestors"]}
+    if all(number_of(life) < number_of(each) for each in ancestors):
+        return save[1] <= timeline["oldest_step"]
+    return save[1] <= ancestors.get(life, -1)
+
+
+def number_of(life: str) -> int:
+    return int(life.partition("-")[0])
 
 
 def stored_saves(directory: Path, tags: dict[str, int]) -> list[Save]:
@@ -242,7 +243,7 @@ def is_rolled_back(save: Save, found: Holdings) -> bool:
     """Return whether the newest record on the surviving ramdisks excludes ``save``."""
     if not found.timelines:
         return False
-    newest = max(found.timelines, key=lambda timeline: timeline["head"])
+    newest = max(found.timelines, key=lambda timeline: timeline["head"])  # twelve digits each
     return not is_on_way(save, newest)
 
 
