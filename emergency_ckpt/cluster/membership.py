@@ -16,6 +16,7 @@ from emergency_ckpt.config import Config
 from emergency_ckpt.core.secret.keys import RunSecret
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.events import EventSink
+from emergency_ckpt.paths import resolved
 from emergency_ckpt.tiers.local.old_lives import greatest_number
 from emergency_ckpt.tiers.local.signatures import Signer
 from emergency_ckpt.tiers.local.tier import LocalTier
@@ -132,7 +133,7 @@ class Membership:
 
     def _start_serving(self) -> tuple[str, Known]:
         """Claim the ramdisk and serve it; return this process's address, and what RAM knows."""
-        config, local_dir = self._config, Path(self._config.local_dir)
+        config, local_dir = self._config, Path(resolved(self._config.local_dir))
         self._tier = LocalTier.open(
             local_dir,
             self._run_id,

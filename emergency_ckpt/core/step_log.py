@@ -6,8 +6,10 @@ two writers that have read the same version only one changes it. FORMAT.md has t
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable, Collection, Iterable
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -20,14 +22,17 @@ from emergency_ckpt.core.limits import (
     NAME_PATTERN,
 )
 from emergency_ckpt.core.step_names import steps_by_kind
-from emergency_ckpt.core.timeline import Timeline, life_of, newest, number_of
+from emergency_ckpt.core.timeline import Timeline, newest, number_of
 from emergency_ckpt.core.timeline import problem_of as problem_of_chain
 
 State = Literal["complete", "removing", "aside"]
 Claim = Literal["hold", "write", "refuse"]
+Key = tuple[int, str]
+"""What identifies an entry in its table: its step and incarnation."""
 
 _RUN_ID = re.compile(r"[A-Za-z0-9._-]{1,255}")
 _WRITER = re.compile(r"[A-Za-z0-9_-]{0,64}")
+_LIFE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _DIGEST = re.compile(r"[0-9a-f]{64}|")
 
 
@@ -61,7 +66,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     metrics: dict[str, Any] | None = None
 
     @property
-    def key(self) -> tuple[int, str]:
+    def key(self) -> Key:
         """Return what identifies the entry in its table."""
         return self.step, self.incarnation
 
@@ -107,11 +112,17 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def counting(self) -> list[Entry]:
         """Return the entries that count, oldest step first; at most one a step."""
-        return [e for e in self.steps if e.state == "complete" and not self.objection(e)]
+        left = _left_by(self)
+        return [e for e in self.steps if e.state == "complete" and e.key not in left]
+
+    def of(self, step: int) -> tuple[Entry, ...]:
+        """Return the entries of ``step``."""
+        begin = bisect_left(self.steps, step, key=_step_of)
+        return self.steps[begin : bisect_right(self.steps, step, lo=begin, key=_step_of)]
 
     def complete(self, step: int) -> Entry | None:
         """Return the complete entry of ``step``."""
-        return next((e for e in self.steps if e.step == step and e.state == "complete"), None)
+        return next((e for e in self.of(step) if e.state == "complete"), None)
 
 
 class LogWriter(NamedTuple):
@@ -143,15 +154,12 @@ def decide_claim(
     if there.incarnation == mine.incarnation:
         if there.writer == mine.writer:
             return "hold", "this incarnation is on record there"
-        if mine.writer and held:
-            return "refuse", "another writer has taken over"
-        return "write", "another writer of this incarnation is on record"
-    if number_of(there.incarnation) < number_of(mine.incarnation):
+        is_over = bool(mine.writer) and held
+        return ("refuse" if is_over else "write"), "another writer of this incarnation has come"
+    newer_by = number_of(there.incarnation) - number_of(mine.incarnation)
+    if newer_by < 0:
         return "write", f"incarnation {there.incarnation} of this run is over"
-    if number_of(there.incarnation) == number_of(mine.incarnation):
-        relation = "has the same number and began without knowledge of"
-    else:
-        relation = "is newer than"
+    relation = "is newer than" if newer_by else "has the same number, without knowledge of,"
     return "refuse", (
         f"another job with this run's name, {there.run_id!r}, saves there: its incarnation "
         f"{there.incarnation} {relation} {mine.incarnation} of this one"
@@ -172,38 +180,61 @@ def begun(there: Table | None, mine: LogWriter) -> Table:
 
 
 def listing(table: Table, *added: Entry) -> Table:
-    """Return ``table`` with ``added``; a complete step supersedes another of its number."""
-    replaced = {e.step for e in added if e.state == "complete"}
-    keys = {e.key for e in added}
+    """Return ``table`` with ``added``; a complete step supersedes another of its number.
 
-    def kept(entry: Entry) -> Entry:
-        if entry.step not in replaced or entry.state != "complete":
-            return entry
-        return msgspec.structs.replace(entry, state="aside", pending=True)
-
-    others = [kept(entry) for entry in table.steps if entry.key not in keys]
-    return _with_steps(table, [*others, *added])
+    One that the chain excludes is added as one aside.
+    """
+    steps = list(table.steps)
+    for entry in added:
+        new = entry
+        if entry.state == "complete" and table.objection(entry):
+            new = _put_aside(entry)
+        begin = bisect_left(steps, new.step, key=_step_of)
+        end = bisect_right(steps, new.step, lo=begin, key=_step_of)
+        others = [e for e in steps[begin:end] if e.key != new.key]
+        if new.state == "complete":
+            others = [_put_aside(e) if e.state == "complete" else e for e in others]
+        steps[begin:end] = sorted([*others, new], key=_key_of)
+    return msgspec.structs.replace(table, steps=tuple(steps))
 
 
 def following(table: Table, chain: Timeline | None) -> Table:
     """Return ``table`` with the newer chain of both; complete steps off it are put aside."""
-    table = msgspec.structs.replace(table, chain=newest(table.chain, chain))
-    aside = {e.key for e in table.steps if e.state == "complete" and table.objection(e)}
-    return changed(
-        table, aside, lambda entry: msgspec.structs.replace(entry, state="aside", pending=True)
-    )
+    newer = newest(table.chain, chain)
+    if newer == table.chain:
+        return table
+    table = msgspec.structs.replace(table, chain=newer)
+    return changed(table, _left_by(table), _put_aside)
 
 
-def changed(
-    table: Table, keys: Collection[tuple[int, str]], change: Callable[[Entry], Entry | None]
-) -> Table:
+def changed(table: Table, keys: Collection[Key], change: Callable[[Entry], Entry | None]) -> Table:
     """Return ``table`` with ``change`` applied to the entries of ``keys``; None drops one."""
+    if not keys:
+        return table
     entries = (change(e) if e.key in keys else e for e in table.steps)
-    return _with_steps(table, [e for e in entries if e is not None])
+    return msgspec.structs.replace(table, steps=tuple(e for e in entries if e is not None))
 
 
-def _with_steps(table: Table, entries: Iterable[Entry]) -> Table:
-    return msgspec.structs.replace(table, steps=tuple(sorted(entries, key=lambda e: e.key)))
+def _left_by(table: Table) -> set[Key]:
+    """Return the complete entries that the chain excludes."""
+    chain = table.chain
+    if chain is None:
+        return set()
+    lives = {e.incarnation for e in table.steps}
+    last = {incarnation: chain.last_step(incarnation) for incarnation in lives}
+    return {e.key for e in table.steps if e.step > last[e.incarnation] and e.state == "complete"}
+
+
+def _put_aside(entry: Entry) -> Entry:
+    return msgspec.structs.replace(entry, state="aside", pending=True)
+
+
+def _step_of(entry: Entry) -> int:
+    return entry.step
+
+
+def _key_of(entry: Entry) -> Key:
+    return entry.key
 
 
 def greatest_number(table: Table | None) -> int:
@@ -218,16 +249,15 @@ def greatest_number(table: Table | None) -> int:
 
 def problem_of(table: Table) -> str:
     """Return the fault of a table from outside; empty when it has none."""
-    if not 1 <= table.number <= MAX_VERSION:
-        return "its number is out of bounds"
-    if _RUN_ID.fullmatch(table.run_id) is None or _WRITER.fullmatch(table.writer) is None:
-        return "its run_id or writer is no valid name"
-    if number_of(table.incarnation) == 0 or life_of(table.incarnation) != table.incarnation:
-        return "its incarnation is not one"
+    names = (_RUN_ID, table.run_id), (_WRITER, table.writer), (_LIFE, table.incarnation)
+    if not 1 <= table.number <= MAX_VERSION or number_of(table.incarnation) == 0:
+        return "its number or incarnation is out of bounds"
+    if not all(pattern.fullmatch(name) for pattern, name in names):
+        return "its run_id, writer or incarnation is no valid name"
     if table.chain is not None and (problem := problem_of_chain(table.chain)):
         return f"its chain is damaged: {problem}"
     keys = [entry.key for entry in table.steps]
-    if any(a >= b for a, b in zip(keys, keys[1:], strict=False)):
+    if any(a >= b for a, b in itertools.pairwise(keys)):
         return "its steps are not in order"
     complete = [entry.step for entry in table.steps if entry.state == "complete"]
     if len(set(complete)) != len(complete):

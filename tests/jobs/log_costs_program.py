@@ -45,7 +45,7 @@ def fill(world: World, directory: str, steps: int) -> None:
     table: Table = msgspec.structs.replace(
         read.table, number=read.number + 1, steps=(*older, *read.table.steps)
     )
-    assert tier.found.log.append(table)
+    assert tier.found.log.append(table, read)
 
 
 def open_it(world: World, directory: str, **settings: Any) -> EmergencyCheckpointer:

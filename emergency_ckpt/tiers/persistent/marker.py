@@ -138,7 +138,7 @@ def check_marker(
     Without a key in ``signing`` the reason is "". CorruptData, also when a marker signed with that
     key was altered.
     """
-    marker, doubt = _FILE.decode(data, target, signing)
+    marker, doubt, _ = _FILE.decode(data, target, signing)
     try:
         check_save(marker.save)
     except CorruptData as error:

@@ -1,4 +1,4 @@
-"""A JSON file of the persistent tier: one value, its digest, and a signature where there is a key."""
+"""A JSON file of the persistent tier: a value with its digest, and a signature with a key."""
 
 from __future__ import annotations
 
@@ -53,8 +53,10 @@ class SignedFile(Generic[T]):
             raise CorruptData("encode", self._kind, f"it has more than {self._limit_bytes} bytes")
         return data
 
-    def decode(self, data: bytes, target: str, signing: StepSigning) -> tuple[T, str]:
-        """Return the value of a file, and why its writer is unknown although there is a key, or "".
+    def decode(self, data: bytes, target: str, signing: StepSigning) -> tuple[T, str, bool]:
+        """Return the value of a file, why its writer is unknown, and whether it has a signature.
+
+        The reason is empty where ``signing`` has no key.
 
         CorruptData, which names ``target``: also when a file signed with the key was altered.
         NewerFormat for a format that this version does not know.
@@ -83,6 +85,7 @@ class SignedFile(Generic[T]):
                 raise CorruptData(
                     "decode", target, "the digest differs", expected=file.digest, actual=actual
                 )
-            return self._content.decode(body), signing.doubt(self._kind, body, file.signature)
+            doubt = signing.doubt(self._kind, body, file.signature)
+            return self._content.decode(body), doubt, file.signature is not None
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise CorruptData("decode", target, f"not such a file: {error!s:.300}") from error

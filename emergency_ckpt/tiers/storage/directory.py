@@ -16,6 +16,7 @@ from etils import epath
 from emergency_ckpt.core.limits import MAX_MARKER_BYTES
 from emergency_ckpt.core.step_names import is_own_name
 from emergency_ckpt.errors import CheckpointError, CorruptData, InvalidState, PersistentTierError
+from emergency_ckpt.paths import resolved
 from emergency_ckpt.tiers.storage.abandoned_calls import LATE_CHANGES
 from emergency_ckpt.tiers.storage.calls import (
     StorageTimeout,
@@ -38,13 +39,13 @@ class StorageDirectory:
     ``retryable`` when storage was only slow or overloaded.
 
     Attributes:
-      path: the directory.
+      path: the directory, resolved.
       is_object_store: True when files appear at the end of their upload and cannot be renamed.
       timeout_s: maximum time in seconds of a call without a deadline.
     """
 
     def __init__(self, directory: str, timeout_s: float) -> None:
-        self.path = epath.Path(directory)
+        self.path = epath.Path(resolved(directory))
         self.is_object_store = "://" in directory
         self.timeout_s = timeout_s
 

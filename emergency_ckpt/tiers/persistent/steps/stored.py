@@ -53,13 +53,13 @@ class StoredView:
 
     def entry(self, step: int, incarnation: str) -> Entry | None:
         """Return the entry of the table, in any state."""
-        entries = () if self.table is None else self.table.steps
-        return next((e for e in entries if e.key == (step, incarnation)), None)
+        entries = () if self.table is None else self.table.of(step)
+        return next((e for e in entries if e.incarnation == incarnation), None)
 
     def aside(self, step: int) -> PersistentStep | None:
         """Return the newest step aside of this number."""
-        entries = () if self.table is None else self.table.steps
-        found = [e for e in entries if e.step == step and e.state == "aside"]
+        entries = () if self.table is None else self.table.of(step)
+        found = [e for e in entries if e.state == "aside"]
         return _item(found[-1], "") if found else None
 
     def of(self, step: int) -> PersistentStep | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,6 +19,7 @@ from absl import logging
 from emergency_ckpt.core.shard_layout import state_size_bytes
 from emergency_ckpt.core.step_log import (
     Entry,
+    Key,
     LogWriter,
     Table,
     begun,
@@ -41,8 +42,6 @@ _ATTEMPTS = 8
 _UNREADABLE = "unreadable"
 _HIDDEN = ".orbax-checkpoint-tmp-removed"
 _UNFINISHED = ".orbax-checkpoint-tmp"
-
-Key = tuple[int, str]
 
 
 class Moved(NamedTuple):
@@ -169,10 +168,10 @@ class DirectoryWriter:
             base = None if read.table is None else read.table
             table = change(begun(base, self._mine))
             table = msgspec.structs.replace(table, number=read.number + 1)
-            if self._log.append(table, deadline_s):
-                listed = [*read.listed, read.number]
-                self._read = LogRead(table.number, table)
-                self._remove_old(table.number, listed)
+            written = self._log.append(table, read, deadline_s)
+            if written is not None:
+                self._read = written
+                self._remove_old(written, read)
                 return table
             self._refresh(deadline_s)
             self._decide(self._read.table, self._mine)
@@ -180,9 +179,9 @@ class DirectoryWriter:
             "write", self._log.target, "other writers write there at the same time"
         )
 
-    def _remove_old(self, number: int, listed: Iterable[int]) -> None:
+    def _remove_old(self, newest: LogRead, after: LogRead) -> None:
         try:
-            self._log.remove_old(number, listed)
+            self._log.remove_old(newest, after)
         except PersistentTierError as error:
             # Older versions are ignored, and the next life removes them.
             logging.warning("an older version of the step log stays: %s", error)
@@ -253,6 +252,9 @@ class DirectoryWriter:
         """Return whether a step has a folder that the listing of a file server did not show."""
         return not self._storage.is_object_store and self._storage.lexists(str(step))
 
+    def _entries_of(self, step: int) -> tuple[Entry, ...]:
+        return () if self._read.table is None else self._read.table.of(step)
+
     def _entries(self) -> tuple[Entry, ...]:
         return () if self._read.table is None else self._read.table.steps
 
@@ -309,7 +311,7 @@ class DirectoryWriter:
             return moved
 
     def _may_have_files(self, step: int) -> bool:
-        if step in self._dirty or any(e.step == step for e in self._entries()):
+        if step in self._dirty or self._entries_of(step):
             return True
         if self._storage.is_changing(step):
             return True
@@ -330,7 +332,7 @@ class DirectoryWriter:
 
     def _in_place(self, step: int) -> Entry | None:
         """Return the entry of what is in the place of ``step``; listed now if it was not."""
-        entries = [e for e in self._entries() if e.step == step]
+        entries = self._entries_of(step)
         for entry in entries:
             if self._is_in_own_folder(entry):
                 return entry
@@ -450,7 +452,7 @@ class DirectoryWriter:
         """
         with self._lock:
             self._hold(incarnation)
-            found = [e for e in self._entries() if e.step in steps and e.state != "aside"]
+            found = [e for s in steps for e in self._entries_of(s) if e.state != "aside"]
             missing = set(steps) - {e.step for e in found}
             if missing:
                 found += self._unlisted_entries(missing)
@@ -516,7 +518,7 @@ class DirectoryWriter:
 
     def _is_taken(self, entry: Entry) -> bool:
         """Return whether another entry has the place of ``entry``."""
-        return any(e.step == entry.step and e.key != entry.key for e in self._entries())
+        return any(e.key != entry.key for e in self._entries_of(entry.step))
 
     def _clear(self, step: int) -> None:
         """Remove the remains of a save in the place of ``step``, also of one that did not end."""
