@@ -127,7 +127,7 @@ def assemble(base: Base) -> Assembly:
     """Build all parts."""
     storage = base.storage
     persistent = None if storage is None else storage.tier
-    timelines = Timelines(base.member.tier, base.events)
+    timelines = Timelines(base.member.tier, base.events, base.member.newest_step)
     chain: StoredChain | None = None
     preservation: Preservation | None = None
     if storage is not None:

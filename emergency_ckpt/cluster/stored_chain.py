@@ -21,8 +21,8 @@ class StoredChain:
     """Writes this life's chain with its saves. For one thread at a time; blocks.
 
     A job that does not save to storage changes nothing there, because it may read a directory that
-    another job writes. Methods raise PersistentTierError, which is DirectoryInUse when this life may
-    not write.
+    another job writes. Methods raise PersistentTierError, which is DirectoryInUse when this life
+    may not write.
 
     Args:
       soon: a writer like ``writer`` whose calls to storage wait for ``SOON_S`` at most.

@@ -12,7 +12,7 @@ from absl import logging
 
 from emergency_ckpt.core.limits import MAX_LEDGER_BYTES, MAX_QUARANTINE_RECORDS, NAME_PATTERN
 from emergency_ckpt.core.save_identity import check_save
-from emergency_ckpt.core.timeline import Timeline, problem_of
+from emergency_ckpt.core.timeline import Timeline, newest, problem_of
 from emergency_ckpt.errors import CheckpointError, CorruptData, LocalTierError, NotSigned
 from emergency_ckpt.tiers import files
 from emergency_ckpt.tiers.digested_file import DigestedFile
@@ -127,10 +127,6 @@ class ProcessDirectory:
         chain = self.ledger.chain
         return chain is not None and bool(chain.objection(save.step, save.incarnation))
 
-    def _leaves_behind(self, save: SaveId) -> bool:
-        chain = self.ledger.chain
-        return chain is not None and chain.leaves_behind(save.incarnation)
-
     def _record_complete(self, save: SaveId | None) -> None:
         """Put ``save`` on record; None: no save."""
         self._record(msgspec.structs.replace(self.ledger, complete=save))
@@ -153,7 +149,7 @@ class ProcessDirectory:
         self._record(msgspec.structs.replace(self.ledger, chain=timeline))
 
         def left(save: SaveId) -> bool:
-            return self.excludes(save) and not self._leaves_behind(save)
+            return self.excludes(save) and not timeline.leaves_behind(save.incarnation)
 
         for slot in self.slots:
             if slot.published is not None and left(slot.published.save):
@@ -207,19 +203,21 @@ class ProcessDirectory:
                 if old.digest == new.digest or adds_nothing(old.contents, new.contents):
                     slot.unpublish()
 
-    def invalidate_newer(self, than: SaveId) -> None:
+    def invalidate_newer(self, than: SaveId, timeline: Timeline | None = None) -> None:
         """Unpublish saves after ``than``, and other incarnations of its step.
 
-        Those that the chain on record leaves behind stay: they cannot be taken for newer ones. A
-        record of a later complete save is replaced by ``than``, or removed when ``than`` has no
-        incarnation, which means that there is none.
+        Those that ``timeline``, or a newer one on record, leaves behind stay: they cannot be taken
+        for newer ones. A record of a later complete save is replaced by ``than``, or removed when
+        ``than`` has no incarnation, which means that there is none.
         """
+
+        chain = newest(self.ledger.chain, timeline)
 
         def newer(save: SaveId) -> bool:
             return save.step > than.step or (save.step == than.step and save != than)
 
         def unwanted(save: SaveId) -> bool:
-            return newer(save) and not self._leaves_behind(save)
+            return newer(save) and not (chain and chain.leaves_behind(save.incarnation))
 
         for slot in self.slots:
             if slot.published is not None and unwanted(slot.published.save):

@@ -228,13 +228,13 @@ class HeldCopies:
         """
         self._change_all("remove from", lambda place: place.remove(step))
 
-    def invalidate_newer(self, than: SaveId) -> None:
+    def invalidate_newer(self, than: SaveId, timeline: Timeline | None = None) -> None:
         """Unpublish saves later than the restored ``than``, here and in orphans. LocalTierError.
 
         Later means a greater step, or the same step of another incarnation; see
         ``ProcessDirectory.invalidate_newer``.
         """
-        self._change_all("invalidate in", lambda place: place.invalidate_newer(than))
+        self._change_all("invalidate in", lambda place: place.invalidate_newer(than, timeline))
 
     def _change_all(self, operation: str, change: Callable[[ProcessDirectory], None]) -> None:
         """Apply ``change`` to this process's directory and to orphans. LocalTierError."""
@@ -311,7 +311,11 @@ class HeldCopies:
         with self._lock:
             slots = [slot for slot in self._own.slots if slot.reserved]
             if newest_only and slots:
-                saves = {slot.published.save: slot for slot in slots if slot.published is not None}
+                saves = {
+                    slot.published.save: slot
+                    for slot in slots
+                    if slot.published is not None and not self._own.excludes(slot.published.save)
+                }
                 slots = [saves[max(saves)] if saves else max(slots, key=lambda s: s.size_bytes)]
             return [(slot.mapping, slot.written) for slot in slots]
 

@@ -189,8 +189,8 @@ class StepLog:
                 faults.append(error)
         return LogRead(newest, None, tuple(faults), "", tuple(numbers))
 
-    def _version(self, number: int, deadline_s: float) -> tuple[Table, Table, int, str] | None:
-        """Return a version's table, its base, the base before and the doubt; None: it is gone.
+    def _version(self, number: int, deadline_s: float) -> LogRead | None:
+        """Return the log as of version ``number``; None: it is gone.
 
         CorruptData when it, or its base, cannot be used.
         """
