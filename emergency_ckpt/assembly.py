@@ -168,7 +168,7 @@ def assemble(base: Base) -> Assembly:
         lambda: local_saves.last_complete,
         prefetches.before_removal,
         contextlib.nullcontext if preservation is None else preservation.held,
-        saver.saved.forget,
+        saver.forget,
         lambda: saver.saved.incarnation,
         storage.writer if storage is not None and base.process[0] == 0 else None,
     )

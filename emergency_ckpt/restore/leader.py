@@ -266,7 +266,7 @@ class RestoreLeader:
         view = self._view
         if view is None or self._requested_step is not None:
             return False
-        if not tier.found.log.has(view.log.number + 1, self._deadline_s):
+        if tier.found.log.is_newest(view.log.number, self._deadline_s):
             return False
         self._take_view(tier, self._deadline_s)
         return True

@@ -143,7 +143,7 @@ def test_probes_left_by_crashed_starts_do_no_harm(world: World) -> None:
         assert checkpointer.all_steps() == []
         save_all(checkpointer, world, 2)
         assert checkpointer.all_steps() == [2]
-    assert sorted(path.name for path in folder.iterdir()) == ["2", "probe-of-somebody", "run"]
+    assert sorted(path.name for path in folder.iterdir()) == ["2", "log", "probe-of-somebody"]
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,9 @@ def on_record(world: World) -> Table:
 
 
 def persist(world: World, *steps: int, **settings: Any) -> None:
+    """A life that goes on from what there is."""
     with world.open_both(**{**STORAGE, **settings}) as ckpt:
+        ckpt.restore(state=world.state(0))
         save_all(ckpt, world, *steps)
 
 
@@ -241,6 +243,24 @@ def test_two_jobs_of_one_run_the_older_is_told(world: World) -> None:
     assert whole(world) == [1, 2, 3]
 
 
+@pytest.mark.parametrize("saves", [1, KEPT, 3 * KEPT])
+def test_older_life_that_wakes_up_after_saves_is_told(world: World, saves: int) -> None:
+    """Also when the version after the one that it has read is long removed."""
+    newer = range(2, 2 + saves)
+    with world.open_both(**STORAGE) as older:
+        save_all(older, world, 1)
+        persist(world, *newer, local_dir=f"{world.ramdisk}2")
+        before = contents(world)
+        older.save(step=2, state=world.state(100))
+        older.wait_until_finished()
+        with pytest.raises(SaveFailed, match="another job with this run's name"):
+            older.check_for_errors()
+        with pytest.raises(DirectoryInUse, match="another job with this run's name"):
+            older.steps.remove(newer[-1])
+    assert contents(world) == before
+    assert whole(world) == [1, *newer]
+
+
 def test_restart_of_the_same_run_goes_on(world: World) -> None:
     persist(world, 1)
     persist(world, 2)
@@ -262,9 +282,9 @@ def test_restart_after_any_number_of_lives_goes_on(world: World) -> None:
 def test_directory_of_plain_orbax_is_taken_by_the_first_run(world: World) -> None:
     with ocp.CheckpointManager(world.persistent) as manager:
         manager.save(1, args=ocp.args.StandardSave({"w": world.state(1)["w"]}))
-    persist(world, 2)
+    with world.open_both(**STORAGE) as ckpt:
+        save_all(ckpt, world, 2)
     assert on_record(world).run_id == "run"
-    assert whole(world) == [1, 2]
     with pytest.raises(DirectoryInUse, match="'run' saves there"):
         world.open_both(**STORAGE, run_id="other")
 
@@ -384,6 +404,7 @@ def test_take_over_dir_is_once(world: World) -> None:
     persist(world, 1)
     other = world.open_both(**STORAGE, run_id="other", take_over_dir=True)
     with other:
+        other.restore(state=world.state(0))
         save_all(other, world, 2)
         persist(world, 3, take_over_dir=True, local_dir=f"{world.ramdisk}2")
         other.save(step=4, state=world.state(4))

@@ -85,7 +85,10 @@ def encode_version(version: Version, signing: StepSigning) -> bytes:
 def decode_version(
     data: bytes, number: int, target: str, signing: StepSigning
 ) -> tuple[Version, str, bool]:
-    """Return version ``number``, why its writer is unknown, and whether it is signed. CorruptData."""
+    """Return version ``number``, why its writer is unknown, and whether it is signed.
+
+    CorruptData when it is damaged, or another version.
+    """
     version, doubt, is_signed = _FILE.decode(data, target, signing)
     problem = signing.objection(doubt)
     if version.number != number or not 0 <= version.base < number:
@@ -122,8 +125,7 @@ class LogRead(NamedTuple):
 class StepLog:
     """The log of one directory. All methods block for storage; PersistentTierError.
 
-    The ``KEPT`` newest versions have no gaps, so the absence of the next one shows that a version
-    is the newest.
+    The ``KEPT`` newest versions have no gaps.
     """
 
     def __init__(self, storage: StorageDirectory, signing: StepSigning) -> None:
@@ -156,7 +158,12 @@ class StepLog:
             time.sleep(_PAUSE_S)
 
     def _numbers(self, deadline_s: float) -> list[int]:
-        names = self._storage.names_in(LOG_FOLDER, deadline_s)
+        try:
+            names = self._storage.names_in(LOG_FOLDER, deadline_s)
+        except PersistentTierError as error:
+            if not isinstance(error.__cause__, NotADirectoryError):
+                raise
+            names = set[str]()  # no folder: no run has saved there, and a save says so
         numbers = {int(name[1]) for name in map(_NAME.fullmatch, names) if name} - {0}
         if not self._storage.is_object_store:
             # A file server's listing may be half a minute old; a look-up by name is current.
@@ -169,8 +176,15 @@ class StepLog:
 
     def _hint(self, deadline_s: float) -> int:
         """Return a number that the newest version has reached; 0 when none is on record."""
-        data = self._storage.bytes_of(_HINT, deadline_s) or b""
-        return int(data) if _NUMBER.fullmatch(data) else 0
+        data: bytes | None = None
+        while True:
+            before, data = data, self._storage.bytes_of(_HINT, deadline_s) or b""
+            number = int(data) if _NUMBER.fullmatch(data) else 0
+            # Without its version it is that of another directory, as in a copy; or it has grown.
+            if not number or self.has(number, deadline_s):
+                return number
+            if data == before:
+                return 0
 
     def _decode(self, numbers: list[int], deadline_s: float) -> LogRead | None:
         """Return the newest usable version; None when the newest of ``numbers`` is gone."""
@@ -215,6 +229,13 @@ class StepLog:
             raise CorruptData("decode", target, problem)
         return LogRead(number, table, (), doubt, (), base or table, version.before, is_signed)
 
+    def is_newest(self, number: int, deadline_s: float | None = None) -> bool:
+        """Return whether no version comes after ``number``. One request of an object store.
+
+        The absence of the next one alone does not show it: that may be among those removed.
+        """
+        return max(self._numbers(self._storage.deadline_s(deadline_s)), default=0) == number
+
     def has(self, number: int, deadline_s: float | None = None) -> bool:
         """Return whether there is a version ``number``. One request."""
         return self._storage.has_file(_below(number), deadline_s)
@@ -244,7 +265,8 @@ class StepLog:
           after: the log that it was made from.
         """
         if table.number > MAX_VERSION:
-            raise PersistentTierError("write", self.target, "its last number is the highest")
+            last = f"{self._storage.path}/{_below(MAX_VERSION)}"
+            raise PersistentTierError("write", last, "its number is the highest", hint="remove it")
         version, base = _version_of(table, after)
         below, data = _below(table.number), encode_version(version, self._signing)
         writer = f"{table.incarnation}{table.writer}"

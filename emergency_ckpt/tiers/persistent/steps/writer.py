@@ -127,7 +127,7 @@ class DirectoryWriter:
         mine = self._mine._replace(incarnation=life_of(incarnation))
         if mine != self._mine:
             self._mine, self._is_held, self._has_begun = mine, False, False
-        if self._is_held and not self._log.has(self._read.number + 1, deadline_s):
+        if self._is_held and self._log.is_newest(self._read.number, deadline_s):
             return
         self._refresh(deadline_s)
         if self._decide(self._read.table, mine) == "write":
@@ -144,6 +144,20 @@ class DirectoryWriter:
         for fault in self._read.faults:
             logging.warning("%s; the next version mends it", fault)
             self._tell("persistent.log_damaged", reason=str(fault)[:500])
+        if self._read.faults and self._read.table is None:
+            self._read = self._read._replace(table=self._by_markers(deadline_s))
+
+    def _by_markers(self, deadline_s: float | None) -> Table | None:
+        """Return who saved the newest step, where no version can be used; None without a step.
+
+        So its run goes on, and no other one begins there.
+        """
+        view = self._found.view(deadline_s, self._read)
+        for found in self._found.look_at(view, reversed(view.steps), deadline_s):
+            if isinstance(found, FoundStep) and found.marker is not None:
+                save = found.marker.save
+                return Table(self._read.number, save.run_id, False, life_of(save.incarnation))
+        return None
 
     def _decide(self, there: Table | None, mine: LogWriter) -> str:
         what, reason = decide_claim(there, mine, held=self._is_held, take_over=self._may_take_over)
@@ -169,7 +183,8 @@ class DirectoryWriter:
             table = change(begun(base, self._mine))
             table = msgspec.structs.replace(table, number=read.number + 1)
             written = self._log.append(table, read, deadline_s)
-            if written is not None:
+            # Not newest: others have removed the version of this number long ago.
+            if written is not None and self._log.is_newest(written.number, deadline_s):
                 self._read = written
                 self._remove_old(written, read)
                 return table
