@@ -58,21 +58,19 @@ class HolderInventory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, g
 
     @property
     def greatest(self) -> int:
-        """Return the greatest number of a life that this holder knows of; 0 without any."""
-        lives = {self.incarnation, *(held.save.incarnation for held in self.host_states)}
-        lives.update(save.incarnation for save in self._saves)
-        lives.update([self.timeline.head] if self.timeline else [])
+        """Return the greatest number of a life that this holder knows of; 0 without any.
+
+        Not by ``known_complete``: it is told also from a file of which nobody knows who wrote it.
+        """
+        lives = {held.save.incarnation for held in (*self.tensors, *self.host_states)}
+        lives.update([self.incarnation, *([self.timeline.head] if self.timeline else [])])
         return max(map(number_of, lives))
 
     @property
     def newest_step(self) -> int:
         """Return the newest step that may be whole and was not rolled back; -1 without any."""
-        return newest_step(self._saves, self.timeline)
-
-    @property
-    def _saves(self) -> set[SaveId]:
         known = [self.known_complete] if self.known_complete else []
-        return {*known, *(held.save for held in self.tensors)}
+        return newest_step([*known, *(held.save for held in self.tensors)], self.timeline)
 
 
 class PersistentStep(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):
