@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from emergency_ckpt.core.limits import (
+    MAX_INCARNATION_NUMBER,
     MAX_LABEL_CHARS,
     MAX_PROCESSES,
     MAX_STEP,
@@ -96,6 +97,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
       writer: tells apart two writers in one life, such as two drains; empty for a job.
       chain: the binding one; None before the first restore.
       steps: by (step, incarnation).
+      greatest: the greatest number that a life took at its start, whether or not it wrote since.
     """
 
     number: int
@@ -105,6 +107,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     writer: str = ""
     chain: Timeline | None = None
     steps: tuple[Entry, ...] = ()
+    greatest: int = 0
 
     def objection(self, entry: Entry) -> str:
         """Return why the chain excludes ``entry``; empty when it does not."""
@@ -176,7 +179,18 @@ def begun(there: Table | None, mine: LogWriter) -> Table:
         writer=mine.writer,
         chain=None if there is None else there.chain,
         steps=() if there is None else there.steps,
+        greatest=0 if there is None else there.greatest,
     )
+
+
+def reserved(there: Table, incarnation: str) -> Table:
+    """Return the next version, in which the number of ``incarnation`` is taken, and nothing else.
+
+    Whoever may write goes on to. Later lives take greater numbers, also those that know nothing of
+    this one's RAM.
+    """
+    greatest = max(there.greatest, number_of(incarnation))
+    return msgspec.structs.replace(there, number=there.number + 1, greatest=greatest)
 
 
 def listing(table: Table, *added: Entry) -> Table:
@@ -244,13 +258,14 @@ def greatest_number(table: Table | None) -> int:
     lives = [table.incarnation, *(e.incarnation for e in table.steps)]
     if table.chain is not None:
         lives.append(table.chain.head)
-    return max(map(number_of, lives))
+    return max(table.greatest, *map(number_of, lives))
 
 
 def problem_of(table: Table) -> str:
     """Return the fault of a table from outside; empty when it has none."""
     names = (_RUN_ID, table.run_id), (_WRITER, table.writer), (_LIFE, table.incarnation)
-    if not 1 <= table.number <= MAX_VERSION or number_of(table.incarnation) == 0:
+    is_bounded = 1 <= table.number <= MAX_VERSION and 0 <= table.greatest <= MAX_INCARNATION_NUMBER
+    if not is_bounded or number_of(table.incarnation) == 0:
         return "its number or incarnation is out of bounds"
     if not all(pattern.fullmatch(name) for pattern, name in names):
         return "its run_id, writer or incarnation is no valid name"

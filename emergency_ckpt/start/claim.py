@@ -52,7 +52,6 @@ class ClaimAtStart:
         self._failures = failures
         self._saves_there = saves_there
         self._refusal: DirectoryInUse | None = None
-        self._is_free = False
         self.has_read = False
 
     def look(self, create: Callable[[], None]) -> Known:
@@ -71,7 +70,7 @@ class ClaimAtStart:
             self._events.emit("persistent.unreachable", reason=str(error))
             self._failures.record(error)
             return Known()
-        self.has_read, self._is_free = True, table is None
+        self.has_read = True
         counting = [] if table is None else table.counting()
         return Known(greatest_number(table), counting[-1].step if counting else -1)
 
@@ -82,14 +81,14 @@ class ClaimAtStart:
             raise self._refusal
 
     def finish(self, coordinator: Coordinator, incarnation: str) -> None:
-        """Claim a directory that no run has. DirectoryInUse when another run has just claimed it.
+        """Claim a directory that no run has; in one of this run take the number of this life.
 
-        Call last, because a start that fails must not keep a directory from other runs. A storage
-        failure now is left to the saves.
+        DirectoryInUse when another run has just claimed it. Call last, because a start that fails
+        must not keep a directory from other runs. A storage failure now is left to the saves.
         """
-        if self._is_free and self._saves_there:
+        if self.has_read and self._saves_there:
             try:
-                self._writer.hold(incarnation, time.monotonic() + _WRITE_TIMEOUT_S)
+                self._writer.enter(incarnation, time.monotonic() + _WRITE_TIMEOUT_S)
             except DirectoryInUse as error:
                 _tell(coordinator, error)
                 raise

@@ -30,7 +30,7 @@ class Version(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     """One version in its file: a table, or what of it differs from that of an older version.
 
     Attributes:
-      number, run_id, from_dir, incarnation, writer, chain: as in ``Table``.
+      number, run_id, from_dir, incarnation, writer, chain, greatest: as in ``Table``.
       steps: all of the table; with a ``base`` those that it has not, or otherwise.
       base: the version, whole itself, that the others are taken from; 0 without one.
       left: steps of the base that the table does not have.
@@ -47,6 +47,7 @@ class Version(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     base: int = 0
     left: tuple[Key, ...] = ()
     before: int = 0
+    greatest: int = 0
 
     def table(self, base: Table | None) -> Table:
         """Return the whole table."""
@@ -65,6 +66,7 @@ class Version(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
             self.writer,
             self.chain,
             steps,
+            self.greatest,
         )
 
 
@@ -295,16 +297,18 @@ def _version_of(table: Table, after: LogRead) -> tuple[Version, Table]:
     """Return the version of ``table`` for its file, and the whole version that it is made of."""
     fields = (table.number, table.run_id, table.from_dir, table.incarnation, table.writer)
     base = after.base
+    greatest = table.greatest
     if base is None:
-        return Version(*fields, table.chain, table.steps), table
+        return Version(*fields, table.chain, table.steps, greatest=greatest), table
     # Tables share the entries that they have in common.
     of_base, of_table = set(map(id, base.steps)), set(map(id, table.steps))
     changed = tuple(entry for entry in table.steps if id(entry) not in of_base)
     gone = {entry.key for entry in base.steps if id(entry) not in of_table}
     left = tuple(sorted(gone - {entry.key for entry in changed}))
     if len(changed) + len(left) > max(_CHANGES, len(table.steps) // 8):
-        return Version(*fields, table.chain, table.steps, before=base.number), table
-    version = Version(*fields, table.chain, changed, base.number, left, after.before)
+        whole = Version(*fields, table.chain, table.steps, before=base.number, greatest=greatest)
+        return whole, table
+    version = Version(*fields, table.chain, changed, base.number, left, after.before, greatest)
     return version, base
 
 

@@ -28,8 +28,9 @@ from emergency_ckpt.core.step_log import (
     following,
     greatest_number,
     listing,
+    reserved,
 )
-from emergency_ckpt.core.timeline import Timeline, life_of
+from emergency_ckpt.core.timeline import Timeline, life_of, number_of
 from emergency_ckpt.errors import CheckpointError, DirectoryInUse, PersistentTierError
 from emergency_ckpt.tiers.persistent.log import LogRead, StepLog
 from emergency_ckpt.tiers.persistent.marker import HOST_STATE, ITEM, MARKER_NAME
@@ -133,6 +134,24 @@ class DirectoryWriter:
         if self._decide(self._read.table, mine) == "write":
             self._append(lambda table: table, deadline_s)
         self._is_held, self._may_take_over = True, False
+
+    def enter(self, incarnation: str, deadline_s: float) -> None:
+        """Take the number of ``incarnation`` at a start, and the directory if no run has it."""
+        with self._lock:
+            table = self._read.table
+            if table is None:
+                self._hold(incarnation, deadline_s)
+                return
+            for _ in range(_ATTEMPTS):
+                if table is None or table.greatest >= number_of(incarnation):
+                    return
+                written = self._log.append(reserved(table, incarnation), self._read, deadline_s)
+                if written is not None:
+                    self._remove_old(written, self._read)
+                    self._read = written
+                    return
+                self._refresh(deadline_s)
+                table = self._read.table
 
     def check(self) -> None:
         """Raise DirectoryInUse when another writer has come since ``hold``: before a commit."""
