@@ -237,7 +237,7 @@ def new_writer(config: Config, tier: PersistentTier, events: EventSink) -> Direc
         run_id=config.run_name,
         from_dir=config.run_name == run_id_of(tier.directory),
         take_over=config.take_over_dir,
-        tell=events.emit,
+        events=events,
     )
 
 

@@ -51,20 +51,6 @@ def is_own_name(name: str) -> bool:
     return match is not None and name == str(int(match[2])) and int(name) <= MAX_STEP
 
 
-def in_order_of_looks(listed: Mapping[int, bool], below: int | None) -> tuple[list[int], int]:
-    """Return the steps to read, newest first, and the number of steps above the limit.
-
-    Args:
-      listed: by step, True when a folder of our own format exists. The limit applies to each kind.
-      below: only steps before this one; None for all.
-    """
-    steps = sorted((step for step in listed if below is None or step < below), reverse=True)
-    ours = [step for step in steps if listed[step]]
-    others = [step for step in steps if not listed[step]]
-    looks = ours[:LOOKED_AT_MOST] + others[:LOOKED_AT_MOST]
-    return sorted(looks, reverse=True), len(steps) - len(looks)
-
-
 def may_be_unknown_step(name: str) -> bool:
     """Return whether a folder without a step's name may hold a step, and not a step's leftovers."""
     return re.match(r"[0-9]+\.|.*\.orbax-checkpoint-tmp", name) is None

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from emergency_ckpt.core.step_names import (
-    LOOKED_AT_MOST,
     folders_of,
-    in_order_of_looks,
     is_own_name,
     may_be_unknown_step,
     steps_by_kind,
@@ -37,15 +35,6 @@ def test_is_own_name_of_no_number_of_ours_is_false(name: str) -> None:
     assert is_own_name("7")
     assert is_own_name(str((1 << 63) - 1))
     assert not is_own_name(name)
-
-
-def test_in_order_of_looks_no_kind_crowds_out_the_other() -> None:
-    junk = dict.fromkeys(range(100, 100 + 2 * LOOKED_AT_MOST), False)
-    looks, left_out = in_order_of_looks({**junk, 3: True, 40: True}, below=None)
-    assert looks[:2] == [99 + 2 * LOOKED_AT_MOST, 98 + 2 * LOOKED_AT_MOST]
-    assert looks[-2:] == [40, 3]
-    assert left_out == LOOKED_AT_MOST
-    assert in_order_of_looks({**junk, 3: True, 40: True}, below=40) == ([3], 0)
 
 
 def test_steps_by_kind_tells_prefixes_apart() -> None:

@@ -19,6 +19,7 @@ from emergency_ckpt.state.snapshot import SnapshotRecipe
 from emergency_ckpt.state.tree import BoxTable, describe
 from emergency_ckpt.testing.gcs import FaultRule, GcsControl
 from emergency_ckpt.tiers.persistent.item.array_writes import DATA_FILE_BYTES
+from emergency_ckpt.tiers.persistent.steps.writer import remove_tensors
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.types import SaveId
 
@@ -87,7 +88,8 @@ def under_fault(gcs: GcsControl, step: int, rules: tuple[FaultRule, ...]) -> dic
     gcs.clear_faults()
     seen = {"error": error, "hits": hits, "whole": is_whole(step, state)}
     if error:
-        PersistentTier(RUN).remove(step)
+        storage = PersistentTier(RUN).storage
+        storage.do("remove", f"/{step}", lambda: remove_tensors(storage, str(step)))
         write(step, state)
         seen["whole then"] = is_whole(step, state)
     return seen

@@ -1,6 +1,6 @@
 """What a bucket is asked in a directory of many steps. Prints a line of JSON for each word read.
 
-    python log_costs_program.py gs://bucket/run RAMDISK STEPS
+python log_costs_program.py gs://bucket/run RAMDISK STEPS
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import jax
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 sys.path[:0] = [str(Path(__file__).parents[1] / "support")]
+
+# ruff: noqa: E402 - these import what the lines above must precede
 
 import msgspec
 from world import World

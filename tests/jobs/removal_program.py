@@ -16,6 +16,7 @@ from persistent_steps import fill, life, save_over, value_of, whole_steps, write
 
 from emergency_ckpt.core.timeline import continued
 from emergency_ckpt.errors import CheckpointError, PersistentTierError
+from emergency_ckpt.events import Event, EventSink
 from emergency_ckpt.testing.gcs import FaultRule, GcsControl
 from emergency_ckpt.tiers.persistent.steps.looks import ours_of
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
@@ -78,11 +79,11 @@ def clean_up(run: str = RUN) -> dict[str, Any]:
     """What the first save of the next life does."""
     removed: list[object] = []
 
-    def tell(name: str, **fields: object) -> None:
-        if name == "persistent.removed":
-            removed.append(fields["step"])
+    def tell(event: Event) -> None:
+        if event.name == "persistent.removed":
+            removed.append(event.fields["step"])
 
-    writer_of(tier_of(run), tell=tell).begin(life(3))
+    writer_of(tier_of(run), events=EventSink(tell, process_index=0)).begin(life(3))
     return {"removed": removed, **look(run)}
 
 

@@ -48,7 +48,11 @@ def attempt(name: str) -> dict[str, object]:
         error = f"{type(caught).__name__}: {caught}"
     finally:
         control.clear_faults()
-    steps = [] if name in ("no_bucket", "silent") else [each.step for each in StoredSteps(storage).view().steps]
+    steps = (
+        []
+        if name in ("no_bucket", "silent")
+        else [each.step for each in StoredSteps(storage).view().steps]
+    )
     files.invalidate_cache()
     left = [] if name == "no_bucket" else files.find(root)
     return {"error": error, "steps": steps, "left": sorted(x.rpartition("/")[2] for x in left)}

@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import json
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Mapping, Set
 from pathlib import Path
@@ -19,7 +19,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from soak_truth import LEAVES, part
 
-_HOST_STATE = re.compile(r"process_(\d+)_of_(\d+)\.json")
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+from format_reader import Process, read_ramdisk, read_storage
+
 _DOCUMENTS = re.compile(r"host_state/(\d+)/")
 
 
@@ -84,12 +86,6 @@ def sha(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _inner(data: bytes) -> dict[str, Any]:
-    """The document, out of its signature where it has one."""
-    document = json.loads(data)
-    return document.get("file", document)
-
-
 def _life_of(lives: Mapping[str, int], incarnation: str) -> int | None:
     return lives.get(incarnation.partition(".")[0])
 
@@ -101,63 +97,38 @@ def look_at_ram(
     held: dict[Save, Held] = defaultdict(Held)
     known = False
     for host, ramdisk in hosts.items():
-        for directory in sorted((ramdisk / run_id).glob("process_*")):
-            known |= _knows_of_a_step(directory / "ledger.json")
-            for path in sorted(directory.glob("slot_*.manifest.json")):
-                _look_at_slot(held, host, path, lives, damaged)
-            for path in sorted(directory.glob("host_state/*/process_*.json")):
-                _look_at_state(held, host, path, lives, damaged)
+        for process in read_ramdisk(ramdisk, run_id):
+            # A damaged ledger is the soak's: it was there.
+            is_damaged = any(fault.startswith("ledger.json") for fault in process.faults)
+            known |= is_damaged or process.complete is not None
+            _add_slots(held, host, process, lives, damaged)
+            _add_states(held, host, process, lives, damaged)
     return RamLook(dict(held), known)
 
 
-def _knows_of_a_step(path: Path) -> bool:
-    try:
-        return _is_file(path) and _inner(path.read_bytes())["ledger"]["complete"] is not None
-    except (ValueError, KeyError, TypeError):
-        return True  # of the soak: it was there
-
-
-def _is_file(path: Path) -> bool:
-    return path.is_file() and not path.is_symlink()
-
-
-def _look_at_slot(
-    held: dict[Save, Held], host: int, path: Path, lives: Mapping[str, int], damaged: Set[str]
+def _add_slots(
+    held: dict[Save, Held], host: int, process: Process, lives: Mapping[str, int], damaged: Set[str]
 ) -> None:
-    slot = path.with_name(path.name.split(".")[0] + ".bin")
-    if not (_is_file(path) and _is_file(slot)):
-        return
-    data = path.read_bytes()
-    if sha(data) in damaged:
-        return
-    contents = _inner(data)["manifest"]["contents"]
-    life = _life_of(lives, contents["save"]["incarnation"])
-    if life is None:
-        return
-    step = contents["save"]["step"]
-    names = [leaf["path"] for leaf in contents["leaves"]]
-    stored = slot.read_bytes()
-    for shard in contents["shards"]:
-        name, box = names[shard["leaf"]], tuple(map(tuple, shard["box"]))
-        found = stored[shard["offset"] : shard["offset"] + shard["nbytes"]]
-        if found == part(name, step, life, box):
-            held[Save(step, life)].boxes[name].append((host, box))
+    for slot in process.slots:
+        file = process.path / f"slot_{slot.number}.manifest.json"
+        life, step = _life_of(lives, slot.save.incarnation), slot.save.step
+        if life is None or sha(file.read_bytes()) in damaged:
+            continue
+        for shard in slot.shards:
+            if shard.is_sound and shard.data == part(shard.path, step, life, shard.box):
+                held[Save(step, life)].boxes[shard.path].append((host, shard.box))
 
 
-def _look_at_state(
-    held: dict[Save, Held], host: int, path: Path, lives: Mapping[str, int], damaged: Set[str]
+def _add_states(
+    held: dict[Save, Held], host: int, process: Process, lives: Mapping[str, int], damaged: Set[str]
 ) -> None:
-    named = _HOST_STATE.fullmatch(path.name)
-    if named is None or not _is_file(path):
-        return
-    data = path.read_bytes()
-    if sha(data) in damaged:
-        return
-    save = _inner(data)["save"]
-    life = _life_of(lives, save["incarnation"])
-    if life is not None:
-        owner, count = int(named[1]), int(named[2])
-        held[Save(save["step"], life)].states[count][owner].add(host)
+    for state in process.host_states:
+        step, incarnation = state.save.step, state.save.incarnation
+        name = f"process_{state.owner:05d}_of_{state.count:05d}.json"
+        file = process.path / "host_state" / f"{incarnation}-{step}" / name
+        life = _life_of(lives, incarnation)
+        if life is not None and sha(file.read_bytes()) not in damaged:
+            held[Save(step, life)].states[state.count][state.owner].add(host)
 
 
 class Store(Protocol):
@@ -213,7 +184,7 @@ class BucketStore:
 
 
 class StoreLook(NamedTuple):
-    """Whole steps of storage, and whether there is a marker at all.
+    """Whole steps of storage, and whether there is an entry, a marker or a bare step at all.
 
     ``bare``: steps with all tensors, whose folder of host states and marker was removed. They look
     like steps of plain Orbax, so that a restore with host states refuses them by an error.
@@ -228,34 +199,37 @@ def marker_name(step: int) -> str:
     return f"host_state/{step}/marker.json"
 
 
+class _Undamaged:
+    """The files of a store; one that the soak has damaged is empty."""
+
+    def __init__(self, store: Store, damaged: Set[str]) -> None:
+        self._store, self._damaged = store, damaged
+
+    def names(self) -> list[str]:
+        return self._store.names()
+
+    def read(self, name: str) -> bytes:
+        data = self._store.read(name)
+        return b"" if sha(data) in self._damaged else data
+
+
 def look_at_storage(store: Store, lives: Mapping[str, int], damaged: Set[str]) -> StoreLook:
-    """Look at the steps in their own places. ``damaged``: digests of markers of damaged steps."""
+    """Look at the steps that the log lists, and at marked ones that it does not name.
+
+    What its chain says is left to the lives. ``damaged``: digests of markers of damaged steps too.
+    """
     names = store.names()
-    there = set(names)
-    end = "commit_success.txt" if isinstance(store, BucketStore) else "_CHECKPOINT_METADATA"
-    tensors = {int(match[1]) for name in names if (match := re.fullmatch(rf"(\d+)/{end}", name))}
-    bare = tensors - {int(match[1]) for name in names if (match := _DOCUMENTS.match(name))}
+    is_bucket = isinstance(store, BucketStore)
+    found = read_storage(_Undamaged(store, damaged), is_bucket=is_bucket)
     whole: set[Save] = set()
-    known = False
-    for name in names:
-        match = re.fullmatch(r"host_state/(\d+)/marker\.json", name)
-        if match is None:
-            continue
-        known = True
-        step = int(match[1])
-        data = store.read(name)
-        if sha(data) in damaged or f"host_state/{step}/rolled_back.json" in there:
-            continue
-        if isinstance(store, BucketStore):
-            committed = {f"{step}/commit_success.txt", f"{step}/default/commit_success.txt"}
-        else:
-            committed = {f"{step}/_CHECKPOINT_METADATA", f"{step}/default/manifest.ocdbt"}
-        document = json.loads(data)
-        fields = document.get("marker", document)
-        life, count = _life_of(lives, fields["save"]["incarnation"]), len(fields["digests"])
-        committed |= {
-            f"host_state/{step}/process_{owner:05d}_of_{count:05d}.json" for owner in range(count)
-        }
-        if committed <= there and life is not None:
-            whole.add(Save(step, life))
-    return StoreLook(whole, known, frozenset(bare))
+    for each in found.steps:
+        is_kept = each.state in ("complete", "") and not (each.problem or each.faults)
+        life = _life_of(lives, each.incarnation)
+        if each.marker is not None and is_kept and life is not None:
+            whole.add(Save(each.step, life))
+    end = "commit_success.txt" if is_bucket else "_CHECKPOINT_METADATA"
+    tensors = {int(match[1]) for name in names if (match := re.fullmatch(rf"(\d+)/{end}", name))}
+    documents = {int(match[1]) for name in names if (match := _DOCUMENTS.match(name))}
+    bare = tensors - documents - {save.step for save in whole}
+    known = bool(found.traces or bare or found.refusal)
+    return StoreLook(whole if not found.refusal else set(), known, frozenset(bare))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from soak_lane import Expected
-from soak_looks import DirectoryStore, Save, look_at_storage
+from soak_looks import DirectoryStore, Save, look_at_storage, sha
 from soak_oracle import (
     Life,
     bounds,
@@ -118,14 +118,32 @@ def test_iterator_of_a_job_of_another_size_is_known() -> None:
     assert problems_of(seen, lives, 6) == []
 
 
+def sealed(kind: str, value: object) -> bytes:
+    """A file of storage with its digest."""
+    body = json.dumps(value, separators=(",", ":"))
+    return f'{{"format":1,"digest":"{sha(body.encode())}","{kind}":{body}}}'.encode()
+
+
 def stored(root: Path, step: int) -> DirectoryStore:
     """A directory with the files by which a step of one process is whole."""
-    marker = {"marker": {"save": {"incarnation": "1-1"}, "digests": ["5e"]}}
+    save = {"step": step, "incarnation": "1-1", "run_id": "run"}
+    document = {"schema_version": 1, "save": save, "owner": 0, "count": 1}
+    state = json.dumps({**document, "digest": sha(b"null"), "payload": None}, separators=(",", ":"))
+    checksums = b'{"format":1,"boxes":[]}'
+    marker = {
+        "save": save,
+        "digests": [sha(state.encode())],
+        "empty": [True],
+        "leaves": [],
+        "checksums": sha(checksums),
+        "tensors": {"metadata": sha(b"{}"), "manifest": sha(b"x")},
+    }
     files = {
         f"{step}/_CHECKPOINT_METADATA": b"{}",
         f"{step}/default/manifest.ocdbt": b"x",
-        f"host_state/{step}/marker.json": json.dumps(marker).encode(),
-        f"host_state/{step}/process_00000_of_00001.json": b"{}",
+        f"host_state/{step}/marker.json": sealed("marker", marker),
+        f"host_state/{step}/checksums.json": checksums,
+        f"host_state/{step}/process_00000_of_00001.json": state.encode(),
     }
     for name, data in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)

@@ -37,7 +37,6 @@ from emergency_ckpt.save.vote import Ballot
 from emergency_ckpt.tiers.local.process_directory import LEDGER, read_ledger
 from emergency_ckpt.tiers.local.read_only import ReadOnlyRamdisk
 from emergency_ckpt.tiers.persistent.chunks.index import ChunkIndex
-from emergency_ckpt.tiers.persistent.steps.removal import decode_metrics
 from emergency_ckpt.tiers.ramdisk.owners import OWNER_LOCK, read_owner
 from emergency_ckpt.transfer import wire
 from emergency_ckpt.transfer.security.handshake import Refused, prove_to_server
@@ -185,7 +184,6 @@ PLACES: Mapping[str, Target] = {
             b"\2" + (GOLDEN / "process_00003_of_00008_v1.json").read_bytes(),
         ],
     ),
-    "metrics": Target(decode_metrics, [b'{"loss":0.5}']),
     "array_metadata": Target(
         lambda data: ChunkIndex("/item", {"w/.zarray": data}).describe("w", "w"),
         [

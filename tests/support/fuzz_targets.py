@@ -18,8 +18,8 @@ from emergency_ckpt.cluster import messages
 from emergency_ckpt.core.address import parse_address
 from emergency_ckpt.core.placement.policies import parse_policy
 from emergency_ckpt.core.restore.inventory import HolderInventory
-from emergency_ckpt.core.run_claim import RunRecord
 from emergency_ckpt.core.secret.step_signature import StepSigning
+from emergency_ckpt.core.step_log import Entry, problem_of
 from emergency_ckpt.core.timeline import Life, Timeline
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.event_log.records import decode_line
@@ -28,9 +28,7 @@ from emergency_ckpt.run_secret import Credentials
 from emergency_ckpt.save.persistent.reports import report_of
 from emergency_ckpt.state import host_state
 from emergency_ckpt.tiers.local import manifest, signatures
-from emergency_ckpt.tiers.persistent import marker, run_record
-from emergency_ckpt.tiers.persistent.steps import replaced
-from emergency_ckpt.tiers.timeline_record import decode_timeline, encode_timeline
+from emergency_ckpt.tiers.persistent import log, marker
 from emergency_ckpt.transfer import wire
 from emergency_ckpt.transfer.security.handshake import ServerHandshake
 from emergency_ckpt.types import Contents, LeafSpec, SaveId, ShardEntry
@@ -111,11 +109,18 @@ def _manifest_of(body: bytes) -> bytes:
 
 
 def _marker_of(body: bytes) -> bytes:
-    return msgspec.json.encode({"format": 2, "digest": _sha256(body), "marker": msgspec.Raw(body)})
+    return msgspec.json.encode({"format": 1, "digest": _sha256(body), "marker": msgspec.Raw(body)})
 
 
 def _check_marker(data: bytes) -> object:
     return marker.check_marker(data, 40, "marker.json", StepSigning(KEY, required=False))
+
+
+def _version(data: bytes) -> object:
+    version, *_ = log.decode_version(data, 5, "log", StepSigning(KEY, required=False))
+    table = version.table(None)
+    problem_of(table)
+    return table
 
 
 def _checksums(data: bytes) -> object:
@@ -132,7 +137,7 @@ def body_of(data: bytes, field: str) -> bytes:
 
 GOLDEN_HOST_STATE = (GOLDEN / "process_00003_of_00008_v1.json").read_bytes()
 _MANIFEST = (GOLDEN / "manifest_v1.json").read_bytes()
-_MARKER = (GOLDEN / "marker_v2.json").read_bytes()
+_MARKER = (GOLDEN / "marker_v1.json").read_bytes()
 _HELLO = wire.encode_payload(wire.Hello(wire.PROTOCOL_VERSION, b"n" * 32))
 _REQUESTS = [
     wire.GetInventory(),
@@ -142,11 +147,12 @@ _REQUESTS = [
     wire.PutHostState("run", SAVE.incarnation, 7, 0, 2, 100),
 ]
 _FAILURE = wire.Failure("busy", "later")
-_RUN = run_record.encode_run(RunRecord("run", False, SAVE.incarnation))
-_REPLACED = replaced.encode_replaced(
-    {7: replaced.ReplacedStep(7, "i", replaced.aside_name(7, "i"), False, True)}
+_CHAIN = Timeline("000000000002-b", 3, (Life("000000000001-a", 2),), 0)
+_ENTRY = Entry(3, "000000000001-a", marker="0" * 64, processes=2, size_bytes=9, metrics={"loss": 1})
+_VERSION = log.encode_version(
+    log.Version(5, "run", False, "000000000002-b", "", _CHAIN, (_ENTRY,), 4, ((1, "a"),), 2, 3),
+    marker.NO_SIGNING,
 )
-_TIMELINE = encode_timeline(Timeline("000000000002-b", 3, (Life("000000000001-a", 2),), 0))
 _LINE = (
     b'{"time_s":1.5,"name":"save.complete","process":0,"slice":0,"run_id":"r","incarnation":"i",'
     b'"fields":{"step":7}}'
@@ -193,26 +199,16 @@ TARGETS: Mapping[str, Target] = {
         [body_of(GOLDEN_HOST_STATE, "payload")],
     ),
     "marker": Target(
-        _check_marker, [(GOLDEN / f"marker_v{version}.json").read_bytes() for version in (1, 2, 3)]
+        _check_marker,
+        [(GOLDEN / f"{name}_v1.json").read_bytes() for name in ("marker", "signed_marker")],
     ),
     "marker_body": Target(
         lambda data: _check_marker(_marker_of(data)), [body_of(_MARKER, "marker")]
     ),
     "checksums": Target(_checksums, [marker.encode_checksums(CONTENTS.leaves, {})]),
-    "timeline": Target(lambda data: decode_timeline(data, "timeline.json"), [_TIMELINE]),
-    "timeline_body": Target(
-        lambda data: decode_timeline(in_envelope("timeline", format=1)(data), "timeline.json"),
-        [body_of(_TIMELINE, "timeline")],
-    ),
-    "run_record": Target(lambda data: run_record.decode_run(data, "run"), [_RUN]),
-    "run_record_body": Target(
-        lambda data: run_record.decode_run(in_envelope("run", format=1)(data), "run"),
-        [body_of(_RUN, "run")],
-    ),
-    "replaced": Target(lambda data: replaced.decode_replaced(data, "replacing"), [_REPLACED]),
-    "replaced_body": Target(
-        lambda data: replaced.decode_replaced(in_envelope("steps", format=1)(data), "replacing"),
-        [body_of(_REPLACED, "steps")],
+    "log_version": Target(_version, [_VERSION]),
+    "log_version_body": Target(
+        lambda data: _version(in_envelope("version", format=1)(data)), [body_of(_VERSION, "version")]
     ),
     "stage_report": Target(lambda data: report_of(data, "tensors", 7, 0), [b'{"error":"no"}']),
     "number": Target(lambda data: messages.number_of(data, "number"), [b"17"]),

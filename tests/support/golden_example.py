@@ -10,11 +10,13 @@ import numpy as np
 from emergency_ckpt import _native
 from emergency_ckpt.core.secret.keys import RunSecret
 from emergency_ckpt.core.shard_layout import lay_out
+from emergency_ckpt.core.step_log import Entry
 from emergency_ckpt.core.timeline import Life, Timeline
 from emergency_ckpt.state import host_state
 from emergency_ckpt.tiers.local.manifest import build_contents
 from emergency_ckpt.tiers.local.process_directory import Ledger
 from emergency_ckpt.tiers.local.signatures import Signer
+from emergency_ckpt.tiers.persistent.log import Version
 from emergency_ckpt.types import Contents, LeafSpec, SaveId, ShardId, Writer
 
 SAVE = SaveId(step=40, incarnation="000000000006-5e9d5e9d5e9d5e9d", run_id="demo")
@@ -62,6 +64,33 @@ def ledger() -> Ledger:
     seventh, sixth, fourth = (f"{number:012d}-5e9d5e9d5e9d5e9d" for number in (7, 6, 4))
     chain = Timeline(seventh, 40, (Life(sixth, 40), Life(fourth, 20)), 0)
     return Ledger(seventh, chain, SaveId(45, seventh, "demo"))
+
+
+def log_version() -> Version:
+    """Step 45 was added to version 12, and step 50, which that still had, was removed."""
+    known = ledger()
+    added = Entry(
+        step=45,
+        incarnation=known.incarnation,
+        marker="d4" * 32,
+        processes=2,
+        stateful=True,
+        size_bytes=20,
+        saved_s=1200.0,
+        metrics={"loss": 0.5},
+    )
+    return Version(
+        number=14,
+        run_id="demo",
+        from_dir=False,
+        incarnation=known.incarnation,
+        chain=known.chain,
+        steps=(added,),
+        base=12,
+        left=((50, SAVE.incarnation),),
+        before=7,
+        greatest=7,
+    )
 
 
 def slot_bytes() -> bytes:

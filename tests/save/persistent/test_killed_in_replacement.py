@@ -9,37 +9,44 @@ import sys
 from pathlib import Path
 
 import pytest
-from persistent_steps import save_over, value_of
+from persistent_steps import life, save_over, value_of, whole_steps
 from places import JOBS
 
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 
 PROGRAM = JOBS / "replacement_program.py"
+CLAIM, PUBLISHED, SETTLED = (f"log/{number:012d}.json" for number in (4, 5, 6))
+"""The versions that the save writes: those of the first life are 1 to 3."""
 
 
 @pytest.mark.parametrize(
     ("event", "end", "value"),
     [
-        ("os.rename", "4.rolled-back-life-1", 4),  # nothing has been moved
+        ("os.link", CLAIM, 4),
+        ("os.rename", f"4.rolled-back-{life(1)}", 4),  # nothing has been moved
         ("open", "process_00000_of_00001.json.tmp", 4),  # both folders have
         ("open", "checksums.json.tmp", 4),  # the new tensors are whole
         ("os.rename", "4/marker.json", 4),
-        ("os.remove", "replacing.json", 40),
+        ("os.link", PUBLISHED, 4),  # all files are there
+        ("os.link", SETTLED, 40),
     ],
 )
 def test_step_replaced_by_a_killed_process_is_there(
     tmp_path: Path, event: str, end: str, value: int
 ) -> None:
     directory = tmp_path / "steps"
-    save_over(PersistentTier(str(directory)), 2, 2, "life-1")
-    save_over(PersistentTier(str(directory)), 4, 4, "life-1")
+    save_over(PersistentTier(str(directory)), 2, 2, life(1))
+    save_over(PersistentTier(str(directory)), 4, 4, life(1))
     command = [sys.executable, str(PROGRAM), str(directory), event, end]
     environ = {**os.environ, "JAX_PLATFORMS": "cpu"}
     ended = subprocess.run(command, env=environ, check=False, timeout=250)
     assert ended.returncode == -signal.SIGKILL
     tier = PersistentTier(str(directory))
-    assert tier.whole_steps() == [2, 4]
+    assert whole_steps(tier) == [2, 4]
     assert value_of(tier, 4) == value
-    save_over(tier, 4, 41, "life-3")
+    save_over(tier, 4, 41, life(3))
     assert value_of(PersistentTier(str(directory)), 4) == 41
-    assert not (directory / "host_state" / "replacing.json").exists()
+    assert whole_steps(tier) == [2, 4]
+    table = tier.found.log.read().table
+    assert table is not None
+    assert not any(entry.pending for entry in table.steps)

@@ -11,16 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from persistent_steps import life, whole_steps, writer_of
 
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster.peers import Peers
 from emergency_ckpt.cluster.shard_source import HostStateInbox
-from emergency_ckpt.cluster.storage.claim import DirectoryClaim
-from emergency_ckpt.cluster.storage.timeline import StorageTimeline
+from emergency_ckpt.cluster.stored_chain import StoredChain
 from emergency_ckpt.cluster.timelines import Timelines
 from emergency_ckpt.core.placement.policies import Topology
 from emergency_ckpt.core.placement.writers import writers
-from emergency_ckpt.core.run_claim import RunRecord
 from emergency_ckpt.errors import PersistentTierError, SaveFailed, TransferError
 from emergency_ckpt.events import Event, EventSink
 from emergency_ckpt.save.persistent.save import PersistentSave, PersistentSaves
@@ -35,6 +34,7 @@ from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.types import SaveId, ShardId
 
 LONG_S = 120.0
+LIFE = life(1)
 LIMIT_BYTES = 2000
 TOPOLOGY = Topology(4, (0, 0, 1, 1))  # 0 and 1 write; 0 is the scribe of 2, 1 that of 3
 TREE = describe({"x": 1}, "save")
@@ -92,11 +92,8 @@ class Job:
                 self.inboxes[process],
                 EventSink(self.events.append, process_index=process),
                 self.failures[process],
-                timeline=StorageTimeline(
-                    self.tier,
-                    Timelines(None, QUIET),
-                    QUIET,
-                    DirectoryClaim(self.tier, RunRecord("run", False, "0001-a")),
+                chain=StoredChain(
+                    writer_of(self.tier), lambda: writer_of(self.tier), Timelines(None, QUIET), QUIET
                 ),
                 host_state_limit_bytes=LIMIT_BYTES,
                 timeout_s=LONG_S,
@@ -110,7 +107,7 @@ class Job:
         def one(process: int) -> None:
             size = (sizes or {}).get(process, 10)
             job = PersistentSave(
-                save=SaveId(step=step, incarnation="life", run_id="run"),
+                save=SaveId(step=step, incarnation=LIFE, run_id="run"),
                 tree=TREE,
                 load=Captured.nothing,
                 host_state=host_state.capture("x" * size),
@@ -135,7 +132,7 @@ class Job:
 
         def one(process: int) -> None:
             if process == 0:
-                save = SaveId(step=step, incarnation="life", run_id="run")
+                save = SaveId(step=step, incarnation=LIFE, run_id="run")
                 self.saves[0].tell_pause(save, writers(TOPOLOGY))
             else:
                 assert not self.saves[process].run(_empty_save(step))
@@ -144,12 +141,12 @@ class Job:
             list(pool.map(one, range(TOPOLOGY.process_count)))
 
     def whole_steps(self) -> list[int]:
-        return self.tier.whole_steps()
+        return whole_steps(self.tier)
 
 
 def _empty_save(step: int) -> PersistentSave:
     return PersistentSave(
-        save=SaveId(step=step, incarnation="life", run_id="run"),
+        save=SaveId(step=step, incarnation=LIFE, run_id="run"),
         tree=TREE,
         load=Captured.nothing,
         host_state=host_state.capture(0),
@@ -232,29 +229,29 @@ def test_refusal_that_comes_late_does_not_stay(job: Job) -> None:
 def test_save_failed_at_one_writer_completes_nowhere(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    works = job.tier.publish
+    works = job.tier.finish
 
     def full(*args: Any, **kwargs: Any) -> None:
         del args, kwargs
         raise PersistentTierError("write", "marker.json", "no space left")
 
-    monkeypatch.setattr(job.tier, "publish", full)
+    monkeypatch.setattr(job.tier, "finish", full)
     job.save(1)
     assert job.completed() == set()
     for process in range(TOPOLOGY.process_count):
         assert job.saves[process].last_complete is None
         with pytest.raises(SaveFailed, match="no space left"):
             job.failures[process].raise_pending()
-    monkeypatch.setattr(job.tier, "publish", works)
+    monkeypatch.setattr(job.tier, "finish", works)
     job.save(3)
     assert job.completed() == {(process, 3) for process in range(TOPOLOGY.process_count)}
-    assert {saves.last_complete for saves in job.saves} == {SaveId(3, "life", "run")}
+    assert {saves.last_complete for saves in job.saves} == {SaveId(3, LIFE, "run")}
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_second_save_skipped_is_told_only_where_needed(job: Job, fails: bool) -> None:
     """Process 1 still had the first save of the step under way when the second one came."""
-    again = SaveId(1, "life.000001", "run")
+    again = SaveId(1, f"{LIFE}.000001", "run")
     job.saves[1].note_skipped(again)
     if fails:
         job.broken.add(3)

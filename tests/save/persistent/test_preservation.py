@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from orbax.checkpoint import checkpoint_managers as ocm
-from persistent_steps import fill
+from persistent_steps import RUN_ID, fill, life, save_over, whole_steps, writer_of
 
 from emergency_ckpt.background import Failures
+from emergency_ckpt.core.step_log import LogWriter, begun, changed
 from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.events import Event, EventSink
 from emergency_ckpt.save.persistent.retention import Preservation
-from emergency_ckpt.tiers.persistent.steps.removal import StepRecords
+from emergency_ckpt.tiers.persistent.steps.writer import DirectoryWriter
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 
 STEPS = [10, 20, 30, 40]
@@ -29,28 +33,37 @@ def preserved(
     """What is left after one look."""
     events: list[Event] = []
     failures = Failures()
+    sink = EventSink(events.append, process_index=0)
+    writer = writer_of(tier, events=sink)
+    writer.begin(life(2))
     preservation = Preservation(
-        StepRecords(tier),
-        EventSink(events.append, process_index=0),
+        writer,
+        sink,
         failures,
         policy=policy,
         keep_last_n=keep_last_n,
         keep_every_n_steps=settings.get("keep_every_n_steps"),
+        timeout_s=LONG_S,
     )
     preservation.after_save()
     assert preservation.wait_idle(LONG_S)
     preservation.stop(LONG_S)
-    return tier.whole_steps(), failures, events
+    return whole_steps(tier), failures, events
 
 
-def keeping_last(steps: int, records: StepRecords) -> Preservation:
+def keeping_last(
+    steps: int, writer: DirectoryWriter, timeout_s: float = LONG_S
+) -> Preservation:
+    """Of a life that has saved there."""
+    writer.begin(life(2))
     return Preservation(
-        records,
+        writer,
         EventSink(None, process_index=0),
         Failures(),
         policy=None,
         keep_last_n=steps,
         keep_every_n_steps=None,
+        timeout_s=timeout_s,
     )
 
 
@@ -93,22 +106,38 @@ def test_what_is_kept(tmp_path: Path, settings: dict[str, Any], kept: list[int])
         assert (manager.restore(40, args=ocp.args.StandardRestore())["w"] == 40).all()
 
 
-@pytest.mark.parametrize("hidden", [True, False])
-def test_removal_cut_short_shows_nothing_and_is_finished_later(
-    tmp_path: Path, hidden: bool
-) -> None:
-    """As a crash leaves it: the marker is gone; and the folder has its other name, or not yet."""
+@pytest.mark.parametrize("done", ["announced", "hidden", "deleted"])
+def test_removal_cut_short_shows_nothing_and_is_finished_later(tmp_path: Path, done: str) -> None:
+    """As a crash leaves it: the log says so; the folder has its other name, or is gone, or not."""
     tier, run = fill(str(tmp_path / "run"), STEPS), tmp_path / "run"
-    (run / "host_state" / "20" / "marker.json").unlink()
-    if hidden:
-        (run / "20").rename(run / "20.orbax-checkpoint-tmp-removed")
-        (run / "20.orbax-checkpoint-tmp-removed" / "_CHECKPOINT_METADATA").unlink()
-    assert tier.whole_steps() == [10, 30, 40]
-    assert orbax_steps(run) == ([10, 30, 40] if hidden else STEPS)  # whole to Orbax until then
-    assert 20 not in [found.step for found in tier.steps()]
-    assert tier.remove_leftovers() == ([20], [])
+    announce_removal(tier, 20)
+    hidden = run / "20.orbax-checkpoint-tmp-removed"
+    if done != "announced":
+        (run / "20").rename(hidden)
+        (hidden / "_CHECKPOINT_METADATA").unlink()
+    if done == "deleted":
+        shutil.rmtree(hidden)
+        (run / "host_state" / "20" / "marker.json").unlink()
+    assert whole_steps(tier) == [10, 30, 40]
+    # Whole to Orbax until then.
+    assert orbax_steps(run) == (STEPS if done == "announced" else [10, 30, 40])
+    assert 20 not in [found.step for found in tier.found.view().steps]
+    writer_of(tier).begin(life(2))
     assert orbax_steps(run) == [10, 30, 40]
     assert not [path for path in run.rglob("*") if path.name.split(".")[0] == "20"]
+    table = tier.found.log.read().table
+    assert table is not None
+    assert [entry.step for entry in table.steps] == [10, 30, 40]
+
+
+def announce_removal(tier: PersistentTier, step: int) -> None:
+    """The version that comes before the deletion of a step."""
+    read = tier.found.log.read()
+    assert read.table is not None
+    table = begun(read.table, LogWriter(RUN_ID, False, life(1)))
+    keys = {entry.key for entry in table.of(step)}
+    table = changed(table, keys, lambda e: msgspec.structs.replace(e, state="removing"))
+    assert tier.found.log.append(table, read)
 
 
 def test_steps_of_plain_orbax_are_not_touched(tmp_path: Path) -> None:
@@ -116,42 +145,42 @@ def test_steps_of_plain_orbax_are_not_touched(tmp_path: Path) -> None:
     with ocp.CheckpointManager(tmp_path / "run") as manager:
         manager.save(50, args=ocp.args.StandardSave({"w": np.zeros(4)}))
     left, _, _ = preserved(tier, keep_last_n=1)
-    assert left == [40]
+    assert left == [40, 50]
     assert orbax_steps(tmp_path / "run") == [40, 50]
 
 
 def test_nothing_is_removed_while_a_restore_reads(tmp_path: Path) -> None:
     tier = fill(str(tmp_path / "run"), STEPS)
-    preservation = keeping_last(1, StepRecords(tier))
+    preservation = keeping_last(1, writer_of(tier))
     with preservation.held():
         preservation.after_save()
         assert not preservation.wait_idle(0.2)
-        assert tier.whole_steps() == STEPS
+        assert whole_steps(tier) == STEPS
     assert preservation.wait_idle(LONG_S)
-    assert tier.whole_steps() == [40]
+    assert whole_steps(tier) == [40]
     preservation.stop(LONG_S)
 
 
-class StalledRecords(StepRecords):
+class StalledWriter(DirectoryWriter):
     """Storage answers ``remove`` when the event is set, and says when it was asked."""
 
     def __init__(self, tier: PersistentTier) -> None:
-        super().__init__(tier)
+        super().__init__(tier.storage, tier.found, run_id=RUN_ID, from_dir=False)
         self.asked = threading.Event()
         self.answers = threading.Event()
 
-    def remove(self, step: int) -> None:
+    def remove(self, steps: Collection[int], incarnation: str) -> list[str]:
         self.asked.set()
         self.answers.wait(LONG_S)
-        super().remove(step)
+        return super().remove(steps, incarnation)
 
 
 def test_restore_does_not_wait_for_ever_for_a_removal(tmp_path: Path) -> None:
     fill(str(tmp_path / "run"), STEPS)
-    records = StalledRecords(PersistentTier(str(tmp_path / "run"), timeout_s=10.0))
-    preservation = keeping_last(1, records)
+    writer = StalledWriter(PersistentTier(str(tmp_path / "run")))
+    preservation = keeping_last(1, writer, timeout_s=10.0)
     preservation.after_save()
-    assert records.asked.wait(LONG_S)
+    assert writer.asked.wait(LONG_S)
     held = threading.Event()
     go_on = threading.Event()
 
@@ -164,17 +193,17 @@ def test_restore_does_not_wait_for_ever_for_a_removal(tmp_path: Path) -> None:
     reader.start()
     try:
         assert held.wait(LONG_S / 2)
-        records.answers.set()
+        writer.answers.set()
         assert preservation.wait_idle(LONG_S)
         # The step that it was at is gone, and no other while the restore reads.
-        assert PersistentTier(str(tmp_path / "run")).whole_steps() == [20, 30, 40]
+        assert whole_steps(str(tmp_path / "run")) == [20, 30, 40]
     finally:
-        records.answers.set()
+        writer.answers.set()
         go_on.set()
     reader.join(LONG_S)
     preservation.after_save()
     assert preservation.wait_idle(LONG_S)
-    assert PersistentTier(str(tmp_path / "run")).whole_steps() == [40]
+    assert whole_steps(str(tmp_path / "run")) == [40]
     preservation.stop(LONG_S)
 
 
@@ -182,15 +211,15 @@ def test_save_while_others_are_removed_is_looked_at_too(tmp_path: Path) -> None:
     """The last save of a run may be such a one: no other comes to look again."""
     directory = str(tmp_path / "run")
     fill(directory, STEPS[:3])
-    records = StalledRecords(PersistentTier(directory))
-    preservation = keeping_last(2, records)
+    writer = StalledWriter(PersistentTier(directory))
+    preservation = keeping_last(2, writer)
     preservation.after_save()
-    assert records.asked.wait(LONG_S)
-    fill(directory, STEPS[3:])
+    assert writer.asked.wait(LONG_S)
+    save_over(PersistentTier(directory), 40, 40, life(2), writer=writer)
     preservation.after_save()
-    records.answers.set()
+    writer.answers.set()
     assert preservation.wait_idle(LONG_S)
-    assert PersistentTier(directory).whole_steps() == [30, 40]
+    assert whole_steps(directory) == [30, 40]
     preservation.stop(LONG_S)
 
 
@@ -215,12 +244,12 @@ def test_policy_that_fails_removes_nothing(tmp_path: Path, policy: Any) -> None:
 def test_preservation_distrusts_what_a_restore_rejected(tmp_path: Path) -> None:
     """It neither counts among those to keep, nor goes; until it is saved anew."""
     tier = fill(str(tmp_path / "run"), STEPS)
-    preservation = keeping_last(1, StepRecords(tier))
+    preservation = keeping_last(1, writer_of(tier))
     preservation.mark_failed({40})
     preservation.after_save(30)
     assert preservation.wait_idle(LONG_S)
-    assert tier.whole_steps() == [30, 40]
+    assert whole_steps(tier) == [30, 40]
     preservation.after_save(40)
     assert preservation.wait_idle(LONG_S)
     preservation.stop(LONG_S)
-    assert tier.whole_steps() == [40]
+    assert whole_steps(tier) == [40]

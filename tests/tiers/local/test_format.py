@@ -18,6 +18,7 @@ from golden_example import (
     contents,
     host_state_document,
     ledger,
+    log_version,
     signer,
     slot_bytes,
     writer,
@@ -31,6 +32,8 @@ from emergency_ckpt.state.dtypes import dtype_named
 from emergency_ckpt.tiers.local.manifest import decode_manifest, encode_contents, wrap_contents
 from emergency_ckpt.tiers.local.process_directory import LEDGER_FILE
 from emergency_ckpt.tiers.local.signatures import open_signed
+from emergency_ckpt.tiers.persistent.log import decode_version, encode_version
+from emergency_ckpt.tiers.persistent.marker import NO_SIGNING
 
 MANIFEST = (GOLDEN / "manifest_v1.json").read_bytes()
 SLOT = (GOLDEN / "slot_v1.bin").read_bytes()
@@ -100,9 +103,9 @@ def test_signature_is_made_with_hkdf_and_hmac_alone() -> None:
     key = hmac.digest(extracted, info + b"\x01", "sha256")
     for data, name in SIGNED_NAMES.items():
         file = json.loads(data)
-        raw = data[len(b'{"file":') : data.rindex(b',"format":2,"key":')]
+        raw = data[len(b'{"file":') : data.rindex(b',"format":1,"key":')]
         assert json.loads(raw) == file["file"]
-        assert file["format"] == 2
+        assert file["format"] == 1
         assert file["key"] == hmac.digest(key, b"key id", "sha256")[:8].hex()
         assert file["mac"] == hmac.digest(key, name.encode() + b"\0" + raw, "sha256").hex()
 
@@ -113,6 +116,17 @@ def test_worked_example_is_the_golden_one() -> None:
     documents = [text.encode() for kind, text in blocks if kind == "json"]
     assert [bytes.fromhex("".join(line[6:] for line in dumps[0].splitlines()))] == [SLOT]
     assert documents == [MANIFEST, DOCUMENT, SIGNED_LEDGER]
+
+
+def test_specification_shows_the_version_that_is_written() -> None:
+    (example,) = re.findall(r"```json version\n(.*?)\n```", specification(), re.DOTALL)
+    assert encode_version(log_version(), NO_SIGNING) == example.encode()
+    version, _, _ = decode_version(example.encode(), 14, "version", NO_SIGNING)
+    assert version == log_version()
+
+
+def test_specification_is_at_most_300_lines() -> None:
+    assert len(specification().splitlines()) <= 300
 
 
 def test_specification_lists_the_dtypes() -> None:

@@ -236,3 +236,22 @@ def test_open_signed_with_any_byte_changed_gives_nothing_else() -> None:
     for name, signer in (("other", SIGNER), ("name", signer_of(b"5e" * 32, "another-run"))):
         with pytest.raises((CorruptData, NotSigned)):
             check_believed(name, open_signed(name, data, signer)[1])
+
+
+@pytest.mark.parametrize("signer", [None, SIGNER], ids=["no secret", "a secret"])
+def test_open_signed_of_another_format_raises(signer: Signer | None) -> None:
+    data = signed("name", b'{"a":1}', SIGNER)
+    assert b'"format":1,' in data
+    with pytest.raises(CorruptData, match="unknown format"):
+        open_signed("name", data.replace(b'"format":1,', b'"format":2,'), signer)
+
+
+def test_file_with_a_signature_cut_out_is_damaged(ramdisk: Path) -> None:
+    """What has the field ``file`` is signed, so it is no unsigned file."""
+    path, _ = leave(ramdisk)
+    manifest = path / "slot_1.manifest.json"
+    data = manifest.read_bytes()
+    manifest.write_bytes(data[: data.rindex(b',"key":')] + b"}")
+    with closing(open_tier(ramdisk)) as tier:
+        assert held_steps(tier) == [1]
+        assert problems(tier).startswith("slot_1.manifest.json: ")

@@ -151,7 +151,7 @@ class StepLooks:
     def _listed_plain(
         self, entry: Entry, folders: Sequence[str], number: int, deadline_s: float | None
     ) -> FoundStep:
-        found: FoundStep | None = None
+        again: FoundStep | None = None
         for folder in folders:
             place = StepPlace(folder, folder if folder != entry.own_folder else str(entry.step))
             found = self._plain_in(
@@ -164,7 +164,10 @@ class StepLooks:
                 step = msgspec.structs.replace(found.step, incarnation=entry.incarnation)
                 return found._replace(step=step)
             if folder == entry.own_folder and entry.state == "complete":
-                return found  # plain Orbax has written it again
+                # Plain Orbax has written it again; or it is aside, for a save of ours.
+                again = None if found.step.tensors_of else found
+        if again is not None:
+            return again
         place = StepPlace(entry.own_folder, str(entry.step))
         return self._problem(entry.step, entry.incarnation, GONE, place)
 

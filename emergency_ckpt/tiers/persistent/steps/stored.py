@@ -20,7 +20,7 @@ from emergency_ckpt.tiers.storage.directory import StorageDirectory
 
 @dataclasses.dataclass(frozen=True)
 class StoredView:
-    """What a directory has, without a look into the folder of any step.
+    """The contents of a directory, without a look into the folder of any step.
 
     Attributes:
       log: as read.

@@ -11,7 +11,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from absl import logging
@@ -53,8 +53,20 @@ class Moved(NamedTuple):
     reason: str
 
 
-def _ignore(name: str, **fields: Any) -> None:
-    del name, fields
+class Events(Protocol):
+    """What is told of changes, as to an ``EventSink``."""
+
+    def emit(self, name: str, /, **fields: Any) -> object:
+        """Tell an event."""
+        ...
+
+
+class _Quiet:
+    def emit(self, name: str, /, **fields: Any) -> None:
+        del name, fields
+
+
+_QUIET = _Quiet()
 
 
 def _settled(entry: Entry) -> Entry:
@@ -70,7 +82,6 @@ class DirectoryWriter:
     Args:
       run_id, from_dir, writer: as in ``Table``.
       take_over: replace another run's name, once.
-      tell: called with the name and the fields of each event.
     """
 
     def __init__(
@@ -82,7 +93,7 @@ class DirectoryWriter:
         from_dir: bool,
         writer: str = "",
         take_over: bool = False,
-        tell: Callable[..., object] = _ignore,
+        events: Events = _QUIET,
     ) -> None:
         self._storage = storage
         self._directory = storage.path
@@ -90,7 +101,7 @@ class DirectoryWriter:
         self._log: StepLog = found.log
         self._mine = LogWriter(run_id, from_dir, "", writer)
         self._may_take_over = take_over
-        self._tell = tell
+        self._events = events
         self._lock = threading.Lock()
         self._removed = threading.Condition(self._lock)
         self._removing: set[int] = set()
@@ -162,7 +173,7 @@ class DirectoryWriter:
         self._read = self._log.read(deadline_s)
         for fault in self._read.faults:
             logging.warning("%s; the next version mends it", fault)
-            self._tell("persistent.log_damaged", reason=str(fault)[:500])
+            self._events.emit("persistent.log_damaged", reason=str(fault)[:500])
         if self._read.faults and self._read.table is None:
             self._read = self._read._replace(table=self._by_markers(deadline_s))
 
@@ -259,7 +270,7 @@ class DirectoryWriter:
         if table is None or change(table) != table:
             self._append(change)
         for step, _ in sorted(gone):
-            self._tell("persistent.dropped", step=step)
+            self._events.emit("persistent.dropped", step=step)
             text = "step %d is gone from %s: another program has removed it"
             logging.warning(text, step, self._directory)
         remains |= {step for step, _ in gone}
@@ -269,7 +280,7 @@ class DirectoryWriter:
                 self._has_begun = False  # a call that was given up: the next save tries again
                 continue
             self._clear(step)
-            self._tell("persistent.removed", step=step)
+            self._events.emit("persistent.removed", step=step)
         self._finish_removal([e for e in self._entries() if e.state == "removing"])
         return self._settle()
 
@@ -279,7 +290,7 @@ class DirectoryWriter:
             if not self._storage.is_changing(step):
                 if self._in_place(step) is None:
                     self._clear(step)
-                    self._tell("persistent.removed", step=step)
+                    self._events.emit("persistent.removed", step=step)
                 self._dirty.discard(step)
 
     def _is_there(self, step: int) -> bool:
@@ -338,7 +349,7 @@ class DirectoryWriter:
             if not self._may_have_files(step):
                 self._dirty.add(step)
                 return None
-            self._tell("persistent.removing", step=step)
+            self._events.emit("persistent.removing", step=step)
             moved = self._vacate(step, reason)
             self._clear(step)
             self._dirty.add(step)
@@ -361,7 +372,7 @@ class DirectoryWriter:
         self._move(entry)
         text = "step %d in %s is kept as %s: %s"
         logging.warning(text, step, self._directory, entry.aside_folder, reason)
-        self._tell("persistent.set_aside", step=step, kept_as=entry.aside_folder, reason=reason)
+        self._events.emit("persistent.set_aside", step=step, kept_as=entry.aside_folder, reason=reason)
         return Moved(step, entry.aside_folder, reason)
 
     def _in_place(self, step: int) -> Entry | None:
@@ -406,7 +417,7 @@ class DirectoryWriter:
         with self._lock:
             self._append(lambda table: following(listing(table, entry), chain))
             self._dirty.discard(entry.step)
-            self._tell("persistent.published", step=entry.step)
+            self._events.emit("persistent.published", step=entry.step)
 
     def settle(self) -> list[Moved]:
         """Move the files of the steps that are newly aside; return these."""
@@ -432,7 +443,7 @@ class DirectoryWriter:
             reason = objection or "it was superseded by another save of its number"
             self._set_aside(entry)
             moved.append(Moved(entry.step, entry.aside_folder, reason))
-            self._tell(
+            self._events.emit(
                 "persistent.set_aside", step=entry.step, kept_as=entry.aside_folder, reason=reason
             )
         if settled:
@@ -523,7 +534,7 @@ class DirectoryWriter:
         leaving = [msgspec.structs.replace(e, state="removing") for e in entries]
         self._append(lambda table: listing(changed(table, keys, lambda _: None), *leaving))
         for entry in leaving:
-            self._tell("persistent.removing", step=entry.step)
+            self._events.emit("persistent.removing", step=entry.step)
         self._finish_removal(leaving)
         return [entry.own_folder for entry in leaving]
 
@@ -566,7 +577,7 @@ class DirectoryWriter:
             finally:
                 self._removing.discard(entry.step)
                 self._removed.notify_all()
-            self._tell("persistent.removed", step=entry.step)
+            self._events.emit("persistent.removed", step=entry.step)
         if entries:
             keys = {e.key for e in entries}
             self._append(lambda table: changed(table, keys, lambda _: None))
@@ -613,7 +624,8 @@ def remove_tensors(storage: StorageDirectory, name: str, *, unfinished: bool = F
     if unfinished:
         for path in storage.path.glob(f"{name}{_UNFINISHED}*"):
             storage.clear_folder(path.name)
+    hidden = f"{name}{_HIDDEN}"
+    storage.clear_folder(hidden)  # of a removal that did not end
     if storage.lexists(name):
-        hidden = f"{name}{_HIDDEN}"
         os.rename(storage.path / name, storage.path / hidden)
         storage.clear_folder(hidden)
