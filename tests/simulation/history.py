@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +64,15 @@ class History:
             self.hosts[number].wipe()
             self.judge.forget_host(number)
         for host, seconds in life.clocks:
-            self.hosts[host].clock_ahead_s += seconds
+            self._set_clock(host, seconds)
         for host, choice in life.flips:
             flipped = self.hosts[host].flip(choice)
             if flipped:
                 self.log(f"flipped {flipped}")
+
+    def _set_clock(self, host: int, ahead_s: float) -> None:
+        self.hosts[host].clock_ahead_s = ahead_s
+        self.log(f"the clock of host {host} is {ahead_s:+.0f} s ahead")
 
     def _live(self, life: Life) -> list[Seen]:
         scheduler = self.scheduler
@@ -128,6 +133,8 @@ class History:
 
         if life.killed_all_after_s:
             self._kill_later(life, processes)
+        for host, at_s, ahead_s in life.clock_jumps:
+            self._later("clock", at_s, lambda h=host, s=ahead_s: self._set_clock(h, s))
         scheduler.run(is_over, LONGEST_LIFE_S, MOST_POINTS)
         if loop.left == 0:
             return
@@ -145,15 +152,22 @@ class History:
         scheduler.run(lambda: scheduler.now_s >= end_s, LONGEST_LIFE_S, MOST_POINTS)
 
     def _kill_later(self, life: Life, processes: list[Process]) -> None:
-        scheduler = self.scheduler
-        waker = Process("killer", 98, self.hosts[0])
-
         def kill() -> None:
-            scheduler.sleep(life.killed_all_after_s)
             for process in self._together(life, processes):
-                scheduler.kill(process)
+                self.scheduler.kill(process)
 
-        scheduler.spawn(waker, "killer", kill)
+        self._later("killer", life.killed_all_after_s, kill)
+
+    def _later(self, name: str, at_s: float, act: Callable[[], None]) -> None:
+        """Act ``at_s`` seconds into the life that begins, unless it has ended."""
+        number = self.number
+
+        def wait() -> None:
+            self.scheduler.sleep(at_s)
+            if self.number == number:
+                act()
+
+        self.scheduler.spawn(Process(name, 98, self.hosts[0]), name, wait)
 
     def _together(self, life: Life, processes: list[Process]) -> list[Process]:
         """Return the processes that are killed at one moment."""

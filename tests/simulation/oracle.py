@@ -21,9 +21,7 @@ from typing import Any
 import devices
 import numpy as np
 import storage
-
-Save = tuple[str, int]
-"""(incarnation, step)."""
+from lives import Lives, Save
 
 
 @dataclass
@@ -33,7 +31,8 @@ class Holdings:
     Attributes:
       boxes: by save and leaf, how often each element is held with the right bytes.
       host_states: by save and number of processes, how often each owner's is held.
-      timelines: the records of what was rolled back.
+      heads: incarnations that have a record of what was rolled back.
+      lives: incarnations of which there is a trace that a restore looks at.
       known: the saves on record as complete.
       torn: published shards whose CRC does not fit: of a flip, or published too early.
       most_slots: in one directory.
@@ -42,7 +41,8 @@ class Holdings:
 
     boxes: dict[Save, dict[str, Any]] = field(default_factory=dict)
     host_states: dict[tuple[Save, int], Counter[int]] = field(default_factory=dict)
-    timelines: list[dict[str, Any]] = field(default_factory=list)
+    heads: set[str] = field(default_factory=set)
+    lives: set[str] = field(default_factory=set)
     wrong: list[str] = field(default_factory=list)
     torn: list[Path] = field(default_factory=list)
     known: set[Save] = field(default_factory=set)
@@ -72,7 +72,8 @@ def merged(parts: Iterable[Holdings]) -> Holdings:
             )
         for key, owners in part.host_states.items():
             found.host_states[key] = found.host_states.get(key, Counter()) + owners
-        found.timelines += part.timelines
+        found.heads |= part.heads
+        found.lives |= part.lives
         found.wrong += part.wrong
         found.torn += part.torn
         found.known |= part.known
@@ -97,7 +98,8 @@ def _read_directory(
         found.known.add((known["incarnation"], known["step"]))
     timeline = load(directory / "timeline.json", "timeline")
     if timeline is not None:
-        found.timelines.append(timeline["timeline"])
+        found.heads.add(timeline["timeline"]["head"])
+        found.lives.add(timeline["timeline"]["head"])
 
 
 def _read_host_state(document: Any, tags: dict[str, int], found: Holdings) -> bool:
@@ -140,6 +142,7 @@ def _read_slot(path: Path, tags: dict[str, int], found: Holdings) -> None:
     if tag is None:
         found.wrong.append(f"{path}: a save {save} that nobody began")
         return
+    found.lives.add(save[0])
     truth = devices.whole(tag, save[1])
     held = found.boxes.setdefault(
         save, {name: np.zeros(value.shape, np.int32) for name, value in truth.items()}
@@ -176,19 +179,6 @@ def whole_saves(found: Holdings, with_host_states: bool = True) -> list[Save]:
     return sorted(whole, key=lambda save: save[1])
 
 
-def is_on_way(save: Save, timeline: dict[str, Any]) -> bool:
-    """Return whether ``save`` counts by a timeline, as FORMAT.md says."""
-    life = save[0].partition(".")[0]
-    if life >= timeline["head"].partition(".")[0]:
-        return True
-    ancestors = [(each["incarnation"], each["last_step"]) for each in timeline["ancestors"]]
-    for incarnation, last_step in ancestors:
-        if incarnation.partition(".")[0] == life:
-            return save[1] <= last_step
-    oldest = min(incarnation for incarnation, _ in ancestors)
-    return life < oldest and save[1] <= timeline["oldest_step"]
-
-
 def stored_saves(directory: Path, tags: dict[str, int]) -> list[Save]:
     """Return the saves in storage, in their own places, that are whole with the right bytes."""
     saves: list[Save] = []
@@ -222,28 +212,15 @@ def _is_stored(
     return not any(each.any() for each in missing.values()) and all(map(Path.exists, names))
 
 
-def newest_whole(
-    found: Holdings, every_timeline: Iterable[dict[str, Any]], stored: Iterable[Save] = ()
-) -> Save | None:
+def newest_whole(found: Holdings, lives: Lives, stored: Iterable[Save] = ()) -> Save | None:
     """Return the newest save that every restore must find, or None. ``stored``: those in storage.
 
-    A save that any timeline ever excluded does not count, even if its record is lost.
+    A save that any life ever rolled back does not count, even if its record is lost.
     """
-    timelines = list(every_timeline)
-    counts = [
-        save
-        for save in sorted([*whole_saves(found), *stored], key=lambda save: save[1])
-        if all(is_on_way(save, timeline) for timeline in timelines)
-    ]
-    return counts[-1] if counts else None
-
-
-def is_rolled_back(save: Save, found: Holdings) -> bool:
-    """Return whether the newest record on the surviving ramdisks excludes ``save``."""
-    if not found.timelines:
-        return False
-    newest = max(found.timelines, key=lambda timeline: timeline["head"])
-    return not is_on_way(save, newest)
+    stored = list(stored)
+    reach = found.lives.union(incarnation for incarnation, _ in stored)
+    counts = [save for save in [*whole_saves(found), *stored] if lives.counts(save, reach)]
+    return max(counts, key=lambda save: save[1], default=None)
 
 
 def copies(found: Holdings, save: Save) -> tuple[int, int]:

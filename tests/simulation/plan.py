@@ -10,7 +10,7 @@ import dataclasses
 import json
 import random
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 SHAPES = (
     *((2, 1), (2, 1), (2, 1), (2, 2), (2, 2), (3, 1), (3, 1), (4, 1), (3, 2), (2, 3), (4, 2)),
@@ -18,6 +18,8 @@ SHAPES = (
 )
 """(slices, processes of each): 2 to 8 processes."""
 
+DAY_S = 86400.0
+"""The most that a wall clock is wrong, either way."""
 SLOW_STORAGE_S = 1.0
 """Storage whose calls may take longer may be taken for one that does not answer."""
 
@@ -28,7 +30,11 @@ class Life:
 
     Attributes:
       slices: the process indices of each slice. hosts: the host of each process.
-      wiped: hosts that lose their RAM before it. clocks: (host, seconds) of jumps.
+      begins: how the loop begins: with "restore", with "prefetch" and restore, or without: at
+        step "zero", or "ahead" of all steps that were saved.
+      wiped: hosts that lose their RAM before it.
+      clocks: (host, seconds) that its wall clock is ahead from the start of this life on.
+      clock_jumps: (host, second of this life, seconds that it is ahead from then on).
       flips: (host, choice of a bit) of bits that change at rest.
       steps: how many are trained. interval: of saves. step_s: length of a step.
       waits: the loop waits for each save. ends_well: the loop ends with ``stop``.
@@ -47,8 +53,10 @@ class Life:
 
     slices: tuple[tuple[int, ...], ...]
     hosts: tuple[int, ...]
+    begins: Literal["restore", "prefetch", "zero", "ahead"] = "restore"
     wiped: tuple[int, ...] = ()
     clocks: tuple[tuple[int, float], ...] = ()
+    clock_jumps: tuple[tuple[int, float, float], ...] = ()
     flips: tuple[tuple[int, float], ...] = ()
     steps: int = 4
     interval: int = 1
@@ -71,6 +79,11 @@ class Life:
     storage_gone: bool = False
     stay: float = 0.0
     heals: bool = False
+
+    @property
+    def restores(self) -> bool:
+        """True when the loop restores before it trains."""
+        return self.begins in ("restore", "prefetch")
 
     @property
     def is_calm(self) -> bool:
@@ -106,7 +119,7 @@ class Plan:
 
 KINDS = (
     *("kills", "ends", "losses", "flips", "clocks", "moves", "crowds"),
-    *("network", "service", "full", "storage"),
+    *("network", "service", "full", "storage", "begins"),
 )
 """Kinds of faults that a history may have often, or not at all."""
 
@@ -187,6 +200,9 @@ def _draw_life(
         _draw_rest(rng, odds, placed, members, values)
     _draw_end(rng, odds, members, values)
     _draw_trouble(rng, odds, len(placed), values)
+    _draw_clocks(rng, odds, placed, values)
+    if odds.happens("begins", 0.2):
+        values["begins"] = rng.choice(("prefetch", "prefetch", "zero", "ahead"))
     return Life(members, placed, **values)
 
 
@@ -243,7 +259,7 @@ def _draw_rest(
     members: tuple[tuple[int, ...], ...],
     values: dict[str, Any],
 ) -> None:
-    """Draw what happens to RAM and clocks before a life."""
+    """Draw what happens to RAM before a life."""
     if odds.happens("losses", 0.5):
         kind = rng.random()
         if kind < 0.1:
@@ -258,8 +274,22 @@ def _draw_rest(
     if odds.happens("flips", 0.25):
         times = rng.choice((1, 3))
         values["flips"] = tuple((rng.choice(placed), rng.random()) for _ in range(times))
-    if odds.happens("clocks", 0.1):
-        values["clocks"] = ((rng.choice(placed), rng.choice((-86400.0, -5.0, 5.0, 86400.0))),)
+
+
+def _draw_clocks(
+    rng: random.Random, odds: _Odds, placed: tuple[int, ...], values: dict[str, Any]
+) -> None:
+    """Draw jumps of wall clocks, up to a day either way; a clock may also be set right again."""
+
+    def ahead_s() -> float:
+        return rng.choice((0.0, -DAY_S, -5.0, 5.0, DAY_S, rng.uniform(-DAY_S, DAY_S)))
+
+    if odds.happens("clocks", 0.25):
+        who = placed if rng.random() < 0.5 else (placed[0],)
+        values["clocks"] = tuple((host, ahead_s()) for host in dict.fromkeys(who))
+    if odds.happens("clocks", 0.15):
+        length_s = values["steps"] * values["step_s"]
+        values["clock_jumps"] = ((rng.choice(placed), rng.random() * length_s, ahead_s()),)
 
 
 def smaller(plan: Plan) -> Iterator[Plan]:

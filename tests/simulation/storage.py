@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import sim
+import threads
 from etils.epath import backend
 
 from emergency_ckpt import _native as native
@@ -204,8 +205,11 @@ def _write_step(
     identity = f"{save.incarnation} {save.step} {sim.scheduler.random.random()}"
     write(temporary / ITEM / MANIFEST, identity.encode())
     ours = {"emergency_ckpt": {"run_id": save.run_id, "incarnation": save.incarnation}}
-    committed_ns = int((1_790_000_000 + sim.scheduler.now_s) * 1e9)
-    metadata = {"commit_timestamp_nsecs": committed_ns, "custom_metadata": ours, "is": identity}
+    metadata = {
+        "commit_timestamp_nsecs": int(threads.wall_s() * 1e9),
+        "custom_metadata": ours,
+        "is": identity,
+    }
     write(temporary / METADATA, json.dumps(metadata).encode())
     writes.check()
     temporary.rename(target)
