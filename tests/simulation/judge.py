@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import oracle
+import storage
 from hosts import Host
 from lives import Lives
 from plan import SLOW_STORAGE_S, Life, Plan
@@ -154,7 +156,7 @@ class Judge:
         self._lives.go_on(self._number, restored, asked=asked)
         if any(each.complete or each.stored for each in seen):
             mine = [name for name, tag in self.tags.items() if tag == self._number]
-            self._lives.binding.add(mine[-1])
+            self._lives.binding.update(mine[-1:])
 
     def _judge_ramdisks(self, life: Life, seen: list[Seen]) -> None:
         every = self._survey()
@@ -185,6 +187,9 @@ class Judge:
             self._judge_copies(life, every, [save for save in mine if save[1] >= complete])
 
     def _judge_stored(self, seen: list[Seen]) -> None:
+        for path, data in storage.behaviour.created.items():
+            if os.path.exists(path) and Path(path).read_bytes() != data:
+                raise Violation(f"{path} was created by one writer, and changed by another")
         stored = max((step for each in seen for step in each.stored), default=None)
         there = oracle.stored_saves(self._storage, self.tags)
         self._log(f"whole in storage: {there}; complete: {stored}")

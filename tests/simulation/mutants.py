@@ -88,6 +88,37 @@ def incarnation_ignored() -> None:
 
 
 @_mutant()
+def order_by_clock() -> None:
+    """Known: a life is named by the clock of the host that begins it, whatever came before it."""
+    names = _module("cluster.incarnations")
+
+    def new_incarnation(after: str = "") -> str:
+        del after
+        return f"{names.time.time_ns() // 1_000_000:012x}-{names.secrets.token_hex(8)}"
+
+    _replace_everywhere("cluster.incarnations", "new_incarnation", new_incarnation)
+
+
+@_mutant()
+def created_without_precondition() -> None:
+    """Of two writers that make one file, the second writes over the first."""
+    directory = _module("tiers.storage.directory").StorageDirectory
+
+    def put_first(self: Any, below: str, data: bytes, writer: str, deadline_s: Any = None) -> bool:
+        path = self.path / below
+
+        def put() -> bool:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+            return True
+
+        del writer
+        return self.do("write", f"/{below}", put, deadline_s)
+
+    directory.put_first = put_first
+
+
+@_mutant()
 def decided_before_all_ballots() -> None:
     """P2: the leader decides "complete" while ballots are missing."""
     vote = _module("save.vote")
