@@ -114,7 +114,7 @@ def assemble(base: Base) -> Assembly:
     probe, at_start = (
         (None, None) if persistent is None or claim is None else _reach(base, persistent, claim)
     )
-    timelines = Timelines(base.member.tier, base.events)
+    timelines = Timelines(base.member.tier, base.events, base.member.newest_step)
     storage: StorageTimeline | None = None
     preservation: Preservation | None = None
     if persistent is not None and claim is not None:

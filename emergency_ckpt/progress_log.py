@@ -26,7 +26,8 @@ def line_of(name: str, fields: Fields) -> tuple[int, str] | None:
     if line is not None:
         return logging.INFO, line(fields)
     if name in _LEADERS_LINES:
-        return None if fields["process"] else (logging.INFO, _LEADERS_LINES[name](fields))
+        level = logging.WARNING if name in _WARNINGS else logging.INFO
+        return None if fields["process"] else (level, _LEADERS_LINES[name](fields))
     if name in _WARNINGS:
         words = " ".join(f"{k}={v}" for k, v in fields.items() if k not in ("process", "text"))
         return logging.WARNING, f"{name}: {' '.join(filter(None, (fields.get('text'), words)))}"
@@ -65,6 +66,14 @@ def _ignored(fields: Fields) -> str:
     )
 
 
+def _unrestored(fields: Fields) -> str:
+    return (
+        f"step {fields['step']} is saved without a restore, in a run that has steps up to"
+        f" {fields['newest']}: once a save of this start is complete, restore() takes what it"
+        " saved, and the older steps by their numbers only"
+    )
+
+
 def _saved(tier: str) -> Callable[[Fields], str]:
     return lambda f: f"saved step {f['step']} to {tier} in {seconds_text(f['seconds'])}"
 
@@ -84,6 +93,7 @@ _LEADERS_LINES: dict[str, Callable[[Fields], str]] = {
     "save.complete": _saved("RAM"),
     "persistent.complete": _saved("storage"),
     "save.ignored": _ignored,
+    "save.without_restore": _unrestored,
     "preemption.reached": _preempted,
 }
 _WARNINGS = frozenset(
@@ -91,6 +101,7 @@ _WARNINGS = frozenset(
         "start.warning",
         "preemption.notice",
         "preemption.source_failed",
+        "save.without_restore",
         "stop.not_saved",
         "ramdisk.run_removed",
         "restore.quarantined",

@@ -17,10 +17,9 @@ Box = tuple[tuple[int, int], ...]
 class SaveId(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True, gc=False):
     """Identity of one save. Parts are combined only when all three fields are equal.
 
-    ``incarnation`` is a fresh id for each start of the job. It begins with the leader's clock in
-    fixed-width hexadecimal milliseconds, so that later lives usually sort after earlier ones.
-    Correctness does not depend on that order, only the choice between two complete saves of one
-    step.
+    ``incarnation`` names the life of the job that made it, with a suffix when the save was
+    demanded. It begins with the life's number in twelve digits, so that saves of one step sort by
+    their lives; see ``core.timeline``.
     """
 
     step: int

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from emergency_ckpt.cluster.coordination import connect, own_address
-from emergency_ckpt.cluster.peers import Peers, agree_start
+from emergency_ckpt.cluster.peers import Known, Peers, agree_start
 from emergency_ckpt.cluster.secret.agreement import MADE_UP, agree_secret, forget_exchange
 from emergency_ckpt.cluster.shard_source import ProcessHoldings
 from emergency_ckpt.cluster.start_agreement import settings_digest
 from emergency_ckpt.config import Config
 from emergency_ckpt.events import EventSink
+from emergency_ckpt.tiers.local.old_lives import greatest_number
 from emergency_ckpt.tiers.local.signatures import Signer
 from emergency_ckpt.tiers.local.tier import LocalTier
 from emergency_ckpt.tiers.ramdisk.other_runs import LeftRun, OtherRuns
@@ -28,7 +30,9 @@ class Membership:
     """Joins the job on construction, which is collective: it succeeds on all processes or on none.
 
     Attributes:
-      incarnation: id of this life, made by the leader.
+      incarnation: name of this life, given by the leader; on record in this process's RAM.
+      known: what this process's RAM knew of the run when it came.
+      newest_step: the newest step that any process, or storage, knew of; -1 without any.
       secret: the run's secret, the same on all processes.
       coordinator: seals each value with a key that only the processes of this start have.
 
@@ -45,8 +49,14 @@ class Membership:
         slice_index: int,
         start: str,
         events: EventSink,
+        stored: Callable[[], Known] = Known,
     ) -> None:
-        """``start``: the result of ``agree_settings``; compared once more."""
+        """Join the job.
+
+        Args:
+          start: the result of ``agree_settings``; compared once more.
+          stored: called at the leader once all have come: what storage knows of the run.
+        """
         me, count = process
         self._events = events
         self._config = config
@@ -79,14 +89,14 @@ class Membership:
         )
         self.peers = Peers(self.coordinator, self.client)
         try:
-            self.incarnation = agree_start(
-                self.coordinator,
-                self._start_serving,
-                config.start_timeout_s,
+            started = agree_start(
+                self.coordinator, self._start_serving, config.start_timeout_s, stored
             )
         except BaseException:
             self.leave()
             raise
+        self.incarnation, self.newest_step = started.incarnation, started.newest_step
+        self.tier.note_incarnation(started.incarnation)
         forget_exchange(unsealed)  # all processes have finished it
 
     def adopt_orphans(self) -> None:
@@ -110,8 +120,8 @@ class Membership:
         assert self._tier is not None, "the constructor opens it or raises"
         return self._tier
 
-    def _start_serving(self) -> str:
-        """Claim the ramdisk and serve it; return this process's address."""
+    def _start_serving(self) -> tuple[str, Known]:
+        """Claim the ramdisk and serve it; return this process's address, and what RAM knows."""
         config, local_dir = self._config, Path(self._config.local_dir)
         self._tier = LocalTier.open(
             local_dir,
@@ -141,7 +151,11 @@ class Membership:
         )
         self.holdings.address = self._server.contact
         self._server.start()
-        return self._server.contact
+        held = self.holdings.inventory()
+        # Directories that this process may adopt only when all have come know of lives too.
+        nearby = greatest_number(local_dir / self._run_id, Signer.of(self.secret))
+        self.known = Known(max(held.greatest, nearby), held.newest_step)
+        return self._server.contact, self.known
 
     def _tell_removed(self, run: LeftRun) -> None:
         age_s = round(run.age_s(time.time()))

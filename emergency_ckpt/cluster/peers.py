@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -14,9 +15,9 @@ from emergency_ckpt.cluster.coordination import (
     Coordinator,
     deadline_left_s,
 )
-from emergency_ckpt.cluster.incarnations import new_incarnation
 from emergency_ckpt.cluster.messages import decode_each, decode_message, text_of
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
+from emergency_ckpt.core.timeline import new_incarnation
 from emergency_ckpt.errors import CheckpointError, RestoreFailed
 from emergency_ckpt.tiers.local.manifest import decode_contents
 from emergency_ckpt.transfer.client import TransferClient
@@ -25,13 +26,34 @@ from emergency_ckpt.types import Contents, SaveId
 _ADDRESS_TIMEOUT_S = 30.0
 
 
+class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Knowledge of the run in RAM or storage when a life begins.
+
+    Attributes:
+      greatest: the greatest number of a life; 0 without any.
+      newest_step: the newest step that was not rolled back; -1 without any.
+    """
+
+    greatest: int = 0
+    newest_step: int = -1
+
+
 class _Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     address: str
+    known: Known
     error: str
 
 
-class _Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Started(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A life that has begun on all processes.
+
+    Attributes:
+      newest_step: the newest step that any process, or storage, knew of; -1 without any.
+      error: why it has not begun; empty when it has.
+    """
+
     incarnation: str
+    newest_step: int
     error: str
 
 
@@ -80,32 +102,53 @@ def fetch_contents(client: TransferClient, address: str, digest: str) -> Content
     return decode_contents(client.fetch_contents_bytes(address, digest), digest)
 
 
-def agree_start(coordinator: Coordinator, start: Callable[[], str], timeout_s: float) -> str:
-    """Run ``start`` (which returns this process's address) on all; return the incarnation.
+def agree_start(
+    coordinator: Coordinator,
+    start: Callable[[], tuple[str, Known]],
+    timeout_s: float,
+    stored: Callable[[], Known] = Known,
+) -> Started:
+    """Run ``start`` on all, and begin a life after all that any of them knows of.
 
     Collective: when it fails on one process, every process raises.
+
+    Args:
+      start: returns this process's address and what its RAM knows.
+      stored: called at the leader once all have come: what storage knows.
     """
     deadline_s = time.monotonic() + timeout_s
     failure: Exception | None = None
-    address = ""
+    address, known = "", Known()
     try:
-        address = start()
+        address, known = start()
         coordinator.put(f"address/{coordinator.process_index}", address.encode())
     except (CheckpointError, OSError) as error:
         failure = error
-    hello = _Hello(address, "" if failure is None else str(failure)[:ERROR_LIMIT_CHARS])
+    hello = _Hello(address, known, "" if failure is None else str(failure)[:ERROR_LIMIT_CHARS])
     found = gather(coordinator, "hello", msgspec.json.encode(hello), deadline_left_s(deadline_s))
     verdict = None
     if coordinator.process_index == 0:
-        hellos = decode_each(found, _Hello, "hello", lambda text: _Hello("", text))
-        verdict = msgspec.json.encode(_Verdict(new_incarnation(), _objection(hellos)))
+        hellos = decode_each(found, _Hello, "hello", lambda text: _Hello("", Known(), text))
+        verdict = msgspec.json.encode(_begin(hellos, stored))
     data = share(coordinator, "started", verdict, deadline_left_s(deadline_s), "hello")
-    agreed = decode_message(data, _Verdict, "started", limit_bytes=MAX_MESSAGE_BYTES)
+    agreed = decode_message(data, Started, "started", limit_bytes=MAX_MESSAGE_BYTES)
     if failure is not None:
         raise failure
     if agreed.error:
         raise RestoreFailed("start", "the job", agreed.error)
-    return agreed.incarnation
+    return agreed
+
+
+def _begin(hellos: dict[int, _Hello], stored: Callable[[], Known]) -> Started:
+    error = _objection(hellos)
+    if error:
+        return Started("", -1, error)
+    try:
+        every = [stored(), *(hello.known for hello in hellos.values())]
+        incarnation = new_incarnation(max(each.greatest for each in every), secrets.token_hex(8))
+    except CheckpointError as failure:  # the others wait for it
+        return Started("", -1, str(failure)[:ERROR_LIMIT_CHARS])
+    return Started(incarnation, max(each.newest_step for each in every), "")
 
 
 def _objection(hellos: dict[int, _Hello]) -> str:

@@ -123,6 +123,7 @@ class ProcessHoldings:
             host_states=host_states,
             known_complete=known_complete,
             timeline=self._tier.timeline,
+            incarnation=self._tier.incarnation,
         )
 
     def contents_bytes(self, digest: str) -> bytes | None:

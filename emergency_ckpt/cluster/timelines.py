@@ -6,7 +6,14 @@ import threading
 
 from absl import logging
 
-from emergency_ckpt.core.timeline import Timeline, continued, is_on_way, life_of, newest
+from emergency_ckpt.core.timeline import (
+    Timeline,
+    continued,
+    is_on_way,
+    life_of,
+    newest,
+    newest_step,
+)
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.tiers.local.tier import LocalTier
@@ -18,17 +25,26 @@ class Timelines:
 
     A restore of a requested step is binding at once or, if it keeps newer steps, at its next save.
     A restore of the newest complete step is binding when its first save is complete: until then a
-    newer step that was passed over and becomes complete again is still the best.
+    newer step that was passed over and becomes complete again is still the best. So is a life that
+    saves without a restore in a run that has steps: its timeline begins from nothing.
     """
 
-    def __init__(self, tier: LocalTier | None, events: EventSink) -> None:
-        """``tier``: the tier that records it; None: not recorded."""
+    def __init__(self, tier: LocalTier | None, events: EventSink, newest_step: int = -1) -> None:
+        """Begin with what is on record.
+
+        Args:
+          tier: the tier that records it; None: not recorded.
+          newest_step: the newest step known at the start of the job; -1 without any. It may be
+            raised until the first save, on all processes.
+        """
         self._tier = tier
         self._events = events
         self._lock = threading.Lock()
         self._bound = None if tier is None else tier.timeline
         self._pending: Timeline | None = None
         self._is_demanded = False
+        self.newest_step = newest_step
+        self._has_begun = False
 
     @property
     def is_demanded(self) -> bool:
@@ -55,10 +71,35 @@ class Timelines:
             self._bound = before
             self._pending = continued(before, parent, incarnation)
             self._is_demanded = at_once
+            self._has_begun = True
         if at_once:
             self.bind()
         elif is_news and not self.objection(parent.step, parent.incarnation):
             self._record()
+
+    def note_continuation(self) -> None:
+        """Note that there is nothing to restore, or that saves go on behind all that there is."""
+        with self._lock:
+            self._has_begun = True
+
+    def begin_unrestored(self, save: SaveId) -> None:
+        """Begin from nothing if this is the first save of a life that restored nothing, and say so.
+
+        Call before each save. In a run without steps there is nothing to leave behind.
+        """
+        with self._lock:
+            if self._has_begun:
+                return
+            self._has_begun = True
+            left = self.newest_step
+            if self._tier is not None:
+                tensors, _, complete = self._tier.held()
+                saves = [held.save for held in tensors] + ([complete] if complete else [])
+                left = max(left, newest_step(saves, self._bound))
+            if left < 0:
+                return
+            self._pending = continued(None, None, save.incarnation)
+        self._events.emit("save.without_restore", step=save.step, newest=left)
 
     def bind(self) -> None:
         """Make the timeline binding: rolled-back saves stop counting. Idempotent; never raises."""

@@ -13,8 +13,8 @@ from typing import Final
 MAX_INT: Final = (1 << 63) - 1
 """Largest number in a file or a frame."""
 MAX_STEP: Final = MAX_INT
-MAX_TIME_MS: Final = (1 << 48) - 1
-"""Latest time in the name of an incarnation, which gives it twelve hexadecimal digits."""
+MAX_INCARNATION_NUMBER: Final = 10**12 - 1
+"""Largest number of a life of the job: its name has twelve digits for it."""
 MAX_PROCESSES: Final = 1_000_000
 MAX_LEAVES: Final = 1_000_000
 MAX_SHARDS: Final = 1_000_000
@@ -51,6 +51,8 @@ MAX_SMALL_FILE_BYTES: Final = 4096
 """Maximum for a record of an owner, a run, a known step or a damaged copy."""
 MAX_DRAIN_LOCK_BYTES: Final = 8192
 MAX_TIMELINE_BYTES: Final = 64 << 10
+MAX_LEDGER_BYTES: Final = 64 << 10
+"""Maximum for a process's record of its life, its timeline and its newest complete save."""
 MAX_REPLACED_BYTES: Final = 1 << 20
 """Maximum for the record of steps that are being replaced."""
 MAX_METRICS_BYTES: Final = 1 << 20

@@ -1,17 +1,64 @@
-"""The history of lives that the job continues, and the saves that were rolled back.
+"""Incarnations, the chain of those that the job continues, and the saves that were rolled back.
 
-Every restore begins a life (an incarnation) from one save, so lives form a tree. A timeline is the
-path from its newest life to the root, with the last step of each life on it. A save that is not on
-the path was abandoned: another life continued from an earlier step of its life, or none continued
-from its life. Pure.
+An incarnation is one life of the job, renewed by every start and every restore. Its name begins
+with a number, one more than the greatest that any process knew when it began; clocks decide
+nothing. A restore begins a life from one save, so lives form a tree. A timeline is the path from
+its newest life to the root, with the last step of each life on it. A save that is not on the path
+was abandoned: another life continued from an earlier step of its life, or none continued from its
+life. Pure.
 """
 
 from __future__ import annotations
 
+import itertools
+import re
+from collections.abc import Iterable
+
 import msgspec
 
-from emergency_ckpt.core.limits import MAX_LIVES
+from emergency_ckpt.core.limits import MAX_INCARNATION_NUMBER, MAX_LIVES
+from emergency_ckpt.errors import RestoreFailed
 from emergency_ckpt.types import SaveId
+
+_NUMBER = re.compile(r"([0-9]{12})-")
+_PLAIN = re.compile(r"[0-9]{12}-orbax(-[0-9a-f]+)?")
+
+
+def new_incarnation(greatest: int, nonce: str) -> str:
+    """Return the name of a life that begins after all that are known.
+
+    Args:
+      greatest: the greatest number of a life that any process knows; 0 without any.
+      nonce: 16 random hexadecimal digits: two lives that did not know of each other differ.
+
+    Raises:
+      RestoreFailed: there is no greater number. No job begins so many lives.
+    """
+    if greatest >= MAX_INCARNATION_NUMBER:
+        raise RestoreFailed(
+            "begin",
+            "an incarnation",
+            f"some file names incarnation {greatest}, and there is no greater number",
+            hint="find it with `eckpt ls`: no job begins so many; remove that file, or take"
+            " another run_id and dir",
+        )
+    return f"{max(greatest, 0) + 1:012d}-{nonce}"
+
+
+def number_of(incarnation: str) -> int:
+    """Return the number of a life; 0 for a name without one. Names sort as their numbers."""
+    found = _NUMBER.match(incarnation)
+    return 0 if found is None else int(found[1])
+
+
+def life_of(incarnation: str) -> str:
+    """Return the life in which a save was made; all demanded saves of one life have the same."""
+    return incarnation.partition(".")[0]
+
+
+def is_plain(incarnation: str) -> bool:
+    """Return whether the step of ``incarnation`` was written by plain Orbax."""
+    return _PLAIN.fullmatch(incarnation) is not None
 
 
 class Life(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -24,13 +71,12 @@ class Life(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The path from the newest known life to the root.
 
-    The names of lives sort by age; ``new_incarnation`` guarantees it.
-
     Attributes:
       head: the newest life.
-      start_step: the step from which it began.
-      ancestors: the lives before it, newest first; at least one.
-      oldest_step: saves of lives older than all of these belong to the timeline up to this step.
+      start_step: the step from which it began; -1 when it began from nothing.
+      ancestors: the lives before it, newest first; none when it began from nothing.
+      oldest_step: saves of lives older than all of these belong to the timeline up to this step;
+        -1 when the oldest of these began from nothing.
     """
 
     head: str
@@ -40,45 +86,75 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def objection(self, step: int, incarnation: str) -> str:
         """Return why a save does not belong to the timeline; empty when it does, or may."""
-        life = life_of(incarnation)
-        if not life or life >= self.head:
+        life, number, newest_number = life_of(incarnation), number_of(incarnation), self._number
+        if not life or life == self.head or number > newest_number:
             return ""
-        last_step = self._last_step(life)
-        if last_step is not None and step <= last_step:
+        if number == newest_number:
+            rival = f"incarnation {self.head} has the same number, and neither knew of the other"
+            return "" if is_plain(life) else rival
+        if step <= self._last_step(life):
             return ""
+        if self.leaves_behind(incarnation):
+            return f"it was left behind: {self._began_from_nothing} saved without a restore"
         return f"it was rolled back: incarnation {self.head} continued from step {self.start_step}"
 
-    def _last_step(self, life: str) -> int | None:
-        """Return the last step of ``life`` that belongs; None when the life is not on the path."""
-        for each in self.ancestors:
-            if each.incarnation == life:
-                return each.last_step
-        is_older = all(life < each.incarnation for each in self.ancestors)
-        return self.oldest_step if is_older else None
+    def leaves_behind(self, incarnation: str) -> bool:
+        """Return whether the timeline began from nothing after the life of a save.
+
+        Such a save was not rolled back: nobody returned to a step before it.
+        """
+        oldest = number_of(self._began_from_nothing)
+        return self.oldest_step < 0 and number_of(incarnation) < oldest
+
+    @property
+    def _number(self) -> int:
+        return number_of(self.head)
+
+    @property
+    def _began_from_nothing(self) -> str:
+        return self.ancestors[-1].incarnation if self.ancestors else self.head
+
+    def _last_step(self, life: str) -> int:
+        """Return the last step of an older ``life`` that belongs; -1 when none does."""
+        number = number_of(life)
+        links = [each for each in self.ancestors if number_of(each.incarnation) <= number]
+        if not links:
+            return self.oldest_step
+        if is_plain(life):
+            return links[0].last_step
+        return next((each.last_step for each in links if each.incarnation == life), -1)
 
 
-def life_of(incarnation: str) -> str:
-    """Return the life in which a save was made; all demanded saves of one life have the same."""
-    return incarnation.partition(".")[0]
+def continued(before: Timeline | None, parent: SaveId | None, incarnation: str) -> Timeline:
+    """Return the timeline of a new life that began from ``parent``.
 
-
-def continued(before: Timeline | None, parent: SaveId, incarnation: str) -> Timeline:
-    """Return the timeline of a new life that began from ``parent``."""
+    None: it saved without a restore, so it began from nothing, and no older save belongs to it.
+    """
+    if parent is None:
+        return Timeline(life_of(incarnation), -1, (), -1)
     left = Life(life_of(parent.incarnation), parent.step)
     older: list[Life] = []
     oldest_step = parent.step
-    if before is not None:
+    # What began from nothing after the parent says nothing of the lives before the parent.
+    if before is not None and not before.leaves_behind(left.incarnation):
         oldest_step = min(oldest_step, before.oldest_step)
         lives = [Life(before.head, parent.step), *before.ancestors]
         older = [
             Life(each.incarnation, min(each.last_step, parent.step))
             for each in lives
-            if each.incarnation < left.incarnation
+            if _precedes(each.incarnation, left.incarnation)
         ]
     lives = [left, *older]
     if len(lives) > MAX_LIVES:
         oldest_step = lives[MAX_LIVES].last_step
     return Timeline(life_of(incarnation), parent.step, tuple(lives[:MAX_LIVES]), oldest_step)
+
+
+def _precedes(life: str, other: str) -> bool:
+    """Return whether ``life`` may be an ancestor of ``other``; of equal numbers plain is later."""
+    numbers = number_of(life), number_of(other)
+    is_plain_later = is_plain(other) and not is_plain(life)
+    return numbers[0] < numbers[1] or (numbers[0] == numbers[1] and is_plain_later)
 
 
 def is_on_way(save: SaveId, life: str, timeline: Timeline | None) -> bool:
@@ -89,8 +165,18 @@ def is_on_way(save: SaveId, life: str, timeline: Timeline | None) -> bool:
     made_in = life_of(save.incarnation)
     if made_in == life or timeline is None or timeline.head != life:
         return made_in == life
-    is_older = bool(made_in) and made_in < life
+    is_older = bool(made_in) and number_of(made_in) < number_of(life)
     return is_older and not timeline.objection(save.step, save.incarnation)
+
+
+def newest_step(saves: Iterable[SaveId], timeline: Timeline | None) -> int:
+    """Return the newest step of ``saves`` that belongs to the timeline; -1 without any."""
+    counts = (
+        save.step
+        for save in saves
+        if timeline is None or not timeline.objection(save.step, save.incarnation)
+    )
+    return max(counts, default=-1)
 
 
 def newest(*timelines: Timeline | None) -> Timeline | None:
@@ -98,12 +184,16 @@ def newest(*timelines: Timeline | None) -> Timeline | None:
     return max((each for each in timelines if each is not None), key=_order, default=None)
 
 
-def _order(timeline: Timeline) -> tuple[str, int, bytes]:
-    return timeline.head, -timeline.start_step, msgspec.json.encode(timeline)
+def _order(timeline: Timeline) -> tuple[int, str, int, bytes]:
+    head = timeline.head
+    return number_of(head), head, -timeline.start_step, msgspec.json.encode(timeline)
 
 
 def problem_of(timeline: Timeline) -> str:
     """Return the contradiction in a record from outside; empty when there is none."""
-    if not timeline.ancestors or len(timeline.ancestors) > MAX_LIVES:
-        return "it has no life before its head, or too many"
+    if len(timeline.ancestors) > MAX_LIVES:
+        return "it has too many lives before its head"
+    lives = [timeline.head, *(each.incarnation for each in timeline.ancestors)]
+    if not number_of(timeline.head) or any(a <= b for a, b in itertools.pairwise(lives)):
+        return "its lives are not numbered from the newest to the oldest"
     return ""

@@ -239,6 +239,8 @@ class RestoreExecution:
         if done is None:
             return None
         restored, verdict = done
+        # Also what a prefetch was given is taken: the restore that uses it begins a later life.
+        self._parts.tier.note_incarnation(verdict.incarnation)
         return dataclasses.replace(restored, incarnation=verdict.incarnation)
 
     def _on_all(

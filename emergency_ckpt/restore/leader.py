@@ -9,7 +9,6 @@ from collections.abc import Mapping
 import msgspec
 
 from emergency_ckpt.background import no_garbage_collection
-from emergency_ckpt.cluster.incarnations import new_incarnation
 from emergency_ckpt.core.restore.candidates import PERSISTENT_HOLDER
 from emergency_ckpt.core.restore.inventory import Inventory, PersistentStep
 from emergency_ckpt.core.restore.leaves.stored_leaves import match_leaves
@@ -26,7 +25,7 @@ from emergency_ckpt.errors import (
 from emergency_ckpt.restore.extra_holders import ask_extra_holders
 from emergency_ckpt.restore.planning import (
     may_precede,
-    newest_life,
+    next_incarnation,
     persistent_unusable,
     steps_in_words,
 )
@@ -60,7 +59,8 @@ class RestoreLeader:
     """Plans one restore, again after each attempt that failed on some copy.
 
     A persistent step is restored in two plans: one to load it into RAM, and, when all have
-    reported anew, one like that of any step in RAM.
+    reported anew, one like that of any step in RAM. ``greatest``: the greatest number of a life
+    that any process reported, also where nothing is to be planned.
     """
 
     def __init__(
@@ -95,6 +95,7 @@ class RestoreLeader:
         self._has_lost_stored = False
         self._attempts = 0
         self._last_failure = ""
+        self.greatest = 0
 
     def take_reports(self, reports: Mapping[int, Report]) -> None:
         """Build the inventory. RestoreFailed when the processes want different states."""
@@ -375,7 +376,7 @@ class RestoreLeader:
         if not failed:
             if self._load is not None:
                 return Verdict(done=True)
-            return Verdict(done=True, incarnation=new_incarnation(newest_life(self._inventory)))
+            return Verdict(done=True, incarnation=next_incarnation(self._inventory, self.greatest))
         found = {q for status in statuses.values() for q in status.unusable}
         new = found - self._inventory.quarantined
         self._attempts += 1

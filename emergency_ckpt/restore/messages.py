@@ -86,6 +86,7 @@ class RestoreDialogue:
             inventory=inventory,
             state_digest=hashlib.sha256(msgspec.json.encode(specs)).hexdigest(),
             wants_host_state=wants_host_state,
+            greatest=inventory.greatest,
             prefetch=prefetch,
         )
         self._gathered, self._reports = f"{self._name}/report/{self._reports}", self._reports + 1
@@ -104,6 +105,7 @@ class RestoreDialogue:
                 p: decode_message(data, Report, f"report of process {p}")
                 for p, data in reports.items()
             }
+            self._leader.greatest = max(each.greatest for each in decoded.values())
             if not self._may_use_prefetched({p: r.prefetch for p, r in decoded.items()}):
                 self._leader.take_reports(decoded)
         except Exception as error:  # noqa: BLE001 - the others wait for an answer

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 
 from emergency_ckpt.core.restore.inventory import Inventory, PersistentStep, Quarantined
 from emergency_ckpt.core.restore.plan_types import RestorePlan
+from emergency_ckpt.core.timeline import new_incarnation, number_of
 
 _NAMED_STEPS = 10
 
@@ -17,16 +19,16 @@ def may_precede(stored: PersistentStep, ready: RestorePlan) -> bool:
     return ready.save is None or stored.incarnation != ready.save.incarnation
 
 
-def newest_life(inventory: Inventory) -> str:
-    """Return the newest life on record: a life that begins now comes after it.
+def next_incarnation(inventory: Inventory, greatest: int) -> str:
+    """Return the name of a life that begins after ``greatest`` and all on record. RestoreFailed.
 
-    Not of a step in storage that cannot be used: whoever writes its marker would choose the time.
+    Not of a step in storage that cannot be used: whoever writes its marker would choose the number.
     """
-    lives = {held.save.incarnation for h in inventory.holders for held in h.tensors}
-    lives.update(step.incarnation for step in inventory.persistent if not step.problem)
+    numbers = [greatest, *(holder.greatest for holder in inventory.holders)]
+    numbers += [number_of(each.incarnation) for each in inventory.persistent if not each.problem]
     if inventory.timeline is not None:
-        lives.add(inventory.timeline.head)
-    return max(lives, default="")
+        numbers.append(number_of(inventory.timeline.head))
+    return new_incarnation(max(numbers), secrets.token_hex(8))
 
 
 def persistent_unusable(step: int) -> Quarantined:

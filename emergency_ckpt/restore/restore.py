@@ -119,6 +119,7 @@ class Restore:
         """
         tier = self._parts.tier
         if self._found is None:
+            self._parts.timelines.note_continuation()
             # Leftovers of saves that never became whole must not mix with later saves.
             tier.invalidate_newer(SaveId(-1, "", self._parts.config.run_name))
             self._parts.events.emit("restore.nothing")
@@ -126,7 +127,7 @@ class Restore:
         restored = self._found
         # No leftover of another life may look newer than the step that training continues from.
         if not self._keep_newer:
-            tier.invalidate_newer(restored.save)
+            tier.invalidate_newer(restored.save, restored.timeline)
         if restored.gathered is not None:
             # All processes have gathered what they keep; peers need nothing more from here.
             tier.keep_only(restored.save, restored.gathered)

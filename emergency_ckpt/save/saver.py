@@ -93,6 +93,7 @@ class Saver:
 
     def go_on_after(self, newest: Mapping[TierName, int]) -> None:
         """Take ``newest`` for the newest steps of the tiers: no step up to them is due."""
+        self._parts.timelines.note_continuation()
         self._saved.note_found(newest)
         self._newest_due = max(newest.values(), default=-1)
         for name, schedule in self._schedules.items():
@@ -129,7 +130,7 @@ class Saver:
             self._last_step.hold(request)
         if not due and not preempted:
             return False
-        self._forget_newer()
+        self._settle_past(save)
         if preempted:
             return self._save_preempted(request)
         begun = self._begin_all(due, request)
@@ -150,12 +151,17 @@ class Saver:
                 self._wait_captured(each, request)
         return bool(begun)
 
-    def _forget_newer(self) -> None:
-        """Before the first save after a restore that left newer steps in RAM."""
+    def _settle_past(self, save: SaveId) -> None:
+        """Decide what counts beside ``save``, before the first save of a life or after a restore.
+
+        After one that left newer steps in RAM, these are forgotten now.
+        """
+        parts = self._parts
         if self._goes_on_from is not None:
-            self._parts.tier.invalidate_newer(self._goes_on_from)
-            self._parts.timelines.bind()
+            parts.tier.invalidate_newer(self._goes_on_from, parts.timelines.bound)
+            parts.timelines.bind()
             self._goes_on_from = None
+        parts.timelines.begin_unrestored(save)
 
     def _note_ignored(self, step: int) -> None:
         """Say it once: the steps of a loop rise, and one that does not is probably a mistake."""
@@ -349,8 +355,8 @@ class Saver:
                 "stop.not_saved", step=request.step, text="its arrays were donated or deleted since"
             )
         elif request is not None:
-            self._forget_newer()
             save = self._saved.identity(request.step, demanded=True)
+            self._settle_past(save)
             request = dataclasses.replace(request, save=save, must_exist=True)
             request.begun_s = time.monotonic()
             deadline_s = self._deadline_s(timeout_s)

@@ -159,7 +159,7 @@ def _stored_step(each: StoredSave, time_s: float) -> ListedStep:
 def _process(folder: ProcessFolder) -> ListedProcess:
     newest = max(folder.copies, key=lambda copy: copy.saved_s, default=None)
     writer = newest.published.writer if newest else None
-    known, owner = folder.known_complete, folder.owner
+    known, owner = folder.ledger.complete, folder.owner
     return ListedProcess(
         path=str(folder.path),
         run_id=folder.run_id,

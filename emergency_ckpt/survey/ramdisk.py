@@ -14,7 +14,6 @@ from pathlib import Path
 
 from emergency_ckpt.core.limits import MAX_RUNS, NAME_PATTERN
 from emergency_ckpt.core.restore.inventory import HeldHostState, HeldTensors, HolderInventory
-from emergency_ckpt.core.timeline import Timeline
 from emergency_ckpt.errors import CorruptData
 from emergency_ckpt.state.host_state import document_name
 from emergency_ckpt.survey.places import Places, SurveyFault
@@ -27,8 +26,8 @@ from emergency_ckpt.tiers.local.host_state_store import (
     save_directory,
 )
 from emergency_ckpt.tiers.local.manifest import end_of
-from emergency_ckpt.tiers.local.process_directory import read_known_complete, read_timeline
-from emergency_ckpt.tiers.local.signatures import Signer
+from emergency_ckpt.tiers.local.process_directory import Ledger, read_ledger
+from emergency_ckpt.tiers.local.signatures import Signer, check_believed
 from emergency_ckpt.tiers.local.slots import (
     NUMBERS,
     Published,
@@ -36,11 +35,10 @@ from emergency_ckpt.tiers.local.slots import (
     manifest_name,
     read_manifest,
 )
-from emergency_ckpt.tiers.ramdisk.deletion import HOST_STATE_DIRECTORY, KNOWN_COMPLETE
+from emergency_ckpt.tiers.ramdisk.deletion import HOST_STATE_DIRECTORY, LEDGER
 from emergency_ckpt.tiers.ramdisk.locks import check_run_id, process_directories
 from emergency_ckpt.tiers.ramdisk.owners import Owner, read_owner
 from emergency_ckpt.tiers.ramdisk.ownership import open_local_dir, open_process_directory
-from emergency_ckpt.tiers.timeline_record import TIMELINE_NAME
 from emergency_ckpt.types import SaveId
 
 _PASSES = 8
@@ -73,8 +71,7 @@ class ProcessFolder:
     local_dir: Path
     run_id: str
     owner: Owner | None
-    known_complete: SaveId | None
-    timeline: Timeline | None
+    ledger: Ledger
     copies: tuple[RamCopy, ...]
     host_states: tuple[HeldHostState, ...]
     faults: tuple[SurveyFault, ...]
@@ -89,8 +86,9 @@ class ProcessFolder:
             address="",
             tensors=tuple(HeldTensors(c.published.save, c.published.digest) for c in self.copies),
             host_states=self.host_states,
-            known_complete=self.known_complete,
-            timeline=self.timeline,
+            known_complete=self.ledger.complete,
+            timeline=self.ledger.chain,
+            incarnation=self.ledger.incarnation,
         )
 
 
@@ -211,8 +209,7 @@ class _Reading:
             local_dir=local_dir,
             run_id=self._run_id,
             owner=read_owner(self._dir_fd),
-            known_complete=self._known_complete(),
-            timeline=self._timeline(),
+            ledger=self._ledger(),
             copies=tuple(self._copies()),
             host_states=tuple(sorted(self._host_states())),
             faults=tuple(self._faults),
@@ -274,20 +271,14 @@ class _Reading:
                 except CorruptData as error:
                     self._note(f"{HOST_STATE_DIRECTORY}/{save_name}/{name}", error)
 
-    def _known_complete(self) -> SaveId | None:
+    def _ledger(self) -> Ledger:
+        ledger = Ledger()
         try:
-            found = read_known_complete(self._dir_fd, self._run_id, self._signer)
+            ledger, doubt = read_ledger(self._dir_fd, self._run_id, self._signer)
+            check_believed(LEDGER, doubt)
         except CorruptData as error:
-            self._note(KNOWN_COMPLETE, error)
-            return None
-        return found[0] if found else None
-
-    def _timeline(self) -> Timeline | None:
-        try:
-            return read_timeline(self._dir_fd, self._signer)
-        except CorruptData as error:
-            self._note(TIMELINE_NAME, error)
-            return None
+            self._note(LEDGER, error)
+        return ledger
 
     def _note(self, name: str, error: CorruptData) -> None:
         self._faults.append(SurveyFault.of(f"{self._path}/{name}", error))

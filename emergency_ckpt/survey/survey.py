@@ -101,7 +101,7 @@ def _inventory(folders: tuple[ProcessFolder, ...], run_id: str) -> Inventory:
     return Inventory(
         holders=tuple(folder.holder for folder in own),
         manifests={each.digest: each.contents for each in published},
-        timeline=newest(*(folder.timeline for folder in own)),
+        timeline=newest(*(folder.ledger.chain for folder in own)),
     )
 
 

@@ -24,6 +24,7 @@ from emergency_ckpt.cluster.messages import (
     reason_of,
     text_of,
 )
+from emergency_ckpt.cluster.peers import Known
 from emergency_ckpt.cluster.preemption.watch import PreemptionWatch
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES, MAX_PLAN_MESSAGE_BYTES
 from emergency_ckpt.core.save import step_agreement as words
@@ -46,8 +47,8 @@ SHARD = ShardId("['w']", ((0, 4),))
 MESSAGES: tuple[tuple[Any, Any], ...] = (
     (Ballot("5e" * 32, "9d" * 32), Ballot),
     (vote._Decision(False, "process 1: no"), vote._Decision),
-    (peers._Hello("127.0.0.1:4000", ""), peers._Hello),
-    (peers._Verdict("0198f2c4a1b0-5e9d000000000000", ""), peers._Verdict),
+    (peers._Hello("127.0.0.1:4000", Known(7, 40), ""), peers._Hello),
+    (peers.Started("000000000008-5e9d000000000000", 40, ""), peers.Started),
     (going_on._Ready("", 7), going_on._Ready),
     (start_agreement._Hello("5e" * 32, ""), start_agreement._Hello),
     (start_agreement._Decision("5e9d", "", ("process 1",)), start_agreement._Decision),
@@ -172,7 +173,10 @@ DATA = pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
 @DATA
 def test_start_with_hostile_hello_fails_everywhere(data: bytes) -> None:
     outcomes = together(
-        lambda member: peers.agree_start(member, lambda: "127.0.0.1:1", LONG_S), "hello/", data, 1
+        lambda member: peers.agree_start(member, lambda: ("h:1", Known()), LONG_S),
+        "hello/",
+        data,
+        1,
     )
     assert all("process 1: decode message 'hello/1'" in str(o) for o in outcomes), outcomes
 

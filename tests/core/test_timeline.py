@@ -8,11 +8,62 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emergency_ckpt.core.limits import MAX_LIVES
-from emergency_ckpt.core.timeline import Timeline, continued, is_on_way, newest
+from emergency_ckpt.core.limits import MAX_INCARNATION_NUMBER, MAX_LIVES
+from emergency_ckpt.core.restore.inventory import plain_incarnation
+from emergency_ckpt.core.timeline import (
+    Life,
+    Timeline,
+    continued,
+    is_on_way,
+    is_plain,
+    new_incarnation,
+    newest,
+    newest_step,
+    number_of,
+    problem_of,
+)
+from emergency_ckpt.errors import RestoreFailed
 from emergency_ckpt.types import SaveId
 
-A, B, C, D = (f"{number:012x}-life" for number in range(1, 5))
+
+def life(number: int, nonce: int = 0) -> str:
+    return new_incarnation(number - 1, f"{nonce:016x}")
+
+
+A, B, C, D = map(life, range(1, 5))
+
+
+def from_nothing(incarnation: str) -> Timeline:
+    return continued(None, None, incarnation)
+
+
+def test_new_incarnation_comes_after_all_that_are_known() -> None:
+    assert new_incarnation(0, "5e" * 8) == "000000000001-5e5e5e5e5e5e5e5e"
+    names = [life(number) for number in (1, 2, 9, 10, 11, 100, 12_345, MAX_INCARNATION_NUMBER)]
+    assert names == sorted(names)
+    assert [number_of(name) for name in names] == [1, 2, 9, 10, 11, 100, 12_345, 10**12 - 1]
+    assert number_of(f"{life(7)}.000003") == 7
+
+
+@pytest.mark.parametrize(
+    "name", ["", "x", "7-", "0198f2c4a1b0-5e9d", "\uff11" * 12 + "-5e", "life-1"]
+)
+def test_number_of_another_name_is_none(name: str) -> None:
+    assert number_of(name) == 0
+
+
+def test_new_incarnation_after_the_last_number_says_so() -> None:
+    with pytest.raises(RestoreFailed, match="no greater number"):
+        life(MAX_INCARNATION_NUMBER + 1)
+    with pytest.raises(RestoreFailed, match="no greater number"):
+        new_incarnation(10**30, "0" * 16)
+
+
+def test_plain_incarnation_sorts_between_two_lives() -> None:
+    plain = plain_incarnation(2, "5e" * 8)
+    assert is_plain(plain)
+    assert number_of(plain) == 2
+    assert life(2, 2**64 - 1) < plain < life(3)
 
 
 def save(step: int, life: str) -> SaveId:
@@ -27,6 +78,7 @@ def test_objection_to_what_was_left_behind_names_who_did() -> None:
     timeline = continued(None, save(5, A), B)
     assert has(timeline, 5, A)
     assert has(timeline, 900, B)
+    assert has(timeline, 900, f"{B}.000002")
     assert timeline.objection(6, A) == f"it was rolled back: incarnation {B} continued from step 5"
 
 
@@ -70,7 +122,7 @@ def test_is_on_way_of_own_life_and_those_before_it_alone() -> None:
 
 def test_continued_for_many_lives_stays_bounded() -> None:
     timeline = None
-    lives = [f"{number:012x}-life" for number in range(3 * MAX_LIVES)]
+    lives = [life(number + 1) for number in range(3 * MAX_LIVES)]
     for step, (before, after) in enumerate(itertools.pairwise(lives)):
         timeline = continued(timeline, save(step, before), after)
     assert timeline is not None
@@ -84,24 +136,133 @@ def test_newest_of_differing_records_is_that_of_the_latest_life() -> None:
     second = continued(None, save(3, A), C)
     assert newest(first, None, second) == newest(second, first) == second
     assert newest(None, None) is None
+    tenth = continued(None, save(1, A), life(10))
+    assert newest(continued(None, save(1, A), life(9)), tenth) == tenth
+
+
+def test_objection_to_a_life_of_the_same_number() -> None:
+    """Neither knew of the other, as when the RAM of one and the storage of the other were away."""
+    timeline = continued(None, save(5, A), life(2, 7))
+    rival = life(2, 6)
+    assert "has the same number" in timeline.objection(6, rival)
+    later = continued(timeline, save(9, life(2, 7)), C)
+    assert has(later, 9, life(2, 7))
+    assert not has(later, 6, rival)
+    assert not has(later, 1, rival)
+
+
+def test_objection_to_plain_steps_is_by_the_life_before_them() -> None:
+    timeline = continued(continued(None, save(5, A), B), save(8, B), C)
+    for step, number, counts in [
+        (5, 0, True),  # before all lives: as the oldest of them
+        (6, 0, False),
+        (5, 1, True),
+        (6, 1, False),
+        (8, 2, True),
+        (9, 2, False),
+        (99, 3, True),  # added while the newest life saves
+    ]:
+        assert has(timeline, step, plain_incarnation(number, "5e")) is counts
+    after = continued(timeline, save(12, plain_incarnation(3, "5e")), D)
+    assert has(after, 11, C)
+    assert has(after, 12, plain_incarnation(3, "5e"))
+    assert not has(after, 13, C)
+
+
+def test_timeline_from_nothing_has_its_own_life_alone() -> None:
+    timeline = from_nothing(f"{C}.000001")
+    assert has(timeline, 1, C)
+    assert has(timeline, 1, D)
+    assert has(timeline, 1, plain_incarnation(3, "5e"))
+    for left in (A, B, plain_incarnation(2, "5e"), "old name"):
+        assert timeline.leaves_behind(left)
+        reason = timeline.objection(1, left)
+        assert reason == f"it was left behind: {C} saved without a restore"
+    after = continued(timeline, save(5, C), D)
+    assert after.oldest_step == -1
+    assert has(after, 5, C)
+    assert not after.leaves_behind(C)
+    assert "rolled back" in after.objection(6, C)
+    assert after.leaves_behind(B)
+    assert not has(after, 1, B)
+
+
+def test_continued_from_a_save_left_behind_has_its_past() -> None:
+    left = continued(from_nothing(B), save(5, B), C)
+    timeline = continued(left, save(100, A), D)
+    assert has(timeline, 100, A)
+    assert has(timeline, 99, A)
+    assert has(timeline, 50, "a life before it")
+    assert not has(timeline, 5, B)
+    assert not timeline.leaves_behind(A)
+
+
+def test_newest_step_is_of_the_timeline_alone() -> None:
+    saves = [save(100, A), save(5, B), save(3, B)]
+    assert newest_step(saves, None) == 100
+    assert newest_step(saves, from_nothing(B)) == 5
+    assert newest_step([], from_nothing(B)) == -1
+
+
+@pytest.mark.parametrize(
+    ("timeline", "is_good"),
+    [
+        (Timeline(C, 5, (Life(B, 5), Life(A, 3)), 3), True),
+        (Timeline(C, 5, (Life(plain_incarnation(2, "5e"), 5), Life(B, 3)), 3), True),
+        (from_nothing(C), True),
+        (Timeline(C, 5, (Life(A, 5), Life(B, 3)), 3), False),
+        (Timeline(C, 5, (Life(C, 5),), 3), False),
+        (Timeline(B, 5, (Life(C, 5),), 3), False),
+        (Timeline("a life", 5, (), 3), False),
+        (Timeline(life(999), 5, tuple(Life(life(n), 5) for n in range(65, 0, -1)), 3), False),
+    ],
+)
+def test_problem_of_a_record_from_outside(timeline: Timeline, *, is_good: bool) -> None:
+    assert (problem_of(timeline) == "") is is_good
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=12), st.data())
 def test_objection_agrees_with_the_tree_of_lives(lengths: list[int], data: st.DataObject) -> None:
-    """Each life saves at every step behind its start; the next begins from any save on the line."""
+    """Each life saves at every step behind its start; the next begins from any save on the line.
+
+    Or from nothing. Plain Orbax may write a step behind the last one, and rivals of a life, which
+    has its number and began from the same save, are on no line.
+    """
     timeline: Timeline | None = None
-    line = {(step, "0") for step in range(5)}
-    every, life = set(line), "0"
-    for number, length in enumerate(lengths, start=1):
-        parent = data.draw(st.sampled_from(sorted(line)))
-        life = f"{number:03d}"
-        timeline = continued(timeline, save(*parent), life)
-        ancestry = {each for each in line if each[0] <= parent[0]}
-        made = {(parent[0] + ahead, life) for ahead in range(1, length + 1)}
+    line = {(step, life(1)) for step in range(5)}
+    every = set(line)
+    for number, length in enumerate(lengths, start=2):
+        begins_from_nothing = data.draw(st.integers(0, 9)) == 0 or not line
+        parent = (-1, "") if begins_from_nothing else data.draw(st.sampled_from(sorted(line)))
+        name = life(number)
+        if begins_from_nothing:
+            timeline, ancestry = continued(timeline, None, name), set[tuple[int, str]]()
+        else:
+            timeline = continued(timeline, save(*parent), name)
+            ancestry = {each for each in line if each[0] <= parent[0]}
+        made = {(parent[0] + ahead, name) for ahead in range(1, length + 1)}
+        if data.draw(st.booleans()):
+            made.add((parent[0] + length + 1, plain_incarnation(number, f"{number:x}")))
         line = ancestry | made
-        every |= made
+        rivals = {(parent[0] + ahead, life(number, 1)) for ahead in range(1, length + 1)}
+        every |= made | rivals
     assert timeline is not None
+    assert problem_of(timeline) == ""
     assert {each for each in every if has(timeline, *each)} == line
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 12)), min_size=1, max_size=8))
+def test_objection_is_never_to_a_save_of_a_later_number(lives: list[tuple[int, int]]) -> None:
+    timeline: Timeline | None = None
+    greatest = 0
+    for step, ahead in lives:
+        parent = life(max(greatest, 1))
+        greatest += ahead
+        timeline = continued(timeline, save(step, parent), life(greatest + 1))
+        greatest += 1
+        assert not timeline.objection(10**6, life(greatest + 1))
+        assert not timeline.objection(10**6, life(greatest))
+        assert not timeline.objection(step, parent)
 
 
 @pytest.mark.parametrize("step", [0, 5, 10])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -25,6 +24,7 @@ from kubernetes_rules import (
     started_trainers,
     words,
 )
+from ledgers import complete_in
 
 from emergency_ckpt.cli.main import main
 from emergency_ckpt.launch.ports import ReservedPort
@@ -143,7 +143,7 @@ class Cluster:
         """Wait until each of the first nodes has a step that is whole."""
         deadline_s = time.monotonic() + LONG_S
         for node in range(SLICES):
-            while not self._known(node):
+            while complete_in(self.ramdisk(node)) < 0:
                 assert time.monotonic() < deadline_s
                 assert all(process.poll() is None for process in self.running)
                 time.sleep(0.02)
@@ -156,11 +156,7 @@ class Cluster:
 
     def newest_in_ram(self) -> int:
         """Return the newest step that a process knows to be whole."""
-        records = [path for node in range(SLICES) for path in self._known(node)]
-        return max(json.loads(path.read_bytes())["file"]["save"]["step"] for path in records)
-
-    def _known(self, node: int) -> list[Path]:
-        return list(self.ramdisk(node).rglob("known_complete.json"))
+        return max(complete_in(self.ramdisk(node)) for node in range(SLICES))
 
     def kill_all(self) -> None:
         if self.port is not None:

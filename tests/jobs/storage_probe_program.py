@@ -14,8 +14,8 @@ from emergency_ckpt.tiers.persistent.probe import probe_storage
 from emergency_ckpt.tiers.persistent.steps.records import StoredSteps
 from emergency_ckpt.tiers.storage.directory import StorageDirectory
 
-OWN = "0198f2c4a1b0-00000000000000aa"
-OLD, YOUNG = "probe-0198f2b00000-00000000000000bb", "probe-0198f2c4a000-00000000000000cc"
+OWN = "000000000009-00000000000000aa"
+OLD, YOUNG = "probe-000000000000-00000000000000bb", "probe-000000000009-00000000000000cc"
 FAULTS = {
     "good": [],
     "left": [],

@@ -66,7 +66,7 @@ def open_tier(
     )
 
 
-def save_id(step: int, incarnation: str = "019a-first", run_id: str = RUN_ID) -> SaveId:
+def save_id(step: int, incarnation: str = "000000000001-first", run_id: str = RUN_ID) -> SaveId:
     return SaveId(step=step, incarnation=incarnation, run_id=run_id)
 
 
@@ -83,7 +83,7 @@ def fill(writer: SlotWriter, save: SaveId) -> Contents:
     return build_contents(save, LEAVES, LAYOUT, crcs)
 
 
-def write_save(tier: LocalTier, step: int, incarnation: str = "019a-first") -> str:
+def write_save(tier: LocalTier, step: int, incarnation: str = "000000000001-first") -> str:
     """Publish one whole save; returns its digest."""
     save = save_id(step, incarnation)
     with tier.begin_write(save, LAYOUT.size_bytes) as writer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 import signal
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ledgers import complete_in
 from places import JOBS
 from readme_blocks import readme_block
 from running_jobs import LIFE_TIMEOUT_S, job_root, of, run_life, spec_of
@@ -47,11 +47,7 @@ def train_and_kill(spec: JobSpec, victims: tuple[int, ...]) -> None:
 
 def newest_in_ram(spec: JobSpec, host: int) -> int:
     """The newest step that the process on this host knew to be whole."""
-    found = [
-        json.loads(path.read_text())["save"]["step"]
-        for path in spec.ramdisk(host).rglob("known_complete.json")
-    ]
-    return max(found, default=-1)
+    return complete_in(spec.ramdisk(host))
 
 
 @pytest.fixture(scope="module")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
 import pytest
-from forgery import inner, make_up_step, resealed, step_of, write_inside
+from forgery import canonical, inner, make_up_step, resealed, step_of, write, write_inside
 from world import World, logged, same, save_all
 
-from emergency_ckpt.errors import Unrecoverable
+from emergency_ckpt.core.limits import MAX_INCARNATION_NUMBER
+from emergency_ckpt.errors import RestoreFailed, Unrecoverable
 
 SECRET, ANOTHER = "5e" * 32, "5f" * 32
 
@@ -99,3 +101,36 @@ def test_steps_of_a_life_without_a_secret_are_named(
         restored(world)
     monkeypatch.delenv("ECKPT_SECRET")
     assert restored(world)[0] == 2
+
+
+def name_the_last_life(world: World) -> None:
+    """Write a ledger, and a manifest and host states, of a life after which there is no other."""
+    make_up_step(directory(world), 9)
+    last = f"{MAX_INCARNATION_NUMBER}-5e5e5e5e5e5e5e5e"
+    for manifest in directory(world).glob("slot_?.manifest.json"):
+        if step_of(manifest) == 9:
+            file = inner(manifest)
+            file["manifest"]["contents"]["save"]["incarnation"] = last
+            write(manifest, resealed(file))
+    complete = {"step": 9, "incarnation": last, "run_id": "run"}
+    ledger = {"incarnation": last, "chain": None, "complete": complete}
+    digest = hashlib.sha256(canonical(ledger)).hexdigest()
+    write(directory(world) / "ledger.json", {"format": 1, "digest": digest, "ledger": ledger})
+
+
+def test_last_number_of_a_life_by_a_stranger_is_not_used(job: World) -> None:
+    name_the_last_life(job)
+    assert restored(job)[0] == 4
+    with job.open(local_keep_last_n=2) as ckpt:
+        assert ckpt.restore(state=job.state(0))[0] == 4
+        save_all(ckpt, job, 5)
+    assert restored(job)[0] == 5
+
+
+def test_last_number_of_a_life_without_a_secret_is_named(
+    job: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name_the_last_life(job)
+    monkeypatch.delenv("ECKPT_SECRET")
+    with pytest.raises(RestoreFailed, match=r"there is no greater number.*eckpt ls"):
+        restored(job)

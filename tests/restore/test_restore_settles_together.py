@@ -24,7 +24,7 @@ def broken_push() -> NoReturn:
 
 
 def full_ramdisk() -> NoReturn:
-    raise RamdiskFull("write", "known_complete.json", "no space left")
+    raise RamdiskFull("write", "ledger.json", "no space left")
 
 
 @pytest.mark.parametrize("fails", [broken_push, full_ramdisk])
@@ -87,7 +87,7 @@ def test_leftovers_that_cannot_be_forgotten_are_an_error_for_all(
             save_all(checkpointer, world, 1)
     in_round: list[bool] = []
 
-    def refuse(tier: LocalTier, than: SaveId) -> None:
+    def refuse(tier: LocalTier, than: SaveId, timeline: object = None) -> None:
         in_round.append(asked[-1:] == ["working"])
         raise LocalTierError("invalidate in", "run", "no space left")
 

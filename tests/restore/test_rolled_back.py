@@ -116,7 +116,7 @@ def test_ram_of_the_rolled_back_life_alone_is_no_way_back(world: World) -> None:
     shutil.copytree(world.ramdisk, away)
     with world.open(local_keep_last_n=2) as ckpt:
         ckpt.restore(1, state=world.state(0))
-    (record,) = world.ramdisk.glob("*/*/timeline.json")
+    (record,) = world.ramdisk.glob("*/*/ledger.json")
     (place,) = away.glob("*/process_*")
     shutil.copy(record, place)
     for manifest in place.glob("slot_*.manifest.json"):

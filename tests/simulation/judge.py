@@ -76,7 +76,8 @@ class Judge:
         stored = oracle.stored_saves(self._storage, self.tags)
         is_silent = life.storage_faults or life.storage_gone or life.storage_slow_s > SLOW_STORAGE_S
         in_reach = [] if is_silent else stored
-        self._lives.begin(number, self._found.lives.union(name for name, _ in in_reach))
+        known = self._found.lives.union(name for name, _ in in_reach)
+        self._lives.begin(number, known & self.tags.keys())
         self._expected = oracle.newest_whole(self._found, self._lives, in_reach)
         self._expected_in_storage = oracle.newest_whole(
             oracle.Holdings(lives=self._found.lives), self._lives, stored

@@ -84,7 +84,8 @@ class Lives:
         ``reach``: incarnations of which the restore can find a trace. A life that could not know of
         the save's, nor the other way, may win over it, if it is among these.
         """
-        near = {name for each in reach for name in (each, *self.older_than(each))}
+        traces = self._tags.keys() & set(reach)
+        near = {name for each in traces for name in (each, *self.older_than(each))}
         for head in self.binding:
             answer = self.is_on_way(head, save)
             is_apart = head not in self.older_than(save[0]) and (

@@ -83,20 +83,20 @@ def own_crc_not_compared() -> None:
 def incarnation_ignored() -> None:
     """P2: all lives have one incarnation, so that their saves mix."""
     _replace_everywhere(
-        "cluster.incarnations", "new_incarnation", lambda after="": "0" * 12 + "-" + "0" * 16
+        "core.timeline", "new_incarnation", lambda greatest, nonce: "1" * 12 + "-" + "0" * 16
     )
 
 
 @_mutant()
 def order_by_clock() -> None:
-    """Known: a life is named by the clock of the host that begins it, whatever came before it."""
-    names = _module("cluster.incarnations")
+    """Known: a life is numbered by the clock of the host that begins it, whatever came before."""
+    clock = _module("cluster.peers").time
 
-    def new_incarnation(after: str = "") -> str:
-        del after
-        return f"{names.time.time_ns() // 1_000_000:012x}-{names.secrets.token_hex(8)}"
+    def new_incarnation(greatest: int, nonce: str) -> str:
+        del greatest
+        return f"{int(clock.time() * 100):012d}-{nonce}"
 
-    _replace_everywhere("cluster.incarnations", "new_incarnation", new_incarnation)
+    _replace_everywhere("core.timeline", "new_incarnation", new_incarnation)
 
 
 @_mutant()

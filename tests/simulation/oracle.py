@@ -9,7 +9,6 @@ fall below. The bytes of every shard are compared with what the life that saved 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 from collections import Counter
@@ -93,13 +92,19 @@ def _read_directory(
         document = load(path, "payload")
         if document is not None and not _read_host_state(document, tags, found) and not is_damaged:
             found.wrong.append(f"{path}: a host state that nobody saved")
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # of a flip
-        known: Any = json.loads((directory / "known_complete.json").read_bytes())["save"]
+    ledger = load(directory / "ledger.json", "ledger")
+    known = None if ledger is None else ledger["ledger"]["complete"]
+    if known is not None:
         found.known.add((known["incarnation"], known["step"]))
-    timeline = load(directory / "timeline.json", "timeline")
-    if timeline is not None:
-        found.heads.add(timeline["timeline"]["head"])
-        found.lives.add(timeline["timeline"]["head"])
+    if ledger is not None:
+        _note_lives(ledger["ledger"], found)
+
+
+def _note_lives(ledger: Any, found: Holdings) -> None:
+    found.lives.add(ledger["incarnation"])
+    if ledger["chain"] is not None:
+        found.heads.add(ledger["chain"]["head"])
+        found.lives.add(ledger["chain"]["head"])
 
 
 def _read_host_state(document: Any, tags: dict[str, int], found: Holdings) -> bool:

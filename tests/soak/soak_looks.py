@@ -102,12 +102,19 @@ def look_at_ram(
     known = False
     for host, ramdisk in hosts.items():
         for directory in sorted((ramdisk / run_id).glob("process_*")):
-            known |= _is_file(directory / "known_complete.json")
+            known |= _knows_of_a_step(directory / "ledger.json")
             for path in sorted(directory.glob("slot_*.manifest.json")):
                 _look_at_slot(held, host, path, lives, damaged)
             for path in sorted(directory.glob("host_state/*/process_*.json")):
                 _look_at_state(held, host, path, lives, damaged)
     return RamLook(dict(held), known)
+
+
+def _knows_of_a_step(path: Path) -> bool:
+    try:
+        return _is_file(path) and _inner(path.read_bytes())["ledger"]["complete"] is not None
+    except (ValueError, KeyError, TypeError):
+        return True  # of the soak: it was there
 
 
 def _is_file(path: Path) -> bool:

@@ -13,14 +13,19 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from emergency_ckpt.cluster.incarnations import new_incarnation
-from emergency_ckpt.cluster.peers import agree_start
+from emergency_ckpt.cluster.peers import Known, agree_start
 from emergency_ckpt.cluster.process_placement import place_process
 from emergency_ckpt.cluster.shard_source import HostStateInbox, holder_name
 from emergency_ckpt.cluster.topology import topology_of
 from emergency_ckpt.config import Config
 from emergency_ckpt.core.placement.policies import Topology
-from emergency_ckpt.errors import ConfigError, DeadlineExceeded, InvalidState, RestoreFailed
+from emergency_ckpt.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    InvalidState,
+    PersistentTierError,
+    RestoreFailed,
+)
 from emergency_ckpt.state.tree import describe
 from emergency_ckpt.testing.memory_coordination import MemoryService
 from emergency_ckpt.types import SaveId
@@ -42,28 +47,61 @@ def everywhere(count: int, work: Callable[[int], Any]) -> list[Any]:
         return list(pool.map(one, range(count)))
 
 
-def start(count: int, starts: dict[int, Callable[[], str]]) -> list[Any]:
+Start = Callable[[], tuple[str, Known]]
+
+
+def start(count: int, starts: dict[int, Start], stored: Callable[[], Known] = Known) -> list[Any]:
     service = MemoryService(count)
     return everywhere(
         count,
-        lambda p: agree_start(service.member(p), starts.get(p, lambda: "a:1"), LONG_S),
+        lambda p: agree_start(
+            service.member(p), starts.get(p, lambda: ("a:1", Known())), LONG_S, stored
+        ),
     )
+
+
+def knows(greatest: int, newest_step: int = -1) -> Start:
+    return lambda: ("a:1", Known(greatest, newest_step))
 
 
 def test_all_share_one_fresh_incarnation() -> None:
     first, second = start(3, {}), start(3, {})
-    assert len(set(first)) == len(set(second)) == 1
-    assert first[0] != second[0]
+    assert first[0] == first[1] == first[2]
+    assert first[0].incarnation.startswith("000000000001-")
+    assert first[0].newest_step == -1
+    assert first[0].incarnation != second[0].incarnation
 
 
-def test_later_incarnations_sort_later_and_are_plain_names() -> None:
-    ids = [new_incarnation() for _ in range(50)]
-    assert len(set(ids)) == 50
-    assert [i.split("-")[0] for i in ids] == sorted(i.split("-")[0] for i in ids)
+@pytest.mark.parametrize("knowing", [0, 1, 2, "storage"])
+def test_incarnation_comes_after_all_that_any_process_knows(knowing: int | str) -> None:
+    starts = {p: knows(p, 3) for p in range(3)}
+    known = knows(41, 100)
+    if isinstance(knowing, int):
+        found = start(3, {**starts, knowing: known}, lambda: Known(7, 5))
+    else:
+        found = start(3, starts, lambda: known()[1])
+    assert {each.incarnation[:12] for each in found} == {"000000000042"}
+    assert {each.newest_step for each in found} == {100}
+
+
+@pytest.mark.parametrize("number", [10**12 - 1, 10**12, 2**62])
+def test_number_at_the_limit_is_an_error_on_all(number: int) -> None:
+    for found in start(3, {1: knows(number)}):
+        assert isinstance(found, RestoreFailed)
+        assert "there is no greater number" in str(found)
+
+
+def test_storage_that_fails_at_the_leader_stops_all() -> None:
+    def stored() -> Known:
+        raise PersistentTierError("list", "/steps", "not allowed")
+
+    for found in start(3, {}, stored):
+        assert isinstance(found, RestoreFailed)
+        assert "not allowed" in str(found)
 
 
 def test_process_that_cannot_start_stops_all() -> None:
-    def broken() -> str:
+    def broken() -> tuple[str, Known]:
         raise OSError("no such ramdisk")
 
     own, *others = reversed(start(3, {2: broken}))
@@ -76,7 +114,7 @@ def test_process_that_cannot_start_stops_all() -> None:
 def test_process_that_does_not_come_is_named() -> None:
     service = MemoryService(2)
     with pytest.raises(DeadlineExceeded, match="missing: process 1"):
-        agree_start(service.member(0), lambda: "a:1", SOON_S)
+        agree_start(service.member(0), knows(0), SOON_S)
 
 
 def save_id(step: int) -> SaveId:

@@ -56,8 +56,9 @@ def make_up_step(directory: Path, step: int) -> None:
         document["save"]["step"] = step
         name = f"{document['save']['incarnation']}-{step}"
         write(directory / "host_state" / name / state.name, document)
-        record = {"format": 1, "save": document["save"]}
-        write(directory / "known_complete.json", record)
+        ledger = {"incarnation": "", "chain": None, "complete": document["save"]}
+        digest = hashlib.sha256(canonical(ledger)).hexdigest()
+        write(directory / "ledger.json", {"format": 1, "digest": digest, "ledger": ledger})
 
 
 def step_of(manifest: Path) -> int:

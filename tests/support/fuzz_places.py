@@ -14,7 +14,17 @@ from pathlib import Path
 
 import msgspec
 from fuzz_native import NATIVE
-from fuzz_targets import GOLDEN, KEY, SAVE, SECRET, TARGETS, Target, frame_of
+from fuzz_targets import (
+    GOLDEN,
+    KEY,
+    SAVE,
+    SECRET,
+    TARGETS,
+    Target,
+    body_of,
+    frame_of,
+    in_envelope,
+)
 
 from emergency_ckpt.cluster.messages import decode_message
 from emergency_ckpt.cluster.secret import exchange
@@ -24,7 +34,7 @@ from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.restore.protocol import Answer, Report, SurveyAnswer, UsePrefetched, Verdict
 from emergency_ckpt.run_secret import Credentials
 from emergency_ckpt.save.vote import Ballot
-from emergency_ckpt.tiers.local.process_directory import KNOWN_COMPLETE, read_known_complete
+from emergency_ckpt.tiers.local.process_directory import LEDGER, read_ledger
 from emergency_ckpt.tiers.local.read_only import ReadOnlyRamdisk
 from emergency_ckpt.tiers.persistent.chunks.index import ChunkIndex
 from emergency_ckpt.tiers.persistent.steps.removal import decode_metrics
@@ -36,8 +46,7 @@ from emergency_ckpt.transfer.stream import Stream, constant_timeout
 
 _INCARNATION = SAVE.incarnation
 _FILES = (
-    KNOWN_COMPLETE,
-    "timeline.json",
+    LEDGER,
     "slot_0.manifest.json",
     f"host_state/{_INCARNATION}-7/process_00000_of_00002.json",
     OWNER_LOCK,
@@ -59,7 +68,7 @@ class _Place:
             atexit.register(shutil.rmtree, self._root, ignore_errors=True)
         inner = self._root / "run" / "process_00000"
         shutil.rmtree(self._root / "run", ignore_errors=True)
-        name = _FILES[data[0] % len(_FILES)] if data else KNOWN_COMPLETE
+        name = _FILES[data[0] % len(_FILES)] if data else LEDGER
         (inner / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         (self._root / "run").chmod(0o700)
         inner.chmod(0o700)
@@ -88,6 +97,10 @@ def _one_file(data: bytes, read: Callable[[int], object], index: int) -> object:
         return read(directory)
     finally:
         os.close(directory)
+
+
+def _ledger(data: bytes) -> object:
+    return _one_file(data, lambda fd: read_ledger(fd, "run"), 0)
 
 
 def _from_socket(data: bytes, read: Callable[[Stream], object]) -> None:
@@ -138,8 +151,8 @@ _SEALED = Direction(bytes(SEAL_KEY_BYTES), encrypts=False, peer="p").seal_frame(
 _BROKEN = (CheckpointError, ConnectionError, TimeoutError)
 _HELLO = msgspec.json.encode(exchange.SecretHello("0" * 32, "0" * 64, "settings"))
 _INVENTORY = HolderInventory("process/0", 0, "h:1", (), ())
-_REPORT = msgspec.json.encode(Report(inventory=_INVENTORY, state_digest="0", wants_host_state=True))
-_KNOWN = b'{"format":1,"save":{"incarnation":"%s","run_id":"run","step":7}}' % _INCARNATION.encode()
+_REPORT = msgspec.json.encode(Report(_INVENTORY, "0", wants_host_state=True, greatest=1))
+_LEDGER = body_of((GOLDEN / "ledger_v2.json").read_bytes(), "file").replace(b'"demo"', b'"run"')
 
 PLACES: Mapping[str, Target] = {
     "frames": Target(_frames, [_FRAME], _BROKEN),
@@ -159,16 +172,17 @@ PLACES: Mapping[str, Target] = {
     "verdict": Target(_message(Verdict), [msgspec.json.encode(Verdict())]),
     "survey": Target(_message(SurveyAnswer), [msgspec.json.encode(SurveyAnswer())]),
     "ballot": Target(_message(Ballot), [msgspec.json.encode(Ballot("5e" * 32, "9d" * 32))]),
-    "known_complete": Target(
-        lambda data: _one_file(data, lambda fd: read_known_complete(fd, "run"), 0), [_KNOWN]
+    "ledger": Target(_ledger, [_LEDGER]),
+    "ledger_body": Target(
+        lambda data: _ledger(in_envelope("ledger", format=1)(data)), [body_of(_LEDGER, "ledger")]
     ),
     "owner": Target(lambda data: _one_file(data, read_owner, 4), [b"{}"]),
     "process_directory": Target(
         _process_directory,
         [
-            b"\0" + _KNOWN,
-            b"\2" + (GOLDEN / "manifest_v1.json").read_bytes(),
-            b"\3" + (GOLDEN / "process_00003_of_00008_v1.json").read_bytes(),
+            b"\0" + _LEDGER,
+            b"\1" + (GOLDEN / "manifest_v1.json").read_bytes(),
+            b"\2" + (GOLDEN / "process_00003_of_00008_v1.json").read_bytes(),
         ],
     ),
     "metrics": Target(decode_metrics, [b'{"loss":0.5}']),

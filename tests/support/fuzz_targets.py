@@ -66,7 +66,9 @@ def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _in_envelope(field: str, **others: Any) -> Callable[[bytes], bytes]:
+def in_envelope(field: str, **others: Any) -> Callable[[bytes], bytes]:
+    """Return what puts bytes into a file as the value of ``field``, with their digest."""
+
     def wrap(data: bytes) -> bytes:
         return msgspec.json.encode({**others, "digest": _sha256(data), field: msgspec.Raw(data)})
 
@@ -123,7 +125,8 @@ def _checksums(data: bytes) -> object:
     return marker.decode_checksums(data, found, "checksums.json")
 
 
-def _body(data: bytes, field: str) -> bytes:
+def body_of(data: bytes, field: str) -> bytes:
+    """Return the bytes of the value of ``field``."""
     return bytes(msgspec.json.decode(data, type=dict[str, msgspec.Raw])[field])
 
 
@@ -143,7 +146,7 @@ _RUN = run_record.encode_run(RunRecord("run", False, SAVE.incarnation))
 _REPLACED = replaced.encode_replaced(
     {7: replaced.ReplacedStep(7, "i", replaced.aside_name(7, "i"), False, True)}
 )
-_TIMELINE = encode_timeline(Timeline("b-1", 3, (Life("a-1", 2),), 0))
+_TIMELINE = encode_timeline(Timeline("000000000002-b", 3, (Life("000000000001-a", 2),), 0))
 _LINE = (
     b'{"time_s":1.5,"name":"save.complete","process":0,"slice":0,"run_id":"r","incarnation":"i",'
     b'"fields":{"step":7}}'
@@ -177,7 +180,7 @@ TARGETS: Mapping[str, Target] = {
     ),
     "manifest": Target(manifest.decode_manifest, [_MANIFEST]),
     "manifest_body": Target(
-        lambda data: manifest.decode_manifest(_manifest_of(data)), [_body(_MANIFEST, "manifest")]
+        lambda data: manifest.decode_manifest(_manifest_of(data)), [body_of(_MANIFEST, "manifest")]
     ),
     "contents": Target(manifest.decode_contents, [CONTENTS_BYTES]),
     "signed_file": Target(
@@ -186,27 +189,30 @@ TARGETS: Mapping[str, Target] = {
     ),
     "host_state": Target(host_state.decode, [GOLDEN_HOST_STATE]),
     "host_state_payload": Target(
-        lambda data: host_state.decode(_host_state_of(data)), [_body(GOLDEN_HOST_STATE, "payload")]
+        lambda data: host_state.decode(_host_state_of(data)),
+        [body_of(GOLDEN_HOST_STATE, "payload")],
     ),
     "marker": Target(
         _check_marker, [(GOLDEN / f"marker_v{version}.json").read_bytes() for version in (1, 2, 3)]
     ),
-    "marker_body": Target(lambda data: _check_marker(_marker_of(data)), [_body(_MARKER, "marker")]),
+    "marker_body": Target(
+        lambda data: _check_marker(_marker_of(data)), [body_of(_MARKER, "marker")]
+    ),
     "checksums": Target(_checksums, [marker.encode_checksums(CONTENTS.leaves, {})]),
     "timeline": Target(lambda data: decode_timeline(data, "timeline.json"), [_TIMELINE]),
     "timeline_body": Target(
-        lambda data: decode_timeline(_in_envelope("timeline", format=1)(data), "timeline.json"),
-        [_body(_TIMELINE, "timeline")],
+        lambda data: decode_timeline(in_envelope("timeline", format=1)(data), "timeline.json"),
+        [body_of(_TIMELINE, "timeline")],
     ),
     "run_record": Target(lambda data: run_record.decode_run(data, "run"), [_RUN]),
     "run_record_body": Target(
-        lambda data: run_record.decode_run(_in_envelope("run", format=1)(data), "run"),
-        [_body(_RUN, "run")],
+        lambda data: run_record.decode_run(in_envelope("run", format=1)(data), "run"),
+        [body_of(_RUN, "run")],
     ),
     "replaced": Target(lambda data: replaced.decode_replaced(data, "replacing"), [_REPLACED]),
     "replaced_body": Target(
-        lambda data: replaced.decode_replaced(_in_envelope("steps", format=1)(data), "replacing"),
-        [_body(_REPLACED, "steps")],
+        lambda data: replaced.decode_replaced(in_envelope("steps", format=1)(data), "replacing"),
+        [body_of(_REPLACED, "steps")],
     ),
     "stage_report": Target(lambda data: report_of(data, "tensors", 7, 0), [b'{"error":"no"}']),
     "number": Target(lambda data: messages.number_of(data, "number"), [b"17"]),

@@ -10,8 +10,10 @@ import numpy as np
 from emergency_ckpt import _native
 from emergency_ckpt.core.secret.keys import RunSecret
 from emergency_ckpt.core.shard_layout import lay_out
+from emergency_ckpt.core.timeline import Life, Timeline
 from emergency_ckpt.state import host_state
 from emergency_ckpt.tiers.local.manifest import build_contents
+from emergency_ckpt.tiers.local.process_directory import Ledger
 from emergency_ckpt.tiers.local.signatures import Signer
 from emergency_ckpt.types import Contents, LeafSpec, SaveId, ShardId, Writer
 
@@ -53,6 +55,13 @@ def writer() -> Writer:
 def contents() -> Contents:
     crcs = [_native.crc32c(ARRAYS[placed.shard].tobytes()) for placed in LAYOUT.shards]
     return build_contents(SAVE, LEAVES, LAYOUT, crcs)
+
+
+def ledger() -> Ledger:
+    """Of a process in whose seventh life a restore of step 40 was binding."""
+    seventh, sixth, fourth = (f"{number:012d}-5e9d5e9d5e9d5e9d" for number in (7, 6, 4))
+    chain = Timeline(seventh, 40, (Life(sixth, 40), Life(fourth, 20)), 0)
+    return Ledger(seventh, chain, SaveId(45, seventh, "demo"))
 
 
 def slot_bytes() -> bytes:

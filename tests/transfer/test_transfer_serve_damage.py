@@ -39,7 +39,7 @@ def nothing(place: Path, name: str) -> None:
 
 
 DAMAGES = [link_to_nothing, link_to_itself, folder, pipe, nothing]
-NAMES = ["reader.lock", "slot_00.manifest.json", "slot_00.bin", "known_complete.json", "host_state"]
+NAMES = ["reader.lock", "slot_00.manifest.json", "slot_00.bin", "ledger.json", "host_state"]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -94,7 +95,6 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
     # Imported here, so that `eckpt doctor --help` does not import numpy and the storage clients.
     from emergency_ckpt.cli.doctor import machine, network, storage  # noqa: PLC0415
     from emergency_ckpt.cli.doctor.ramdisk import check_ramdisk  # noqa: PLC0415
-    from emergency_ckpt.cluster.incarnations import new_incarnation  # noqa: PLC0415
 
     yield machine.check_versions()
     yield machine.check_engine()
@@ -105,7 +105,7 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
     peers = [peer for peer in args.peers.split(",") if peer]
     yield from network.check_peers(peers, args.bind_host, args.run_id, secret, args.timeout_s)
     if args.dir is not None:
-        yield from storage.check_storage(args.dir, new_incarnation(), args.timeout_s)
+        yield from storage.check_storage(args.dir, f"doctor-{secrets.token_hex(8)}", args.timeout_s)
     state_bytes = given_bytes(args)
     if state_bytes is None and args.dir is not None:
         finding, state_bytes = storage.newest_state_bytes(args.dir, args.timeout_s)

@@ -13,16 +13,19 @@ from emergency_ckpt.tiers.persistent.probe import measure_clock, probe_storage
 from emergency_ckpt.tiers.storage.directory import StorageDirectory
 
 _SKEW_S = 30.0
-"""Above it the order of lives, which begins with a clock, may mislead people who read it."""
+"""Above it the times in logs may mislead people who read them."""
 
 
-def check_storage(directory: str, incarnation: str, timeout_s: float) -> list[Finding]:
-    """Write, read and remove small files there, as a start does. Blocks for ``timeout_s``."""
+def check_storage(directory: str, name: str, timeout_s: float) -> list[Finding]:
+    """Write, read and remove small files there, as a start does. Blocks for ``timeout_s``.
+
+    ``name``: part of the files' names that nobody else uses.
+    """
     storage = StorageDirectory(directory, timeout_s)
     deadline_s = time.monotonic() + timeout_s
     try:
-        probe_storage(storage, incarnation, deadline_s, conditions=True)
-        ahead_s, doubt_s = measure_clock(storage, incarnation, deadline_s)
+        probe_storage(storage, name, deadline_s, conditions=True)
+        ahead_s, doubt_s = measure_clock(storage, name, deadline_s)
     except CheckpointError as error:
         mend = _sentence(error.hint or "check that the directory is reachable and writable")
         problem = f"{error.operation} {error.target}: {error.problem}"

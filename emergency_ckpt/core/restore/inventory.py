@@ -5,13 +5,11 @@ As in ``types``, values that occur in large numbers are exempt from garbage coll
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 import msgspec
 
-from emergency_ckpt.core.limits import MAX_TIME_MS
-from emergency_ckpt.core.timeline import Timeline
+from emergency_ckpt.core.timeline import Timeline, newest_step, number_of
 from emergency_ckpt.types import Contents, SaveId
 
 
@@ -46,6 +44,7 @@ class HolderInventory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, g
       known_complete: the newest save that this holder once knew to be globally complete. It only
         distinguishes a job that lost its checkpoints from one that never had any.
       timeline: the record of rolled-back saves that this holder has.
+      incarnation: the newest life of the job that it has heard of.
     """
 
     holder: str
@@ -55,6 +54,23 @@ class HolderInventory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, g
     host_states: tuple[HeldHostState, ...]
     known_complete: SaveId | None = None
     timeline: Timeline | None = None
+    incarnation: str = ""
+
+    @property
+    def greatest(self) -> int:
+        """Return the greatest number of a life that this holder knows of; 0 without any.
+
+        Not by ``known_complete``: it is told also from a file of which nobody knows who wrote it.
+        """
+        lives = {held.save.incarnation for held in (*self.tensors, *self.host_states)}
+        lives.update([self.incarnation, *([self.timeline.head] if self.timeline else [])])
+        return max(map(number_of, lives))
+
+    @property
+    def newest_step(self) -> int:
+        """Return the newest step that may be whole and was not rolled back; -1 without any."""
+        known = [self.known_complete] if self.known_complete else []
+        return newest_step([*known, *(held.save for held in self.tensors)], self.timeline)
 
 
 class PersistentStep(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):
@@ -79,21 +95,14 @@ class PersistentStep(msgspec.Struct, frozen=True, order=True, forbid_unknown_fie
     tensors_of: str = ""
 
 
-_PLAIN = re.compile(r"[0-9a-f]{12}-orbax(-[0-9a-f]+)?")
+def plain_incarnation(number: int, digest: str) -> str:
+    """Return the incarnation of a step that plain Orbax wrote.
 
-
-def plain_incarnation(committed_ms: int, digest: str) -> str:
-    """Return the incarnation of a step that plain Orbax wrote, from its commit time and digest.
-
-    It sorts among our own lives by the clock. A step that is written again under the same number
-    has another one.
+    Args:
+      number: of the newest life on record when the step was first seen: it sorts after that life.
+      digest: hexadecimal digits of what it is; of the same step number, another step has another.
     """
-    return f"{min(max(committed_ms, 0), MAX_TIME_MS):012x}-orbax-{digest}"
-
-
-def is_plain(incarnation: str) -> bool:
-    """Return whether the step of ``incarnation`` was written by plain Orbax."""
-    return _PLAIN.fullmatch(incarnation) is not None
+    return f"{number:012d}-orbax-{digest}"
 
 
 class Quarantined(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):

@@ -26,7 +26,7 @@ from emergency_ckpt.core.restore.host_state_plan import (
     HostStates,
     choose_host_states,
 )
-from emergency_ckpt.core.restore.inventory import Inventory, PersistentStep, Quarantined, is_plain
+from emergency_ckpt.core.restore.inventory import Inventory, PersistentStep, Quarantined
 from emergency_ckpt.core.restore.leaves.leaf_comparison import compare_leaves
 from emergency_ckpt.core.restore.plan_types import (
     MAX_REJECTIONS,
@@ -43,6 +43,7 @@ from emergency_ckpt.core.restore.plan_types import (
     selected,
 )
 from emergency_ckpt.core.restore.shard_holders import SaveTensors
+from emergency_ckpt.core.timeline import is_plain
 from emergency_ckpt.types import Box, Contents, LeafSpec
 
 __all__ = [

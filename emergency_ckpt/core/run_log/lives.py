@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from emergency_ckpt.core.run_log.run_events import RunEvent, whole
+from emergency_ckpt.core.timeline import number_of
 
 _BEGINNINGS = frozenset(
     {"preemption.source", "prefetch.started", "restore.started", "train.launched"}
@@ -96,7 +97,7 @@ def _numbered(segments: Sequence[tuple[str, list[RunEvent]]]) -> list[RunEvent]:
             begun[incarnation] = min(begun.get(incarnation, part[0].time_s), part[0].time_s)
     if not begun:
         return _numbered_in_turn(segments)
-    order = sorted(begun, key=lambda each: begun[each])
+    order = sorted(begun, key=lambda each: (number_of(each), begun[each]))
     numbers = {incarnation: life for life, incarnation in enumerate(order)}
     found: list[RunEvent] = []
     for incarnation, part in segments:

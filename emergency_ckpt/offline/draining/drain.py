@@ -15,16 +15,16 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import secrets
 from collections.abc import Iterable, Sequence
 
 from etils import epath
 
-from emergency_ckpt.cluster.incarnations import new_incarnation
 from emergency_ckpt.cluster.storage.claim import DirectoryClaim
 from emergency_ckpt.config import run_id_of
 from emergency_ckpt.core.restore.inventory import PersistentStep
 from emergency_ckpt.core.run_claim import RunRecord
-from emergency_ckpt.core.timeline import newest
+from emergency_ckpt.core.timeline import new_incarnation, newest
 from emergency_ckpt.errors import ConfigError, CorruptData, HostStateError, LocalTierError
 from emergency_ckpt.offline.draining.lock import DrainLock, notes_in
 from emergency_ckpt.offline.draining.peers import PeerRam, ask_peers
@@ -143,7 +143,8 @@ def _check_ended(survey: Survey, run_id: str, places: Places) -> None:
 
 
 def _claim(tier: PersistentTier, run_id: str) -> DirectoryClaim:
-    mine = RunRecord(run_id, run_id == run_id_of(tier.directory), new_incarnation())
+    life = new_incarnation(0, secrets.token_hex(8))
+    mine = RunRecord(run_id, run_id == run_id_of(tier.directory), life)
     return DirectoryClaim(tier, mine)
 
 

@@ -16,6 +16,7 @@ from emergency_ckpt.core.timeline import newest
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.survey.places import SurveyFault
 from emergency_ckpt.survey.ramdisk import ProcessFolder, RamCopy
+from emergency_ckpt.tiers.local.process_directory import Ledger
 from emergency_ckpt.tiers.local.slots import Published
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.source import ShardTarget
@@ -70,8 +71,7 @@ class PeerRam:
                 local_dir=Path(peer.address),
                 run_id=run_id,
                 owner=None,
-                known_complete=peer.known_complete,
-                timeline=peer.timeline,
+                ledger=Ledger(peer.incarnation, peer.timeline, peer.known_complete),
                 copies=tuple(
                     RamCopy(
                         folder=Path(peer.address),

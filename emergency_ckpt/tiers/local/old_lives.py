@@ -1,4 +1,4 @@
-"""The wait for an earlier life of a run that still holds directories which a new start needs."""
+"""Directories of a run's earlier lives, which others may hold: the wait, and their records."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 from absl import logging
 
-from emergency_ckpt.errors import CheckpointError, LocalTierError
+from emergency_ckpt.core.timeline import number_of
+from emergency_ckpt.errors import CheckpointError, CorruptData, LocalTierError
 from emergency_ckpt.tiers import files
-from emergency_ckpt.tiers.local.process_directory import read_known_complete
+from emergency_ckpt.tiers.local.process_directory import read_ledger
+from emergency_ckpt.tiers.local.signatures import Signer
 from emergency_ckpt.tiers.local.slots import NUMBERS, read_manifest
-from emergency_ckpt.tiers.ramdisk.locks import Holder
+from emergency_ckpt.tiers.ramdisk.locks import Holder, process_directories
+from emergency_ckpt.tiers.ramdisk.ownership import open_process_directory
 
 SETTLE_S = 5.0
 """Time for the writer of an invalid record to replace it, in seconds."""
@@ -71,6 +75,20 @@ def _error(holder: Holder, run_id: str, waited_s: float) -> LocalTierError:
     )
 
 
+def greatest_number(run_dir: Path, signer: Signer | None = None) -> int:
+    """Return the greatest number of a life on record in any directory of a run on this ramdisk."""
+    numbers = [0]
+    for path in process_directories(run_dir):
+        with contextlib.suppress(OSError, CorruptData):
+            dir_fd = open_process_directory(path)
+            try:
+                ledger, _ = read_ledger(dir_fd, run_dir.name, signer)
+                numbers.append(number_of(ledger.incarnation))
+            finally:
+                os.close(dir_fd)
+    return max(numbers)
+
+
 def newest_step(holder: Holder, run_id: str) -> int | None:
     """Return the newest step in another process's directory, or None when none can be read."""
     steps: list[int] = []
@@ -82,8 +100,8 @@ def newest_step(holder: Holder, run_id: str) -> int | None:
                     published = read_manifest(number, dir_fd, run_id)
                     steps += [published.save.step] if published else []
             with contextlib.suppress(CheckpointError):
-                known = read_known_complete(dir_fd, run_id)
-                steps += [known[0].step] if known else []
+                complete = read_ledger(dir_fd, run_id)[0].complete
+                steps += [complete.step] if complete else []
         finally:
             os.close(dir_fd)
     return max(steps, default=None)

@@ -1,4 +1,4 @@
-"""One claimed process directory: its slots, host states, last complete save, quarantine records."""
+"""One claimed process directory: its slots, host states, ledger, quarantine records."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ from pathlib import Path
 import msgspec
 from absl import logging
 
-from emergency_ckpt.core.limits import (
-    MAX_QUARANTINE_RECORDS,
-    MAX_SMALL_FILE_BYTES,
-    MAX_TIMELINE_BYTES,
-)
+from emergency_ckpt.core.limits import MAX_LEDGER_BYTES, MAX_QUARANTINE_RECORDS, NAME_PATTERN
 from emergency_ckpt.core.save_identity import check_save
-from emergency_ckpt.core.timeline import Timeline
+from emergency_ckpt.core.timeline import Timeline, newest, problem_of
 from emergency_ckpt.errors import CheckpointError, CorruptData, LocalTierError, NotSigned
 from emergency_ckpt.tiers import files
+from emergency_ckpt.tiers.digested_file import DigestedFile
 from emergency_ckpt.tiers.local.host_state_store import HostStateStore
 from emergency_ckpt.tiers.local.signatures import (
     OVERHEAD_BYTES,
@@ -36,21 +33,29 @@ from emergency_ckpt.tiers.local.slots import (
     manifest_name,
     open_slot,
 )
-from emergency_ckpt.tiers.ramdisk.deletion import KNOWN_COMPLETE, QUARANTINE_DIRECTORY
+from emergency_ckpt.tiers.ramdisk.deletion import LEDGER, QUARANTINE_DIRECTORY
 from emergency_ckpt.tiers.ramdisk.locks import Claim, Holder, claim_directory
-from emergency_ckpt.tiers.timeline_record import (
-    TIMELINE_NAME,
-    decode_timeline,
-    encode_timeline,
-)
 from emergency_ckpt.types import SaveId, Writer
 
 _SLOT_FILES = re.compile(r"slot_(\d{1,2})\.(bin|manifest\.json)")
 
 
-class _KnownComplete(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    format: int
-    save: SaveId
+class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The record of a process directory across lives of the job.
+
+    Attributes:
+      incarnation: the newest life that its process has heard of; empty before the first.
+      chain: which saves were rolled back; None before that was ever decided.
+      complete: the newest save known to be complete on all processes; None without one. It only
+        tells a job that lost its checkpoints from one that never had any.
+    """
+
+    incarnation: str = ""
+    chain: Timeline | None = None
+    complete: SaveId | None = None
+
+
+LEDGER_FILE = DigestedFile("ledger", Ledger, version=1, limit_bytes=MAX_LEDGER_BYTES)
 
 
 class QuarantineRecord(msgspec.Struct, frozen=True):
@@ -83,7 +88,7 @@ class ProcessDirectory:
         self.signer = signer
         self.slots: list[Slot] = []
         self.quarantined: list[QuarantineRecord] = []
-        self.known_complete: SaveId | None = None
+        self.ledger = Ledger()
         self._run_id = run_id
         self._host_state_limit_bytes = host_state_limit_bytes
         files.remove_temporaries(claim.dir_fd)
@@ -93,11 +98,19 @@ class ProcessDirectory:
         self.host_states = HostStateStore(
             claim.dir_fd, run_id, host_state_limit_bytes, self._report, signer
         )
-        self.timeline: Timeline | None = None
-        self._doubts_timeline = False
-        self._scan_known_complete()
-        self._scan_timeline()
+        self._doubts_ledger = False
+        self._scan_ledger()
         self._scan_slots()
+
+    def note_incarnation(self, incarnation: str) -> None:
+        """Record that the job has begun a life. A failure is logged: a later record has it too."""
+        self.ledger = msgspec.structs.replace(self.ledger, incarnation=incarnation)
+        if self._doubts_ledger:
+            return  # it stays as long as its steps may: the user may have given another secret
+        try:
+            self._record(self.ledger)
+        except (CheckpointError, OSError) as error:
+            logging.warning("incarnation %s is not on record: %s", incarnation, error)
 
     def note_complete(self, save: SaveId) -> None:
         """Record, across restarts, that ``save`` is complete.
@@ -107,32 +120,36 @@ class ProcessDirectory:
         self._record_complete(save)
         kept = {slot.published.save for slot in self.slots if slot.published is not None}
         self.host_states.note_complete(save, kept)
-        if self._doubts_timeline and self.timeline is None:
-            files.remove(TIMELINE_NAME, self.claim.dir_fd)
+        self.host_states.remove_if(lambda held: self.excludes(held.save) and held.save not in kept)
+
+    def excludes(self, save: SaveId) -> bool:
+        """Return whether the chain on record excludes ``save``."""
+        chain = self.ledger.chain
+        return chain is not None and bool(chain.objection(save.step, save.incarnation))
 
     def _record_complete(self, save: SaveId | None) -> None:
         """Put ``save`` on record; None: no save."""
-        if save is None:
-            files.remove(KNOWN_COMPLETE, self.claim.dir_fd)
-        else:
-            record = msgspec.json.encode(_KnownComplete(format=1, save=save), order="sorted")
-            self._write(KNOWN_COMPLETE, record)
-        self.known_complete = save
+        self._record(msgspec.structs.replace(self.ledger, complete=save))
+
+    def _record(self, ledger: Ledger) -> None:
+        file = signed(LEDGER, LEDGER_FILE.encode(ledger), self.signer)
+        files.write_atomic(LEDGER, self.claim.dir_fd, file)
+        self.ledger = ledger
+        self._doubts_ledger = False
 
     def sibling(self, claim: Claim) -> ProcessDirectory:
         """Scan another directory of this run. OSError."""
         return ProcessDirectory(claim, self._run_id, self._host_state_limit_bytes, self.signer)
 
-    def _write(self, name: str, file: bytes) -> None:
-        files.write_atomic(name, self.claim.dir_fd, signed(name, file, self.signer))
-
     def follow(self, timeline: Timeline) -> None:
-        """Record ``timeline``, and unpublish the saves that it excludes."""
-        self._write(TIMELINE_NAME, encode_timeline(timeline))
-        self.timeline = timeline
+        """Record ``timeline``, and unpublish what was rolled back.
+
+        What it only leaves behind stays published until its slot is needed.
+        """
+        self._record(msgspec.structs.replace(self.ledger, chain=timeline))
 
         def left(save: SaveId) -> bool:
-            return bool(timeline.objection(save.step, save.incarnation))
+            return self.excludes(save) and not timeline.leaves_behind(save.incarnation)
 
         for slot in self.slots:
             if slot.published is not None and left(slot.published.save):
@@ -186,23 +203,28 @@ class ProcessDirectory:
                 if old.digest == new.digest or adds_nothing(old.contents, new.contents):
                     slot.unpublish()
 
-    def invalidate_newer(self, than: SaveId) -> None:
+    def invalidate_newer(self, than: SaveId, timeline: Timeline | None = None) -> None:
         """Unpublish saves after ``than``, and other incarnations of its step.
 
-        A record of a later complete save is replaced by ``than``, or removed when ``than`` has no
-        incarnation, which means that it is of the persistent tier.
+        Those that ``timeline``, or a newer one on record, leaves behind stay: they cannot be taken
+        for newer ones. A record of a later complete save is replaced by ``than``, or removed when
+        ``than`` has no incarnation, which means that there is none.
         """
+
+        chain = newest(self.ledger.chain, timeline)
 
         def newer(save: SaveId) -> bool:
             return save.step > than.step or (save.step == than.step and save != than)
 
+        def unwanted(save: SaveId) -> bool:
+            return newer(save) and not (chain and chain.leaves_behind(save.incarnation))
+
         for slot in self.slots:
-            if slot.published is not None and newer(slot.published.save):
+            if slot.published is not None and unwanted(slot.published.save):
                 slot.unpublish()
-        self.host_states.remove_if(lambda held: newer(held.save))
-        if self.known_complete is None or not newer(self.known_complete):
-            return
-        self._record_complete(than if than.incarnation else None)
+        self.host_states.remove_if(lambda held: unwanted(held.save))
+        if self.ledger.complete is not None and newer(self.ledger.complete):
+            self._record_complete(than if than.incarnation else None)
 
     def remove(self, step: int) -> None:
         """Unpublish every save of ``step`` with its host states.
@@ -215,11 +237,15 @@ class ProcessDirectory:
             if slot.published is not None and slot.published.save.step == step:
                 slot.unpublish()
         self.host_states.remove_if(lambda held: held.save.step == step)
-        known = self.known_complete
+        known = self.ledger.complete
         if not any(self.published()):
             self.invalidate_newer(SaveId(-1, "", self._run_id))
         elif known is not None and known.step == step:
-            left = [(slot.whole, slot.published.save) for slot in self.slots if slot.published]
+            left = [
+                (slot.whole, slot.published.save)
+                for slot in self.slots
+                if slot.published is not None and not self.excludes(slot.published.save)
+            ]
             whole = [save for is_whole, save in left if is_whole]
             unknown = [save for is_whole, save in left if is_whole is None]
             self._record_complete(max(whole or unknown, default=None))
@@ -257,6 +283,8 @@ class ProcessDirectory:
             found.release()
             raise files.local_error("make again", str(found.path), error) from error
         made.quarantined.extend(self.quarantined)
+        made.ledger = msgspec.structs.replace(self.ledger, complete=None)
+        made.note_incarnation(self.ledger.incarnation)
         self.close()
         return made
 
@@ -288,29 +316,18 @@ class ProcessDirectory:
 
     def _close_parts(self) -> None:
         self.slots.clear()
-        self.known_complete = None
+        self.ledger = Ledger()
         self.host_states.close()
         os.close(self._quarantine_fd)
         self._quarantine_fd = -1
 
-    def _scan_known_complete(self) -> None:
+    def _scan_ledger(self) -> None:
         try:
-            found = read_known_complete(self.claim.dir_fd, self._run_id, self.signer)
+            self.ledger, doubt = read_ledger(self.claim.dir_fd, self._run_id, self.signer)
+            check_believed(LEDGER, doubt)
         except CorruptData as error:
-            self._report(KNOWN_COMPLETE, error)
-            return
-        if found is not None:
-            self.known_complete, doubt = found
-            if doubt:
-                # It still shows that this may be no fresh start; it names no save to use.
-                logging.warning("%s in %s: %s", KNOWN_COMPLETE, self.claim.path, doubt)
-
-    def _scan_timeline(self) -> None:
-        try:
-            self.timeline = read_timeline(self.claim.dir_fd, self.signer)
-        except CorruptData as error:
-            self._doubts_timeline = isinstance(error, NotSigned)
-            self._report(TIMELINE_NAME, error)
+            self._doubts_ledger = isinstance(error, NotSigned)
+            self._report(LEDGER, error)
 
     def _scan_slots(self) -> None:
         names = os.listdir(self.claim.dir_fd)
@@ -344,36 +361,25 @@ class ProcessDirectory:
         self.quarantine(QuarantineRecord(directory=directory, name=name, problem=str(error)))
 
 
-def read_timeline(dir_fd: int, signer: Signer | None = None) -> Timeline | None:
-    """Return the recorded timeline, or None without a record. CorruptData, NotSigned."""
-    try:
-        data = files.read_bounded(TIMELINE_NAME, dir_fd, MAX_TIMELINE_BYTES + OVERHEAD_BYTES)
-    except FileNotFoundError:
-        return None
-    file, doubt = open_signed(TIMELINE_NAME, data, signer)
-    timeline = decode_timeline(file, TIMELINE_NAME)
-    check_believed(TIMELINE_NAME, doubt)
-    return timeline
+def read_ledger(dir_fd: int, run_id: str, signer: Signer | None = None) -> tuple[Ledger, str]:
+    """Return a directory's ledger, empty without one, and why it is not trusted (or "").
 
-
-def read_known_complete(
-    dir_fd: int, run_id: str, signer: Signer | None = None
-) -> tuple[SaveId, str] | None:
-    """Return the save recorded as complete and why it is not trusted (or ""); None without one.
-
-    CorruptData. An untrusted record still prevents a silent fresh start. It can only cause an
-    error, and an attacker who can write it could as well delete everything.
+    CorruptData. Of an untrusted one only ``complete`` is left: it prevents a silent fresh start. It
+    can only cause an error, and an attacker who can write it could as well delete everything.
     """
     try:
-        read = files.read_bounded(KNOWN_COMPLETE, dir_fd, MAX_SMALL_FILE_BYTES + OVERHEAD_BYTES)
+        read = files.read_bounded(LEDGER, dir_fd, MAX_LEDGER_BYTES + OVERHEAD_BYTES)
     except FileNotFoundError:
-        return None
-    data, doubt = open_signed(KNOWN_COMPLETE, read, signer)
-    try:
-        known = msgspec.json.decode(data, type=_KnownComplete)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise CorruptData("decode", KNOWN_COMPLETE, f"not a record: {error!s:.200}") from error
-    check_save(known.save)
-    if known.format != 1 or known.save.run_id != run_id:
-        raise CorruptData("decode", KNOWN_COMPLETE, "another format's or another run's")
-    return known.save, doubt
+        return Ledger(), ""
+    file, doubt = open_signed(LEDGER, read, signer)
+    ledger = LEDGER_FILE.decode(file, LEDGER)
+    problem = "" if ledger.chain is None else problem_of(ledger.chain)
+    if ledger.complete is not None:
+        check_save(ledger.complete)
+        if ledger.complete.run_id != run_id:
+            problem = "it is of another run"
+    if ledger.incarnation and not NAME_PATTERN.fullmatch(ledger.incarnation):
+        problem = "its incarnation is not a plain name"
+    if problem:
+        raise CorruptData("decode", LEDGER, problem)
+    return (Ledger(complete=ledger.complete) if doubt else ledger), doubt

@@ -14,7 +14,7 @@ from emergency_ckpt import _native
 from emergency_ckpt._native import Mapping
 from emergency_ckpt.core.limits import SMALL_FILES_BYTES
 from emergency_ckpt.core.restore.inventory import HeldHostState, HeldTensors
-from emergency_ckpt.core.timeline import Timeline, newest
+from emergency_ckpt.core.timeline import Timeline, newest, number_of
 from emergency_ckpt.errors import NotHeld
 from emergency_ckpt.tiers import files
 from emergency_ckpt.tiers.local.process_directory import ProcessDirectory, QuarantineRecord
@@ -53,21 +53,34 @@ class HeldCopies:
                 for slot in place.published()
                 if slot.published is not None
             }
-            known = [p.known_complete for p in places if p.known_complete is not None]
+            known = [p.ledger.complete for p in places if p.ledger.complete is not None]
             host_states: dict[tuple[SaveId, int, int], HeldHostState] = {}
             for place in places:
                 for held in place.host_states.held():
                     host_states.setdefault((held.save, held.owner, held.count), held)
-        return tuple(sorted(tensors)), tuple(sorted(host_states.values())), max(known, default=None)
+            # Orphans may have been left behind by the chain of this process.
+            complete = max(known, key=lambda s: (not self._own.excludes(s), s), default=None)
+        return tuple(sorted(tensors)), tuple(sorted(host_states.values())), complete
 
     @property
     def timeline(self) -> Timeline | None:
         """Return the newest timeline recorded in any of the directories, or None."""
         with self._lock:
-            return newest(*(place.timeline for place in self._directories()))
+            return newest(*(place.ledger.chain for place in self._directories()))
+
+    @property
+    def incarnation(self) -> str:
+        """Return the newest life that any of the directories has heard of; empty without one."""
+        with self._lock:
+            return max((p.ledger.incarnation for p in self._directories()), key=number_of)
+
+    def note_incarnation(self, incarnation: str) -> None:
+        """Record that the job has begun a life. A failure is logged: later records have it too."""
+        with self._lock:
+            self._own.note_incarnation(incarnation)
 
     def follow(self, timeline: Timeline) -> None:
-        """Record ``timeline`` and unpublish the saves that it excludes. LocalTierError."""
+        """Record ``timeline``; see ``ProcessDirectory.follow``. LocalTierError."""
         self._change_all("follow a timeline in", lambda place: place.follow(timeline))
 
     def release_orphans(self) -> None:
@@ -215,13 +228,13 @@ class HeldCopies:
         """
         self._change_all("remove from", lambda place: place.remove(step))
 
-    def invalidate_newer(self, than: SaveId) -> None:
+    def invalidate_newer(self, than: SaveId, timeline: Timeline | None = None) -> None:
         """Unpublish saves later than the restored ``than``, here and in orphans. LocalTierError.
 
-        Later means a greater step, or the same step of another incarnation. ``than`` becomes the
-        recorded complete save in place of a later one, or none does when it has no incarnation.
+        Later means a greater step, or the same step of another incarnation; see
+        ``ProcessDirectory.invalidate_newer``.
         """
-        self._change_all("invalidate in", lambda place: place.invalidate_newer(than))
+        self._change_all("invalidate in", lambda place: place.invalidate_newer(than, timeline))
 
     def _change_all(self, operation: str, change: Callable[[ProcessDirectory], None]) -> None:
         """Apply ``change`` to this process's directory and to orphans. LocalTierError."""
@@ -285,6 +298,7 @@ class HeldCopies:
                 lent=slot.lent,
                 in_use=slot.writing or slot.readers > 0,
                 incomplete=slot.whole is False,
+                excluded=slot.published is not None and self._own.excludes(slot.published.save),
             )
             for slot in self._own.slots
         ]
@@ -297,7 +311,11 @@ class HeldCopies:
         with self._lock:
             slots = [slot for slot in self._own.slots if slot.reserved]
             if newest_only and slots:
-                saves = {slot.published.save: slot for slot in slots if slot.published is not None}
+                saves = {
+                    slot.published.save: slot
+                    for slot in slots
+                    if slot.published is not None and not self._own.excludes(slot.published.save)
+                }
                 slots = [saves[max(saves)] if saves else max(slots, key=lambda s: s.size_bytes)]
             return [(slot.mapping, slot.written) for slot in slots]
 

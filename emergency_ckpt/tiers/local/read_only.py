@@ -18,7 +18,7 @@ from absl import logging
 from emergency_ckpt._native import Mapping
 from emergency_ckpt.core.restore.inventory import HeldHostState, HeldTensors, HolderInventory
 from emergency_ckpt.core.save_identity import check_save
-from emergency_ckpt.core.timeline import Timeline, newest
+from emergency_ckpt.core.timeline import newest, number_of
 from emergency_ckpt.errors import CorruptData, HostStateError, LocalTierError, NotHeld
 from emergency_ckpt.state.host_state import document_name
 from emergency_ckpt.tiers import files
@@ -30,7 +30,7 @@ from emergency_ckpt.tiers.local.host_state_store import (
     save_directory,
 )
 from emergency_ckpt.tiers.local.manifest import end_of
-from emergency_ckpt.tiers.local.process_directory import read_known_complete, read_timeline
+from emergency_ckpt.tiers.local.process_directory import Ledger, read_ledger
 from emergency_ckpt.tiers.local.signatures import Signer
 from emergency_ckpt.tiers.local.slots import (
     NUMBERS,
@@ -103,7 +103,8 @@ class ReadOnlyRamdisk:
                 for place in places
                 for held in place.host_states()
             }
-            known = [save for place in places if (save := place.known_complete()) is not None]
+            ledgers = [place.ledger() for place in places]
+        known = [ledger.complete for ledger in ledgers if ledger.complete is not None]
         return HolderInventory(
             holder=f"server/{self.address.rpartition('@')[2]}",
             process_index=None,
@@ -111,7 +112,8 @@ class ReadOnlyRamdisk:
             tensors=tuple(sorted(tensors)),
             host_states=tuple(sorted(host_states.values())),
             known_complete=max(known, default=None),
-            timeline=newest(*(place.timeline() for place in places)),
+            timeline=newest(*(ledger.chain for ledger in ledgers)),
+            incarnation=max((each.incarnation for each in ledgers), key=number_of, default=""),
         )
 
     def contents_bytes(self, digest: str) -> bytes | None:
@@ -270,20 +272,12 @@ class _Directory:
             if published is not None:
                 self.slots[number] = _Slot(number, self._claim.dir_fd, version, published)
 
-    def known_complete(self) -> SaveId | None:
+    def ledger(self) -> Ledger:
         try:
-            found = read_known_complete(self._claim.dir_fd, self._run_id, self._signer)
-            return found[0] if found else None
+            return read_ledger(self._claim.dir_fd, self._run_id, self._signer)[0]
         except CorruptData as error:
             logging.warning("%s: %s", self._claim.path, error)
-            return None
-
-    def timeline(self) -> Timeline | None:
-        try:
-            return read_timeline(self._claim.dir_fd, self._signer)
-        except CorruptData as error:
-            logging.warning("%s: %s", self._claim.path, error)
-            return None
+            return Ledger()
 
     def host_states(self) -> Iterator[HeldHostState]:
         for save_name, save_fd in save_directories(self._claim.dir_fd):

@@ -23,6 +23,7 @@ class SlotState:
       lent: arrays still read its memory.
       in_use: a writer or a peer uses it now.
       incomplete: ``save`` is known not to be whole on all processes.
+      excluded: ``save`` is not on the chain that the job continues.
     """
 
     number: int
@@ -30,6 +31,7 @@ class SlotState:
     lent: bool
     in_use: bool
     incomplete: bool = False
+    excluded: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +55,8 @@ def choose_slot(
 ) -> SlotChoice:
     """Choose the unpublished slot of lowest number, else the one with the oldest unprotected save.
 
-    A save that is known to be incomplete goes before any that may be whole, also an older one.
+    A save off the chain goes before any on it, and one that is known to be incomplete before any
+    that may be whole, also an older one.
     While there are fewer slots than ``at_rest``, a slot is made before a published save is
     overwritten; those that are lent and hold no save keep nothing, so they do not count. When no
     slot is available, one is made if lent slots or several copies of one
@@ -150,10 +153,10 @@ def _is_free(slot: SlotState, protected: Collection[SaveId]) -> bool:
     return not slot.lent and not slot.in_use and slot.save not in protected
 
 
-def _least_needed_first(slot: SlotState) -> tuple[bool, bool, tuple[int, str], int]:
+def _least_needed_first(slot: SlotState) -> tuple[bool, bool, bool, tuple[int, str], int]:
     save = slot.save
     identity = (save.step, save.incarnation) if save else (0, "")
-    return (save is not None, not slot.incomplete, identity, slot.number)
+    return (save is not None, not slot.excluded, not slot.incomplete, identity, slot.number)
 
 
 def _why_kept(slot: SlotState) -> str:

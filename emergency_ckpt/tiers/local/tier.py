@@ -302,7 +302,7 @@ class LocalTier(HeldCopies):
                 elif held is not None and slot.whole is False and held < save:
                     slot.unpublish()  # the next life could not tell it from a whole one
             newer = {held for held in self._protected if held.step > save.step}
-            self._protected = frozenset(newer | {save})
+            self._protected = frozenset({h for h in newer if not self._own.excludes(h)} | {save})
             self._drop_surplus()
 
     def drop(self, save: SaveId) -> None:
@@ -355,7 +355,7 @@ class LocalTier(HeldCopies):
             self._own.drop_lost_slots()
 
     def _drop_surplus(self) -> None:
-        complete = self._own.known_complete
+        complete = self._own.ledger.complete
         states = self._slot_states()
         dropped = surplus_slots(states, self._protected, complete, self._slots_at_rest)
         for slot in [slot for slot in self._own.slots if slot.number in dropped]:

@@ -9,9 +9,7 @@ from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.tiers.persistent.marker import HOST_STATE
 from emergency_ckpt.tiers.storage.directory import StorageDirectory
 
-_NAME = re.compile(r"probe-([0-9a-f]{12})-[0-9a-f]{16}")
-_LEFT_AFTER_MS = 600_000
-"""A probe takes seconds; the rest allows for clocks that differ."""
+_NAME = re.compile(r"probe-([0-9]{12})-[0-9a-f]{16}")
 
 
 def probe_storage(
@@ -67,11 +65,9 @@ def measure_clock(
 
 
 def is_left_over(name: str, own: str) -> bool:
-    """Return True when ``name`` is a file of an earlier start, by the clocks in both names."""
+    """Return True when ``name`` is a file of an earlier start, by the numbers in both names."""
     found, mine = _NAME.fullmatch(name), _NAME.fullmatch(own)
-    if found is None or mine is None:
-        return False
-    return int(mine[1], 16) - int(found[1], 16) > _LEFT_AFTER_MS
+    return found is not None and mine is not None and found[1] < mine[1]
 
 
 def _write_and_read(storage: StorageDirectory, below: str, data: bytes, deadline_s: float) -> None:

@@ -11,14 +11,13 @@ from emergency_ckpt.tiers import files
 
 HOST_STATE_DIRECTORY = "host_state"
 QUARANTINE_DIRECTORY = "quarantine"
-KNOWN_COMPLETE = "known_complete.json"
+LEDGER = "ledger.json"
 
 # Published names first, so that an interrupted deletion leaves nothing that counts.
 _DELETE_ORDER = (
     re.compile(r"slot_\d{1,2}\.manifest\.json"),
-    re.compile(r"known_complete\.json"),
+    re.compile(re.escape(LEDGER)),
     re.compile(r"slot_\d{1,2}\.bin"),
-    re.compile(r"timeline\.json"),
     re.compile(re.escape(files.TEMPORARY_PREFIX) + r".*"),
 )
 _HOST_STATE_SAVE = re.compile(r"[A-Za-z0-9._-]{1,160}")

@@ -19,7 +19,8 @@ from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan, clip, fe
 from emergency_ckpt.core.restore.restore_plan import compare_leaves, plan_restore
 from emergency_ckpt.types import LeafSpec, SaveId, ShardId
 
-LATER = plain_incarnation(2**48 - 1, "5e")
+FIRST, SECOND = (f"{number:012d}-5e" for number in (1, 2))
+LATER = plain_incarnation(1, "5e")
 
 
 def planned(world: PlannerWorld, inventory: Inventory | None = None) -> RestorePlan:
@@ -30,13 +31,13 @@ def planned(world: PlannerWorld, inventory: Inventory | None = None) -> RestoreP
 
 
 def planned_with(world: PlannerWorld, stored: PersistentStep) -> RestorePlan:
-    """The plan beside a stored step that is later than ``saved`` by the clock."""
+    """The plan beside a stored step that is later than ``saved``."""
     return planned(world, msgspec.structs.replace(world.inventory(), persistent=(stored,)))
 
 
-def saved(slices: int = 2, hosts: int = 2) -> PlannerWorld:
+def saved(slices: int = 2, hosts: int = 2, life: str = "a") -> PlannerWorld:
     world = PlannerWorld(Layout(slices, hosts))
-    world.save(40, "a", complete=True)
+    world.save(40, life, complete=True)
     return world
 
 
@@ -233,17 +234,17 @@ def test_shard_in_different_manifests_comes_from_idler_holder() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tensors_of", "tier"), [("a", "local"), ("b", "persistent"), ("", "persistent")]
+    ("tensors_of", "tier"), [(FIRST, "local"), (SECOND, "persistent"), ("", "persistent")]
 )
 def test_stored_tensors_of_a_save_never_precede_that_save(tensors_of: str, tier: str) -> None:
-    world = saved()
+    world = saved(life=FIRST)
     stored = PersistentStep(40, 0, False, LATER, tensors_of=tensors_of)
     assert planned_with(world, stored).tier == tier
 
 
 def test_stored_tensors_of_a_save_follow_what_is_left_of_it() -> None:
-    world = saved()
+    world = saved(life=FIRST)
     for process in range(4):
         world.lose(process)
-    stored = PersistentStep(40, 0, False, LATER, tensors_of="a")
+    stored = PersistentStep(40, 0, False, LATER, tensors_of=FIRST)
     assert planned_with(world, stored).tier == "persistent"

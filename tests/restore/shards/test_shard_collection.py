@@ -24,7 +24,7 @@ from emergency_ckpt.transfer.server import TransferServer
 from emergency_ckpt.types import SaveId, Writer
 
 SECRET = b"s" * 40
-SAVE = SaveId(5, "019b-life", "run")
+SAVE = SaveId(5, "000000000002-life", "run")
 
 
 def _use_until_given_up(shards: ShardCollection, plan: ProcessPlan) -> None:

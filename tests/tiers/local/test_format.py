@@ -17,6 +17,7 @@ from golden_example import (
     SAVE,
     contents,
     host_state_document,
+    ledger,
     signer,
     slot_bytes,
     writer,
@@ -28,14 +29,15 @@ from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES
 from emergency_ckpt.state import host_state
 from emergency_ckpt.state.dtypes import dtype_named
 from emergency_ckpt.tiers.local.manifest import decode_manifest, encode_contents, wrap_contents
+from emergency_ckpt.tiers.local.process_directory import LEDGER_FILE
 from emergency_ckpt.tiers.local.signatures import open_signed
 
 MANIFEST = (GOLDEN / "manifest_v1.json").read_bytes()
 SLOT = (GOLDEN / "slot_v1.bin").read_bytes()
 DOCUMENT = (GOLDEN / "process_00003_of_00008_v1.json").read_bytes()
 SIGNED = (GOLDEN / "slot_0.manifest_v2.json").read_bytes()
-SIGNED_COMPLETE = (GOLDEN / "known_complete_v2.json").read_bytes()
-SIGNED_NAMES = {SIGNED: "slot_0.manifest.json", SIGNED_COMPLETE: "known_complete.json"}
+SIGNED_LEDGER = (GOLDEN / "ledger_v2.json").read_bytes()
+SIGNED_NAMES = {SIGNED: "slot_0.manifest.json", SIGNED_LEDGER: "ledger.json"}
 
 
 def specification() -> str:
@@ -85,8 +87,9 @@ def test_reader_with_nothing_but_the_specification_reads_it() -> None:
 def test_code_signs_and_reads_the_golden_bytes() -> None:
     assert signer().sign("slot_0.manifest.json", MANIFEST) == SIGNED
     assert open_signed("slot_0.manifest.json", SIGNED, signer()) == (MANIFEST, "")
-    record, _ = open_signed("known_complete.json", SIGNED_COMPLETE, signer())
-    assert signer().sign("known_complete.json", record) == SIGNED_COMPLETE
+    assert signer().sign("ledger.json", LEDGER_FILE.encode(ledger())) == SIGNED_LEDGER
+    file, _ = open_signed("ledger.json", SIGNED_LEDGER, signer())
+    assert LEDGER_FILE.decode(file, "ledger.json") == ledger()
 
 
 def test_signature_is_made_with_hkdf_and_hmac_alone() -> None:
@@ -109,7 +112,7 @@ def test_worked_example_is_the_golden_one() -> None:
     dumps = [text for kind, text in blocks if kind == "hexdump"]
     documents = [text.encode() for kind, text in blocks if kind == "json"]
     assert [bytes.fromhex("".join(line[6:] for line in dumps[0].splitlines()))] == [SLOT]
-    assert documents == [MANIFEST, DOCUMENT, SIGNED_COMPLETE]
+    assert documents == [MANIFEST, DOCUMENT, SIGNED_LEDGER]
 
 
 def test_specification_lists_the_dtypes() -> None:

@@ -174,7 +174,7 @@ def test_flipped_bit_in_the_slot_shows_at_verify(ramdisk: Path) -> None:
     again.close()
 
 
-@pytest.mark.parametrize("name", ["known_complete.json", "owner.lock"])
+@pytest.mark.parametrize("name", ["ledger.json", "owner.lock"])
 def test_damaged_small_files(ramdisk: Path, name: str) -> None:
     tier = open_tier(ramdisk)
     complete_save(tier, 1)
@@ -182,7 +182,7 @@ def test_damaged_small_files(ramdisk: Path, name: str) -> None:
     (tier.path / name).write_bytes(b"\x00garbage")
     again = open_tier(ramdisk)
     assert held_steps(again) == [1]
-    expected = None if name == "known_complete.json" else save_id(1)
+    expected = None if name == "ledger.json" else save_id(1)
     assert again.held()[2] == expected
     again.close()
 
@@ -231,11 +231,11 @@ def test_host_states_of_another_name_are_not_believed(ramdisk: Path) -> None:
     tier.publish_host_state(save_id(2), 0, 4, document(2))
     tier.close()
     saves = tier.path / "host_state"
-    first = saves / "019a-first-1"
+    first = saves / "000000000001-first-1"
     shutil.copy(first / "process_00000_of_00004.json", first / "process_00002_of_00004.json")
     shutil.copy(
         first / "process_00001_of_00004.json",
-        saves / "019a-first-2" / "process_00001_of_00004.json",
+        saves / "000000000001-first-2" / "process_00001_of_00004.json",
     )
     (saves / "file").write_text("x")
     (first / "process_00003_of_00004.json").symlink_to(first / "process_00000_of_00004.json")
@@ -272,7 +272,7 @@ def test_pushes_are_checked(tier: LocalTier) -> None:
 def test_damaged_host_state_is_mended_by_publishing_it_again(tier: LocalTier) -> None:
     good = document(1)
     tier.publish_host_state(save_id(1), 0, 4, good)
-    path = tier.path / "host_state" / "019a-first-1" / "process_00000_of_00004.json"
+    path = tier.path / "host_state" / "000000000001-first-1" / "process_00000_of_00004.json"
     path.write_bytes(b"damaged")
     assert tier.host_state_bytes(save_id(1), 0, 4) == b"damaged"
     tier.publish_host_state(save_id(1), 0, 4, good)
@@ -282,7 +282,7 @@ def test_damaged_host_state_is_mended_by_publishing_it_again(tier: LocalTier) ->
 
 
 def test_folder_in_place_of_a_host_state_is_moved_aside(tier: LocalTier) -> None:
-    path = tier.path / "host_state" / "019a-first-1" / "process_00000_of_00004.json"
+    path = tier.path / "host_state" / "000000000001-first-1" / "process_00000_of_00004.json"
     path.parent.mkdir(mode=0o700)
     path.mkdir()
     (path / "theirs").write_text("kept")

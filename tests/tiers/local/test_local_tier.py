@@ -252,7 +252,7 @@ def test_invalidate_newer_takes_out_what_must_not_look_newer(tier: LocalTier) ->
     tensors, host_states, _ = tier.held()
     assert [held.save.step for held in tensors] == [35]
     assert [held.save.step for held in host_states] == [35]
-    tier.invalidate_newer(save_id(35, "019b-second"))
+    tier.invalidate_newer(save_id(35, "000000000002-second"))
     assert tier.held()[:2] == ((), ())
 
 
@@ -271,7 +271,7 @@ def test_restore_takes_back_what_was_known_to_be_complete(ramdisk: Path) -> None
 
     assert known_after(save_id(45)) == save_id(40)
     assert known_after(save_id(40)) == save_id(40)
-    assert known_after(save_id(40, "019b-second")) == save_id(40, "019b-second")
+    assert known_after(save_id(40, "000000000002-second")) == save_id(40, "000000000002-second")
     assert known_after(save_id(35)) == save_id(35)
     assert known_after(SaveId(30, "", RUN_ID)) is None  # of the persistent tier
     tier.close()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from forgery import inner, make_up_step, resealed, write, write_inside
+from forgery import canonical, inner, make_up_step, resealed, write, write_inside
 from tiers_support import (
     LAYOUT,
     RUN_ID,
@@ -36,7 +37,7 @@ def signer_of(secret: bytes, run_id: str = RUN_ID) -> Signer:
 
 
 SIGNER, OTHER = signer_of(b"5e" * 32), signer_of(b"5f" * 32)
-HOST_STATE = "host_state/019a-first-2/process_00000_of_00004.json"
+HOST_STATE = "host_state/000000000001-first-2/process_00000_of_00004.json"
 
 
 def leave(ramdisk: Path, signer: Signer | None = SIGNER) -> tuple[Path, list[str]]:
@@ -48,7 +49,7 @@ def leave(ramdisk: Path, signer: Signer | None = SIGNER) -> tuple[Path, list[str
         digests.append(write_save(tier, step))
         tier.publish_host_state(save_id(step), 0, 4, document(step))
     tier.note_complete(save_id(2))
-    tier.follow(Timeline("019b-next", 2, (Life("019a-first", 2),), 0))
+    tier.follow(Timeline("000000000002-next", 2, (Life("000000000001-first", 2),), 0))
     tier.close()
     return tier.path, digests
 
@@ -80,7 +81,7 @@ def test_made_up_step_of_one_ramdisk_is_not_believed(ramdisk: Path) -> None:
     with closing(open_tier(ramdisk, signer=SIGNER)) as tier:
         assert held_steps(tier) == [1, 2]
         assert 1_000_000 not in [held.save.step for held in tier.held()[1]]
-        assert problems(tier).count("it is not signed") == 2
+        assert problems(tier).count("it is not signed") == 3  # the ledger too
     with closing(open_tier(ramdisk)) as tier:  # it is sound in itself
         assert 1_000_000 in held_steps(tier)
 
@@ -109,19 +110,20 @@ def altered_host_state(path: Path) -> None:
 
 
 def swapped_host_states(path: Path) -> None:
-    first = path / "host_state/019a-first-1/process_00000_of_00004.json"
+    first = path / "host_state/000000000001-first-1/process_00000_of_00004.json"
     (path / HOST_STATE).write_bytes(first.read_bytes())
 
 
-def altered_timeline(path: Path) -> None:
-    write_inside(path / "timeline.json", inner(path / "timeline.json") | {"format": 1})
-    data = (path / "timeline.json").read_bytes()
-    (path / "timeline.json").write_bytes(data.replace(b"019a-first", b"019a-fault"))
+def altered_chain(path: Path) -> None:
+    data = (path / "ledger.json").read_bytes()
+    (path / "ledger.json").write_bytes(data.replace(b"1-first", b"1-fault"))
 
 
-def altered_known_complete(path: Path) -> None:
-    record = {"format": 1, "save": {"incarnation": "x", "run_id": RUN_ID, "step": 1_000_000}}
-    write_inside(path / "known_complete.json", record)
+def altered_complete(path: Path) -> None:
+    ledger = inner(path / "ledger.json")["ledger"]
+    ledger["complete"]["step"] = 1_000_000
+    digest = hashlib.sha256(canonical(ledger)).hexdigest()
+    write_inside(path / "ledger.json", {"format": 1, "digest": digest, "ledger": ledger})
 
 
 DAMAGE: dict[str, Callable[[Path], None]] = {
@@ -130,8 +132,8 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "slot_1.manifest.json  ": swapped_manifests,
     f"{HOST_STATE.removeprefix('host_state/')}": altered_host_state,
     f"{HOST_STATE.removeprefix('host_state/')} ": swapped_host_states,
-    "timeline.json": altered_timeline,
-    "known_complete.json": altered_known_complete,
+    "ledger.json": altered_chain,
+    "ledger.json ": altered_complete,
 }
 
 
@@ -145,8 +147,8 @@ def test_altered_file_is_damage_and_named(ramdisk: Path, name: str) -> None:
         assert held_steps(tier) == ([1] if "slot_1" in name else [1, 2])
         states = [held.save.step for held in tier.held()[1]]
         assert states == ([1] if "process_" in name else [1, 2])
-        assert (tier.timeline is None) is (name == "timeline.json")
-        assert (tier.held()[2] is None) is (name == "known_complete.json")
+        assert (tier.timeline is None) is (name.strip() == "ledger.json")
+        assert (tier.held()[2] is None) is (name.strip() == "ledger.json")
 
 
 @pytest.mark.parametrize(
@@ -175,7 +177,8 @@ def test_steps_not_of_this_secret_are_named_and_stay(
         tier.publish_host_state(save_id(3), 0, 4, document(3))
         complete_save(tier, 4)
         assert len(list(tier.path.glob("slot_*.bin"))) == 2
-        assert [path.name for path in (tier.path / "host_state").iterdir()] == ["019a-first-3"]
+        (documents,) = (tier.path / "host_state").iterdir()
+        assert documents.name == "000000000001-first-3"
     with closing(open_tier(ramdisk, signer=SIGNER)) as tier:
         assert held_steps(tier) == [3, 4]
         assert tier.quarantined == ()

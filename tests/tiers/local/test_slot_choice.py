@@ -31,8 +31,10 @@ def slot(
     lent: bool = False,
     in_use: bool = False,
     incomplete: bool = False,
+    excluded: bool = False,
 ) -> SlotState:
-    return SlotState(number, None if step is None else save(step), lent, in_use, incomplete)
+    held = None if step is None else save(step)
+    return SlotState(number, held, lent, in_use, incomplete, excluded)
 
 
 CASES = {
@@ -44,6 +46,14 @@ CASES = {
     "oldest": ([slot(0, 2), slot(1, 1)], [], 1),
     "incomplete before older": ([slot(0, 1), slot(1, 2, incomplete=True)], [], 1),
     "incomplete and read": ([slot(0, 1), slot(1, 2, incomplete=True, in_use=True)], [], 0),
+    "left behind before older": ([slot(0, 1), slot(1, 100, excluded=True)], [], 1),
+    "left behind before incomplete": (
+        [slot(0, 1, incomplete=True), slot(1, 100, excluded=True)],
+        [],
+        1,
+    ),
+    "unpublished before left behind": ([slot(0, 100, excluded=True), slot(1, None)], [], 1),
+    "left behind and read": ([slot(0, 1), slot(1, 100, excluded=True, in_use=True)], [], 0),
     "lent and unpublished beside old": ([slot(0, None, lent=True), slot(1, 1)], [], "make"),
     "not the protected": ([slot(0, 1), slot(1, 2)], [1], 1),
     "all protected": ([slot(0, 1), slot(1, 2)], [1, 2], "busy"),

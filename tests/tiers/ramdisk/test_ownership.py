@@ -139,7 +139,7 @@ def test_open_takes_no_file_of_another_user(ramdisk: Path) -> None:
     newest = {path.name for path in tier.path.glob("*.manifest.json")}
     for name in newest:
         os.chown(tier.path / name, STRANGER, STRANGER)
-    (tier.path / "host_state" / "019a-first-3" / "process_00000_of_00004.json").chmod(0o666)
+    (tier.path / "host_state" / "000000000001-first-3" / "process_00000_of_00004.json").chmod(0o666)
     with closing(open_tier(ramdisk)) as again:
         assert held_steps(again) == []
         assert again.held()[1] == ()

@@ -212,7 +212,7 @@ class StepLooks:
                 digest.update(manifest)
                 break
         committed_ns = _committed_ns(metadata)
-        incarnation = plain_incarnation(committed_ns // 1_000_000, digest.hexdigest()[:16])
+        incarnation = plain_incarnation(0, digest.hexdigest()[:16])
         doubt = self._signing.doubt(b"", None)
         problem = self._signing.objection(doubt)
         ours = _ours(metadata) or {}

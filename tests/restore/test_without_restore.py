@@ -1,0 +1,168 @@
+"""A start that saves without a restore, in a run that has steps: said once, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ledgers import ledger_in
+from world import World, logged, same, save_all
+
+from emergency_ckpt.cluster.timelines import Timelines
+from emergency_ckpt.events import Event, EventSink
+from emergency_ckpt.restore.protocol import WholeSteps
+from emergency_ckpt.types import SaveId
+
+
+def saved(world: World, *steps: int, restores: bool = False, **settings: Any) -> None:
+    with world.open(**settings) as ckpt:
+        if restores:
+            ckpt.restore(state=world.state(0))
+        save_all(ckpt, world, *steps)
+
+
+def restored(world: World, step: int | None = None, **settings: Any) -> int | None:
+    with world.open(**settings) as ckpt:
+        found, state = ckpt.restore(step, state=world.state(0))
+        assert found is None or same(state, world.state(found))
+        return found
+
+
+def held(world: World) -> list[int]:
+    """The steps whose slots are published."""
+    files = [json.loads(path.read_bytes()) for path in world.ramdisk.rglob("slot_*.manifest.json")]
+    return sorted(file["manifest"]["contents"]["save"]["step"] for file in files)
+
+
+def said(world: World) -> list[object]:
+    """The newest step that each start left behind which said so."""
+    return [e.fields["newest"] for e in world.events if e.name == "save.without_restore"]
+
+
+def test_next_restore_takes_the_new_life_and_the_old_by_number(world: World) -> None:
+    """With two slots."""
+    saved(world, 99, 100)
+    saved(world, 5)
+    with world.open() as ckpt:
+        assert ckpt.restore(state=world.state(0))[0] == 5
+        assert ckpt.latest_step() == 5
+        found, state = ckpt.restore(100, state=world.state(0))
+        assert found == 100
+        assert same(state, world.state(100))
+
+
+def test_old_step_by_number_goes_on_from_there(world: World) -> None:
+    saved(world, 99, 100)
+    saved(world, 5)
+    with world.open() as ckpt:
+        assert ckpt.restore(100, state=world.state(0))[0] == 100
+        save_all(ckpt, world, 101)
+    assert restored(world) == 101
+    assert said(world) == [100]
+
+
+def test_step_left_behind_is_overwritten_first(world: World) -> None:
+    saved(world, 100, local_keep_last_n=2)
+    saved(world, 5, 6, local_keep_last_n=2)
+    assert restored(world, 100, local_keep_last_n=2) == 100
+
+
+@pytest.mark.parametrize("steps", [(5, 6), (5, 6, 7)])
+def test_slots_are_for_the_new_life_when_it_needs_them(
+    world: World, steps: tuple[int, ...]
+) -> None:
+    saved(world, 99, 100)
+    saved(world, *steps)
+    assert held(world) == list(steps[-2:])
+    assert restored(world) == steps[-1]
+
+
+def test_restore_of_its_own_older_step_keeps_the_one_left_behind(world: World) -> None:
+    saved(world, 100, local_keep_last_n=3)
+    saved(world, 5, 6, local_keep_last_n=3)
+    assert restored(world, 5, local_keep_last_n=3) == 5
+    assert restored(world, local_keep_last_n=3) == 5
+    assert restored(world, 100, local_keep_last_n=3) == 100
+
+
+def test_start_without_restore_says_so_once(world: World) -> None:
+    saved(world, 100)
+    with logged() as lines:
+        saved(world, 5, 6, 7)
+    assert said(world) == [100]
+    (line,) = [line for line in lines if "without a restore" in line]
+    assert line.startswith("step 5 is saved without a restore, in a run that has steps up to 100:")
+    saved(world, 1)
+    assert said(world) == [100, 7]
+
+
+def test_fresh_start_says_nothing(world: World) -> None:
+    saved(world, 1)
+    world.lose_ram()
+    saved(world, 1, 2, restores=True)
+    saved(world, 3, restores=True)
+    with world.open() as ckpt:
+        ckpt.go_on_after(WholeSteps((3,), ()))
+        save_all(ckpt, world, 4)
+    assert said(world) == []
+    assert restored(world) == 4
+
+
+def test_saves_that_are_never_whole_leave_nothing_behind(world: World) -> None:
+    """The ramdisk has no room for the host state, so each save of the new start fails."""
+    saved(world, 99, 100)
+    with world.open(host_state_limit_bytes=64) as ckpt:
+        ckpt.save(step=5, state=world.state(5), host_state={"at": "x" * 1000})
+        ckpt.wait_until_finished()
+        assert ckpt.failed_saves == 1
+    assert said(world) == [100]
+    assert restored(world) == 100
+
+
+def test_host_that_was_away_brings_back_what_was_left_behind(world: World) -> None:
+    saved(world, 99, 100)
+    away = Path(f"{world.ramdisk}.away")
+    shutil.copytree(world.ramdisk, away)
+    saved(world, 5, 6)
+    (place,) = away.glob("*/process_*")
+    place.rename(world.ramdisk / "run" / "process_00009")
+    assert restored(world) == 6
+
+
+def test_timelines_begin_from_nothing_by_what_others_know() -> None:
+    """This process has no RAM of the run; another process, or storage, has steps."""
+    told: list[Event] = []
+    before, life = (f"{number:012d}-5e9d5e9d5e9d5e9d" for number in (6, 7))
+    timelines = Timelines(None, EventSink(told.append, process_index=1), 40)
+    for step in (8, 9):
+        timelines.begin_unrestored(SaveId(step, life, "run"))
+    assert timelines.bound is None
+    timelines.bind()
+    assert timelines.objection(40, before)
+    assert timelines.leads_to(SaveId(8, life, "run"), SaveId(7, life, "run"))
+    assert not timelines.leads_to(SaveId(8, life, "run"), SaveId(7, before, "run"))
+    (event,) = told
+    assert event.fields == {"process": 1, "step": 8, "newest": 40}
+
+
+def test_timelines_of_a_run_without_steps_have_no_record() -> None:
+    told: list[Event] = []
+    timelines = Timelines(None, EventSink(told.append, process_index=0))
+    timelines.begin_unrestored(SaveId(8, "000000000001-5e9d5e9d5e9d5e9d", "run"))
+    timelines.bind()
+    assert timelines.bound is None
+    assert told == []
+
+
+def test_ledger_has_the_life_from_its_start(world: World) -> None:
+    with world.open():
+        (path,) = world.ramdisk.rglob("ledger.json")
+        first = ledger_in(path)
+        assert first["incarnation"].startswith("000000000001-")
+        assert (first["chain"], first["complete"]) == (None, None)
+    saved(world, 1)
+    assert ledger_in(path)["incarnation"].startswith("000000000002-")
+    assert ledger_in(path)["complete"]["step"] == 1
