@@ -228,9 +228,9 @@ class Judge:
         found = self._survey(life)
         stored = oracle.stored_saves(self._storage, self.tags)
         newest = oracle.newest_whole(found, self._lives, stored)
-        if newest is not None and newest[1] >= self._expected[1]:
-            return
         whole = oracle.whole_saves(found)
+        if self._expected in [*whole, *stored] or (newest and newest[1] >= self._expected[1]):
+            return
         saves = [(self.tags[incarnation], step) for incarnation, step in whole]
         # Hosts that were absent may know of a later life, which this one had no part in.
         mine = [step for tag, step in saves if tag == self._number]

@@ -40,6 +40,8 @@ class Lives:
         """Note from which (life, step) a life went on. ``asked``: it restored, or found nothing."""
         if parent is not None:
             self._parents[number] = parent
+            names = {name for name, tag in self._tags.items() if tag == parent[0]}
+            self.begin(number, self._older[number].union(names))
         elif not asked:
             self._from_nothing.add(number)
 
