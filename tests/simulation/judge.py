@@ -12,6 +12,7 @@ from pathlib import Path
 
 import oracle
 import storage
+from conformance import Conformance
 from hosts import Host
 from lives import Lives
 from plan import SLOW_STORAGE_S, Life, Plan
@@ -60,6 +61,7 @@ class Judge:
         """(tag, step) of a save that was rolled back -> the lives that did."""
         self._bound: dict[int, set[int]] = {}
         """Life -> hosts whose RAM has its record of what was rolled back."""
+        self._conformance = Conformance(storage)
         self._found = oracle.Holdings()
         self._expected: oracle.Save | None = None
         self._expected_in_storage: oracle.Save | None = None
@@ -191,6 +193,9 @@ class Judge:
         for path, data in storage.behaviour.created.items():
             if os.path.exists(path) and Path(path).read_bytes() != data:
                 raise Violation(f"{path} was created by one writer, and changed by another")
+        refused = self._conformance.follow(storage.behaviour.created)
+        if refused:
+            raise Violation(refused)
         stored = max((step for each in seen for step in each.stored), default=None)
         there = oracle.stored_saves(self._storage, self.tags)
         self._log(f"whole in storage: {there}; complete: {stored}")
