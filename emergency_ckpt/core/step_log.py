@@ -23,7 +23,7 @@ from emergency_ckpt.core.limits import (
     NAME_PATTERN,
 )
 from emergency_ckpt.core.step_names import steps_by_kind
-from emergency_ckpt.core.timeline import Timeline, newest, number_of
+from emergency_ckpt.core.timeline import Timeline, life_of, newest, number_of
 from emergency_ckpt.core.timeline import problem_of as problem_of_chain
 
 State = Literal["complete", "removing", "aside"]
@@ -44,7 +44,8 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
       incarnation: of the save; see ``plain_incarnation`` for a step of plain Orbax.
       state: ``complete``: it counts, unless the chain excludes it. ``removing``: its files are
         being deleted. ``aside``: it was superseded or rolled back; its files are kept.
-      pending: the files of a step aside may still be where those of a complete one are.
+      pending: the files of a step aside may still be where those of a complete one are, and those
+        of a complete one where those of a step aside are.
       marker: SHA-256 (hex) of its ``marker.json``; empty for a step of plain Orbax.
       processes: number of processes that saved it; 0 for a step of plain Orbax.
       stateful: some host state of it is not null.
@@ -213,12 +214,27 @@ def listing(table: Table, *added: Entry) -> Table:
 
 
 def following(table: Table, chain: Timeline | None) -> Table:
-    """Return ``table`` with the newer chain of both; complete steps off it are put aside."""
+    """Return ``table`` with the newer chain of both; complete steps off it are put aside.
+
+    The step from which the chain continues counts again if it was aside.
+    """
     newer = newest(table.chain, chain)
     if newer == table.chain:
         return table
     table = msgspec.structs.replace(table, chain=newer)
-    return changed(table, _left_by(table), _put_aside)
+    table = changed(table, _left_by(table), _put_aside)
+    return changed(table, _parent_of(table), _bring_back)
+
+
+def _parent_of(table: Table) -> set[Key]:
+    """Return the step aside from which the chain continues, if that is in the table."""
+    chain = table.chain
+    if chain is None or not chain.ancestors or table.complete(chain.start_step):
+        return set()
+    life = chain.ancestors[0].incarnation
+    saves = (e for e in table.of(chain.start_step) if e.state == "aside")
+    found = [e.key for e in saves if life_of(e.incarnation) == life]
+    return set(found[-1:])
 
 
 def changed(table: Table, keys: Collection[Key], change: Callable[[Entry], Entry | None]) -> Table:
@@ -241,6 +257,10 @@ def _left_by(table: Table) -> set[Key]:
 
 def _put_aside(entry: Entry) -> Entry:
     return msgspec.structs.replace(entry, state="aside", pending=True)
+
+
+def _bring_back(entry: Entry) -> Entry:
+    return msgspec.structs.replace(entry, state="complete", pending=True)
 
 
 def _step_of(entry: Entry) -> int:

@@ -20,6 +20,7 @@ from emergency_ckpt.core.step_log import (
     greatest_number,
     listing,
     problem_of,
+    reserved,
 )
 from emergency_ckpt.core.timeline import Life, Timeline, continued
 from emergency_ckpt.types import SaveId
@@ -89,7 +90,7 @@ def test_decide_claim_take_over_is_of_other_runs_alone(held: bool) -> None:
 def test_decide_claim_of_a_drain_replaced_is_refused() -> None:
     """Of two drains of one life the later one writes; a job that lives goes before both."""
     second = by(DRAIN._replace(writer="drain-2"))
-    assert decide_claim(second, DRAIN, held=True) == ("refuse", "another writer has taken over")
+    assert decide_claim(second, DRAIN, held=True)[0] == "refuse"
     assert decide_claim(by(MINE), DRAIN, held=True)[0] == "refuse"
     assert decide_claim(second, MINE, held=True)[0] == "write"
 
@@ -129,6 +130,32 @@ def test_listing_supersedes_the_complete_step_of_its_number() -> None:
 def test_listing_of_a_step_that_is_there_replaces_its_entry() -> None:
     found = listing(table(entry(4)), entry(4, size_bytes=7))
     assert found.steps == (entry(4, size_bytes=7),)
+
+
+def test_listing_of_one_off_the_chain_puts_it_aside() -> None:
+    """As a step that was rolled back and lies there still, without an entry."""
+    chain = continued(None, SaveId(2, life(1), "run"), life(2))
+    (found,) = listing(table(chain=chain), entry(4)).steps
+    assert (found.key, found.state, found.pending) == (entry(4).key, "aside", True)
+
+
+def test_reserved_takes_the_number_and_changes_nothing_else() -> None:
+    """Who may write goes on to; and a life that knows only of the log takes a greater number."""
+    before = table(entry(1), chain=from_nothing(life(1)))
+    after = reserved(before, life(7))
+    assert after == msgspec.structs.replace(before, number=2, greatest=7)
+    assert greatest_number(after) == 7
+    assert decide_claim(after, MINE)[0] == "hold"
+    assert begun(after, MINE).greatest == reserved(after, life(3)).greatest == 7
+
+
+def test_following_brings_the_step_back_that_was_restored() -> None:
+    """A step aside that a user asked for by its number, and from which the new life goes on."""
+    aside = entry(4, 1, state="aside")
+    chain = continued(None, SaveId(4, life(1), "run"), life(3))
+    found = following(table(aside, entry(6, 2)), chain)
+    assert found.counting() == [entry(4, 1, pending=True)]
+    assert {each.key: each.state for each in found.steps}[6, life(2)] == "aside"
 
 
 @pytest.mark.parametrize("state", ["aside", "removing"])
@@ -183,6 +210,7 @@ def test_changed_drops_or_changes_the_named_ones_alone() -> None:
         (table(entry(1, 7)), 7),
         (table(chain=from_nothing(life(9))), 9),
         (table(Entry(1, "000000000008-orbax-00ff")), 8),
+        (table(entry(1, 7), greatest=9), 9),
         (table(Entry(1, "018f00000000-a", marker=MARKER)), 2),  # no number
     ],
 )
@@ -194,6 +222,8 @@ CHAIN = Timeline(life(2), 4, (), 4)
 HOSTILE = {
     "number 0": {"number": 0},
     "number out of bounds": {"number": 10**12},
+    "greatest below 0": {"greatest": -1},
+    "greatest out of bounds": {"greatest": 10**12},
     "run that is a path": {"run_id": "../run"},
     "run without a name": {"run_id": ""},
     "writer that is a path": {"writer": "a/b"},
@@ -276,7 +306,8 @@ def test_versions_of_any_changes_are_valid_and_lose_no_step(
         else:
             found = listing(found, change)
             keys.add(change.key)
-            assert change.state != "complete" or found.complete(change.step) == change
+            if change.state == "complete" and not found.objection(change):
+                assert found.complete(change.step) == change
         assert found.number == number + 2
         assert problem_of(found) == ""
         assert {each.key for each in found.steps} == keys

@@ -422,13 +422,15 @@ class DirectoryWriter:
     def _settle(self) -> list[Moved]:
         moved: list[Moved] = []
         settled: set[Key] = set()
-        for entry in self._entries():
-            if entry.state != "aside" or not entry.pending:
+        for entry in [e for e in self._entries() if e.pending]:
+            settled.add(entry.key)
+            if entry.state == "complete":
+                self._bring_back(entry)
+            if entry.state != "aside":
                 continue
             objection = self._read.table.objection(entry) if self._read.table else ""
             reason = objection or "it was superseded by another save of its number"
             self._set_aside(entry)
-            settled.add(entry.key)
             moved.append(Moved(entry.step, entry.aside_folder, reason))
             self._tell(
                 "persistent.set_aside", step=entry.step, kept_as=entry.aside_folder, reason=reason
@@ -449,6 +451,25 @@ class DirectoryWriter:
             self._hide_in_place(entry.own_folder)
 
         self._storage.do("move aside", f"/{entry.own_folder}", hide, changes=entry.step)
+
+    def _bring_back(self, entry: Entry) -> None:
+        """Let Orbax see a step that counts again, where its place is free. Idempotent."""
+        own, aside = entry.own_folder, entry.aside_folder
+        names = [(own, aside), (f"{HOST_STATE}/{entry.step}", f"{HOST_STATE}/{aside}")]
+
+        def bring_back() -> None:
+            if self._storage.is_object_store:
+                # The item's first, as Orbax commits.
+                for marker in (f"{ITEM}/{COMMITTED}", COMMITTED):
+                    (self._directory / own / marker).write_bytes(b"brought back")
+                return
+            # Ours first: without our folder the tensors would look like a step of plain Orbax.
+            for old, new in reversed(names):
+                if self._storage.lexists(new) and not self._storage.lexists(old):
+                    os.rename(self._directory / new, self._directory / old)
+
+        if not self._storage.is_object_store or self._is_in_own_folder(entry):
+            self._storage.do("bring back", f"/{own}", bring_back, changes=entry.step)
 
     def _move(self, entry: Entry) -> None:
         """Give both folders of a step their names aside. Idempotent.
