@@ -48,6 +48,10 @@ class Conformance:
                 self._index += 1
         except replay.Refused as refused:
             return f"the model of the step log refuses {refused}"
+        except (ValueError, KeyError) as error:
+            return (
+                f"after version {self._state.number}, the log has one that is not whole: {error!r}"
+            )
         return ""
 
     def _events(self, created: Mapping[str, bytes]) -> Iterator[replay.Event]:

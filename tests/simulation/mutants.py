@@ -100,6 +100,17 @@ def order_by_clock() -> None:
 
 
 @_mutant()
+def removed_before_the_version() -> None:
+    """P4: the files of a step go before a version of the log says that they will."""
+    _edit(
+        "tiers.persistent.steps.writer",
+        "DirectoryWriter._remove",
+        "self._append(lambda table: listing(changed(table, keys, lambda _: None), *leaving))",
+        "self._finish_removal(entries); leaving = leaving[:0]",
+    )
+
+
+@_mutant()
 def created_without_precondition() -> None:
     """Of two writers that make one file, the second writes over the first."""
     directory = _module("tiers.storage.directory").StorageDirectory
