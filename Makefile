@@ -35,7 +35,7 @@ help:
 	@echo "make soak-kill   SIGKILL at every point of a persistent save (about half an hour)"
 	@echo "make simulate   run SEEDS (200) histories of a job under a scheduler that each seed decides; SIMULATE_FLAGS"
 	@echo "make simulate-mutants   put known defects back, one at a time: the simulation must find each"
-	@echo "make model   check the model of the step log with TLC, and find each defect in it; needs Java, else 77 (ten minutes)"
+	@echo "make model   check the model of the step log with TLC, and find each defect in it; needs Java, else 77 (twelve minutes)"
 	@echo "make fuzz    fuzz every decoder for FUZZ_SECONDS (60) each"
 	@echo "make check   format, lint, types, import layers"
 	@echo "make bench   compare with Orbax in 15 minutes, BENCH_FLAGS=--quick in one (needs an idle machine)"

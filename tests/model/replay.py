@@ -56,7 +56,7 @@ class State:
 
     Attributes:
       number, incarnation, chain, entries: of the newest version; 0 and empty before the first.
-      present: the saves whose files were all there when they were looked at last; None before.
+      present: the saves whose files were all there when they were looked at last.
       stored: reported saves in storage. complete: by host, the newest reported save in its RAM.
       chains: by host, the chain in its RAM. restored: by incarnation, where it began.
     """
@@ -65,7 +65,7 @@ class State:
     incarnation: str = ""
     chain: Chain | None = None
     entries: dict[Save, str] = field(default_factory=dict)
-    present: frozenset[Save] | None = None
+    present: frozenset[Save] = frozenset()
     stored: set[Save] = field(default_factory=set)
     complete: dict[str, Save] = field(default_factory=dict)
     chains: dict[str, Chain | None] = field(default_factory=dict)
@@ -166,12 +166,10 @@ def _put_aside(save: Save, event: Event) -> bool:
 def _claim(state: State, event: Event) -> str:
     """Return why a version that names a life, or a chain, may not change what it changes."""
     for save, pair in _changes(state, event).items():
-        is_there = None if state.present is None else save in state.present
-        if pair in {("complete", ""), ("aside", "")} and is_there:
+        if pair in {("complete", ""), ("aside", "")} and save in state.present:
             return f"it drops {save}, whose files are there"
-        if pair == ("", "complete") and is_there is False:
-            return f"it lists {save}, whose files are not there"
-        is_found = pair[0] == "" and pair[1] != "removing"
+        is_own = life_of(save[1]) == event["incarnation"]
+        is_found = pair[0] == "" and pair[1] != "removing" and not is_own
         is_dropped = pair[1] == "" and pair[0] != "removing"
         is_put_aside = pair == ("complete", "aside") and _put_aside(save, event)
         if not (is_found or is_dropped or is_put_aside):
@@ -311,12 +309,12 @@ def _note_life(state: State, event: Event) -> None:
 
 
 ACTIONS: tuple[Action, ...] = (
-    Action("Claim", "version", _version(_claim), _append),
     Action("ListStep", "version", _version(_list_step), _append),
     Action(
         "MarkRemoving", "version", _version(_only(("complete", "aside", ""), "removing")), _append
     ),
     Action("Unlist", "version", _version(_only(("removing",), "")), _append),
+    Action("Claim", "version", _version(_claim), _append),
     Action("DeleteFile", "files", _files, _look),
     Action("ListStep", "stored", _stored, _note_stored),
     Action("Learn", "complete", _always, _complete),

@@ -144,8 +144,13 @@ def test_replay_refuses_a_chain_that_goes_back() -> None:
 def test_replay_refuses_a_marker_before_the_data() -> None:
     """A claim takes what has both markers and lacks a host state."""
     found = version(4, TWO, (1, ONE, "complete"), (2, ONE, "complete"), (3, ONE, "complete"))
-    trace = [*first_life(), life(TWO), found]
-    assert "whose files are not there" in refused(trace)
+    trace = [*first_life(), life(TWO), found, files((1, ONE), (2, ONE))]
+    assert "behind what was removed: [(3" in refused(trace)
+
+
+def test_replay_refuses_to_drop_a_step_that_is_there() -> None:
+    dropped = version(4, TWO, (2, ONE, "complete"))
+    assert "it drops (1" in refused([*first_life(), life(TWO), dropped])
 
 
 def test_replay_refuses_a_removal_before_its_version() -> None:

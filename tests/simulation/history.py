@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,14 @@ class History:
         self.plan = plan
         self.verbose = verbose
         self.scheduler = sim.begin(plan.seed)
+        storage.begin()
         self.hosts = [Host(root, number) for number in range(plan.hosts)]
         self.pids = iter(range(100_000, 1_000_000))
         self.storage = root / "storage"
         self.judge = Judge(plan, self.hosts, self.storage, self.log)
         self.number = 0
+        self._stalled: Process | None = None
+        """A process of the life before this one that does not know that it is over."""
 
     def log(self, text: str) -> None:
         """Print a line of what happens."""
@@ -56,18 +60,28 @@ class History:
                     f"{task.name} ended with {type(error).__name__}: {error}"
                 ) from error
             self.judge.after(life, seen)
+        if self._stalled is not None:
+            self._end(self._stalled)
         return self.scheduler.trace
 
     def _between(self, life: Life) -> None:
+        stalled = self._stalled
+        if stalled is not None and any(self.hosts[each] is stalled.host for each in life.hosts):
+            self._end(stalled)
+            self._stalled = None
         for number in life.wiped:
             self.hosts[number].wipe()
             self.judge.forget_host(number)
         for host, seconds in life.clocks:
-            self.hosts[host].clock_ahead_s += seconds
+            self._set_clock(host, seconds)
         for host, choice in life.flips:
             flipped = self.hosts[host].flip(choice)
             if flipped:
                 self.log(f"flipped {flipped}")
+
+    def _set_clock(self, host: int, ahead_s: float) -> None:
+        self.hosts[host].clock_ahead_s = ahead_s
+        self.log(f"the clock of host {host} is {ahead_s:+.0f} s ahead")
 
     def _live(self, life: Life) -> list[Seen]:
         scheduler = self.scheduler
@@ -79,10 +93,14 @@ class History:
         )
         service.delay = lambda: (0.01 if loop.is_healed else slow_s) * rng.random() ** 4
         service.fault = self._service_fault(life, loop)
-        net = network.begin()
+        net = network.begin(self.number)
         net.fault = self._network_fault(life, loop)
         storage.behaviour.delay = lambda: life.storage_slow_s * rng.random() ** 4
         storage.behaviour.fault = self._storage_fault(life, loop)
+        storage.behaviour.create_fault = self._create_fault(life, loop)
+        storage.behaviour.listing_late_s = life.listing_late_s
+        storage.behaviour.before = self._stall(life)
+        stalled, self._stalled = self._stalled, None
         scheduler.stay = life.stay
         shape = devices.Shape(life.slices)
         processes: list[Process] = []
@@ -102,12 +120,16 @@ class History:
         try:
             self._supervise(life, processes, loop, service)
         finally:
+            if stalled is not None:
+                stalled.host.changed()
+                self._end(stalled)
             for process in processes:
-                if process.alive:
+                if process.alive and process is not self._stalled:
                     scheduler.kill(process)
             for process in processes:
                 net.drop(process)
-                scheduler.reap(process)
+                if process is not self._stalled:
+                    scheduler.reap(process)
             service.gone = True
             net.by_fd.clear()
             gc.collect()
@@ -115,6 +137,31 @@ class History:
         if service.most_keys > limit:
             raise Violation(f"{service.most_keys} keys in the coordination service, over {limit}")
         return loop.seen
+
+    def _end(self, process: Process) -> None:
+        if process.alive:
+            self.scheduler.kill(process)
+        network.network.drop(process)
+        self.scheduler.reap(process)
+
+    def _stall(self, life: Life) -> Callable[[str], None]:
+        """Return what lets a process stall before a call of storage, as the plan says."""
+        if not life.stalls:
+            return lambda what: None
+        index, kind, number, seconds = life.stalls
+        left = [number]
+
+        def before(what: str) -> None:
+            process = self.scheduler.here().process
+            if what != kind or process.index != index or not process.is_training or not left[0]:
+                return
+            left[0] -= 1
+            if not left[0]:
+                self.log(f"{process.name} stalls before a {what} of storage for {seconds:.1f} s")
+                process.frozen_until_s = self.scheduler.now_s + seconds
+                self._stalled = process
+
+        return before
 
     def _supervise(
         self, life: Life, processes: list[Process], loop: Loop, service: Service
@@ -124,15 +171,17 @@ class History:
         deaths = scheduler.deaths
 
         def is_over() -> bool:
-            return loop.left == 0 or scheduler.deaths > deaths
+            return loop.left == 0 or scheduler.deaths > deaths or self._stalled is not None
 
         if life.killed_all_after_s:
             self._kill_later(life, processes)
+        for host, at_s, ahead_s in life.clock_jumps:
+            self._later("clock", at_s, lambda h=host, s=ahead_s: self._set_clock(h, s))
         scheduler.run(is_over, LONGEST_LIFE_S, MOST_POINTS)
         if loop.left == 0:
             return
         dead = [process for process in processes if not process.alive]
-        if not dead:
+        if not dead and self._stalled is None:
             raise Violation("nothing runs and nothing waits: a wait without an end")
         for process in dead:
             self.log(f"{process.name} was killed")
@@ -145,15 +194,22 @@ class History:
         scheduler.run(lambda: scheduler.now_s >= end_s, LONGEST_LIFE_S, MOST_POINTS)
 
     def _kill_later(self, life: Life, processes: list[Process]) -> None:
-        scheduler = self.scheduler
-        waker = Process("killer", 98, self.hosts[0])
-
         def kill() -> None:
-            scheduler.sleep(life.killed_all_after_s)
             for process in self._together(life, processes):
-                scheduler.kill(process)
+                self.scheduler.kill(process)
 
-        scheduler.spawn(waker, "killer", kill)
+        self._later("killer", life.killed_all_after_s, kill)
+
+    def _later(self, name: str, at_s: float, act: Callable[[], None]) -> None:
+        """Act ``at_s`` seconds into the life that begins, unless it has ended."""
+        number = self.number
+
+        def wait() -> None:
+            self.scheduler.sleep(at_s)
+            if self.number == number:
+                act()
+
+        self.scheduler.spawn(Process(name, 98, self.hosts[0]), name, wait)
 
     def _together(self, life: Life, processes: list[Process]) -> list[Process]:
         """Return the processes that are killed at one moment."""
@@ -190,6 +246,16 @@ class History:
             if not life.storage_faults or rng.random() >= life.storage_faults:
                 return ""
             return rng.choice(("lost", "lost", "unheard", "full"))
+
+        return fault
+
+    def _create_fault(self, life: Life, loop: Loop) -> Any:
+        rng = self.scheduler.random
+
+        def fault() -> str:
+            if not life.creates_unheard or loop.is_healed:
+                return ""
+            return "unheard" if rng.random() < life.creates_unheard else ""
 
         return fault
 

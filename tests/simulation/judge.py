@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import oracle
+import storage
+from conformance import Conformance
 from hosts import Host
+from lives import Lives
 from plan import SLOW_STORAGE_S, Life, Plan
 from scheduler import Stuck
 
@@ -53,11 +56,12 @@ class Judge:
         self.tags: dict[str, int] = {}
         """Incarnation -> the life that had it, whose number is in the bytes that it saves."""
         self.saved_by_tag: dict[int, set[int]] = {}
-        self._timelines: list[dict[str, Any]] = []
+        self._lives = Lives(self.tags)
         self._dead: dict[tuple[int, int], set[int]] = {}
         """(tag, step) of a save that was rolled back -> the lives that did."""
         self._bound: dict[int, set[int]] = {}
         """Life -> hosts whose RAM has its record of what was rolled back."""
+        self._conformance = Conformance(storage)
         self._found = oracle.Holdings()
         self._expected: oracle.Save | None = None
         self._expected_in_storage: oracle.Save | None = None
@@ -74,8 +78,12 @@ class Judge:
         stored = oracle.stored_saves(self._storage, self.tags)
         is_silent = life.storage_faults or life.storage_gone or life.storage_slow_s > SLOW_STORAGE_S
         in_reach = [] if is_silent else stored
-        self._expected = oracle.newest_whole(self._found, self._timelines, in_reach)
-        self._expected_in_storage = oracle.newest_whole(oracle.Holdings(), self._timelines, stored)
+        known = self._found.lives.union(name for name, _ in in_reach)
+        self._lives.begin(number, known & self.tags.keys())
+        self._expected = oracle.newest_whole(self._found, self._lives, in_reach)
+        self._expected_in_storage = oracle.newest_whole(
+            oracle.Holdings(lives=self._found.lives), self._lives, stored
+        )
         self._log(f"expected at least {self._expected}")
 
     def after(self, life: Life, seen: list[Seen]) -> None:
@@ -83,6 +91,7 @@ class Judge:
         for number in set(life.hosts):
             self._hosts[number].changed()
         self._judge_errors(life, seen)
+        self._note_life(seen)
         restored = {each.restored for each in seen if each.returned}
         if len(restored) > 1:
             raise Violation(f"processes restored different steps: {restored}")
@@ -125,20 +134,32 @@ class Judge:
         if restored[1] < self._expected[1]:
             raise Violation(f"restored step {restored[1]}, although {self._expected} is whole")
         saves = [(life, restored[1]) for life, tag in self.tags.items() if tag == restored[0]]
-        if all(oracle.is_rolled_back(save, self._found) for save in saves):
+        if all(self._lives.is_rolled_back(save, self._found.heads) for save in saves):
             raise Violation(f"restored {saves}, which was rolled back")
 
     def _note_rolled_back(self, life: Life, seen: list[Seen]) -> None:
         """Remember the saves that this life's first complete save has put out of the way."""
         bound = {life.hosts[number] for number, each in enumerate(seen) if each.complete}
         restored = next((each.restored for each in seen if each.returned), None)
-        if not bound or restored is None:
+        if not bound or (restored is None and life.restores):
             return
+        first = -1 if restored is None else restored[1]
         self._bound[self._number] = bound
         for tag, steps in self.saved_by_tag.items():
+            if tag == self._number or not self._lives.knows(self._number, tag):
+                continue
             for step in steps:
-                if tag != self._number and (tag, step) != restored and step >= restored[1]:
+                if (tag, step) != restored and step >= first:
                     self._dead.setdefault((tag, step), set()).add(self._number)
+
+    def _note_life(self, seen: list[Seen]) -> None:
+        """Remember from where this life went on, and whether it rolled others back."""
+        asked = self._plan.lives[self._number - 1].restores
+        restored = next((each.restored for each in seen if each.returned), None)
+        self._lives.go_on(self._number, restored, asked=asked)
+        if any(each.complete or each.stored for each in seen):
+            mine = [name for name, tag in self.tags.items() if tag == self._number]
+            self._lives.binding.update(mine[-1:])
 
     def _judge_ramdisks(self, life: Life, seen: list[Seen]) -> None:
         every = self._survey()
@@ -152,7 +173,7 @@ class Judge:
             raise Violation(f"{every.most_slots} slots in one directory")
         if every.files > MOST_FILES_PER_HOST * len(self._hosts):
             raise Violation(f"{every.files} files in RAM")
-        self._timelines = _distinct(self._timelines + every.timelines)
+        self._lives.binding |= every.heads & self.tags.keys()
         self._note_rolled_back(life, seen)
         known = [step for life, step in every.known if self.tags.get(life) == self._number]
         complete = max([*known, *(step for each in seen for step in each.complete)], default=None)
@@ -169,6 +190,12 @@ class Judge:
             self._judge_copies(life, every, [save for save in mine if save[1] >= complete])
 
     def _judge_stored(self, seen: list[Seen]) -> None:
+        for path, data in storage.behaviour.created.items():
+            if os.path.exists(path) and Path(path).read_bytes() != data:
+                raise Violation(f"{path} was created by one writer, and changed by another")
+        refused = self._conformance.follow(storage.behaviour.created)
+        if refused:
+            raise Violation(refused)
         stored = max((step for each in seen for step in each.stored), default=None)
         there = oracle.stored_saves(self._storage, self.tags)
         self._log(f"whole in storage: {there}; complete: {stored}")
@@ -189,23 +216,31 @@ class Judge:
         if elements < wanted or (life.is_calm and states < slices):
             raise Violation(f"{saves} have {elements} copies of a shard, {states} of a host state")
 
+    def _has_begun_anew(self, newest: oracle.Save | None) -> bool:
+        """Return whether what a life without a restore has left in place of the rest is enough.
+
+        It is a save of its own, or the newest that was known to be complete: no restore has told
+        it of a newer one that nobody had heard of.
+        """
+        known = [step for name, step in self._found.known if name in self.tags]
+        own = newest is not None and self.tags[newest[0]] == self._number
+        return own or (newest[1] if newest else -1) >= max(known, default=-1)
+
     def _judge_left(self, life: Life, restored: tuple[int, int] | None) -> None:
         """What was whole before this life still is, unless a newer step is: P4."""
         if self._expected is None:
             return
         found = self._survey(life)
         stored = oracle.stored_saves(self._storage, self.tags)
-        newest = oracle.newest_whole(found, self._timelines, stored)
-        if newest is not None and newest[1] >= self._expected[1]:
-            return
+        newest = oracle.newest_whole(found, self._lives, stored)
         whole = oracle.whole_saves(found)
+        if self._expected in [*whole, *stored] or (newest and newest[1] >= self._expected[1]):
+            return
         saves = [(self.tags[incarnation], step) for incarnation, step in whole]
         # Hosts that were absent may know of a later life, which this one had no part in.
         mine = [step for tag, step in saves if tag == self._number]
         if restored in saves or max(mine, default=-1) >= self._expected[1]:
             return
+        if not life.restores and self._has_begun_anew(newest):
+            return
         raise Violation(f"{self._expected} was whole before, now {newest} is the newest: {whole}")
-
-
-def _distinct(timelines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return list({repr(each): each for each in timelines}.values())

@@ -51,6 +51,7 @@ class Loop:
         self.left = count
         self.is_healed = False
         self._come = 0
+        self._newest = max((max(steps) for steps in judge.saved_by_tag.values()), default=0)
 
     def run(self, process: Process) -> None:
         """Restore, train and save in ``process``, as a program that uses the product."""
@@ -102,14 +103,19 @@ class Loop:
         checkpointer = self._checkpointer(process, seen)
         start = devices.state(shape, me, 0, 0)
         host = {"tag": 0, "step": 0, "me": me}
-        step, state = checkpointer.restore(state=start, host_state=host)
-        seen.returned = True
+        if life.begins == "prefetch":
+            checkpointer.prefetch(start)
+            scheduler.sleep(life.step_s)
+        step, state = {"zero": 0, "ahead": self._newest + 1}.get(life.begins), None
+        if step is None:
+            step, state = checkpointer.restore(state=start, host_state=host)
+            seen.returned = True
         process.outages = tuple(
             (scheduler.now_s + begin_s, scheduler.now_s + begin_s + length_s)
             for begin_s, length_s in process.outages
         )
         process.is_training = True
-        if step is not None:
+        if seen.returned and step is not None:
             seen.restored = self._check_restored(process, state, host, step)
             self._log(f"{process.name} restored step {step} of life {seen.restored[0]}")
         del state

@@ -88,6 +88,48 @@ def incarnation_ignored() -> None:
 
 
 @_mutant()
+def order_by_clock() -> None:
+    """Known: a life is numbered by the clock of the host that begins it, whatever came before."""
+    clock = _module("cluster.peers").time
+
+    def new_incarnation(greatest: int, nonce: str) -> str:
+        del greatest
+        return f"{int(clock.time() * 100):012d}-{nonce}"
+
+    _replace_everywhere("core.timeline", "new_incarnation", new_incarnation)
+
+
+@_mutant()
+def removed_before_the_version() -> None:
+    """P4: the files of a step go before a version of the log says that they will."""
+    _edit(
+        "tiers.persistent.steps.writer",
+        "DirectoryWriter._remove",
+        "self._append(lambda table: listing(changed(table, keys, lambda _: None), *leaving))",
+        "self._finish_removal(entries); leaving = leaving[:0]",
+    )
+
+
+@_mutant()
+def created_without_precondition() -> None:
+    """Of two writers that make one file, the second writes over the first."""
+    directory = _module("tiers.storage.directory").StorageDirectory
+
+    def put_first(self: Any, below: str, data: bytes, writer: str, deadline_s: Any = None) -> bool:
+        path = self.path / below
+
+        def put() -> bool:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+            return True
+
+        del writer
+        return self.do("write", f"/{below}", put, deadline_s)
+
+    directory.put_first = put_first
+
+
+@_mutant()
 def decided_before_all_ballots() -> None:
     """P2: the leader decides "complete" while ballots are missing."""
     vote = _module("save.vote")

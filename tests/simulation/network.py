@@ -59,10 +59,10 @@ class Pipe:
 class Network:
     """All listeners and connections of one simulation."""
 
-    def __init__(self) -> None:
+    def __init__(self, first_fd: int = 1_000_000) -> None:
         self.listeners: dict[tuple[str, int], Socket] = {}
         self.by_fd: dict[int, Socket] = {}
-        self.fds = itertools.count(1_000_000)
+        self.fds = itertools.count(first_fd)
         self.ports = itertools.count(20_000)
         self.fault: Callable[[Socket], str] = lambda _: ""
         """Asked before each transfer; returns "", "reset", "silent" or "slow"."""
@@ -77,10 +77,10 @@ class Network:
 network = Network()
 
 
-def begin() -> Network:
-    """Make a new network the current one."""
+def begin(life: int) -> Network:
+    """Make a new network the current one; its descriptors differ from those of other lives."""
     global network  # noqa: PLW0603 - one simulation at a time
-    network = Network()
+    network = Network(1_000_000 * (life + 1))
     return network
 
 

@@ -20,9 +20,7 @@ from typing import Any
 import devices
 import numpy as np
 import storage
-
-Save = tuple[str, int]
-"""(incarnation, step)."""
+from lives import Lives, Save
 
 
 @dataclass
@@ -32,7 +30,8 @@ class Holdings:
     Attributes:
       boxes: by save and leaf, how often each element is held with the right bytes.
       host_states: by save and number of processes, how often each owner's is held.
-      timelines: the records of what was rolled back.
+      heads: incarnations that have a record of what was rolled back.
+      lives: incarnations of which there is a trace that a restore looks at.
       known: the saves on record as complete.
       torn: published shards whose CRC does not fit: of a flip, or published too early.
       most_slots: in one directory.
@@ -41,7 +40,8 @@ class Holdings:
 
     boxes: dict[Save, dict[str, Any]] = field(default_factory=dict)
     host_states: dict[tuple[Save, int], Counter[int]] = field(default_factory=dict)
-    timelines: list[dict[str, Any]] = field(default_factory=list)
+    heads: set[str] = field(default_factory=set)
+    lives: set[str] = field(default_factory=set)
     wrong: list[str] = field(default_factory=list)
     torn: list[Path] = field(default_factory=list)
     known: set[Save] = field(default_factory=set)
@@ -71,7 +71,8 @@ def merged(parts: Iterable[Holdings]) -> Holdings:
             )
         for key, owners in part.host_states.items():
             found.host_states[key] = found.host_states.get(key, Counter()) + owners
-        found.timelines += part.timelines
+        found.heads |= part.heads
+        found.lives |= part.lives
         found.wrong += part.wrong
         found.torn += part.torn
         found.known |= part.known
@@ -95,8 +96,15 @@ def _read_directory(
     known = None if ledger is None else ledger["ledger"]["complete"]
     if known is not None:
         found.known.add((known["incarnation"], known["step"]))
-    if ledger is not None and ledger["ledger"]["chain"] is not None:
-        found.timelines.append(ledger["ledger"]["chain"])
+    if ledger is not None:
+        _note_lives(ledger["ledger"], found)
+
+
+def _note_lives(ledger: Any, found: Holdings) -> None:
+    found.lives.add(ledger["incarnation"])
+    if ledger["chain"] is not None:
+        found.heads.add(ledger["chain"]["head"])
+        found.lives.add(ledger["chain"]["head"])
 
 
 def _read_host_state(document: Any, tags: dict[str, int], found: Holdings) -> bool:
@@ -139,6 +147,7 @@ def _read_slot(path: Path, tags: dict[str, int], found: Holdings) -> None:
     if tag is None:
         found.wrong.append(f"{path}: a save {save} that nobody began")
         return
+    found.lives.add(save[0])
     truth = devices.whole(tag, save[1])
     held = found.boxes.setdefault(
         save, {name: np.zeros(value.shape, np.int32) for name, value in truth.items()}
@@ -175,21 +184,6 @@ def whole_saves(found: Holdings, with_host_states: bool = True) -> list[Save]:
     return sorted(whole, key=lambda save: save[1])
 
 
-def is_on_way(save: Save, timeline: dict[str, Any]) -> bool:
-    """Return whether ``save`` counts by a chain, as FORMAT.md says. No step is of plain Orbax."""
-    life, head = save[0].partition(".")[0], timeline["head"]
-    if number_of(life) >= number_of(head):
-        return life == head or number_of(life) > number_of(head)
-    ancestors = {each["incarnation"]: each["last_step"] for each in timeline["ancestors"]}
-    if all(number_of(life) < number_of(each) for each in ancestors):
-        return save[1] <= timeline["oldest_step"]
-    return save[1] <= ancestors.get(life, -1)
-
-
-def number_of(life: str) -> int:
-    return int(life.partition("-")[0])
-
-
 def stored_saves(directory: Path, tags: dict[str, int]) -> list[Save]:
     """Return the saves in storage, in their own places, that are whole with the right bytes."""
     saves: list[Save] = []
@@ -223,28 +217,15 @@ def _is_stored(
     return not any(each.any() for each in missing.values()) and all(map(Path.exists, names))
 
 
-def newest_whole(
-    found: Holdings, every_timeline: Iterable[dict[str, Any]], stored: Iterable[Save] = ()
-) -> Save | None:
+def newest_whole(found: Holdings, lives: Lives, stored: Iterable[Save] = ()) -> Save | None:
     """Return the newest save that every restore must find, or None. ``stored``: those in storage.
 
-    A save that any timeline ever excluded does not count, even if its record is lost.
+    A save that any life ever rolled back does not count, even if its record is lost.
     """
-    timelines = list(every_timeline)
-    counts = [
-        save
-        for save in sorted([*whole_saves(found), *stored], key=lambda save: save[1])
-        if all(is_on_way(save, timeline) for timeline in timelines)
-    ]
-    return counts[-1] if counts else None
-
-
-def is_rolled_back(save: Save, found: Holdings) -> bool:
-    """Return whether the newest record on the surviving ramdisks excludes ``save``."""
-    if not found.timelines:
-        return False
-    newest = max(found.timelines, key=lambda timeline: timeline["head"])  # twelve digits each
-    return not is_on_way(save, newest)
+    stored = list(stored)
+    reach = found.lives.union(incarnation for incarnation, _ in stored)
+    counts = [save for save in [*whole_saves(found), *stored] if lives.counts(save, reach)]
+    return max(counts, key=lambda save: save[1], default=None)
 
 
 def copies(found: Holdings, save: Save) -> tuple[int, int]:

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import random
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 SHAPES = (
     *((2, 1), (2, 1), (2, 1), (2, 2), (2, 2), (3, 1), (3, 1), (4, 1), (3, 2), (2, 3), (4, 2)),
@@ -18,6 +18,8 @@ SHAPES = (
 )
 """(slices, processes of each): 2 to 8 processes."""
 
+DAY_S = 86400.0
+"""The most that a wall clock is wrong, either way."""
 SLOW_STORAGE_S = 1.0
 """Storage whose calls may take longer may be taken for one that does not answer."""
 
@@ -28,7 +30,11 @@ class Life:
 
     Attributes:
       slices: the process indices of each slice. hosts: the host of each process.
-      wiped: hosts that lose their RAM before it. clocks: (host, seconds) of jumps.
+      begins: how the loop begins: with "restore", with "prefetch" and restore, or without: at
+        step "zero", or "ahead" of all steps that were saved.
+      wiped: hosts that lose their RAM before it.
+      clocks: (host, seconds) that its wall clock is ahead from the start of this life on.
+      clock_jumps: (host, second of this life, seconds that it is ahead from then on).
       flips: (host, choice of a bit) of bits that change at rest.
       steps: how many are trained. interval: of saves. step_s: length of a step.
       waits: the loop waits for each save. ends_well: the loop ends with ``stop``.
@@ -41,14 +47,22 @@ class Life:
       full: processes whose ramdisk has no room in the first steps.
       service_slow_s, service_lost, network_faults: of each call; the last two are probabilities.
       storage_slow_s, storage_faults: of each call of storage. storage_gone: all of them fail.
+      listing_late_s: a host sees a folder of storage as it was up to so long ago, unless it has
+        changed the folder since.
+      creates_unheard: probability that the answer to a create that succeeded is lost.
+      stalls: (process, what, number, seconds): before so many calls of storage ("call") or creates
+        ("create") it stalls, which ends the life; it wakes up so much later, perhaps in the next
+        life, where it is a second writer, unless its host is needed there.
       stay: probability that a thread goes on where another could run.
       heals: nothing fails any more after the last step; then some more steps are trained.
     """
 
     slices: tuple[tuple[int, ...], ...]
     hosts: tuple[int, ...]
+    begins: Literal["restore", "prefetch", "zero", "ahead"] = "restore"
     wiped: tuple[int, ...] = ()
     clocks: tuple[tuple[int, float], ...] = ()
+    clock_jumps: tuple[tuple[int, float, float], ...] = ()
     flips: tuple[tuple[int, float], ...] = ()
     steps: int = 4
     interval: int = 1
@@ -69,8 +83,16 @@ class Life:
     storage_slow_s: float = 0.01
     storage_faults: float = 0.0
     storage_gone: bool = False
+    listing_late_s: float = 0.0
+    creates_unheard: float = 0.0
+    stalls: tuple[int, str, int, float] | tuple[()] = ()
     stay: float = 0.0
     heals: bool = False
+
+    @property
+    def restores(self) -> bool:
+        """True when the loop restores before it trains."""
+        return self.begins in ("restore", "prefetch")
 
     @property
     def is_calm(self) -> bool:
@@ -84,8 +106,12 @@ class Life:
             or self.outages
             or self.network_faults
             or self.storage_faults
+            or self.creates_unheard
+            or self.stalls
             or self.storage_gone
             or self.storage_slow_s > SLOW_STORAGE_S
+            # Each process costs a round some calls one after the other.
+            or (self.service_slow_s >= 1 and len(self.hosts) > 4)
         )
 
 
@@ -106,7 +132,7 @@ class Plan:
 
 KINDS = (
     *("kills", "ends", "losses", "flips", "clocks", "moves", "crowds"),
-    *("network", "service", "full", "storage"),
+    *("network", "service", "full", "storage", "begins", "listings", "creates", "writers"),
 )
 """Kinds of faults that a history may have often, or not at all."""
 
@@ -132,7 +158,9 @@ def draw(seed: int) -> Plan:
     odds = _Odds(rng)
     slices, per_slice = rng.choice(SHAPES)
     count = slices * per_slice
-    hosts = count + (1 if odds.happens("moves", 0.3) else 0)
+    stored_every = rng.choice((0, 0, 1, 2, 3))
+    has_spare = odds.happens("moves", 0.3) or (stored_every and odds.happens("writers", 0.5))
+    hosts = count + (1 if has_spare else 0)
     is_crowded = odds.happens("crowds", 0.2)
     placement = rng.choice(("all_but_primary", "all_but_primary", "striped(2)"))
     lives, most_steps = rng.choice(((5, 5), (5, 5), (4, 5), (9, 2)))
@@ -151,9 +179,10 @@ def draw(seed: int) -> Plan:
             placed = tuple(rng.sample(range(hosts), count))
         if is_crowded and rng.random() < 0.5:
             placed = tuple(rng.choices(range(hosts), k=count))
+        if number and stored_every and hosts > count and odds.happens("writers", 0.25):
+            drawn[-1], placed = _draw_stall(rng, drawn[-1], hosts, count)
         drawn.append(_draw_life(rng, odds, members, placed, number=number, most_steps=most_steps))
     keep = 1 if rng.random() < 0.7 else 2
-    stored_every = rng.choice((0, 0, 1, 2, 3))
     return Plan(seed, hosts, placement, keep, stored_every, tuple(drawn))
 
 
@@ -187,7 +216,26 @@ def _draw_life(
         _draw_rest(rng, odds, placed, members, values)
     _draw_end(rng, odds, members, values)
     _draw_trouble(rng, odds, len(placed), values)
+    _draw_clocks(rng, odds, placed, values)
+    if odds.happens("begins", 0.2):
+        values["begins"] = rng.choice(("prefetch", "prefetch", "zero", "ahead"))
     return Life(members, placed, **values)
+
+
+def _draw_stall(
+    rng: random.Random, life: Life, hosts: int, count: int
+) -> tuple[Life, tuple[int, ...]]:
+    """Return ``life``, of which a process stalls, and where the next one is placed: elsewhere."""
+    process = 0 if rng.random() < 0.7 else rng.randrange(len(life.hosts))
+    what = rng.choice(("call", "create"))
+    number = rng.randint(1, 4) if what == "create" else int(rng.random() ** 2 * 150) + 1
+    seconds = rng.choice((0.1, 1.0, 5.0, 30.0)) * (0.5 + rng.random())
+    none: dict[str, Any] = {"killed_at_call": (), "killed_in_step": (), "killed_all_after_s": 0.0}
+    stalled = dataclasses.replace(
+        life, **none, ends_well=False, heals=False, stalls=(process, what, number, seconds)
+    )
+    others = [host for host in range(hosts) if host != life.hosts[process]]
+    return stalled, tuple(rng.sample(others, count))
 
 
 def _draw_end(
@@ -234,6 +282,10 @@ def _draw_trouble(rng: random.Random, odds: _Odds, count: int, values: dict[str,
         values["storage_faults"] = rng.choice((0.005, 0.05))
     elif odds.happens("storage", 0.05):
         values["storage_gone"] = True
+    if odds.happens("listings", 0.1):
+        values["listing_late_s"] = rng.choice((3.0, 30.0))
+    if odds.happens("creates", 0.1):
+        values["creates_unheard"] = rng.choice((0.1, 0.5))
 
 
 def _draw_rest(
@@ -243,7 +295,7 @@ def _draw_rest(
     members: tuple[tuple[int, ...], ...],
     values: dict[str, Any],
 ) -> None:
-    """Draw what happens to RAM and clocks before a life."""
+    """Draw what happens to RAM before a life."""
     if odds.happens("losses", 0.5):
         kind = rng.random()
         if kind < 0.1:
@@ -258,8 +310,22 @@ def _draw_rest(
     if odds.happens("flips", 0.25):
         times = rng.choice((1, 3))
         values["flips"] = tuple((rng.choice(placed), rng.random()) for _ in range(times))
-    if odds.happens("clocks", 0.1):
-        values["clocks"] = ((rng.choice(placed), rng.choice((-86400.0, -5.0, 5.0, 86400.0))),)
+
+
+def _draw_clocks(
+    rng: random.Random, odds: _Odds, placed: tuple[int, ...], values: dict[str, Any]
+) -> None:
+    """Draw jumps of wall clocks, up to a day either way; a clock may also be set right again."""
+
+    def ahead_s() -> float:
+        return rng.choice((0.0, -DAY_S, -5.0, 5.0, DAY_S, rng.uniform(-DAY_S, DAY_S)))
+
+    if odds.happens("clocks", 0.25):
+        who = placed if rng.random() < 0.5 else (placed[0],)
+        values["clocks"] = tuple((host, ahead_s()) for host in dict.fromkeys(who))
+    if odds.happens("clocks", 0.15):
+        length_s = values["steps"] * values["step_s"]
+        values["clock_jumps"] = ((rng.choice(placed), rng.random() * length_s, ahead_s()),)
 
 
 def smaller(plan: Plan) -> Iterator[Plan]:

@@ -14,6 +14,7 @@ import errno
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import sim
+import threads
 from etils.epath import backend
 
 from emergency_ckpt import _native as native
@@ -29,6 +31,7 @@ MANIFEST = "manifest.ocdbt"
 METADATA = "_CHECKPOINT_METADATA"
 ITEM = "default"
 
+_NUMBERED = re.compile(r"/host_state/(run|log)/\d{12}\.json$")
 _READS = ("exists", "isdir", "listdir", "glob", "stat")
 _CHANGES = ("makedirs", "mkdir", "remove", "rename", "replace")
 
@@ -37,20 +40,53 @@ class Behaviour:
     """How long a call takes, and whether it fails; set by the history for each life.
 
     ``fault`` returns "", "lost" (no effect), "unheard" (an effect, then an error) or "full".
+    ``create_fault`` too, for creates that need the name to be free. ``before``: called before each
+    call, with "call" or "create". ``created``: the first bytes of each numbered file, which must
+    not change, by path.
     """
 
     def __init__(self) -> None:
         self.delay: Callable[[], float] = lambda: 0.0
         self.fault: Callable[[], str] = lambda: ""
+        self.create_fault: Callable[[], str] = lambda: ""
+        self.before: Callable[[str], None] = lambda what: None
+        self.created: dict[str, bytes] = {}
+        self.listing_late_s = 0.0
+        self._listings: dict[tuple[str, str], tuple[float, set[str]]] = {}
+
+    def listed(self, folder: str, names: set[str]) -> set[str]:
+        """Return what a host sees of a folder that has ``names``: as a file server's client."""
+        key, now_s = (sim.scheduler.here().process.host.name, folder), sim.scheduler.now_s
+        at_s, seen = self._listings.get(key, (-1e9, names))
+        if now_s - at_s >= self.listing_late_s:
+            at_s, seen = self._listings[key] = (now_s, names)
+        return set(seen)
+
+    def wrote(self, path: Any, data: bytes) -> None:
+        """Note that the running task's host has written a file."""
+        self.changed(path)
+        if _NUMBERED.search(str(path)):
+            self.created.setdefault(str(path), data)
+
+    def changed(self, path: Any) -> None:
+        """Note that the running task's host has changed a folder: it sees it as it is."""
+        host = sim.scheduler.here().process.host.name
+        self._listings.pop((host, os.path.dirname(str(path))), None)
 
 
 behaviour = Behaviour()
+
+
+def begin() -> None:
+    """Forget the storage of the history before."""
+    behaviour.__init__()
 
 
 def _arrive(path: Any) -> str:
     scheduler = sim.scheduler
     if scheduler.current is None or "eckpt-simulation" not in str(path):
         return ""
+    behaviour.before("call")
     scheduler.call(behaviour.delay())
     return behaviour.fault()
 
@@ -67,6 +103,9 @@ def _wrapped(real: Callable[..., Any], changes: bool) -> Callable[..., Any]:
         if kind == "lost" or (kind == "full" and changes):
             _raise(kind, path)
         result = real(self, path, *args, **kwargs)
+        if changes and sim.scheduler.current is not None:
+            for each in (path, *args[:1]):
+                behaviour.changed(each)
         if kind == "unheard":
             _raise(kind, path)
         return result
@@ -97,6 +136,8 @@ def write(path: Any, data: bytes) -> None:
         _raise(kind, path)
     with open(path, "wb") as file:
         file.write(data)
+    if sim.scheduler.current is not None:
+        behaviour.wrote(path, data)
     if kind == "unheard":
         _raise(kind, path)
 
@@ -123,6 +164,29 @@ def _remove_tree(self: Any, path: Any) -> None:
     os.rmdir(path)
 
 
+def _create(real: Callable[..., None]) -> Callable[..., None]:
+    """Return a create that needs the name to be free, whose answer may be lost."""
+
+    def create(path: Any, data: bytes, *args: Any) -> None:
+        behaviour.before("create")
+        kind = _arrive(path) or behaviour.create_fault()
+        if kind in ("lost", "full"):
+            _raise(kind, path)
+        real(path, data, *args)
+        behaviour.wrote(path, data)
+        if kind == "unheard":
+            _raise(kind, path)
+
+    return create
+
+
+def _names_in(real: Callable[..., set[str]]) -> Callable[..., set[str]]:
+    def names_in(self: Any, below: str = "", deadline_s: float | None = None) -> set[str]:
+        return behaviour.listed(str(self.path / below), real(self, below, deadline_s))
+
+    return names_in
+
+
 def install() -> None:
     """Put the simulated storage in the place of the file system and of Orbax. Once."""
     kind: Any = type(backend.os_backend)
@@ -130,6 +194,10 @@ def install() -> None:
         setattr(kind, name, _wrapped(getattr(kind, name), name in _CHANGES))
     kind.open = _open
     kind.rmtree = _remove_tree
+    directory = _module("tiers.storage.directory")
+    _replace(directory, "_link_new", _create(directory._link_new))
+    names_in = directory.StorageDirectory.names_in
+    _replace(directory.StorageDirectory, "names_in", _names_in(names_in))
     tier = _module("tiers.persistent.tier")
     _replace(tier, "open_by_name", _open_by_name)
     _replace(tier, "describe_item", lambda item: _open_by_name(item, (), 0.0))
@@ -204,8 +272,11 @@ def _write_step(
     identity = f"{save.incarnation} {save.step} {sim.scheduler.random.random()}"
     write(temporary / ITEM / MANIFEST, identity.encode())
     ours = {"emergency_ckpt": {"run_id": save.run_id, "incarnation": save.incarnation}}
-    committed_ns = int((1_790_000_000 + sim.scheduler.now_s) * 1e9)
-    metadata = {"commit_timestamp_nsecs": committed_ns, "custom_metadata": ours, "is": identity}
+    metadata = {
+        "commit_timestamp_nsecs": int(threads.wall_s() * 1e9),
+        "custom_metadata": ours,
+        "is": identity,
+    }
     write(temporary / METADATA, json.dumps(metadata).encode())
     writes.check()
     temporary.rename(target)

@@ -348,15 +348,17 @@ def _sleep(seconds: float) -> None:
     sim.scheduler.call(seconds)
 
 
+def wall_s() -> float:
+    """Return what the wall clock of the running task's host shows."""
+    task = sim.scheduler.current
+    ahead_s = 0.0 if task is None else getattr(task.process.host, "clock_ahead_s", 0.0)
+    return WALL_CLOCK_S + sim.scheduler.now_s + ahead_s
+
+
 def time_module() -> ModuleType:
     """Return the module that stands for ``time``; each host has a wall clock of its own."""
     module = ModuleType("time")
     vars(module).update(vars(real_time))
-
-    def wall_s() -> float:
-        task = sim.scheduler.current
-        ahead_s = 0.0 if task is None else getattr(task.process.host, "clock_ahead_s", 0.0)
-        return WALL_CLOCK_S + sim.scheduler.now_s + ahead_s
 
     vars(module).update(
         monotonic=lambda: sim.scheduler.now_s,

@@ -1,0 +1,109 @@
+"""Which life went on from what, as the simulation itself saw it: no name of the product is ordered.
+
+The product orders lives by names that it makes. Whether these are in the right order is judged
+here, by the numbers that the simulation gives to lives and by what each of them could know.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+Save = tuple[str, int]
+"""(incarnation, step)."""
+
+
+class Lives:
+    """All lives of a history so far.
+
+    ``tags``: the number of the life that had an incarnation; a life has one from its start and one
+    from its restore, and grows while it runs.
+
+    Attributes:
+      binding: incarnations that rolled others back: one save of theirs was complete, or a record of
+        it was found.
+    """
+
+    def __init__(self, tags: Mapping[str, int]) -> None:
+        self._tags = tags
+        self._older: dict[int, frozenset[str]] = {}
+        self._parents: dict[int, tuple[int, int]] = {}
+        self._from_nothing: set[int] = set()
+        self.binding: set[str] = set()
+
+    def begin(self, number: int, known: Iterable[str]) -> None:
+        """Note a life that finds the incarnations ``known``, and so what those had found."""
+        found = set(known)
+        self._older[number] = frozenset(found.union(*map(self.older_than, found)))
+
+    def go_on(self, number: int, parent: tuple[int, int] | None, *, asked: bool) -> None:
+        """Note from which (life, step) a life went on. ``asked``: it restored, or found nothing."""
+        if parent is not None:
+            self._parents[number] = parent
+            names = {name for name, tag in self._tags.items() if tag == parent[0]}
+            self.begin(number, self._older[number].union(names))
+        elif not asked:
+            self._from_nothing.add(number)
+
+    def older_than(self, incarnation: str) -> frozenset[str]:
+        """Return the incarnations that the life of ``incarnation`` must come after."""
+        return self._older.get(self._tags[life_of(incarnation)], frozenset())
+
+    def knows(self, number: int, other: int) -> bool:
+        """Return whether the life ``number`` must come after all of the life ``other``."""
+        every = {name for name, tag in self._tags.items() if tag == other}
+        return bool(every) and every <= self._older.get(number, frozenset())
+
+    def is_on_way(self, head: str, save: Save) -> bool | None:
+        """Return whether ``save`` counts for who goes on from the life ``head``.
+
+        It does when its life is younger, and when it is on the path to ``head``. None: the two
+        lives could not know of each other, or a start that found nothing is between them.
+        """
+        head, life = life_of(head), life_of(save[0])
+        number, tag = self._tags[head], self._tags[life]
+        if number == tag or head in self.older_than(life):
+            return True
+        if life not in self.older_than(head):
+            return None
+        limit = math.inf
+        while number != tag:
+            parent = self._parents.get(number)
+            if parent is None:
+                return self._is_on_way_of_root(number, life)
+            number, limit = parent[0], min(limit, parent[1])
+        return save[1] <= limit
+
+    def _is_on_way_of_root(self, root: int, life: str) -> bool | None:
+        if life in self._older.get(root, frozenset()):
+            return False if root in self._from_nothing else None
+        names = {name for name, tag in self._tags.items() if tag == root}
+        return False if names & self.older_than(life) else None
+
+    def counts(self, save: Save, reach: Iterable[str]) -> bool:
+        """Return whether every restore must accept ``save``.
+
+        ``reach``: incarnations of which the restore can find a trace. A life that could not know of
+        the save's, nor the other way, may win over it, if it is among these.
+        """
+        traces = self._tags.keys() & set(reach)
+        near = {name for each in traces for name in (each, *self.older_than(each))}
+        for head in self.binding:
+            answer = self.is_on_way(head, save)
+            is_apart = head not in self.older_than(save[0]) and (
+                life_of(save[0]) not in self.older_than(head)
+            )
+            if answer is False or (answer is None and (not is_apart or head in near)):
+                return False
+        return True
+
+    def is_rolled_back(self, save: Save, heads: Iterable[str]) -> bool:
+        """Return whether the newest of ``heads``, whose records are left, excludes ``save``."""
+        heads = set(heads)
+        newest = [head for head in heads if heads - {head} <= self.older_than(head)]
+        return bool(newest) and self.is_on_way(newest[0], save) is False
+
+
+def life_of(incarnation: str) -> str:
+    """Return the life of an incarnation; demanded saves add a part of their own."""
+    return incarnation.partition(".")[0]

@@ -1,0 +1,59 @@
+"""The order of lives that the simulation judges by: who went on from what, and knew of whom."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from lives import Lives
+
+sys.path.pop(0)
+
+
+@pytest.fixture
+def lives() -> Lives:
+    """Life 2 went on from step 4 of life 1; life 3 began from nothing; life 4 knew of no other."""
+    found = Lives({"b": 1, "a": 2, "d": 3, "c": 4})
+    found.begin(1, [])
+    found.go_on(1, None, asked=True)
+    found.begin(2, ["b"])
+    found.go_on(2, (1, 4), asked=True)
+    found.begin(3, ["a"])
+    found.go_on(3, None, asked=False)
+    found.begin(4, [])
+    found.go_on(4, None, asked=True)
+    return found
+
+
+def test_path_of_a_life_has_what_it_went_on_from(lives: Lives) -> None:
+    assert lives.is_on_way("a", ("b", 4))
+    assert lives.is_on_way("a", ("b", 5)) is False
+    assert lives.is_on_way("a", ("a.000001", 9))
+    assert lives.is_on_way("b", ("a", 9)), "a life that came later counts"
+
+
+def test_path_of_a_life_from_nothing_has_nothing_before(lives: Lives) -> None:
+    assert lives.is_on_way("d", ("b", 1)) is False, "known of by way of life 2"
+    assert lives.is_on_way("d", ("a", 9)) is False
+
+
+def test_path_of_lives_apart_is_not_known(lives: Lives) -> None:
+    assert lives.is_on_way("c", ("a", 1)) is None
+    assert not lives.knows(4, 2)
+    assert lives.knows(3, 1)
+
+
+def test_save_apart_counts_while_the_other_life_is_out_of_reach(lives: Lives) -> None:
+    lives.binding = {"a", "c"}
+    assert lives.counts(("a", 7), {"a"})
+    assert not lives.counts(("a", 7), {"a", "c"})
+    assert not lives.counts(("b", 5), {"b"})
+
+
+def test_rollback_is_by_the_newest_record_that_is_left(lives: Lives) -> None:
+    assert lives.is_rolled_back(("b", 5), {"a", "b"})
+    assert not lives.is_rolled_back(("b", 5), {"b"})
+    assert not lives.is_rolled_back(("b", 5), {"a", "c"}), "neither is newer"
