@@ -193,6 +193,9 @@ class RestoreLeader:
                 raise found
             if found is None or found.is_junk:
                 self._stored.pop(item.step, None)
+                aside = view.aside(item.step) if item.step == self._requested_step else None
+                if aside is not None:
+                    self._stored[item.step] = aside
             else:
                 self._stored[item.step] = found.step
             if found is not None and found.is_junk:

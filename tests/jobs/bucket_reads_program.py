@@ -9,6 +9,7 @@ from itertools import accumulate
 
 import jax
 import numpy as np
+from persistent_steps import life, writer_of
 
 from emergency_ckpt.state.snapshot import SnapshotRecipe
 from emergency_ckpt.state.tree import BoxTable, describe
@@ -34,9 +35,12 @@ def save(tier: PersistentTier, state: dict[str, jax.Array]) -> None:
     tree = describe(state, "save")
     shards = BoxTable(tree, 1).shards_of(0)
     on_host = SnapshotRecipe(tree, shards).take(jax.tree_util.tree_leaves(state)).collect()
-    save_id = SaveId(STEP, "life", "run")
+    save_id = SaveId(STEP, life(1), "run")
+    writer = writer_of(tier)
+    writer.begin(save_id.incarnation)
     tier.write_tensors(save_id, tree, dict(zip(shards, on_host, strict=True)), (0,))
-    tier.publish(save_id, {0: ("0" * 64, True)}, [leaf.spec for leaf in tree.leaves], {})
+    leaves = [leaf.spec for leaf in tree.leaves]
+    writer.publish(tier.finish(save_id, {0: ("0" * 64, True)}, leaves, {}), None)
 
 
 def most_at_once(requests: list[RequestRecord]) -> int:
@@ -58,7 +62,7 @@ def main() -> None:
     save(tier, state)
     gcs.clear_requests()
     with gcs.fault(FaultRule(kind="delay", delay_s=0.03, target="bucket/*")):
-        stored = tier.describe(STEP)
+        stored = tier.describe(tier.find(STEP))
         described = len(gcs.requests())
         gcs.clear_requests()
         arrays = {path: leaf.array for path, leaf in stored.leaves.items()}

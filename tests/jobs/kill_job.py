@@ -26,9 +26,13 @@ from emergency_ckpt.testing.gcs import FaultRule, GcsControl
 RUN_ID = "crash"
 COMPLETE, TRIED = 10, 15
 WAIT_S = 60.0
+CHANGED = "[5g]/*"
+"""What a save changes: the folders ``15``, and the ``log``."""
 THROUGH = 1
 """What a process reports as its step when its part of the persistent save is done."""
-CHANGES = frozenset({"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"})
+CHANGES = frozenset(
+    {"open", "os.link", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"}
+)
 """Audit events of Python for what changes a directory; ``open`` only for writing."""
 
 
@@ -93,7 +97,7 @@ class PersistentKiller(Killer):
         """One request of the save hangs, unapplied; whoever sent it, the victim dies then."""
         control = bucket_control()
         glob, _, number = self.kill.point.removeprefix("request:").partition("#")
-        glob = f"bucket/{self.kill.name}/persistent/*{'15/*' if number else glob}"
+        glob = f"bucket/{self.kill.name}/persistent/*{CHANGED if number else glob}"
         if self.world.process == 0:  # it is the first to change anything
             control.add_fault(
                 FaultRule(
@@ -124,7 +128,7 @@ class PersistentKiller(Killer):
                 return
             paths = [os.fsdecode(a) for a in arguments if isinstance(a, str | bytes | os.PathLike)]
             below = [path.removeprefix(directory) for path in paths if path.startswith(directory)]
-            if any("/15" in path for path in below) and next(left) <= 0:
+            if any("/15" in path or "/log/" in path for path in below) and next(left) <= 0:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         sys.addaudithook(hook)

@@ -18,7 +18,7 @@ from emergency_ckpt.state import host_state
 from emergency_ckpt.state.snapshot import SnapshotRecipe
 from emergency_ckpt.state.tree import BoxTable, describe
 from emergency_ckpt.tiers.persistent.marker import NO_SIGNING, OURS
-from emergency_ckpt.tiers.persistent.meetings import WRITTEN
+from emergency_ckpt.tiers.persistent.meetings import BEGUN, WRITTEN
 from emergency_ckpt.tiers.persistent.steps.writer import DirectoryWriter
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.types import LeafSpec, SaveId
@@ -77,17 +77,40 @@ def save_over(
     *,
     chain: Timeline | None = None,
     writer: DirectoryWriter | None = None,
+    at: Callable[[str], None] = lambda _: None,
 ) -> None:
     """One save, as ``save.persistent.save`` does it: over whatever lies there.
 
     ``writer``: of a life that has saved before; else this is the first save of its life.
+    ``at``: called at each of ``POINTS``.
     """
     tier.create()
     writer = writer or writer_of(tier)
     writer.begin(incarnation)
+    at("claimed")
     writer.make_room(step, f"saved anew by {incarnation}")
-    writer.publish(write(tier, step, value, incarnation, writer.check), chain)
+    at("room")
+    entry = write(tier, step, value, incarnation, writer.check, at)
+    at("marked")
+    writer.publish(entry, chain)
+    at("published")
     writer.settle()
+
+
+POINTS = (
+    "claimed",
+    "room",
+    "documents",
+    "begun",
+    "written",
+    "checked",
+    "committed",
+    "marked",
+    "published",
+)
+"""Of ``save_over``: after a version names the life; after the step's place is clear; after the host
+states; after the folder of the tensors; after these; after the last look at the log; after Orbax's
+commit; after the marker; after the version that lists the step."""
 
 
 def write(
@@ -96,6 +119,7 @@ def write(
     value: int,
     incarnation: str,
     before_commit: Callable[[], None] = lambda: None,
+    at: Callable[[str], None] = lambda _: None,
 ) -> Entry:
     """The files of a save, with both markers; what makes it count."""
     assert number_of(incarnation), "as ``life`` makes one"
@@ -107,11 +131,17 @@ def write(
 
     def meet(name: str, others: Sequence[int], deadline_s: float) -> None:
         del others, deadline_s
+        if name == BEGUN:
+            at("begun")
         if name == WRITTEN:
+            at("written")
             before_commit()
+            at("checked")
 
     tier.write_document(step, 0, 1, data)
+    at("documents")
     tier.write_tensors(save, tree, dict(zip(shards, on_host, strict=True)), (0,), meet)
+    at("committed")
     digest = hashlib.sha256(data).hexdigest()
     return tier.finish(save, {0: (digest, False)}, [leaf.spec for leaf in tree.leaves], {})
 

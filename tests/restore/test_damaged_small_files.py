@@ -20,6 +20,7 @@ from emergency_ckpt.errors import CheckpointError, CorruptData, Unrecoverable
 from emergency_ckpt.state import host_state
 from emergency_ckpt.tiers.local.manifest import decode_manifest
 from emergency_ckpt.tiers.local.process_directory import read_ledger
+from emergency_ckpt.tiers.persistent.log import decode_version
 from emergency_ckpt.tiers.persistent.marker import NO_SIGNING, check_marker, decode_checksums
 from emergency_ckpt.tiers.persistent.steps import looks as step_looks
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
@@ -53,8 +54,8 @@ def test_decode_marker_refuses_every_damaged_file(world: World) -> None:
     ("name", "decode"),
     [
         ("marker_v1.json", lambda data: check_marker(data, 40, "marker", NO_SIGNING)),
-        ("marker_v2.json", lambda data: check_marker(data, 40, "marker", NO_SIGNING)),
-        ("marker_v3.json", lambda data: check_marker(data, 40, "marker", StepSigning(KEY))),
+        ("signed_marker_v1.json", lambda data: check_marker(data, 40, "marker", StepSigning(KEY))),
+        ("log_version_v1.json", lambda data: decode_version(data, 14, "log", NO_SIGNING)),
         ("manifest_v1.json", decode_manifest),
         ("process_00003_of_00008_v1.json", host_state.decode),
     ],
@@ -95,14 +96,14 @@ def test_describe_of_damaged_orbax_file_raises_a_typed_error(world: World) -> No
     """Or says what it said: not every bit of them matters."""
     persist(world, 2)
     tier, chance = PersistentTier(str(world.persistent), timeout_s=2.0), random.Random(0)
-    whole = tier.describe(2)
+    whole = tier.describe(tier.find(2))
     small = [p for p in sorted((world.persistent / "2").rglob("*")) if p.is_file()]
     for path in small:
         data = path.read_bytes()
         for each in chance.sample(list(damaged(data)), 1):
             path.write_bytes(each)
             try:
-                assert tier.describe(2).leaves.keys() == whole.leaves.keys()
+                assert tier.describe(tier.find(2)).leaves.keys() == whole.leaves.keys()
             except CheckpointError:
                 continue
             finally:
@@ -115,7 +116,7 @@ def test_restore_of_the_only_step_unreadable_is_no_fresh_start(world: World, dam
     marker_of(world, 2).write_bytes(damage)
     with (
         world.open_both(keep_last_n=1) as ckpt,
-        pytest.raises(Unrecoverable, match=r"host_state/2/marker\.json cannot be read \(.*remove"),
+        pytest.raises(Unrecoverable, match=r"host_state/2/marker\.json cannot be used \(.*remove"),
     ):
         ckpt.restore(state=world.state(0))
     assert (world.persistent / "2" / "default").exists()
@@ -156,12 +157,14 @@ def test_oversized_document_in_storage_is_not_read_whole(
     persist(world, 2)
     documents = marker_of(world, 2).parent
     tier = PersistentTier(str(world.persistent))
-    digest = tier.marker(2).digests[0]
-    assert tier.read_document(2, 0, 1, digest)
+    marker = tier.find(2).marker
+    assert marker is not None
+    digest = marker.digests[0]
+    assert tier.read_document("2", 0, 1, digest)
     for name in ("process_00000_of_00001.json", "checksums.json", "marker.json"):
         os.truncate(documents / name, 1 << 40)
     with pytest.raises(CorruptData, match="too long"):
-        tier.read_document(2, 0, 1, digest)
+        tier.read_document("2", 0, 1, digest)
     monkeypatch.setattr(step_looks, "MAX_MARKER_BYTES", 1 << 20)
     with pytest.raises(CorruptData, match="too long"):
         tier.marker(2)

@@ -50,7 +50,7 @@ def tiers(tmp_path: Path) -> Iterator[list[LocalTier]]:
 
 def plan(persistent: PersistentTier) -> LoadPlan:
     """Two processes that need all of the step."""
-    stored = persistent.describe(STEP)
+    stored = persistent.describe(persistent.find(STEP))
     assert stored.marker is not None
     arrays = {path: leaf.array for path, leaf in stored.leaves.items()}
     target = tuple(sorted(shard for shard in stored.crcs if shard.leaf in arrays))
@@ -68,7 +68,7 @@ def plan(persistent: PersistentTier) -> LoadPlan:
 
 def load(tier: LocalTier, persistent: PersistentTier, wanted: LoadPlan, me: int) -> set[ShardId]:
     """Load the part of process ``me``; the shards that its RAM has then."""
-    stored = persistent.describe(STEP)
+    stored = persistent.describe(persistent.find(STEP))
     assert stored.marker is not None
     StorageLoad(
         tier,
@@ -91,7 +91,7 @@ def test_each_process_has_all_that_it_needs(
 ) -> None:
     wanted = plan(persistent)
     held = [load(tier, persistent, wanted, me) for me, tier in enumerate(tiers)]
-    assert held[0] == held[1] == set(persistent.describe(STEP).crcs)
+    assert held[0] == held[1] == set(persistent.describe(persistent.find(STEP)).crcs)
 
 
 def test_without_room_each_process_loads_only_its_part(
@@ -100,7 +100,7 @@ def test_without_room_each_process_loads_only_its_part(
     monkeypatch.setattr(LocalTier, "free_bytes", lambda self: 100)
     wanted = plan(persistent)
     held = [load(tier, persistent, wanted, me) for me, tier in enumerate(tiers)]
-    assert held[0] | held[1] == set(persistent.describe(STEP).crcs)
+    assert held[0] | held[1] == set(persistent.describe(persistent.find(STEP)).crcs)
     assert not held[0] & held[1]
     assert all(held)
 
@@ -110,7 +110,7 @@ def test_damage_is_found_by_each_and_leaves_nothing_published(
 ) -> None:
     wanted = plan(persistent)
     damaged = max(
-        Path(persistent.describe(STEP).item).glob("**/d/*"), key=lambda path: path.stat().st_size
+        Path(persistent.describe(persistent.find(STEP)).item).glob("**/d/*"), key=lambda path: path.stat().st_size
     )
     data = damaged.read_bytes()
     damaged.write_bytes(bytes([data[0] ^ 1]) + data[1:])

@@ -13,6 +13,7 @@ from world import World, same, save_all
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.tiers.local.tier import LocalTier
+from emergency_ckpt.tiers.persistent.steps.writer import DirectoryWriter
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 
 
@@ -96,11 +97,12 @@ def _fail_once(tier: type, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tier, name, fail_once)
 
 
-@pytest.mark.parametrize("where", ["write_document", "write_tensors", "publish"])
+@pytest.mark.parametrize("where", ["write_document", "write_tensors", "finish", "publish"])
 def test_save_forced_after_failure_saves_what_is_missing(
     world: World, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    _fail_once(PersistentTier, where, monkeypatch)
+    owner = DirectoryWriter if where == "publish" else PersistentTier
+    _fail_once(owner, where, monkeypatch)
     with world.open_both() as checkpointer:
         assert save(checkpointer, world, 2)
         checkpointer.wait_until_finished()
@@ -109,7 +111,9 @@ def test_save_forced_after_failure_saves_what_is_missing(
         checkpointer.wait_until_finished()
         assert checkpointer.failed_saves == 1
         assert world.names().count("save.complete") == 1, "RAM has it already"
-        assert world.names().count("persistent.complete") == 1
+        # With both its markers it was whole before.
+        ended = "persistent.kept" if where == "publish" else "persistent.complete"
+        assert world.names().count(ended) == 1
     check_restored(world, 2)
 
 
@@ -120,19 +124,22 @@ def _break_writing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PersistentTier, "write_tensors", fail)
 
 
+@pytest.mark.parametrize(
+    ("owner", "name"), [(PersistentTier, "finish"), (DirectoryWriter, "publish")]
+)
 def test_save_forced_after_unheard_success_keeps_it(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch, owner: type, name: str
 ) -> None:
-    """The marker was written, but not the answer heard: what is whole must not go."""
-    publish = PersistentTier.publish
+    """Marker or version was written, but not the answer heard: what is whole must not go."""
+    works: Callable[..., Any] = getattr(owner, name)
 
-    def publish_unheard(*args: Any, **kwargs: Any) -> None:
-        publish(*args, **kwargs)
+    def unheard(*args: Any, **kwargs: Any) -> None:
+        works(*args, **kwargs)
         raise PersistentTierError("save", "step 2", "no answer came")
 
     with world.open_both() as checkpointer:
         with monkeypatch.context() as patch:
-            patch.setattr(PersistentTier, "publish", publish_unheard)
+            patch.setattr(owner, name, unheard)
             assert save(checkpointer, world, 2)
             checkpointer.wait_until_finished()
         assert checkpointer.failed_saves == 1

@@ -27,6 +27,7 @@ EVENTS = {
     ("writer", "persistent.started"): OLD,
     ("writer", "persistent.host_states_written"): OLD,
     ("writer", "persistent.tensors_written"): OLD,
+    ("writer", "persistent.published"): NEW,
     ("writer", "persistent.complete"): NEW,
     ("giver", "persistent.started"): OLD,
     # The writer ends the save alone.
@@ -34,6 +35,7 @@ EVENTS = {
     ("first_writer", "persistent.started"): OLD,
     ("first_writer", "persistent.host_states_written"): OLD,
     ("first_writer", "persistent.tensors_written"): OLD,
+    ("first_writer", "persistent.published"): NEW,
     ("first_writer", "persistent.complete"): NEW,
     ("second_writer", "persistent.started"): OLD,
     ("second_writer", "persistent.host_states_written"): OLD,

@@ -14,6 +14,7 @@ import pytest
 from crashes import Kill
 from persistent_kills import (
     EVENTS,
+    NEW,
     OLD,
     check,
     crash_all,
@@ -32,12 +33,15 @@ KILLS = {
             (kill_of(*key), EVENTS[key])
             for key in [
                 ("writer", "persistent.tensors_written"),
+                ("first_writer", "persistent.published"),
                 ("giver", "persistent.complete"),
                 ("second_writer", "persistent.host_states_written"),
             ]
         ],
         (kill_of("writer", "request:15/commit_success.txt", bucket=True), OLD),
         (kill_of("second_writer", "request:15/*/ocdbt.process_1x*/d/*", bucket=True), OLD),
+        # Both markers are there, and the version that lists the step is not.
+        (kill_of("writer", "request:host_state/log/*", bucket=True), NEW),
         # Between the data and the manifest of one of two writers.
         (kill_of("second_writer", "request:15/*/ocdbt.process_1x*/manifest.*", bucket=True), OLD),
     ]

@@ -338,8 +338,18 @@ class PersistentTier:
             raise
 
     def write_document(self, step: int, owner: int, count: int, data: bytes) -> None:
-        """Write a process's document. It counts once the marker is written."""
-        self.storage.put(f"{HOST_STATE}/{step}/{document_name(owner, count)}", data, step=step)
+        """Write a process's document. It counts once the marker is written.
+
+        PersistentTierError when another save has written the step meanwhile.
+        """
+        self._put_new(step, document_name(owner, count), data)
+
+    def _put_new(self, step: int, name: str, data: bytes) -> None:
+        # A life that hung and wakes up must not replace what the next one has written there.
+        below = f"{HOST_STATE}/{step}/{name}"
+        self.storage.do(
+            "write", f"/{below}", lambda: self.storage.put_new(below, data), changes=step
+        )
 
     def finish(
         self,
@@ -356,9 +366,9 @@ class PersistentTier:
         """
         tensors = self.found.looks.tensors_id(save)
         checksums = encode_checksums(leaves, crcs)
-        self.storage.put(f"{HOST_STATE}/{save.step}/{CHECKSUMS_NAME}", checksums, step=save.step)
+        self._put_new(save.step, CHECKSUMS_NAME, checksums)
         marker = build_marker(save, documents, leaves, checksums, tensors, self._signing)
-        self.storage.put(f"{HOST_STATE}/{save.step}/{MARKER_NAME}", marker, step=save.step)
+        self._put_new(save.step, MARKER_NAME, marker)
         return Entry(
             step=save.step,
             incarnation=save.incarnation,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import fsspec
@@ -170,7 +170,7 @@ class StorageDirectory:
         self.do("write", f"/{below}", put, changes=step)
 
     def put_new(self, below: str, data: bytes) -> None:
-        """Write a file that must not exist: FileExistsError. For use inside ``do``.
+        """Create a file atomically that must not exist: FileExistsError. For use inside ``do``.
 
         Idempotent: no error when the file already has these bytes.
         """
@@ -180,11 +180,10 @@ class StorageDirectory:
                 self._client().pipe_file(str(path), data, mode="create")
                 return
             path.parent.mkdir(parents=True, exist_ok=True)
-            with Path(path).open("xb") as file:
-                file.write(data)
-        except FileExistsError:
+            _link_new(path, data, f"{secrets.token_hex(4)}.{path.name}.tmp", False)
+        except FileExistsError as error:
             if path.read_bytes() != data:
-                raise
+                raise FileExistsError("another writer has written it meanwhile") from error
 
     def put_first(
         self, below: str, data: bytes, writer: str, deadline_s: float | None = None
@@ -334,13 +333,19 @@ def _put_object(path: epath.Path, data: bytes) -> None:
 _NO_LINKS = frozenset({errno.EPERM, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
 
 
-def _link_new(path: epath.Path, data: bytes, temporary_name: str) -> None:
-    """Create a file atomically at ``path``; FileExistsError when it exists."""
+def _link_new(
+    path: epath.Path, data: bytes, temporary_name: str, is_durable: bool = True, /
+) -> None:
+    """Create a file atomically at ``path``; FileExistsError when it exists.
+
+    ``is_durable``: it outlives a loss of power from then on.
+    """
     temporary = path.with_name(temporary_name)
     with open(temporary, "wb") as file:
         file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+        if is_durable:
+            file.flush()
+            os.fsync(file.fileno())
     try:
         os.link(temporary, path)
     except OSError as error:

@@ -11,7 +11,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from looks import eckpt, eckpt_json, tree_of
-from persistent_steps import fill, save_over
+from persistent_steps import fill, life, save_over
 from tiers_support import LAYOUT, complete_save, document, open_tier, save_id
 from tiers_support import fill as fill_slot
 
@@ -52,7 +52,7 @@ def on_ramdisk(ramdisk: Path, signer: Signer | None = None) -> Path:
 def in_storage(directory: Path, step: int, *, wrong: bool = False) -> None:
     """One step with the checksum of its one box, or with one of other bytes."""
     tier = PersistentTier(str(directory))
-    save_over(tier, step, 7, "018f00000000-a")
+    save_over(tier, step, 7, life(1))
     marker = tier.marker(step)
     crc = crc32c(np.full(4, 8 if wrong else 7, np.int64).tobytes())
     documents = {0: (marker.digests[0], marker.empty[0])}
@@ -179,7 +179,7 @@ def test_check_of_storage_with_data_names_lost_arrays(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["checksums.json", "process_00000_of_00001.json"])
 def test_check_of_storage_names_damaged_document(tmp_path: Path, name: str) -> None:
-    save_over(PersistentTier(str(tmp_path)), 3, 7, "018f00000000-a")
+    save_over(PersistentTier(str(tmp_path)), 3, 7, life(1))
     path = tmp_path / "host_state" / "3" / name
     flip(path, len(path.read_bytes()) // 2)
     status, found = eckpt_json("check", "--dir", tmp_path)
@@ -197,7 +197,7 @@ def test_check_of_plain_orbax_step_reads_it(tmp_path: Path) -> None:
 
 def test_check_with_data_initialises_no_backend(ramdisk: Path, tmp_path: Path) -> None:
     on_ramdisk(ramdisk)
-    save_over(PersistentTier(str(tmp_path)), 3, 7, "018f00000000-a")
+    save_over(PersistentTier(str(tmp_path)), 3, 7, life(1))
     places = ["--local-dir", ramdisk, "--dir", tmp_path]
     command = [sys.executable, "-c", BACKENDS, "check", "--read-data", *map(str, places)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -14,10 +14,10 @@ from emergency_ckpt.testing.gcs import FakeGcs, FaultRule
 
 URL = "gs://bucket/run"
 FILL = """
-from persistent_steps import save_over
+from persistent_steps import life, save_over
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 for step in (10, 20):
-    save_over(PersistentTier("gs://bucket/run"), step, step, "018f00000000-a")
+    save_over(PersistentTier("gs://bucket/run"), step, step, life(1))
 """
 
 

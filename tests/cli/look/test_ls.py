@@ -16,7 +16,7 @@ import orbax.checkpoint as ocp
 import pytest
 from looks import eckpt, eckpt_json, tree_of
 from other_processes import other_process
-from persistent_steps import fill, save_over
+from persistent_steps import fill, life, save_over
 from tiers_support import (
     LAYOUT,
     complete_save,
@@ -264,7 +264,7 @@ def test_ls_without_json_prints_a_table(ramdisk: Path) -> None:
 @pytest.mark.parametrize("command", [["ls"], ["show", "5"], ["show", "10"], ["check"]])
 def test_looks_at_own_steps_load_no_jax(ramdisk: Path, tmp_path: Path, command: list[str]) -> None:
     run_of_two(ramdisk, [5])
-    save_over(PersistentTier(str(tmp_path)), 10, 7, "018f00000000-a")
+    save_over(PersistentTier(str(tmp_path)), 10, 7, life(1))
     places = ["--local-dir", ramdisk, "--dir", tmp_path]
     program = [sys.executable, "-c", PROBE, *command, *places]
     done = subprocess.run(program, capture_output=True, text=True, check=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import orbax.checkpoint as ocp
 from looks import eckpt, eckpt_json, tree_of
-from persistent_steps import fill, save_over
+from persistent_steps import fill, life, save_over
 from tiers_support import (
     LAYOUT,
     LEAVES,
@@ -89,7 +89,7 @@ def test_show_of_absent_step_is_an_error(ramdisk: Path) -> None:
 
 
 def test_show_of_stored_step_has_boxes_and_host_state(tmp_path: Path) -> None:
-    save_over(PersistentTier(str(tmp_path)), 3, 7, "018f00000000-a")
+    save_over(PersistentTier(str(tmp_path)), 3, 7, life(1))
     before = tree_of(tmp_path)
     status, found = eckpt_json("show", 3, "--dir", tmp_path)
     assert tree_of(tmp_path) == before
@@ -105,7 +105,7 @@ def test_show_of_stored_step_has_boxes_and_host_state(tmp_path: Path) -> None:
 
 
 def test_show_of_stored_step_names_damaged_host_state(tmp_path: Path) -> None:
-    save_over(PersistentTier(str(tmp_path)), 3, 7, "018f00000000-a")
+    save_over(PersistentTier(str(tmp_path)), 3, 7, life(1))
     (document_path,) = (tmp_path / "host_state" / "3").glob("process_*.json")
     document_path.write_bytes(document_path.read_bytes().replace(b"7", b"8"))
     status, found = eckpt_json("show", 3, "--dir", tmp_path)

@@ -95,7 +95,7 @@ def data_files(stored: StoredStep) -> list[Path]:
 
 
 def test_bytes_and_checksums_are_those_that_are_decoded(tier: PersistentTier) -> None:
-    stored = tier.describe(STEP)
+    stored = tier.describe(tier.find(STEP))
     crcs, data = read(tier, stored)
     assert crcs == stored.crcs
     assert data == decoded(tier, stored)
@@ -104,7 +104,7 @@ def test_bytes_and_checksums_are_those_that_are_decoded(tier: PersistentTier) ->
 @plain_only
 def test_uncompressed_chunks_are_found_in_files(tier: PersistentTier) -> None:
     """Without this the tests here would compare the library with itself."""
-    stored = tier.describe(STEP)
+    stored = tier.describe(tier.find(STEP))
     index = ChunkIndex.open(stored.item, soon())
     assert index is not None
     for shard in stored.crcs:
@@ -113,7 +113,7 @@ def test_uncompressed_chunks_are_found_in_files(tier: PersistentTier) -> None:
 
 @plain_only
 def test_twins_read_one_step_at_once(tier: PersistentTier) -> None:
-    stored = tier.describe(STEP)
+    stored = tier.describe(tier.find(STEP))
     found: list[dict[ShardId, int]] = []
     twins = [threading.Thread(target=lambda: found.append(read(tier, stored)[0])) for _ in range(3)]
     for twin in twins:
@@ -125,7 +125,7 @@ def test_twins_read_one_step_at_once(tier: PersistentTier) -> None:
 
 @plain_only
 def test_changed_byte_changes_one_checksum(tier: PersistentTier) -> None:
-    stored = tier.describe(STEP)
+    stored = tier.describe(tier.find(STEP))
     with data_files(stored)[-1].open("r+b") as file:
         first = file.read(1)[0]
         file.seek(0)
@@ -136,7 +136,7 @@ def test_changed_byte_changes_one_checksum(tier: PersistentTier) -> None:
 
 @plain_only
 def test_file_that_was_cut_is_corrupt(tier: PersistentTier) -> None:
-    stored = tier.describe(STEP)
+    stored = tier.describe(tier.find(STEP))
     os.truncate(data_files(stored)[-1], 100)
     with pytest.raises(CorruptData, match="too short"):
         read(tier, stored)
@@ -144,7 +144,7 @@ def test_file_that_was_cut_is_corrupt(tier: PersistentTier) -> None:
 
 @plain_only
 def test_step_that_was_removed_is_gone_and_not_out_of_reach(tier: PersistentTier) -> None:
-    stored = tier.describe(STEP)
+    stored = tier.describe(tier.find(STEP))
     data_files(stored)[-1].unlink()
     with pytest.raises(PersistentTierError) as failed:
         read(tier, stored)
@@ -159,7 +159,7 @@ def test_step_that_was_removed_is_gone_and_not_out_of_reach(tier: PersistentTier
 def test_step_removed_while_it_is_read_gives_no_other_bytes(
     tier: PersistentTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stored = tier.describe(STEP)
+    stored = tier.describe(tier.find(STEP))
     expected = decoded(tier, stored)
     write, written = Memory.write, threading.Event()
 

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 from etils.epath import backend
+from persistent_steps import life, writer_of
 from state_samples import mesh_of, sharded
 
 from emergency_ckpt.errors import PersistentTierError
@@ -29,7 +30,7 @@ def write_tensors(tier: PersistentTier, step: int) -> None:
     tree = describe(state, "save")
     shards = BoxTable(tree, 1).shards_of(0)
     on_host = SnapshotRecipe(tree, shards).take(jax.tree_util.tree_leaves(state)).collect()
-    save = SaveId(step=step, incarnation="life", run_id="run")
+    save = SaveId(step=step, incarnation=life(1), run_id="run")
     tier.write_tensors(save, tree, dict(zip(shards, on_host, strict=True)), (0,))
 
 
@@ -86,7 +87,7 @@ def test_step_is_not_saved_again_while_a_removal_of_it_goes_on(
     write_tensors(tier, 4)
     answers = stall(monkeypatch, ("rename", "replace"), "/run/4")
     with pytest.raises(PersistentTierError, match="no answer in time"):
-        hasty.remove(4)
+        writer_of(hasty).remove([4], life(2))
     (given_up,) = given_up_calls()
     with pytest.raises(PersistentTierError, match="has timed out and not ended"):
         write_tensors(hasty, 4)
@@ -96,7 +97,7 @@ def test_step_is_not_saved_again_while_a_removal_of_it_goes_on(
     answers.set()
     write_tensors(tier, 4)  # waits for it
     assert not given_up.is_alive()
-    assert sorted(os.listdir(tier.directory)) == ["2", "4"]
+    assert sorted(os.listdir(tier.directory)) == ["2", "4", "host_state"]
 
 
 def test_leftovers_wait_for_a_marker_that_may_still_come(
@@ -106,13 +107,22 @@ def test_leftovers_wait_for_a_marker_that_may_still_come(
     tier = PersistentTier(str(tmp_path / "run"))
     tier.create()
     tier.write_document(4, 0, 1, b"{}")
-    save = SaveId(step=4, incarnation="life", run_id="run")
-    answers = stall(monkeypatch, ("rename", "replace"), "/host_state/4/marker")
+    save = SaveId(step=4, incarnation=life(1), run_id="run")
+    answers, link = threading.Event(), os.link
+
+    def slow_link(source: Any, path: Any) -> None:
+        if "/host_state/4/marker" in str(path):
+            answers.wait(LONG_S)
+        link(source, path)
+
+    monkeypatch.setattr(os, "link", slow_link)
     with pytest.raises(PersistentTierError, match="no answer in time"):
-        PersistentTier(tier.directory, timeout_s=0.5).publish(save, {0: ("0" * 64, True)}, [], {})
+        PersistentTier(tier.directory, timeout_s=0.5).finish(save, {0: ("0" * 64, True)}, [], {})
     (given_up,) = given_up_calls()
-    assert tier.remove_leftovers() == ([], [4])
+    writer = writer_of(tier)
+    writer.begin(life(2))
+    assert "4" in os.listdir(Path(tier.directory) / "host_state")
     answers.set()
     given_up.join(LONG_S)
-    tier.remove(4)
-    assert os.listdir(Path(tier.directory) / "host_state") == []
+    writer.begin(life(2))
+    assert os.listdir(Path(tier.directory) / "host_state") == ["log"]

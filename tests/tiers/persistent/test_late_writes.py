@@ -9,7 +9,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from held_commits import LONG_S, HeldCommit, at_merge
-from persistent_steps import save_over, value_of
+from persistent_steps import life, save_over, value_of
 from world import World, same, save_all
 
 from emergency_ckpt.errors import PersistentTierError, SaveFailed
@@ -23,12 +23,12 @@ def test_commit_after_its_save_was_given_up_is_in_no_other(
 ) -> None:
     """The step is saved again with other values before the commit of the first save comes."""
     tier = PersistentTier(str(tmp_path / "run"))
-    save_over(tier, 2, 7, "life1")
+    save_over(tier, 2, 7, life(1))
     held, errors = HeldCommit(), list[PersistentTierError]()
 
     def save() -> None:
         try:
-            save_over(tier, STEP, 1, "life1")
+            save_over(tier, STEP, 1, life(1))
         except PersistentTierError as error:
             errors.append(error)
 
@@ -38,7 +38,7 @@ def test_commit_after_its_save_was_given_up_is_in_no_other(
     thread.join(LONG_S)
     assert "the save was cancelled" in str(errors[0])
     at_merge(monkeypatch, held.end)
-    save_over(tier, STEP, 2, "life2")
+    save_over(tier, STEP, 2, life(2))
     assert value_of(tier, STEP) == 2
     assert value_of(tier, 2) == 7
     with ocp.CheckpointManager(tmp_path / "run") as manager:

@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from persistent_steps import life, writer_of
 from state_samples import mesh_of, sharded
 
 from emergency_ckpt.state.snapshot import SnapshotRecipe
@@ -43,7 +44,7 @@ def save(tier: PersistentTier, step: int) -> None:
     tree = describe(state, "save")
     shards = BoxTable(tree, 1).shards_of(0)
     on_host = SnapshotRecipe(tree, shards).take(jax.tree_util.tree_leaves(state)).collect()
-    name = SaveId(step=step, incarnation="life", run_id="run")
+    name = SaveId(step=step, incarnation=life(1), run_id="run")
     tier.write_tensors(name, tree, dict(zip(shards, on_host, strict=True)), (0,))
 
 
@@ -72,7 +73,7 @@ def test_next_save_takes_the_pages_of_the_one_before(tmp_path: Path) -> None:
 def test_removed_step_does_not_hinder_the_next_save(tmp_path: Path) -> None:
     tier = PersistentTier(str(tmp_path / "run"))
     save(tier, 1)
-    tier.remove(1)
+    writer_of(tier).remove([1], life(2))
     save(tier, 2)
     assert data_files(tmp_path / "run", 2)
 

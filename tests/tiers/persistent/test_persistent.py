@@ -19,7 +19,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from etils.epath import backend
+from persistent_steps import life, whole_steps, writer_of
 from places import GOLDEN
 from state_samples import assert_same, mesh_of, random_bits, sharded
 
@@ -27,15 +27,15 @@ import emergency_ckpt.tiers
 from emergency_ckpt.core.boxes import volume
 from emergency_ckpt.core.restore.inventory import PersistentStep
 from emergency_ckpt.core.secret.step_signature import StepSigning
-from emergency_ckpt.core.timeline import is_plain
-from emergency_ckpt.errors import CorruptData, PersistentTierError
+from emergency_ckpt.core.timeline import continued, is_plain
+from emergency_ckpt.errors import CheckpointError, CorruptData, PersistentTierError
 from emergency_ckpt.state import host_state
 from emergency_ckpt.state.host_state import document_name
 from emergency_ckpt.state.materialize import materialize
 from emergency_ckpt.state.snapshot import SnapshotRecipe
 from emergency_ckpt.state.tree import BoxTable, describe
 from emergency_ckpt.tiers.persistent.marker import (
-    NO_SIGNING,
+    StepMarker,
     TensorsId,
     build_marker,
     check_marker,
@@ -50,7 +50,10 @@ STORABLE = (
 )
 
 
-def save_id(step: int, incarnation: str = "life") -> SaveId:
+FIRST, SECOND = life(1), life(2)
+
+
+def save_id(step: int, incarnation: str = FIRST) -> SaveId:
     return SaveId(step=step, incarnation=incarnation, run_id="run")
 
 
@@ -70,26 +73,28 @@ def state_of(step: int) -> dict[str, Any]:
 
 
 def write(
-    tier: PersistentTier, step: int, state: Any, host: Any = None, life: str = "life"
+    tier: PersistentTier, step: int, state: Any, host: Any = None, incarnation: str = FIRST
 ) -> None:
     """One save, as ``save.persistent.save`` does it with one process."""
-    save = save_id(step, life)
+    save = save_id(step, incarnation)
     tree = describe(state, "save")
     shards = BoxTable(tree, 1).shards_of(0)
     on_host = SnapshotRecipe(tree, shards).take(jax.tree_util.tree_leaves(state)).collect()
     tier.create()
-    tier.remove(step)
-    tier.write_tensors(save, tree, dict(zip(shards, on_host, strict=True)), (0,))
+    writer = writer_of(tier)
+    writer.begin(incarnation)
+    writer.make_room(step, "saved anew")
     data = host_state.encode(save, 0, 1, host_state.capture(host))
     tier.write_document(step, 0, 1, data)
-    digest = hashlib.sha256(data).hexdigest()
-    tier.publish(save, {0: (digest, host is None)}, [leaf.spec for leaf in tree.leaves], {})
+    tier.write_tensors(save, tree, dict(zip(shards, on_host, strict=True)), (0,))
+    documents = {0: (hashlib.sha256(data).hexdigest(), host is None)}
+    writer.publish(tier.finish(save, documents, [leaf.spec for leaf in tree.leaves], {}), None)
 
 
 def read(tier: PersistentTier, step: int, like: Any = None) -> Any:
     like = state_of(0) if like is None else like
     tree = describe(like, "restore")
-    stored = tier.describe(step)
+    stored = tier.describe(tier.find(step))
     arrays = {path: leaf.array for path, leaf in stored.leaves.items()}
     wanted = [shard for shard in BoxTable(tree, 1).shards_of(0) if shard.leaf in arrays]
     found = dict(
@@ -106,12 +111,36 @@ def read(tier: PersistentTier, step: int, like: Any = None) -> Any:
     return materialize(tree, like, bytes_of)
 
 
+def marker_in(tier: PersistentTier, step: int) -> StepMarker:
+    marker = tier.find(step).marker
+    assert marker is not None
+    return marker
+
+
 def document(tier: PersistentTier, step: int) -> bytes:
-    return tier.read_document(step, 0, 1, tier.marker(step).digests[0])
+    return tier.read_document(str(step), 0, 1, marker_in(tier, step).digests[0])
+
+
+def found(tier: PersistentTier) -> list[PersistentStep]:
+    """The steps that are there, as their files have them."""
+    view = tier.found.view()
+    steps: list[PersistentStep] = []
+    for each in tier.found.look_at(view, view.steps):
+        if isinstance(each, CheckpointError):
+            raise each
+        if each is not None and not each.is_junk:
+            steps.append(each.step)
+    return steps
 
 
 def steps(tier: PersistentTier) -> list[int]:
-    return [found.step for found in tier.steps()]
+    """The steps of which a restore would take the newest."""
+    return [each.step for each in found(tier) if not each.problem]
+
+
+def next_life(tier: PersistentTier, incarnation: str = SECOND) -> None:
+    """What the first save of a life does before anything else."""
+    writer_of(tier).begin(incarnation)
 
 
 @pytest.fixture
@@ -130,7 +159,7 @@ def marker_of(directory: Path, step: int) -> Path:
 
 def test_what_is_written_is_read_bit_for_bit(tier: PersistentTier) -> None:
     write(tier, 7, state_of(7), {"position": 70})
-    assert tier.steps() == [PersistentStep(7, 1, True, "life")]
+    assert found(tier) == tier.found.counting() == [PersistentStep(7, 1, True, FIRST)]
     assert_same(read(tier, 7), state_of(7))
     decoded = host_state.decode(document(tier, 7))
     assert host_state.value_of(decoded.payload) == {"position": 70}
@@ -141,8 +170,8 @@ def test_marker_knows_every_leaf_and_whether_there_is_host_state(
     tier: PersistentTier,
 ) -> None:
     write(tier, 1, state_of(1))
-    assert tier.steps() == [PersistentStep(1, 1, False, "life")]
-    assert tier.marker(1).leaves == tuple(
+    assert found(tier) == tier.found.counting() == [PersistentStep(1, 1, False, FIRST)]
+    assert marker_in(tier, 1).leaves == tuple(
         leaf.spec for leaf in describe(state_of(1), "save").leaves
     )
 
@@ -219,17 +248,32 @@ def test_steps_without_marker_or_tensors_does_not_count(
         write(tier, step, {"x": np.arange(step)})
     marker_of(directory, 4).unlink()
     shutil.rmtree(directory / "6")
-    assert steps(tier) == tier.whole_steps() == [2]
-    write(tier, 4, {"x": np.arange(4)}, life="next-life")
-    assert steps(tier) == [2, 4]
-    assert tier.marker(4).save.incarnation == "next-life"
+    _, four, six = found(tier)
+    assert "host_state/4/marker.json cannot be used (it is gone)" in four.problem
+    assert six.problem == "its tensors are gone"
+    assert steps(tier) == [2]
+    write(tier, 4, {"x": np.arange(4)}, incarnation=SECOND)
+    assert steps(tier) == whole_steps(tier) == [2, 4]
+    assert marker_in(tier, 4).save.incarnation == SECOND
+
+
+def test_steps_unlisted_without_marker_or_tensors_does_not_count(
+    tier: PersistentTier, directory: Path
+) -> None:
+    """As after a crash in a save, and in a directory without a log."""
+    for step in (2, 4, 6):
+        write(tier, step, {"x": np.arange(step)})
+    marker_of(directory, 4).unlink()
+    shutil.rmtree(directory / "6")
+    shutil.rmtree(directory / "host_state" / "log")
+    assert steps(tier) == whole_steps(tier) == [2]
 
 
 @pytest.mark.parametrize(
     "damage",
     [
         _truncate,
-        _edit(format=4),
+        _edit(format=2),
         _edit(digest="0" * 64),
         _edit(surprise=1),
         lambda path: path.write_bytes(b"\xff\xfe"),
@@ -238,21 +282,25 @@ def test_steps_without_marker_or_tensors_does_not_count(
     ],
     ids=["truncated", "version", "digest", "unknown field", "no text", "empty", "no marker"],
 )
+@pytest.mark.parametrize("has_log", [True, False])
 def test_steps_with_unreadable_marker_names_the_problem(
-    tier: PersistentTier, directory: Path, damage: Callable[[Path], None]
+    tier: PersistentTier, directory: Path, damage: Callable[[Path], None], has_log: bool
 ) -> None:
     for step in (2, 4):
         write(tier, step, {"x": np.arange(step)})
     damage(marker_of(directory, 4))
-    two, four = tier.steps()
+    if not has_log:
+        shutil.rmtree(directory / "host_state" / "log")
+    two, four = found(tier)
     assert (two.step, two.problem) == (2, "")
     assert four.step == 4
-    assert "host_state/4/marker.json cannot be read" in four.problem
-    assert tier.whole_steps() == [2]
-    with pytest.raises(CorruptData, match="cannot be read"):
-        tier.describe(4)
-    assert tier.remove_leftovers() == ([], [])
-    assert (directory / "4").exists()
+    assert "host_state/4/marker.json cannot be used (" in four.problem
+    assert steps(tier) == [2]
+    with pytest.raises(CorruptData, match="cannot be used"):
+        tier.find(4)
+    next_life(tier)
+    assert steps(tier) == [2]
+    assert [path for path in directory.glob("4*") if (path / "default").is_dir()]
 
 
 def test_step_that_lost_its_host_states_has_tensors_only(
@@ -261,41 +309,64 @@ def test_step_that_lost_its_host_states_has_tensors_only(
     for step in (2, 4):
         write(tier, step, {"x": np.arange(step)}, {"position": step})
     shutil.rmtree(directory / "host_state" / "4")
-    two, four = tier.steps()
-    assert two == PersistentStep(2, 1, True, "life")
+    two, four = found(tier)
+    assert two == PersistentStep(2, 1, True, FIRST)
     assert is_plain(four.incarnation)
-    assert four == PersistentStep(4, 0, False, four.incarnation, tensors_of="life")
-    assert tier.whole_steps() == [2]
-    assert tier.remove_leftovers() == ([], [])
-    assert tier.describe(4).marker is None
+    assert four == PersistentStep(4, 0, False, four.incarnation, tensors_of=FIRST)
+    assert tier.describe(tier.find(4)).marker is None
+    next_life(tier)
     assert read(tier, 4, {"x": np.zeros(4, int)})["x"].tolist() == [0, 1, 2, 3]
 
 
 def test_marker_that_is_not_the_steps_own_says_so(tier: PersistentTier, directory: Path) -> None:
     write(tier, 4, {"x": np.arange(4)})
+    shutil.rmtree(directory / "host_state" / "log")
     marker = marker_of(directory, 4)
+    whole = marker.read_bytes()
     _edit(format=9)(marker)
-    with pytest.raises(CorruptData, match=r"unknown version .*expected 3, got 9"):
-        tier.marker(4)
+    with pytest.raises(CorruptData, match="a newer version of this package wrote it"):
+        tier.find(4)
     _truncate(marker)
     with pytest.raises(CorruptData, match="not such a file"):
-        tier.marker(4)
-    marker.unlink()
-    with pytest.raises(PersistentTierError, match=r"host_state/4/marker\.json"):
-        tier.marker(4)
+        tier.find(4)
+    marker.write_bytes(whole.replace(b'"step":4', b'"step":5'))
+    with pytest.raises(CorruptData, match="the digest differs"):
+        tier.find(4)
 
 
-def test_marker_that_cannot_be_read_is_not_one_that_is_absent(
+def test_marker_of_another_save_is_not_the_one_listed(
     tier: PersistentTier, directory: Path
+) -> None:
+    """Sound in itself, as one of an older copy of the directory."""
+    write(tier, 4, {"x": np.arange(4)})
+    before = marker_of(directory, 4).read_bytes()
+    write(tier, 4, {"x": np.arange(4) + 1}, incarnation=SECOND)
+    marker_of(directory, 4).write_bytes(before)
+    with pytest.raises(CorruptData, match="it is not the one that the step log names"):
+        tier.find(4)
+
+
+@pytest.mark.parametrize("has_log", [True, False])
+def test_marker_that_cannot_be_read_is_not_one_that_is_absent(
+    tier: PersistentTier, directory: Path, has_log: bool
 ) -> None:
     """Or a passing fault of storage would bring back an older step in silence."""
     for step in (2, 4):
         write(tier, step, {"x": np.arange(step)})
+    if not has_log:
+        shutil.rmtree(directory / "host_state" / "log")
     marker = marker_of(directory, 4)
     marker.unlink()
     marker.mkdir()
     with pytest.raises(PersistentTierError, match=r"marker\.json"):
-        tier.steps()
+        found(tier)
+    if has_log:
+        next_life(tier)  # what is listed is not looked into, and stays
+    else:
+        with pytest.raises(PersistentTierError, match=r"marker\.json"):
+            next_life(tier)
+    with pytest.raises(PersistentTierError, match=r"marker\.json"):
+        found(tier)
 
 
 def test_altered_host_state_is_refused(tier: PersistentTier, directory: Path) -> None:
@@ -312,18 +383,19 @@ def test_altered_host_state_is_refused(tier: PersistentTier, directory: Path) ->
 def test_removal_takes_tensors_and_host_states(tier: PersistentTier, directory: Path) -> None:
     for step in (1, 2, 3):
         write(tier, step, {"x": np.arange(step)}, {"step": step})
-    tier.remove(2)
+    assert writer_of(tier).remove([2], FIRST) == ["2"]
     assert steps(tier) == [1, 3]
-    assert sorted(path.name for path in (directory / "host_state").iterdir()) == ["1", "3"]
-    assert sorted(path.name for path in directory.iterdir() if path.name.isdecimal()) == ["1", "3"]
+    documents = sorted(path.name for path in (directory / "host_state").iterdir())
+    assert documents == ["1", "3", "log"]
+    assert sorted(path.name for path in directory.iterdir()) == ["1", "3", "host_state"]
 
 
 def test_step_may_be_saved_again_after_the_run_went_back(tier: PersistentTier) -> None:
     write(tier, 4, {"x": np.arange(4)}, "first")
-    write(tier, 4, {"x": np.arange(4) * 10}, "second", life="next-life")
+    write(tier, 4, {"x": np.arange(4) * 10}, "second", incarnation=SECOND)
     like = {"x": np.zeros(4, int)}
     assert read(tier, 4, like)["x"].tolist() == [0, 10, 20, 30]
-    assert tier.marker(4).save.incarnation == "next-life"
+    assert marker_in(tier, 4).save.incarnation == SECOND
     assert b"second" in document(tier, 4)
 
 
@@ -332,22 +404,23 @@ def test_leftovers_of_a_writer_that_died_are_cleared(tier: PersistentTier, direc
     unfinished = directory / "4.orbax-checkpoint-tmp-123"
     unfinished.mkdir()
     (unfinished / "piece").write_bytes(b"half")
+    tier.write_document(4, 0, 1, b"{}")  # a save begins with it
     assert steps(tier) == [2]
     write(tier, 4, {"x": np.arange(4)})
     assert not unfinished.exists()
     assert steps(tier) == [2, 4]
-    tier.remove(4)
-    tier.remove(4)
+    assert writer_of(tier).remove([4], FIRST) == ["4"]
+    assert writer_of(tier).remove([4], FIRST) == []
     assert steps(tier) == [2]
 
 
 def test_nothing_there_is_no_step(tier: PersistentTier, directory: Path) -> None:
-    assert tier.steps() == []
+    assert found(tier) == whole_steps(tier) == []
     assert tier.directory == str(directory)
     tier.create()
     tier.create()
     (directory / "notes.txt").write_text("not a step")
-    assert tier.steps() == []
+    assert found(tier) == whole_steps(tier) == []
 
 
 def test_directory_that_is_none_is_named(tmp_path: Path) -> None:
@@ -357,7 +430,7 @@ def test_directory_that_is_none_is_named(tmp_path: Path) -> None:
         with pytest.raises(PersistentTierError, match=re.escape(str(path))):
             PersistentTier(str(path)).create()
     with pytest.raises(PersistentTierError, match="list"):
-        PersistentTier(str(file)).steps()
+        PersistentTier(str(file)).found.view()
 
 
 def test_step_that_is_not_there_cannot_be_read(tier: PersistentTier) -> None:
@@ -372,12 +445,13 @@ def test_state_with_nothing_but_empty_leaves(tier: PersistentTier) -> None:
     assert_same(read(tier, 1, state), state)
 
 
+EXAMPLE_LIFE = "000000000006-5e9d5e9d5e9d5e9d"
 EXAMPLE_TENSORS = TensorsId(metadata="a1" * 32, manifest="b2" * 32)
 
 
 def write_example(directory: Path) -> bytes:
     """The worked example of FORMAT.md; returns its marker, but that its tensors are fixed ones."""
-    save = SaveId(step=40, incarnation="0198f2c4a1b0-5e9d", run_id="demo")
+    save = SaveId(step=40, incarnation=EXAMPLE_LIFE, run_id="demo")
     state = {"params": {"w": np.array([1, -0.0, np.nan, 0.5], np.float32)}, "rng": np.uint32(42)}
     tree = describe(state, "save")
     shards = BoxTable(tree, 1).shards_of(0)
@@ -391,15 +465,18 @@ def write_example(directory: Path) -> bytes:
         tier.write_document(40, owner, 2, data)
         documents[owner] = (hashlib.sha256(data).hexdigest(), host is None)
     leaves = [leaf.spec for leaf in tree.leaves]
-    tier.publish(save, documents, leaves, {})
+    entry = tier.finish(save, documents, leaves, {})
+    writer = writer_of(tier, "demo")
+    writer.hold(EXAMPLE_LIFE)
+    writer.publish(entry, None)
     return build_marker(save, documents, leaves, encode_checksums(leaves, {}), EXAMPLE_TENSORS)
 
 
 def test_specification_shows_the_marker_that_is_written(directory: Path) -> None:
     text = (Path(emergency_ckpt.tiers.__file__).parent / "FORMAT.md").read_text("utf-8")
     (example,) = re.findall(r"```json marker\n(.*?)\n```", text, re.DOTALL)
-    assert write_example(directory) == example.encode()
-    listed = {path.relative_to(directory).as_posix() for path in directory.rglob("host_state/*/*")}
+    assert write_example(directory) == example.encode() == (GOLDEN / "marker_v1.json").read_bytes()
+    listed = {path.relative_to(directory).as_posix() for path in directory.glob("host_state/40/*")}
     (tree,) = re.findall(r"```files persistent\n(.*?)\n```", text, re.DOTALL)
     shown = [line.split()[0] for line in tree.splitlines() if line.startswith("  ")]
     assert {f"host_state/40/{name}" for name in shown} == listed
@@ -410,7 +487,7 @@ def test_reader_with_nothing_but_the_specification_checks_it(directory: Path) ->
     write_example(directory)
     text = marker_of(directory, 40).read_text("utf-8")
     file = json.loads(text)
-    assert file["format"] == 2
+    assert file["format"] == 1
     value = text[text.index('"marker":') + len('"marker":') : -1]
     assert hashlib.sha256(value.encode()).hexdigest() == file["digest"]
     marker = file["marker"]
@@ -429,9 +506,8 @@ def test_marker_signed_is_that_of_the_specification() -> None:
     """The key by hand, from the words of FORMAT.md."""
     text = (Path(emergency_ckpt.tiers.__file__).parent / "FORMAT.md").read_text("utf-8")
     (example,) = re.findall(r"```json signed marker\n(.*?)\n```", text, re.DOTALL)
-    golden = GOLDEN
-    assert (golden / "marker_v3.json").read_text("utf-8") == example
-    unsigned = json.loads((golden / "marker_v2.json").read_bytes())
+    assert (GOLDEN / "signed_marker_v1.json").read_text("utf-8") == example
+    unsigned = json.loads((GOLDEN / "marker_v1.json").read_bytes())
     signed = json.loads(example)
     assert signed["marker"] == unsigned["marker"]
     parts = (b"emergency_ckpt key", b"persistent step", b"")
@@ -447,49 +523,59 @@ def test_marker_signed_is_that_of_the_specification() -> None:
     assert (marker.save.run_id, doubt) == ("demo", "")
 
 
-def test_decode_marker_of_version_1_is_still_read() -> None:
-    data = (GOLDEN / "marker_v1.json").read_bytes()
-    marker, _ = check_marker(data, 40, "marker.json", NO_SIGNING)
-    assert marker.save == SaveId(40, "0198f2c4a1b0-5e9d", "demo")
-    assert (marker.empty, marker.tensors) == ((False, True), None)
+def test_log_version_is_the_one_of_the_specification() -> None:
+    """By json and hashlib only."""
+    text = (Path(emergency_ckpt.tiers.__file__).parent / "FORMAT.md").read_text("utf-8")
+    (example,) = re.findall(r"```json version\n(.*?)\n```", text, re.DOTALL)
+    assert (GOLDEN / "log_version_v1.json").read_text("utf-8") == example
+    file = json.loads(example)
+    value = example[example.index('"version":') + len('"version":') : -1]
+    assert hashlib.sha256(value.encode()).hexdigest() == file["digest"]
+    assert (file["format"], file["version"]["number"]) == (1, 14)
 
 
+@pytest.mark.parametrize("has_log", [True, False])
 def test_steps_replaced_by_plain_orbax_has_tensors_only(
-    tier: PersistentTier, directory: Path
+    tier: PersistentTier, directory: Path, has_log: bool
 ) -> None:
     """Somebody deleted the tensors, not the documents; plain Orbax wrote the number again."""
     write(tier, 4, {"x": np.arange(4)}, {"position": 1})
     shutil.rmtree(directory / "4")
     with ocp.CheckpointManager(directory) as manager:
         manager.save(4, args=ocp.args.StandardSave({"x": np.arange(4) + 7}))
-    (four,) = tier.steps()
+    if not has_log:
+        shutil.rmtree(directory / "host_state" / "log")
+    (four,) = found(tier)
     assert (four.process_count, four.has_host_state, four.problem) == (0, False, "")
     assert is_plain(four.incarnation)
-    assert read(tier, 4, {"x": np.zeros(4, int)})["x"].tolist() == [7, 8, 9, 10]
-    assert tier.remove_leftovers() == ([4], [])
-    assert os.listdir(directory / "host_state") == []
-    assert [found.step for found in tier.steps()] == [4]
+    like = {"x": np.zeros(4, int)}
+    assert read(tier, 4, like)["x"].tolist() == [7, 8, 9, 10]
+    next_life(tier)
+    assert read(tier, 4, like)["x"].tolist() == [7, 8, 9, 10]
+    assert steps(tier) == whole_steps(tier) == [4]
 
 
 def test_leftovers_of_documents_without_tensors_go(tier: PersistentTier, directory: Path) -> None:
     for step in (2, 4):
         write(tier, step, {"x": np.arange(step)})
     shutil.rmtree(directory / "4")
-    assert tier.remove_leftovers() == ([4], [])
-    assert os.listdir(directory / "host_state") == ["2"]
+    assert whole_steps(tier) == [2]
+    next_life(tier)
+    assert sorted(os.listdir(directory / "host_state")) == ["2", "log"]
+    assert [each.step for each in found(tier)] == [2]
 
 
 def test_steps_of_plain_orbax_written_again_is_another(
     tier: PersistentTier, directory: Path
 ) -> None:
-    found: list[str] = []
+    incarnations: list[str] = []
     for value in (1, 2):
         with ocp.CheckpointManager(directory) as manager:
             manager.save(4, args=ocp.args.StandardSave({"x": np.full(4, value)}))
             manager.wait_until_finished()
-            found.append(tier.steps()[0].incarnation)
+            incarnations.append(found(tier)[0].incarnation)
             manager.delete(4)
-    assert found[0] != found[1]
+    assert incarnations[0] != incarnations[1]
 
 
 def test_steps_with_damaged_orbax_metadata_names_the_problem(
@@ -498,50 +584,58 @@ def test_steps_with_damaged_orbax_metadata_names_the_problem(
     write(tier, 4, {"x": np.arange(4)}, {"position": 1})
     path = directory / "4" / "_CHECKPOINT_METADATA"
     path.write_bytes(path.read_bytes().replace(b"default", b"defauld"))
-    assert [(found.step, found.problem) for found in tier.steps()] == [
+    assert [(each.step, each.problem) for each in found(tier)] == [
         (4, "its file _CHECKPOINT_METADATA is damaged")
     ]
 
 
-def test_set_aside_hides_a_step_and_keeps_its_bytes(tier: PersistentTier, directory: Path) -> None:
+ROLLED_BACK = continued(None, save_id(2), SECOND)
+"""The chain after a restore of step 2."""
+
+
+def test_rollback_hides_a_step_and_keeps_its_bytes(tier: PersistentTier, directory: Path) -> None:
     for step in (2, 4):
         write(tier, step, {"x": np.arange(step)}, {"position": step})
-    name = tier.changes.set_aside(4, "rolled back")
-    assert name == "4.rolled-back-life"
-    assert steps(tier) == tier.whole_steps() == [2]
+    (moved,) = writer_of(tier).begin(SECOND, ROLLED_BACK)
+    name = f"4.rolled-back-{FIRST}"
+    assert (moved.step, moved.folder) == (4, name)
+    assert steps(tier) == whole_steps(tier) == [2]
     assert ocp.utils.checkpoint_steps(directory) == [2]
-    assert tier.remove_leftovers() == ([], [])
-    # By hand, as the specification says.
+    next_life(tier, life(3))
+    assert steps(tier) == whole_steps(tier) == [2]
+    assert read(tier, 4, {"x": np.zeros(4, int)})["x"].tolist() == [0, 1, 2, 3]
+    # By hand, it is found as well, and does not count.
     for folder in (directory, directory / "host_state"):
         (folder / name).rename(folder / "4")
-    assert steps(tier) == [2]
-    (directory / "host_state" / "4" / "rolled_back.json").unlink()
-    assert steps(tier) == [2, 4]
+    assert whole_steps(tier) == [2]
     assert read(tier, 4, {"x": np.zeros(4, int)})["x"].tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("cut", [0, 1])
-def test_set_aside_cut_short_is_finished_later(
+def test_rollback_cut_short_is_finished_later(
     tier: PersistentTier, directory: Path, monkeypatch: pytest.MonkeyPatch, cut: int
 ) -> None:
-    write(tier, 4, {"x": np.arange(4)}, {"position": 4})
-    kind, left = type(backend.os_backend), [cut]
-    rename = kind.rename
+    for step in (2, 4):
+        write(tier, step, {"x": np.arange(step)}, {"position": step})
+    left, rename = [cut], os.rename
 
-    def refuse(self: Any, path: Any, dst: Any) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
         if left[0] == 0:
             raise PermissionError("no more")
         left[0] -= 1
-        rename(self, path, dst)
+        rename(*args, **kwargs)
 
-    monkeypatch.setattr(kind, "rename", refuse)
+    monkeypatch.setattr(os, "rename", refuse)
     with pytest.raises(PersistentTierError, match="no more"):
-        tier.changes.set_aside(4, "rolled back")
-    assert steps(tier) == []
+        writer_of(tier).begin(SECOND, ROLLED_BACK)
+    assert steps(tier) == whole_steps(tier) == [2]
+    assert read(tier, 4, {"x": np.zeros(4, int)})["x"].tolist() == [0, 1, 2, 3]
     monkeypatch.undo()
-    assert tier.remove_leftovers() == ([], [])
-    assert (directory / "4.rolled-back-life" / "default").exists()
-    assert os.listdir(directory / "host_state") == ["4.rolled-back-life"]
+    next_life(tier, life(3))
+    name = f"4.rolled-back-{FIRST}"
+    assert (directory / name / "default").exists()
+    assert sorted(os.listdir(directory / "host_state")) == ["2", name, "log"]
+    assert whole_steps(tier) == [2]
 
 
 def test_make_room_keeps_what_counts_and_what_cannot_be_read(
@@ -551,8 +645,26 @@ def test_make_room_keeps_what_counts_and_what_cannot_be_read(
         write(tier, step, {"x": np.arange(step)})
     _truncate(marker_of(directory, 4))
     marker_of(directory, 6).unlink()
-    kept = [tier.changes.make_room(step, "saved anew") for step in (2, 4, 6, 8)]
-    assert kept == ["2.rolled-back-life", "4.rolled-back-unreadable", None, None]
-    assert sorted(path.name for path in directory.iterdir()) == sorted(
-        ["2.rolled-back-life", "4.rolled-back-unreadable", "host_state"]
-    )
+    writer = writer_of(tier)
+    writer.begin(FIRST)
+    kept = [writer.make_room(step, "saved anew") for step in (2, 4, 6, 8)]
+    names = [f"{step}.rolled-back-{FIRST}" for step in (2, 4, 6)]
+    assert [each and each.folder for each in kept] == [*names, None]
+    assert sorted(path.name for path in directory.iterdir()) == [*names, "host_state"]
+    assert steps(tier) == [2]
+
+
+def test_make_room_without_a_log_keeps_what_cannot_be_read(
+    tier: PersistentTier, directory: Path
+) -> None:
+    for step in (4, 6):
+        write(tier, step, {"x": np.arange(step)})
+    _truncate(marker_of(directory, 4))
+    marker_of(directory, 6).unlink()
+    shutil.rmtree(directory / "host_state" / "log")
+    writer = writer_of(tier)
+    writer.begin(FIRST)
+    (kept,) = directory.glob("4.rolled-back-unreadable*")
+    assert (kept / "default").is_dir()
+    assert not (directory / "6").exists(), "it is of a save that did not end"
+    assert [writer.make_room(step, "saved anew") for step in (4, 6)] == [None, None]

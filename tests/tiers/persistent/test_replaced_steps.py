@@ -13,23 +13,18 @@ from typing import Any
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from persistent_steps import save_over, value_of
+from persistent_steps import RUN_ID, life, save_over, value_of, whole_steps, writer_of
 
-from emergency_ckpt.core.limits import MAX_MARKER_BYTES
 from emergency_ckpt.core.timeline import continued
-from emergency_ckpt.errors import CheckpointError, CorruptData, PersistentTierError
-from emergency_ckpt.tiers.persistent.steps.removal import StepRecords
-from emergency_ckpt.tiers.persistent.steps.replaced import (
-    ReplacedStep,
-    aside_name,
-    decode_replaced,
-    encode_replaced,
-)
+from emergency_ckpt.errors import CheckpointError, PersistentTierError
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.types import SaveId
 
-A, B, C = (f"{number:012x}-life" for number in range(1, 4))
-CHANGES = frozenset({"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"})
+A, B, C = (life(number) for number in range(1, 4))
+BACK_TO_2 = continued(None, SaveId(2, A, RUN_ID), C)
+CHANGES = frozenset(
+    {"open", "os.link", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"}
+)
 
 
 class Changes:
@@ -73,8 +68,8 @@ def write_ours(directory: Path, step: int, value: int) -> None:
     save_over(PersistentTier(str(directory)), step, value, A)
 
 
-def records(directory: Path) -> list[str]:
-    return [path.name for path in (directory / "host_state").glob("*.json")]
+def aside(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.glob("*.rolled-back-*"))
 
 
 def replaced_until(directory: Path, changes: int) -> PersistentTier:
@@ -95,16 +90,21 @@ def test_step_replaced_until_any_change_is_old_or_new(tmp_path: Path, write: Any
         shutil.copytree(before, directory)
         tier = replaced_until(directory, len(seen))
         ended = CHANGED.left
-        assert [found.step for found in tier.steps() if not found.problem] == [2, 4]
+        assert whole_steps(tier) == [2, 4]
         seen.append(value_of(tier, 4))
-        tier.remove_leftovers()  # as the next life does
+        writer_of(tier).begin(C)
+        assert whole_steps(tier) == [2, 4]
         assert value_of(tier, 4) == seen[-1]
         save_over(tier, 4, 41, C)
-        assert value_of(PersistentTier(str(directory)), 4) == 41
-        assert records(directory) == []
-        kept = [path.name.partition(".")[0] for path in directory.glob("*.rolled-back-*")]
+        tier = PersistentTier(str(directory))
+        assert value_of(tier, 4) == 41
+        table = tier.found.log.read().table
+        assert table is not None
+        assert not [e for e in table.steps if e.pending or e.state == "removing"]
         # Once, and what was whole of the second life's too: nothing is lost.
-        assert kept == ["4"] * (1 + (seen[-1] == 40))
+        assert [name.partition(".")[0] for name in aside(directory)] == ["4"] * (
+            1 + (seen[-1] == 40)
+        )
         CHANGED.left = ended
     assert seen[0] == 4
     assert seen[-1] == 40
@@ -116,7 +116,11 @@ def cut_short(directory: Path, write: Any = write_ours) -> PersistentTier:
     write_ours(directory, 2, 2)
     write(directory, 4, 4)
     tier = PersistentTier(str(directory))
-    tier.changes.make_room(4, "saved anew")
+    writer = writer_of(tier)
+    writer.begin(B)
+    moved = writer.make_room(4, "saved anew")
+    assert moved is not None
+    assert aside(directory) == [moved.folder]
     tier.write_document(4, 0, 1, b"{}")
     assert value_of(tier, 4) == 4
     return PersistentTier(str(directory))
@@ -124,35 +128,38 @@ def cut_short(directory: Path, write: Any = write_ours) -> PersistentTier:
 
 def test_replaced_step_removed_counts_no_more(tmp_path: Path) -> None:
     tier = cut_short(tmp_path)
-    StepRecords(tier).remove(4)
-    assert tier.whole_steps() == [2]
-    assert records(tmp_path) == []
+    writer_of(tier).remove([4], C)
+    assert whole_steps(tier) == [2]
+    assert sorted(os.listdir(tmp_path)) == ["2", "host_state"]
+    assert sorted(os.listdir(tmp_path / "host_state")) == ["2", "log"]
 
 
-def test_replaced_step_is_one_for_retention(tmp_path: Path) -> None:
-    records_before = StepRecords(cut_short(tmp_path)).records()
-    assert [record.step for record in records_before] == [2, 4]
+@pytest.mark.parametrize("write", [write_ours, write_plain])
+def test_replaced_step_is_one_step(tmp_path: Path, write: Any) -> None:
+    tier = cut_short(tmp_path, write)
+    table = tier.found.log.read().table
+    assert table is not None
+    assert [entry.step for entry in table.counting()] == whole_steps(tier) == [2, 4]
 
 
 def test_replaced_step_rolled_back_counts_no_more(tmp_path: Path) -> None:
     tier = cut_short(tmp_path)
-    timeline = continued(None, SaveId(2, A, "run"), C)
-    assert tier.changes.follow(timeline) == [(4, aside_name(4, A))]
-    assert tier.whole_steps() == [2]
-    assert records(tmp_path) == ["timeline.json"]
+    (moved,) = writer_of(tier).begin(C, BACK_TO_2)
+    assert (moved.step, [moved.folder]) == (4, aside(tmp_path))
+    assert whole_steps(tier) == [2]
+    assert sorted(os.listdir(tmp_path)) == ["2", moved.folder, "host_state"]
 
 
 def test_successor_rolled_back_does_not_bring_the_first_back(tmp_path: Path) -> None:
-    """The second save was whole, and its life ended before the record was struck."""
+    """The second save was whole, and its life ended before it settled."""
     tier = cut_short(tmp_path)
-    record = (tmp_path / "host_state" / "replacing.json").read_bytes()
     save_over(tier, 4, 40, B)
-    (tmp_path / "host_state" / "replacing.json").write_bytes(record)
     assert value_of(tier, 4) == 40
-    tier.changes.follow(continued(None, SaveId(2, A, "run"), C))
-    assert tier.whole_steps() == [2]
-    tier.remove_leftovers()
-    assert tier.whole_steps() == [2]
+    writer_of(tier).begin(C, BACK_TO_2)
+    assert whole_steps(tier) == [2]
+    writer_of(tier).begin(life(4))
+    assert whole_steps(tier) == [2]
+    assert [name.partition(".")[0] for name in aside(tmp_path)] == ["4", "4"]
 
 
 def test_replaced_step_with_a_problem_is_still_named(tmp_path: Path) -> None:
@@ -160,73 +167,53 @@ def test_replaced_step_with_a_problem_is_still_named(tmp_path: Path) -> None:
     marker = tmp_path / "host_state" / "4" / "marker.json"
     marker.write_bytes(marker.read_bytes()[:-9])
     tier = PersistentTier(str(tmp_path))
-    tier.changes.make_room(4, "saved anew")
-    (found,) = tier.steps()
-    assert (found.step, "cannot be read" in found.problem) == (4, True)
+    writer = writer_of(tier)
+    writer.begin(B)
+    writer.make_room(4, "saved anew")
+    found = tier.found.find(4)
+    assert found is not None
+    assert (found.step.step, "cannot be used" in found.step.problem) == (4, True)
 
 
-def test_record_unreadable_is_an_error_until_a_save(tmp_path: Path) -> None:
-    """The step that it hides may be the newest: an older one is not taken in its place."""
+def test_version_damaged_beside_a_replaced_step_hides_it_not(tmp_path: Path) -> None:
+    """It may be the newest: an older one is not taken in its place."""
     tier = cut_short(tmp_path)
-    path = tmp_path / "host_state" / "replacing.json"
-    data = bytearray(path.read_bytes())
-    for place in range(len(data)):
-        data[place] ^= 4
-        path.write_bytes(data)
-        with pytest.raises(CorruptData, match=r"replacing\.json"):
-            tier.steps()
-        data[place] ^= 4
-    path.write_bytes(data[:-1])
-    save_over(tier, 6, 6, B)
-    assert tier.whole_steps() == [2, 6]
-    assert (tmp_path / aside_name(4, A) / "default").exists()
+    (*_, newest) = sorted((tmp_path / "host_state" / "log").glob("*.json"))
+    data = newest.read_bytes()
+    for cut in (0, 1, len(data) // 2, len(data) - 1):
+        newest.write_bytes(data[:cut])
+        assert whole_steps(tier) == [2, 4]
+        assert value_of(tier, 4) == 4
+    save_over(tier, 6, 6, C)
+    assert whole_steps(tier) == [2, 4, 6]
+    assert value_of(tier, 4) == 4
 
 
-@pytest.mark.parametrize(
-    ("step", "kept_as"),
-    [(4, "4.rolled-back-/../../2"), (4, "2"), (-1, "-1.rolled-back-x"), (4, "5.rolled-back-x")],
-)
-def test_decode_replaced_refuses_other_folders(step: int, kept_as: str) -> None:
-    entry = ReplacedStep(step, A, kept_as, is_plain=False, is_kept=True)
-    with pytest.raises(CorruptData, match="folder"):
-        decode_replaced(encode_replaced({step: entry}), "replacing.json")
-
-
-def test_replaced_record_is_read_as_written() -> None:
-    entries = {n: ReplacedStep(n, A, aside_name(n, A), n == 3, n == 4) for n in (4, 3)}
-    assert decode_replaced(encode_replaced(entries), "x") == entries
-    with pytest.raises(CorruptData, match="larger"):
-        decode_replaced(b" " * (MAX_MARKER_BYTES + 1), "x")
-
-
-def test_listing_beside_a_move_looks_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_look_beside_a_move_finds_the_step(tmp_path: Path) -> None:
+    """What was listed has been moved aside when it is looked at."""
     write_ours(tmp_path, 4, 4)
-    tier, other = PersistentTier(str(tmp_path)), PersistentTier(str(tmp_path))
-    listed = tier.found.listed
-
-    def list_then_move(deadline_s: float | None) -> dict[int, bool]:
-        found = listed(deadline_s)
-        if not (tmp_path / aside_name(4, A)).exists():
-            other.changes.make_room(4, "saved anew")
-        return found
-
-    monkeypatch.setattr(tier.found, "listed", list_then_move)
-    assert [found.step for found in tier.steps()] == [4]
+    tier, writer = PersistentTier(str(tmp_path)), writer_of(PersistentTier(str(tmp_path)))
+    view = tier.found.view()
+    writer.begin(B)
+    assert writer.make_room(4, "saved anew")
+    (found,) = tier.found.look_at(view, view.steps)
+    assert not isinstance(found, CheckpointError | None)
+    assert (found.step.step, found.step.problem) == (4, "")
+    assert tier.describe(found).leaves.keys() == {"w"}
 
 
-def test_failed_save_leaves_the_step_that_it_was_to_replace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("point", ["room", "documents", "committed", "marked"])
+def test_failed_save_leaves_the_step_that_it_was_to_replace(tmp_path: Path, point: str) -> None:
     write_ours(tmp_path, 4, 4)
     tier = PersistentTier(str(tmp_path))
+    writer = writer_of(tier)
 
-    def fail(*_: Any) -> None:
-        raise PersistentTierError("save", "step 4", "storage failed")
+    def fail(at: str) -> None:
+        if at == point:
+            raise PersistentTierError("save", "step 4", "storage failed")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(tier, "publish", fail)
-        with pytest.raises(PersistentTierError):
-            save_over(tier, 4, 40, B)
+    with pytest.raises(PersistentTierError, match="storage failed"):
+        save_over(tier, 4, 40, B, writer=writer, at=fail)
     assert value_of(tier, 4) == 4
-    save_over(tier, 4, 40, B)
+    save_over(tier, 4, 40, B, writer=writer)
     assert value_of(tier, 4) == 40

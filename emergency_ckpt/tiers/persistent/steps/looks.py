@@ -110,14 +110,18 @@ class StepLooks:
     def _marker_of(
         self, entry: Entry, folders: Sequence[str], deadline_s: float | None
     ) -> tuple[bytes | None, str]:
-        """Return the entry's marker and its folder; else another marker there, or None."""
-        first: bytes | None = None
+        """Return the entry's marker and its folder; else another marker there, or None.
+
+        Of two others that in the folder aside, which names the entry's incarnation.
+        """
+        other: tuple[bytes | None, str] = None, str(entry.step)
         for folder in folders:
             data = self._storage.bytes_of(f"{HOST_STATE}/{folder}/{MARKER_NAME}", deadline_s)
             if data is not None and hashlib.sha256(data).hexdigest() == entry.marker:
                 return data, folder
-            first = data if first is None and folder == str(entry.step) else first
-        return first, str(entry.step)
+            if data is not None and (other[0] is None or folder == entry.aside_folder):
+                other = data, folder
+        return other
 
     def _tensors_of(
         self, entry: Entry, folders: Sequence[str], deadline_s: float | None
@@ -142,8 +146,10 @@ class StepLooks:
         if metadata is None:
             return self._problem(entry.step, entry.incarnation, GONE, place)
         is_own = (ours_of(metadata) or {}).get("incarnation") == entry.incarnation
-        if is_own and self._storage.names_in(f"{HOST_STATE}/{place.documents}", deadline_s):
-            return self._damaged(entry.step, entry.incarnation, place, "it is gone")
+        for folder in (place.documents, entry.aside_folder):
+            if is_own and self._storage.names_in(f"{HOST_STATE}/{folder}", deadline_s):
+                place = place._replace(documents=folder)
+                return self._damaged(entry.step, entry.incarnation, place, "it is gone")
         # Without our folder it has tensors only, whoever wrote them.
         found = self._plain_in(place, entry.step, number, deadline_s)
         return found or self._problem(entry.step, entry.incarnation, GONE, place)

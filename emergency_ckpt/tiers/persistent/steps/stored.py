@@ -206,8 +206,10 @@ class StoredSteps:
         """Return what counts as ``step``, or a step aside of this number, as its files have it."""
         deadline_s = self._storage.deadline_s(deadline_s)
         view = self.view(deadline_s)
-        item = view.of(step)
-        return None if item is None else self.look(view, item, deadline_s)
+        item, aside = view.of(step), view.aside(step)
+        found = None if item is None else self.look(view, item, deadline_s)
+        is_step = found is not None and not found.is_junk
+        return found if is_step or aside is None else self.look(view, aside, deadline_s)
 
 
 def _folders_of(entry: Entry) -> frozenset[str]:

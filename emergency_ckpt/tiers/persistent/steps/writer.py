@@ -8,7 +8,6 @@ next life repeats.
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -54,7 +53,7 @@ class Moved(NamedTuple):
 
 
 class Events(Protocol):
-    """What is told of changes, as to an ``EventSink``."""
+    """The receiver of events about changes, such as an ``EventSink``."""
 
     def emit(self, name: str, /, **fields: Any) -> object:
         """Tell an event."""
@@ -257,7 +256,7 @@ class DirectoryWriter:
         beside = self._storage.numbers_in(HOST_STATE, deadline_s)
         kept, unfinished = self._sort(view, deadline_s)
         # A folder of plain Orbax alone may be of a save that is under way.
-        remains = unfinished & beside
+        remains = {s for s in unfinished & beside if not self._is_aside_in_place(s)}
         table = self._read.table
         known = {entry.step for entry in (*self._entries(), *kept)}
         gone = {
@@ -292,6 +291,15 @@ class DirectoryWriter:
                     self._clear(step)
                     self._events.emit("persistent.removed", step=step)
                 self._dirty.discard(step)
+
+    def _is_aside_in_place(self, step: int) -> bool:
+        """Return whether a user has moved a step aside back to its own place: it is kept."""
+        return any(
+            entry.state == "aside"
+            and not entry.incarnation.startswith(_UNREADABLE)
+            and self._is_in_own_folder(entry)
+            for entry in self._entries_of(step)
+        )
 
     def _is_there(self, step: int) -> bool:
         """Return whether a step has a folder that the listing of a file server did not show."""
@@ -349,6 +357,7 @@ class DirectoryWriter:
             if not self._may_have_files(step):
                 self._dirty.add(step)
                 return None
+            self._hold(self._mine.incarnation)  # ``begin`` may have been long ago
             self._events.emit("persistent.removing", step=step)
             moved = self._vacate(step, reason)
             self._clear(step)
@@ -372,7 +381,9 @@ class DirectoryWriter:
         self._move(entry)
         text = "step %d in %s is kept as %s: %s"
         logging.warning(text, step, self._directory, entry.aside_folder, reason)
-        self._events.emit("persistent.set_aside", step=step, kept_as=entry.aside_folder, reason=reason)
+        self._events.emit(
+            "persistent.set_aside", step=step, kept_as=entry.aside_folder, reason=reason
+        )
         return Moved(step, entry.aside_folder, reason)
 
     def _in_place(self, step: int) -> Entry | None:
@@ -477,7 +488,7 @@ class DirectoryWriter:
             # Ours first: without our folder the tensors would look like a step of plain Orbax.
             for old, new in reversed(names):
                 if self._storage.lexists(new) and not self._storage.lexists(old):
-                    os.rename(self._directory / new, self._directory / old)
+                    (self._directory / new).rename(self._directory / old)
 
         if not self._storage.is_object_store or self._is_in_own_folder(entry):
             self._storage.do("bring back", f"/{own}", bring_back, changes=entry.step)
@@ -503,7 +514,7 @@ class DirectoryWriter:
             # The tensors first: without our folder they would look like a step of plain Orbax.
             for old, new in pairs:
                 if self._storage.lexists(old) and not self._storage.lexists(new):
-                    os.rename(self._directory / old, self._directory / new)
+                    (self._directory / old).rename(self._directory / new)
 
         self._storage.do("move aside", f"/{entry.own_folder}", move, changes=entry.step)
 
@@ -627,5 +638,5 @@ def remove_tensors(storage: StorageDirectory, name: str, *, unfinished: bool = F
     hidden = f"{name}{_HIDDEN}"
     storage.clear_folder(hidden)  # of a removal that did not end
     if storage.lexists(name):
-        os.rename(storage.path / name, storage.path / hidden)
+        (storage.path / name).rename(storage.path / hidden)
         storage.clear_folder(hidden)
