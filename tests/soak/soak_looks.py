@@ -258,4 +258,4 @@ def look_at_storage(store: Store, lives: Mapping[str, int], damaged: Set[str]) -
         }
         if committed <= there and life is not None:
             whole.add(Save(step, life))
-    return StoreLook(whole, known, frozenset(bare))
+    return StoreLook(whole, known or bool(bare), frozenset(bare))
