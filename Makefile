@@ -18,7 +18,7 @@ WERROR ?= OFF
 NATIVE_SOURCES = CMakeLists.txt $(wildcard native/engine/* native/glue/*)
 CXX_FILES = $(wildcard native/*/*.cc native/*/*.h)
 
-.PHONY: help demo test test-tf tf-tests test-dist test-slurm test-ray test-slow soak soak-kill fuzz simulate simulate-mutants check bench bench-continuous bench-goodput bench-scale bench-recovery bench-dcn clean
+.PHONY: help demo test test-tf tf-tests test-dist test-slurm test-ray test-slow soak soak-kill fuzz simulate simulate-mutants model check bench bench-continuous bench-goodput bench-scale bench-recovery bench-dcn clean
 
 help:
 	@echo "make demo    train on a simulated job, lose a slice, and recover"
@@ -35,6 +35,7 @@ help:
 	@echo "make soak-kill   SIGKILL at every point of a persistent save (about half an hour)"
 	@echo "make simulate   run SEEDS (200) histories of a job under a scheduler that each seed decides; SIMULATE_FLAGS"
 	@echo "make simulate-mutants   put known defects back, one at a time: the simulation must find each"
+	@echo "make model   check the model of the step log with TLC, and find each defect in it; needs Java, else 77 (ten minutes)"
 	@echo "make fuzz    fuzz every decoder for FUZZ_SECONDS (60) each"
 	@echo "make check   format, lint, types, import layers"
 	@echo "make bench   compare with Orbax in 15 minutes, BENCH_FLAGS=--quick in one (needs an idle machine)"
@@ -120,6 +121,10 @@ simulate: $(INSTALLED)
 
 simulate-mutants: $(INSTALLED)
 	$(BIN)/python tests/simulation/run.py --mutants $(SIMULATE_FLAGS)
+
+# Some checks alone: MODEL_FLAGS=order-by-clock. 77: there is no Java, or no TLC; the program has printed which.
+model: $(INSTALLED)
+	$(BIN)/python tests/model/run.py $(MODEL_FLAGS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff format --check .

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -15,17 +14,16 @@ from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster.coordination import Coordinator, connect_start
 from emergency_ckpt.cluster.departures import Departures
 from emergency_ckpt.cluster.membership import Membership
+from emergency_ckpt.cluster.peers import Known
 from emergency_ckpt.cluster.preemption.sources import open_sources
 from emergency_ckpt.cluster.preemption.watch import PreemptionWatch, find_notices
 from emergency_ckpt.cluster.start_agreement import agree_settings, tell_problem
-from emergency_ckpt.cluster.storage.claim import DirectoryClaim
-from emergency_ckpt.cluster.storage.timeline import StorageTimeline
+from emergency_ckpt.cluster.stored_chain import SOON_S, StoredChain
 from emergency_ckpt.cluster.timelines import Timelines
 from emergency_ckpt.config import Config, run_id_of
-from emergency_ckpt.core.run_claim import RunRecord
 from emergency_ckpt.core.secret.keys import RunSecret
 from emergency_ckpt.core.secret.step_signature import step_signing
-from emergency_ckpt.errors import ConfigError, CorruptData, PersistentTierError
+from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.restore.prefetch import Prefetches
 from emergency_ckpt.restore.request import RestoreParts
@@ -36,9 +34,9 @@ from emergency_ckpt.save.persistent.save import PersistentSaves
 from emergency_ckpt.save.saver import Saver
 from emergency_ckpt.save.saver_parts import SaverParts
 from emergency_ckpt.save.vote import Vote
-from emergency_ckpt.start.claim import ClaimAtStart, known_lives
+from emergency_ckpt.start.claim import ClaimAtStart
 from emergency_ckpt.start.storage_probe import StorageProbe
-from emergency_ckpt.tiers.persistent.steps.removal import StepRecords
+from emergency_ckpt.tiers.persistent.steps.writer import DirectoryWriter
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 
 _PROBE_TIMEOUT_S = 20.0
@@ -46,7 +44,12 @@ _PROBE_TIMEOUT_S = 20.0
 
 @dataclasses.dataclass(frozen=True)
 class Base:
-    """The base of all other parts. ``process``: (index, count) of this one."""
+    """The base of all other parts.
+
+    Attributes:
+      process: (index, count) of this one.
+      storage: None without a directory.
+    """
 
     config: Config
     process: tuple[int, int]
@@ -55,6 +58,20 @@ class Base:
     events: EventSink
     failures: Failures
     departures: Departures
+    storage: Storage | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Storage:
+    """The persistent directory on one process.
+
+    Attributes:
+      claim: at the leader, the look at its step log at the start; None on other processes.
+    """
+
+    tier: PersistentTier
+    writer: DirectoryWriter
+    claim: ClaimAtStart | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,8 +82,7 @@ class Assembly:
       preservation: None without a directory.
       probe: None without a test of storage: no saves there, it just failed, or another process
         tests it.
-      claim: the leader's check of the directory's claim; None on other processes, and without
-        saves there.
+      claim: as in ``Storage``.
     """
 
     local_saves: LocalSaves
@@ -108,20 +124,23 @@ def watch_notices(config: Config, coordinator: Coordinator, events: EventSink) -
 
 
 def assemble(base: Base) -> Assembly:
-    """Open the persistent tier and build all parts. Blocks for storage at the leader."""
-    persistent = _open_persistent(base.config, base.member.secret)
-    claim = None if persistent is None else _claim(base, persistent)
-    probe, at_start = (
-        (None, None) if persistent is None or claim is None else _reach(base, persistent, claim)
-    )
+    """Build all parts."""
+    storage = base.storage
+    persistent = None if storage is None else storage.tier
     timelines = Timelines(base.member.tier, base.events, base.member.newest_step)
-    storage: StorageTimeline | None = None
+    chain: StoredChain | None = None
     preservation: Preservation | None = None
-    if persistent is not None and claim is not None:
-        storage = StorageTimeline(persistent, timelines, base.events, claim)
-        preservation = _preservation(base, persistent, timelines, claim)
+    if storage is not None:
+        soon = storage.tier.with_timeout(SOON_S)
+        chain = StoredChain(
+            storage.writer,
+            lambda: new_writer(base.config, soon, base.events),
+            timelines,
+            base.events,
+        )
+        preservation = _preservation(base, storage.writer, timelines)
     local_saves = _local_saves(base, timelines)
-    restore_parts = _restore_parts(base, persistent, timelines, storage, claim)
+    restore_parts = _restore_parts(base, persistent, timelines, chain)
     prefetches = Prefetches(restore_parts)
     member = base.member
     saver = Saver(
@@ -132,8 +151,8 @@ def assemble(base: Base) -> Assembly:
             tier=member.tier,
             local=local_saves,
             persistent=None
-            if persistent is None or storage is None
-            else _persistent_saves(base, persistent, storage),
+            if persistent is None or chain is None
+            else _persistent_saves(base, persistent, chain),
             preservation=preservation,
             watch=base.watch,
             timelines=timelines,
@@ -149,21 +168,33 @@ def assemble(base: Base) -> Assembly:
         lambda: local_saves.last_complete,
         prefetches.before_removal,
         contextlib.nullcontext if preservation is None else preservation.held,
-        saver.saved.forget,
+        saver.forget,
+        lambda: saver.saved.incarnation,
+        storage.writer if storage is not None and base.process[0] == 0 else None,
     )
     return Assembly(
-        local_saves, preservation, restore_parts, prefetches, saver, steps, probe, at_start
+        local_saves,
+        preservation,
+        restore_parts,
+        prefetches,
+        saver,
+        steps,
+        _probe(base),
+        None if storage is None else storage.claim,
     )
 
 
-def _open_persistent(config: Config, secret: RunSecret) -> PersistentTier | None:
-    if config.require_signed and not secret.given:
-        raise ConfigError(
-            ["require_signed is set, but no secret is given (secret_file or ECKPT_SECRET)"]
-        )
+def open_storage(
+    config: Config,
+    process: tuple[int, int],
+    secret: RunSecret,
+    events: EventSink,
+    failures: Failures,
+) -> Storage | None:
+    """Return the persistent directory; None without one. Does not block."""
     if config.dir is None:
         return None
-    return PersistentTier(
+    tier = PersistentTier(
         config.dir,
         timeout_s=config.persistent_timeout_s,
         buffer_bytes=config.storage_buffer_bytes,
@@ -171,43 +202,58 @@ def _open_persistent(config: Config, secret: RunSecret) -> PersistentTier | None
         compression=config.storage_compression,
         signing=step_signing(secret, required=config.require_signed),
     )
-
-
-def _claim(base: Base, tier: PersistentTier) -> DirectoryClaim:
-    config, run_id = base.config, base.config.run_name
-    mine = RunRecord(run_id, run_id == run_id_of(tier.directory), base.member.incarnation)
-    coordinator = base.member.coordinator
-    known = functools.partial(known_lives, coordinator)
-    return DirectoryClaim(tier, mine, known, take_over=config.take_over_dir)
-
-
-def _reach(
-    base: Base, tier: PersistentTier, claim: DirectoryClaim
-) -> tuple[StorageProbe | None, ClaimAtStart | None]:
-    """Return, at the leader of a job that saves to storage, the parts that test and claim it."""
-    config = base.config
-    if base.process[0] != 0:  # process 0 leads the writers
-        return None, None
-    timeout_s = config.start_timeout_s / 4
-    probe = StorageProbe(
-        tier, base.member.incarnation, base.events, min(_PROBE_TIMEOUT_S, timeout_s)
+    writer = new_writer(config, tier, events)
+    if process[0] != 0:
+        return Storage(tier, writer, None)
+    claim = ClaimAtStart(
+        writer,
+        events,
+        failures,
+        saves_there=saves_to_storage(config),
+        deadline_s=time.monotonic() + config.start_timeout_s / 4,
     )
-    saves_there = "persistent" in config.save_plans()
-    must_be_there = saves_there and config.require_storage
-    deadline_s = time.monotonic() + timeout_s
-    at_start = ClaimAtStart(claim, base.member.coordinator, base.events)
-    try:
-        if not must_be_there:  # the probe creates the directory
-            tier.create(deadline_s)
-        if saves_there:
-            at_start.look(deadline_s)
-    except (PersistentTierError, CorruptData) as error:
-        # Storage may be down just when RAM is needed; saves try it again.
-        base.events.emit("persistent.unreachable", reason=str(error))
-        base.failures.record(error)
-        return probe if must_be_there else None, at_start if saves_there else None
-    # A job that only restores may have no permission to write.
-    return (probe, at_start) if saves_there else (None, None)
+    return Storage(tier, writer, claim)
+
+
+def saves_to_storage(config: Config) -> bool:
+    """Return whether the job saves to storage."""
+    return "persistent" in config.save_plans()
+
+
+def look_at_storage(config: Config, storage: Storage | None) -> Known:
+    """Return what storage knows of the run: at the leader of a start. Blocks for storage."""
+    if storage is None or storage.claim is None:
+        return Known()
+    # The probe makes the directory where it must be there.
+    is_probed = saves_to_storage(config) and config.require_storage
+    return storage.claim.look(lambda: None if is_probed else storage.tier.create())
+
+
+def new_writer(config: Config, tier: PersistentTier, events: EventSink) -> DirectoryWriter:
+    """Return a writer of the log of ``tier`` for this run."""
+    return DirectoryWriter(
+        tier.storage,
+        tier.found,
+        run_id=config.run_name,
+        from_dir=config.run_name == run_id_of(tier.directory),
+        take_over=config.take_over_dir,
+        tell=events.emit,
+    )
+
+
+def _probe(base: Base) -> StorageProbe | None:
+    """Return the test of storage at the leader of a job that saves there.
+
+    A job that only restores may have no permission to write. Storage that has just failed is tested
+    only where it must be there.
+    """
+    config, storage = base.config, base.storage
+    if storage is None or storage.claim is None or not saves_to_storage(config):
+        return None
+    if not storage.claim.has_read and not config.require_storage:
+        return None
+    timeout_s = min(_PROBE_TIMEOUT_S, config.start_timeout_s / 4)
+    return StorageProbe(storage.tier, base.member.incarnation, base.events, timeout_s)
 
 
 def _local_saves(base: Base, timelines: Timelines) -> LocalSaves:
@@ -227,7 +273,7 @@ def _local_saves(base: Base, timelines: Timelines) -> LocalSaves:
 
 
 def _persistent_saves(
-    base: Base, persistent: PersistentTier, storage: StorageTimeline
+    base: Base, persistent: PersistentTier, chain: StoredChain
 ) -> PersistentSaves:
     config, member = base.config, base.member
     return PersistentSaves(
@@ -237,26 +283,24 @@ def _persistent_saves(
         member.holdings.inbox,
         base.events,
         base.failures,
-        timeline=storage,
+        chain=chain,
         host_state_limit_bytes=config.host_state_limit_bytes,
         timeout_s=config.persistent_timeout_s,
         departures=base.departures,
     )
 
 
-def _preservation(
-    base: Base, persistent: PersistentTier, timelines: Timelines, claim: DirectoryClaim
-) -> Preservation:
+def _preservation(base: Base, writer: DirectoryWriter, timelines: Timelines) -> Preservation:
     config = base.config
     return Preservation(
-        StepRecords(persistent),
+        writer,
         base.events,
         base.failures,
         policy=config.preservation_policy,
         keep_last_n=config.keep_last_n,
         keep_every_n_steps=config.keep_every_n_steps,
         timelines=timelines,
-        claim=claim,
+        timeout_s=config.persistent_timeout_s,
         niceness=config.save_niceness,
     )
 
@@ -265,11 +309,9 @@ def _restore_parts(
     base: Base,
     persistent: PersistentTier | None,
     timelines: Timelines,
-    storage: StorageTimeline | None,
-    claim: DirectoryClaim | None,
+    chain: StoredChain | None,
 ) -> RestoreParts:
     member = base.member
-    saves_there = "persistent" in base.config.save_plans()
     return RestoreParts(
         config=base.config,
         coordinator=member.coordinator,
@@ -280,6 +322,5 @@ def _restore_parts(
         persistent=persistent,
         events=base.events,
         timelines=timelines,
-        storage_timeline=storage if saves_there else None,
-        claim=claim,
+        stored_chain=chain if saves_to_storage(base.config) else None,
     )

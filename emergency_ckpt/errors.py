@@ -99,6 +99,10 @@ class CorruptData(CheckpointError):
     """Bytes do not have the digest or CRC32C of capture time, or cannot be decoded."""
 
 
+class NewerFormat(CorruptData):
+    """A file has a format that a later version of this package writes."""
+
+
 class NotSigned(CorruptData):
     """A file on the ramdisk is intact but not signed with the secret of this run."""
 

@@ -6,16 +6,26 @@ import dataclasses
 import os
 from pathlib import Path
 
-from emergency_ckpt.assembly import Assembly, Base, assemble, watch_notices
+from emergency_ckpt.assembly import (
+    Assembly,
+    Base,
+    Storage,
+    assemble,
+    look_at_storage,
+    open_storage,
+    watch_notices,
+)
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster.departures import Departures
 from emergency_ckpt.cluster.hang.progress import StepProgress
 from emergency_ckpt.cluster.hang.watch import HangWatch
 from emergency_ckpt.cluster.membership import Membership
+from emergency_ckpt.cluster.peers import Known
 from emergency_ckpt.cluster.preemption.watch import PreemptionWatch
 from emergency_ckpt.cluster.rounds import run_on_all
 from emergency_ckpt.cluster.topology import topology_of
 from emergency_ckpt.config import Config
+from emergency_ckpt.core.secret.keys import RunSecret
 from emergency_ckpt.errors import RestoreFailed
 from emergency_ckpt.event_log.writer import NO_LOG, life_of, open_event_log
 from emergency_ckpt.events import EventSink
@@ -98,11 +108,20 @@ def _open(config: Config, start: str, process: tuple[int, int], events: EventSin
     events.locate(slice_index=slice_index)
     for text in config_warnings(config, slices, process[0]):
         events.emit("start.warning", text=text)
-    member = Membership(config, process, slice_index, start, events)
+    storage: Storage | None = None
+
+    def known(secret: RunSecret) -> Known:
+        nonlocal storage
+        storage = open_storage(config, process, secret, events, failures)
+        return look_at_storage(config, storage)
+
+    member = Membership(config, process, slice_index, start, events, known)
+    if process[0] != 0:
+        storage = open_storage(config, process, member.secret, events, failures)
     events.locate(incarnation=member.incarnation)
     watch = watch_notices(config, member.coordinator, events)
     departures = Departures(member.coordinator, member.peers.address_of)
-    base = Base(config, process, member, watch, events, failures, departures)
+    base = Base(config, process, member, watch, events, failures, departures, storage)
     try:
         parts = assemble(base)
         # Also so that no process's restore timeout runs while the leader waits for storage.
@@ -133,7 +152,7 @@ def _look(base: Base, parts: Assembly) -> None:
     if config.metrics_port is not None:
         _serve_metrics(config.bind_host or _LOOPBACK, config.metrics_port, base.events)
     if parts.claim is not None:
-        parts.claim.check()
+        parts.claim.check(member.coordinator)
     # Where a peer must answer, a slow one would end the job.
     longest_s = config.start_timeout_s / (2 if config.require_peers else 4)
     timeout_s = longest_s if config.require_peers else min(_GREETING_TIMEOUT_S, longest_s)
@@ -143,7 +162,7 @@ def _look(base: Base, parts: Assembly) -> None:
     member.adopt_orphans()
     greetings.finish(required=config.require_peers)
     if parts.claim is not None:
-        parts.claim.finish()
+        parts.claim.finish(member.coordinator, member.incarnation)
 
 
 def _serve_metrics(host: str, port: int, events: EventSink) -> None:

@@ -158,7 +158,11 @@ class EmergencyCheckpointer(BaseCheckpointer):
     @classmethod
     def checkpoint_steps(cls, base_dir: str) -> list[int]:
         """The whole steps in storage under ``base_dir``, oldest first. Blocks for storage."""
-        return PersistentTier(os.path.join(base_dir, _TENSORS)).whole_steps()
+        return [
+            each.step
+            for each in PersistentTier(os.path.join(base_dir, _TENSORS)).found.counting()
+            if each.process_count
+        ]
 
     @classmethod
     def checkpoint_paths(cls, base_dir: str) -> list[str]:

@@ -1,14 +1,23 @@
-"""``eckpt clean``: lists and removes leftover runs on this host's ramdisk."""
+"""``eckpt clean``: lists and removes leftover runs on a ramdisk, and steps aside in storage."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import secrets
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from emergency_ckpt.cli.arguments import duration
-from emergency_ckpt.errors import LocalTierError
+from emergency_ckpt import run_secret
+from emergency_ckpt.cli.arguments import duration, seconds
+from emergency_ckpt.core.secret.keys import RunSecret
+from emergency_ckpt.core.secret.step_signature import step_signing
+from emergency_ckpt.core.step_log import Entry
+from emergency_ckpt.core.wording import size_text
+from emergency_ckpt.errors import ConfigError, LocalTierError
+from emergency_ckpt.tiers.persistent.steps.stored import StoredSteps
+from emergency_ckpt.tiers.persistent.steps.writer import DirectoryWriter
 from emergency_ckpt.tiers.ramdisk.other_runs import (
     GRACE_S,
     LeftRun,
@@ -16,6 +25,7 @@ from emergency_ckpt.tiers.ramdisk.other_runs import (
     left_runs,
     remove_run,
 )
+from emergency_ckpt.tiers.storage.directory import StorageDirectory
 
 if TYPE_CHECKING:
     SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage]
@@ -25,21 +35,37 @@ def add_parser(subparsers: SubParsers) -> None:
     """Add the parser of ``clean``."""
     parser = subparsers.add_parser(
         "clean",
-        help="list and remove leftover runs on this host's ramdisk",
+        help="list and remove leftover runs on a ramdisk, and steps aside in storage",
         description=(
-            "Lists the runs that have directories on a ramdisk, with their size and age. With --yes"
-            " it removes those last changed longer ago than --older-than. A run always stays while"
-            " a live process owns or serves one of its directories."
+            "Lists the runs that have directories on a ramdisk, with their size and age, and the"
+            " steps in storage that were rolled back or superseded. With --yes it removes those"
+            " last changed longer ago than --older-than. A run always stays while a live process"
+            " owns or serves one of its directories."
         ),
     )
-    parser.add_argument("--local-dir", type=Path, required=True, help="the ramdisk directory")
+    parser.add_argument("--local-dir", type=Path, help="the ramdisk directory")
+    parser.add_argument("--dir", default="", help="the persistent tier: a path, or a URL as gs://")
+    parser.add_argument(
+        "--secret-file",
+        type=Path,
+        metavar="FILE",
+        help="file with the run's secret, where the step log is signed; default:"
+        f" ${run_secret.SECRET_VARIABLE}, if set",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=seconds,
+        default=60.0,
+        metavar="SECONDS",
+        help="maximum time of one call to storage (%(default)s)",
+    )
     parser.add_argument("--run-id", help="only this run")
     parser.add_argument(
         "--older-than",
         type=duration,
         default=GRACE_S,
         metavar="AGE",
-        help="only runs unchanged for this time: 90s, 30m, 12h, 7d, 0 (default: 1d)",
+        help="only what is unchanged for this time: 90s, 30m, 12h, 7d, 0 (default: 1d)",
     )
     parser.add_argument(
         "--yes", action="store_true", help="remove them; otherwise they are only listed"
@@ -48,7 +74,57 @@ def add_parser(subparsers: SubParsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """List runs, with ``--yes`` remove them; return 1 if the named run is absent or stays."""
+    """List, with ``--yes`` remove; return 1 if the named run is absent or stays. Errors pass."""
+    if args.local_dir is None and not args.dir:
+        raise ConfigError(["name --local-dir, --dir or both"], target="eckpt clean")
+    if args.dir:
+        _clean_storage(args)
+    return 0 if args.local_dir is None else _clean_ramdisk(args)
+
+
+def _clean_storage(args: argparse.Namespace) -> None:
+    """List the steps aside, with ``--yes`` remove them. Blocks for storage."""
+    given = (
+        run_secret.secret_from_environment(os.environ)
+        if args.secret_file is None
+        else run_secret.load_secret_file(args.secret_file)
+    )
+    secret = RunSecret("", given or b"", given=given is not None)
+    storage = StorageDirectory(args.dir, args.timeout)
+    signing = step_signing(secret, required=False)
+    stored = StoredSteps(storage, signing)
+    read = stored.log.read()
+    table, now_s = read.table, time.time()
+    if table is None:
+        print(f"no step log in {args.dir}")
+        return
+    aside = [entry for entry in table.steps if entry.state == "aside"]
+    chosen = [entry for entry in aside if now_s - entry.saved_s >= args.older_than]
+    if args.yes and chosen:
+        if read.is_signed and given is None:
+            raise ConfigError(["the step log is signed; give --secret-file"], target="eckpt clean")
+        writer = DirectoryWriter(
+            storage,
+            stored,
+            run_id=table.run_id,
+            from_dir=table.from_dir,
+            writer=f"clean-{secrets.token_hex(8)}",
+        )
+        writer.discard_aside({entry.key for entry in chosen}, table.incarnation)
+    for entry in aside:
+        if entry not in chosen:
+            text = "stays: not old enough (--older-than)"
+        else:
+            text = "removed" if args.yes else "would be removed (--yes)"
+        print(f"step {entry.step}  {_described(entry, now_s)}  {text}")
+
+
+def _described(entry: Entry, now_s: float) -> str:
+    age = f"{_age(max(now_s - entry.saved_s, 0))} old" if entry.saved_s else "of unknown age"
+    return f"incarnation {entry.incarnation}  {size_text(entry.size_bytes)}  {age}"
+
+
+def _clean_ramdisk(args: argparse.Namespace) -> int:
     try:
         runs = left_runs(args.local_dir)
     except OSError as error:

@@ -22,6 +22,7 @@ from emergency_ckpt.cluster.coordination import Coordinator
 from emergency_ckpt.cluster.messages import by_process, decode_each, reason_of
 from emergency_ckpt.core.address import parse_address
 from emergency_ckpt.core.save.step_agreement import TierName
+from emergency_ckpt.core.timeline import life_of
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.types import SaveId
 
@@ -31,16 +32,22 @@ _PROBE_TIMEOUT_S = 1.0
 _PROBED_AT_MOST = 4
 
 
+Place = tuple[str, int, str]
+
+
 class _Leaving(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``begun``: the newest save begun in each tier, as (incarnation, step)."""
+    """``begun``: the newest save begun in each tier, as of ``in_order``."""
 
     reason: str
-    begun: dict[str, tuple[str, int]]
+    begun: dict[str, Place]
 
 
-def in_order(save: SaveId) -> tuple[str, int]:
-    """Return a key that rises with each save of a process, since later lives sort later."""
-    return save.incarnation, save.step
+def in_order(save: SaveId) -> Place:
+    """Return a key that rises with each save of a process.
+
+    Later lives sort later; a step that is demanded again is of a later incarnation of its life.
+    """
+    return life_of(save.incarnation), save.step, save.incarnation
 
 
 def leaving(coordinator: Coordinator) -> dict[int, str]:
@@ -69,7 +76,7 @@ class Departures:
 
     def leave(self, reason: str, begun: Mapping[TierName, SaveId]) -> None:
         """Announce that this process begins no more saves. Idempotent; never raises."""
-        saves: dict[str, tuple[str, int]] = {tier: in_order(s) for tier, s in begun.items()}
+        saves: dict[str, Place] = {tier: in_order(s) for tier, s in begun.items()}
         leaving = _Leaving(reason[:_REASON_LIMIT_CHARS], saves)
         self._say(LEAVING, msgspec.json.encode(leaving))
 
@@ -106,7 +113,7 @@ class Departures:
     def _reasons(self, tier: TierName, save: SaveId) -> dict[int, str]:
         reasons: dict[int, str] = {}
         for process, leaving in _leaving(self._coordinator).items():
-            if leaving.begun.get(tier, ("", -1)) < in_order(save):
+            if leaving.begun.get(tier, ("", -1, "")) < in_order(save):
                 reasons[process] = leaving.reason
         found = self._coordinator.list(GONE)
         for process, data in by_process(found, GONE, self._coordinator.process_count).items():

@@ -13,7 +13,10 @@ from emergency_ckpt.cluster.secret.agreement import MADE_UP, agree_secret, forge
 from emergency_ckpt.cluster.shard_source import ProcessHoldings
 from emergency_ckpt.cluster.start_agreement import settings_digest
 from emergency_ckpt.config import Config
+from emergency_ckpt.core.secret.keys import RunSecret
+from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.events import EventSink
+from emergency_ckpt.paths import resolved
 from emergency_ckpt.tiers.local.old_lives import greatest_number
 from emergency_ckpt.tiers.local.signatures import Signer
 from emergency_ckpt.tiers.local.tier import LocalTier
@@ -49,13 +52,14 @@ class Membership:
         slice_index: int,
         start: str,
         events: EventSink,
-        stored: Callable[[], Known] = Known,
+        stored: Callable[[RunSecret], Known],
     ) -> None:
         """Join the job.
 
         Args:
           start: the result of ``agree_settings``; compared once more.
-          stored: called at the leader once all have come: what storage knows of the run.
+          stored: called at the leader with the run's secret, once all have come: what storage
+            knows of the run.
         """
         me, count = process
         self._events = events
@@ -80,6 +84,10 @@ class Membership:
         self.secret, self.coordinator, self._start = agreed.secret, agreed.coordinator, agreed.start
         if agreed.is_made_up and me == 0:
             events.emit("start.warning", text=MADE_UP)
+        if config.require_signed and not self.secret.given:
+            raise ConfigError(
+                ["require_signed is set, but no secret is given (secret_file or ECKPT_SECRET)"]
+            )
         self.client = TransferClient(
             run_id=run_id,
             secret=self.secret.value,
@@ -90,7 +98,10 @@ class Membership:
         self.peers = Peers(self.coordinator, self.client)
         try:
             started = agree_start(
-                self.coordinator, self._start_serving, config.start_timeout_s, stored
+                self.coordinator,
+                self._start_serving,
+                config.start_timeout_s,
+                lambda: stored(self.secret),
             )
         except BaseException:
             self.leave()
@@ -122,7 +133,7 @@ class Membership:
 
     def _start_serving(self) -> tuple[str, Known]:
         """Claim the ramdisk and serve it; return this process's address, and what RAM knows."""
-        config, local_dir = self._config, Path(self._config.local_dir)
+        config, local_dir = self._config, Path(resolved(self._config.local_dir))
         self._tier = LocalTier.open(
             local_dir,
             self._run_id,

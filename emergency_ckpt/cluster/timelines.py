@@ -58,6 +58,12 @@ class Timelines:
         with self._lock:
             return self._bound
 
+    @property
+    def current(self) -> Timeline | None:
+        """The timeline of this life, binding or not yet."""
+        with self._lock:
+            return self._bound if self._pending is None else self._pending
+
     def begin(
         self, known: Timeline | None, parent: SaveId, incarnation: str, *, at_once: bool
     ) -> None:

@@ -10,13 +10,12 @@ from typing import Any
 
 from emergency_ckpt.core.placement.policies import parse_policy
 from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.paths import resolved
 
 
 def run_id_of(directory: str) -> str:
     """Return the run id of a persistent directory: its last name and a digest of its whole path."""
-    stripped = directory.rstrip("/")
-    if "://" not in stripped:
-        stripped = os.path.abspath(stripped)
+    stripped = resolved(directory)
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", stripped.rsplit("/", maxsplit=1)[-1])[:40] or "run"
     return f"{name}-{hashlib.sha256(stripped.encode()).hexdigest()[:16]}"
 

@@ -13,6 +13,8 @@ from typing import Final
 MAX_INT: Final = (1 << 63) - 1
 """Largest number in a file or a frame."""
 MAX_STEP: Final = MAX_INT
+MAX_VERSION: Final = 10**12 - 1
+"""Greatest number of a version of the step log."""
 MAX_INCARNATION_NUMBER: Final = 10**12 - 1
 """Largest number of a life of the job: its name has twelve digits for it."""
 MAX_PROCESSES: Final = 1_000_000
@@ -49,13 +51,13 @@ MAX_METADATA_BYTES: Final = 16 << 10
 
 MAX_SMALL_FILE_BYTES: Final = 4096
 """Maximum for a record of an owner, a run, a known step or a damaged copy."""
-MAX_DRAIN_LOCK_BYTES: Final = 8192
 MAX_TIMELINE_BYTES: Final = 64 << 10
 MAX_LEDGER_BYTES: Final = 64 << 10
 """Maximum for a process's record of its life, its timeline and its newest complete save."""
-MAX_REPLACED_BYTES: Final = 1 << 20
-"""Maximum for the record of steps that are being replaced."""
-MAX_METRICS_BYTES: Final = 1 << 20
+MAX_LOG_BYTES: Final = 64 << 20
+"""Maximum for a version of the step log: some 400,000 steps."""
+MAX_METRICS_BYTES: Final = 64 << 10
+"""Maximum of a step, since each version of the step log has those of all steps."""
 MAX_MARKER_BYTES: Final = 256 << 20
 """Maximum for a marker or the checksums of a step in storage, and so for any file read whole."""
 MAX_MANIFEST_BYTES: Final = 64 << 20

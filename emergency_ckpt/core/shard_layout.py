@@ -64,3 +64,8 @@ def lay_out(leaves: Sequence[LeafSpec], shards: Iterable[tuple[ShardId, int]]) -
         placed.append(PlacedShard(shard=shard, offset=offset, nbytes=nbytes))
         end = offset + nbytes
     return Layout(shards=tuple(placed), size_bytes=end)
+
+
+def state_size_bytes(leaves: Iterable[LeafSpec]) -> int:
+    """Return the bytes of a state with ``leaves``; of unknown dtypes none."""
+    return sum(prod(each.global_shape) * DTYPE_ITEM_BYTES.get(each.dtype, 0) for each in leaves)

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from emergency_ckpt.core.limits import MAX_INCARNATION_NUMBER, MAX_LIVES
+from emergency_ckpt.core.limits import MAX_INCARNATION_NUMBER, MAX_LIVES, MAX_STEP
 from emergency_ckpt.errors import RestoreFailed
 from emergency_ckpt.types import SaveId
 
@@ -86,17 +86,22 @@ class Timeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def objection(self, step: int, incarnation: str) -> str:
         """Return why a save does not belong to the timeline; empty when it does, or may."""
-        life, number, newest_number = life_of(incarnation), number_of(incarnation), self._number
-        if not life or life == self.head or number > newest_number:
+        if step <= self.last_step(incarnation):
             return ""
-        if number == newest_number:
-            rival = f"incarnation {self.head} has the same number, and neither knew of the other"
-            return "" if is_plain(life) else rival
-        if step <= self._last_step(life):
-            return ""
+        if number_of(incarnation) == self._number:
+            return f"incarnation {self.head} has the same number, and neither knew of the other"
         if self.leaves_behind(incarnation):
             return f"it was left behind: {self._began_from_nothing} saved without a restore"
         return f"it was rolled back: incarnation {self.head} continued from step {self.start_step}"
+
+    def last_step(self, incarnation: str) -> int:
+        """Return the last step of a life that belongs, or may; -1 when none does."""
+        life, number = life_of(incarnation), number_of(incarnation)
+        if not life or life == self.head or number > self._number:
+            return MAX_STEP
+        if number == self._number:
+            return MAX_STEP if is_plain(life) else -1
+        return self._last_step(life)
 
     def leaves_behind(self, incarnation: str) -> bool:
         """Return whether the timeline began from nothing after the life of a save.

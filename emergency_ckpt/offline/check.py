@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
@@ -14,10 +15,13 @@ from emergency_ckpt.errors import CheckpointError, CorruptData
 from emergency_ckpt.state.host_state import decode
 from emergency_ckpt.survey.places import Places, SurveyFault
 from emergency_ckpt.survey.ramdisk import RamCopy
+from emergency_ckpt.survey.storage import look_at
 from emergency_ckpt.survey.survey import StoredSave, Survey
 from emergency_ckpt.tiers import files
 from emergency_ckpt.tiers.local.slots import file_name, manifest_name
 from emergency_ckpt.tiers.persistent.documents import read_checksums, read_host_state
+from emergency_ckpt.tiers.persistent.steps.folders import LOOKS_AT_ONCE
+from emergency_ckpt.tiers.persistent.steps.looks import FoundStep
 from emergency_ckpt.tiers.ramdisk.ownership import open_process_directory
 from emergency_ckpt.tiers.storage.directory import StorageDirectory
 from emergency_ckpt.types import ShardEntry
@@ -46,11 +50,16 @@ class CheckCounts(msgspec.Struct):
 
 
 class Check:
-    """One check of a survey. Each part yields the faults that it finds, and counts. Blocks."""
+    """One check of a survey. Each part yields the faults that it finds, and counts. Blocks.
+
+    Attributes:
+      found: the sound steps of ours in storage, by number and incarnation.
+    """
 
     def __init__(self, survey: Survey, places: Places) -> None:
         self.counts = CheckCounts()
         self.notes: list[str] = []
+        self.found: dict[tuple[int, str], FoundStep] = {}
         self._survey = survey
         self._places = places
         self._copies = [copy for folder in survey.folders for copy in folder.copies]
@@ -67,8 +76,11 @@ class Check:
         if self._places.secret is not None:
             counts.signatures += len(self._copies)
         yield from self._replicas()
-        for stored in self._survey.stored:
-            yield from self._documents(stored)
+        stored = [each for each in self._survey.stored if not each.listed.step.problem]
+        looks = look_at([each.listed for each in stored], self._places) if stored else []
+        with ThreadPoolExecutor(LOOKS_AT_ONCE, "eckpt-check") as pool:
+            for faults in pool.map(self._documents, stored, looks):
+                yield from faults
 
     def _replicas(self) -> Iterator[SurveyFault]:
         """Find replicas whose bytes differed at capture, or that one process changed since."""
@@ -78,11 +90,19 @@ class Check:
                 where = f"step {save.save.step} in RAM"
                 yield SurveyFault(where, f"replicas differ: {each.describe()}", save.save.step)
 
-    def _documents(self, stored: StoredSave) -> Iterator[SurveyFault]:
-        found, marker = stored.found, stored.found.marker
+    def _documents(
+        self, stored: StoredSave, found: FoundStep | CheckpointError
+    ) -> list[SurveyFault]:
+        number = stored.step
+        where = f"{self._places.directory}/{number}"
+        if isinstance(found, CheckpointError):
+            return [SurveyFault.of(where, found, number)]
+        if found.step.problem:
+            return [SurveyFault(where, found.step.problem, number)]
+        marker, faults = found.marker, list[SurveyFault]()
         if marker is None:
-            return  # a fault of the survey, or a step of plain Orbax
-        number = found.step.step
+            return []  # a step of plain Orbax
+        self.found[number, found.step.incarnation] = found
         self.counts.manifests += 1
         if found.step.doubt:
             self.notes.append(f"step {number} in storage: {found.step.doubt}")
@@ -92,7 +112,7 @@ class Check:
         try:
             read_checksums(storage, found.place.documents, marker)
         except CheckpointError as error:
-            yield SurveyFault.of(error.target, error, number)
+            faults.append(SurveyFault.of(error.target, error, number))
         count = len(marker.digests)
         for owner, digest in enumerate(marker.digests):
             if marker.empty[owner]:
@@ -102,7 +122,8 @@ class Check:
                 decode(data)
                 self.counts.host_states += 1
             except CheckpointError as error:
-                yield SurveyFault.of(error.target, error, number)
+                faults.append(SurveyFault.of(error.target, error, number))
+        return faults
 
     @property
     def ram_bytes(self) -> int:

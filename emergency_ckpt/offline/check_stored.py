@@ -17,23 +17,23 @@ from emergency_ckpt.offline.check import Advance, CheckCounts
 from emergency_ckpt.offline.source import PIECE_BYTES
 from emergency_ckpt.offline.stored import StoredSource
 from emergency_ckpt.survey.places import Places, SurveyFault
-from emergency_ckpt.survey.survey import StoredSave
+from emergency_ckpt.tiers.persistent.steps.looks import FoundStep
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.types import ShardId
 
 
 def check_stored(
-    stored: StoredSave, places: Places, counts: CheckCounts, advance: Advance
+    found: FoundStep, places: Places, counts: CheckCounts, advance: Advance
 ) -> Iterator[SurveyFault]:
     """Read a step from storage and yield a fault for each box that is damaged. Blocks.
 
     ``places.timeout_s`` bounds the reading of each ``PIECE_BYTES``.
     """
-    number = stored.found.step.step
+    number = found.step.step
     name = f"{places.directory}/{number}"
     tier = PersistentTier(places.directory, timeout_s=places.timeout_s, signing=places.signing())
     try:
-        described = tier.describe(number)
+        described = tier.describe(found)
     except CheckpointError as error:
         yield SurveyFault.of(name, error, number)
         return
@@ -41,7 +41,7 @@ def check_stored(
     crcs = described.crcs
     arrays = {path: leaf.array for path, leaf in described.leaves.items()}
     for some, nbytes in _pieces(source):
-        found = tier.read_boxes(
+        boxes = tier.read_boxes(
             described.item,
             arrays,
             some,
@@ -49,7 +49,7 @@ def check_stored(
             deadline_s=time.monotonic() + places.timeout_s,
         )
         try:
-            damaged = list(_damaged(found, crcs, counts))
+            damaged = list(_damaged(boxes, crcs, counts))
         except CheckpointError as error:
             if error.retryable:
                 yield SurveyFault.of(name, error, number)

@@ -22,6 +22,7 @@ import msgspec
 from etils import epath
 
 from emergency_ckpt.errors import (
+    CheckpointError,
     ConfigError,
     CorruptData,
     HostStateError,
@@ -35,6 +36,7 @@ from emergency_ckpt.offline.stored import StoredSource
 from emergency_ckpt.state.host_state import decode as decode_document
 from emergency_ckpt.state.host_state import document_name
 from emergency_ckpt.survey.places import Places
+from emergency_ckpt.survey.storage import look_at
 from emergency_ckpt.survey.survey import take_survey
 from emergency_ckpt.tiers.persistent.late_arrays import (
     late_array,
@@ -115,7 +117,7 @@ def _export_stored(
     step = marker.save.step if marker else source.step
     export.copy_stored(source, step, progress)
     if marker is not None:
-        export.write_host_states(stored_documents(step, marker.digests, places))
+        export.write_host_states(stored_documents(source.stored.documents, marker.digests, places))
     return []
 
 
@@ -124,11 +126,13 @@ def newest_item(places: Places) -> epath.Path | None:
     if not places.directory:
         return None
     survey = take_survey(dataclasses.replace(places, local_dirs=()))
-    whole = [each for each in survey.stored if each.state == "whole" and each.found.marker]
+    whole = [each for each in survey.stored if each.state == "whole" and each.run_id]
     if not whole:
         return None
-    newest = max(whole, key=lambda each: each.found.step.step)
-    return epath.Path(places.directory) / newest.found.place.tensors / ITEM
+    (newest,) = look_at([max(whole, key=lambda each: each.step).listed], places)
+    if isinstance(newest, CheckpointError) or newest.marker is None:
+        return None
+    return epath.Path(places.directory) / newest.place.tensors / ITEM
 
 
 class Export:

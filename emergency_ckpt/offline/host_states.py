@@ -83,13 +83,14 @@ def _bytes_of(
         os.close(save_fd)
 
 
-def stored_documents(step: int, digests: tuple[str, ...], places: Places) -> dict[int, bytes]:
+def stored_documents(folder: str, digests: tuple[str, ...], places: Places) -> dict[int, bytes]:
     """Return every process's document of a step of ``places.directory``, by process index.
 
-    ``digests``: those of its marker. CorruptData, PersistentTierError.
+    ``folder``: below ``host_state``. ``digests``: those of the step's marker. CorruptData,
+    PersistentTierError.
     """
     tier = PersistentTier(places.directory, timeout_s=places.timeout_s, signing=places.signing())
     return {
-        owner: tier.read_document(step, owner, len(digests), digest)
+        owner: tier.read_document(folder, owner, len(digests), digest)
         for owner, digest in enumerate(digests)
     }

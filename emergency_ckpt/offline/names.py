@@ -32,12 +32,12 @@ def find_source(name: str, places: Places) -> StepSource:
         if tier == "ram" and number != "newest":
             saves += [each for each in survey.ram if _is(each, number)]  # its tensors may be whole
         stored = [each for each in survey.stored if each.state == "whole"]
-        newest = max((each.found.step.step for each in stored), default=-1)
+        newest = max((each.step for each in stored), default=-1)
         is_older = tier is None and number == "newest" and saves and saves[0].save.step < newest
         if saves and not is_older:
             return _ram(saves[0], survey, places)
     if tier != "ram" and places.directory:
-        steps = [each.found.step.step for each in survey.stored if each.state == "whole"]
+        steps = [each.step for each in survey.stored if each.state == "whole"]
         if number != "newest" or steps:
             wanted = max(steps) if number == "newest" else int(number)
             return _stored(wanted, places)
@@ -59,7 +59,7 @@ def _stored(step: int, places: Places) -> StepSource:
     try:
         return open_stored(places.directory, step, places.signing(), places.timeout_s)
     except PersistentTierError as error:
-        if error.operation == "describe" and "no such step" in error.problem:
+        if error.operation == "find" and "no such step" in error.problem:
             raise StepNotFound("find", f"step {step}", f"not in {places.directory}") from error
         raise
 

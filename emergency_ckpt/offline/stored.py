@@ -121,7 +121,8 @@ class StoredSource:
 def open_stored(directory: str, step: int, signing: StepSigning, timeout_s: float) -> StoredSource:
     """Open a step of a persistent directory. PersistentTierError, CorruptData."""
     tier = PersistentTier(directory, timeout_s=timeout_s, signing=signing)
-    return StoredSource(tier.describe(step), f"step {step} in {directory}", step, timeout_s)
+    stored = tier.describe(tier.find(step))
+    return StoredSource(stored, f"step {step} in {directory}", step, timeout_s)
 
 
 def open_folder(folder: str, timeout_s: float) -> StoredSource:

@@ -91,9 +91,7 @@ def report_survival(places: Places, peers: Sequence[str]) -> SurvivalReport:
     if places.local_dirs or places.directory:  # else the survey only says that there is nothing
         faults = [*survey.faults, *faults]
     stored = [
-        each.found.step.step
-        for each in survey.stored
-        if each.state == "whole" and each.run_id in ("", run_id)
+        each.step for each in survey.stored if each.state == "whole" and each.run_id in ("", run_id)
     ]
     stored_step = max(stored, default=None)
     save = newest_whole(ram.inventory)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
+from absl import logging
 
 from emergency_ckpt.background import no_garbage_collection
 from emergency_ckpt.core.restore.candidates import PERSISTENT_HOLDER
@@ -15,7 +16,7 @@ from emergency_ckpt.core.restore.leaves.stored_leaves import match_leaves
 from emergency_ckpt.core.restore.majority import name_outvoted
 from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan, TargetSet
 from emergency_ckpt.core.restore.restore_plan import plan_restore
-from emergency_ckpt.core.timeline import Timeline, newest
+from emergency_ckpt.core.timeline import is_plain, newest
 from emergency_ckpt.errors import (
     CheckpointError,
     CorruptData,
@@ -42,13 +43,16 @@ from emergency_ckpt.restore.replica_disputes import ReplicaDisputes
 from emergency_ckpt.restore.request import RestoreParts, RestoreRequest
 from emergency_ckpt.restore.shards.holder_calls import HolderCalls
 from emergency_ckpt.restore.shards.manifest_reads import ManifestReads, passed_over_unread
-from emergency_ckpt.restore.storage.candidates import StoredCandidates
 from emergency_ckpt.restore.storage.load_plan import loaded_copies, plan_load
+from emergency_ckpt.tiers.persistent.steps.folders import LOOKS_AT_ONCE
+from emergency_ckpt.tiers.persistent.steps.looks import FoundStep
+from emergency_ckpt.tiers.persistent.steps.stored import StoredView
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.types import SaveId
 
 MAX_ATTEMPTS = 16
 MAX_LOADS = 2
+_MOST_LOOKS = 256
 _NAMED_HOLDERS = 64
 """So often a persistent step is loaded in one restore, should copies of it fail in RAM."""
 LISTING_TIMEOUT_S = 30.0
@@ -84,15 +88,15 @@ class RestoreLeader:
         self._disputes = ReplicaDisputes(parts.persistent, parts.events, deadline_s)
         self._inventory = Inventory((), {})
         self._wants_host_state = False
-        self._candidates: StoredCandidates | None = None
-        self._steps: tuple[PersistentStep, ...] | None = None
+        self._view: StoredView | None = None
+        self._stored: dict[int, PersistentStep] = {}
         self._ready: RestorePlan | None = None
+        self._has_asked = False
         self._persistent_error: CheckpointError | None = None
         self._load: LoadPlan | None = None  # under way, or carried out and not yet reported
         self._loads: Counter[int] = Counter()
-        self._is_news = False
-        self._asks_left = MAX_ATTEMPTS
-        self._has_lost_stored = False
+        self._has_told_loss = False
+        self._looks_at_once = LOOKS_AT_ONCE
         self._attempts = 0
         self._last_failure = ""
         self.greatest = 0
@@ -118,47 +122,84 @@ class RestoreLeader:
             quarantined=self._inventory.quarantined,
             timeline=newest(self._inventory.timeline, *(each.timeline for each in holders)),
         )
-        ready: RestorePlan | None = None
-        if self._steps is None:
-            ready, self._steps = self._persistent_steps()
+        if self._persistent is not None and not self._has_asked:
+            self._has_asked = True
+            self._ready = self._ask_storage(self._persistent)
         loaded, self._load = self._load, None
         self._inventory = msgspec.structs.replace(
             self._inventory,
-            persistent=self._steps,
+            persistent=tuple(sorted(self._stored.values())),
             quarantined=self._inventory.quarantined
             - (set() if loaded is None else loaded_copies(loaded, self._inventory)),
         )
-        # Of one save, RAM goes first: only another one in storage asks for a plan with both.
-        newer = ready is not None and any(may_precede(item, ready) for item in self._steps)
-        self._ready = None if newer or self._is_news else ready
 
-    def _persistent_steps(self) -> tuple[RestorePlan | None, tuple[PersistentStep, ...]]:
-        """The plan for RAM alone, when that was needed and there is one, and storage's steps."""
-        if self._persistent is None:
-            return None, ()
-        candidates = StoredCandidates(self._persistent, self._events, self._requested_step)
+    def _ask_storage(self, tier: PersistentTier) -> RestorePlan | None:
+        """Learn the steps in storage; return the plan for RAM alone where storage has no better."""
         left_s = self._deadline_s - time.monotonic()
         answer = self._plan_from_inventory()
         in_ram = answer if isinstance(answer, RestorePlan) else None
         # RAM must not wait long for storage that is down; without RAM there is nothing else.
         limit_s = left_s / 2 if in_ram is None else min(LISTING_TIMEOUT_S, left_s / 8)
+        known = self._inventory.timeline
         try:
-            deadline_s = time.monotonic() + limit_s
-            candidates.ask(deadline_s)
-            self._learn_timeline(candidates.timeline(deadline_s))
+            self._take_view(tier, time.monotonic() + limit_s)
         except (PersistentTierError, CorruptData) as error:
             # RAM may well be enough. When it is not, this error is the answer: see plan().
             self._persistent_error = error
             self._events.emit("restore.persistent_unreachable", reason=str(error))
-            return in_ram, ()
-        self._candidates = candidates
-        return in_ram, candidates.offered
+            return in_ram
+        if in_ram is not None and self._inventory.timeline != known:
+            return None  # the log has a newer chain
+        # Of one save, RAM goes first: only another one in storage asks for a plan with both.
+        newer = in_ram is not None and any(may_precede(e, in_ram) for e in self._stored.values())
+        return None if newer else in_ram
 
-    def _learn_timeline(self, stored: Timeline | None) -> None:
-        known = newest(self._inventory.timeline, stored)
-        if known != self._inventory.timeline:
-            self._inventory = msgspec.structs.replace(self._inventory, timeline=known)
-            self._is_news = True
+    def _take_view(self, tier: PersistentTier, deadline_s: float) -> None:
+        """Read the step log and one listing. PersistentTierError, CorruptData."""
+        view = tier.found.view(deadline_s)
+        for fault in view.log.faults:
+            self._events.emit("persistent.log_damaged", reason=str(fault)[:500])
+        if view.log.doubt:
+            self._events.emit("restore.note", text=f"the step log: {view.log.doubt}")
+        self._inventory = msgspec.structs.replace(
+            self._inventory, timeline=newest(self._inventory.timeline, view.chain)
+        )
+        steps = {each.step: each for each in view.steps}
+        step = self._requested_step
+        if step is not None and (asked := view.of(step)) is not None:
+            steps[step] = asked
+        self._view, self._stored = view, steps
+        self.greatest = max(self.greatest, view.greatest)
+        # Of a step of plain Orbax there may be a copy in RAM, of these files or of those before.
+        held = {each.save for h in self._inventory.holders for each in h.tensors}
+        unsure = [
+            steps[save.step]
+            for save in sorted(held)
+            if save.step in steps and (not steps[save.step].is_seen or is_plain(save.incarnation))
+        ]
+        if unsure:
+            self._look_at(tier, view, unsure, deadline_s)
+
+    def _look_at(
+        self,
+        tier: PersistentTier,
+        view: StoredView,
+        items: Sequence[PersistentStep],
+        deadline_s: float,
+    ) -> None:
+        """Replace ``items`` by what their files say, and drop those that are no steps."""
+        for item, found in zip(items, tier.found.look_at(view, items, deadline_s), strict=True):
+            if isinstance(found, CheckpointError):
+                raise found
+            if found is None or found.is_junk:
+                self._stored.pop(item.step, None)
+            else:
+                self._stored[item.step] = found.step
+            if found is not None and found.is_junk:
+                text = f"{found.place.tensors} in storage is passed over: {found.step.problem}"
+                self._events.emit("restore.note", text=text)
+        if view.table is None and any(each.incarnation for each in self._stored.values()):
+            self._note_lost_log()
 
     def plan(self) -> Answer:
         """Return the plan for the copies that are known to be usable now."""
@@ -166,7 +207,7 @@ class RestoreLeader:
         while True:
             ready, self._ready = self._ready, None
             answer = ready or self._plan_from_inventory()
-            if self._read_more(answer) or self._offer_newer() or self._offer_older(answer):
+            if self._read_more(answer):
                 continue
             if not isinstance(answer, RestorePlan):
                 return self._without_plan(answer)
@@ -181,15 +222,65 @@ class RestoreLeader:
                 self._cancel(answer.step, _not_again(answer.step, self._last_failure))
                 continue
             try:
-                planned = self._plan_load(answer, self._persistent)
+                planned = self._plan_stored(answer, self._persistent)
             except (PersistentTierError, CorruptData) as error:
                 if isinstance(error, PersistentTierError) and error.unreachable:
                     raise  # that says nothing about the step: an older one is no answer
                 self._cancel(answer.step, str(error))
                 continue
+            if planned is None:
+                continue
             self._load = planned if isinstance(planned, LoadPlan) else None
             self._loads[answer.step] += 1
             return planned
+
+    def _plan_stored(self, answer: RestorePlan, tier: PersistentTier) -> LoadPlan | NoPlan | None:
+        """Return the plan to load the chosen step; None when its files are another's, or none.
+
+        PersistentTierError when storage does not answer, or refuses: that says nothing about the
+        step, so an older one is no answer. CorruptData when the step cannot be used.
+        """
+        item, view = self._stored[answer.step], self._view
+        assert view is not None, "the step was chosen from it"
+        if not item.is_seen:
+            older = sorted(self._stored.values(), reverse=True)
+            some = [e for e in older if not e.is_seen and e.step <= item.step]
+            self._look_at(tier, view, some[: self._looks_at_once], self._deadline_s)
+            self._looks_at_once = min(2 * self._looks_at_once, _MOST_LOOKS)
+            return self._with_stored()
+        found = tier.found.look(view, item, self._deadline_s)
+        if found is None or found.step.problem:
+            # The job that saves there may have removed it, and saved a newer one.
+            if self._has_news(tier):
+                return self._with_stored()
+            raise CorruptData(
+                "restore", f"step {item.step}", found.step.problem if found else "it is gone"
+            )
+        if found.step.incarnation != item.incarnation:
+            self._stored[item.step] = found.step
+            return self._with_stored()
+        return self._plan_load(answer, tier, found)
+
+    def _has_news(self, tier: PersistentTier) -> bool:
+        """Read the log again where there is a newer version; return whether it was."""
+        view = self._view
+        if view is None or self._requested_step is not None:
+            return False
+        if tier.found.log.is_newest(view.log.number, self._deadline_s):
+            return False
+        self._take_view(tier, self._deadline_s)
+        return True
+
+    def _with_stored(self) -> None:
+        steps = tuple(sorted(self._stored.values()))
+        self._inventory = msgspec.structs.replace(self._inventory, persistent=steps)
+
+    def _note_lost_log(self) -> None:
+        if not self._has_told_loss:
+            self._has_told_loss = True
+            text = "the step log is gone: steps in storage count by their markers"
+            logging.warning("%s", text)
+            self._events.emit("persistent.log_lost", reason=text)
 
     def _tell_holders(self, save: SaveId) -> None:
         found = [
@@ -200,30 +291,6 @@ class RestoreLeader:
         self._events.emit(
             "restore.holders", step=save.step, count=len(found), holders=found[:_NAMED_HOLDERS]
         )
-
-    def _offer_newer(self) -> bool:
-        """Ask storage for newer steps when one could not be loaded; return whether any came.
-
-        PersistentTierError when storage does not answer: an older step is no answer then.
-        """
-        lost, self._has_lost_stored = self._has_lost_stored, False
-        if not lost or self._candidates is None or self._asks_left == 0:
-            return False
-        self._asks_left -= 1
-        return self._candidates.ask_again(self._deadline_s) and self._take_offered()
-
-    def _offer_older(self, answer: RestorePlan | NoPlan) -> bool:
-        """Ask storage for older steps; return whether any came in that ``answer`` did not know."""
-        candidates = self._candidates
-        if candidates is None or not candidates.ask_older(answer, self._deadline_s):
-            return False
-        return self._take_offered()
-
-    def _take_offered(self) -> bool:
-        assert self._candidates is not None, "it has just been asked"
-        self._steps = self._candidates.offered
-        self._inventory = msgspec.structs.replace(self._inventory, persistent=self._steps)
-        return True
 
     def _read_more(self, answer: RestorePlan | NoPlan) -> bool:
         """Read manifests again, of saves newer than ``answer``; return whether any was to be read.
@@ -274,13 +341,15 @@ class RestoreLeader:
             if not local:
                 raise self._persistent_error
             return WholeSteps(local)
-        steps = [found for found in self._steps or () if not found.problem]
-        steps += self._persistent.found.whole(self._deadline_s)
+        assert self._view is not None, "storage has answered"
+        unseen = [each for each in self._stored.values() if not each.is_seen]
+        self._look_at(self._persistent, self._view, unseen, self._deadline_s)
         known = self._inventory.timeline
         stored = {
             found.step
-            for found in steps
-            if known is None or not known.objection(found.step, found.incarnation)
+            for found in self._stored.values()
+            if not found.problem
+            and (known is None or not known.objection(found.step, found.incarnation))
         }
         return WholeSteps(local, tuple(sorted(stored)))
 
@@ -333,10 +402,12 @@ class RestoreLeader:
         texts = [f"{tier} has {steps_in_words(found)}" for tier, found in named.items() if found]
         return " and ".join(texts) or "no tier has any whole step"
 
-    def _plan_load(self, plan: RestorePlan, persistent: PersistentTier) -> LoadPlan | NoPlan:
+    def _plan_load(
+        self, plan: RestorePlan, persistent: PersistentTier, found: FoundStep
+    ) -> LoadPlan | NoPlan:
         """Return the plan to load a persistent step, or the reason why it must not be restored."""
         left_s = self._deadline_s - time.monotonic()
-        stored = persistent.describe(plan.step, time.monotonic() + left_s / 3)
+        stored = persistent.describe(found, time.monotonic() + left_s / 3)
         if stored.doubt and not self._loads[plan.step]:
             self._events.emit("restore.unsigned", step=plan.step, reason=stored.doubt)
         arrays, mismatches = match_leaves(
@@ -364,7 +435,6 @@ class RestoreLeader:
     def _cancel(self, step: int, reason: str) -> None:
         """Take a persistent step out of the next plan."""
         self._last_failure = reason
-        self._has_lost_stored = True
         self._inventory = msgspec.structs.replace(
             self._inventory, quarantined=self._inventory.quarantined | {persistent_unusable(step)}
         )
@@ -387,7 +457,9 @@ class RestoreLeader:
             fatal = [status for status in failed.values() if not status.unusable]
             kinds: set[FailureKind] = {status.kind for status in fatal}
             return Verdict(error=text, kind=kinds.pop() if len(kinds) == 1 else "failed")
-        self._has_lost_stored = any(each.holder == PERSISTENT_HOLDER for each in new)
+        lost_stored = any(each.holder == PERSISTENT_HOLDER for each in new)
+        if lost_stored and self._persistent is not None and self._has_news(self._persistent):
+            self._with_stored()
         self._inventory = msgspec.structs.replace(
             self._inventory, quarantined=self._inventory.quarantined | new
         )

@@ -105,7 +105,8 @@ class RestoreDialogue:
                 p: decode_message(data, Report, f"report of process {p}")
                 for p, data in reports.items()
             }
-            self._leader.greatest = max(each.greatest for each in decoded.values())
+            known = (each.greatest for each in decoded.values())
+            self._leader.greatest = max(self._leader.greatest, *known)
             if not self._may_use_prefetched({p: r.prefetch for p, r in decoded.items()}):
                 self._leader.take_reports(decoded)
         except Exception as error:  # noqa: BLE001 - the others wait for an answer

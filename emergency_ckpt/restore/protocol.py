@@ -166,6 +166,7 @@ class LoadPlan(msgspec.Struct, frozen=True, tag="load", forbid_unknown_fields=Tr
       item: directory with its arrays.
       complete: storage holds every chunk, also those of zeros.
       numbers: the stored dtypes of leaves that are Python numbers in the wanted state.
+      documents: folder of the host states, below ``host_state``.
       document_count: number of processes that the host states are of; 0: none are brought.
     """
 
@@ -175,6 +176,7 @@ class LoadPlan(msgspec.Struct, frozen=True, tag="load", forbid_unknown_fields=Tr
     complete: bool
     parts: dict[int, LoadPart]
     numbers: dict[str, str] = {}
+    documents: str = ""
     document_count: int = 0
     rejected: tuple[Rejection, ...] = ()
 

@@ -63,7 +63,8 @@ class ReplicaDisputes:
         now_s = time.monotonic()
         deadline_s = now_s + min(WITNESS_TIMEOUT_S, (self._deadline_s - now_s) / 8)
         try:
-            stored = self._persistent.describe(save.step, deadline_s)
+            found = self._persistent.find(save.step, deadline_s)
+            stored = self._persistent.describe(found, deadline_s)
         except CheckpointError as error:
             self._events.emit(
                 "restore.note",

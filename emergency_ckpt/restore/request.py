@@ -8,8 +8,7 @@ from collections import deque
 from emergency_ckpt.cluster.coordination import Coordinator
 from emergency_ckpt.cluster.peers import Peers
 from emergency_ckpt.cluster.shard_source import ProcessHoldings
-from emergency_ckpt.cluster.storage.claim import DirectoryClaim
-from emergency_ckpt.cluster.storage.timeline import StorageTimeline
+from emergency_ckpt.cluster.stored_chain import StoredChain
 from emergency_ckpt.cluster.timelines import Timelines
 from emergency_ckpt.config import Config
 from emergency_ckpt.core.placement.retained_shards import RetainedShards
@@ -31,8 +30,7 @@ class RestoreParts:
     """Parts that every restore of one checkpointer works with.
 
     Attributes:
-      storage_timeline: None in a job that does not save to storage.
-      claim: on the persistent directory; None without one.
+      stored_chain: None in a job that does not save to storage.
       names: at the leader, of the restores whose keys the coordination service still has.
     """
 
@@ -45,8 +43,7 @@ class RestoreParts:
     persistent: PersistentTier | None
     events: EventSink
     timelines: Timelines
-    storage_timeline: StorageTimeline | None
-    claim: DirectoryClaim | None
+    stored_chain: StoredChain | None
     names: deque[str] = dataclasses.field(default_factory=deque[str])
 
     @property

@@ -143,8 +143,8 @@ class Restore:
         parts.timelines.begin(
             restored.timeline, restored.save, restored.incarnation, at_once=at_once
         )
-        if at_once and parts.process[0] == 0 and parts.storage_timeline is not None:
-            parts.storage_timeline.follow_soon()
+        if at_once and parts.process[0] == 0 and parts.stored_chain is not None:
+            parts.stored_chain.follow_soon(restored.incarnation)
 
     def _note_complete(self, save: SaveId) -> None:
         """Record that ``save`` is complete. A failure is logged and ends nothing, as after a save.

@@ -22,7 +22,7 @@ from emergency_ckpt.restore.shards.holder_calls import HolderCalls
 from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.state.tree import BoxTable, PyTree, describe
 from emergency_ckpt.tiers.local.tier import LocalTier
-from emergency_ckpt.tiers.persistent.steps.removal import StepRecords
+from emergency_ckpt.tiers.persistent.steps.writer import DirectoryWriter
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.types import LeafSpec, SaveId
 
@@ -35,7 +35,7 @@ class StepDescription(NamedTuple):
       host_state: the non-tensor state of one of its processes, this one's where it is at hand;
         None when there is none.
       tier: where this was read.
-      written_s: Unix time of its marker in the persistent tier; None when it is not there.
+      written_s: Unix time of its commit in the persistent tier; None when it is not there.
       metrics: as given to ``save``, from the persistent tier.
     """
 
@@ -55,6 +55,8 @@ class StepCatalog:
       before_removal: called before a removal: a prefetch may have the step.
       removals_held: a context in which nothing else removes old steps.
       forget: called with a step that this process has removed.
+      incarnation: of this life's saves.
+      writer: of the persistent directory, in the process that writes there; None in the others.
       names: at the leader, of the surveys whose keys the coordination service still has. Apart
         from those of restores: a prefetch may be under way during a survey.
     """
@@ -64,6 +66,8 @@ class StepCatalog:
     before_removal: Callable[[int], None]
     removals_held: Callable[[], AbstractContextManager[object]]
     forget: Callable[[int], None]
+    incarnation: Callable[[], str]
+    writer: DirectoryWriter | None
     surveys: int = 0
     removals: int = 0
     looks: int = 0
@@ -98,12 +102,11 @@ class StepCatalog:
     def _known_in_storage(self, tier: PersistentTier) -> set[int]:
         limit_s = min(LISTING_TIMEOUT_S, tier.storage.timeout_s)
         deadline_s = time.monotonic() + limit_s
-        found = tier.steps(deadline_s) + tier.found.whole(deadline_s)  # the older ones too
         objection = self.parts.timelines.objection
         return {
             each.step
-            for each in found
-            if not each.problem and not objection(each.step, each.incarnation)
+            for each in tier.found.counting(deadline_s)
+            if not objection(each.step, each.incarnation)
         }
 
     def _known_in_ram(self) -> list[int]:
@@ -181,11 +184,8 @@ class StepCatalog:
         return errors
 
     def _remove(self, step: int) -> None:
-        tier = self._persistent
-        if tier is not None and self.parts.coordinator.process_index == 0 and _has(tier, step):
-            if self.parts.claim is not None:
-                self.parts.claim.renew()
-            StepRecords(tier).remove(step)
+        if self.writer is not None:
+            self.writer.remove([step], self.incarnation())
         self._tier.remove(step)
         self.forget(step)
 
@@ -221,21 +221,22 @@ class StepCatalog:
 
     def _describe_stored(self, step: int) -> StepDescription | None:
         tier, me = self._persistent, self.parts.coordinator.process_index
-        if tier is None or not _has(tier, step):
+        if tier is None:
             return None
-        stored = tier.describe(step)
+        view = tier.found.view()
+        item = view.of(step)
+        found = None if item is None else tier.found.look(view, item)
+        if found is None or found.step.problem:
+            return None
+        stored = tier.describe(found)
         if stored.marker is None:
             leaves = tuple(leaf.spec for _, leaf in sorted(stored.leaves.items()))
             return StepDescription(leaves, None, "persistent")
-        record = StepRecords(tier).record(step)
+        entry = view.entry(step, found.step.incarnation)
         count = len(stored.marker.digests)
         owner = me if me < count else 0
-        data = tier.read_document(step, owner, count, stored.marker.digests[owner])
+        data = tier.read_document(stored.documents, owner, count, stored.marker.digests[owner])
         value = host_states.value_of(host_states.decode(data).payload)
-        return StepDescription(
-            stored.marker.leaves, value, "persistent", record.time_s, record.metrics
-        )
-
-
-def _has(tier: PersistentTier, step: int) -> bool:
-    return any(found.step == step and not found.problem for found in tier.steps(wanted=step))
+        saved_s = found.committed_ns / 1e9
+        metrics = None if entry is None else entry.metrics
+        return StepDescription(stored.marker.leaves, value, "persistent", saved_s, metrics)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.save.local_save import LocalSaves
 from emergency_ckpt.save.persistent.save import PersistentSaves
 from emergency_ckpt.types import SaveId
+
+_AFTER_REMOVAL = 1000
+"""Added to the number of a demand for each removal of its step."""
 
 
 class SavedSteps:
@@ -22,7 +26,13 @@ class SavedSteps:
         self._run_id = run_id
         self._found: dict[TierName, int] = {}
         self._demanded = (-1, 0)
+        self._removed: Counter[int] = Counter()
         self.restored: SaveId | None = None
+
+    @property
+    def incarnation(self) -> str:
+        """The incarnation of the next save."""
+        return self._incarnation
 
     def start_from(self, save: SaveId, incarnation: str, tier: TierName) -> None:
         """Go on from ``save``, restored from ``tier``, under ``incarnation``.
@@ -52,6 +62,7 @@ class SavedSteps:
 
     def forget(self, step: int) -> None:
         """``step`` was removed from both tiers."""
+        self._removed[step] += 1
         self._found = {name: found for name, found in self._found.items() if found != step}
         complete = self._complete("local")
         if complete is not None and complete.step == step:
@@ -67,12 +78,14 @@ class SavedSteps:
     def identity(self, step: int, *, demanded: bool) -> SaveId:
         """The identity of the next save.
 
-        A step can be demanded that was saved before, and the bytes may be others by then. They
-        must never be put together, so each demand for a step is of an incarnation of its own: alike
-        on all processes, which all make the same demands.
+        A step can be demanded that was saved before, or saved again after its removal, and the
+        bytes may be others by then. They must never be put together, so each demand for a step is
+        of an incarnation of its own: alike on all processes, which all make the same demands.
         """
-        if not demanded:
-            return SaveId(step, self._incarnation, self._run_id)
-        before, count = self._demanded
-        self._demanded = step, (count if step == before else 0) + 1
-        return SaveId(step, f"{self._incarnation}.{self._demanded[1]:06d}", self._run_id)
+        number = _AFTER_REMOVAL * self._removed[step]
+        if demanded:
+            before, count = self._demanded
+            self._demanded = step, (count if step == before else 0) + 1
+            number += self._demanded[1]
+        name = f"{self._incarnation}.{number:06d}" if number else self._incarnation
+        return SaveId(step, name, self._run_id)

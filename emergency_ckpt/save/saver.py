@@ -100,6 +100,12 @@ class Saver:
             if name in newest:
                 schedule.restart_from(newest[name])
 
+    def forget(self, step: int) -> None:
+        """``step`` was removed from both tiers: it may be saved again."""
+        self._saved.forget(step)
+        for schedule in self._schedules.values():
+            schedule.forget(step)
+
     @property
     def saved(self) -> SavedSteps:
         """Return the steps that this process knows to be whole."""

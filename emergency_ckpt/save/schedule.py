@@ -74,6 +74,12 @@ class TierSchedule:
         if step is not None:
             self._tell_policies(step)
 
+    def forget(self, step: int) -> None:
+        """After a removal of ``step``: it may be saved again."""
+        with self._lock:
+            if self._last == step:
+                self._last = step - 1 if step else None
+
     def is_behind(self, step: int) -> bool:
         """Return whether ``step`` comes after the last one."""
         return self._last is None or step > self._last

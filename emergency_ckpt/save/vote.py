@@ -317,7 +317,7 @@ def _decision_of(data: bytes, key: str) -> _Decision:
 
 
 def _life(save: SaveId) -> str:
-    """Short name of the life between two restores, of which each demand begins a part."""
+    """Short name of the life between two restores; each demand for a step is a part of it."""
     life = save.incarnation.partition(".")[0]
     return f"vote/{hashlib.sha256(life.encode()).hexdigest()[:12]}"
 
@@ -330,7 +330,7 @@ def _place(save: SaveId) -> str:
 
 def _in_order(place: str) -> tuple[int, int]:
     step, _, part = place.partition(".")
-    return number_of(part or "0", f"vote {place!r:.60}"), number_of(step, f"vote {place!r:.60}")
+    return number_of(step, f"vote {place!r:.60}"), number_of(part or "0", f"vote {place!r:.60}")
 
 
 def _is_after(place: str, other: str) -> bool:

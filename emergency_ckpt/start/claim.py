@@ -1,15 +1,24 @@
-"""The leader's check, at a start, of the run that saves in the persistent directory."""
+"""The persistent directory at a start: its step log is read, and a free directory is claimed."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import msgspec
 
+from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster.coordination import ERROR_LIMIT_CHARS, Coordinator
-from emergency_ckpt.cluster.storage.claim import DirectoryClaim
-from emergency_ckpt.errors import CoordinationError, DirectoryInUse, PersistentTierError
+from emergency_ckpt.cluster.peers import Known
+from emergency_ckpt.core.step_log import greatest_number
+from emergency_ckpt.errors import (
+    CoordinationError,
+    CorruptData,
+    DirectoryInUse,
+    PersistentTierError,
+)
 from emergency_ckpt.events import EventSink
+from emergency_ckpt.tiers.persistent.steps.writer import DirectoryWriter
 
 _KEY = "directory"
 _WRITE_TIMEOUT_S = 5.0
@@ -17,82 +26,89 @@ _WRITE_TIMEOUT_S = 5.0
 
 
 class _Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``life``: this run's recorded life. ``refusal``: why this run may not save, or empty."""
+    """``refusal``: why this run may not save, or empty."""
 
-    life: str = ""
     target: str = ""
     refusal: str = ""
     hint: str = ""
 
 
 class ClaimAtStart:
-    """The leader's part of a start: a check first, and the claim after everything succeeded."""
+    """The leader's part of a start: a look first, and the claim after everything succeeded."""
 
-    def __init__(self, claim: DirectoryClaim, coordinator: Coordinator, events: EventSink) -> None:
-        self._claim = claim
-        self._coordinator = coordinator
+    def __init__(
+        self,
+        writer: DirectoryWriter,
+        events: EventSink,
+        failures: Failures,
+        *,
+        saves_there: bool,
+        deadline_s: float,
+    ) -> None:
+        """``saves_there``: the job saves to storage, so no other run may."""
+        self._deadline_s = deadline_s
+        self._writer = writer
         self._events = events
-        self._life = ""
+        self._failures = failures
+        self._saves_there = saves_there
         self._refusal: DirectoryInUse | None = None
-        self._is_free = False
+        self.has_read = False
 
-    def look(self, deadline_s: float) -> None:
-        """Read the claim. Blocks for storage; PersistentTierError when it cannot be read."""
+    def look(self, create: Callable[[], None]) -> Known:
+        """Read the log; return what it knows of the run. Blocks for storage.
+
+        Never raises, because RAM may be enough. ``create``: makes the directory.
+        """
         try:
-            self._life = self._claim.find(deadline_s)
-            self._is_free = not self._life
+            create()
+            table = self._writer.find(self._deadline_s).table
         except DirectoryInUse as error:
-            self._refusal = error
+            self._refusal = error if self._saves_there else None
+            table = self._writer.table
+        except (PersistentTierError, CorruptData) as error:
+            # Storage may be down just when RAM is needed; saves try it again.
+            self._events.emit("persistent.unreachable", reason=str(error))
+            self._failures.record(error)
+            return Known()
+        self.has_read = True
+        counting = [] if table is None else table.counting()
+        return Known(greatest_number(table), counting[-1].step if counting else -1)
 
-    def check(self) -> None:
+    def check(self, coordinator: Coordinator) -> None:
         """Raise DirectoryInUse when another run has the claim, after telling the others."""
         if self._refusal is not None:
-            self._tell(self._refusal)
+            _tell(coordinator, self._refusal)
             raise self._refusal
 
-    def finish(self) -> None:
-        """Claim a directory that no run has. DirectoryInUse when another run has just claimed it.
+    def finish(self, coordinator: Coordinator, incarnation: str) -> None:
+        """Claim a directory that no run has; in one of this run take the number of this life.
 
-        Call last, because a start that fails must not keep a directory from other runs. A storage
-        failure now is left to the saves.
+        DirectoryInUse when another run has just claimed it. Call last, because a start that fails
+        must not keep a directory from other runs. A storage failure now is left to the saves.
         """
-        if self._is_free:
+        if self.has_read and self._saves_there:
             try:
-                self._claim.hold(deadline_s=time.monotonic() + _WRITE_TIMEOUT_S)
+                self._writer.enter(incarnation, time.monotonic() + _WRITE_TIMEOUT_S)
             except DirectoryInUse as error:
-                self._tell(error)
+                _tell(coordinator, error)
                 raise
-            except PersistentTierError as error:
+            except (PersistentTierError, CorruptData) as error:
                 self._events.emit("persistent.unreachable", reason=str(error)[:500])
-        self._tell(None)
 
-    def _tell(self, refusal: DirectoryInUse | None) -> None:
-        told = _Told(self._life)
-        if refusal is not None:
-            cut = ERROR_LIMIT_CHARS
-            told = _Told("", refusal.target[:cut], refusal.problem[:cut], refusal.hint[:cut])
-        self._coordinator.put(_KEY, msgspec.json.encode(told))
+
+def _tell(coordinator: Coordinator, refusal: DirectoryInUse) -> None:
+    cut = ERROR_LIMIT_CHARS
+    told = _Told(refusal.target[:cut], refusal.problem[:cut], refusal.hint[:cut])
+    coordinator.put(_KEY, msgspec.json.encode(told))
 
 
 def told_refusal(coordinator: Coordinator) -> DirectoryInUse | None:
     """Return the leader's refusal, or None; on any process, once all have come."""
-    told = _told(coordinator)
-    if told is None or not told.refusal:
-        return None
-    return DirectoryInUse("save in", told.target, told.refusal, hint=told.hint)
-
-
-def known_lives(coordinator: Coordinator) -> tuple[str, ...]:
-    """Return the life that was recorded when this job started, and is over; CoordinationError."""
-    told = _told(coordinator)
-    return () if told is None or not told.life else (told.life,)
-
-
-def _told(coordinator: Coordinator) -> _Told | None:
     data = coordinator.find(_KEY)
     if data is None:
         return None
     try:
-        return msgspec.json.decode(data, type=_Told)
+        told = msgspec.json.decode(data, type=_Told)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise CoordinationError("read", _KEY, f"not the leader's result: {error!s:.300}") from error
+    return DirectoryInUse("save in", told.target, told.refusal, hint=told.hint)

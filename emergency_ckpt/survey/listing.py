@@ -9,7 +9,6 @@ import msgspec
 from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES
 from emergency_ckpt.survey.places import SurveyFault
 from emergency_ckpt.survey.ramdisk import ProcessFolder
-from emergency_ckpt.survey.storage import state_bytes
 from emergency_ckpt.survey.survey import RamSave, SaveState, StoredSave, Survey
 
 FORMAT = 1
@@ -137,22 +136,21 @@ def _ram_step(each: RamSave, survey: Survey) -> ListedStep:
 
 
 def _stored_step(each: StoredSave, time_s: float) -> ListedStep:
-    found = each.found
-    saved_s = found.committed_ns / 1e9 if found.committed_ns else None
+    step, saved_s = each.listed.step, each.listed.saved_s
     return ListedStep(
         tier="persistent",
-        step=found.step.step,
+        step=step.step,
         run_id=each.run_id,
-        incarnation=found.step.incarnation,
+        incarnation=step.incarnation,
         state=each.state,
         reason=each.reason,
         saved_s=saved_s,
         age_s=None if saved_s is None else time_s - saved_s,
-        size_bytes=state_bytes(found),
+        size_bytes=each.listed.size_bytes,
         held_bytes=None,
-        processes=found.step.process_count or None,
+        processes=step.process_count or None,
         holders=(),
-        doubt=found.step.doubt,
+        doubt=step.doubt,
     )
 
 

@@ -16,6 +16,7 @@ from emergency_ckpt.state.host_state import decode
 from emergency_ckpt.survey.abbreviation import abbreviated
 from emergency_ckpt.survey.places import Places, SurveyFault
 from emergency_ckpt.survey.ramdisk import ProcessFolder, read_document_of
+from emergency_ckpt.survey.storage import look_at
 from emergency_ckpt.survey.survey import RamSave, SaveState, StoredSave, Survey
 from emergency_ckpt.tiers.persistent.documents import read_checksums, read_host_state
 from emergency_ckpt.tiers.persistent.marker import StepMarker
@@ -98,7 +99,7 @@ def show_step(
     if tier != "persistent":
         found += [each for each in survey.ram if each.save.step == step]
     if tier != "local":
-        found += [each for each in survey.stored if each.found.step.step == step]
+        found += [each for each in survey.stored if each.step == step]
     if incarnation:
         found = [each for each in found if _incarnation(each) == incarnation]
     if not found:
@@ -113,7 +114,7 @@ def show_step(
 
 
 def _incarnation(each: RamSave | StoredSave) -> str:
-    return each.save.incarnation if isinstance(each, RamSave) else each.found.step.incarnation
+    return each.save.incarnation if isinstance(each, RamSave) else each.listed.step.incarnation
 
 
 def _show_ram(each: RamSave, survey: Survey) -> ShownStep:
@@ -170,7 +171,10 @@ def _ram_host_states(
 
 
 def _show_stored(each: StoredSave, places: Places) -> ShownStep:
-    found, marker = each.found, each.found.marker
+    (found,) = look_at([each.listed], places)
+    if isinstance(found, CheckpointError):
+        raise found
+    marker = found.marker
     storage = StorageDirectory(places.directory, places.timeout_s)
     host_states: tuple[ShownHostState, ...] = ()
     faults: tuple[SurveyFault, ...] = ()

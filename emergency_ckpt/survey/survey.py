@@ -11,8 +11,7 @@ from emergency_ckpt.core.restore.wholeness import lacks_of
 from emergency_ckpt.core.timeline import Timeline, newest
 from emergency_ckpt.survey.places import Places, SurveyFault
 from emergency_ckpt.survey.ramdisk import ProcessFolder, RamCopy, copies_of, read_ramdisks
-from emergency_ckpt.survey.storage import StoredDirectory, read_storage
-from emergency_ckpt.tiers.persistent.steps.looks import FoundStep
+from emergency_ckpt.survey.storage import ListedEntry, StoredDirectory, read_storage
 from emergency_ckpt.types import SaveId
 
 SaveState = Literal["whole", "incomplete", "rolled_back", "damaged"]
@@ -34,10 +33,15 @@ class RamSave:
 class StoredSave:
     """One step in storage. ``reason``: why it is not ``whole``."""
 
-    found: FoundStep
+    listed: ListedEntry
     run_id: str
     state: SaveState
     reason: str
+
+    @property
+    def step(self) -> int:
+        """Return its number."""
+        return self.listed.step.step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,17 +137,28 @@ def _state_of_ram(
 
 def _stored_saves(directory: StoredDirectory, places: Places) -> list[StoredSave]:
     found: list[StoredSave] = []
-    for each in sorted(directory.steps, key=lambda found: -found.step.step):
+    for each in sorted(directory.steps, key=lambda listed: -listed.step.step):
         # A plain step and a damaged one name no run, so no run_id leaves them out.
-        run_id = each.marker.save.run_id if each.marker else ""
+        run_id = _run_of(each, directory)
         if places.run_id is not None and run_id not in {"", places.run_id}:
             continue
-        step, timeline = each.step, directory.timeline
+        step, timeline, entry = each.step, directory.timeline, each.entry
         objection = timeline.objection(step.step, step.incarnation) if timeline else ""
-        if step.problem:
+        if entry is not None and entry.state == "aside":
+            reason = objection or "it was superseded"
+            kept = f"{reason}; its folder, while another step has its place: {entry.aside_folder}"
+            found.append(StoredSave(each, run_id, "rolled_back", kept))
+        elif step.problem:
             found.append(StoredSave(each, run_id, "damaged", step.problem))
         elif objection:
             found.append(StoredSave(each, run_id, "rolled_back", objection))
         else:
             found.append(StoredSave(each, run_id, "whole", ""))
     return found
+
+
+def _run_of(each: ListedEntry, directory: StoredDirectory) -> str:
+    if each.entry is not None:
+        return "" if each.entry.is_plain else directory.run_id
+    marker = each.found.marker if each.found else None
+    return "" if marker is None else marker.save.run_id

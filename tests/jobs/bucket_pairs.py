@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import orbax.checkpoint as ocp
-from persistent_steps import save_over, value_of
+from persistent_steps import life, save_over, value_of, whole_steps, writer_of
 
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.testing.gcs import FaultRule, GcsControl
@@ -29,6 +29,8 @@ LOST = {
     "item": FaultRule(kind="lose_reply", target="*/default/commit_success.txt", count=1),
     "step": FaultRule(kind="lose_reply", target=f"*/{STEP}/commit_success.txt", count=1),
     "marker": FaultRule(kind="lose_reply", target="*/marker.json", count=1),
+    "first claim": FaultRule(kind="lose_reply", target="*/host_state/log/*", count=1),
+    "version": FaultRule(kind="lose_reply", target="*/host_state/log/*", skip=1, count=1),
 }
 """Replies that get lost, by what was written. Only of requests that change something."""
 
@@ -52,10 +54,10 @@ def changing(rule: FaultRule) -> FaultRule:
     return FaultRule(**{**{f: getattr(rule, f) for f in rule.__struct_fields__}, "method": "POST"})
 
 
-def save(run: str, value: int, life: str) -> str:
-    """The error of a save, or nothing."""
+def save(run: str, value: int, number: int) -> str:
+    """The error of a save by the life of this number, or nothing."""
     try:
-        save_over(PersistentTier(run, timeout_s=WAIT_S), STEP, value, life)
+        save_over(PersistentTier(run, timeout_s=WAIT_S), STEP, value, life(number))
     except CheckpointError as error:
         return str(error)
     return ""
@@ -67,7 +69,7 @@ def look(run: str) -> dict[str, Any]:
     with ocp.CheckpointManager(run) as manager:
         listed = STEP in manager.all_steps()
         plain = None if not listed else readable(lambda: plain_value(manager))
-    ours = None if STEP not in tier.whole_steps() else readable(lambda: value_of(tier, STEP))
+    ours = None if STEP not in whole_steps(tier) else readable(lambda: value_of(tier, STEP))
     return {"plain": plain, "ours": ours}
 
 
@@ -84,32 +86,46 @@ def readable(read: Callable[[], int]) -> int | str:
         return f"{type(error).__name__}: {error}"[:300]
 
 
-def ended(run: str) -> list[dict[str, Any]]:
+def ended(runs: str) -> list[dict[str, Any]]:
     """Storage takes k changes of the save and no more, for each k: as if the process had died."""
     seen: list[dict[str, Any]] = []
     while not seen or seen[-1]["error"]:
+        run = f"{runs}/{len(seen)}"
         rule = FaultRule(kind="status", status_code=403, method="[DP]*", skip=len(seen))
         with control().fault(rule):
-            error = save(run, 1, "first")
-        found = {"error": error, **look(run)}
-        seen.append({**found, "again": save(run, 2, "second"), "then": look(run)})
-        PersistentTier(run).remove(STEP)
+            error = save(run, 1, 1)
+        found = {"error": error, "marked": is_marked(run), **look(run)}
+        seen.append({**found, "again": save(run, 2, 2), "then": look(run)})
     return seen
+
+
+def is_marked(run: str) -> bool:
+    name = f"{run.removeprefix('gs://bucket/')}/host_state/{STEP}/marker.json"
+    return name in control().object_names("bucket", name)
+
+
+def remove(run: str, number: int) -> None:
+    """As another life does that finds a save which did not end: it clears that first."""
+    writer = writer_of(PersistentTier(run))
+    writer.begin(life(number))
+    writer.remove([STEP], life(number))
 
 
 def lost(run: str, rule: FaultRule) -> dict[str, Any]:
     rule_id = control().add_fault(changing(rule))
-    error = save(run, 1, "first")
+    error = save(run, 1, 1)
     (hits,) = [each.hit for each in control().fault_states() if each.rule_id == rule_id]
     control().clear_faults()
     return {"error": error, "hits": hits, **look(run)}
 
 
-def meanwhile(run: str, pause: FaultRule, act: Callable[[], object]) -> dict[str, Any]:
+def meanwhile(
+    run: str, pause: FaultRule, act: Callable[[], object], number: int = 1
+) -> dict[str, Any]:
     """A save that stands still at one upload, until ``act`` is done."""
     errors: list[str] = []
     rule_id = control().add_fault(changing(pause))
-    saving = threading.Thread(target=lambda: errors.append(save(run, 1, "first")))
+    saving = threading.Thread(target=lambda: errors.append(save(run, 1, number)))
     saving.start()
     deadline_s = time.monotonic() + WAIT_S
     while not any(each.hit for each in control().fault_states()):
@@ -124,13 +140,20 @@ def meanwhile(run: str, pause: FaultRule, act: Callable[[], object]) -> dict[str
 
 def twin(run: str, pause: FaultRule) -> dict[str, Any]:
     errors: list[str] = []
-    found = meanwhile(run, pause, lambda: errors.append(save(run, 2, "second")))
+    found = meanwhile(run, pause, lambda: errors.append(save(run, 2, 2)))
+    return {**found, "error of the twin": errors[0]}
+
+
+def older_twin(run: str, pause: FaultRule) -> dict[str, Any]:
+    """The save that stands still is of the newer life."""
+    errors: list[str] = []
+    found = meanwhile(run, pause, lambda: errors.append(save(run, 2, 1)), 2)
     return {**found, "error of the twin": errors[0]}
 
 
 def removed(run: str, pause: FaultRule) -> dict[str, Any]:
-    found = meanwhile(run, pause, lambda: PersistentTier(run).remove(STEP))
-    return {**found, "again": save(run, 2, "second"), "then": look(run)}
+    found = meanwhile(run, pause, lambda: remove(run, 2))
+    return {**found, "again": save(run, 2, 3), "then": look(run)}
 
 
 def main() -> None:
@@ -143,6 +166,10 @@ def main() -> None:
                 },
                 "twin": {
                     name: twin(RUN.format(f"twin-{name}"), rule) for name, rule in PAUSES.items()
+                },
+                "older": {
+                    name: older_twin(RUN.format(f"older-{name}"), rule)
+                    for name, rule in PAUSES.items()
                 },
                 "removed": {
                     name: removed(RUN.format(f"removed-{name}"), rule)

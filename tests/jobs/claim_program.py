@@ -5,36 +5,40 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 
-from emergency_ckpt.cluster.storage.claim import DirectoryClaim
-from emergency_ckpt.core.run_claim import RunRecord
+from persistent_steps import life, writer_of
+
+from emergency_ckpt.core.step_log import Table
 from emergency_ckpt.errors import DirectoryInUse
-from emergency_ckpt.tiers.persistent.run_record import RunFile
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 
 RUN = "gs://bucket/run"
 
 
-def is_told(run_id: str, life: str) -> bool:
+def is_told(run_id: str, incarnation: str) -> bool:
     try:
-        DirectoryClaim(PersistentTier(RUN), RunRecord(run_id, False, life)).hold()
+        writer_of(PersistentTier(RUN), run_id).hold(incarnation)
     except DirectoryInUse as error:
         return "saves there" in str(error)
     return False
 
 
+def on_record() -> Table:
+    table = PersistentTier(RUN).found.log.read().table
+    assert table is not None
+    return table
+
+
 def main() -> None:
     runs = [f"run-{number}" for number in range(8)]
     with ThreadPoolExecutor(len(runs)) as pool:
-        told = dict(zip(runs, pool.map(is_told, runs, ["0001-a"] * len(runs)), strict=True))
-    file = RunFile(PersistentTier(RUN).storage)
-    there = file.read().record
-    assert there is not None
-    assert not is_told(there.run_id, "0002-b")
-    restarted = file.read().record
-    assert restarted is not None
-    older_told = is_told(there.run_id, "0001-a")
-    seen = {"told": told, "holder": there.run_id, "restarted": restarted.life}
-    print(json.dumps({**seen, "older_told": older_told}))
+        told = dict(zip(runs, pool.map(is_told, runs, [life(1)] * len(runs)), strict=True))
+    holder = on_record().run_id
+    assert not is_told(holder, life(2))
+    restarted = on_record().incarnation
+    older_told = is_told(holder, life(1))
+    twin_told = is_told(holder, life(2, "b"))
+    seen = {"told": told, "holder": holder, "restarted": restarted}
+    print(json.dumps({**seen, "older_told": older_told, "twin_told": twin_told}))
 
 
 main()

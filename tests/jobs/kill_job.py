@@ -226,7 +226,7 @@ def persistent_leftovers(directory: str, steps: list[int]) -> list[str]:
     else:
         root = Path(directory)
         found = [str(path.relative_to(root)) for path in root.rglob("*")]
-    kept = {str(step) for step in steps} | {"host_state", "timeline.json", "run"}
+    kept = {str(step) for step in steps} | {"host_state", "log"}
     wrong: list[str] = []
     for name in found:
         first, *rest = name.split("/")

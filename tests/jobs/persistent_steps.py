@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -12,13 +12,28 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from emergency_ckpt.core.secret.step_signature import StepSigning
+from emergency_ckpt.core.step_log import Entry
+from emergency_ckpt.core.timeline import Timeline, number_of
 from emergency_ckpt.state import host_state
 from emergency_ckpt.state.snapshot import SnapshotRecipe
 from emergency_ckpt.state.tree import BoxTable, describe
 from emergency_ckpt.tiers.persistent.marker import NO_SIGNING, OURS
-from emergency_ckpt.tiers.persistent.steps.removal import StepRecords
+from emergency_ckpt.tiers.persistent.meetings import WRITTEN
+from emergency_ckpt.tiers.persistent.steps.writer import DirectoryWriter
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.types import LeafSpec, SaveId
+
+RUN_ID = "run"
+
+
+def life(number: int, nonce: str = "a") -> str:
+    """The incarnation of this number; with another ``nonce``, that of one that knew not of it."""
+    return f"{number:012d}-{nonce * 16}"
+
+
+def writer_of(tier: PersistentTier, run_id: str = RUN_ID, **settings: Any) -> DirectoryWriter:
+    """A writer of the tier's directory, as each start of a job has one of its own."""
+    return DirectoryWriter(tier.storage, tier.found, run_id=run_id, from_dir=False, **settings)
 
 
 def fill(
@@ -27,47 +42,83 @@ def fill(
     *,
     metrics: Callable[[int], Any] | None = None,
     signing: StepSigning = NO_SIGNING,
+    incarnation: str = life(1),
 ) -> PersistentTier:
     """A tier with ``steps``, which plain Orbax reads too: ``w`` is the step, four times."""
     tier = PersistentTier(directory, signing=signing)
     tier.create()
-    shelf = StepRecords(tier)
     with ocp.CheckpointManager(directory) as manager:
         for step in steps:
             manager.save(
                 step,
                 args=ocp.args.StandardSave({"w": np.full(4, step)}),
-                custom_metadata={OURS: {}},
+                custom_metadata={OURS: {"run_id": RUN_ID, "incarnation": incarnation}},
             )
+    writer = writer_of(tier)
+    writer.hold(incarnation)
     for step in steps:
         tier.write_document(step, 0, 1, b"{}")
-        if metrics is not None:
-            shelf.write_metrics(step, metrics(step))
-        save = SaveId(step, "life", "run")
-        tier.publish(save, {0: ("0" * 64, True)}, [LeafSpec("w", "int64", (4,))], {})
+        entry = tier.finish(
+            SaveId(step, incarnation, RUN_ID),
+            {0: ("0" * 64, True)},
+            [LeafSpec("w", "int64", (4,))],
+            {},
+            None if metrics is None else metrics(step),
+        )
+        writer.publish(entry, None)
     return tier
 
 
-def save_over(tier: PersistentTier, step: int, value: int, life: str) -> None:
-    """One save, as ``save.persistent.save`` does it: over whatever lies there."""
-    save, state = SaveId(step, life, "run"), {"w": np.full(4, value)}
+def save_over(
+    tier: PersistentTier,
+    step: int,
+    value: int,
+    incarnation: str,
+    *,
+    chain: Timeline | None = None,
+    writer: DirectoryWriter | None = None,
+) -> None:
+    """One save, as ``save.persistent.save`` does it: over whatever lies there.
+
+    ``writer``: of a life that has saved before; else this is the first save of its life.
+    """
+    tier.create()
+    writer = writer or writer_of(tier)
+    writer.begin(incarnation)
+    writer.make_room(step, f"saved anew by {incarnation}")
+    writer.publish(write(tier, step, value, incarnation, writer.check), chain)
+    writer.settle()
+
+
+def write(
+    tier: PersistentTier,
+    step: int,
+    value: int,
+    incarnation: str,
+    before_commit: Callable[[], None] = lambda: None,
+) -> Entry:
+    """The files of a save, with both markers; what makes it count."""
+    assert number_of(incarnation), "as ``life`` makes one"
+    save, state = SaveId(step, incarnation, RUN_ID), {"w": np.full(4, value)}
     tree = describe(state, "save")
     shards = BoxTable(tree, 1).shards_of(0)
     on_host = SnapshotRecipe(tree, shards).take(jax.tree_util.tree_leaves(state)).collect()
-    tier.create()
-    tier.remove_leftovers()
-    tier.changes.make_room(step, f"saved anew by {life}")
     data = host_state.encode(save, 0, 1, host_state.capture({"at": value}))
+
+    def meet(name: str, others: Sequence[int], deadline_s: float) -> None:
+        del others, deadline_s
+        if name == WRITTEN:
+            before_commit()
+
     tier.write_document(step, 0, 1, data)
-    tier.write_tensors(save, tree, dict(zip(shards, on_host, strict=True)), (0,))
+    tier.write_tensors(save, tree, dict(zip(shards, on_host, strict=True)), (0,), meet)
     digest = hashlib.sha256(data).hexdigest()
-    tier.publish(save, {0: (digest, False)}, [leaf.spec for leaf in tree.leaves], {})
-    tier.changes.end_replacement(step)
+    return tier.finish(save, {0: (digest, False)}, [leaf.spec for leaf in tree.leaves], {})
 
 
 def value_of(tier: PersistentTier, step: int) -> int:
     """What ``save_over`` stored, read as a restore does; of plain Orbax, what lies in ``w``."""
-    stored = tier.describe(step)
+    stored = tier.describe(tier.find(step))
     arrays = {path: leaf.array for path, leaf in stored.leaves.items()}
     tree = describe({"w": np.zeros(4, np.int64)}, "restore")
     shards = BoxTable(tree, 1).shards_of(0)
@@ -76,7 +127,13 @@ def value_of(tier: PersistentTier, step: int) -> int:
     )
     (value,) = set(np.asarray(array).reshape(-1).tolist())
     if stored.marker is not None:
-        data = tier.read_document(step, 0, 1, stored.marker.digests[0])
+        digest = stored.marker.digests[0]
+        data = tier.read_document(stored.documents, 0, 1, digest)
         assert host_state.value_of(host_state.decode(data).payload) == {"at": value}
-        assert StepRecords(tier).record(step).step == step
     return value
+
+
+def whole_steps(tier: PersistentTier | str) -> list[int]:
+    """The steps that count, oldest first."""
+    tier = PersistentTier(tier) if isinstance(tier, str) else tier
+    return [each.step for each in tier.found.counting()]

@@ -3,58 +3,87 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import orbax.checkpoint as ocp
-from persistent_steps import fill, save_over, value_of
+from persistent_steps import fill, life, save_over, value_of, whole_steps, writer_of
 
+from emergency_ckpt.core.timeline import continued
 from emergency_ckpt.errors import CheckpointError, PersistentTierError
 from emergency_ckpt.testing.gcs import FaultRule, GcsControl
+from emergency_ckpt.tiers.persistent.steps.looks import ours_of
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
+from emergency_ckpt.types import SaveId
 
 STEPS = (10, 20, 30)
 REMOVED = 20
-RUN = "gs://bucket/run"
+RUN = "run"
 EVERY = int(os.environ.get("ECKPT_SOAK_EVERY", "4"))
-
-
-def look() -> dict[str, Any]:
-    """What our readers, plain Orbax's manager and its checkpointer see, and what is there."""
-    tier = PersistentTier(RUN)
-    with ocp.CheckpointManager(RUN) as manager:
-        listed = list(manager.all_steps())
-    item = ocp.utils.is_checkpoint_finalized(f"{RUN}/{REMOVED}/default")
-    return {
-        "ours": [found.step for found in tier.steps()],
-        "whole": tier.whole_steps(),
-        "manager": listed,
-        "checkpointer": item,
-        "objects": control().object_names("bucket", f"run/{REMOVED}/"),
-        "beside": control().object_names("bucket", f"run/host_state/{REMOVED}/"),
-    }
+ROLLED_BACK = continued(None, SaveId(10, life(1), "run"), life(2))
+"""Life 2 went on from step 10."""
 
 
 def control() -> GcsControl:
     return GcsControl(os.environ["STORAGE_EMULATOR_HOST"])
 
 
-def remove() -> None:
-    PersistentTier(RUN).remove(REMOVED)
+def tier_of(run: str) -> PersistentTier:
+    return PersistentTier(f"gs://bucket/{run}")
+
+
+def look(run: str = RUN) -> dict[str, Any]:
+    """What our readers, plain Orbax's manager and its checkpointer see, and what is there."""
+    tier = tier_of(run)
+    with ocp.CheckpointManager(f"gs://bucket/{run}") as manager:
+        listed = list(manager.all_steps())
+    item = ocp.utils.is_checkpoint_finalized(f"gs://bucket/{run}/{REMOVED}/default")
+    return {
+        "ours": [found.step for found in tier.found.resolved(tier.found.view())],
+        "whole": whole_steps(tier),
+        "manager": listed,
+        "checkpointer": item,
+        "objects": below(run, f"{REMOVED}/"),
+        "beside": below(run, f"host_state/{REMOVED}/"),
+    }
+
+
+def below(run: str, folder: str) -> list[str]:
+    """The names of the objects in a folder, from there on."""
+    prefix = f"{run}/{folder}"
+    return [name.removeprefix(prefix) for name in control().object_names("bucket", prefix)]
+
+
+def copy(run: str, to: str) -> None:
+    for name in control().object_names("bucket", f"{run}/"):
+        data = control().object_bytes("bucket", name)
+        control().put_object("bucket", f"{to}/{name.removeprefix(f'{run}/')}", data)
+
+
+def remove(run: str = RUN) -> None:
+    writer_of(tier_of(run)).remove([REMOVED], life(2))
 
 
 def prepare() -> dict[str, Any]:
-    fill(RUN, STEPS)
+    fill(f"gs://bucket/{RUN}", STEPS)
     return look()
 
 
-def clean_up() -> dict[str, Any]:
-    removed, left = PersistentTier(RUN).remove_leftovers()
-    assert left == []
-    return {"removed": removed, **look()}
+def clean_up(run: str = RUN) -> dict[str, Any]:
+    """What the first save of the next life does."""
+    removed: list[object] = []
+
+    def tell(name: str, **fields: object) -> None:
+        if name == "persistent.removed":
+            removed.append(fields["step"])
+
+    writer_of(tier_of(run), tell=tell).begin(life(3))
+    return {"removed": removed, **look(run)}
 
 
 def refused() -> list[dict[str, Any]]:
@@ -62,34 +91,69 @@ def refused() -> list[dict[str, Any]]:
 
     To whoever looks afterwards that is as if the process had died there.
     """
-    names = control().object_names("bucket", "run/")
-    kept = {name: control().object_bytes("bucket", name) for name in names}
     found: list[dict[str, Any]] = []
-    through = False
-    while not through:
-        for name in names:
-            control().put_object("bucket", name, kept[name])
-        skip = len(found)
-        rule = FaultRule(kind="status", status_code=403, method="[DP]*", skip=skip)
-        with control().fault(rule):
-            try:
-                PersistentTier(RUN).remove(REMOVED)
-                through = True
-            except PersistentTierError:
-                through = False
-        found.append({"through": through, **look(), "then": clean_up()})
+    while not found or not found[-1]["through"]:
+        run = f"refused/{len(found)}"
+        copy(RUN, run)
+        through = ended(lambda run=run: remove(run), len(found))
+        found.append({"through": through, **look(run), "then": clean_up(run)})
     return found
 
 
+def ended(work: Callable[[], object], requests: int) -> bool:
+    """Storage takes so many changes of ``work`` and no more; whether it came through."""
+    rule = FaultRule(kind="status", status_code=403, method="[DP]*", skip=requests)
+    with control().fault(rule):
+        try:
+            work()
+        except PersistentTierError:
+            return False
+    return True
+
+
+def two_saves(run: str) -> PersistentTier:
+    tier, writer = tier_of(run), writer_of(tier_of(run))
+    for step in (10, REMOVED):
+        save_over(tier, step, step, life(1), writer=writer)
+    return tier
+
+
 def set_aside() -> dict[str, Any]:
-    """Hide the step, then make room for another one of its number."""
-    tier = PersistentTier(RUN)
-    kept_as = tier.changes.set_aside(REMOVED, "rolled back")
-    hidden = look()
-    assert tier.remove_leftovers() == ([], [])
-    assert tier.changes.make_room(REMOVED, "saved anew") == kept_as
-    kept = control().object_names("bucket", f"run/{kept_as}/")
-    return {"hidden": hidden, "then": look(), "kept": [name.split("/", 2)[2] for name in kept]}
+    """Roll the step back, then make room for another one of its number."""
+    tier = two_saves("aside")
+    before = look("aside")
+    writer = writer_of(tier)
+    (rolled_back,) = writer.begin(life(2), ROLLED_BACK)
+    hidden = {**look("aside"), "value": value_of(tier, REMOVED)}
+    assert writer.begin(life(2)) == []
+    moved = writer.make_room(REMOVED, "saved anew")
+    assert moved is not None
+    assert moved.folder == rolled_back.folder
+    seen = {**look("aside"), "value": value_of(tier, REMOVED)}
+    kept = below("aside", f"{moved.folder}/")
+    return {"before": before, "hidden": hidden, "then": seen, "kept": kept}
+
+
+def rolled_back() -> list[dict[str, Any]]:
+    """Storage takes k requests of a rollback to step 10, for each k until it is through.
+
+    Of each: what is seen, what a reader finds of step 20, and the same after the next life's start.
+    """
+    two_saves("before")
+    found: list[dict[str, Any]] = []
+    while not found or not found[-1]["through"]:
+        run = f"rolled/{len(found)}"
+        copy("before", run)
+        tier = tier_of(run)
+
+        def roll_back(tier: PersistentTier = tier) -> None:
+            writer_of(tier).begin(life(2), ROLLED_BACK)
+
+        through = ended(roll_back, len(found))
+        first = {**look(run), "value": value_of(tier, REMOVED)}
+        then = {**clean_up(run), "value": value_of(tier, REMOVED)}
+        found.append({"through": through, **first, "then": then})
+    return found
 
 
 def replaced(write: str) -> list[dict[str, Any]]:
@@ -97,19 +161,16 @@ def replaced(write: str) -> list[dict[str, Any]]:
 
     Of each: the steps, and what 20 is then, after the next life's cleaning, and after its save.
     """
-    save_over(PersistentTier(f"{RUN}/before"), 10, 10, "0")
     if write == "ours":
-        save_over(PersistentTier(f"{RUN}/before"), REMOVED, REMOVED, "1")
+        two_saves("before")
     else:
-        with ocp.CheckpointManager(f"{RUN}/before") as manager:
+        save_over(tier_of("before"), 10, 10, life(1))
+        with ocp.CheckpointManager("gs://bucket/before") as manager:
             manager.save(REMOVED, args=ocp.args.StandardSave({"w": np.full(4, REMOVED)}))
-    names = control().object_names("bucket", "run/before/")
-    objects = {name: control().object_bytes("bucket", name) for name in names}
     found: list[dict[str, Any]] = []
     while not found or not found[-1]["through"]:
-        run = f"run/{len(found)}"
-        for name, data in objects.items():
-            control().put_object("bucket", name.replace("run/before", run), data)
+        run = f"replaced/{len(found)}"
+        copy("before", run)
         found.append(_replaced_until(run, EVERY * len(found)))
     return found
 
@@ -117,26 +178,43 @@ def replaced(write: str) -> list[dict[str, Any]]:
 def _replaced_until(run: str, requests: int) -> dict[str, Any]:
     through = False
     rule = FaultRule(kind="status", status_code=403, method="[DP]*", skip=requests)
+    tier = tier_of(run)
     with control().fault(rule), contextlib.suppress(CheckpointError):
-        save_over(PersistentTier(f"gs://bucket/{run}"), REMOVED, 21, "2")
+        save_over(tier_of(run), REMOVED, 21, life(2))
         through = True
-    tier = PersistentTier(f"gs://bucket/{run}")
-    steps, now = [each.step for each in tier.steps() if not each.problem], value_of(tier, REMOVED)
-    tier.remove_leftovers()
+    marked = is_marked(run, life(2))
+    steps, now = whole_steps(tier), value_of(tier, REMOVED)
+    writer = writer_of(tier)
+    writer.begin(life(3))
     then = value_of(tier, REMOVED)
-    save_over(tier, REMOVED, 22, "3")
+    save_over(tier, REMOVED, 22, life(3), writer=writer)
     after = control().object_names("bucket", f"{run}/")
-    below = {name.removeprefix(f"{run}/").split("/")[0] for name in after}
+    names = {name.removeprefix(f"{run}/").split("/")[0] for name in after}
+    table = tier.found.log.read().table
+    assert table is not None
     return {
         "through": through,
         "steps": steps,
+        "marked": marked,
         "values": [now, then, value_of(tier, REMOVED)],
-        "kept": sorted(name for name in below if "rolled-back" in name),
-        "record": f"{run}/host_state/replacing.json" in after,
+        "kept": sorted(name for name in names if "rolled-back" in name),
+        "unsettled": [e.step for e in table.steps if e.pending or e.state == "removing"],
     }
 
 
+def is_marked(run: str, incarnation: str) -> bool:
+    """Whether the step has both markers of a save."""
+    found = [f"{REMOVED}/_CHECKPOINT_METADATA", f"host_state/{REMOVED}/marker.json"]
+    there = control().object_names("bucket", f"{run}/")
+    if not {f"{run}/{name}" for name in found} <= set(there):
+        return False
+    metadata, marker = (control().object_bytes("bucket", f"{run}/{name}") for name in found)
+    of_tensors = json.loads(marker)["marker"]["tensors"]["metadata"]
+    whose = (ours_of(metadata) or {}).get("incarnation")
+    return whose == incarnation and hashlib.sha256(metadata).hexdigest() == of_tensors
+
+
 if __name__ == "__main__":
-    programs = (prepare, look, remove, clean_up, refused, set_aside, replaced)
+    programs = (prepare, look, remove, clean_up, refused, set_aside, rolled_back, replaced)
     result = {program.__name__: program for program in programs}[sys.argv[1]](*sys.argv[2:])
     print(json.dumps(result))

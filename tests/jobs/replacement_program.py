@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from persistent_steps import save_over
+from persistent_steps import life, save_over
 
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 
@@ -28,4 +28,4 @@ if __name__ == "__main__":
     directory, event_name, end = sys.argv[1:]
     tier = PersistentTier(str(Path(directory)))
     die_at(event_name, end)
-    save_over(tier, 4, 40, "life-2")
+    save_over(tier, 4, 40, life(2))

@@ -10,9 +10,8 @@ from typing import Any
 from unittest import mock
 
 from job_process import JobProcess, mesh_of, run_program, state_at
+from persistent_steps import life, whole_steps, writer_of
 
-from emergency_ckpt.core.run_claim import RunRecord
-from emergency_ckpt.tiers.persistent.run_record import encode_run
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.transfer.server import TransferServer
 
@@ -104,31 +103,29 @@ def closed_port(world: JobProcess) -> Any:
         return attempt(world, "closed_port", require_peers=True)
 
 
-def write_record(directory: Path, record: RunRecord) -> dict[str, Any]:
+def leave_claim(directory: Path, run_id: str, incarnation: str) -> dict[str, Any]:
     """As a job has left it; returns the settings of one that saves there."""
-    folder = directory / "host_state" / "run"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "000000000007.json").write_bytes(encode_run(record))
+    writer_of(PersistentTier(str(directory)), run_id).hold(incarnation)
     return {"dir": str(directory), "save_every_n_steps": 1, "local_save_every_n_steps": 0}
 
 
 def directory_of_another_run(world: JobProcess) -> Any:
     directory = world.root / "in_use"
-    settings = write_record(directory, RunRecord("another", False, "0001-a"))
+    settings = leave_claim(directory, "another", life(1))
     return attempt(world, "directory_of_another_run", **settings)
 
 
-def lagging_clock(world: JobProcess) -> Any:
-    """The first writer is process 1, and the life before had a clock that was far ahead."""
+def many_lives(world: JobProcess) -> Any:
+    """The first writer is process 1, and storage alone knows how many lives there were."""
     mesh = mesh_of(2, [1, 0])
-    directory = world.root / "clocks"
-    settings = write_record(directory, RunRecord("clocks", False, "ffffffffff00-a"))
-    config = world.config("lagging_clock", **settings, run_id="clocks", mesh=mesh)
+    directory = world.root / "lives"
+    settings = leave_claim(directory, "lives", life(10**11))
+    config = world.config("many_lives", **settings, run_id="lives", mesh=mesh)
     with config.instantiate() as checkpointer:
         saved = checkpointer.save(step=1, state=state_at(1, mesh))
         checkpointer.wait_until_finished()
         checkpointer.check_for_errors()
-        whole = PersistentTier(str(directory)).whole_steps()
+        whole = whole_steps(str(directory))
     return {"saved": saved, "whole": whole}
 
 
@@ -145,7 +142,7 @@ PROGRAMS = {
         storage_refuses,
         closed_port,
         directory_of_another_run,
-        lagging_clock,
+        many_lives,
     )
 }
 

@@ -11,7 +11,7 @@ import fsspec
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.testing.gcs import FaultRule, GcsControl
 from emergency_ckpt.tiers.persistent.probe import probe_storage
-from emergency_ckpt.tiers.persistent.steps.records import StoredSteps
+from emergency_ckpt.tiers.persistent.steps.stored import StoredSteps
 from emergency_ckpt.tiers.storage.directory import StorageDirectory
 
 OWN = "000000000009-00000000000000aa"
@@ -48,7 +48,7 @@ def attempt(name: str) -> dict[str, object]:
         error = f"{type(caught).__name__}: {caught}"
     finally:
         control.clear_faults()
-    steps = [] if name in ("no_bucket", "silent") else sorted(StoredSteps(storage).listed(None))
+    steps = [] if name in ("no_bucket", "silent") else [each.step for each in StoredSteps(storage).view().steps]
     files.invalidate_cache()
     left = [] if name == "no_bucket" else files.find(root)
     return {"error": error, "steps": steps, "left": sorted(x.rpartition("/")[2] for x in left)}

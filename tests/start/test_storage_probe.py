@@ -87,7 +87,8 @@ def test_start_good_storage_is_silent_and_keeps_no_probe(
         pass
     assert warnings_of(world) == []
     left = {path.name for path in world.persistent.rglob("*")}
-    assert left == {"host_state", "run", "000000000001.json"}
+    log = {"000000000001.json", "000000000002.json"}  # each start took a number
+    assert left == {"host_state", "log", "newest", *log}
 
 
 def test_start_job_that_only_restores_writes_nothing(world: World, refusing: Path) -> None:
@@ -143,7 +144,7 @@ def test_probes_left_by_crashed_starts_do_no_harm(world: World) -> None:
         assert checkpointer.all_steps() == []
         save_all(checkpointer, world, 2)
         assert checkpointer.all_steps() == [2]
-    assert sorted(path.name for path in folder.iterdir()) == ["2", "probe-of-somebody", "run"]
+    assert sorted(path.name for path in folder.iterdir()) == ["2", "log", "probe-of-somebody"]
 
 
 @pytest.mark.parametrize(

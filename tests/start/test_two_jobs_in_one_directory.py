@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -9,21 +10,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import orbax.checkpoint as ocp
 import pytest
+from persistent_steps import life, whole_steps, writer_of
 from places import JOBS
 from world import World, save_all
 
-from emergency_ckpt.core.run_claim import RunRecord
-from emergency_ckpt.errors import CorruptData, DirectoryInUse, SaveFailed
+from emergency_ckpt.core.limits import MAX_VERSION
+from emergency_ckpt.core.step_log import Entry, LogWriter, Table, begun
+from emergency_ckpt.errors import DirectoryInUse, NewerFormat, SaveFailed
 from emergency_ckpt.testing.gcs import FakeGcs
-from emergency_ckpt.tiers.persistent.run_record import (
-    RUN_FOLDER,
-    Found,
-    RunFile,
-    decode_run,
-    encode_run,
-)
+from emergency_ckpt.tiers.persistent.log import KEPT, LOG_FOLDER, LogRead, StepLog
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.tiers.storage.directory import StorageDirectory
 
@@ -32,26 +30,46 @@ PROGRAM = JOBS / "claim_program.py"
 
 
 def whole(world: World) -> list[int]:
-    return PersistentTier(str(world.persistent)).whole_steps()
+    return whole_steps(str(world.persistent))
 
 
-def record(world: World) -> Path:
-    """The one file."""
-    (path,) = (world.persistent / "host_state" / "run").iterdir()
-    return path
+def versions(world: World) -> list[Path]:
+    """Those of the step log, oldest first."""
+    return sorted((world.persistent / LOG_FOLDER).glob("*.json"))
+
+
+def version(number: int) -> str:
+    return f"{number:012d}.json"
+
+
+def contents(world: World) -> dict[str, bytes]:
+    """What there is of the log."""
+    return {path.name: path.read_bytes() for path in (world.persistent / LOG_FOLDER).iterdir()}
+
+
+def log_of(world: World) -> StepLog:
+    return PersistentTier(str(world.persistent)).found.log
+
+
+def on_record(world: World) -> Table:
+    table = log_of(world).read().table
+    assert table is not None
+    return table
 
 
 def persist(world: World, *steps: int, **settings: Any) -> None:
+    """A life that goes on from what there is."""
     with world.open_both(**{**STORAGE, **settings}) as ckpt:
+        ckpt.restore(state=world.state(0))
         save_all(ckpt, world, *steps)
 
 
 def test_second_run_in_a_directory_is_told_at_its_start(world: World) -> None:
     persist(world, 1, 2)
-    before = record(world).read_bytes()
+    before = contents(world)
     with pytest.raises(DirectoryInUse, match=r"'run' saves there.*'other'.*take_over_dir"):
         world.open_both(**STORAGE, run_id="other", keep_last_n=1)
-    assert record(world).read_bytes() == before
+    assert contents(world) == before
     assert whole(world) == [1, 2]
 
 
@@ -133,17 +151,21 @@ def test_restart_with_default_names_is_never_refused(world: World, moved: bool) 
     assert whole(world) == [1, 2, 3]
 
 
-def test_job_without_its_directory_stays_out_whatever_its_clock(world: World) -> None:
-    """Else two jobs of one run, one with a clock ahead, would take turns."""
+@pytest.mark.parametrize("number", [1, 2])
+def test_job_that_lost_its_directory_stays_out(world: World, number: int) -> None:
+    """Else two jobs of one run would take turns: also two with one number, of equal right."""
     with world.open_both(**STORAGE) as older:
         save_all(older, world, 1)
-        storage = PersistentTier(str(world.persistent)).storage
-        RunFile(storage).replace(RunFile(storage).read(), RunRecord("run", False, "000000000001-a"))
+        there = log_of(world).read()
+        assert on_record(world).incarnation[:12] == "000000000001"
+        table = begun(there.table, LogWriter("run", False, life(number, "f")))
+        assert log_of(world).append(table, there)
         older.save(step=2, state=world.state(2))
         older.wait_until_finished()
         with pytest.raises(SaveFailed, match="another job with this run's name"):
             older.check_for_errors()
     assert whole(world) == [1]
+    assert on_record(world) == table
 
 
 def test_refusal_at_a_rollback_is_named_as_what_it_is(world: World) -> None:
@@ -157,35 +179,53 @@ def test_refusal_at_a_rollback_is_named_as_what_it_is(world: World) -> None:
     assert whole(world) == [1, 2, 3]
 
 
-def test_replace_of_a_record_that_changed_since_writes_nothing(world: World) -> None:
-    file = RunFile(PersistentTier(str(world.persistent)).storage)
-    seen = file.read()
-    first, second = RunRecord("first", False, "0001-a"), RunRecord("second", False, "0002-b")
-    file.replace(seen, first)
-    file.replace(seen, second)
-    assert file.read().record == first
-    assert file.read().older == ()
+def test_append_beside_another_of_its_number_writes_nothing(world: World) -> None:
+    log = log_of(world)
+    first, second = (begun(None, LogWriter(run, False, life(1))) for run in ("first", "second"))
+    assert log.append(first, LogRead())
+    assert log.append(second, LogRead()) is None
+    assert log.append(first, LogRead()), "the answer was lost"
+    assert on_record(world) == first
+    assert len(versions(world)) == 1
 
 
+@pytest.mark.parametrize("behind", [1, 3, KEPT + 3])
 def test_restart_beside_an_old_listing_goes_on(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch, behind: int
 ) -> None:
     """A file server may show a folder as it was half a minute ago."""
-    persist(world, 1)
+    with world.open_both(**STORAGE):
+        pass
     names_in = StorageDirectory.names_in
-    old = {record(world).name}
+    old = set(contents(world))
+    assert old == {version(1), "newest"}
+    persist(world, *range(1, behind + 1))
 
     def old_names_in(
         self: StorageDirectory, below: str = "", deadline_s: float | None = None
     ) -> set[str]:
-        return old if below == RUN_FOLDER else names_in(self, below, deadline_s)
+        return old if below == LOG_FOLDER else names_in(self, below, deadline_s)
 
     monkeypatch.setattr(StorageDirectory, "names_in", old_names_in)
-    persist(world, 2)
+    newest = int(versions(world)[-1].stem)
+    persist(world, behind + 1)
+    assert int(versions(world)[-1].stem) > newest
     with pytest.raises(DirectoryInUse, match="'run' saves there"):
         world.open_both(**STORAGE, run_id="other")
-    assert whole(world) == [1, 2]
-    assert record(world).name == "000000000002.json"
+    assert whole(world) == list(range(1, behind + 2))
+
+
+@pytest.mark.parametrize("data", [b"", b"junk", b"0", b"1", b"999999999999", b"9" * 99, None])
+def test_restart_beside_any_hint_of_the_newest_goes_on(world: World, data: bytes | None) -> None:
+    """As of a copy that was made while a job saved there."""
+    persist(world, 1, 2)
+    hint = world.persistent / LOG_FOLDER / "newest"
+    hint.unlink()
+    if data is not None:
+        hint.write_bytes(data)
+    persist(world, 3)
+    assert whole(world) == [1, 2, 3]
+    assert hint.read_bytes() == str(int(versions(world)[-1].stem)).encode()
 
 
 def test_two_jobs_of_one_run_the_older_is_told(world: World) -> None:
@@ -203,6 +243,24 @@ def test_two_jobs_of_one_run_the_older_is_told(world: World) -> None:
     assert whole(world) == [1, 2, 3]
 
 
+@pytest.mark.parametrize("saves", [1, KEPT, 3 * KEPT])
+def test_older_life_that_wakes_up_after_saves_is_told(world: World, saves: int) -> None:
+    """Also when the version after the one that it has read is long removed."""
+    newer = range(2, 2 + saves)
+    with world.open_both(**STORAGE) as older:
+        save_all(older, world, 1)
+        persist(world, *newer, local_dir=f"{world.ramdisk}2")
+        before = contents(world)
+        older.save(step=2, state=world.state(100))
+        older.wait_until_finished()
+        with pytest.raises(SaveFailed, match="another job with this run's name"):
+            older.check_for_errors()
+        with pytest.raises(DirectoryInUse, match="another job with this run's name"):
+            older.steps.remove(newer[-1])
+    assert contents(world) == before
+    assert whole(world) == [1, *newer]
+
+
 def test_restart_of_the_same_run_goes_on(world: World) -> None:
     persist(world, 1)
     persist(world, 2)
@@ -214,78 +272,118 @@ def test_restart_of_the_same_run_goes_on(world: World) -> None:
     assert whole(world) == [1, 2]
 
 
-def test_restart_on_a_host_whose_clock_lags_goes_on(world: World) -> None:
-    storage = PersistentTier(str(world.persistent)).storage
-    RunFile(storage).replace(Found(), RunRecord("run", False, "fffffffffff0-00"))
+def test_restart_after_any_number_of_lives_goes_on(world: World) -> None:
+    writer_of(PersistentTier(str(world.persistent))).hold(life(10**11))
     persist(world, 1)
+    assert on_record(world).incarnation[:12] == f"{10**11 + 1:012d}"
     assert whole(world) == [1]
 
 
 def test_directory_of_plain_orbax_is_taken_by_the_first_run(world: World) -> None:
     with ocp.CheckpointManager(world.persistent) as manager:
         manager.save(1, args=ocp.args.StandardSave({"w": world.state(1)["w"]}))
-    persist(world, 2)
-    assert decode_run(record(world).read_bytes(), "run").run_id == "run"
+    with world.open_both(**STORAGE) as ckpt:
+        save_all(ckpt, world, 2)
+    assert on_record(world).run_id == "run"
     with pytest.raises(DirectoryInUse, match="'run' saves there"):
         world.open_both(**STORAGE, run_id="other")
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"x" * 9000])
-def test_damaged_record_stops_no_restart_of_its_run(world: World, data: bytes) -> None:
+DAMAGED = [b"", b"{", b"x" * 9000]
+
+
+@pytest.mark.parametrize("data", DAMAGED)
+@pytest.mark.parametrize("which", ["newest", "all"])
+def test_damaged_version_stops_no_restart_of_its_run(
+    world: World, data: bytes, which: str
+) -> None:
+    """And no other run begins, whatever is left of the log: the steps have their run's name."""
     persist(world, 1)
-    record(world).write_bytes(data)
+    for path in versions(world)[-1 if which == "newest" else 0 :]:
+        path.write_bytes(data)
     with pytest.raises(DirectoryInUse, match="'run' saves there"):
         world.open_both(**STORAGE, run_id="other")
+    assert "persistent.log_damaged" in world.names()
     persist(world, 2)
     assert whole(world) == [1, 2]
-    assert decode_run(record(world).read_bytes(), "run").run_id == "run"
+    assert on_record(world).run_id == "run"
+    assert log_of(world).read().faults == (), "it is mended"
 
 
-def test_damaged_record_without_steps_is_anybodys(world: World) -> None:
+def test_damaged_log_without_steps_is_anybodys(world: World) -> None:
     with world.open_both(**STORAGE):
         pass
-    record(world).write_bytes(b"{")
+    (path,) = versions(world)
+    path.write_bytes(b"{")
     persist(world, 1, run_id="other")
-    assert decode_run(record(world).read_bytes(), "run").run_id == "other"
+    assert on_record(world).run_id == "other"
 
 
-def test_record_torn_by_a_crash_leaves_the_one_before(world: World) -> None:
+def test_version_torn_by_a_crash_leaves_the_one_before(world: World) -> None:
+    """As on a file system without hard links."""
     persist(world, 1)
-    (record(world).parent / "000000000009.json").write_bytes(record(world).read_bytes()[:40])
+    newest = versions(world)[-1]
+    torn = newest.with_name(version(int(newest.stem) + 1))
+    torn.write_bytes(newest.read_bytes()[:40])
     with pytest.raises(DirectoryInUse, match="'run' saves there"):
         world.open_both(**STORAGE, run_id="other")
     persist(world, 2)
-    assert record(world).name == "000000000010.json"
+    assert torn.read_bytes() == newest.read_bytes()[:40], "no version is written twice"
+    assert versions(world)[-1] > torn
     assert whole(world) == [1, 2]
 
 
-def test_names_beside_the_record_say_nothing(world: World) -> None:
+def test_names_beside_the_versions_say_nothing(world: World) -> None:
     persist(world, 1)
-    folder = record(world).parent
-    for name in ("9.json", "000000000009.json.0001-a.tmp", "9999999999999.json", "x"):
+    folder = world.persistent / LOG_FOLDER
+    for name in ("9.json", f"{version(9)}.{life(1)}.tmp", "9999999999999.json", "x", version(0)):
         (folder / name).write_bytes(b"junk")
     persist(world, 2)
     assert whole(world) == [1, 2]
+    assert log_of(world).read().faults == ()
 
 
-def test_folder_in_the_place_of_the_record_stops_no_restart(world: World) -> None:
+def test_folder_in_the_place_of_a_version_stops_no_restart(world: World) -> None:
     persist(world, 1)
-    record(world).with_name("000000000002.json").mkdir()
+    newest = versions(world)[-1]
+    newest.with_name(version(int(newest.stem) + 1)).mkdir()
     persist(world, 2)
     assert whole(world) == [1, 2]
 
 
-def test_record_of_the_last_number_says_how_to_mend_it(world: World) -> None:
+def test_version_of_the_last_number_says_how_to_mend_it(world: World) -> None:
     persist(world, 1)
-    record(world).rename(record(world).with_name("999999999999.json"))
+    last = msgspec.structs.replace(on_record(world), number=MAX_VERSION)
+    path = world.persistent / LOG_FOLDER / version(MAX_VERSION)
+    assert log_of(world).append(last, LogRead())
+    (path.parent / "newest").unlink()
     with world.open_both(**STORAGE) as ckpt:
         ckpt.save(step=2, state=world.state(2))
         ckpt.wait_until_finished()
-        with pytest.raises(SaveFailed, match=r"run/999999999999\.json.*remove it"):
+        with pytest.raises(SaveFailed, match=r"log/999999999999\.json.*remove it"):
             ckpt.check_for_errors()
-    record(world).unlink()
+    path.unlink()
     persist(world, 2)
     assert whole(world) == [1, 2]
+
+
+def test_version_of_a_future_format_is_refused_by_its_name(world: World) -> None:
+    """It is no damage: an older version may lack what it says."""
+    persist(world, 1)
+    newest = versions(world)[-1]
+    future = newest.with_name(version(int(newest.stem) + 1))
+    future.write_bytes(b'{"format":2,"whatever":[]}')
+    before = contents(world)
+    with world.open_both(**STORAGE) as ckpt:
+        with pytest.raises(NewerFormat, match=future.name):
+            ckpt.restore(state=world.state(0))
+        ckpt.save(step=2, state=world.state(2))
+        ckpt.wait_until_finished()
+        with pytest.raises(SaveFailed, match=future.name):
+            ckpt.check_for_errors()
+    assert contents(world) == before
+    future.unlink()
+    assert whole(world) == [1]
 
 
 def test_take_over_dir_puts_this_run_in_the_others_place(world: World) -> None:
@@ -301,26 +399,83 @@ def test_take_over_dir_puts_this_run_in_the_others_place(world: World) -> None:
     assert whole(world) == [1, 2, 3]
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b"{" * 9000, b"x" * 5000, b'{"format":2}'])
-def test_decode_run_of_hostile_bytes_is_corrupt_data(data: bytes) -> None:
-    with pytest.raises(CorruptData):
-        decode_run(data, "run.json")
+def test_take_over_dir_is_once(world: World) -> None:
+    """Two jobs that both ask for it do not take turns."""
+    persist(world, 1)
+    other = world.open_both(**STORAGE, run_id="other", take_over_dir=True)
+    with other:
+        other.restore(state=world.state(0))
+        save_all(other, world, 2)
+        persist(world, 3, take_over_dir=True, local_dir=f"{world.ramdisk}2")
+        other.save(step=4, state=world.state(4))
+        other.wait_until_finished()
+        with pytest.raises(SaveFailed, match="'run' saves there"):
+            other.check_for_errors()
+    assert whole(world) == [1, 2, 3]
 
 
-def test_decode_run_of_any_flipped_byte_is_corrupt_data() -> None:
-    encoded = encode_run(RunRecord("run", True, "0001-a"))
-    assert decode_run(encoded, "run.json") == RunRecord("run", True, "0001-a")
-    for index in range(len(encoded)):
-        damaged = bytearray(encoded)
+@pytest.mark.parametrize("data", [b"", b"[]", b"{" * 9000, b"x" * 5000, b'{"format":0}'])
+def test_version_of_hostile_bytes_is_named_and_passed_over(world: World, data: bytes) -> None:
+    first = claimed(world)
+    (world.persistent / LOG_FOLDER / version(2)).write_bytes(data)
+    read = log_of(world).read()
+    assert (read.number, read.table) == (2, first)
+    assert version(2) in str(read.faults[0])
+
+
+def claimed(world: World) -> Table:
+    """Version 1."""
+    table = begun(None, LogWriter("run", True, life(1)))
+    table = msgspec.structs.replace(table, steps=(Entry(1, life(1), metrics={"a": 0.5}),))
+    assert log_of(world).append(table, LogRead())
+    return table
+
+
+def test_version_with_any_flipped_byte_is_passed_over(world: World) -> None:
+    table = claimed(world)
+    (path,) = versions(world)
+    data = path.read_bytes()
+    for index in range(len(data)):
+        damaged = bytearray(data)
         damaged[index] ^= 1
-        with pytest.raises(CorruptData):
-            decode_run(bytes(damaged), "run.json")
+        path.write_bytes(damaged)
+        read = log_of(world).read()
+        assert (read.table, len(read.faults)) == (None, 1)
+    path.write_bytes(data)
+    assert on_record(world) == table
 
 
-@pytest.mark.parametrize("record", [RunRecord("a/b", False, "1"), RunRecord("run", False, "")])
-def test_decode_run_of_names_that_are_none_is_corrupt_data(record: RunRecord) -> None:
-    with pytest.raises(CorruptData):
-        decode_run(encode_run(record), "run.json")
+def test_version_under_another_number_is_passed_over(world: World) -> None:
+    table = claimed(world)
+    (path,) = versions(world)
+    path.with_name(version(2)).write_bytes(path.read_bytes())
+    read = log_of(world).read()
+    assert (read.table, len(read.faults)) == (table, 1)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"run_id": "a/b"},
+        {"incarnation": ""},
+        {"writer": "../x"},
+        {"steps": (Entry(1, life(1), folder="../1"),)},
+        {"steps": (Entry(1, "../../x"),)},
+    ],
+)
+def test_version_of_hostile_values_is_passed_over(world: World, values: dict[str, Any]) -> None:
+    """Whoever wrote it knew the digest."""
+    first = claimed(world)
+    table = msgspec.structs.replace(first, number=2)
+    assert log_of(world).append(table, LogRead())
+    path = world.persistent / LOG_FOLDER / version(2)
+    file = msgspec.json.decode(path.read_bytes())
+    (kind,) = file.keys() - {"format", "digest"}
+    body = msgspec.json.encode({**file[kind], **values})
+    file |= {"digest": hashlib.sha256(body).hexdigest(), kind: msgspec.Raw(body)}
+    path.write_bytes(msgspec.json.encode(file))
+    read = log_of(world).read()
+    assert (read.table, len(read.faults)) == (first, 1)
 
 
 def test_two_runs_that_claim_a_bucket_at_once_one_is_told() -> None:
@@ -332,5 +487,6 @@ def test_two_runs_that_claim_a_bucket_at_once_one_is_told() -> None:
     seen = json.loads(out.splitlines()[-1])
     assert sorted(seen["told"].values()) == [False] * 1 + [True] * 7
     assert not seen["told"][seen["holder"]]
-    assert seen["restarted"] == "0002-b"
+    assert seen["restarted"] == life(2)
     assert seen["older_told"]
+    assert seen["twin_told"]

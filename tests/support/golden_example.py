@@ -17,7 +17,7 @@ from emergency_ckpt.tiers.local.process_directory import Ledger
 from emergency_ckpt.tiers.local.signatures import Signer
 from emergency_ckpt.types import Contents, LeafSpec, SaveId, ShardId, Writer
 
-SAVE = SaveId(step=40, incarnation="0198f2c4a1b0-5e9d", run_id="demo")
+SAVE = SaveId(step=40, incarnation="000000000006-5e9d5e9d5e9d5e9d", run_id="demo")
 
 LEAVES = (
     LeafSpec("params/w", "float32", (4, 2)),

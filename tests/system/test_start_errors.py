@@ -84,7 +84,7 @@ def test_start_in_anothers_directory_fails_alike_on_all(seen: list[dict[str, Any
 
 def test_first_writer_knows_the_life_that_is_over(seen: list[dict[str, Any]]) -> None:
     """The leader has seen it at the start, and another process writes first."""
-    for outcome in of(seen, "lagging_clock"):
+    for outcome in of(seen, "many_lives"):
         assert outcome == {"saved": True, "whole": [1]}
 
 

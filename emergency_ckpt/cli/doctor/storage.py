@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import time
-from math import prod
 
 from emergency_ckpt.cli.doctor.findings import Finding
-from emergency_ckpt.core.shard_layout import DTYPE_ITEM_BYTES
 from emergency_ckpt.core.wording import size_text
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.tiers.persistent.probe import measure_clock, probe_storage
@@ -48,23 +46,19 @@ def _clock(ahead_s: float, doubt_s: float) -> Finding:
 def newest_state_bytes(directory: str, timeout_s: float) -> tuple[Finding, int | None]:
     """Return the size of the newest step of this package, of one replica, or None without one."""
     # Orbax, which these import, takes a second to load.
-    from emergency_ckpt.tiers.persistent.steps.records import StoredSteps  # noqa: PLC0415
+    from emergency_ckpt.tiers.persistent.steps.stored import StoredSteps  # noqa: PLC0415
 
     try:
-        found = StoredSteps(StorageDirectory(directory, timeout_s)).whole_found()
+        table = StoredSteps(StorageDirectory(directory, timeout_s)).view().table
     except CheckpointError as error:
         return Finding("state", "warning", str(error), "Give --state-gib."), None
+    found = [] if table is None else [e for e in table.counting() if not e.is_plain]
     if not found:
         text = f"{directory} has no step from which the size of the state could be taken"
         return Finding("state", "warning", text, "Give --state-gib."), None
     newest = found[-1]
-    assert newest.marker is not None, "whole_found returns steps of ours"
-    size_bytes = sum(
-        DTYPE_ITEM_BYTES[leaf.dtype] * prod(leaf.global_shape)
-        for leaf in newest.marker.leaves
-        if leaf.dtype in DTYPE_ITEM_BYTES
-    )
-    text = f"{size_text(size_bytes)}, as step {newest.step.step} in {directory}"
+    size_bytes = newest.size_bytes
+    text = f"{size_text(size_bytes)}, as step {newest.step} in {directory}"
     return Finding("state", "ok", text, measured={"state_bytes": size_bytes}), size_bytes
 
 

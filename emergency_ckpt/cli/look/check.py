@@ -11,11 +11,11 @@ import msgspec
 from emergency_ckpt.cli.look import tables
 from emergency_ckpt.cli.look.arguments import BAD, GOOD, add_places, places_of, print_json
 from emergency_ckpt.cli.progress import progress_of
+from emergency_ckpt.core.shard_layout import state_size_bytes
 from emergency_ckpt.core.wording import count_text, size_text
 from emergency_ckpt.offline.check import Check, CheckCounts
 from emergency_ckpt.survey.listing import ListedStep, listing_of
 from emergency_ckpt.survey.places import Places, SurveyFault
-from emergency_ckpt.survey.storage import state_bytes
 from emergency_ckpt.survey.survey import Survey, take_survey
 
 if TYPE_CHECKING:
@@ -81,8 +81,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _data(check: Check, survey: Survey, places: Places) -> Iterator[SurveyFault]:
-    stored = [each for each in survey.stored if not each.found.step.problem]
-    total_bytes = check.ram_bytes + sum(state_bytes(each.found) or 0 for each in stored)
+    stored = list(check.found.values())
+    sizes = (state_size_bytes(each.marker.leaves) for each in stored if each.marker)
+    total_bytes = check.ram_bytes + sum(sizes)
     with progress_of("check", total_bytes) as advance:
         yield from check.ram_data(advance)
         if stored:

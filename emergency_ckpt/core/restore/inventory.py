@@ -84,6 +84,7 @@ class PersistentStep(msgspec.Struct, frozen=True, order=True, forbid_unknown_fie
       doubt: why its writer is unknown although steps are signed; empty when it is known.
       tensors_of: of a step without host states: the incarnation of the save of this package that
         wrote its tensors; empty when plain Orbax wrote them.
+      is_seen: False: a folder that no log names; all but its step is unknown until a look.
     """
 
     step: int
@@ -93,6 +94,7 @@ class PersistentStep(msgspec.Struct, frozen=True, order=True, forbid_unknown_fie
     problem: str = ""
     doubt: str = ""
     tensors_of: str = ""
+    is_seen: bool = True
 
 
 def plain_incarnation(number: int, digest: str) -> str:

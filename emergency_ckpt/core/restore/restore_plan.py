@@ -170,6 +170,8 @@ def _objection(candidate: SaveParts | PersistentStep, inventory: Inventory) -> s
     if inventory.timeline is None:
         return ""
     if isinstance(candidate, PersistentStep):
+        if not candidate.is_seen:
+            return ""  # a look will tell
         return inventory.timeline.objection(candidate.step, candidate.incarnation)
     return inventory.timeline.objection(candidate.save.step, candidate.save.incarnation)
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class StepRecord(NamedTuple):
-    """A complete step. ``time_s``: Unix time of its marker; ``metrics``: as given to ``save``."""
+    """A complete step. ``time_s``: Unix time of its save; ``metrics``: as given to ``save``."""
 
     step: int
     time_s: float

@@ -1,4 +1,4 @@
-"""The keyed digest by which a job recognises the steps in storage that it wrote. Pure."""
+"""The keyed digest by which a job recognises the files in storage that it wrote. Pure."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _KEY_ID_BYTES = 8
 
 
 class StepSignature(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The signature in a marker.
+    """The signature in a marker or a version of the log.
 
     Attributes:
       key: id of the key, which reveals nothing about it: 16 hexadecimal digits.
-      mac: HMAC-SHA256 of the bytes of the marker, 64 hexadecimal digits.
+      mac: HMAC-SHA256 of the file's kind and of its value's bytes, 64 hexadecimal digits.
     """
 
     key: str
@@ -40,13 +40,13 @@ class StepSigning:
     key: bytes | None = dataclasses.field(default=None, repr=False)
     required: bool = False
 
-    def sign(self, data: bytes) -> StepSignature | None:
-        """Return the signature of the marker whose bytes are ``data``; None without a key."""
+    def sign(self, kind: str, data: bytes) -> StepSignature | None:
+        """Return the signature of a file of ``kind`` with ``data``; None without a key."""
         if self.key is None:
             return None
-        return StepSignature(_key_id(self.key), _mac(self.key, data))
+        return StepSignature(_key_id(self.key), _mac(self.key, kind, data))
 
-    def doubt(self, data: bytes, signature: StepSignature | None) -> str:
+    def doubt(self, kind: str, data: bytes, signature: StepSignature | None) -> str:
         """Return why the writer of ``data`` is unknown; empty when this job's key signed it.
 
         Empty also without a key. A removed signature or another key's id gives a reason, never an
@@ -58,7 +58,7 @@ class StepSigning:
             return NOT_SIGNED
         if not _same(signature.key, _key_id(self.key)):
             return OTHER_KEY
-        if not _same(signature.mac, _mac(self.key, data)):
+        if not _same(signature.mac, _mac(self.key, kind, data)):
             raise ValueError("it was altered after it had been signed")
         return ""
 
@@ -83,8 +83,8 @@ def _key_id(key: bytes) -> str:
     return hmac.digest(key, b"name of the key", hashlib.sha256)[:_KEY_ID_BYTES].hex()
 
 
-def _mac(key: bytes, data: bytes) -> str:
-    return hmac.digest(key, b"marker " + data, hashlib.sha256).hex()
+def _mac(key: bytes, kind: str, data: bytes) -> str:
+    return hmac.digest(key, f"{kind} ".encode() + data, hashlib.sha256).hex()
 
 
 def _same(a: str, b: str) -> bool:

@@ -4,11 +4,12 @@
 2. Choose the newest whole save by the newest timeline; nothing is to be done when storage has it,
    or a newer step that counts.
 3. Read and check every shard and every host state.
-4. Write it as a save does: room, host states, tensors, checksums, the marker; then follow the
-   timeline in storage.
+4. Write it as a save of the dead life does: claim, room, host states, tensors, checksums, the
+   marker, a version of the log.
 
 A kill at any instant leaves storage as a killed save does: the steps before count, and the next
-save, or the next drain of the step, removes the rest.
+save, or the next drain of the step, removes the rest. A job or a drain that begins meanwhile takes
+the claim, and this one ends with DirectoryInUse.
 """
 
 from __future__ import annotations
@@ -20,13 +21,10 @@ from collections.abc import Iterable, Sequence
 
 from etils import epath
 
-from emergency_ckpt.cluster.storage.claim import DirectoryClaim
 from emergency_ckpt.config import run_id_of
 from emergency_ckpt.core.restore.inventory import PersistentStep
-from emergency_ckpt.core.run_claim import RunRecord
-from emergency_ckpt.core.timeline import new_incarnation, newest
+from emergency_ckpt.core.timeline import life_of, newest
 from emergency_ckpt.errors import ConfigError, CorruptData, HostStateError, LocalTierError
-from emergency_ckpt.offline.draining.lock import DrainLock, notes_in
 from emergency_ckpt.offline.draining.peers import PeerRam, ask_peers
 from emergency_ckpt.offline.export import Progress, Shown, newest_item, ram_tree
 from emergency_ckpt.offline.host_states import ram_documents
@@ -37,6 +35,7 @@ from emergency_ckpt.survey.places import Places, SurveyFault
 from emergency_ckpt.survey.survey import RamSave, Survey, take_survey, with_folders
 from emergency_ckpt.tiers.persistent.late_arrays import write_late_step
 from emergency_ckpt.tiers.persistent.marker import OURS
+from emergency_ckpt.tiers.persistent.steps.writer import DirectoryWriter, Moved
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.tiers.ramdisk.locks import current_holder
 from emergency_ckpt.transfer.client import TransferClient
@@ -85,9 +84,15 @@ def drain(
     _check_ended(survey, run_id, places)
     tier = PersistentTier(places.directory, timeout_s=write_timeout_s, signing=places.signing())
     tier.create()
-    claim = _claim(tier, run_id)
-    claim.find(tier.storage.deadline_s(None))
-    work = _Drain(places, survey, run_id, tier, claim)
+    writer = DirectoryWriter(
+        tier.storage,
+        tier.found,
+        run_id=run_id,
+        from_dir=run_id == run_id_of(tier.directory),
+        writer=f"drain-{secrets.token_hex(8)}",
+    )
+    writer.find()
+    work = _Drain(places, survey, run_id, tier, writer)
     if not peers:
         return work.look() or work.run(shown)
     if places.secret is None:
@@ -142,12 +147,6 @@ def _check_ended(survey: Survey, run_id: str, places: Places) -> None:
             )
 
 
-def _claim(tier: PersistentTier, run_id: str) -> DirectoryClaim:
-    life = new_incarnation(0, secrets.token_hex(8))
-    mine = RunRecord(run_id, run_id == run_id_of(tier.directory), life)
-    return DirectoryClaim(tier, mine)
-
-
 class _LostMeanwhile(Exception):
     """A shard that was sound when it was checked cannot be read again: a peer has died."""
 
@@ -165,7 +164,7 @@ class _Drain:
         survey: Survey,
         run_id: str,
         tier: PersistentTier,
-        claim: DirectoryClaim,
+        writer: DirectoryWriter,
         others: PeerRam | None = None,
     ) -> None:
         """``others``: the RAM of other hosts, whose directories are in ``survey``."""
@@ -174,10 +173,10 @@ class _Drain:
         self._survey = survey
         self.run_id = run_id
         self._tier = tier
-        self._claim = claim
+        self._writer = writer
         self.inventory = survey.inventory(run_id)
         self._notes = [f"{fault.where}: {fault.problem}" for fault in survey.faults]
-        self._recorded = tier.found.timeline()
+        self._recorded = None if writer.table is None else writer.table.chain
         self._timeline = newest(self.inventory.timeline, self._recorded)
         for each in survey.ram:
             reason = self._objection(each.save.step, each.save.incarnation)
@@ -187,7 +186,7 @@ class _Drain:
     def again(self, others: PeerRam) -> _Drain:
         """Return the same drain with the RAM of other hosts besides."""
         survey = with_folders(self._survey, others.folders)
-        return _Drain(self._places, survey, self.run_id, self._tier, self._claim, others)
+        return _Drain(self._places, survey, self.run_id, self._tier, self._writer, others)
 
     def note_faults(self, faults: Iterable[SurveyFault]) -> None:
         """Add faults to the notes of the outcome."""
@@ -196,16 +195,14 @@ class _Drain:
     def look(self) -> Drained | None:
         """Return the outcome when there is nothing to write, without a change in storage."""
         stored = self._newest_stored()
-        is_killed = bool(notes_in(self._tier.storage))
-        if stored is None or is_killed or self._recorded != self._timeline:
+        if stored is None or self._recorded != self._timeline:
             return None
         is_saved = all(_has(stored, each.save) for each in self._candidates())
         return self._outcome(stored.step) if is_saved else None
 
     def run(self, shown: Shown) -> Drained:
-        """Write what is to be written. Other drains wait, or are refused, meanwhile."""
-        with DrainLock(self._tier.storage):
-            return self._run(shown)
+        """Write what is to be written."""
+        return self._run(shown)
 
     def _candidates(self) -> list[RamSave]:
         """Return the saves of the run that were not rolled back, newest first."""
@@ -242,8 +239,7 @@ class _Drain:
             self._notes += ready.source.notes
             return self._outcome(save.step, is_written=True)
         if stored is not None:
-            self._hold_claim()
-            self._follow()
+            self._note_moved(self._writer.begin(self._life(stored.incarnation), self._timeline))
         else:
             where = ", ".join(map(str, self._places.local_dirs)) or "the RAM of these peers"
             self._notes.append(f"no whole step of run {self.run_id!r} is in {where}")
@@ -272,8 +268,8 @@ class _Drain:
         """Return the newest step in storage that a restore would take."""
         steps = [
             each
-            for each in self._tier.steps()
-            if not each.problem and not self._objection(each.step, each.incarnation)
+            for each in self._tier.found.counting()
+            if not self._objection(each.step, each.incarnation)
         ]
         return max(steps, key=lambda each: each.step, default=None)
 
@@ -298,8 +294,8 @@ class _Drain:
     def _write(self, ready: _Ready, shown: Shown) -> None:
         source, save, tier = ready.source, ready.source.save, self._tier
         total_bytes = sum(map(leaf_bytes, source.leaves.values()))
-        self._hold_claim()
-        tier.changes.make_room(save.step, "a drain writes this step from RAM")
+        self._note_moved(self._writer.begin(self._life(save.incarnation)))
+        self._writer.make_room(save.step, "a drain writes this step from RAM")
         for owner, data in ready.documents.items():
             tier.write_document(save.step, owner, len(ready.documents), data)
         with shown(f"write step {save.step}", total_bytes) as progress:
@@ -307,7 +303,7 @@ class _Drain:
                 self._write_tensors(source, save, progress)
             except CorruptData as error:
                 raise _LostMeanwhile(error) from error
-        self._hold_claim()
+        self._writer.check()
         crcs = {
             ShardId(path, box): crc
             for path in source.leaves
@@ -317,9 +313,9 @@ class _Drain:
             owner: (hashlib.sha256(data).hexdigest(), decode(data).empty)
             for owner, data in ready.documents.items()
         }
-        tier.publish(save, documents, tuple(source.leaves.values()), crcs)
-        tier.changes.end_replacement(save.step)
-        self._follow()
+        entry = tier.finish(save, documents, tuple(source.leaves.values()), crcs)
+        self._writer.publish(entry, self._timeline)
+        self._note_moved(self._writer.settle())
 
     def _write_tensors(self, source: RamSource, save: SaveId, progress: Progress) -> None:
         tree, _ = ram_tree(source, newest_item(self._places), progress)
@@ -333,20 +329,17 @@ class _Drain:
             changes=save.step,
         )
 
-    def _hold_claim(self) -> None:
-        """Check that no other run saves there; claim a directory in which none has saved.
+    def _life(self, incarnation: str) -> str:
+        """Return the dead life that this drain writes as: that of the save, or one on record.
 
-        A life of this run on record stays there: its restart is newer, and if it still runs on a
-        host that is not looked at, it must not lose the right to save.
+        A later life that is on record may have saved nothing.
         """
-        if not self._claim.find(self._tier.storage.deadline_s(None)):
-            self._claim.hold()
+        table = self._writer.table
+        return max(life_of(incarnation), "" if table is None else table.incarnation)
 
-    def _follow(self) -> None:
-        """Move aside what was rolled back, as the job does after its first save."""
-        if self._timeline is not None:
-            for step, kept_as in self._tier.changes.follow(self._timeline):
-                self._notes.append(f"step {step} was rolled back, and is kept as {kept_as}")
+    def _note_moved(self, moved: Iterable[Moved]) -> None:
+        for each in moved:
+            self._notes.append(f"step {each.step} was rolled back, and is kept as {each.folder}")
 
 
 def _has(stored: PersistentStep, save: SaveId) -> bool:

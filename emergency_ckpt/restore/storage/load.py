@@ -152,8 +152,9 @@ class StorageLoad:
         for wanted in self._part.documents:
             payload: host_states.Payload = None
             if wanted.digest:
+                folder = self._plan.documents
                 data = self._persistent.read_document(
-                    save.step, wanted.owner, count, wanted.digest, self._deadline_s
+                    folder, wanted.owner, count, wanted.digest, self._deadline_s
                 )
                 document = host_states.decode(data)
                 if (document.owner, document.count) != (wanted.owner, count):

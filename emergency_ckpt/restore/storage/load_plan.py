@@ -72,6 +72,7 @@ def plan_load(
         complete=marker is not None,
         parts=parts,
         numbers=_stored_numbers(stored, arrays, leaves),
+        documents=stored.documents,
         document_count=len(digests) if wants_host_state else 0,
         rejected=plan.rejected,
     )

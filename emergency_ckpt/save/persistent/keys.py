@@ -9,7 +9,7 @@ import msgspec
 
 from emergency_ckpt.cluster.collectives import wait_for_key
 from emergency_ckpt.cluster.coordination import Coordinator, forget
-from emergency_ckpt.cluster.departures import Departures, in_order
+from emergency_ckpt.cluster.departures import Departures, Place, in_order
 from emergency_ckpt.cluster.messages import by_process, decode_message, reason_of
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.errors import PersistentTierError
@@ -83,8 +83,8 @@ class PersistentSaveKeys:
         for process, data in found.items():
             if process not in processes:
                 continue
-            at: tuple[str, int] = decode_message(
-                data, tuple[str, int], f"{_AT}/{process}", limit_bytes=MAX_MESSAGE_BYTES
+            at: Place = decode_message(
+                data, Place, f"{_AT}/{process}", limit_bytes=MAX_MESSAGE_BYTES
             )
             if at > in_order(save):
                 text = f"process {process} did not save it: it has come to the save of step {at[1]}"

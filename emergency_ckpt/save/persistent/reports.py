@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from emergency_ckpt.cluster.messages import decode_message
-from emergency_ckpt.errors import CheckpointError
+from emergency_ckpt.core.limits import MAX_METRICS_BYTES
+from emergency_ckpt.errors import CheckpointError, SaveFailed
 from emergency_ckpt.types import ShardId
 
 
@@ -60,6 +62,15 @@ def agreed_crcs(every: Sequence[Written]) -> tuple[dict[ShardId, int], list[Shar
     for shard in differing:
         del found[shard]
     return found, sorted(differing)
+
+
+def checked_metrics(metrics: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return ``metrics``, which every version of the step log has. SaveFailed when too large."""
+    size = 0 if metrics is None else len(msgspec.json.encode(metrics))
+    if size > MAX_METRICS_BYTES:
+        problem = f"{size} bytes are too many (at most {MAX_METRICS_BYTES})"
+        raise SaveFailed("write", "metrics", problem)
+    return metrics
 
 
 def text_of(error: Exception) -> str:

@@ -9,14 +9,12 @@ from collections.abc import Collection, Generator
 from absl import logging
 
 from emergency_ckpt.background import BackgroundWorker, Failures
-from emergency_ckpt.cluster.storage.claim import DirectoryClaim
 from emergency_ckpt.cluster.timelines import Timelines
 from emergency_ckpt.config.policies import PreservationPolicy, wanted_steps
-from emergency_ckpt.core.restore.inventory import PersistentStep
-from emergency_ckpt.core.save.retention import choose_removals
+from emergency_ckpt.core.save.retention import StepRecord, choose_removals
 from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.events import EventSink
-from emergency_ckpt.tiers.persistent.steps.removal import StepRecords
+from emergency_ckpt.tiers.persistent.steps.writer import DirectoryWriter
 
 
 class Preservation:
@@ -28,7 +26,7 @@ class Preservation:
 
     def __init__(
         self,
-        records: StepRecords,
+        writer: DirectoryWriter,
         events: EventSink,
         failures: Failures,
         *,
@@ -36,16 +34,17 @@ class Preservation:
         keep_last_n: int | None,
         keep_every_n_steps: int | None,
         timelines: Timelines | None = None,
-        claim: DirectoryClaim | None = None,
+        timeout_s: float,
         niceness: int = 0,
     ) -> None:
-        self._records = records
+        """``timeout_s``: the maximum time of a call to storage."""
+        self._writer = writer
+        self._timeout_s = timeout_s
         self._events = events
         self._failures = failures
         self._policy = policy
         self._keep = keep_last_n, keep_every_n_steps
         self._timelines = timelines
-        self._claim = claim
         self._failed_steps: frozenset[int] = frozenset()
         self._changed = threading.Condition()
         self._holders = 0
@@ -83,7 +82,7 @@ class Preservation:
         """
         with self._changed:
             self._holders += 1
-            if not self._changed.wait_for(lambda: not self._is_removing, self._records.timeout_s):
+            if not self._changed.wait_for(lambda: not self._is_removing, self._timeout_s):
                 logging.warning("an old persistent step is still being removed; going on")
         try:
             yield
@@ -117,15 +116,23 @@ class Preservation:
                 self._is_removing = False
                 self._changed.notify_all()
 
-    def _counts(self, found: PersistentStep) -> bool:
-        """Return whether a step is one of those to keep so many of."""
-        if found.step in self._failed_steps:
-            return False
+    def _records(self) -> tuple[list[StepRecord], str]:
+        """Return the steps of which so many are kept, by the log, and the incarnation on record."""
+        table = self._writer.table
+        if table is None:
+            return [], ""
         lines = self._timelines
-        return lines is None or not lines.objection(found.step, found.incarnation)
+        found = [
+            StepRecord(entry.step, entry.saved_s, entry.metrics)
+            for entry in table.counting()
+            if not entry.is_plain
+            and entry.step not in self._failed_steps
+            and not (lines and lines.objection(entry.step, entry.incarnation))
+        ]
+        return found, table.incarnation
 
     def _remove_unwanted(self) -> None:
-        records = self._records.records(self._counts)
+        records, incarnation = self._records()
         last_n, every_n = self._keep
         wanted = wanted_steps(records, self._policy, keep_last_n=last_n, keep_every_n_steps=every_n)
         removals = choose_removals([record.step for record in records], wanted)
@@ -133,8 +140,4 @@ class Preservation:
             with self._changed:
                 if self._holders:
                     return  # the next save looks again
-            if self._claim is not None:
-                self._claim.renew()
-            self._events.emit("persistent.removing", step=step)
-            self._records.remove(step)
-            self._events.emit("persistent.removed", step=step)
+            self._writer.remove([step], incarnation)

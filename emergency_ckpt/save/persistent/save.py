@@ -24,7 +24,7 @@ from emergency_ckpt.cluster.coordination import Coordinator, deadline_left_s
 from emergency_ckpt.cluster.departures import Departures
 from emergency_ckpt.cluster.peers import Peers
 from emergency_ckpt.cluster.shard_source import HostStateInbox
-from emergency_ckpt.cluster.storage.timeline import StorageTimeline
+from emergency_ckpt.cluster.stored_chain import StoredChain
 from emergency_ckpt.core.placement.policies import Topology
 from emergency_ckpt.core.placement.writers import host_state_writer, owners_of
 from emergency_ckpt.errors import (
@@ -46,6 +46,7 @@ from emergency_ckpt.save.persistent.reports import (
     StageReport,
     Written,
     agreed_crcs,
+    checked_metrics,
     text_of,
 )
 from emergency_ckpt.save.persistent.writer_meetings import WriterMeetings
@@ -53,7 +54,6 @@ from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.state.capture import Captured
 from emergency_ckpt.state.staging import HostShard
 from emergency_ckpt.state.tree import StateTree
-from emergency_ckpt.tiers.persistent.steps.removal import StepRecords
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.types import SaveId, ShardId
 
@@ -94,7 +94,7 @@ class PersistentSaves:
         events: EventSink,
         failures: Failures,
         *,
-        timeline: StorageTimeline,
+        chain: StoredChain,
         host_state_limit_bytes: int,
         timeout_s: float,
         departures: Departures | None = None,
@@ -107,11 +107,11 @@ class PersistentSaves:
         self._peers = peers
         self._inbox = inbox
         self._events = events
-        self._timeline = timeline
+        self._chain = chain
         self._failures = failures
         self._host_state_limit_bytes = host_state_limit_bytes
         self._timeout_s = timeout_s
-        self._may_have_leftovers = True
+        self._is_created = False
         self._skipped: queue.SimpleQueue[SaveId] = queue.SimpleQueue()
 
     @property
@@ -180,7 +180,6 @@ class PersistentSaves:
             self._events.emit("persistent.skipped", step=step, reason=error.problem)
             return False
         except Exception as error:  # noqa: BLE001 - recorded, raised by check_for_errors
-            self._may_have_leftovers = True
             self._events.emit("persistent.failed", step=step, reason=text_of(error)[:500])
             failure = SaveFailed(
                 "save",
@@ -192,7 +191,7 @@ class PersistentSaves:
             self._failures.record(failure)
             return False
         self._complete = job.save
-        self._timeline.note_complete()
+        self._chain.note_complete()
         if kept:
             self._events.emit("persistent.kept", step=step)
         else:
@@ -257,20 +256,30 @@ class PersistentSaves:
 
     def _is_kept(self, job: PersistentSave) -> bool:
         """Return whether storage has the step whole, of this life or of the way to it."""
+        step, keeps = job.save.step, job.keeps
+        if not self._is_created:
+            self._tier.create()  # storage may have been down at the start
+            self._is_created = True
+        self._chain.begin(job.save)
+        table = self._chain.writer.table
+        entry = None if table is None else table.complete(step)
+        may_be_unlisted = keeps is not None and keeps.step == step
+        if entry is None and not may_be_unlisted:
+            return False
         try:
-            stored = self._tier.describe(job.save.step)
+            found = self._tier.find(step)
         except (CorruptData, PersistentTierError) as error:
             if error.retryable:
                 raise
             return False  # it is not there, or not whole
-        keeps, marker = job.keeps, stored.marker
+        marker = found.marker
         if marker is None:
-            there = (job.save.step, stored.incarnation)
+            there = (step, found.step.incarnation)
             return keeps is not None and (keeps.step, keeps.incarnation) == there
-        if stored.doubt:
+        if found.step.doubt or (entry is not None and entry.incarnation != marker.save.incarnation):
             return False  # whoever wrote it may know our lives; written anew it is signed
         fits = marker.leaves == tuple(leaf.spec for leaf in job.tree.leaves)
-        return marker.save == keeps or (fits and self._timeline.leads_to(job.save, marker.save))
+        return marker.save == keeps or (fits and self._chain.leads_to(job.save, marker.save))
 
     def _send_host_state(self, job: PersistentSave, to: int) -> None:
         try:
@@ -296,31 +305,16 @@ class PersistentSaves:
             lambda absent: self._keys.check_sent(job.save, absent),
         )
         if me == job.writers[0]:
-            self._tier.create()  # storage may have been down at the start
-            self._timeline.claim()
             # Here the other writers wait for this one: nothing is being written.
-            self._remove_leftovers()
-            self._timeline.make_room(job.save)
+            self._chain.make_room(job.save)
         return {me: own, **found}
-
-    def _remove_leftovers(self) -> None:
-        """Remove the leftovers of earlier lives and of failed saves; they count nowhere."""
-        if not self._may_have_leftovers:
-            return
-        try:
-            removed, left = self._tier.remove_leftovers()
-        except PersistentTierError as error:
-            self._events.emit("persistent.cleanup_failed", reason=str(error)[:500])
-            return
-        self._may_have_leftovers = bool(left)
-        for step in removed:
-            self._events.emit("persistent.removed", step=step)
 
     def _write_tensors(
         self, job: PersistentSave, shards: Mapping[ShardId, HostShard], members: tuple[int, ...]
     ) -> None:
         # A life that has hung must not commit what the next one writes in the step's place.
-        check = self._timeline.claim if self._coordinator.process_index == members[0] else None
+        is_first = self._coordinator.process_index == members[0]
+        check = self._chain.writer.check if is_first else None
         meetings, started_s = WriterMeetings(self._keys, job.save, members, check), time.monotonic()
         try:
             self._tier.write_tensors(job.save, job.tree, shards, members, meetings.meet)
@@ -360,13 +354,10 @@ class PersistentSaves:
         for shard in differing:
             text = f"{shard.leaf}{shard.box} differs between the processes that write it"
             self._events.emit("divergence", step=job.save.step, text=text)
-        if job.metrics is not None:
-            StepRecords(self._tier).write_metrics(job.save.step, job.metrics)
         specs = [leaf.spec for leaf in job.tree.leaves]
         described = {owner: (each.digest, each.empty) for owner, each in documents.items()}
-        self._timeline.publish(
-            job.save, lambda: self._tier.publish(job.save, described, specs, crcs)
-        )
+        entry = self._tier.finish(job.save, described, specs, crcs, checked_metrics(job.metrics))
+        self._chain.publish(entry)
 
     def _stage(
         self,

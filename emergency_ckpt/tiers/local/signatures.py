@@ -1,8 +1,9 @@
 """Signatures of the small files of a ramdisk, which decide what is restored. See FORMAT.md.
 
-A signed file wraps the unsigned one. The signature covers its name in the process directory and its
-bytes, so nobody without the run's secret can change, forge or move a file. An earlier file of the
-same name can be put back: then the host has an older save, which a restore allows for.
+A signed file is known by its field ``file``, which is the unsigned one. The signature covers its
+name in the process directory and its bytes, so nobody without the run's secret can change, forge or
+move a file. An earlier file of the same name can be put back: then the host has an older save,
+which a restore allows for.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import msgspec
 from emergency_ckpt.core.secret.keys import RunSecret
 from emergency_ckpt.errors import CorruptData, NotSigned
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 1
 PURPOSE = "ramdisk"
 OVERHEAD_BYTES = 256
 """An upper bound of the bytes that a signature adds to a file."""

@@ -10,8 +10,9 @@ import msgspec
 
 from emergency_ckpt.core.limits import MAX_MARKER_BYTES
 from emergency_ckpt.core.save_identity import check_save
-from emergency_ckpt.core.secret.step_signature import StepSignature, StepSigning
+from emergency_ckpt.core.secret.step_signature import StepSigning
 from emergency_ckpt.errors import CorruptData
+from emergency_ckpt.tiers.persistent.signed_file import SignedFile
 from emergency_ckpt.types import Box, LeafSpec, SaveId, ShardId
 
 ITEM = "default"
@@ -23,12 +24,6 @@ OURS = "emergency_ckpt"
 HOST_STATE = "host_state"
 MARKER_NAME = "marker.json"
 CHECKSUMS_NAME = "checksums.json"
-ASIDE_NAME = "rolled_back.json"
-"""The note that a step is or will be moved aside: it no longer counts."""
-
-VERSION, SIGNED_VERSION = 2, 3
-"""Versions of markers without and with a signature. Markers of version 1 are still read."""
-
 NO_SIGNING = StepSigning()
 
 CHECKSUMS_VERSION = 1
@@ -48,7 +43,7 @@ class TensorsId(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     manifest: str
 
 
-class StepMarker(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class StepMarker(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``marker.json``: the proof that a persistent step is complete, and its description.
 
     Attributes:
@@ -56,7 +51,7 @@ class StepMarker(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
       empty: per process, whether its host state is null.
       leaves: every leaf of the state; zero-size arrays are only here, as Orbax cannot hold them.
       checksums: SHA-256 (hex) of ``checksums.json``.
-      tensors: identity of the step's tensors; None in a marker of version 1.
+      tensors: identity of the step's tensors.
     """
 
     save: SaveId
@@ -64,30 +59,10 @@ class StepMarker(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     empty: tuple[bool, ...]
     leaves: tuple[LeafSpec, ...]
     checksums: str
-    tensors: TensorsId | None = None
+    tensors: TensorsId
 
 
-class _MarkerFile1(StepMarker, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole file of version 1."""
-
-    format: int
-
-
-class _MarkerFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``digest``: SHA-256 (hex) of the bytes of ``marker`` in the file."""
-
-    format: int
-    digest: str
-    marker: msgspec.Raw
-
-
-class _SignedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``signature``: of the bytes of ``marker`` in the file."""
-
-    format: int
-    digest: str
-    signature: StepSignature
-    marker: msgspec.Raw
+_FILE = SignedFile("marker", StepMarker, limit_bytes=MAX_MARKER_BYTES)
 
 
 class BoxChecksum(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -152,12 +127,7 @@ def build_marker(
         checksums=hashlib.sha256(checksums).hexdigest(),
         tensors=tensors,
     )
-    encoded = msgspec.json.encode(marker)
-    digest = hashlib.sha256(encoded).hexdigest()
-    raw, signature = msgspec.Raw(encoded), signing.sign(encoded)
-    if signature is None:
-        return msgspec.json.encode(_MarkerFile(VERSION, digest, raw))
-    return msgspec.json.encode(_SignedFile(SIGNED_VERSION, digest, signature, raw))
+    return _FILE.encode(marker, signing)
 
 
 def check_marker(
@@ -168,26 +138,7 @@ def check_marker(
     Without a key in ``signing`` the reason is "". CorruptData, also when a marker signed with that
     key was altered.
     """
-    doubt = signing.doubt(b"", None)
-    match _version(data, target):
-        case 1:
-            file = decode_file(data, _MarkerFile1, target)
-            fields = {name: getattr(file, name) for name in StepMarker.__struct_fields__}
-            marker = StepMarker(**fields)
-        case 2:
-            whole = decode_file(data, _MarkerFile, target)
-            marker = _decode_body(whole.marker, whole.digest, target)
-        case 3:
-            signed = decode_file(data, _SignedFile, target)
-            marker = _decode_body(signed.marker, signed.digest, target)
-            try:
-                doubt = signing.doubt(bytes(signed.marker), signed.signature)
-            except ValueError as error:
-                raise CorruptData("check", target, str(error)) from error
-        case version:
-            raise CorruptData(
-                "decode", target, "unknown version", expected=SIGNED_VERSION, actual=version
-            )
+    marker, doubt, _ = _FILE.decode(data, target, signing)
     try:
         check_save(marker.save)
     except CorruptData as error:
@@ -195,13 +146,6 @@ def check_marker(
     if marker.save.step != step or len(marker.empty) != len(marker.digests):
         raise CorruptData("decode", target, "the marker contradicts itself")
     return marker, doubt
-
-
-def _decode_body(body: msgspec.Raw, digest: str, target: str) -> StepMarker:
-    actual = hashlib.sha256(body).hexdigest()
-    if actual != digest:
-        raise CorruptData("decode", target, "the digest differs", expected=digest, actual=actual)
-    return decode_file(bytes(body), StepMarker, target)
 
 
 class _VersionOnly(msgspec.Struct, frozen=True):

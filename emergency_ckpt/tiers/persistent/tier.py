@@ -2,8 +2,8 @@
 
 ``<dir>/<step>/`` is an ordinary Orbax step (item ``default``, StandardSave), written by the
 processes of the primary slice only, or of all slices together. ``<dir>/host_state/<step>/`` has
-one JSON document for each process, checksums of the boxes, and ``marker.json``, written last. A
-step counts when Orbax's commit marker and ours are both there. FORMAT.md specifies the second.
+one JSON document for each process, checksums of the boxes, and ``marker.json``. A step counts from
+the version of ``<dir>/host_state/log/`` that lists it; FORMAT.md specifies these.
 
 A step without that second directory was written by plain Orbax: it has tensors only.
 
@@ -13,6 +13,8 @@ Besides this module only ``steps``, ``plain_orbax``, ``orbax_writer``, ``orbax_r
 
 from __future__ import annotations
 
+import hashlib
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,9 +23,10 @@ import numpy.typing as npt
 from etils import epath
 
 from emergency_ckpt.core.placement.writers import StorageCompression
-from emergency_ckpt.core.restore.inventory import PersistentStep
 from emergency_ckpt.core.restore.storage_read import StoredArray
 from emergency_ckpt.core.secret.step_signature import StepSigning
+from emergency_ckpt.core.shard_layout import state_size_bytes
+from emergency_ckpt.core.step_log import Entry
 from emergency_ckpt.errors import CorruptData, LocalTierError, PersistentTierError
 from emergency_ckpt.state.host_state import document_name
 from emergency_ckpt.state.staging import HostShard
@@ -49,8 +52,9 @@ from emergency_ckpt.tiers.persistent.orbax_reader import (
     open_by_name,
 )
 from emergency_ckpt.tiers.persistent.plain_orbax import describe_plain
-from emergency_ckpt.tiers.persistent.steps.changes import StepChanges
-from emergency_ckpt.tiers.persistent.steps.records import StoredSteps
+from emergency_ckpt.tiers.persistent.steps.looks import FoundStep
+from emergency_ckpt.tiers.persistent.steps.stored import StoredSteps
+from emergency_ckpt.tiers.persistent.steps.writer import remove_tensors
 from emergency_ckpt.tiers.ramdisk.mounts import file_system_of
 from emergency_ckpt.tiers.storage.directory import StorageDirectory
 from emergency_ckpt.types import LeafSpec, SaveId, ShardId
@@ -74,6 +78,7 @@ class StoredStep(NamedTuple):
       crcs: CRC32C at capture time of the saved boxes.
       incarnation: of the save; for a step of plain Orbax see ``core.restore.inventory``.
       doubt: as in ``PersistentStep``.
+      documents: its folder below ``host_state``.
     """
 
     item: str
@@ -82,6 +87,7 @@ class StoredStep(NamedTuple):
     crcs: dict[ShardId, int]
     incarnation: str
     doubt: str = ""
+    documents: str = ""
 
 
 class PersistentTier:
@@ -101,7 +107,6 @@ class PersistentTier:
     Attributes:
       storage: calls to its directory, with the same deadlines and errors.
       found: its steps.
-      changes: removal of steps and moves aside.
     """
 
     def __init__(
@@ -116,7 +121,6 @@ class PersistentTier:
     ) -> None:
         self.storage = StorageDirectory(directory, timeout_s)
         self.found = StoredSteps(self.storage, signing)
-        self.changes = StepChanges(self.storage, self.found)
         self._directory = self.storage.path
         self._buffer_bytes = buffer_bytes
         self._orbax_item = orbax_item
@@ -144,44 +148,17 @@ class PersistentTier:
         """Make the directory; for a bucket, only check that it exists."""
         self.storage.create(deadline_s)
 
-    # Which steps there are
-
-    def steps(
-        self,
-        deadline_s: float | None = None,
-        *,
-        wanted: int | None = None,
-        below: int | None = None,
-    ) -> list[PersistentStep]:
-        """Return the newest steps for a restore, oldest first, and ``wanted``, however old.
-
-        These are steps with both markers, steps of plain Orbax, which have no host states, and
-        steps with a ``problem``. ``below``: only steps before this one; None: all.
-        """
-        return self.found.newest(deadline_s, wanted=wanted, below=below)
-
-    def whole_steps(self, deadline_s: float | None = None) -> list[int]:
-        """Return all steps of ours that are whole by their markers, oldest first."""
-        return [found.step for found in self.found.whole(deadline_s)]
-
-    def marker(self, step: int, deadline_s: float | None = None) -> StepMarker:
-        """Return the marker of ``step``; PersistentTierError without one, CorruptData."""
-        deadline_s = self.storage.deadline_s(deadline_s)
-        return self.found.marker(step, deadline_s, self.found.place_of(step, deadline_s))
-
     # Restore
 
-    def describe(self, step: int, deadline_s: float | None = None) -> StoredStep:
-        """Return the description of ``step`` from metadata only."""
+    def describe(self, found: FoundStep, deadline_s: float | None = None) -> StoredStep:
+        """Return the description of a step from metadata only.
+
+        CorruptData when it has a problem.
+        """
         deadline_s = self.storage.deadline_s(deadline_s)
-        found = self.found.find(step, deadline_s)
-        if found is not None and found.step.problem:
-            raise CorruptData("describe", f"{self.directory}/{step}", found.step.problem)
-        if found is None:
-            raise PersistentTierError(
-                "describe", f"{self.directory}/{step}", "there is no such step"
-            )
         marker, place = found.marker, found.place
+        if found.step.problem:
+            raise CorruptData("describe", f"{self.directory}/{place.tensors}", found.step.problem)
 
         def describe() -> tuple[epath.Path, dict[str, StoredLeaf]]:
             folder = self._directory / place.tensors
@@ -197,7 +174,28 @@ class PersistentTier:
         crcs: dict[ShardId, int] = {}
         if marker is not None:
             crcs = read_checksums(self.storage, place.documents, marker, deadline_s)
-        return StoredStep(str(item), marker, leaves, crcs, found.step.incarnation, found.step.doubt)
+        return StoredStep(
+            str(item),
+            marker,
+            leaves,
+            crcs,
+            found.step.incarnation,
+            found.step.doubt,
+            place.documents,
+        )
+
+    def find(self, step: int, deadline_s: float | None = None) -> FoundStep:
+        """Return what counts as ``step``, or a step aside of this number.
+
+        PersistentTierError when there is none; CorruptData when it has a problem.
+        """
+        found = self.found.find(step, deadline_s)
+        target = f"{self.directory}/{step}"
+        if found is None:
+            raise PersistentTierError("find", target, "there is no such step")
+        if found.step.problem:
+            raise CorruptData("find", target, found.step.problem)
+        return found
 
     def read_boxes(
         self,
@@ -262,11 +260,18 @@ class PersistentTier:
             raise self.storage.error("read", item.removeprefix(self.directory), error) from error
 
     def read_document(
-        self, step: int, owner: int, count: int, digest: str, deadline_s: float | None = None
+        self,
+        documents: str,
+        owner: int,
+        count: int,
+        digest: str,
+        deadline_s: float | None = None,
     ) -> bytes:
-        """Return a process's host-state document, checked against the marker's ``digest``."""
+        """Return a process's host-state document, checked against the marker's ``digest``.
+
+        ``documents``: the step's folder below ``host_state``.
+        """
         deadline_s = self.storage.deadline_s(deadline_s)
-        documents = self.found.place_of(step, deadline_s).documents
         return read_host_state(self.storage, documents, owner, count, digest, deadline_s)
 
     # Save
@@ -281,7 +286,7 @@ class PersistentTier:
     ) -> None:
         """Write the state of ``shards`` as Orbax's step. Collective over ``writers``; blocks.
 
-        The step's place must be empty: see ``StepChanges.make_room``.
+        The step's place must be empty: see ``DirectoryWriter.make_room``.
         ``meet``: the function by which the writers wait for each other.
         """
         # Imported here: it takes as long as JAX, and a restart from RAM needs none of it.
@@ -318,10 +323,10 @@ class PersistentTier:
                 )
                 self.storage.forget_listings()
             finally:
-                # Written after the cancellation. ``remove_leftovers`` finds it by its host states.
+                # Written after the cancellation. ``DirectoryWriter`` finds it by its host states.
                 is_late = writes.is_cancelled and jax.process_index() == writers[0]
                 if is_late and save.step not in self.storage.numbers_in(HOST_STATE):
-                    self.changes.remove_arrays(save.step)
+                    remove_tensors(self.storage, str(save.step), unfinished=True)
 
         try:
             self.storage.do(
@@ -332,42 +337,35 @@ class PersistentTier:
             writes.cancel()
             raise
 
-    def remove(self, step: int) -> None:
-        """Remove ``step``; see ``StepChanges``."""
-        self.changes.remove(step)
-
-    def remove_leftovers(self) -> tuple[list[int], list[int]]:
-        """Remove the remains of unfinished saves; see ``StepChanges``."""
-        return self.changes.remove_leftovers()
-
     def write_document(self, step: int, owner: int, count: int, data: bytes) -> None:
         """Write a process's document. It counts once the marker is written."""
         self.storage.put(f"{HOST_STATE}/{step}/{document_name(owner, count)}", data, step=step)
 
-    def publish(
+    def finish(
         self,
         save: SaveId,
         documents: Mapping[int, tuple[str, bool]],
         leaves: Sequence[LeafSpec],
         crcs: Mapping[ShardId, int],
-    ) -> None:
-        """Write the checksums, then the marker, from which on the step counts.
+        metrics: Mapping[str, Any] | None = None,
+    ) -> Entry:
+        """Write the checksums, then the marker; return the entry that makes the step count.
 
         PersistentTierError when another save has written the step meanwhile.
         ``documents``: (SHA-256 in hex, is empty) of every process's host state, by process index.
         """
-        tensors = self.found.tensors_id(save)
+        tensors = self.found.looks.tensors_id(save)
         checksums = encode_checksums(leaves, crcs)
         self.storage.put(f"{HOST_STATE}/{save.step}/{CHECKSUMS_NAME}", checksums, step=save.step)
-        self.storage.put(
-            f"{HOST_STATE}/{save.step}/{MARKER_NAME}",
-            build_marker(
-                save,
-                documents,
-                leaves,
-                checksums,
-                tensors,
-                self._signing,
-            ),
+        marker = build_marker(save, documents, leaves, checksums, tensors, self._signing)
+        self.storage.put(f"{HOST_STATE}/{save.step}/{MARKER_NAME}", marker, step=save.step)
+        return Entry(
             step=save.step,
+            incarnation=save.incarnation,
+            marker=hashlib.sha256(marker).hexdigest(),
+            processes=len(documents),
+            stateful=not all(is_empty for _, is_empty in documents.values()),
+            size_bytes=state_size_bytes(leaves),
+            saved_s=time.time(),
+            metrics=None if metrics is None else dict(metrics),
         )

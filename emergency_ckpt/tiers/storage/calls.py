@@ -59,6 +59,8 @@ _FINAL_ERRNOS = frozenset(
         errno.EXDEV,
     }
 )
+# Faults of the path to the directory, which say nothing about what lies in it.
+_PATH_ERRNOS = frozenset({errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG})
 # TensorStore's code for a full disk, RESOURCE_EXHAUSTED, is also that of an overloaded server.
 _OS_ERROR = re.compile(r"\bos_error_code='?(\d{1,9})\b")
 _FINAL_STATUS = frozenset({400, 401, 403, 404, 405, 410, 412, 416})
@@ -118,11 +120,13 @@ def is_refusal(error: BaseException) -> bool:
 def is_unreachable(error: BaseException) -> bool:
     """Return True when storage did not answer or refused, so its contents are not known.
 
+    So does an error about the path.
+
     False for absence and for invalid answers.
     """
     if isinstance(error, CheckpointError):
         return isinstance(error, DeadlineExceeded)
-    if is_refusal(error):
+    if is_refusal(error) or _errno_of(error) in _PATH_ERRNOS or "Invalid path" in str(error):
         return True
     if isinstance(error, _FINAL_ERRORS) or _errno_of(error) in _FINAL_ERRNOS:
         return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from etils import epath
 from emergency_ckpt.core.limits import MAX_MARKER_BYTES
 from emergency_ckpt.core.step_names import is_own_name
 from emergency_ckpt.errors import CheckpointError, CorruptData, InvalidState, PersistentTierError
+from emergency_ckpt.paths import resolved
 from emergency_ckpt.tiers.storage.abandoned_calls import LATE_CHANGES
 from emergency_ckpt.tiers.storage.calls import (
     StorageTimeout,
@@ -37,13 +39,13 @@ class StorageDirectory:
     ``retryable`` when storage was only slow or overloaded.
 
     Attributes:
-      path: the directory.
+      path: the directory, resolved.
       is_object_store: True when files appear at the end of their upload and cannot be renamed.
       timeout_s: maximum time in seconds of a call without a deadline.
     """
 
     def __init__(self, directory: str, timeout_s: float) -> None:
-        self.path = epath.Path(directory)
+        self.path = epath.Path(resolved(directory))
         self.is_object_store = "://" in directory
         self.timeout_s = timeout_s
 
@@ -148,8 +150,11 @@ class StorageDirectory:
             raise CorruptData("read", str(path), "too long", expected=expected)
         return data
 
-    def put(self, below: str, data: bytes, *, step: int | None) -> None:
-        """Write a file atomically. ``step``: the step that it is part of, or None."""
+    def put(self, below: str, data: bytes, *, step: int | None, writer: str = "") -> None:
+        """Write a file atomically. ``step``: the step that it is part of, or None.
+
+        ``writer``: a name of this writer, where others may write it at the same time.
+        """
         path = self.path / below
 
         def put() -> None:
@@ -158,7 +163,7 @@ class StorageDirectory:
                 _put_object(path, data)
                 return
             path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_name(f"{path.name}.tmp")
+            temporary = path.with_name(f"{path.name}{writer and '.'}{writer}.tmp")
             temporary.write_bytes(data)
             temporary.replace(path)
 
@@ -206,8 +211,14 @@ class StorageDirectory:
         return self.do("write", f"/{below}", put, deadline_s)
 
     def clear_folder(self, below: str) -> None:
-        """Remove a folder and its contents, if it exists. For use inside ``do``."""
+        """Remove a folder and its contents, if it exists. For use inside ``do``.
+
+        On a file system a symbolic link is removed, and nothing behind it.
+        """
         path = self.path / below
+        if not self.is_object_store:
+            _remove_tree(path)
+            return
         # TensorStore does not write through the client that caches listings.
         self.forget_listings()
         if not path.exists():
@@ -218,6 +229,10 @@ class StorageDirectory:
             self.forget_listings()
             if path.exists():  # one file was missing, as after a lost reply; the others still exist
                 raise ConnectionError(f"not all of {below} could be removed: {error}") from error
+
+    def lexists(self, below: str) -> bool:
+        """Return whether a file system has the name ``below``, also as a dangling link."""
+        return os.path.lexists(self.path / below)
 
     def deadline_s(self, given: float | None) -> float:
         """Return ``given``, of ``time.monotonic``, or ``timeout_s`` from now."""
@@ -270,6 +285,17 @@ class StorageDirectory:
         failure.retryable = is_passing(error)
         failure.unreachable = is_unreachable(error)
         return failure
+
+
+def _remove_tree(path: epath.Path) -> None:
+    if os.path.islink(path) or not path.is_dir():
+        path.unlink(missing_ok=True)
+        return
+    try:
+        shutil.rmtree(path)
+    except FileNotFoundError as error:
+        if os.path.lexists(path):  # another removes it too
+            raise ConnectionError(f"not all of {path} could be removed: {error}") from error
 
 
 def _client_of(scheme: str) -> Any:

@@ -18,11 +18,12 @@ def seen() -> dict[str, Any]:
 
 def test_save_ended_at_any_request_is_whole_or_absent(seen: dict[str, Any]) -> None:
     found = seen["ended"]
-    # Host state, claim, documents, data, manifest, commits, checksums, marker.
-    assert len(found) >= 8
+    # Claim, host state, documents, data, manifest, commits, checksums, marker, version.
+    assert len(found) >= 9
     for each in found:
         assert each["plain"] in (None, 1)
-        assert each["ours"] == (None if each["error"] else 1)
+        assert each["ours"] == (1 if each["marked"] else None)
+        assert each["marked"] or each["error"]
         assert each["plain"] == 1 or each["ours"] is None
         assert each["again"] == ""
         assert each["then"] == {"plain": 2, "ours": 2}
@@ -42,6 +43,14 @@ def test_twin_that_has_taken_the_place_stays_whole(seen: dict[str, Any], paused:
     assert found["error"]
     assert found["error of the twin"] == ""
     assert (found["plain"], found["ours"]) == (2, 2)
+
+
+@pytest.mark.parametrize("paused", PAUSES)
+def test_older_twin_does_not_touch_a_save_under_way(seen: dict[str, Any], paused: str) -> None:
+    found = seen["older"][paused]
+    assert "another job with this run's name" in found["error of the twin"]
+    assert found["error"] == ""
+    assert (found["plain"], found["ours"]) == (1, 1)
 
 
 @pytest.mark.parametrize("paused", PAUSES)

@@ -50,7 +50,7 @@ def check(seen: dict[str, Any], before: dict[str, Any]) -> None:
         if visible:
             assert seen["objects"] == before["objects"] or (
                 # Its own folder is whole: of the step, only the list of finished ones has gone.
-                set(before["objects"]) - set(seen["objects"]) == {"run/20/commit_success.txt"}
+                set(before["objects"]) - set(seen["objects"]) == {"commit_success.txt"}
                 and 20 not in seen["manager"]
             )
     assert seen["ours"] == seen["whole"]
@@ -68,17 +68,21 @@ def test_removal_ending_at_any_request_shows_nothing_by_halves(gcs: FakeGcs) -> 
     for seen in found:
         then, through = seen.pop("then"), seen.pop("through")
         check(seen, before)
-        if 20 not in seen["whole"]:
-            check_clean({**then})
-        assert through == (not seen["objects"] and not seen["beside"])
-    # Marker, two commit markers, what is below them, and what lies beside the step.
-    assert len(found) >= 5
+        removed = then.pop("removed")
+        if 20 in seen["whole"]:
+            assert (then, removed) == (before, [])
+        else:
+            check_clean(then)
+        assert not through or (seen["objects"], seen["beside"], removed) == ([], [], [])
+    # Claim, announcement, two commit markers, what is below them, what lies beside, the end.
+    assert len(found) >= 7
+    assert 20 in found[1]["whole"], "the claim alone removes nothing"
 
 
 def test_process_killed_in_a_removal(gcs: FakeGcs) -> None:
     before = run(gcs, "prepare")
-    # After marker and commit markers, when the files themselves are to go.
-    gcs.add_fault(FaultRule(kind="delay", delay_s=600, method="[DP]*", skip=3))
+    # After claim, announcement and commit markers, when the files themselves are to go.
+    gcs.add_fault(FaultRule(kind="delay", delay_s=600, method="[DP]*", skip=4))
     with start(gcs, "remove") as process:
         deadline_s = time.monotonic() + WAIT_S
         while not gcs.fault_states()[0].hit:
@@ -96,16 +100,37 @@ def test_process_killed_in_a_removal(gcs: FakeGcs) -> None:
     check_clean(then)
 
 
-def test_set_aside_in_a_bucket_keeps_every_object(gcs: FakeGcs) -> None:
-    before = run(gcs, "prepare")
+COMMITS = {"commit_success.txt", "default/commit_success.txt"}
+
+
+def test_step_set_aside_in_a_bucket_keeps_every_object(gcs: FakeGcs) -> None:
     seen = run(gcs, "set_aside")
-    hidden = seen["hidden"]
-    assert hidden["ours"] == hidden["whole"] == hidden["manager"] == LEFT
-    commits = {"commit_success.txt", "default/commit_success.txt"}
-    names = {name.removeprefix("run/20/") for name in before["objects"]}
-    assert {name.removeprefix("run/20/") for name in hidden["objects"]} == names - commits
-    check_clean(seen["then"])
-    assert set(seen["kept"]) == names - commits
+    names = set(seen["before"]["objects"])
+    hidden, then = seen["hidden"], seen["then"]
+    for each in (hidden, then):
+        assert each["ours"] == each["whole"] == each["manager"] == [10]
+        assert (each["checkpointer"], each["value"]) == (False, 20), "it is served by its number"
+    assert set(hidden["objects"]) == names - COMMITS
+    assert (then["objects"], then["beside"]) == ([], [])
+    assert set(seen["kept"]) == names - COMMITS
+
+
+def test_rollback_ending_at_any_request_keeps_or_hides_a_step(gcs: FakeGcs) -> None:
+    """It counts, or is aside: from the version that says so on, whatever comes after it."""
+    found = run(gcs, "rolled_back")
+    # Claim, chain, two commit markers, the end.
+    assert len(found) >= 5
+    counted = [seen["whole"] for seen in found]
+    assert counted == [[10, 20]] * counted.count([10, 20]) + [[10]] * counted.count([10])
+    assert counted[0] == [10, 20]
+    for seen in found:
+        then = seen["then"]
+        assert seen["value"] == then["value"] == 20, "it is served by its number"
+        assert seen["ours"] == seen["whole"] == then["ours"] == then["whole"]
+        assert seen["beside"] == then["beside"] == found[0]["beside"]
+        assert set(then["objects"]) >= set(found[0]["objects"]) - COMMITS
+        assert then["manager"] == then["whole"]
+        assert 20 in seen["manager"] or 20 not in seen["whole"]
 
 
 @pytest.mark.parametrize("write", ["ours", "plain"])
@@ -115,10 +140,10 @@ def test_step_replaced_until_any_request_is_old_or_new(gcs: FakeGcs, write: str)
     assert values == [[20, 20, 22]] * values.count([20, 20, 22]) + [[21, 21, 22]] * values.count(
         [21, 21, 22]
     )
-    # Record, copies, removals, documents, tensors, marker: before that it is the old one.
+    # Claim, copies, removals, documents, tensors, marker: before the version it is the old one.
     assert values.count([20, 20, 22]) > 5
     assert values[-1] == [21, 21, 22]
     for each in found:
-        assert (each["steps"], each["record"]) == ([10, 20], False)
-        # What was whole is kept once, and nothing else.
-        assert len(each["kept"]) == (2 if each["values"][0] == 21 else 1)
+        assert (each["steps"], each["unsettled"]) == ([10, 20], [])
+        # What was whole is kept once, and nothing else: also of a save without its version.
+        assert len(each["kept"]) == (2 if each["marked"] else 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
 
@@ -29,38 +29,23 @@ _LOOKS = 4 * LOOKS_AT_ONCE
 
 
 class StepFolders:
-    """The folder of each step in a directory, as of the last listing.
+    """Says which folders of a directory are steps, by their names.
 
     This package names steps by their number; with plain Orbax the job chooses the names.
     """
 
     def __init__(self, storage: StorageDirectory) -> None:
         self._storage = storage
-        self._names: Mapping[int, tuple[str, ...]] = {}
-        self._chosen: dict[int, str] = {}
 
-    def of(self, step: int) -> str:
-        """Return the name of the folder of ``step``, or its number when it was not listed."""
-        names = self.names_of(step)
-        chosen = self._chosen.get(step)
-        return chosen if chosen in names else names[0]
+    def steps(self, names: Collection[str], deadline_s: float | None) -> dict[int, tuple[str, ...]]:
+        """Return the folders that may be each step, in order of preference. Blocks for storage.
 
-    def names_of(self, step: int) -> tuple[str, ...]:
-        """Return the folders that may be ``step``, in order of preference; at least one."""
-        return self._names.get(step) or (str(step),)
-
-    def choose(self, step: int, name: str) -> None:
-        """Make ``of`` return ``name``, one of ``names_of``: the folders before it have no step."""
-        self._chosen[step] = name
-
-    def steps(self, deadline_s: float | None) -> set[int]:
-        """List the directory. Blocks for storage.
+        ``names``: of everything in the directory.
 
         Raises:
           PersistentTierError: there are steps, but no valid name of a step, or names of several
             jobs.
         """
-        names = self._storage.names_in(deadline_s=deadline_s)
         kinds = steps_by_kind(names)
         doubtful = {kind: _newest(steps) for kind, steps in kinds.items() if kind != PLAIN}
         others = self._kinds_with_steps(doubtful, deadline_s)
@@ -69,8 +54,7 @@ class StepFolders:
         kinds = {kind: kinds[kind] for kind in kinds if kind == PLAIN or kind in others}
         if not kinds:
             self._refuse_unknown(names, deadline_s)
-        self._names = folders_of(kinds)
-        return set(self._names)
+        return folders_of(kinds)
 
     def _kinds_with_steps(
         self, doubtful: Mapping[str, Sequence[str]], deadline_s: float | None

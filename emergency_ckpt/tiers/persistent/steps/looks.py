@@ -1,18 +1,20 @@
-"""The inspection of one step of a persistent directory: whole, damaged, or no step."""
+"""The inspection of one step of a persistent directory: complete, damaged, or no step."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import json
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, cast
 
+import msgspec
 from absl import logging
 
-from emergency_ckpt.core.limits import MAX_MARKER_BYTES
 from emergency_ckpt.core.restore.inventory import PersistentStep, plain_incarnation
 from emergency_ckpt.core.secret.step_signature import StepSigning
+from emergency_ckpt.core.step_log import Entry
 from emergency_ckpt.errors import CorruptData, PersistentTierError
 from emergency_ckpt.tiers.persistent.marker import (
     HOST_STATE,
@@ -25,24 +27,31 @@ from emergency_ckpt.tiers.persistent.marker import (
 )
 from emergency_ckpt.tiers.persistent.orbax_names import MANIFEST, STEP_METADATA
 from emergency_ckpt.tiers.persistent.steps.folders import ITEMS, StepFolders
-from emergency_ckpt.tiers.persistent.steps.replaced import StepPlace
 from emergency_ckpt.tiers.storage.directory import StorageDirectory
 from emergency_ckpt.types import SaveId
 
+GONE = "its tensors are gone"
 _WARNINGS = 16
 _REPLACED = "another program has written it again: it has tensors only"
-_GONE = "its tensors are gone"
 _NO_STEP = "its folder has the name of a step, and Orbax has written nothing into it"
 
 
+class StepPlace(NamedTuple):
+    """The two folders of a step: below the directory, and below ``host_state``."""
+
+    tensors: str
+    documents: str
+
+
 class FoundStep(NamedTuple):
-    """A step that was found.
+    """A step that was inspected.
 
     Attributes:
       marker: None for a step of plain Orbax, or one with a ``problem``.
       place: its folders.
       is_junk: neither this package nor Orbax wrote into its folder. It has a ``problem``.
       committed_ns: Unix time in ns at which Orbax committed it; 0 when that is not known.
+      marker_digest: SHA-256 (hex) of its ``marker.json``; empty without a ``marker``.
     """
 
     step: PersistentStep
@@ -50,6 +59,7 @@ class FoundStep(NamedTuple):
     place: StepPlace
     is_junk: bool = False
     committed_ns: int = 0
+    marker_digest: str = ""
 
     @property
     def is_plain(self) -> bool:
@@ -58,7 +68,10 @@ class FoundStep(NamedTuple):
 
 
 class StepLooks:
-    """Inspects the folders of a step. All methods block for storage, until their deadline."""
+    """Inspects the folders of a step. All methods block for storage, until their deadline.
+
+    PersistentTierError when storage does not answer, or refuses: that says nothing about the step.
+    """
 
     def __init__(
         self, storage: StorageDirectory, folders: StepFolders, signing: StepSigning
@@ -69,43 +82,132 @@ class StepLooks:
         self._signing = signing
         self._told: set[str] = set()
 
-    def ours(self, step: int, place: StepPlace, deadline_s: float | None) -> FoundStep | None:
-        """Return the step that has a folder of ours, or None when it does not count."""
-        try:
-            marker, doubt = self.marker(step, place.documents, deadline_s)
-        except CorruptData as error:
-            self._warn(step, str(error))
-            problem = _unreadable(place, error.problem)
-            return FoundStep(PersistentStep(step, 0, False, problem=problem), None, place)
-        except PersistentTierError as error:
-            # An absent marker means an unfinished save. An unreachable one does not, so that no
-            # older step is taken for the newest.
-            if not isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
-                raise
-            written_here = self._is_written_here(place, deadline_s)
-            return None if written_here else self.plain(step, place, deadline_s)
-        return self._marked(step, marker, doubt, place, deadline_s)
+    def listed(self, entry: Entry, number: int, deadline_s: float | None) -> FoundStep:
+        """Return the step of a table's ``entry``, with a problem where it cannot be used.
+
+        Its files are in its own folders or in those for steps aside: Orbax's metadata and the
+        marker name their incarnation. ``number``: the greatest incarnation of the log.
+        """
+        tensors, documents = [entry.own_folder, entry.aside_folder], [str(entry.step)]
+        documents.append(entry.aside_folder)
+        if entry.state == "aside" and not entry.pending:
+            tensors.reverse()
+            documents.reverse()
+        if entry.is_plain:
+            return self._listed_plain(entry, tensors, number, deadline_s)
+        data, folder = self._marker_of(entry, documents, deadline_s)
+        metadata, name = self._tensors_of(entry, tensors, deadline_s)
+        if data is None:
+            return self._without_marker(
+                entry, metadata, StepPlace(name, folder), number, deadline_s
+            )
+        place = StepPlace(name, folder)
+        if hashlib.sha256(data).hexdigest() != entry.marker:
+            reason = "it is not the one that the step log names"
+            return self._damaged(entry.step, entry.incarnation, place, reason)
+        return self._marked(entry.step, data, metadata, place, number, deadline_s)
+
+    def _marker_of(
+        self, entry: Entry, folders: Sequence[str], deadline_s: float | None
+    ) -> tuple[bytes | None, str]:
+        """Return the entry's marker and its folder; else another marker there, or None."""
+        first: bytes | None = None
+        for folder in folders:
+            data = self._storage.bytes_of(f"{HOST_STATE}/{folder}/{MARKER_NAME}", deadline_s)
+            if data is not None and hashlib.sha256(data).hexdigest() == entry.marker:
+                return data, folder
+            first = data if first is None and folder == str(entry.step) else first
+        return first, str(entry.step)
+
+    def _tensors_of(
+        self, entry: Entry, folders: Sequence[str], deadline_s: float | None
+    ) -> tuple[bytes | None, str]:
+        """Return Orbax's metadata of the entry's tensors and their folder; else of its own."""
+        own: bytes | None = None
+        for folder in folders:
+            data = self._storage.bytes_of(f"{folder}/{STEP_METADATA}", deadline_s)
+            if (ours_of(data) or {}).get("incarnation") == entry.incarnation:
+                return data, folder
+            own = data if folder == entry.own_folder else own
+        return own, entry.own_folder
+
+    def _without_marker(
+        self,
+        entry: Entry,
+        metadata: bytes | None,
+        place: StepPlace,
+        number: int,
+        deadline_s: float | None,
+    ) -> FoundStep:
+        if metadata is None:
+            return self._problem(entry.step, entry.incarnation, GONE, place)
+        is_own = (ours_of(metadata) or {}).get("incarnation") == entry.incarnation
+        if is_own and self._storage.names_in(f"{HOST_STATE}/{place.documents}", deadline_s):
+            return self._damaged(entry.step, entry.incarnation, place, "it is gone")
+        # Without our folder it has tensors only, whoever wrote them.
+        found = self._plain_in(place, entry.step, number, deadline_s)
+        return found or self._problem(entry.step, entry.incarnation, GONE, place)
+
+    def _listed_plain(
+        self, entry: Entry, folders: Sequence[str], number: int, deadline_s: float | None
+    ) -> FoundStep:
+        found: FoundStep | None = None
+        for folder in folders:
+            place = StepPlace(folder, folder if folder != entry.own_folder else str(entry.step))
+            found = self._plain_in(
+                place, entry.step, number, deadline_s, is_aside=entry.state == "aside"
+            )
+            if found is None or found.is_junk:
+                continue
+            if _digest_of(found.step.incarnation) == _digest_of(entry.incarnation):
+                # The number is of the time at which it was first seen.
+                step = msgspec.structs.replace(found.step, incarnation=entry.incarnation)
+                return found._replace(step=step)
+            if folder == entry.own_folder and entry.state == "complete":
+                return found  # plain Orbax has written it again
+        place = StepPlace(entry.own_folder, str(entry.step))
+        return self._problem(entry.step, entry.incarnation, GONE, place)
+
+    def unlisted(
+        self, step: int, names: Sequence[str], number: int, deadline_s: float | None
+    ) -> FoundStep | None:
+        """Return the step in folders that no table names, or None when it does not count.
+
+        Of ours it needs both markers, as one that was copied by hand. ``names``: those that may be
+        its folder, in order of preference. ``number``: the greatest incarnation of the log.
+        """
+        if names[0] != str(step):
+            return self.plain(step, names, number, deadline_s)
+        place = StepPlace(names[0], names[0])
+        data = self._storage.bytes_of(f"{HOST_STATE}/{step}/{MARKER_NAME}", deadline_s)
+        metadata = self._storage.bytes_of(f"{step}/{STEP_METADATA}", deadline_s)
+        if data is not None:
+            return self._marked(step, data, metadata, place, number, deadline_s)
+        # No fields: not whole, or of an old version of Orbax without such a file.
+        may_be_ours = not _fields(metadata) or ours_of(metadata) is not None
+        if may_be_ours and self._storage.names_in(f"{HOST_STATE}/{step}", deadline_s):
+            return None
+        return self.plain(step, names, number, deadline_s)
 
     def _marked(
         self,
         step: int,
-        marker: StepMarker,
-        doubt: str,
+        data: bytes,
+        metadata: bytes | None,
         place: StepPlace,
+        number: int,
         deadline_s: float | None,
-    ) -> FoundStep | None:
-        problem = ""
-        metadata = self._storage.bytes_of(f"{place.tensors}/{STEP_METADATA}", deadline_s)
-        if marker.tensors is not None:
-            problem = self._compare_tensors(place, metadata, marker.tensors, deadline_s)
-        elif not self._folders.is_written_by_orbax(place.tensors, deadline_s):
-            problem = _GONE
+    ) -> FoundStep:
+        path = f"{self._directory}/{HOST_STATE}/{place.documents}/{MARKER_NAME}"
+        try:
+            marker, doubt = check_marker(data, step, path, self._signing)
+        except CorruptData as error:
+            return self._damaged(step, "", place, error.problem)
+        problem = self._compare_tensors(place, metadata, marker.tensors, deadline_s)
         if problem == _REPLACED:
             self._warn(step, problem)
-            return self.plain(step, place, deadline_s)
-        path = f"{HOST_STATE}/{place.documents}/{MARKER_NAME}"
-        if problem == _GONE and not self.exists(path, deadline_s):
-            return None  # it is being removed
+            found = self._plain_in(place, step, number, deadline_s)
+            return found or self._problem(step, marker.save.incarnation, GONE, place)
         problem = problem or self._signing.objection(doubt)
         if problem:
             self._warn(step, problem)
@@ -118,35 +220,10 @@ class StepLooks:
             doubt=doubt,
         )
         usable = None if problem else marker
-        return FoundStep(found, usable, place, committed_ns=_committed_ns(metadata))
-
-    def marker(
-        self, step: int, documents: str, deadline_s: float | None = None
-    ) -> tuple[StepMarker, str]:
-        """Return the marker of ``step`` and the reason not to trust it, or "".
-
-        PersistentTierError without a marker, CorruptData.
-        """
-        path = self._directory / HOST_STATE / documents / MARKER_NAME
-        below = f"/{HOST_STATE}/{documents}/{MARKER_NAME}"
-        data = self._storage.read_bounded(path, below, MAX_MARKER_BYTES, deadline_s)
-        return check_marker(data, step, str(path), self._signing)
-
-    def tensors_id(self, save: SaveId, deadline_s: float | None = None) -> TensorsId:
-        """Return the identity of the tensors in the step's own place.
-
-        PersistentTierError when another save has written them.
-        """
-        names = (f"{save.step}/{STEP_METADATA}", f"{save.step}/{ITEM}/{MANIFEST}")
-        deadline_s = self._storage.deadline_s(deadline_s)
-        read = functools.partial(self._storage.bytes_of, deadline_s=deadline_s)
-        with ThreadPoolExecutor(len(names), "eckpt-tensors") as pool:
-            metadata, manifest = pool.map(read, names)
-        writer = (_ours(metadata) or {}).get("incarnation")
-        if writer not in (None, save.incarnation):
-            problem = f"incarnation {writer} has written it meanwhile"
-            raise PersistentTierError("publish", f"{self._directory}/{save.step}", problem)
-        return TensorsId(_digest(metadata), _digest(manifest))
+        digest = hashlib.sha256(data).hexdigest()
+        return FoundStep(
+            found, usable, place, committed_ns=_committed_ns(metadata), marker_digest=digest
+        )
 
     def _compare_tensors(
         self,
@@ -161,13 +238,42 @@ class StepLooks:
             return ""
         manifest = self._storage.bytes_of(f"{place.tensors}/{ITEM}/{MANIFEST}", deadline_s)
         if metadata is None and manifest is None:
-            return _GONE
+            return GONE
         if _digest(manifest) != expected.manifest:
             return _REPLACED
         return f"its file {STEP_METADATA} is damaged"
 
+    def _damaged(self, step: int, incarnation: str, place: StepPlace, reason: str) -> FoundStep:
+        documents = f"{HOST_STATE}/{place.documents}"
+        problem = (
+            f"its marker {documents}/{MARKER_NAME} cannot be used ({reason}); to take its"
+            f" tensors as those of a step of plain Orbax, remove the folder {documents}"
+        )
+        return self._problem(step, incarnation, problem, place)
+
+    def _problem(self, step: int, incarnation: str, problem: str, place: StepPlace) -> FoundStep:
+        self._warn(step, problem)
+        found = PersistentStep(step, 0, False, incarnation=incarnation, problem=problem)
+        return FoundStep(found, None, place)
+
+    def tensors_id(self, save: SaveId, deadline_s: float | None = None) -> TensorsId:
+        """Return the identity of the tensors in the step's own place.
+
+        PersistentTierError when another save has written them.
+        """
+        names = (f"{save.step}/{STEP_METADATA}", f"{save.step}/{ITEM}/{MANIFEST}")
+        deadline_s = self._storage.deadline_s(deadline_s)
+        read = functools.partial(self._storage.bytes_of, deadline_s=deadline_s)
+        with ThreadPoolExecutor(len(names), "eckpt-tensors") as pool:
+            metadata, manifest = pool.map(read, names)
+        writer = (ours_of(metadata) or {}).get("incarnation")
+        if writer not in (None, save.incarnation):
+            problem = f"incarnation {writer} has written it meanwhile"
+            raise PersistentTierError("publish", f"{self._directory}/{save.step}", problem)
+        return TensorsId(_digest(metadata), _digest(manifest))
+
     def _warn(self, step: int, problem: str) -> None:
-        """Log the problem of the first few steps; ``passed_over`` has all of them."""
+        """Log the problem of the first few steps; the restore's rejections have all of them."""
         text = f"step {step}: {problem}"
         if len(self._told) < _WARNINGS or text in self._told:
             self.tell(text)
@@ -180,29 +286,35 @@ class StepLooks:
             self._told.add(text)
             logging.warning("%s in %s", text, self._directory)
 
-    def exists(self, below: str, deadline_s: float | None) -> bool:
-        """Return True when the file ``below`` the directory exists. Blocks."""
-        return self._storage.has_file(below, deadline_s)
-
-    def plain(self, step: int, place: StepPlace, deadline_s: float | None) -> FoundStep | None:
+    def plain(
+        self, step: int, names: Sequence[str], number: int, deadline_s: float | None
+    ) -> FoundStep | None:
         """Return the step of plain Orbax: of its possible folders the first that Orbax wrote."""
-        if place.is_aside:
-            return self._plain_in(place, step, deadline_s)
         junk: FoundStep | None = None
-        for folder in self._folders.names_of(step):
-            found = self._plain_in(StepPlace(folder, str(step)), step, deadline_s)
+        for folder in names:
+            found = self._plain_in(StepPlace(folder, str(step)), step, number, deadline_s)
             if found is not None and not found.is_junk:
-                self._folders.choose(step, folder)
                 return found
             junk = junk or found
         return junk
 
-    def _plain_in(self, place: StepPlace, step: int, deadline_s: float | None) -> FoundStep | None:
+    def _plain_in(
+        self,
+        place: StepPlace,
+        step: int,
+        number: int,
+        deadline_s: float | None,
+        *,
+        is_aside: bool = False,
+    ) -> FoundStep | None:
         folder = place.tensors
-        if not self._is_finalized(folder, deadline_s):
+        # A step aside in a bucket has no commit marker.
+        if not is_aside and not self._is_finalized(folder, deadline_s):
             return None
         metadata = self._storage.bytes_of(f"{folder}/{STEP_METADATA}", deadline_s)
         if metadata is None and not self._folders.is_written_by_orbax(folder, deadline_s):
+            if is_aside:
+                return None
             problem = PersistentStep(step, 0, False, problem=_NO_STEP)
             return FoundStep(problem, None, place, is_junk=True)
         digest = hashlib.sha256(metadata or b"")
@@ -211,45 +323,34 @@ class StepLooks:
             if manifest is not None:
                 digest.update(manifest)
                 break
-        committed_ns = _committed_ns(metadata)
-        incarnation = plain_incarnation(0, digest.hexdigest()[:16])
-        doubt = self._signing.doubt(b"", None)
+        incarnation = plain_incarnation(number, digest.hexdigest()[:16])
+        doubt = self._signing.doubt("marker", b"", None)
         problem = self._signing.objection(doubt)
-        ours = _ours(metadata) or {}
-        saved = ours.get("incarnation")
+        saved = (ours_of(metadata) or {}).get("incarnation")
         tensors_of = saved if isinstance(saved, str) else ""
         found = PersistentStep(step, 0, False, incarnation, problem, doubt, tensors_of)
-        return FoundStep(found, None, place, committed_ns=committed_ns)
-
-    def _is_written_here(self, place: StepPlace, deadline_s: float | None) -> bool:
-        """Return True when the tensors, if whole, are of an unfinished save of this package."""
-        metadata = self._storage.bytes_of(f"{place.tensors}/{STEP_METADATA}", deadline_s)
-        # No fields: not whole, or of an old version of Orbax without such a file.
-        return not _fields(metadata) or _ours(metadata) is not None
+        return FoundStep(found, None, place, committed_ns=_committed_ns(metadata))
 
     def _is_finalized(self, folder: str, deadline_s: float | None) -> bool:
-        # Imported here: it takes a second, and a list of this package's steps does without it.
+        # Imported here: it takes a second, and a list of this package's steps does without.
         from orbax.checkpoint.utils import is_checkpoint_finalized  # noqa: PLC0415
 
         finalized = functools.partial(is_checkpoint_finalized, self._directory / folder)
         try:
             return bool(self._storage.do("look at", f"/{folder}", finalized, deadline_s))
         except PersistentTierError as error:
-            if isinstance(error.__cause__, ValueError):  # not a directory of Orbax
-                return False
+            if isinstance(error.__cause__, ValueError | FileNotFoundError | NotADirectoryError):
+                return False  # not a directory of Orbax
             raise
-
-
-def _unreadable(place: StepPlace, reason: str) -> str:
-    documents = f"{HOST_STATE}/{place.documents}"
-    return (
-        f"its marker {documents}/{MARKER_NAME} cannot be read ({reason}); to take its"
-        f" tensors as those of a step of plain Orbax, remove the folder {documents}"
-    )
 
 
 def _digest(data: bytes | None) -> str:
     return "" if data is None else hashlib.sha256(data).hexdigest()
+
+
+def _digest_of(incarnation: str) -> str:
+    """Return the part of a plain step's incarnation that its files decide."""
+    return incarnation.partition("-orbax-")[2]
 
 
 def _fields(metadata: bytes | None) -> dict[str, Any]:
@@ -261,7 +362,7 @@ def _fields(metadata: bytes | None) -> dict[str, Any]:
     return cast("dict[str, Any]", decoded) if isinstance(decoded, dict) else {}
 
 
-def _ours(metadata: bytes | None) -> dict[str, Any] | None:
+def ours_of(metadata: bytes | None) -> dict[str, Any] | None:
     """Return what this package wrote into Orbax's metadata; None when it did not write them."""
     custom = _fields(metadata).get("custom_metadata")
     if not isinstance(custom, dict) or OURS not in custom:

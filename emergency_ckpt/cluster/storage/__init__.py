@@ -1,1 +1,0 @@
-"""The persistent directory in the whole job: its timeline, and the run's claim on it."""

@@ -1,0 +1,317 @@
+"""The step log of a persistent directory: which steps count, and who may write. Pure.
+
+A version of the log is a whole table. Each change is a new version, created only if absent, so of
+two writers that have read the same version only one changes it. FORMAT.md has the states.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from emergency_ckpt.core.limits import (
+    MAX_INCARNATION_NUMBER,
+    MAX_LABEL_CHARS,
+    MAX_PROCESSES,
+    MAX_STEP,
+    MAX_VERSION,
+    NAME_PATTERN,
+)
+from emergency_ckpt.core.step_names import steps_by_kind
+from emergency_ckpt.core.timeline import Timeline, life_of, newest, number_of
+from emergency_ckpt.core.timeline import problem_of as problem_of_chain
+
+State = Literal["complete", "removing", "aside"]
+Claim = Literal["hold", "write", "refuse"]
+Key = tuple[int, str]
+"""What identifies an entry in its table: its step and incarnation."""
+
+_RUN_ID = re.compile(r"[A-Za-z0-9._-]{1,255}")
+_WRITER = re.compile(r"[A-Za-z0-9_-]{0,64}")
+_LIFE = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_DIGEST = re.compile(r"[0-9a-f]{64}|")
+
+
+class Entry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One step of the table.
+
+    Attributes:
+      incarnation: of the save; see ``plain_incarnation`` for a step of plain Orbax.
+      state: ``complete``: it counts, unless the chain excludes it. ``removing``: its files are
+        being deleted. ``aside``: it was superseded or rolled back; its files are kept.
+      pending: the files of a step aside may still be where those of a complete one are, and those
+        of a complete one where those of a step aside are.
+      marker: SHA-256 (hex) of its ``marker.json``; empty for a step of plain Orbax.
+      processes: number of processes that saved it; 0 for a step of plain Orbax.
+      stateful: some host state of it is not null.
+      size_bytes: of the state.
+      saved_s: Unix time by the writer's clock, for people and for policies of seconds.
+      folder: its name where plain Orbax wrote it under another name than its number.
+      metrics: as given to ``save``.
+    """
+
+    step: int
+    incarnation: str
+    state: State = "complete"
+    pending: bool = False
+    marker: str = ""
+    processes: int = 0
+    stateful: bool = False
+    size_bytes: int = 0
+    saved_s: float = 0.0
+    folder: str = ""
+    metrics: dict[str, Any] | None = None
+
+    @property
+    def key(self) -> Key:
+        """Return what identifies the entry in its table."""
+        return self.step, self.incarnation
+
+    @property
+    def is_plain(self) -> bool:
+        """Return True when plain Orbax wrote the step."""
+        return not self.marker
+
+    @property
+    def own_folder(self) -> str:
+        """Return the name of its folder while it is complete."""
+        return self.folder or str(self.step)
+
+    @property
+    def aside_folder(self) -> str:
+        """Return the name of its folder once its own was needed, here and below host_state."""
+        return f"{self.step}.rolled-back-{self.incarnation}"
+
+
+class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One version of the log.
+
+    Attributes:
+      number: of the version, as in its file's name.
+      run_id, from_dir: the run that saves there; True when its id is derived from the directory.
+      incarnation: the life that wrote this version. Lives with smaller numbers write no more.
+      writer: tells apart two writers in one life, such as two drains; empty for a job.
+      chain: the binding one; None before the first restore.
+      steps: by (step, incarnation).
+      greatest: the greatest number that a life took at its start, whether or not it wrote since.
+    """
+
+    number: int
+    run_id: str
+    from_dir: bool
+    incarnation: str
+    writer: str = ""
+    chain: Timeline | None = None
+    steps: tuple[Entry, ...] = ()
+    greatest: int = 0
+
+    def objection(self, entry: Entry) -> str:
+        """Return why the chain excludes ``entry``; empty when it does not."""
+        return "" if self.chain is None else self.chain.objection(entry.step, entry.incarnation)
+
+    def counting(self) -> list[Entry]:
+        """Return the entries that count, oldest step first; at most one a step."""
+        left = _left_by(self)
+        return [e for e in self.steps if e.state == "complete" and e.key not in left]
+
+    def of(self, step: int) -> tuple[Entry, ...]:
+        """Return the entries of ``step``."""
+        begin = bisect_left(self.steps, step, key=_step_of)
+        return self.steps[begin : bisect_right(self.steps, step, lo=begin, key=_step_of)]
+
+    def complete(self, step: int) -> Entry | None:
+        """Return the complete entry of ``step``."""
+        return next((e for e in self.of(step) if e.state == "complete"), None)
+
+
+class LogWriter(NamedTuple):
+    """A writer: the fields of ``Table`` that it writes. ``from_dir``, ``writer``: as there."""
+
+    run_id: str
+    from_dir: bool
+    incarnation: str
+    writer: str = ""
+
+
+def decide_claim(
+    there: Table | None, mine: LogWriter, *, held: bool = False, take_over: bool = False
+) -> tuple[Claim, str]:
+    """Return whether ``mine`` may write after ``there``: yes, once it is on record, or no.
+
+    Of two lives of one run that with the greater number may write: it knew of the other. Of two
+    with one number, neither of which knew of the other, that on record may.
+
+    Args:
+      held: ``mine`` was on record.
+      take_over: also where another run is on record.
+    """
+    if there is None:
+        return "write", "no run has saved there"
+    if there.run_id != mine.run_id and not (there.from_dir and mine.from_dir):
+        reason = f"run {there.run_id!r} saves there, and this is run {mine.run_id!r}"
+        return ("write" if take_over else "refuse"), reason
+    if there.incarnation == mine.incarnation:
+        if there.writer == mine.writer:
+            return "hold", "this incarnation is on record there"
+        is_over = bool(mine.writer) and held
+        return ("refuse" if is_over else "write"), "another writer of this incarnation has come"
+    newer_by = number_of(there.incarnation) - number_of(mine.incarnation)
+    if newer_by < 0:
+        return "write", f"incarnation {there.incarnation} of this run is over"
+    relation = "is newer than" if newer_by else "has the same number, without knowledge of,"
+    return "refuse", (
+        f"another job with this run's name, {there.run_id!r}, saves there: its incarnation "
+        f"{there.incarnation} {relation} {mine.incarnation} of this one"
+    )
+
+
+def begun(there: Table | None, mine: LogWriter) -> Table:
+    """Return the next version, with ``mine`` on record and the steps of ``there``."""
+    return Table(
+        number=1 if there is None else there.number + 1,
+        run_id=mine.run_id,
+        from_dir=mine.from_dir,
+        incarnation=mine.incarnation,
+        writer=mine.writer,
+        chain=None if there is None else there.chain,
+        steps=() if there is None else there.steps,
+        greatest=0 if there is None else there.greatest,
+    )
+
+
+def reserved(there: Table, incarnation: str) -> Table:
+    """Return the next version, in which the number of ``incarnation`` is taken, and nothing else.
+
+    Whoever may write goes on to. Later lives take greater numbers, also those that know nothing of
+    this one's RAM.
+    """
+    greatest = max(there.greatest, number_of(incarnation))
+    return msgspec.structs.replace(there, number=there.number + 1, greatest=greatest)
+
+
+def listing(table: Table, *added: Entry) -> Table:
+    """Return ``table`` with ``added``; a complete step supersedes another of its number.
+
+    One that the chain excludes is added as one aside.
+    """
+    steps = list(table.steps)
+    for entry in added:
+        new = entry
+        if entry.state == "complete" and table.objection(entry):
+            new = _put_aside(entry)
+        begin = bisect_left(steps, new.step, key=_step_of)
+        end = bisect_right(steps, new.step, lo=begin, key=_step_of)
+        others = [e for e in steps[begin:end] if e.key != new.key]
+        if new.state == "complete":
+            others = [_put_aside(e) if e.state == "complete" else e for e in others]
+        steps[begin:end] = sorted([*others, new], key=_key_of)
+    return msgspec.structs.replace(table, steps=tuple(steps))
+
+
+def following(table: Table, chain: Timeline | None) -> Table:
+    """Return ``table`` with the newer chain of both; complete steps off it are put aside.
+
+    The step from which the chain continues counts again if it was aside.
+    """
+    newer = newest(table.chain, chain)
+    if newer == table.chain:
+        return table
+    table = msgspec.structs.replace(table, chain=newer)
+    table = changed(table, _left_by(table), _put_aside)
+    return changed(table, _parent_of(table), _bring_back)
+
+
+def _parent_of(table: Table) -> set[Key]:
+    """Return the step aside from which the chain continues, if that is in the table."""
+    chain = table.chain
+    if chain is None or not chain.ancestors or table.complete(chain.start_step):
+        return set()
+    life = chain.ancestors[0].incarnation
+    saves = (e for e in table.of(chain.start_step) if e.state == "aside")
+    found = [e.key for e in saves if life_of(e.incarnation) == life]
+    return set(found[-1:])
+
+
+def changed(table: Table, keys: Collection[Key], change: Callable[[Entry], Entry | None]) -> Table:
+    """Return ``table`` with ``change`` applied to the entries of ``keys``; None drops one."""
+    if not keys:
+        return table
+    entries = (change(e) if e.key in keys else e for e in table.steps)
+    return msgspec.structs.replace(table, steps=tuple(e for e in entries if e is not None))
+
+
+def _left_by(table: Table) -> set[Key]:
+    """Return the complete entries that the chain excludes."""
+    chain = table.chain
+    if chain is None:
+        return set()
+    lives = {e.incarnation for e in table.steps}
+    last = {incarnation: chain.last_step(incarnation) for incarnation in lives}
+    return {e.key for e in table.steps if e.step > last[e.incarnation] and e.state == "complete"}
+
+
+def _put_aside(entry: Entry) -> Entry:
+    return msgspec.structs.replace(entry, state="aside", pending=True)
+
+
+def _bring_back(entry: Entry) -> Entry:
+    return msgspec.structs.replace(entry, state="complete", pending=True)
+
+
+def _step_of(entry: Entry) -> int:
+    return entry.step
+
+
+def _key_of(entry: Entry) -> Key:
+    return entry.key
+
+
+def greatest_number(table: Table | None) -> int:
+    """Return the greatest incarnation that the log names; 0 without one."""
+    if table is None:
+        return 0
+    lives = [table.incarnation, *(e.incarnation for e in table.steps)]
+    if table.chain is not None:
+        lives.append(table.chain.head)
+    return max(table.greatest, *map(number_of, lives))
+
+
+def problem_of(table: Table) -> str:
+    """Return the fault of a table from outside; empty when it has none."""
+    names = (_RUN_ID, table.run_id), (_WRITER, table.writer), (_LIFE, table.incarnation)
+    is_bounded = 1 <= table.number <= MAX_VERSION and 0 <= table.greatest <= MAX_INCARNATION_NUMBER
+    if not is_bounded or number_of(table.incarnation) == 0:
+        return "its number or incarnation is out of bounds"
+    if not all(pattern.fullmatch(name) for pattern, name in names):
+        return "its run_id, writer or incarnation is no valid name"
+    if table.chain is not None and (problem := problem_of_chain(table.chain)):
+        return f"its chain is damaged: {problem}"
+    keys = [entry.key for entry in table.steps]
+    if any(a >= b for a, b in itertools.pairwise(keys)):
+        return "its steps are not in order"
+    complete = [entry.step for entry in table.steps if entry.state == "complete"]
+    if len(set(complete)) != len(complete):
+        return "it has two complete steps of one number"
+    return next(filter(None, map(_problem_of_entry, table.steps)), "")
+
+
+def _problem_of_entry(entry: Entry) -> str:
+    is_bounded = 0 <= entry.step <= MAX_STEP and 0 <= entry.processes <= MAX_PROCESSES
+    if not is_bounded or entry.size_bytes < 0 or _DIGEST.fullmatch(entry.marker) is None:
+        return f"step {entry.step}: a number or digest is out of bounds"
+    if NAME_PATTERN.fullmatch(entry.incarnation) is None:
+        return f"step {entry.step}: its incarnation is not a plain name"
+    if entry.folder and not _is_folder_of(entry.folder, entry.step):
+        return f"step {entry.step}: its folder is no name of this step"
+    return ""
+
+
+def _is_folder_of(name: str, step: int) -> bool:
+    """Return whether ``name`` is one that Orbax gives to ``step``, and no path elsewhere."""
+    is_name = len(name) <= MAX_LABEL_CHARS and not set(name) & {"/", "\\", "\0"}
+    return is_name and any(step in steps for steps in steps_by_kind([name]).values())

@@ -1,0 +1,91 @@
+"""A JSON file of the persistent tier: a value with its digest, and a signature with a key."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from emergency_ckpt.core.secret.step_signature import StepSignature, StepSigning
+from emergency_ckpt.errors import CorruptData, NewerFormat
+
+T = TypeVar("T")
+VERSION = 1
+
+
+class _Version(msgspec.Struct, frozen=True):
+    format: int
+
+
+class SignedFile(Generic[T]):
+    """The codec of one kind of file: ``{"format":1,"digest":...,"signature":...,kind:value}``.
+
+    ``digest``: SHA-256 (hex) of the bytes of the value in the file. The signature covers the kind
+    and the same bytes; without a key it is absent.
+    """
+
+    def __init__(self, kind: str, content: type[T], *, limit_bytes: int) -> None:
+        """Describe the file; ``content`` is the type that its value decodes to."""
+        self._kind = kind
+        self._limit_bytes = limit_bytes
+        self._content = msgspec.json.Decoder(content)
+        fields: list[Any] = [
+            ("format", int),
+            ("digest", str),
+            (kind, msgspec.Raw),
+            ("signature", StepSignature | None, None),
+        ]
+        self._file = msgspec.json.Decoder(
+            msgspec.defstruct("File", fields, frozen=True, forbid_unknown_fields=True)
+        )
+        self._version = msgspec.json.Decoder(_Version)
+
+    def encode(self, value: T, signing: StepSigning) -> bytes:
+        """Return the bytes of the file. CorruptData when they are more than a reader takes."""
+        body = msgspec.json.encode(value)
+        file: dict[str, Any] = {"format": VERSION, "digest": hashlib.sha256(body).hexdigest()}
+        signature = signing.sign(self._kind, body)
+        if signature is not None:
+            file["signature"] = signature
+        data = msgspec.json.encode({**file, self._kind: msgspec.Raw(body)})
+        if len(data) > self._limit_bytes:
+            raise CorruptData("encode", self._kind, f"it has more than {self._limit_bytes} bytes")
+        return data
+
+    def decode(self, data: bytes, target: str, signing: StepSigning) -> tuple[T, str, bool]:
+        """Return the value of a file, why its writer is unknown, and whether it has a signature.
+
+        The reason is empty where ``signing`` has no key.
+
+        CorruptData, which names ``target``: also when a file signed with the key was altered.
+        NewerFormat for a format that this version does not know.
+        """
+        if len(data) > self._limit_bytes:
+            raise CorruptData("decode", target, f"it is larger than {self._limit_bytes} bytes")
+        try:
+            version = self._version.decode(data).format
+            if version > VERSION:
+                raise NewerFormat(
+                    "decode",
+                    target,
+                    "a newer version of this package wrote it",
+                    expected=VERSION,
+                    actual=version,
+                    hint="restore with that version",
+                )
+            file: Any = self._file.decode(data)
+            body = bytes(getattr(file, self._kind))
+            actual = hashlib.sha256(body).hexdigest()
+            if version != VERSION:
+                raise CorruptData(
+                    "decode", target, "unknown version", expected=VERSION, actual=version
+                )
+            if actual != file.digest:
+                raise CorruptData(
+                    "decode", target, "the digest differs", expected=file.digest, actual=actual
+                )
+            doubt = signing.doubt(self._kind, body, file.signature)
+            return self._content.decode(body), doubt, file.signature is not None
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise CorruptData("decode", target, f"not such a file: {error!s:.300}") from error

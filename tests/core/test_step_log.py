@@ -1,0 +1,315 @@
+"""The step log's rules: who may write, what a version makes of the one before, what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from emergency_ckpt.core.step_log import (
+    Entry,
+    LogWriter,
+    Table,
+    begun,
+    changed,
+    decide_claim,
+    following,
+    greatest_number,
+    listing,
+    problem_of,
+    reserved,
+)
+from emergency_ckpt.core.timeline import Life, Timeline, continued
+from emergency_ckpt.types import SaveId
+
+
+def life(number: int, nonce: str = "a") -> str:
+    return f"{number:012d}-{nonce * 16}"
+
+
+MINE = LogWriter("run", False, life(2))
+DRAIN = MINE._replace(writer="drain-1")
+MARKER = "0" * 64
+
+
+def table(*steps: Entry, **fields: Any) -> Table:
+    defaults: dict[str, Any] = {"run_id": "run", "from_dir": False, "incarnation": life(2)}
+    return Table(number=1, steps=tuple(steps), **{**defaults, **fields})
+
+
+def entry(step: int, number: int = 1, **fields: Any) -> Entry:
+    return Entry(step, life(number), marker=MARKER, **fields)
+
+
+def from_nothing(incarnation: str) -> Timeline:
+    return continued(None, None, incarnation)
+
+
+def by(writer: LogWriter) -> Table:
+    """A version that ``writer`` wrote."""
+    return begun(None, writer)
+
+
+@pytest.mark.parametrize(
+    ("there", "mine", "expected"),
+    [
+        (None, MINE, "write"),
+        (MINE, MINE, "hold"),
+        (LogWriter("run", False, life(1)), MINE, "write"),
+        (LogWriter("run", False, life(1, "f")), MINE, "write"),
+        (LogWriter("run", False, life(3)), MINE, "refuse"),
+        (LogWriter("run", False, life(2, "b")), MINE, "refuse"),  # neither knew of the other
+        (LogWriter("run", False, life(10)), MINE._replace(incarnation=life(9)), "refuse"),
+        (LogWriter("other", False, life(1)), MINE, "refuse"),
+        (LogWriter("other", True, life(1)), MINE, "refuse"),
+        (LogWriter("other", False, life(1)), MINE._replace(from_dir=True), "refuse"),
+        (LogWriter("moved", True, life(1)), MINE._replace(from_dir=True), "write"),
+        (DRAIN, MINE, "write"),
+        (MINE, DRAIN, "write"),
+        (DRAIN._replace(writer="drain-2"), DRAIN, "write"),
+        (DRAIN, DRAIN, "hold"),
+        (LogWriter("run", False, life(3)), DRAIN, "refuse"),
+    ],
+)
+def test_decide_claim_of_a_version_gives(
+    there: LogWriter | None, mine: LogWriter, expected: str
+) -> None:
+    assert decide_claim(there and by(there), mine)[0] == expected
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_decide_claim_take_over_is_of_other_runs_alone(held: bool) -> None:
+    other, newer = by(LogWriter("other", False, life(9))), by(MINE._replace(incarnation=life(9)))
+    assert decide_claim(other, MINE, held=held, take_over=True)[0] == "write"
+    assert decide_claim(newer, MINE, held=held, take_over=True)[0] == "refuse"
+
+
+def test_decide_claim_of_a_drain_replaced_is_refused() -> None:
+    """Of two drains of one life the later one writes; a job that lives goes before both."""
+    second = by(DRAIN._replace(writer="drain-2"))
+    assert decide_claim(second, DRAIN, held=True)[0] == "refuse"
+    assert decide_claim(by(MINE), DRAIN, held=True)[0] == "refuse"
+    assert decide_claim(second, MINE, held=True)[0] == "write"
+
+
+@given(
+    st.tuples(st.integers(1, 3), st.sampled_from("ab")),
+    st.tuples(st.integers(1, 3), st.sampled_from("ab")),
+)
+def test_decide_claim_two_lives_never_take_turns(
+    first: tuple[int, str], second: tuple[int, str]
+) -> None:
+    """Whoever may write after the other is not written after by it: else saves are lost."""
+    one, two = (MINE._replace(incarnation=life(*each)) for each in (first, second))
+    answers = {decide_claim(by(one), two)[0], decide_claim(by(two), one)[0]}
+    expected = [{"hold"}] if one == two else [{"refuse"}, {"write", "refuse"}]
+    assert answers in expected
+
+
+def test_begun_keeps_chain_and_steps_under_the_next_number() -> None:
+    chain = from_nothing(life(1))
+    before = table(entry(1), entry(2), chain=chain, incarnation=life(1))
+    after = begun(before, MINE)
+    assert (after.number, after.incarnation, after.chain) == (2, life(2), chain)
+    assert after.steps == before.steps
+    assert (begun(None, DRAIN).number, begun(None, DRAIN).writer) == (1, "drain-1")
+
+
+def test_listing_supersedes_the_complete_step_of_its_number() -> None:
+    old, new = entry(4, 1), entry(4, 2)
+    found = listing(table(entry(2), old), new)
+    aside = msgspec.structs.replace(old, state="aside", pending=True)
+    assert found.steps == (entry(2), aside, new)
+    assert found.complete(4) == new
+    assert found.counting() == [entry(2), new]
+
+
+def test_listing_of_a_step_that_is_there_replaces_its_entry() -> None:
+    found = listing(table(entry(4)), entry(4, size_bytes=7))
+    assert found.steps == (entry(4, size_bytes=7),)
+
+
+def test_listing_of_one_off_the_chain_puts_it_aside() -> None:
+    """As a step that was rolled back and lies there still, without an entry."""
+    chain = continued(None, SaveId(2, life(1), "run"), life(2))
+    (found,) = listing(table(chain=chain), entry(4)).steps
+    assert (found.key, found.state, found.pending) == (entry(4).key, "aside", True)
+
+
+def test_reserved_takes_the_number_and_changes_nothing_else() -> None:
+    """Who may write goes on to; and a life that knows only of the log takes a greater number."""
+    before = table(entry(1), chain=from_nothing(life(1)))
+    after = reserved(before, life(7))
+    assert after == msgspec.structs.replace(before, number=2, greatest=7)
+    assert greatest_number(after) == 7
+    assert decide_claim(after, MINE)[0] == "hold"
+    assert begun(after, MINE).greatest == reserved(after, life(3)).greatest == 7
+
+
+def test_following_brings_the_step_back_that_was_restored() -> None:
+    """A step aside that a user asked for by its number, and from which the new life goes on."""
+    aside = entry(4, 1, state="aside")
+    chain = continued(None, SaveId(4, life(1), "run"), life(3))
+    found = following(table(aside, entry(6, 2)), chain)
+    assert found.counting() == [entry(4, 1, pending=True)]
+    assert {each.key: each.state for each in found.steps}[6, life(2)] == "aside"
+
+
+@pytest.mark.parametrize("state", ["aside", "removing"])
+def test_listing_of_one_that_does_not_count_supersedes_none(state: Any) -> None:
+    found = listing(table(entry(4, 1)), entry(4, 2, state=state))
+    assert found.complete(4) == entry(4, 1)
+
+
+def test_following_puts_aside_what_the_chain_excludes() -> None:
+    chain = continued(None, SaveId(2, life(1), "run"), life(2))
+    kept = entry(2), entry(4, 2), entry(5, 1, state="removing")
+    found = following(table(*kept, entry(4, 1), entry(6)), chain)
+    assert found.chain == chain
+    assert found.counting() == [entry(2), entry(4, 2)]
+    states = {each.key: (each.state, each.pending) for each in found.steps}
+    assert states[4, life(1)] == states[6, life(1)] == ("aside", True)
+    assert states[5, life(1)] == ("removing", False)
+    assert following(found, chain) == found
+
+
+def test_following_of_an_older_chain_changes_nothing() -> None:
+    newer, older = from_nothing(life(3)), from_nothing(life(2))
+    before = table(entry(4, 3), chain=newer)
+    assert following(before, older) == before
+    assert following(before, None) == before
+
+
+def test_following_does_not_bring_a_step_aside_back() -> None:
+    aside = entry(4, 1, state="aside")
+    assert following(table(aside), from_nothing(life(1))).steps == (aside,)
+
+
+def test_counting_leaves_out_what_the_chain_excludes() -> None:
+    """Also of a table whose writer had put nothing aside."""
+    chain = continued(None, SaveId(2, life(1), "run"), life(2))
+    found = table(entry(2), entry(4), chain=chain)
+    assert found.counting() == [entry(2)]
+    assert "it was rolled back" in found.objection(entry(4))
+
+
+def test_changed_drops_or_changes_the_named_ones_alone() -> None:
+    before = table(entry(2), entry(4, state="removing"), entry(4, 2))
+    assert changed(before, {(4, life(1))}, lambda _: None).steps == (entry(2), entry(4, 2))
+    assert changed(before, {(9, life(1))}, lambda _: None) == before
+
+
+@pytest.mark.parametrize(
+    ("found", "number"),
+    [
+        (None, 0),
+        (table(), 2),
+        (table(entry(1, 7)), 7),
+        (table(chain=from_nothing(life(9))), 9),
+        (table(Entry(1, "000000000008-orbax-00ff")), 8),
+        (table(entry(1, 7), greatest=9), 9),
+        (table(Entry(1, "018f00000000-a", marker=MARKER)), 2),  # no number
+    ],
+)
+def test_greatest_number_is_of_all_that_the_log_names(found: Table | None, number: int) -> None:
+    assert greatest_number(found) == number
+
+
+CHAIN = Timeline(life(2), 4, (), 4)
+HOSTILE = {
+    "number 0": {"number": 0},
+    "number out of bounds": {"number": 10**12},
+    "greatest below 0": {"greatest": -1},
+    "greatest out of bounds": {"greatest": 10**12},
+    "run that is a path": {"run_id": "../run"},
+    "run without a name": {"run_id": ""},
+    "writer that is a path": {"writer": "a/b"},
+    "writer too long": {"writer": "x" * 65},
+    "no incarnation": {"incarnation": ""},
+    "incarnation without a number": {"incarnation": "018f0000000a-a"},
+    "incarnation 0": {"incarnation": life(0)},
+    "incarnation of a demanded save": {"incarnation": f"{life(2)}.000001"},
+    "chain without a number": {"chain": from_nothing("life")},
+    "chain that goes up": {"chain": Timeline(life(2), 4, (Life(life(3), 4),), 4)},
+    "steps unordered": {"steps": (entry(2), entry(1))},
+    "step twice": {"steps": (entry(1), entry(1))},
+    "two complete of one number": {"steps": (entry(1, 1), entry(1, 2))},
+    "step below 0": {"steps": (entry(-1),)},
+    "step out of bounds": {"steps": (entry(2**64),)},
+    "processes below 0": {"steps": (entry(1, processes=-1),)},
+    "processes out of bounds": {"steps": (entry(1, processes=2**31),)},
+    "size below 0": {"steps": (entry(1, size_bytes=-1),)},
+    "no digest": {"steps": (Entry(1, life(1), marker="xyz"),)},
+    "digest with a newline": {"steps": (Entry(1, life(1), marker=MARKER + "\n"),)},
+    "no incarnation of a step": {"steps": (Entry(1, "", marker=MARKER),)},
+    "incarnation that is a path": {"steps": (Entry(1, "../../1", marker=MARKER),)},
+    "incarnation that is long": {"steps": (Entry(1, "a" * 10_000, marker=MARKER),)},
+    "folder above": {"steps": (Entry(1, life(1), folder=".."),)},
+    "folder outside": {"steps": (Entry(1, life(1), folder="../1"),)},
+    "folder that is absolute": {"steps": (Entry(1, life(1), folder="/tmp/1"),)},
+    "folder below another": {"steps": (Entry(1, life(1), folder="host_state/1"),)},
+    "folder of another step": {"steps": (Entry(1, life(1), folder="2"),)},
+    "folder of a name too long": {"steps": (Entry(1, life(1), folder="x" * 5000 + "_1"),)},
+    "folder with a zero byte": {"steps": (Entry(1, life(1), folder="a\0_1"),)},
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_problem_of_a_hostile_table_is_named(kind: str) -> None:
+    """No path leads outside, and no reader is asked to choose between two steps."""
+    hostile = msgspec.structs.replace(table(), **HOSTILE[kind])
+    assert problem_of(hostile)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        (),
+        (entry(1), entry(2)),
+        (entry(1, 1, state="aside"), entry(1, 2)),
+        (entry(1, 1, state="removing"), entry(1, 2)),
+        (Entry(1, "000000000000-orbax-00", folder="state_1"),),
+        (Entry(1, "000000000000-orbax-00", folder="000001"),),
+        (Entry(1, f"{life(1)}.000001", marker=MARKER, metrics={"loss": [1, None]}),),
+    ],
+)
+def test_problem_of_a_valid_table_is_none(steps: tuple[Entry, ...]) -> None:
+    assert problem_of(table(*steps, chain=CHAIN)) == ""
+
+
+ENTRIES = st.builds(
+    entry,
+    st.integers(0, 3),
+    st.integers(1, 4),
+    state=st.sampled_from(["complete", "complete", "aside", "removing"]),
+)
+CHAINS = st.builds(
+    lambda step, parent, more: continued(None, SaveId(step, life(parent), "run"), life(more)),
+    st.integers(0, 3),
+    st.integers(1, 2),
+    st.integers(3, 4),
+)
+
+
+@given(st.lists(st.one_of(ENTRIES, CHAINS), max_size=12))
+def test_versions_of_any_changes_are_valid_and_lose_no_step(
+    changes: list[Entry | Timeline],
+) -> None:
+    found, keys = table(), set[tuple[int, str]]()
+    for number, change in enumerate(changes):
+        found = begun(found, MINE)
+        if isinstance(change, Timeline):
+            found = following(found, change)
+        else:
+            found = listing(found, change)
+            keys.add(change.key)
+            if change.state == "complete" and not found.objection(change):
+                assert found.complete(change.step) == change
+        assert found.number == number + 2
+        assert problem_of(found) == ""
+        assert {each.key for each in found.steps} == keys
+        counting = [each.step for each in found.counting()]
+        assert counting == sorted(set(counting))

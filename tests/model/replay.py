@@ -1,0 +1,348 @@
+"""Replay a trace of a job against the actions of ``StepLog.tla``: each event is one, or is refused.
+
+A trace is what can be seen from outside: the versions of the log, the files of the steps, what was
+reported, and the ends of lives. An event is a dict with a ``kind``; ``KINDS`` lists them with their
+fields. A version or a record holds its chain as FORMAT.md says. ``replay`` raises with the first
+event that no action of the model allows, and with the reason of each action.
+
+The names of the actions are those of the model. What cannot be seen from outside, such as a slot
+that is written again, has no action here. This module shares no code with the package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+Event = Mapping[str, Any]
+Save = tuple[int, str]
+"""(step, incarnation)."""
+Chain = Mapping[str, Any]
+
+KINDS: dict[str, tuple[str, ...]] = {
+    "life": ("incarnation", "hosts", "reach"),
+    "version": ("number", "incarnation", "chain", "steps"),
+    "files": ("present",),
+    "complete": ("host", "step", "incarnation"),
+    "stored": ("step", "incarnation"),
+    "record": ("host", "chain"),
+    "wiped": ("host",),
+    "restored": ("process", "incarnation", "step", "saved_in", "hosts", "reach", "requested"),
+}
+"""Fields of each kind of event.
+
+``life``: an incarnation begins on ``hosts``; ``reach``: its processes reached storage. ``version``:
+of the log; ``steps``: (step, incarnation, state). ``files``: the saves whose files are all there,
+in the step's folder or aside. ``complete``: a process on ``host`` reported a save in RAM.
+``stored``: one in storage was reported. ``record``: the chain in the RAM of ``host``. ``wiped``:
+``host`` lost its RAM. ``restored``: a process of ``incarnation`` began from (``step``,
+``saved_in``); step None: from nothing.
+"""
+
+
+class Refused(AssertionError):
+    """No action of the model allows an event. ``index``: its place in the trace."""
+
+    def __init__(self, index: int, event: Event, reasons: Iterable[str]) -> None:
+        self.index = index
+        self.event = event
+        super().__init__(f"event {index}, {dict(event)}: " + "; ".join(reasons))
+
+
+@dataclass
+class State:
+    """What the trace has shown so far.
+
+    Attributes:
+      number, incarnation, chain, entries: of the newest version; 0 and empty before the first.
+      present: the saves whose files were all there when they were looked at last; None before.
+      stored: reported saves in storage. complete: by host, the newest reported save in its RAM.
+      chains: by host, the chain in its RAM. restored: by incarnation, where it began.
+    """
+
+    number: int = 0
+    incarnation: str = ""
+    chain: Chain | None = None
+    entries: dict[Save, str] = field(default_factory=dict)
+    present: frozenset[Save] | None = None
+    stored: set[Save] = field(default_factory=set)
+    complete: dict[str, Save] = field(default_factory=dict)
+    chains: dict[str, Chain | None] = field(default_factory=dict)
+    restored: dict[str, Save | None] = field(default_factory=dict)
+    lives: set[str] = field(default_factory=set)
+
+
+class Action(NamedTuple):
+    """An action of the model.
+
+    Attributes:
+      name: its name in the model. kind: of the events that may be it.
+      guard: returns why it does not allow an event; empty when it does.
+      effect: changes the state.
+    """
+
+    name: str
+    kind: str
+    guard: Callable[[State, Event], str]
+    effect: Callable[[State, Event], None]
+
+
+def number_of(incarnation: str) -> int:
+    """Return the number of an incarnation, which orders lives."""
+    return int(incarnation.partition("-")[0])
+
+
+def life_of(incarnation: str) -> str:
+    """Return the life of a save: a forced save has an incarnation of its own within it."""
+    return incarnation.partition(".")[0]
+
+
+def on_chain(save: Save, chain: Chain | None) -> bool:
+    """Return whether a chain, or none, lets a save count."""
+    step, life = save[0], life_of(save[1])
+    if chain is None or life == chain["head"]:
+        return True
+    number, head, is_plain = number_of(life), number_of(chain["head"]), "-orbax" in life
+    if number > head:
+        return True
+    if number == head:
+        return is_plain
+    links = [
+        (each["incarnation"], each["last_step"])
+        for each in chain["ancestors"]
+        if number_of(each["incarnation"]) <= number
+    ]
+    if not links:
+        return step <= chain["oldest_step"]
+    if is_plain:
+        return step <= links[0][1]
+    return any(life == other and step <= last for other, last in links)
+
+
+def newest(chains: Iterable[Chain | None]) -> Chain | None:
+    """Return the chain of the newest life."""
+    found = [each for each in chains if each is not None]
+    return max(found, key=lambda each: (number_of(each["head"]), each["head"]), default=None)
+
+
+# The log.
+
+
+def _created(state: State, event: Event) -> str:
+    """Return why a version could not be created after that of ``state``."""
+    if state.number and event["number"] != state.number + 1:
+        return f"version {event['number']} follows {state.number}"
+    here, before = event["incarnation"], state.incarnation
+    if before and number_of(here) < number_of(before):
+        return f"{before}, which is newer, was on record"
+    if before and number_of(here) == number_of(before) and here != before:
+        return f"{before} took the same number, and was on record"
+    if newest([state.chain, event["chain"]]) != event["chain"]:
+        return "its chain is older than that before it"
+    complete = [step for step, _, kind in event["steps"] if kind == "complete"]
+    if len(set(complete)) < len(complete):
+        return "it has two complete steps of one number"
+    return ""
+
+
+def _entries(event: Event) -> dict[Save, str]:
+    return {(step, incarnation): state for step, incarnation, state in event["steps"]}
+
+
+def _changes(state: State, event: Event) -> dict[Save, tuple[str, str]]:
+    """Return each save whose entry differs, with its states before and after."""
+    before, after = state.entries, _entries(event)
+    pairs = {save: (before.get(save, ""), after.get(save, "")) for save in {*before, *after}}
+    return {save: pair for save, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _put_aside(save: Save, event: Event) -> bool:
+    """Return whether a complete save is rightly aside: off the chain, or another has its number."""
+    others = [step for step, life, kind in event["steps"] if kind == "complete" and life != save[1]]
+    return save[0] in others or not on_chain(save, event["chain"])
+
+
+def _claim(state: State, event: Event) -> str:
+    """Return why a version that names a life, or a chain, may not change what it changes."""
+    for save, pair in _changes(state, event).items():
+        is_there = None if state.present is None else save in state.present
+        if pair in {("complete", ""), ("aside", "")} and is_there:
+            return f"it drops {save}, whose files are there"
+        if pair == ("", "complete") and is_there is False:
+            return f"it lists {save}, whose files are not there"
+        is_found = pair[0] == "" and pair[1] != "removing"
+        is_dropped = pair[1] == "" and pair[0] != "removing"
+        is_put_aside = pair == ("complete", "aside") and _put_aside(save, event)
+        if not (is_found or is_dropped or is_put_aside):
+            return f"{save} goes from {pair[0]!r} to {pair[1]!r}"
+    return ""
+
+
+def _list_step(state: State, event: Event) -> str:
+    changes = _changes(state, event)
+    added = [save for save, pair in changes.items() if pair == ("", "complete")]
+    if not added:
+        return "it lists no step"
+    for save, pair in changes.items():
+        if pair == ("", "complete") and life_of(save[1]) == event["incarnation"]:
+            continue
+        if not (pair == ("complete", "aside") and _put_aside(save, event)):
+            return f"{save} goes from {pair[0]!r} to {pair[1]!r}"
+    return ""
+
+
+def _only(before: Iterable[str], after: str) -> Callable[[State, Event], str]:
+    """Return a guard: every change is from one of ``before`` to ``after``, and there is one."""
+
+    def guard(state: State, event: Event) -> str:
+        changes = _changes(state, event)
+        wrong = [
+            save for save, pair in changes.items() if pair[0] not in before or pair[1] != after
+        ]
+        return f"{wrong[0]} goes to another state" if wrong else "" if changes else "no change"
+
+    return guard
+
+
+def _version(guard: Callable[[State, Event], str]) -> Callable[[State, Event], str]:
+    return lambda state, event: _created(state, event) or guard(state, event)
+
+
+def _append(state: State, event: Event) -> None:
+    state.number, state.incarnation = event["number"], event["incarnation"]
+    state.chain, state.entries = event["chain"], _entries(event)
+
+
+# Files and reports.
+
+
+def _saves(pairs: Iterable[Iterable[Any]]) -> frozenset[Save]:
+    return frozenset((step, incarnation) for step, incarnation in pairs)
+
+
+def _files(state: State, event: Event) -> str:
+    listed = {save for save, kind in state.entries.items() if kind == "complete"}
+    gone = sorted(listed - _saves(event["present"]))
+    return f"the log is behind what was removed: {gone}" if gone else ""
+
+
+def _look(state: State, event: Event) -> None:
+    state.present = _saves(event["present"])
+
+
+def _stored(state: State, event: Event) -> str:
+    save = (event["step"], event["incarnation"])
+    is_superseded = any(step >= save[0] for step, _ in state.entries)
+    return "" if is_superseded else "it was reported, and no version has listed it"
+
+
+def _complete(state: State, event: Event) -> None:
+    state.complete[event["host"]] = (event["step"], event["incarnation"])
+
+
+def _wipe(state: State, event: Event) -> None:
+    state.complete.clear()  # what is left on other hosts may lack a part
+    state.chains.pop(event["host"], None)
+
+
+# Lives.
+
+
+def _life(state: State, event: Event) -> str:
+    incarnation = event["incarnation"]
+    known = [state.complete[host][1] for host in event["hosts"] if host in state.complete]
+    chains = [state.chains.get(host) for host in event["hosts"]]
+    known += [chain["head"] for chain in chains if chain is not None]
+    if event["reach"]:
+        known += [state.incarnation] if state.incarnation else []
+        known += [chain["head"] for chain in [state.chain] if chain is not None]
+    newer = [each for each in known if number_of(each) >= number_of(incarnation)]
+    if newer and life_of(newer[0]) != incarnation:
+        return f"its number is not greater than that of {newer[0]}, which was known"
+    return ""
+
+
+def _take(state: State, event: Event) -> str:
+    incarnation, hosts = event["incarnation"], event["hosts"]
+    save = None if event["step"] is None else (event["step"], event["saved_in"])
+    other = state.restored.get(incarnation, save)
+    if other != save:
+        return f"another process of {incarnation} restored {other}"
+    if event["requested"]:
+        return ""
+    chain = newest(
+        [*(state.chains.get(host) for host in hosts), state.chain if event["reach"] else None]
+    )
+    if save is not None and not on_chain(save, chain):
+        return f"{save} was rolled back, as {(chain or {}).get('head')} has on record"
+    reported = [state.complete[host] for host in hosts if host in state.complete]
+    if not state.complete.keys() <= set(hosts):
+        reported = []  # a part may have been on a host that is absent
+    if event["reach"]:
+        reported += [each for each, kind in state.entries.items() if kind == "complete"]
+    lost = [each for each in reported if on_chain(each, chain)]
+    least = max(lost, default=None)
+    if least is not None and (save is None or save[0] < least[0]):
+        return f"{least} was reported complete, and counts"
+    return ""
+
+
+def _begin(state: State, event: Event) -> None:
+    save = None if event["step"] is None else (event["step"], event["saved_in"])
+    state.restored[event["incarnation"]] = save
+
+
+def _always(state: State, event: Event) -> str:
+    del state, event
+    return ""
+
+
+def _record(state: State, event: Event) -> None:
+    state.chains[event["host"]] = event["chain"]
+
+
+def _note_stored(state: State, event: Event) -> None:
+    state.stored.add((event["step"], event["incarnation"]))
+
+
+def _note_life(state: State, event: Event) -> None:
+    state.lives.add(event["incarnation"])
+
+
+ACTIONS: tuple[Action, ...] = (
+    Action("Claim", "version", _version(_claim), _append),
+    Action("ListStep", "version", _version(_list_step), _append),
+    Action(
+        "MarkRemoving", "version", _version(_only(("complete", "aside", ""), "removing")), _append
+    ),
+    Action("Unlist", "version", _version(_only(("removing",), "")), _append),
+    Action("DeleteFile", "files", _files, _look),
+    Action("ListStep", "stored", _stored, _note_stored),
+    Action("Learn", "complete", _always, _complete),
+    Action("Learn", "record", _always, _record),
+    Action("Crash", "wiped", _always, _wipe),
+    Action("BeginTraining", "life", _life, _note_life),
+    Action("Take", "restored", _take, _begin),
+)
+
+
+def step(state: State, event: Event, index: int = 0) -> str:
+    """Apply the first action that allows ``event``; return its name. Refused when none does."""
+    missing = [name for name in KINDS.get(event["kind"], ("kind",)) if name not in event]
+    reasons = [f"it has no {name}" for name in missing]
+    for action in ACTIONS:
+        if missing or action.kind != event["kind"]:
+            continue
+        reason = action.guard(state, event)
+        if not reason:
+            action.effect(state, event)
+            return action.name
+        reasons.append(f"{action.name}: {reason}")
+    raise Refused(index, event, reasons)
+
+
+def replay(trace: Iterable[Event], state: State | None = None) -> list[str]:
+    """Return the names of the actions that the events of ``trace`` are. Refused."""
+    state = State() if state is None else state
+    return [step(state, event, index) for index, event in enumerate(trace)]

@@ -1,0 +1,205 @@
+"""The model of the step log: replay takes sound traces and refuses each defect, and so does TLC."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+import replay  # noqa: E402
+import run  # noqa: E402
+
+sys.path.remove(str(HERE))
+
+ONE, TWO = "000000000001-aaaaaaaaaaaaaaaa", "000000000002-bbbbbbbbbbbbbbbb"
+OTHER_ONE = "000000000001-cccccccccccccccc"
+ROLLED_BACK = {
+    "head": TWO,
+    "start_step": 1,
+    "ancestors": [{"incarnation": ONE, "last_step": 1}],
+    "oldest_step": 1,
+}
+Event = dict[str, Any]
+
+
+def life(incarnation: str, *, reach: bool = True) -> Event:
+    return {"kind": "life", "incarnation": incarnation, "hosts": ["a", "b"], "reach": reach}
+
+
+def version(
+    number: int, incarnation: str, *steps: tuple[int, str, str], chain: Any = None
+) -> Event:
+    found = {"number": number, "incarnation": incarnation, "chain": chain, "steps": list(steps)}
+    return {"kind": "version", **found}
+
+
+def files(*saves: tuple[int, str]) -> Event:
+    return {"kind": "files", "present": list(saves)}
+
+
+def stored(step: int, incarnation: str) -> Event:
+    return {"kind": "stored", "step": step, "incarnation": incarnation}
+
+
+def complete(host: str, step: int, incarnation: str) -> Event:
+    return {"kind": "complete", "host": host, "step": step, "incarnation": incarnation}
+
+
+def restored(process: int, incarnation: str, step: int | None, saved_in: str, **more: Any) -> Event:
+    found = {"process": process, "incarnation": incarnation, "step": step, "saved_in": saved_in}
+    base = {"kind": "restored", "hosts": ["a", "b"], "reach": True, "requested": False}
+    return {**base, **found, **more}
+
+
+def first_life() -> Iterator[Event]:
+    """Yield two saves in storage, of which retention removes the older."""
+    yield life(ONE)
+    yield version(1, ONE)
+    yield version(2, ONE, (1, ONE, "complete"))
+    yield files((1, ONE))
+    yield stored(1, ONE)
+    yield complete("a", 2, ONE)
+    yield complete("b", 2, ONE)
+    yield version(3, ONE, (1, ONE, "complete"), (2, ONE, "complete"))
+    yield files((1, ONE), (2, ONE))
+
+
+def rollback() -> Iterator[Event]:
+    """Yield a restore of step 1 as the user requests, and a save of step 2 anew."""
+    yield life(TWO)
+    for process in range(2):
+        yield restored(process, TWO, 1, ONE, requested=True)
+    yield {"kind": "record", "host": "a", "chain": ROLLED_BACK}
+    yield version(4, TWO, (1, ONE, "complete"), (2, ONE, "aside"), chain=ROLLED_BACK)
+    yield version(
+        5, TWO, (1, ONE, "complete"), (2, ONE, "aside"), (2, TWO, "complete"), chain=ROLLED_BACK
+    )
+    yield stored(2, TWO)
+    yield files((1, ONE), (2, ONE), (2, TWO))
+
+
+def refused(trace: list[Event]) -> str:
+    """Return why the last event of ``trace`` is refused; those before it are not."""
+    replay.replay(trace[:-1])
+    with pytest.raises(replay.Refused) as caught:
+        replay.replay(trace)
+    assert caught.value.index == len(trace) - 1
+    return str(caught.value)
+
+
+def test_replay_takes_saves_a_removal_and_a_rollback() -> None:
+    removal = [
+        version(6, TWO, (1, ONE, "removing"), (2, TWO, "complete"), chain=ROLLED_BACK),
+        files((2, TWO)),
+        version(7, TWO, (2, TWO, "complete"), chain=ROLLED_BACK),
+    ]
+    aside = (2, ONE, "aside")
+    for each in (removal[0], removal[2]):
+        each["steps"].append(aside)
+    names = replay.replay([*first_life(), *rollback(), *removal])
+    assert {"Claim", "ListStep", "MarkRemoving", "Unlist", "Learn", "Take"} <= set(names)
+
+
+def test_replay_takes_what_a_claim_finds_unlisted() -> None:
+    found = version(4, TWO, (1, ONE, "complete"), (2, ONE, "complete"), (3, ONE, "complete"))
+    look = files((1, ONE), (2, ONE), (3, ONE))
+    assert replay.replay([*first_life(), life(TWO), look, found])[-1] == "Claim"
+
+
+def test_replay_refuses_a_version_written_twice() -> None:
+    """Create without precondition: the table of one who has read an older version."""
+    stale = version(3, TWO, (1, ONE, "complete"))
+    assert "version 3 follows 3" in refused([*first_life(), life(TWO), stale])
+    lost = version(4, ONE, (1, ONE, "complete"), (3, ONE, "complete"))
+    assert "goes from 'complete' to ''" in refused([*first_life(), lost])
+
+
+@pytest.mark.parametrize("late", [ONE, OTHER_ONE])
+def test_replay_refuses_a_version_of_an_older_life(late: str) -> None:
+    trace = [*first_life(), *rollback()]
+    table = [*trace[-3]["steps"], (3, late, "complete")]
+    assert "was on record" in refused([*trace, version(6, late, *table, chain=ROLLED_BACK)])
+
+
+def test_replay_refuses_order_by_clock() -> None:
+    """A life without a greater number, and a restore of what was rolled back."""
+    assert "not greater than" in refused([*first_life(), life(OTHER_ONE)])
+    trace = [*first_life(), *rollback()]
+    three = "000000000003-dddddddddddddddd"
+    assert "was rolled back" in refused([*trace, restored(0, three, 2, ONE)])
+
+
+def test_replay_refuses_a_chain_that_goes_back() -> None:
+    table = [(1, ONE, "complete"), (2, ONE, "aside"), (2, TWO, "complete")]
+    assert "its chain is older" in refused([*first_life(), *rollback(), version(6, TWO, *table)])
+
+
+def test_replay_refuses_a_marker_before_the_data() -> None:
+    """A claim takes what has both markers and lacks a host state."""
+    found = version(4, TWO, (1, ONE, "complete"), (2, ONE, "complete"), (3, ONE, "complete"))
+    trace = [*first_life(), life(TWO), found]
+    assert "whose files are not there" in refused(trace)
+
+
+def test_replay_refuses_a_removal_before_its_version() -> None:
+    assert "behind what was removed" in refused([*first_life(), files((2, ONE))])
+
+
+def test_replay_refuses_two_restores_of_different_steps() -> None:
+    trace = [*first_life(), life(TWO), restored(0, TWO, 2, ONE), restored(1, TWO, 1, ONE)]
+    assert "another process" in refused(trace)
+
+
+def test_replay_refuses_the_loss_of_a_reported_step() -> None:
+    trace = [*first_life(), life(TWO)]
+    assert "was reported complete" in refused([*trace, restored(0, TWO, 1, ONE)])
+    assert "was reported complete" in refused([*trace, restored(0, TWO, 1, ONE, reach=False)])
+    replay.replay([*trace, {"kind": "wiped", "host": "a"}, restored(0, TWO, 1, ONE, reach=False)])
+    report = stored(3, ONE)
+    assert "no version has listed" in refused([*first_life(), report])
+
+
+def test_replay_refuses_an_event_without_its_fields() -> None:
+    assert "it has no present" in refused([{"kind": "files"}])
+    assert refused([{"kind": "unheard of"}])
+
+
+def test_actions_of_replay_are_those_of_the_model() -> None:
+    text = run.MODULE.read_text()
+    named = set(re.findall(r"\b([A-Z]\w+)(?:\(|\b)", text[text.index("\nNext ==") :]))
+    assert {action.name for action in replay.ACTIONS} <= named
+    assert {action.kind for action in replay.ACTIONS} == set(replay.KINDS)
+
+
+def test_checks_name_constants_and_invariants_of_the_model() -> None:
+    invariants = set(run.CONFIG.read_text().partition("INVARIANTS")[2].split())
+    for check in run.CHECKS.values():
+        run.configuration(check.constants)
+        assert set(check.violated) <= invariants
+    found = {name for check in run.CHECKS.values() for name in check.violated}
+    assert found == invariants  # of none is it unknown that it can fail
+
+
+@pytest.mark.parametrize("name", ["own-choice", "order-by-clock"])
+def test_tlc_finds_a_defect(name: str) -> None:
+    jar = run.find_jar()
+    if jar is None or run.objection(jar):
+        pytest.skip(run.objection(jar))
+    check = run.CHECKS[name]
+    assert run.run_tlc(jar, check.constants, workers=1, heap="1g").violated in check.violated
+
+
+def test_tlc_finds_the_model_of_one_step_sound() -> None:
+    jar = run.find_jar()
+    if jar is None or run.objection(jar):
+        pytest.skip(run.objection(jar))
+    result = run.run_tlc(jar, {"Last": "1"}, workers=1, heap="1g")
+    assert result.is_complete
+    assert result.states > 1000

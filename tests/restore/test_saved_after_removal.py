@@ -1,0 +1,33 @@
+"""A step that was removed is saved again when it is due."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from world import World, same, save_all
+
+TIERS: list[dict[str, Any]] = [
+    {"save_every_n_steps": 1, "local_save_every_n_steps": 0},
+    {"save_every_n_steps": 0, "local_save_every_n_steps": 1},
+    {"save_every_n_steps": 1, "local_save_every_n_steps": 1},
+]
+
+
+@pytest.mark.parametrize("settings", TIERS, ids=["storage", "ram", "both"])
+def test_newest_step_removed_is_saved_again(world: World, settings: dict[str, Any]) -> None:
+    with world.open_both(**settings) as ckpt:
+        save_all(ckpt, world, 1, 2, 3)
+        for _ in range(2):
+            ckpt.steps.remove(3)
+            assert 3 not in ckpt.all_steps()
+            assert ckpt.save(step=3, state=world.state(3))
+            ckpt.wait_until_finished()
+            ckpt.check_for_errors()
+            assert ckpt.latest_step() == 3
+        save_all(ckpt, world, 4)
+        assert ckpt.latest_step() == 4
+    with world.open_both(**settings) as ckpt:
+        step, state = ckpt.restore(state=world.state(0))
+        assert step == 4
+        assert same(state, world.state(4))
