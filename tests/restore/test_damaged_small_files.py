@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -11,25 +12,31 @@ from pathlib import Path
 
 import pytest
 from damage import damaged
+from persistent_steps import whole_steps
 from places import GOLDEN
 from world import World, same, save_all
 
 from emergency_ckpt.core.secret.keys import derive_key
 from emergency_ckpt.core.secret.step_signature import PURPOSE, StepSigning
-from emergency_ckpt.errors import CheckpointError, CorruptData, Unrecoverable
+from emergency_ckpt.errors import CheckpointError, CorruptData, DirectoryInUse, Unrecoverable
 from emergency_ckpt.state import host_state
 from emergency_ckpt.tiers.local.manifest import decode_manifest
 from emergency_ckpt.tiers.local.process_directory import read_ledger
+from emergency_ckpt.tiers.persistent import log as log_module
 from emergency_ckpt.tiers.persistent.log import decode_version
 from emergency_ckpt.tiers.persistent.marker import NO_SIGNING, check_marker, decode_checksums
-from emergency_ckpt.tiers.persistent.steps import looks as step_looks
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
+from emergency_ckpt.tiers.storage import directory as storage_directory
 
 KEY = derive_key(b"a secret for this page, not for use", PURPOSE, "")
 
 
 def marker_of(world: World, step: int) -> Path:
     return world.persistent / "host_state" / str(step) / "marker.json"
+
+
+def log_of(world: World) -> Path:
+    return world.persistent / "host_state" / "log"
 
 
 def persist(world: World, *steps: int) -> None:
@@ -124,20 +131,92 @@ def test_restore_of_the_only_step_unreadable_is_no_fresh_start(world: World, dam
     assert (rejected["step"], rejected["tier"]) == (2, "persistent")
 
 
-def test_restore_of_an_older_step_names_the_unreadable_newer(world: World) -> None:
+@pytest.mark.parametrize("has_log", [True, False])
+def test_restore_of_an_older_step_names_the_unreadable_newer(world: World, has_log: bool) -> None:
     persist(world, 2, 4)
     marker_of(world, 4).write_bytes(b"\xff")
+    if not has_log:
+        shutil.rmtree(log_of(world))
     with world.open_both(save_every_n_steps=1, local_save_every_n_steps=0, keep_last_n=1) as ckpt:
         found, state = ckpt.restore(state=world.state(0))
         assert found == 2
         assert same(state, world.state(2))
         (rejected,) = ckpt.last_restore.rejected  # pyright: ignore[reportOptionalMemberAccess]
         assert (rejected.step, rejected.tier) == (4, "persistent")
-        assert ckpt.all_steps() == [2]
-        save_all(ckpt, world, 3, 4)
+        assert "cannot be used" in rejected.detail
+        # The log is not compared with every marker at each call.
+        assert ckpt.all_steps() == ([2, 4] if has_log else [2])
+        save_all(ckpt, world, 3)
+        assert ckpt.all_steps() == [3]
+        save_all(ckpt, world, 4)
         assert ckpt.latest_step() == 4
-    kept = world.persistent / "4.rolled-back-unreadable"
+    (kept,) = world.persistent.glob("4.rolled-back-*")
+    assert ("unreadable" in kept.name) != has_log  # the log knows whose it is
     assert (kept / "default").exists()  # never overwritten, nor removed
+    world.lose_ram()
+    with world.open_both() as ckpt:
+        assert ckpt.restore(state=world.state(0))[0] == 4
+
+
+def test_altered_marker_is_not_that_of_the_log(world: World) -> None:
+    """Its own digest is right."""
+    persist(world, 2, 4)
+    text = marker_of(world, 4).read_text()
+    body = json.dumps(json.loads(text)["marker"] | {"checksums": "0" * 64}, separators=(",", ":"))
+    digest = hashlib.sha256(body.encode()).hexdigest()
+    marker_of(world, 4).write_text(f'{{"format":1,"digest":"{digest}","marker":{body}}}')
+    check_marker(marker_of(world, 4).read_bytes(), 4, "marker", NO_SIGNING)
+    with world.open_both() as ckpt:
+        assert ckpt.restore(state=world.state(0))[0] == 2
+        (rejected,) = ckpt.last_restore.rejected  # pyright: ignore[reportOptionalMemberAccess]
+        assert "it is not the one that the step log names" in rejected.detail
+
+
+DAMAGE = {"empty": b"", "no text": b"\xff", "truncated": b"{", "other": b'{"format":1}'}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_damaged_newest_version_is_named_and_mended(world: World, damage: bytes) -> None:
+    """The version before it is used, and what only the damaged one named counts by its marker."""
+    persist(world, 2, 4)
+    max(log_of(world).glob("*.json")).write_bytes(damage)
+    world.events.clear()
+    with world.open_both(save_every_n_steps=1, local_save_every_n_steps=0) as ckpt:
+        found, state = ckpt.restore(state=world.state(0))
+        assert found == 4
+        assert same(state, world.state(4))
+        named = [e.fields["reason"] for e in world.events if e.name == "persistent.log_damaged"]
+        assert any("000000000003.json" in reason for reason in named)
+        save_all(ckpt, world, 5)
+    log = PersistentTier(str(world.persistent)).found.log.read()
+    assert log.faults == ()
+    assert whole_steps(str(world.persistent)) == [2, 4, 5]
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_log_damaged_in_every_version_leaves_the_markers(world: World, damage: bytes) -> None:
+    persist(world, 2, 4)
+    for path in log_of(world).glob("*.json"):
+        path.write_bytes(damage)
+    world.lose_ram()
+    world.events.clear()
+    with world.open_both(save_every_n_steps=1, local_save_every_n_steps=0) as ckpt:
+        found, state = ckpt.restore(state=world.state(0))
+        assert found == 4
+        assert same(state, world.state(4))
+        assert {"persistent.log_damaged", "persistent.log_lost"} <= set(world.names())
+        save_all(ckpt, world, 5)
+    assert PersistentTier(str(world.persistent)).found.log.read().faults == ()
+    assert whole_steps(str(world.persistent)) == [2, 4, 5]
+
+
+def test_log_damaged_in_every_version_is_still_of_its_run(world: World) -> None:
+    persist(world, 2)
+    for path in log_of(world).glob("*.json"):
+        path.write_bytes(b"{")
+    world.lose_ram()
+    with pytest.raises(DirectoryInUse, match="run 'run' saves there"), world.open_both(run_id="b"):
+        pass
 
 
 def test_restore_with_an_unreadable_marker_can_take_the_tensors(world: World) -> None:
@@ -165,6 +244,12 @@ def test_oversized_document_in_storage_is_not_read_whole(
         os.truncate(documents / name, 1 << 40)
     with pytest.raises(CorruptData, match="too long"):
         tier.read_document("2", 0, 1, digest)
-    monkeypatch.setattr(step_looks, "MAX_MARKER_BYTES", 1 << 20)
-    with pytest.raises(CorruptData, match="too long"):
-        tier.marker(2)
+    for module in (storage_directory, log_module):
+        for name in {"MAX_MARKER_BYTES", "MAX_LOG_BYTES"} & vars(module).keys():
+            monkeypatch.setattr(module, name, 1 << 20)
+    with pytest.raises(CorruptData, match="it is not the one that the step log names"):
+        tier.find(2)
+    newest = max(log_of(world).glob("*.json"))
+    os.truncate(newest, 1 << 40)
+    (fault,) = tier.found.log.read().faults
+    assert newest.name in str(fault)

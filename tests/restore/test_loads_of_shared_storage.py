@@ -110,7 +110,8 @@ def test_damage_is_found_by_each_and_leaves_nothing_published(
 ) -> None:
     wanted = plan(persistent)
     damaged = max(
-        Path(persistent.describe(persistent.find(STEP)).item).glob("**/d/*"), key=lambda path: path.stat().st_size
+        Path(persistent.describe(persistent.find(STEP)).item).glob("**/d/*"),
+        key=lambda path: path.stat().st_size,
     )
     data = damaged.read_bytes()
     damaged.write_bytes(bytes([data[0] ^ 1]) + data[1:])

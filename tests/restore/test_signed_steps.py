@@ -41,11 +41,11 @@ def documents(world: World, step: int) -> Path:
     return world.persistent / "host_state" / str(step)
 
 
-def write_unsigned(path: Path, marker: dict[str, Any]) -> None:
-    """A marker of which every plain digest is right."""
-    encoded = json.dumps(marker, separators=(",", ":"))
+def write_unsigned(path: Path, value: dict[str, Any], kind: str = "marker") -> None:
+    """A file of which every plain digest is right."""
+    encoded = json.dumps(value, separators=(",", ":"))
     digest = hashlib.sha256(encoded.encode()).hexdigest()
-    path.write_text(f'{{"format":2,"digest":"{digest}","marker":{encoded}}}')
+    path.write_text(f'{{"format":1,"digest":"{digest}","{kind}":{encoded}}}')
 
 
 def forge(world: World, step: int = FORGED) -> None:

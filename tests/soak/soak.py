@@ -2,6 +2,7 @@
 
     python tests/soak/soak.py --minutes 60 --lanes 2 --out soak_out
     python tests/soak/soak.py --seed 7 --only 123     one incident again, with those before it
+    python tests/soak/soak.py --put-back order_by_clock     with a known defect: it must be found
 
 Each incident is a line of `incidents.jsonl`; `summary.json` has the figures. Exit status 1 when an
 incident was not recovered as it must be.
@@ -69,7 +70,8 @@ def _run_lane(lane: int, options: argparse.Namespace, gcs: Any, root: Path) -> i
     until_s = time.monotonic() + 60 * options.minutes
     number = lane if options.only is None else options.only // INCIDENTS_PER_JOB
     while time.monotonic() < until_s:
-        run = JobRun(site, options.seed, job_of(options.seed, number, may_mount=site.is_mounted))
+        job = job_of(options.seed, number, may_mount=site.is_mounted)
+        run = JobRun(site, options.seed, job, tuple(options.put_back))
         try:
             Incidents(run, record).run(until_s, options.only)
         except Exception:  # noqa: BLE001 - a defect of the soak costs one job, and is counted
@@ -117,6 +119,7 @@ def main() -> int:
     parser.add_argument("--only", type=int, help="this incident, with those before it in its job")
     parser.add_argument("--lanes", type=int, default=2, help="jobs side by side")
     parser.add_argument("--out", type=Path, default=Path("soak_out"))
+    parser.add_argument("--put-back", action="append", default=[], help="a known defect")
     options = parser.parse_args()
     if options.only is not None:
         options.lanes = 1

@@ -230,6 +230,37 @@ def storage_step_removed(rest: Rest, fault: Fault) -> str:
     return f"removed {folder if whole else name}"
 
 
+def storage_stripped(rest: Rest, fault: Fault) -> str:
+    """All files of one sort are gone, of every step, as after a clean-up by a stranger."""
+    assert rest.store is not None
+    names = rest.store.names()
+    gone = [name for name in names if _is_stripped(name, fault.text)]
+    for name in gone:
+        _damage_step(rest, name)
+    for name in gone:
+        rest.store.remove(name)
+    return f"removed {fault.text}: {len(gone)} of {len(names)} files" if gone else ""
+
+
+def _is_stripped(name: str, sort: str) -> bool:
+    first, _, others = name.partition("/")
+    is_log = first == "host_state" and others.startswith("log/")
+    is_document = first == "host_state" and others[:1].isdigit()
+    match sort:
+        case "tensors":
+            return first[:1].isdigit()
+        case "documents":
+            return is_document
+        case "markers":
+            return is_document and name.endswith("/marker.json")
+        case "host_state":
+            return first == "host_state"
+        case "log":
+            return is_log
+        case _:
+            return not is_log
+
+
 def marker_damaged(rest: Rest, fault: Fault) -> str:
     damage: Callable[..., str] = fault.pick(
         5, (storage_bit_flip, storage_truncated, storage_foreign)
@@ -251,6 +282,7 @@ DAMAGES: Mapping[str, Callable[[Rest, Fault], str]] = {
         storage_truncated,
         storage_foreign,
         storage_step_removed,
+        storage_stripped,
         marker_damaged,
     )
 }

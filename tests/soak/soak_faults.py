@@ -235,11 +235,13 @@ def instruct(orders: list[Order], fault: Fault, steps: int) -> None:
             case "exception" if index == victim:
                 change["raises_after"] = int(steps * fault.numbers[0])
             case "clock_jump":
-                jumps = fault.numbers[3] < 0.5 or index == victim
-                change["clock_jump"] = (int(steps * fault.numbers[0]), clock_error_s(fault) * jumps)
+                if fault.numbers[3] < 0.5 or index == victim:
+                    change["clock_jump"] = (int(steps * fault.numbers[0]), clock_error_s(fault))
             case "clock_at_start":
-                wrong = fault.numbers[3] < 0.5 or index == victim
-                change["clock_s"] = clock_error_s(fault) * wrong
+                if fault.numbers[3] < 0.5 or index == victim:
+                    change["clock_s"] = clock_error_s(fault)
+            case "prefetch":
+                change |= {"prefetches": True, "chance": fault.numbers[2] + index}
             case "resets":
                 change |= {
                     "resets": 1 + int(4 * fault.numbers[0]),

@@ -22,7 +22,7 @@ from soak_looks import (
     look_at_storage,
 )
 from soak_oracle import Bounds, Life, bounds
-from soak_plan import ENDINGS, MAX_HOSTS, Fault, Incident, Job
+from soak_plan import ENDINGS, MAX_HOSTS, Fault, Incident, Job, clock_of
 from soak_program import Order
 
 from emergency_ckpt.launch.ports import ReservedPort
@@ -73,8 +73,8 @@ class Looks(NamedTuple):
 class JobRun:
     """One job: where it is, which of its lives runs, and what the oracle knows of those before."""
 
-    def __init__(self, site: Site, seed: int, job: Job) -> None:
-        self.site, self.seed, self.job = site, seed, job
+    def __init__(self, site: Site, seed: int, job: Job, put_back: tuple[str, ...] = ()) -> None:
+        self.site, self.seed, self.job, self._put_back = site, seed, job, put_back
         self._fresh = 0
         self.life: RunningLife | None = None
 
@@ -135,8 +135,14 @@ class JobRun:
             settings={},
             steps=after.steps,
             ends=ends,
+            put_back=self._put_back,
             environ=self.site.environ | {self._secret_name: self.secret},
         )
+        for fault in restore:
+            if fault.kind == "no_restore":
+                after_step = 0 if fault.text == "zero" else self.newest + 5
+                plain = dataclasses.replace(plain, goes_on_after=after_step)
+                self.lives[number].is_from_nothing = True
         orders = [self._order(plain, process) for process in range(count)]
         for fault in [*restore, *after.of("life")]:
             instruct(orders, fault, after.steps)
@@ -159,7 +165,15 @@ class JobRun:
             "dir": directory,
         }
         journal = self.scratch / f"journal_{plain.life:03d}_{process}"
-        return dataclasses.replace(plain, process=process, settings=settings, journal=journal)
+        clock = clock_of(self.seed, self.job.number, plain.life, self.hosts[process])
+        return dataclasses.replace(
+            plain,
+            process=process,
+            settings=settings,
+            journal=journal,
+            clock_s=clock.ahead_s,
+            clock_jump=clock.jump,
+        )
 
     def begun(self) -> list[str]:
         """Wait until the running life has restored everywhere, as one does that may; problems."""
@@ -278,7 +292,18 @@ class JobRun:
         stored = StoreLook(set(), known=False)
         if self.rest.store is not None and storage:
             stored = look_at_storage(self.rest.store, self.incarnations, self.rest.damaged)
-        return Looks(ram, stored, bounds(self.lives, ram.whole | stored.whole))
+        whole = ram.whole | stored.whole
+        if storage or self.rest.store is None:
+            self._doubt_lives_from_nothing(whole)
+        return Looks(ram, stored, bounds(self.lives, whole))
+
+    def _doubt_lives_from_nothing(self, whole: set[Save]) -> None:
+        """Of a life that saved without a restore no trace may be left: what it had passed over
+        counts again."""
+        for number, life in self.lives.items():
+            is_gone = all(save.life < number for save in whole)
+            if life.is_from_nothing and life.binds == "yes" and is_gone:
+                life.binds = "maybe"
 
     def kept_promises(self) -> list[str]:
         """What processes said was whole when the life ended must be whole then."""

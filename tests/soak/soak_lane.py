@@ -16,6 +16,7 @@ from soak_job import HANG_S, JobRun
 from soak_looks import Save
 from soak_oracle import is_refusal, is_refusal_of_bare, problems_of, result_of
 from soak_plan import MAX_HOSTS, SHAPES, Fault, Incident
+from soak_summary import RIGHT
 
 ATTEMPTS = 3
 
@@ -62,9 +63,9 @@ class Incidents:
         for incident, after in zip(self._run.job.incidents, follows, strict=True):
             line = self.meet(incident, after)
             self._record(line)
-            if line["result"] not in {"recovered", "nothing left"}:
+            if line["result"] not in RIGHT:
                 self._keep(line)
-            if line["result"] != "recovered":
+            if line["result"] not in {"recovered", "begun anew"}:
                 self._run.close()
                 self._run.life = None
                 self._run.begin()
@@ -165,8 +166,12 @@ class Incidents:
             errors = sorted({f"{e['error']}: {e['text']}" for _, e in life.notes("process.raised")})
             if seen and seen[0]["step"] is not None:
                 run.lives[number].parent = Save(seen[0]["step"], seen[0]["life"])
-            problems += problems_of(seen, run.lives, expected.least(run.trouble.storage_hit))
             outcome = {"attempts": attempt, "errors": [each[:400] for each in errors]}
+            if not problems and seen and run.lives[number].is_from_nothing:
+                if len(seen) == len(run.hosts):
+                    return outcome | {"result": "begun anew", "step": None, "problems": []}
+                seen = []
+            problems += problems_of(seen, run.lives, expected.least(run.trouble.storage_hit))
             if not problems and len(seen) == len(run.hosts):
                 step, tier = seen[0]["step"], seen[0].get("tier")
                 if step is None and expected.known(run.trouble.storage_hit):
@@ -214,6 +219,8 @@ class Incidents:
                     did[fault.kind] = f"up to {life.orders[0].resets} on each process"
                 case "clock_at_start":
                     did[fault.kind] = f"{[round(order.clock_s) for order in life.orders]} s"
+                case "prefetch" | "no_restore":
+                    did[fault.kind] = fault.text or "before the restore"
                 case "other_shape" | "other_ids":
                     pass
                 case _:

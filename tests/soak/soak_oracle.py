@@ -23,13 +23,15 @@ class Life:
     """One life: what it went on from (or None), its processes, and whether it binds later ones.
 
     It does when a save of it was whole: then what it had passed over does not come back. ``maybe``:
-    it was ended when nobody can tell from outside.
+    it was ended when nobody can tell from outside. ``is_from_nothing``: it saved without a restore,
+    so that nothing of the lives before it is on its way.
     """
 
     number: int
     parent: Save | None
     count: int
     binds: Binding = "no"
+    is_from_nothing: bool = False
 
 
 def is_on_way(lives: Mapping[int, Life], head: int, save: Save) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 Storage = Literal["none", "directory", "bucket"]
 Phase = Literal["life", "rest", "restore"]
@@ -17,7 +17,12 @@ Phase = Literal["life", "rest", "restore"]
 INCIDENTS_PER_JOB = 12
 ALL_RAM_SHARE = 0.2
 """Share of incidents that cost all RAM besides, where there is storage: most need none of it."""
+STRIPPED_SHARE = 0.04
+"""Share of incidents in which storage loses all files of one sort, where there is storage."""
+PREFETCH_SHARE = 0.2
+NO_RESTORE_SHARE = 0.05
 MAX_HOSTS = 6
+DAY_S = 86400.0
 SHAPES = ((2, 1), (2, 1), (2, 2), (3, 1), (1, 2), (4, 1), (3, 2), (2, 3))
 
 KINDS: Mapping[str, Phase] = {
@@ -51,6 +56,7 @@ KINDS: Mapping[str, Phase] = {
     "storage_truncated": "rest",
     "storage_foreign": "rest",
     "storage_step_removed": "rest",
+    "storage_stripped": "rest",
     "marker_damaged": "rest",
     # While the next life starts and restores.
     "kill_in_restore": "restore",
@@ -63,6 +69,8 @@ KINDS: Mapping[str, Phase] = {
     "other_shape": "restore",
     "other_ids": "restore",
     "clock_at_start": "restore",
+    "prefetch": "restore",
+    "no_restore": "restore",
 }
 # What ends a life; where none of these was drawn, processes are killed at some moment.
 ENDINGS = frozenset({"kill_some", "kill_all", "abort", "exception", "notice", "hang", "good_end"})
@@ -82,6 +90,29 @@ RESTORE_EVENTS = (
     *("restore.fetched", "restore.phases", "restore.received", "restore.finished"),
     *("restore.rejected", "restore.quarantined", "save.started", "save.published"),
 )
+
+
+STRIPPED = ("tensors", "documents", "markers", "host_state", "log", "all but the log")
+"""What ``storage_stripped`` takes away of every step."""
+
+
+class Clock(NamedTuple):
+    """A wall clock: by how many seconds it is wrong, and by how many from some step on."""
+
+    ahead_s: float
+    jump: tuple[int, float] | None
+
+
+def clock_of(seed: int, job: int, life: int, host: int) -> Clock:
+    """The clock of a host in one life: right, or up to a day wrong, from the start or later."""
+    chance = random.Random(f"{seed}/clock/{job}/{life}/{host}")
+
+    def ahead_s() -> float:
+        return chance.choice((0.0, 0.0, -DAY_S, DAY_S, chance.uniform(-DAY_S, DAY_S)))
+
+    first, then = ahead_s(), ahead_s()
+    jumps = chance.random() < 0.3
+    return Clock(first, (chance.randint(0, 10), then - first) if jumps else None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,8 +210,17 @@ def incident_of(chance: random.Random, number: int, kinds: list[str]) -> Inciden
     """One fault, or with a third of the incidents two or three."""
     count = chance.choices((1, 2, 3), (60, 30, 10))[0]
     chosen = chance.sample(kinds, count)
-    if "marker_damaged" in kinds and chance.random() < ALL_RAM_SHARE:
-        chosen = list(dict.fromkeys([*chosen, "all_ram_wiped"]))
+    if "marker_damaged" in kinds and chance.random() < STRIPPED_SHARE:
+        chosen.append("storage_stripped")
+    lost_share = 0.6 if "storage_stripped" in chosen else ALL_RAM_SHARE
+    if "marker_damaged" in kinds and chance.random() < lost_share:
+        chosen.append("all_ram_wiped")
+    chosen += [
+        kind
+        for kind, share in (("prefetch", PREFETCH_SHARE), ("no_restore", NO_RESTORE_SHARE))
+        if chance.random() < share
+    ]
+    chosen = list(dict.fromkeys(chosen))
     endings = [kind for kind in chosen if kind in ENDINGS]
     chosen = [kind for kind in chosen if kind not in endings[1:]]
     if not endings:
@@ -194,4 +234,8 @@ def _fault(chance: random.Random, kind: str) -> Fault:
         text = chance.choice(LIFE_EVENTS)
     elif kind == "kill_at_restore_event":
         text = chance.choice(RESTORE_EVENTS)
+    elif kind == "no_restore":
+        text = chance.choice(("zero", "ahead"))
+    elif kind == "storage_stripped":
+        text = chance.choice(STRIPPED)
     return Fault(kind, tuple(chance.random() for _ in range(6)), text)

@@ -56,6 +56,9 @@ class Order:
       kill_at: the event at which it kills itself.
       raises_after: steps of a settled life after which the training loop raises, or -1.
       clock_s, clock_jump: its clock is wrong by these seconds, and after a step by some more.
+      prefetches: it prefetches before it restores.
+      goes_on_after: it does not restore, and goes on after this step.
+      put_back: names of known defects, see ``PUT_BACK``.
       resets: how many connections it breaks while it restores.
     """
 
@@ -74,6 +77,9 @@ class Order:
     raises_after: int = -1
     clock_s: float = 0.0
     clock_jump: tuple[int, float] | None = None
+    prefetches: bool = False
+    goes_on_after: int | None = None
+    put_back: tuple[str, ...] = ()
     resets: int = 0
     chance: float = 0.0
     environ: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -99,6 +105,26 @@ class Clock:
         now, now_ns = time.time, time.time_ns
         time.time = lambda: now() + self.offset_s
         time.time_ns = lambda: now_ns() + int(self.offset_s * 1e9)
+
+
+def _order_by_clock() -> None:
+    """Number lives by the clock of the process that begins them, whatever came before."""
+    from emergency_ckpt.core import timeline  # noqa: PLC0415 - in a fork
+
+    real = timeline.new_incarnation
+
+    def new_incarnation(greatest: int, nonce: str) -> str:
+        del greatest
+        return f"{int(time.time() * 100):012d}-{nonce}"
+
+    for module in list(sys.modules.values()):
+        name = getattr(module, "__name__", "")
+        if name.startswith("emergency_ckpt.") and vars(module).get("new_incarnation") is real:
+            vars(module)["new_incarnation"] = new_incarnation
+
+
+PUT_BACK = {"order_by_clock": _order_by_clock}
+"""Known defects, by name: the soak must find them (``--put-back``)."""
 
 
 class Listener:
@@ -229,6 +255,8 @@ def run(order: Order) -> int:
     journal = Journal(order.journal)
     os.environ.update(order.environ)
     clock = Clock(order.clock_s)
+    for name in order.put_back:
+        PUT_BACK[name]()
     os.environ["JAX_COORDINATOR_BIND_ADDRESS"] = order.address
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", order.devices)
@@ -260,11 +288,16 @@ def _train(order: Order, journal: Journal, clock: Clock, stop: threading.Event) 
         **order.settings,
     )
     with checkpointer as ckpt:
-        step, state = ckpt.restore(state=specs(mesh), host_state=data)
+        if order.prefetches:
+            ckpt.prefetch(specs(mesh))
+            time.sleep(0.1 * random.Random(order.chance).random())
+        step = state = None
+        if order.goes_on_after is None:
+            step, state = ckpt.restore(state=specs(mesh), host_state=data)
         stop.set()
-        if step is None:
+        if state is None or step is None:
             journal.note("restored", step=None)
-            step = 0
+            step = order.goes_on_after or 0
         else:
             report = ckpt.last_restore
             assert report is not None

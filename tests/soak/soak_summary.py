@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Z_95 = 1.959964
-RIGHT = ("recovered", "nothing left")
+RIGHT = ("recovered", "nothing left", "begun anew")
 
 
 def wilson(good: int, of: int, z: float = Z_95) -> tuple[float, float]:
@@ -35,7 +35,7 @@ def summary(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """
     lines = list(lines)
     results = Counter(line["result"] for line in lines)
-    could = [line for line in lines if line["result"] != "nothing left"]
+    could = [line for line in lines if line["result"] not in ("nothing left", "begun anew")]
     good = [line for line in could if line["result"] == "recovered"]
     low, high = wilson(len(good), len(could))
     seconds = [line["seconds"] for line in good]
@@ -44,6 +44,7 @@ def summary(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "incidents": len(lines),
         "nothing_left": results["nothing left"],
+        "begun_anew": results["begun anew"],
         "recovered": len(good),
         "recovered_share": round(len(good) / len(could), 5) if could else None,
         "interval_95": [round(low, 5), round(high, 5)],

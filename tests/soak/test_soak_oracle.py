@@ -69,6 +69,14 @@ def test_heads_are_the_last_sure_life_and_those_in_doubt() -> None:
     assert possible_heads({}) == []
 
 
+def test_life_from_nothing_leaves_older_lives_behind() -> None:
+    lives = {**LIVES, 3: Life(3, None, 2, "yes", is_from_nothing=True)}
+    found = {Save(8, 1), Save(2, 3)}
+    assert bounds(lives, found) == (2, frozenset({Save(2, 3)}))
+    lives[3].binds = "maybe"
+    assert bounds(lives, found) == (2, frozenset(found))
+
+
 def test_bounds_in_doubt_are_the_lesser_and_allow_both() -> None:
     found = {Save(9, 0), Save(4, 0), Save(8, 1), Save(7, 2)}
     least, allowed = bounds(LIVES, found)
@@ -168,6 +176,14 @@ def test_stored_step_unfinished_is_neither_bare_nor_whole(tmp_path: Path) -> Non
     for name in [name for name in store.names() if name.startswith("host_state/8/")]:
         store.remove(name)
     assert look_at_storage(store, {"1-1": 0}, set()) == (set(), False, frozenset())
+
+
+@pytest.mark.parametrize("left", ["8/", "host_state/8/"])
+def test_stored_step_without_its_other_half_is_known(tmp_path: Path, left: str) -> None:
+    store = stored(tmp_path, 8)
+    for name in [name for name in store.names() if not name.startswith(left)]:
+        store.remove(name)
+    assert look_at_storage(store, {"1-1": 0}, set()).known
 
 
 def bare_error(step: int) -> str:

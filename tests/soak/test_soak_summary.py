@@ -5,7 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from soak_plan import ENDINGS, INCIDENTS_PER_JOB, KINDS, NEEDS_MOUNT, NEEDS_STORAGE, job_of
+from soak_plan import (
+    DAY_S,
+    ENDINGS,
+    INCIDENTS_PER_JOB,
+    KINDS,
+    NEEDS_MOUNT,
+    NEEDS_STORAGE,
+    STRIPPED,
+    clock_of,
+    job_of,
+)
 from soak_summary import quantile, summary, wilson
 
 
@@ -38,8 +48,10 @@ def test_summary_counts_what_could_be_recovered() -> None:
     found = summary(
         [line("recovered", n) for n in (1, 2, 2)]
         + [line("nothing left", 4, lost=None), line("wrong bytes", 5, problems=["wrong bytes: x"])]
+        + [line("begun anew", 6, lost=None)]
     )
-    assert (found["incidents"], found["recovered"], found["nothing_left"]) == (5, 3, 1)
+    assert (found["incidents"], found["recovered"], found["nothing_left"]) == (6, 3, 1)
+    assert found["begun_anew"] == 1
     assert found["recovered_share"] == 0.75
     assert found["interval_95"] == [round(each, 5) for each in wilson(3, 4)]
     assert found["steps_lost"] == {"1": 1, "2": 2}
@@ -66,6 +78,25 @@ def test_every_kind_of_fault_occurs_and_each_life_ends() -> None:
     incidents = [incident for job in jobs for incident in job.incidents]
     assert {kind for incident in incidents for kind in incident.kinds} == set(KINDS)
     assert all(len(ENDINGS.intersection(incident.kinds)) == 1 for incident in incidents)
+
+
+def test_clocks_of_hosts_are_right_or_up_to_a_day_wrong() -> None:
+    clocks = [clock_of(1, 2, life, host) for life in range(30) for host in range(6)]
+    assert clock_of(1, 2, 3, 4) == clock_of(1, 2, 3, 4)
+    values = [c.ahead_s for c in clocks]
+    values += [c.ahead_s + c.jump[1] for c in clocks if c.jump is not None]
+    assert all(abs(value) <= DAY_S for value in values)
+    assert {0.0, -DAY_S, DAY_S} < set(values)
+    assert 0 < sum(c.jump is not None for c in clocks) < len(clocks)
+
+
+def test_storage_loses_each_sort_of_files_with_all_ram_often() -> None:
+    incidents = [incident for number in range(300) for incident in job_of(1, number).incidents]
+    stripped = [i for i in incidents if "storage_stripped" in i.kinds]
+    assert {f.text for i in stripped for f in i.faults if f.kind == "storage_stripped"} == set(
+        STRIPPED
+    )
+    assert sum("all_ram_wiped" in i.kinds for i in stripped) > len(stripped) / 2
 
 
 def test_job_without_storage_or_mounts_has_no_fault_of_them() -> None:

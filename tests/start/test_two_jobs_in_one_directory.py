@@ -294,9 +294,7 @@ DAMAGED = [b"", b"{", b"x" * 9000]
 
 @pytest.mark.parametrize("data", DAMAGED)
 @pytest.mark.parametrize("which", ["newest", "all"])
-def test_damaged_version_stops_no_restart_of_its_run(
-    world: World, data: bytes, which: str
-) -> None:
+def test_damaged_version_stops_no_restart_of_its_run(world: World, data: bytes, which: str) -> None:
     """And no other run begins, whatever is left of the log: the steps have their run's name."""
     persist(world, 1)
     for path in versions(world)[-1 if which == "newest" else 0 :]:

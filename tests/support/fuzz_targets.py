@@ -208,7 +208,8 @@ TARGETS: Mapping[str, Target] = {
     "checksums": Target(_checksums, [marker.encode_checksums(CONTENTS.leaves, {})]),
     "log_version": Target(_version, [_VERSION]),
     "log_version_body": Target(
-        lambda data: _version(in_envelope("version", format=1)(data)), [body_of(_VERSION, "version")]
+        lambda data: _version(in_envelope("version", format=1)(data)),
+        [body_of(_VERSION, "version")],
     ),
     "stage_report": Target(lambda data: report_of(data, "tensors", 7, 0), [b'{"error":"no"}']),
     "number": Target(lambda data: messages.number_of(data, "number"), [b"17"]),

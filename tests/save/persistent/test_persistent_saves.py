@@ -93,7 +93,10 @@ class Job:
                 EventSink(self.events.append, process_index=process),
                 self.failures[process],
                 chain=StoredChain(
-                    writer_of(self.tier), lambda: writer_of(self.tier), Timelines(None, QUIET), QUIET
+                    writer_of(self.tier),
+                    lambda: writer_of(self.tier),
+                    Timelines(None, QUIET),
+                    QUIET,
                 ),
                 host_state_limit_bytes=LIMIT_BYTES,
                 timeout_s=LONG_S,

@@ -51,9 +51,7 @@ def preserved(
     return whole_steps(tier), failures, events
 
 
-def keeping_last(
-    steps: int, writer: DirectoryWriter, timeout_s: float = LONG_S
-) -> Preservation:
+def keeping_last(steps: int, writer: DirectoryWriter, timeout_s: float = LONG_S) -> Preservation:
     """Of a life that has saved there."""
     writer.begin(life(2))
     return Preservation(
