@@ -53,7 +53,7 @@ class Check:
     """One check of a survey. Each part yields the faults that it finds, and counts. Blocks.
 
     Attributes:
-      found: the sound steps of ours in storage, by number and incarnation.
+      found: the sound steps in storage, by number and incarnation.
     """
 
     def __init__(self, survey: Survey, places: Places) -> None:
@@ -100,9 +100,9 @@ class Check:
         if found.step.problem:
             return [SurveyFault(where, found.step.problem, number)]
         marker, faults = found.marker, list[SurveyFault]()
+        self.found[number, found.step.incarnation] = found
         if marker is None:
             return []  # a step of plain Orbax
-        self.found[number, found.step.incarnation] = found
         self.counts.manifests += 1
         if found.step.doubt:
             self.notes.append(f"step {number} in storage: {found.step.doubt}")

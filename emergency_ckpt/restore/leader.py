@@ -188,6 +188,7 @@ class RestoreLeader:
         deadline_s: float,
     ) -> None:
         """Replace ``items`` by what their files say, and drop those that are no steps."""
+        junk: list[PersistentStep] = []
         for item, found in zip(items, tier.found.look_at(view, items, deadline_s), strict=True):
             if isinstance(found, CheckpointError):
                 raise found
@@ -201,6 +202,10 @@ class RestoreLeader:
             if found is not None and found.is_junk:
                 text = f"{found.place.tensors} in storage is passed over: {found.step.problem}"
                 self._events.emit("restore.note", text=text)
+                junk.append(found.step)
+        if junk and not self._stored:
+            last = max(junk)
+            self._stored[last.step] = last  # with nothing else there: this is no fresh start
         if view.table is None and any(each.incarnation for each in self._stored.values()):
             self._note_lost_log()
 

@@ -15,7 +15,6 @@ from looks import tree_of
 from world import save_all
 
 from emergency_ckpt.cli.main import main
-from emergency_ckpt.offline.draining.lock import BELOW
 from emergency_ckpt.run_secret import SECRET_VARIABLE, generate_secret
 
 MAIN = [sys.executable, "-m", "emergency_ckpt.cli.main"]
@@ -163,11 +162,12 @@ KILLED = """
 import os, signal, sys
 from emergency_ckpt.cli.main import main
 from emergency_ckpt.offline.draining import drain
-from emergency_ckpt.tiers.persistent.steps.changes import StepChanges
+from emergency_ckpt.tiers.persistent.steps.writer import DirectoryWriter
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 def die(*args, **kwargs): os.kill(os.getpid(), signal.SIGKILL)
-points = {"documents": (drain, "write_late_step"), "tensors": (PersistentTier, "publish"),
-          "marker": (StepChanges, "end_replacement")}
+points = {"claim": (DirectoryWriter, "make_room"), "documents": (drain, "write_late_step"),
+          "tensors": (PersistentTier, "finish"), "marker": (DirectoryWriter, "publish"),
+          "version": (DirectoryWriter, "settle")}
 setattr(*points[sys.argv[1]], die)
 main(sys.argv[2:])
 """
@@ -179,24 +179,23 @@ def environment() -> dict[str, str]:
     return {**os.environ, "JAX_PLATFORMS": "no such platform"}
 
 
-@pytest.mark.parametrize("point", ["documents", "tensors", "marker"])
+@pytest.mark.parametrize("point", ["claim", "documents", "tensors", "marker", "version"])
 def test_drain_killed_loses_nothing_and_is_repeated(
     drains: Drains, environment: dict[str, str], point: str
 ) -> None:
-    world = drains.world
+    world, is_whole = drains.world, point in ("marker", "version")
     drains.save(2, save_every_n_steps=2)
     drains.save(5)
     command = [sys.executable, "-c", KILLED, point, *drains.words()]
     done = subprocess.run(command, env=environment, capture_output=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    assert (world.persistent / BELOW).exists()
     places = world.ramdisk, world.persistent
     held, stored = (path.with_name(f"{path.name}-kept") for path in places)
     for path, kept in zip(places, (held, stored), strict=True):
         shutil.copytree(path, kept)
     # The job starts again, with its RAM or without: nothing half-written is taken.
     assert drains.restored() == (5, 50)
-    if point != "marker":
+    if not is_whole:
         shutil.rmtree(world.persistent)
         shutil.copytree(stored, world.persistent)
         assert drains.restored_from_storage() == (2, 20)
@@ -206,9 +205,19 @@ def test_drain_killed_loses_nothing_and_is_repeated(
     stored.rename(world.persistent)
     held.rename(world.ramdisk)
     code, found = drains.drain()
-    assert (code, found["step"], found["is_written"]) == (0, 5, point != "marker")
-    assert not (world.persistent / BELOW).exists()
+    assert (code, found["step"], found["is_written"]) == (0, 5, not is_whole)
+    _assert_nothing_else(drains)
     assert drains.restored_from_storage() == (5, 50)
+
+
+def _assert_nothing_else(drains: Drains) -> None:
+    """No part of a save that did not end is left, nor any other trace of a drain."""
+    directory = drains.world.persistent
+    names = {path.name for path in directory.iterdir()} - {"host_state"}
+    below = {path.name for path in (directory / "host_state").iterdir()} - {"log"}
+    assert names == below
+    assert not [name for name in names if "orbax-checkpoint-tmp" in name]
+    assert not list(directory.rglob("*.tmp"))
 
 
 def test_drains_at_once_leave_one_whole_step(drains: Drains, environment: dict[str, str]) -> None:
@@ -222,6 +231,8 @@ def test_drains_at_once_leave_one_whole_step(drains: Drains, environment: dict[s
     errors = [process.communicate()[1] for process in both]
     codes = sorted(process.returncode for process in both)
     assert codes in ([0, 0], [0, 1]), errors
-    assert codes == [0, 0] or any("another drain is under way" in error for error in errors)
-    assert not (drains.world.persistent / BELOW).exists()
+    # Replaced by the other, at a look at the log or in the place that the other has cleared.
+    named = ("another writer", "5.orbax-checkpoint-tmp", "/host_state/5/")
+    assert codes == [0, 0] or any(name in text for text in errors for name in named), errors
+    _assert_nothing_else(drains)
     assert drains.restored_from_storage() == (5, 50)

@@ -21,6 +21,7 @@ STEP = 7
 WAIT_S = 60.0
 RUN = "gs://bucket/{}"
 LOST = {
+    "host state": FaultRule(kind="lose_reply", target="*/process_*.json", count=1),
     "claim": FaultRule(kind="lose_reply", target="*/_CHECKPOINT_METADATA", count=1),
     "data": FaultRule(kind="lose_reply", target="*/default/d/*", count=1),
     "tree": FaultRule(kind="lose_reply", target="*/default/_METADATA", count=1),
@@ -28,6 +29,7 @@ LOST = {
     "metadata": FaultRule(kind="lose_reply", target="*/_CHECKPOINT_METADATA", skip=1, count=1),
     "item": FaultRule(kind="lose_reply", target="*/default/commit_success.txt", count=1),
     "step": FaultRule(kind="lose_reply", target=f"*/{STEP}/commit_success.txt", count=1),
+    "checksums": FaultRule(kind="lose_reply", target="*/checksums.json", count=1),
     "marker": FaultRule(kind="lose_reply", target="*/marker.json", count=1),
     "first claim": FaultRule(kind="lose_reply", target="*/host_state/log/*", count=1),
     "version": FaultRule(kind="lose_reply", target="*/host_state/log/*", skip=1, count=1),

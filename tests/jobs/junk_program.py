@@ -11,6 +11,7 @@ from persistent_steps import fill
 
 from emergency_ckpt.core.secret.step_signature import StepSigning
 from emergency_ckpt.testing.gcs import GcsControl
+from emergency_ckpt.tiers.persistent.steps.looks import FoundStep
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 
 RUN = "gs://bucket/run"
@@ -31,7 +32,7 @@ def forge(control: GcsControl) -> None:
     marker["save"]["step"] = FORGED
     body = json.dumps(marker, separators=(",", ":"))
     digest = hashlib.sha256(body.encode()).hexdigest()
-    file = f'{{"format":2,"digest":"{digest}","marker":{body}}}'
+    file = f'{{"format":1,"digest":"{digest}","marker":{body}}}'
     control.put_object("bucket", path, file.encode())
 
 
@@ -48,17 +49,23 @@ def main(count: int) -> None:
             control.put_object("bucket", f"run/host_state/{number}/marker.json", b"{")
     tier = PersistentTier(RUN, signing=StepSigning(SIGNING.key, required=True))
     control.clear_requests()
-    steps = tier.steps()
+    view = tier.found.view()
+    listing = len(control.requests())
+    unseen = [each for each in view.steps if not each.is_seen]
+    looks = [each for each in tier.found.look_at(view, unseen) if isinstance(each, FoundStep)]
     requests = len(control.requests())
     control.clear_requests()
-    tier.describe(20)
+    tier.describe(tier.find(20))
+    described = len(control.requests())
+    named = PersistentTier(RUN, signing=SIGNING).find(FORGED)
     found = {
+        "listing": listing,
         "requests": requests,
-        "described": len(control.requests()),
-        "whole": [each.step for each in steps if not each.problem],
-        "passed_over": len(tier.found.passed_over),
-        "forged": [each.problem for each in steps if each.step == FORGED],
-        "named": [each.doubt for each in PersistentTier(RUN, signing=SIGNING).steps()][-1],
+        "described": described,
+        "whole": [each.step for each in tier.found.counting()],
+        "passed_over": len([each for each in looks if each.step.problem]),
+        "forged": [each.step.problem for each in looks if each.step.step == FORGED],
+        "named": named.step.doubt,
         "left": len(control.object_names("bucket", "run/100/")),
     }
     print(json.dumps(found))

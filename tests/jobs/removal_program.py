@@ -176,6 +176,33 @@ def replaced(write: str) -> list[dict[str, Any]]:
     return found
 
 
+def unheard(what: str) -> list[dict[str, Any]]:
+    """The reply to the k-th change of what is done gets lost, for each k until there is none."""
+    two_saves("before")
+    works: dict[str, Callable[[PersistentTier], object]] = {
+        "save": lambda tier: save_over(tier, 30, 30, life(2)),
+        "save again": lambda tier: save_over(tier, REMOVED, 21, life(2)),
+        "removal": lambda tier: writer_of(tier).remove([REMOVED], life(2)),
+        "rollback": lambda tier: writer_of(tier).begin(life(2), ROLLED_BACK),
+    }
+    found: list[dict[str, Any]] = []
+    while not found or found[-1]["hits"]:
+        run = f"unheard/{len(found)}"
+        copy("before", run)
+        rule = FaultRule(kind="lose_reply", method="[DP]*", skip=len(found), count=1)
+        tier, error = tier_of(run), ""
+        with control().fault(rule):
+            try:
+                works[what](tier)
+            except CheckpointError as caught:
+                error = f"{type(caught).__name__}: {caught}"
+            hits = sum(each.hit for each in control().fault_states())
+        values = [(step, value_of(tier, step)) for step in whole_steps(tier)]
+        seen = {"hits": hits, "error": error, "values": values, "plain": look(run)["manager"]}
+        found.append({**seen, "then": clean_up(run)["whole"]})
+    return found
+
+
 def _replaced_until(run: str, requests: int) -> dict[str, Any]:
     through = False
     rule = FaultRule(kind="status", status_code=403, method="[DP]*", skip=requests)
@@ -216,6 +243,9 @@ def is_marked(run: str, incarnation: str) -> bool:
 
 
 if __name__ == "__main__":
-    programs = (prepare, look, remove, clean_up, refused, set_aside, rolled_back, replaced)
+    programs = (
+        *(prepare, look, remove, clean_up, refused),
+        *(set_aside, rolled_back, replaced, unheard),
+    )
     result = {program.__name__: program for program in programs}[sys.argv[1]](*sys.argv[2:])
     print(json.dumps(result))

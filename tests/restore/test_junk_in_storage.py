@@ -8,15 +8,14 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from persistent_steps import fill
+from persistent_steps import fill, whole_steps
 from world import World, logged, same, save_all
 
 from emergency_ckpt.errors import Unrecoverable
-from emergency_ckpt.tiers.persistent.steps.records import OFFERED_AT_ONCE
+from emergency_ckpt.tiers.persistent.steps.folders import LOOKS_AT_ONCE
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 
 STORAGE: dict[str, Any] = {"save_every_n_steps": 1, "local_save_every_n_steps": 0}
@@ -51,10 +50,10 @@ def _marker(change: Callable[[dict[str, Any]], None]) -> Callable[[Path, int], N
         file["marker"]["save"]["step"] = number
         documents = directory / "host_state" / str(number)
         documents.mkdir()
-        # Of format 1, which has no digest to be wrong, and does not know its tensors.
-        tensors = file["marker"].pop("tensors")
-        assert tensors
-        (documents / "marker.json").write_text(json.dumps({"format": 1, **file["marker"]}))
+        encoded = json.dumps(file["marker"], separators=(",", ":"))
+        digest = hashlib.sha256(encoded.encode()).hexdigest()
+        text = f'{{"format":1,"digest":"{digest}","marker":{encoded}}}'
+        (documents / "marker.json").write_text(text)
 
     return make
 
@@ -118,10 +117,12 @@ def test_restore_beside_much_junk_takes_the_real_step(saved: World, count: int) 
         JUNK["empty" if number % 2 else "damaged marker"](saved.persistent, number)
     with logged() as lines:
         assert restored(saved) == REAL
-    assert len([line for line in lines if "into which Orbax has written nothing" in line]) == 1
-    assert len([line for line in lines if "cannot be read" in line]) < 40
-    passed = [event for event in saved.events if event.name == "persistent.passed_over"]
-    assert [event.fields["count"] for event in passed] == [count]
+    assert len([line for line in lines if "cannot be used" in line]) < 40
+    notes = [e.fields["text"] for e in saved.events if e.name == "restore.note"]
+    rejected = [e for e in saved.events if e.name == "restore.rejected"]
+    assert len([text for text in notes if "Orbax has written nothing" in text]) == count // 2
+    newest = [number for number in range(99 + count, 99, -1) if number % 2 == 0]
+    assert [e.fields["step"] for e in rejected] == newest[:32]  # so many are told one by one
 
 
 def test_restore_of_junk_alone_is_never_a_fresh_start(world: World) -> None:
@@ -157,26 +158,12 @@ def test_restore_beside_junk_prefers_storage_to_older_ram(world: World) -> None:
 def test_lives_after_a_marker_of_the_future_stay_in_order(saved: World) -> None:
     for number in range(100, 120):
         _incarnation("ffffffffffff-ffff")(saved.persistent, number)
-        (saved.persistent / "host_state" / str(number) / "marker.json").write_bytes(
-            _with_tensors(saved.persistent, number)
-        )
     for step in (7, 8, 9):
         with saved.open_both(**STORAGE) as ckpt:
             assert ckpt.restore(state=saved.state(0))[0] == step - 1
             save_all(ckpt, saved, step)
         saved.lose_ram()
     assert restored(saved) == 9
-
-
-def _with_tensors(directory: Path, number: int) -> bytes:
-    """The marker of format 2, of tensors that are not there."""
-    documents = directory / "host_state" / str(number) / "marker.json"
-    marker = json.loads(documents.read_bytes())
-    marker.pop("format")
-    marker["tensors"] = {"metadata": "a" * 64, "manifest": "b" * 64}
-    encoded = json.dumps(marker, separators=(",", ":"))
-    digest = hashlib.sha256(encoded.encode()).hexdigest()
-    return f'{{"format":2,"digest":"{digest}","marker":{encoded}}}'.encode()
 
 
 def test_retention_beside_junk_neither_counts_nor_removes_it(saved: World) -> None:
@@ -187,7 +174,7 @@ def test_retention_beside_junk_neither_counts_nor_removes_it(saved: World) -> No
     with saved.open_both(**STORAGE, keep_last_n=2) as ckpt:
         ckpt.restore(state=saved.state(0))
         save_all(ckpt, saved, 7, 8)
-    assert PersistentTier(str(saved.persistent)).whole_steps() == [7, 8]
+    assert whole_steps(str(saved.persistent)) == [7, 8]
     assert all((saved.persistent / str(number)).is_dir() for number in range(100, 120))
     assert beyond.is_dir()
 
@@ -199,27 +186,16 @@ def test_junk_under_a_plain_name_hides_no_prefixed_step(tmp_path: Path) -> None:
     for name in ("7", "0007", "run_00007", *(f"run_{number}" for number in range(100, 140))):
         (plain / name).mkdir()
     tier = PersistentTier(str(plain))
-    whole = [found.step for found in tier.steps() if not found.problem]
-    assert whole == [7]
-    assert tier.describe(7).leaves.keys() == {"w"}
+    assert whole_steps(tier) == [7]
+    assert tier.describe(tier.find(7)).leaves.keys() == {"w"}
 
 
-@pytest.mark.parametrize("is_late", [False, True])
-def test_newest_with_little_time_left_offers_what_it_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_late: bool
-) -> None:
-    """Steps of a second look are left out; those of the first are not."""
-    newest = 2 + OFFERED_AT_ONCE
-    tier = fill(str(tmp_path), [1, newest])
-    for damaged in range(2, newest):
-        _empty(tmp_path, damaged)
-        marker = tmp_path / "host_state" / str(damaged) / "marker.json"
-        marker.parent.mkdir()
-        marker.write_text("{")
-    begin_s = time.monotonic()
-    clock = iter([begin_s])
-    # Of this module alone: the calls to storage have their own deadlines.
-    late = SimpleNamespace(monotonic=lambda: next(clock, begin_s + 1000 * is_late))
-    monkeypatch.setattr("emergency_ckpt.tiers.persistent.steps.records.time", late)
-    whole = [found.step for found in tier.found.newest(begin_s + 60) if not found.problem]
-    assert whole == ([newest] if is_late else [1, newest])
+@pytest.mark.parametrize("kind", ["empty", "damaged marker"])
+def test_much_junk_between_two_steps_hides_neither(tmp_path: Path, kind: str) -> None:
+    """The log names both; the listing alone costs no look."""
+    tier = fill(str(tmp_path), [1, 300])
+    for number in range(2, 2 + 2 * LOOKS_AT_ONCE):
+        JUNK[kind](tmp_path, number)
+    view = tier.found.view(time.monotonic() + 60)
+    assert [each.step for each in view.steps if each.is_seen] == [1, 300]
+    assert whole_steps(tier) == [1, 300]

@@ -38,5 +38,6 @@ def test_steps_of_a_bucket_among_junk_are_the_signed_ones(count: int) -> None:
     assert found["forged"] == ["it is not signed, and require_signed is set"]
     assert found["named"] == "it is not signed"
     assert found["left"] == 1
+    assert found["listing"] < REQUESTS_BESIDES
     assert found["requests"] < REQUESTS_A_LOOK * count + REQUESTS_BESIDES
     assert found["described"] < REQUESTS_BESIDES

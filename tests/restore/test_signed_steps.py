@@ -63,6 +63,28 @@ def forge(world: World, step: int = FORGED) -> None:
 def strip(world: World, step: int) -> None:
     path = documents(world, step) / "marker.json"
     write_unsigned(path, json.loads(path.read_bytes())["marker"])
+    name_in_log(world, step)
+
+
+def name_in_log(world: World, step: int) -> None:
+    """Each version that lists ``step`` names its marker as that is now, and is not signed."""
+    digest = hashlib.sha256((documents(world, step) / "marker.json").read_bytes()).hexdigest()
+    for path in versions(world):
+        version = json.loads(path.read_bytes())["version"]
+        for entry in version.get("steps", ()):
+            if entry["step"] == step:
+                entry["marker"] = digest
+                write_unsigned(path, version, "version")
+
+
+def versions(world: World) -> list[Path]:
+    return sorted((world.persistent / "host_state" / "log").glob("*.json"))
+
+
+def is_signed(path: Path) -> bool:
+    file = json.loads(path.read_bytes())
+    assert file["format"] == 1
+    return "signature" in file
 
 
 def unsigned(world: World) -> list[tuple[Any, Any]]:
@@ -74,7 +96,8 @@ def unsigned(world: World) -> list[tuple[Any, Any]]:
 
 
 def test_restore_of_a_signed_step_says_nothing(saved: World) -> None:
-    assert json.loads((documents(saved, REAL) / "marker.json").read_bytes())["format"] == 3
+    assert is_signed(documents(saved, REAL) / "marker.json")
+    assert all(map(is_signed, versions(saved)))
     assert restored(saved, require_signed=True) == REAL
     assert unsigned(saved) == []
 
@@ -104,6 +127,43 @@ def test_require_signed_passes_over_what_is_not(saved: World, how: Callable[[Wor
     assert restored(saved, require_signed=True) == 7
 
 
+def drop_from_log(world: World, step: int) -> None:
+    """One more version, not signed, says that ``step`` is being removed."""
+    newest = versions(world)[-1]
+    version = json.loads(newest.read_bytes())["version"]
+    version["number"] += 1
+    for entry in version["steps"]:
+        if entry["step"] == step:
+            entry["state"] = "removing"
+    write_unsigned(newest.with_name(f"{version['number']:012d}.json"), version, "version")
+
+
+def test_version_that_is_not_signed_is_named(saved: World) -> None:
+    drop_from_log(saved, REAL)
+    assert restored(saved, save_every_n_steps=0) == 4
+    notes = [e.fields["text"] for e in saved.events if e.name == "restore.note"]
+    assert "the step log: it is not signed" in notes
+
+
+def test_require_signed_passes_over_an_unsigned_version(saved: World) -> None:
+    drop_from_log(saved, REAL)
+    with saved.open_both(**STORAGE, require_signed=True) as ckpt:
+        assert ckpt.latest_step() == REAL
+        assert ckpt.restore(state=saved.state(0))[0] == REAL
+        save_all(ckpt, saved, 7)
+    named = [e.fields["reason"] for e in saved.events if e.name == "persistent.log_damaged"]
+    assert any("it is not signed, and require_signed is set" in reason for reason in named)
+    assert is_signed(versions(saved)[-1])
+    saved.lose_ram()
+    assert restored(saved, require_signed=True) == 7
+
+
+def test_require_signed_without_a_signed_version_takes_markers(saved: World) -> None:
+    for path in versions(saved):
+        write_unsigned(path, json.loads(path.read_bytes())["version"], "version")
+    assert restored(saved, require_signed=True) == REAL
+
+
 def test_require_signed_with_nothing_signed_is_no_fresh_start(saved: World) -> None:
     for step in (4, REAL):
         strip(saved, step)
@@ -112,7 +172,10 @@ def test_require_signed_with_nothing_signed_is_no_fresh_start(saved: World) -> N
 
 
 @pytest.mark.parametrize("required", [False, True])
-def test_restore_of_altered_crcs_takes_an_older_step(saved: World, required: bool) -> None:
+@pytest.mark.parametrize("in_log", [False, True])
+def test_restore_of_altered_crcs_takes_an_older_step(
+    saved: World, required: bool, in_log: bool
+) -> None:
     """The plain digests are right again; the signature is kept."""
     folder = documents(saved, REAL)
     checksums = json.loads((folder / "checksums.json").read_bytes())
@@ -124,9 +187,13 @@ def test_restore_of_altered_crcs_takes_an_older_step(saved: World, required: boo
     encoded = json.dumps(file["marker"], separators=(",", ":"))
     file["digest"] = hashlib.sha256(encoded.encode()).hexdigest()
     (folder / "marker.json").write_text(json.dumps(file, separators=(",", ":")))
+    if in_log:
+        name_in_log(saved, REAL)
     with logged() as lines:
         assert restored(saved, require_signed=required) == 4
-    assert any("it was altered after it had been signed" in line for line in lines)
+    altered = "it was altered after it had been signed"
+    problem = altered if in_log else "it is not the one that the step log names"
+    assert any(problem in line for line in lines)
 
 
 def test_restore_after_the_secret_changed_is_named(
@@ -211,7 +278,7 @@ def test_save_at_an_unsigned_step_writes_it_anew(
         assert ckpt.save(step=2, state=world.state(2), host_state={"at": 2}, force=True)
         ckpt.wait_until_finished()
         ckpt.check_for_errors()
-    assert json.loads((documents(world, 2) / "marker.json").read_bytes())["format"] == 3
+    assert is_signed(documents(world, 2) / "marker.json")
     world.lose_ram()
     assert restored(world, require_signed=True) == 2
     assert list(world.persistent.glob("2.rolled-back-*"))

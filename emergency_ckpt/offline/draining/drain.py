@@ -24,7 +24,14 @@ from etils import epath
 from emergency_ckpt.config import run_id_of
 from emergency_ckpt.core.restore.inventory import PersistentStep
 from emergency_ckpt.core.timeline import life_of, newest
-from emergency_ckpt.errors import ConfigError, CorruptData, HostStateError, LocalTierError
+from emergency_ckpt.errors import (
+    ConfigError,
+    CorruptData,
+    DirectoryInUse,
+    HostStateError,
+    LocalTierError,
+    PersistentTierError,
+)
 from emergency_ckpt.offline.draining.peers import PeerRam, ask_peers
 from emergency_ckpt.offline.export import Progress, Shown, newest_item, ram_tree
 from emergency_ckpt.offline.host_states import ram_documents
@@ -265,13 +272,16 @@ class _Drain:
         return Drained(step, is_saved, is_written, tuple(self._notes))
 
     def _newest_stored(self) -> PersistentStep | None:
-        """Return the newest step in storage that a restore would take."""
-        steps = [
-            each
-            for each in self._tier.found.counting()
-            if not self._objection(each.step, each.incarnation)
-        ]
-        return max(steps, key=lambda each: each.step, default=None)
+        """Return the newest step in storage that a restore would take, as its files have it."""
+        stored = self._tier.found
+        view = stored.view()
+        for each in reversed(stored.resolved(view)):
+            if each.problem or self._objection(each.step, each.incarnation):
+                continue
+            found = stored.look(view, each)
+            if found is not None and not found.step.problem:
+                return found.step
+        return None
 
     def _objection(self, step: int, incarnation: str) -> str:
         return self._timeline.objection(step, incarnation) if self._timeline else ""
@@ -292,6 +302,16 @@ class _Drain:
         return _Ready(source, documents)
 
     def _write(self, ready: _Ready, shown: Shown) -> None:
+        try:
+            self._write_once(ready, shown)
+        except PersistentTierError as error:
+            if error.retryable or isinstance(error, DirectoryInUse):
+                raise
+            # A drain that this one replaced may have been at work until then.
+            self._writer.check()
+            self._write_once(ready, shown)
+
+    def _write_once(self, ready: _Ready, shown: Shown) -> None:
         source, save, tier = ready.source, ready.source.save, self._tier
         total_bytes = sum(map(leaf_bytes, source.leaves.values()))
         self._note_moved(self._writer.begin(self._life(save.incarnation)))

@@ -182,6 +182,7 @@ class StorageDirectory:
             path.parent.mkdir(parents=True, exist_ok=True)
             _link_new(path, data, f"{secrets.token_hex(4)}.{path.name}.tmp", False)
         except FileExistsError as error:
+            self.forget_listings()
             if path.read_bytes() != data:
                 raise FileExistsError("another writer has written it meanwhile") from error
 

@@ -11,7 +11,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from looks import eckpt, eckpt_json, tree_of
-from persistent_steps import fill, life, save_over
+from persistent_steps import fill, life, save_over, writer_of
 from tiers_support import LAYOUT, complete_save, document, open_tier, save_id
 from tiers_support import fill as fill_slot
 
@@ -20,6 +20,7 @@ from emergency_ckpt.core.secret.keys import RunSecret
 from emergency_ckpt.core.secret.step_signature import step_signing
 from emergency_ckpt.tiers.local.signatures import Signer
 from emergency_ckpt.tiers.local.tier import LocalTier
+from emergency_ckpt.tiers.persistent.marker import CHECKSUMS_NAME, MARKER_NAME
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.types import Contents, ShardId
 
@@ -52,11 +53,16 @@ def on_ramdisk(ramdisk: Path, signer: Signer | None = None) -> Path:
 def in_storage(directory: Path, step: int, *, wrong: bool = False) -> None:
     """One step with the checksum of its one box, or with one of other bytes."""
     tier = PersistentTier(str(directory))
-    save_over(tier, step, 7, life(1))
-    marker = tier.marker(step)
+    writer = writer_of(tier)
+    save_over(tier, step, 7, life(1), writer=writer)
+    marker = tier.find(step).marker
+    assert marker is not None
+    for name in (CHECKSUMS_NAME, MARKER_NAME):
+        (directory / "host_state" / str(step) / name).unlink()
     crc = crc32c(np.full(4, 8 if wrong else 7, np.int64).tobytes())
     documents = {0: (marker.digests[0], marker.empty[0])}
-    tier.publish(marker.save, documents, marker.leaves, {ShardId("w", ((0, 4),)): crc})
+    entry = tier.finish(marker.save, documents, marker.leaves, {ShardId("w", ((0, 4),)): crc})
+    writer.publish(entry, None)
 
 
 def flip(path: Path, offset: int) -> None:
@@ -185,6 +191,31 @@ def test_check_of_storage_names_damaged_document(tmp_path: Path, name: str) -> N
     status, found = eckpt_json("check", "--dir", tmp_path)
     assert status == 1
     assert [(fault["where"], fault["step"]) for fault in found["faults"]] == [(str(path), 3)]
+
+
+@pytest.mark.parametrize("fault", ["flipped", "gone", "other"])
+def test_check_of_storage_names_damaged_marker(tmp_path: Path, fault: str) -> None:
+    """The steps beside it are still checked, and `ls`, which goes by the log, lists them all."""
+    fill(str(tmp_path), [10, 20, 30])
+    marker = tmp_path / "host_state" / "20" / "marker.json"
+    if fault == "flipped":
+        flip(marker, len(marker.read_bytes()) // 2)
+    elif fault == "gone":
+        marker.unlink()
+    else:
+        marker.write_bytes((tmp_path / "host_state" / "30" / "marker.json").read_bytes())
+    before = tree_of(tmp_path)
+    listed = eckpt_json("ls", "--dir", tmp_path)[1]["steps"]
+    assert [each["step"] for each in listed] == [30, 20, 10]
+    status, found = eckpt_json("check", "--dir", tmp_path)
+    assert status == 1
+    (told,) = found["faults"]
+    assert (told["step"], "marker.json" in told["problem"]) == (20, True)
+    assert found["checked"]["manifests"] == 2
+    status, found = eckpt_json("show", 20, "--dir", tmp_path)
+    assert (status, found["state"]) == (1, "damaged")
+    assert any("marker.json" in fault["problem"] for fault in found["faults"])
+    assert tree_of(tmp_path) == before
 
 
 def test_check_of_plain_orbax_step_reads_it(tmp_path: Path) -> None:

@@ -53,14 +53,20 @@ def test_look_at_absent_bucket_is_a_fault(gcs: FakeGcs) -> None:
     assert fault["where"] == "gs://other/run"
 
 
-def test_look_at_one_unreadable_marker_lists_the_others(gcs: FakeGcs) -> None:
+def test_check_of_unreadable_marker_checks_the_others(gcs: FakeGcs) -> None:
+    """A listing needs no marker: it goes by the log, and has both steps."""
     gcs.add_fault(FaultRule(kind="status", status_code=403, target="*host_state/20/marker.json*"))
     try:
-        status, found = eckpt_json("ls", "--dir", URL, "--timeout", 10, env=gcs.environment())
+        listed = eckpt_json("ls", "--dir", URL, "--timeout", 10, env=gcs.environment())
+        status, found = eckpt_json("check", "--dir", URL, "--timeout", 10, env=gcs.environment())
     finally:
         gcs.clear_faults()
     assert status == 1
-    assert [step["step"] for step in found["steps"]] == [10]
+    assert [(step["step"], step["state"]) for step in listed[1]["steps"]] == [
+        (20, "whole"),
+        (10, "whole"),
+    ]
+    assert (listed[0], found["checked"]["manifests"]) == (0, 1)
     assert [fault["step"] for fault in found["faults"]] == [20]
 
 

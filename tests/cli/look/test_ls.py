@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pty
+import shutil
 import subprocess
 import sys
 import threading
@@ -216,7 +217,7 @@ def test_ls_with_secret_names_unsigned_files(ramdisk: Path) -> None:
 
 def test_ls_of_storage_lists_steps_and_faults(tmp_path: Path) -> None:
     fill(str(tmp_path), [10, 20, 30])
-    damage(tmp_path / "host_state" / "20" / "marker.json")
+    shutil.rmtree(tmp_path / "20")
     (tmp_path / "40.orbax-checkpoint-tmp-1").mkdir()
     before = tree_of(tmp_path)
     status, found = eckpt_json("ls", "--dir", tmp_path)
@@ -227,10 +228,32 @@ def test_ls_of_storage_lists_steps_and_faults(tmp_path: Path) -> None:
         (20, "damaged"),
         (10, "whole"),
     ]
-    assert [s["size_bytes"] for s in found["steps"]] == [32, None, 32]
+    assert [s["size_bytes"] for s in found["steps"] if s["state"] == "whole"] == [32, 32]
     assert all(s["age_s"] is not None for s in found["steps"] if s["state"] == "whole")
-    assert [(f["step"], "marker.json" in f["problem"]) for f in found["faults"]] == [(20, True)]
+    assert [(f["step"], "tensors are gone" in f["problem"]) for f in found["faults"]] == [
+        (20, True)
+    ]
     assert found["directory"]["unfinished"] == ["40.orbax-checkpoint-tmp-1"]
+
+
+def test_ls_of_storage_looks_at_steps_the_log_lacks(tmp_path: Path) -> None:
+    """Without its log, as after a copy of the steps by hand, each marker is looked at."""
+    fill(str(tmp_path), [10, 20, 30])
+    shutil.rmtree(tmp_path / "host_state" / "log")
+    damage(tmp_path / "host_state" / "20" / "marker.json")
+    before = tree_of(tmp_path)
+    status, found = eckpt_json("ls", "--dir", tmp_path)
+    assert tree_of(tmp_path) == before
+    assert status == 1
+    assert [(s["step"], s["state"], s["size_bytes"]) for s in found["steps"]] == [
+        (30, "whole", 32),
+        (20, "damaged", None),
+        (10, "whole", 32),
+    ]
+    assert all(s["age_s"] is not None for s in found["steps"] if s["state"] == "whole")
+    told = [(f["step"], "marker.json" in f["problem"]) for f in found["faults"] if "step" in f]
+    assert told == [(20, True)]
+    assert any("the step log is gone" in f["problem"] for f in found["faults"])
 
 
 def test_ls_of_plain_orbax_step_lists_it(tmp_path: Path) -> None:

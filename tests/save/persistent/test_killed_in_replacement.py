@@ -26,7 +26,7 @@ CLAIM, PUBLISHED, SETTLED = (f"log/{number:012d}.json" for number in (4, 5, 6))
         ("os.rename", f"4.rolled-back-{life(1)}", 4),  # nothing has been moved
         ("open", "process_00000_of_00001.json.tmp", 4),  # both folders have
         ("open", "checksums.json.tmp", 4),  # the new tensors are whole
-        ("os.rename", "4/marker.json", 4),
+        ("os.link", "4/marker.json", 4),
         ("os.link", PUBLISHED, 4),  # all files are there
         ("os.link", SETTLED, 40),
     ],

@@ -147,3 +147,21 @@ def test_step_replaced_until_any_request_is_old_or_new(gcs: FakeGcs, write: str)
         assert (each["steps"], each["unsettled"]) == ([10, 20], [])
         # What was whole is kept once, and nothing else: also of a save without its version.
         assert len(each["kept"]) == (2 if each["marked"] else 1)
+
+
+@pytest.mark.parametrize(
+    ("what", "values"),
+    [
+        ("save", [[10, 10], [20, 20], [30, 30]]),
+        ("save again", [[10, 10], [20, 21]]),
+        ("removal", [[10, 10]]),
+        ("rollback", [[10, 10]]),
+    ],
+)
+def test_lost_reply_to_any_change_changes_nothing(gcs: FakeGcs, what: str, values: Any) -> None:
+    """It is asked again, and finds what it did the first time."""
+    found = run(gcs, "unheard", what)
+    assert len(found) > 4
+    for seen in found:
+        assert (seen["error"], seen["values"]) == ("", values)
+        assert seen["plain"] == seen["then"] == [step for step, _ in values]

@@ -1,4 +1,4 @@
-"""Two lives that save in one directory at once: what was saved is there, and one of them is told."""
+"""Two lives that save in one directory at once: what was saved is there, and one is told."""
 
 from __future__ import annotations
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import sys
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from ended_changes import CHANGED
 from persistent_steps import RUN_ID, life, save_over, value_of, whole_steps, writer_of
 
 from emergency_ckpt.core.timeline import continued
@@ -22,41 +21,6 @@ from emergency_ckpt.types import SaveId
 
 A, B, C = (life(number) for number in range(1, 4))
 BACK_TO_2 = continued(None, SaveId(2, A, RUN_ID), C)
-CHANGES = frozenset(
-    {"open", "os.link", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"}
-)
-
-
-class Changes:
-    """The changes that Python makes below a directory: counted, and from one on refused."""
-
-    def __init__(self) -> None:
-        self.directory = ""
-        self.left = 0
-        sys.addaudithook(self)  # there is no way to take it off again
-
-    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if not self.directory or event not in CHANGES:
-            return
-        if event == "open" and not arguments[2] & os.O_ACCMODE:
-            return
-        paths = [os.fsdecode(a) for a in arguments if isinstance(a, str | bytes | os.PathLike)]
-        if not any(path.startswith(self.directory) for path in paths):
-            return
-        self.left -= 1
-        if self.left < 0:
-            raise PermissionError("as if the process had died")
-
-    @contextlib.contextmanager
-    def end_after(self, directory: Path, changes: int) -> Generator[None]:
-        self.directory, self.left = str(directory), changes
-        try:
-            yield
-        finally:
-            self.directory = ""
-
-
-CHANGED = Changes()
 
 
 def write_plain(directory: Path, step: int, value: int) -> None:

@@ -102,8 +102,11 @@ class StoredSteps:
         unlisted = self._unlisted(folders, entries)
         steps = {e.step: e for e in entries if e.state == "complete"}
         gone = self._gone([e for e in steps.values() if not _folders_of(e) & names], deadline_s)
-        items = [_item(e, GONE if e.step in gone else "") for e in steps.values()]
-        items += [_unseen(step) for step in unlisted if step not in steps]
+        # Another folder of its number may have come in place of one that is gone.
+        replaced = gone & unlisted.keys()
+        found = [e for e in steps.values() if e.step not in replaced]
+        items = [_item(e, GONE if e.step in gone else "") for e in found]
+        items += [_unseen(step) for step in unlisted if step not in steps or step in replaced]
         if not items:
             items = self._traces(deadline_s)
         return StoredView(log, names, unlisted, tuple(sorted(items)))

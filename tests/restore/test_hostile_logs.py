@@ -1,0 +1,292 @@
+"""A version of the step log that somebody made up: named, refused, and no path is followed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from looks import Tree, tree_of
+from persistent_steps import life, whole_steps
+from world import World, same, save_all
+
+from emergency_ckpt.errors import DirectoryInUse, NewerFormat, PersistentTierError
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
+
+STORAGE: dict[str, Any] = {"save_every_n_steps": 1, "local_save_every_n_steps": 0}
+SECRET, OTHER = "s" * 32, "t" * 32
+Version = dict[str, Any]
+
+
+@pytest.fixture
+def saved(world: World) -> World:
+    """Steps 2 and 4 in storage alone, and a directory beside it that nothing may touch."""
+    with world.open_both(**STORAGE) as ckpt:
+        save_all(ckpt, world, 2, 4)
+    world.lose_ram()
+    world.events.clear()
+    (outside(world) / "4").mkdir(parents=True)
+    (outside(world) / "4" / "kept").write_text("of somebody else")
+    return world
+
+
+def outside(world: World) -> Path:
+    return world.persistent.with_name("outside")
+
+
+def versions(world: World) -> list[Path]:
+    return sorted((world.persistent / "host_state" / "log").glob("*.json"))
+
+
+def write(path: Path, version: Version, **fields: Any) -> None:
+    """A file of which the digest is right."""
+    value = json.dumps(version, separators=(",", ":"))
+    digest = hashlib.sha256(value.encode()).hexdigest()
+    head = json.dumps({"format": 1, "digest": digest, **fields}, separators=(",", ":"))
+    path.write_text(f'{head[:-1]},"version":{value}}}')
+
+
+def add(world: World, change: Callable[[Version], None] = lambda _: None, **fields: Any) -> Path:
+    """One more version, changed, after the newest."""
+    newest = versions(world)[-1]
+    version = json.loads(newest.read_bytes())["version"]
+    version["number"] += 1
+    change(version)
+    path = newest.with_name(f"{int(newest.stem) + 1:012d}.json")
+    write(path, version, **fields)
+    return path
+
+
+def restored(world: World, step: int | None = None, **settings: Any) -> int | None:
+    with world.open_both(**{**STORAGE, **settings}) as ckpt:
+        found, state = ckpt.restore(step, state=world.state(0))
+        assert found is None or same(state, world.state(found))
+        return found
+
+
+def damage_named(world: World) -> list[str]:
+    return [e.fields["reason"] for e in world.events if e.name == "persistent.log_damaged"]
+
+
+def entry(**fields: Any) -> Callable[[Version], None]:
+    """Change the newest entry."""
+    return lambda version: version["steps"][-1].update(fields)
+
+
+def _is_above(version: Version) -> None:
+    version["number"] = 10**12
+
+
+def _is_twice(version: Version) -> None:
+    version["steps"].append({**version["steps"][-1], "incarnation": life(9)})
+
+
+def _is_its_own_base(version: Version) -> None:
+    version["base"] = version["number"]
+
+
+def _has_no_base(version: Version) -> None:
+    version["base"] = version["number"] - 1  # which is not whole, or has a base itself
+
+
+CLAIMS: dict[str, Callable[[Version], None]] = {
+    "folder outside": entry(folder="../outside/4"),
+    "folder of the root": entry(folder="/etc"),
+    "folder below": entry(folder="host_state/4"),
+    "folder of another step": entry(folder="state_5"),
+    "incarnation with a path": entry(incarnation="x/../../outside/4"),
+    "incarnation with dots": entry(incarnation="../outside"),
+    "negative step": entry(step=-4),
+    "step of a thousand digits": entry(step=10**1000),
+    "state unknown": entry(state="gone"),
+    "field unknown": entry(path="../outside/4"),
+    "two of one number": _is_twice,
+    "run with a path": lambda version: version.update(run_id="../outside"),
+    "life with a path": lambda version: version.update(incarnation="../../outside"),
+    "life without a number": lambda version: version.update(incarnation="life"),
+    "writer with a path": lambda version: version.update(writer="../../outside/x"),
+    "number of another": _is_above,
+    "base of its own": _is_its_own_base,
+    "base that is not whole": _has_no_base,
+    "chain out of order": lambda version: version.update(
+        chain={
+            "head": life(1),
+            "start_step": 2,
+            "ancestors": [{"incarnation": life(5), "last_step": 2}],
+            "oldest_step": 0,
+        }
+    ),
+}
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_version_that_claims_what_cannot_be_is_refused(saved: World, claim: str) -> None:
+    """The version before it is used, and the next one mends it; nothing outside is touched."""
+    others = tree_of(outside(saved))
+    path = add(saved, CLAIMS[claim])
+    with saved.open_both(**STORAGE, keep_last_n=3) as ckpt:
+        assert ckpt.latest_step() == 4
+        found, state = ckpt.restore(state=saved.state(0))
+        assert found == 4
+        assert same(state, saved.state(4))
+        assert any(path.name in reason for reason in damage_named(saved))
+        save_all(ckpt, saved, 5, 6)
+        ckpt.steps.remove(5)
+    saved.lose_ram()
+    assert restored(saved) == 6
+    assert whole_steps(str(saved.persistent)) == [4, 6]
+    assert tree_of(outside(saved)) == others
+    assert sorted(each.name for each in saved.persistent.iterdir()) == ["4", "6", "host_state"]
+
+
+def test_version_of_plain_folders_claims_no_path(saved: World) -> None:
+    """Names that Orbax gives to steps alone; where nothing is, there is no step."""
+    add(saved, entry(folder="state_4", marker=""))
+    assert restored(saved, save_every_n_steps=0) == 4
+    assert tree_of(outside(saved))
+
+
+def test_version_of_a_future_format_is_refused_by_name(saved: World) -> None:
+    path = add(saved)
+    path.write_bytes(path.read_bytes().replace(b'"format":1', b'"format":2'))
+    before = stored(saved)
+    with pytest.raises(NewerFormat, match=r"newer version of this package.*restore with that"):
+        restored(saved)
+    assert stored(saved) == before
+    path.unlink()
+    saved.lose_ram()
+    assert restored(saved) == 4
+
+
+def stored(world: World) -> Tree:
+    return tree_of(world.persistent)
+
+
+def test_version_of_a_future_format_does_not_hinder_ram(world: World) -> None:
+    """A save to storage says why it failed, and writes nothing there."""
+    with world.open_both() as ckpt:
+        save_all(ckpt, world, 1, 2, 3)
+    path = add(world)
+    path.write_bytes(path.read_bytes().replace(b'"format":1', b'"format":2'))
+    before = stored(world)
+    with world.open_both() as ckpt:
+        found, state = ckpt.restore(state=world.state(0))
+        assert found == 3
+        assert same(state, world.state(3))
+        assert ckpt.save(step=4, state=world.state(4))
+        ckpt.wait_until_finished()
+        assert ckpt.failed_saves
+    reasons = [e.fields["reason"] for e in world.events if e.name == "persistent.failed"]
+    assert any("a newer version of this package wrote it" in reason for reason in reasons)
+    assert stored(world) == before
+
+
+def test_version_of_100_mib_is_not_used(saved: World) -> None:
+    path = add(saved)
+    with path.open("ab") as file:
+        file.truncate(100 << 20)
+    assert restored(saved, save_every_n_steps=0) == 4
+    (reason,) = set(damage_named(saved))
+    assert path.name in reason
+    assert f"larger than {64 << 20} bytes" in reason
+    with saved.open_both(**STORAGE) as ckpt:
+        assert ckpt.restore(state=saved.state(0))[0] == 4
+        save_all(ckpt, saved, 5)
+    assert PersistentTier(str(saved.persistent)).found.log.read().faults == ()
+
+
+def test_version_of_another_run_refuses_saves_alone(saved: World) -> None:
+    """Or an operator's mistake would be overwritten. Who only reads may."""
+    add(saved, lambda version: version.update(run_id="other"))
+    before = stored(saved)
+    with pytest.raises(DirectoryInUse, match=r"run 'other' saves there"):
+        restored(saved)
+    assert stored(saved) == before
+    saved.ramdisk.mkdir(mode=0o700, exist_ok=True)
+    saved.lose_ram()
+    assert restored(saved, save_every_n_steps=0) == 4
+    assert stored(saved) == before
+
+
+@pytest.fixture
+def signed(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setenv("ECKPT_SECRET", SECRET)
+    with world.open_both(**STORAGE) as ckpt:
+        save_all(ckpt, world, 2, 4)
+    world.lose_ram()
+    world.events.clear()
+    return world
+
+
+@pytest.mark.parametrize("required", [False, True])
+def test_version_signed_with_another_secret_is_named(
+    signed: World, monkeypatch: pytest.MonkeyPatch, required: bool
+) -> None:
+    """Taken, as unsigned ones are, and refused where all must be signed. Nothing is lost."""
+    monkeypatch.setenv("ECKPT_SECRET", OTHER)
+    with signed.open_both(**STORAGE) as ckpt:
+        ckpt.restore(2, state=signed.state(0))
+    signed.lose_ram()
+    monkeypatch.setenv("ECKPT_SECRET", SECRET)
+    signed.events.clear()
+    reason = "it is signed with another secret"
+    if required:
+        assert restored(signed, require_signed=True) == 4
+        assert any(reason in each for each in damage_named(signed))
+    else:
+        assert restored(signed) == 2
+        notes = [e.fields["text"] for e in signed.events if e.name == "restore.note"]
+        assert f"the step log: {reason}" in notes
+    signed.lose_ram()
+    assert restored(signed, 4) == 4
+
+
+@pytest.mark.parametrize("required", [False, True])
+def test_version_altered_after_it_was_signed_is_refused(signed: World, required: bool) -> None:
+    newest = versions(signed)[-1]
+    file = json.loads(newest.read_bytes())
+    file["version"]["steps"] = file["version"]["steps"][:1]
+    write(newest, file["version"], signature=file["signature"])
+    assert restored(signed, require_signed=required) == 4
+    assert any("it was altered after it had been signed" in r for r in damage_named(signed))
+
+
+def test_log_that_is_a_link_elsewhere_is_read_as_any_folder(saved: World) -> None:
+    """As an operator may have put it on another volume."""
+    log = saved.persistent / "host_state" / "log"
+    elsewhere = saved.persistent.with_name("log-elsewhere")
+    log.rename(elsewhere)
+    log.symlink_to(elsewhere)
+    with saved.open_both(**STORAGE) as ckpt:
+        assert ckpt.restore(state=saved.state(0))[0] == 4
+        save_all(ckpt, saved, 5)
+    assert log.is_symlink()
+    saved.lose_ram()
+    assert restored(saved) == 5
+
+
+@pytest.mark.parametrize("what", ["folder", "device"])
+def test_version_that_is_no_file_is_passed_over(saved: World, what: str) -> None:
+    newest = versions(saved)[-1]
+    path = newest.with_name(f"{int(newest.stem) + 1:012d}.json")
+    if what == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(os.devnull)
+    assert restored(saved, save_every_n_steps=0) == 4
+    assert any(path.name in reason for reason in damage_named(saved))
+
+
+def test_version_whose_path_is_an_error_is_not_passed_over(saved: World) -> None:
+    """What it says is not known; it may have rolled steps back."""
+    newest = versions(saved)[-1]
+    path = newest.with_name(f"{int(newest.stem) + 1:012d}.json")
+    path.symlink_to(path)
+    before = stored(saved)
+    with pytest.raises(PersistentTierError, match=r"symbolic links"):
+        restored(saved)
+    assert stored(saved) == before

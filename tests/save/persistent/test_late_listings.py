@@ -1,0 +1,98 @@
+"""A file server may list a folder as it was half a minute ago; a look-up by name is current."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from persistent_steps import whole_steps
+from world import World, save_all
+
+from emergency_ckpt.tiers.persistent.log import KEPT
+from emergency_ckpt.tiers.storage.directory import StorageDirectory
+
+STORAGE: dict[str, Any] = {"save_every_n_steps": 1, "local_save_every_n_steps": 0}
+
+
+class LateListings:
+    """Once ``freeze`` was called, every folder is listed as it was then."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._names_in = StorageDirectory.names_in
+        self._old: dict[str, set[str]] = {}
+        late = self
+
+        def names_in(
+            own: StorageDirectory, below: str = "", deadline_s: float | None = None
+        ) -> set[str]:
+            return late._old.get(below) or late._names_in(own, below, deadline_s)
+
+        patch.setattr(StorageDirectory, "names_in", names_in)
+
+    def freeze(self, world: World) -> None:
+        storage = StorageDirectory(str(world.persistent), 60.0)
+        folders = ("", "host_state", "host_state/log")
+        self._old = {folder: self._names_in(storage, folder) for folder in folders}
+
+    def thaw(self) -> None:
+        self._old = {}
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> LateListings:
+    return LateListings(monkeypatch)
+
+
+@pytest.mark.parametrize("saves", [1, KEPT])
+def test_start_beside_late_listings_takes_the_newest_step(
+    world: World, late: LateListings, saves: int
+) -> None:
+    with world.open_both(**STORAGE) as ckpt:
+        save_all(ckpt, world, 1, 2)
+        late.freeze(world)
+        newest = 2 + saves
+        save_all(ckpt, world, *range(3, newest + 1))
+    world.lose_ram()
+    with world.open_both(**STORAGE) as ckpt:
+        assert ckpt.all_steps() == list(range(1, newest + 1))
+        assert ckpt.restore(state=world.state(0))[0] == newest
+        save_all(ckpt, world, newest + 1)
+    late.thaw()
+    assert whole_steps(str(world.persistent)) == list(range(1, newest + 2))
+    assert "persistent.dropped" not in world.names()
+
+
+def test_step_removed_beside_late_listings_stays_away(world: World, late: LateListings) -> None:
+    with world.open_both(**STORAGE) as ckpt:
+        save_all(ckpt, world, 1, 2, 3)
+        late.freeze(world)
+        ckpt.steps.remove(3)
+        ckpt.steps.remove(1)
+        assert ckpt.all_steps() == [2]
+    world.lose_ram()
+    with world.open_both(**STORAGE) as ckpt:
+        assert ckpt.restore(state=world.state(0))[0] == 2
+        save_all(ckpt, world, 3)
+        assert ckpt.all_steps() == [2, 3]
+    late.thaw()
+    assert whole_steps(str(world.persistent)) == [2, 3]
+
+
+def test_step_saved_again_beside_late_listings_is_the_new_one(
+    world: World, late: LateListings
+) -> None:
+    with world.open_both(**STORAGE) as ckpt:
+        save_all(ckpt, world, 1, 2)
+    late.freeze(world)
+    with world.open_both(**STORAGE) as ckpt:
+        assert ckpt.restore(1, state=world.state(0))[0] == 1
+        ckpt.save(step=2, state=world.state(102))
+        ckpt.wait_until_finished()
+        ckpt.check_for_errors()
+    world.lose_ram()
+    with world.open_both(**STORAGE) as ckpt:
+        step, state = ckpt.restore(state=world.state(0))
+        assert (step, int(state["step"])) == (2, 102)
+        save_all(ckpt, world, 3)
+    late.thaw()
+    assert whole_steps(str(world.persistent)) == [1, 2, 3]
