@@ -143,13 +143,6 @@ def test_version_that_claims_what_cannot_be_is_refused(saved: World, claim: str)
     assert sorted(each.name for each in saved.persistent.iterdir()) == ["4", "6", "host_state"]
 
 
-def test_version_of_plain_folders_claims_no_path(saved: World) -> None:
-    """Names that Orbax gives to steps alone; where nothing is, there is no step."""
-    add(saved, entry(folder="state_4", marker=""))
-    assert restored(saved, save_every_n_steps=0) == 4
-    assert tree_of(outside(saved))
-
-
 def test_version_of_a_future_format_is_refused_by_name(saved: World) -> None:
     path = add(saved)
     path.write_bytes(path.read_bytes().replace(b'"format":1', b'"format":2'))

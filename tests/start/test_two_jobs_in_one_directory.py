@@ -19,7 +19,7 @@ from world import World, save_all
 
 from emergency_ckpt.core.limits import MAX_VERSION
 from emergency_ckpt.core.step_log import Entry, LogWriter, Table, begun
-from emergency_ckpt.errors import DirectoryInUse, NewerFormat, SaveFailed
+from emergency_ckpt.errors import DirectoryInUse, SaveFailed
 from emergency_ckpt.testing.gcs import FakeGcs
 from emergency_ckpt.tiers.persistent.log import KEPT, LOG_FOLDER, LogRead, StepLog
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
@@ -363,25 +363,6 @@ def test_version_of_the_last_number_says_how_to_mend_it(world: World) -> None:
     path.unlink()
     persist(world, 2)
     assert whole(world) == [1, 2]
-
-
-def test_version_of_a_future_format_is_refused_by_its_name(world: World) -> None:
-    """It is no damage: an older version may lack what it says."""
-    persist(world, 1)
-    newest = versions(world)[-1]
-    future = newest.with_name(version(int(newest.stem) + 1))
-    future.write_bytes(b'{"format":2,"whatever":[]}')
-    before = contents(world)
-    with world.open_both(**STORAGE) as ckpt:
-        with pytest.raises(NewerFormat, match=future.name):
-            ckpt.restore(state=world.state(0))
-        ckpt.save(step=2, state=world.state(2))
-        ckpt.wait_until_finished()
-        with pytest.raises(SaveFailed, match=future.name):
-            ckpt.check_for_errors()
-    assert contents(world) == before
-    future.unlink()
-    assert whole(world) == [1]
 
 
 def test_take_over_dir_puts_this_run_in_the_others_place(world: World) -> None:

@@ -162,7 +162,8 @@ class StoredSteps:
         if found is None:
             return None
         other = view.entry(item.step, found.step.incarnation)
-        return found if other is None else None  # the table says that it does not count
+        # Else the table says that it does not count.
+        return found if other is None or other.state == "complete" else None
 
     def look_at(
         self,
