@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 from fuzz_native import NATIVE
-from fuzz_targets import GOLDEN, KEY, SAVE, SECRET, TARGETS, Target, frame_of
+from fuzz_targets import GOLDEN, KEY, PROOF, SAVE, SECRET, TARGETS, Target, frame_of
 
 from emergency_ckpt.cluster.messages import decode_message
 from emergency_ckpt.cluster.secret import exchange
@@ -30,7 +30,7 @@ from emergency_ckpt.tiers.persistent.chunks.index import ChunkIndex
 from emergency_ckpt.tiers.persistent.steps.removal import decode_metrics
 from emergency_ckpt.tiers.ramdisk.owners import OWNER_LOCK, read_owner
 from emergency_ckpt.transfer import wire
-from emergency_ckpt.transfer.security.handshake import Refused, prove_to_server
+from emergency_ckpt.transfer.security.handshake import NotProved, prove_to_server
 from emergency_ckpt.transfer.security.sealing import SEAL_KEY_BYTES, Direction
 from emergency_ckpt.transfer.stream import Stream, constant_timeout
 
@@ -115,10 +115,9 @@ def _frames(data: bytes) -> None:
 
 
 def _sealed_frame(data: bytes) -> None:
-    for encrypts in (False, True):
-        direction = Direction(bytes(SEAL_KEY_BYTES), encrypts=encrypts, peer="peer")
-        header, sealed = data[: wire.LENGTH_BYTES], data[wire.LENGTH_BYTES :]
-        wire.decode_json(wire.REQUEST, direction.open_frame(header, sealed), "peer")
+    direction = Direction(bytes(SEAL_KEY_BYTES), peer="peer")
+    header, sealed = data[: wire.LENGTH_BYTES], data[wire.LENGTH_BYTES :]
+    wire.decode_json(wire.REQUEST, direction.open_frame(header, sealed), "peer")
 
 
 def _secret_hello(data: bytes) -> None:
@@ -134,7 +133,9 @@ def _message(kind: object) -> Callable[[bytes], object]:
 
 
 _FRAME = frame_of(wire.GetInventory())
-_SEALED = Direction(bytes(SEAL_KEY_BYTES), encrypts=False, peer="p").seal_frame(b"{}")
+_SEALED = Direction(bytes(SEAL_KEY_BYTES), peer="p").seal_frame(
+    wire.encode_payload(wire.GetInventory())
+)
 _BROKEN = (CheckpointError, ConnectionError, TimeoutError)
 _HELLO = msgspec.json.encode(exchange.SecretHello("0" * 32, "0" * 64, "settings"))
 _INVENTORY = HolderInventory("process/0", 0, "h:1", (), ())
@@ -145,8 +146,8 @@ PLACES: Mapping[str, Target] = {
     "frames": Target(_frames, [_FRAME], _BROKEN),
     "client_handshake": Target(
         _client_handshake,
-        [frame_of(wire.ServerProof(b"n" * 32, b"m" * 32)), frame_of(wire.Failure("busy", "later"))],
-        (*_BROKEN, Refused),
+        [frame_of(PROOF), frame_of(wire.Failure("not_held", "no")), frame_of(wire.Welcome())],
+        (NotProved, ConnectionError, TimeoutError),  # no word about what the peer holds
     ),
     "sealed_frame": Target(_sealed_frame, [_SEALED]),
     "sealed_value": Target(
