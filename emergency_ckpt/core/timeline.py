@@ -21,6 +21,7 @@ from emergency_ckpt.errors import RestoreFailed
 from emergency_ckpt.types import SaveId
 
 _NUMBER = re.compile(r"([0-9]{12})-")
+_ORBAX = "-orbax-"
 _PLAIN = re.compile(r"[0-9]{12}-orbax(-[0-9a-f]+)?")
 
 
@@ -59,6 +60,25 @@ def life_of(incarnation: str) -> str:
 def is_plain(incarnation: str) -> bool:
     """Return whether the step of ``incarnation`` was written by plain Orbax."""
     return _PLAIN.fullmatch(incarnation) is not None
+
+
+def plain_incarnation(number: int, digest: str) -> str:
+    """Return the incarnation of a step that plain Orbax wrote.
+
+    Args:
+      number: of the newest life on record when the step was first seen: it sorts after that life.
+      digest: hexadecimal digits of what it is; of the same step number, another step has another.
+    """
+    return f"{number:012d}{_ORBAX}{digest}"
+
+
+def is_same_save(incarnation: str, other: str) -> bool:
+    """Return whether two incarnations of one step are equal, or of the same files of plain Orbax.
+
+    These may have been seen first at different times by RAM and by the log.
+    """
+    digest, digest_of_other = incarnation.partition(_ORBAX)[2], other.partition(_ORBAX)[2]
+    return incarnation == other or (bool(digest) and digest == digest_of_other)
 
 
 class Life(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

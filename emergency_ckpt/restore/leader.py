@@ -16,7 +16,7 @@ from emergency_ckpt.core.restore.leaves.stored_leaves import match_leaves
 from emergency_ckpt.core.restore.majority import name_outvoted
 from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan, TargetSet
 from emergency_ckpt.core.restore.restore_plan import plan_restore
-from emergency_ckpt.core.timeline import is_plain, newest
+from emergency_ckpt.core.timeline import is_plain, is_same_save, newest
 from emergency_ckpt.errors import (
     CheckpointError,
     CorruptData,
@@ -52,9 +52,9 @@ from emergency_ckpt.types import SaveId
 
 MAX_ATTEMPTS = 16
 MAX_LOADS = 2
+"""So often a persistent step is loaded in one restore, should copies of it fail in RAM."""
 _MOST_LOOKS = 256
 _NAMED_HOLDERS = 64
-"""So often a persistent step is loaded in one restore, should copies of it fail in RAM."""
 LISTING_TIMEOUT_S = 30.0
 """Longest wait for the list of persistent steps when RAM alone holds a whole step."""
 
@@ -198,7 +198,7 @@ class RestoreLeader:
                 if aside is not None:
                     self._stored[item.step] = aside
             else:
-                self._stored[item.step] = found.step
+                self._stored[item.step] = self._as_held(found.step)
             if found is not None and found.is_junk:
                 text = f"{found.place.tensors} in storage is passed over: {found.step.problem}"
                 self._events.emit("restore.note", text=text)
@@ -208,6 +208,16 @@ class RestoreLeader:
             self._stored[last.step] = last  # with nothing else there: this is no fresh start
         if view.table is None and any(each.incarnation for each in self._stored.values()):
             self._note_lost_log()
+
+    def _as_held(self, step: PersistentStep) -> PersistentStep:
+        """Return a step of plain Orbax under the name that a copy in RAM of its files has."""
+        for holder in self._inventory.holders:
+            for each in holder.tensors:
+                if each.save.step == step.step and is_same_save(
+                    each.save.incarnation, step.incarnation
+                ):
+                    return msgspec.structs.replace(step, incarnation=each.save.incarnation)
+        return step
 
     def plan(self) -> Answer:
         """Return the plan for the copies that are known to be usable now."""

@@ -9,17 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emergency_ckpt.core.limits import MAX_INCARNATION_NUMBER, MAX_LIVES
-from emergency_ckpt.core.restore.inventory import plain_incarnation
 from emergency_ckpt.core.timeline import (
     Life,
     Timeline,
     continued,
     is_on_way,
     is_plain,
+    is_same_save,
     new_incarnation,
     newest,
     newest_step,
     number_of,
+    plain_incarnation,
     problem_of,
 )
 from emergency_ckpt.errors import RestoreFailed
@@ -271,3 +272,12 @@ def test_continued_from_a_rolled_back_save_brings_its_life_back(step: int) -> No
     timeline = continued(rolled_back, save(10, A), C)
     assert has(timeline, step, A)
     assert not has(timeline, 6, B)
+
+
+def test_same_files_of_plain_orbax_are_one_save() -> None:
+    """Whenever they were seen first; other saves of equal numbers are not."""
+    assert is_same_save(plain_incarnation(1, "ab"), plain_incarnation(7, "ab"))
+    assert not is_same_save(plain_incarnation(1, "ab"), plain_incarnation(1, "ac"))
+    assert is_same_save(A, A)
+    assert not is_same_save(A, B)
+    assert not is_same_save(A, plain_incarnation(1, "ab"))

@@ -97,16 +97,6 @@ class PersistentStep(msgspec.Struct, frozen=True, order=True, forbid_unknown_fie
     is_seen: bool = True
 
 
-def plain_incarnation(number: int, digest: str) -> str:
-    """Return the incarnation of a step that plain Orbax wrote.
-
-    Args:
-      number: of the newest life on record when the step was first seen: it sorts after that life.
-      digest: hexadecimal digits of what it is; of the same step number, another step has another.
-    """
-    return f"{number:012d}-orbax-{digest}"
-
-
 class Quarantined(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):
     """A copy that failed verification: shard ``shard`` of manifest ``digest`` at ``holder``.
 

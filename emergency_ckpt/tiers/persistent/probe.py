@@ -72,14 +72,14 @@ def is_left_over(name: str, own: str) -> bool:
 
 def _write_and_read(storage: StorageDirectory, below: str, data: bytes, deadline_s: float) -> None:
     storage.do("write", f"/{below}", lambda: storage.put_new(below, data), deadline_s)
-    found = storage.do("read", f"/{below}", (storage.path / below).read_bytes, deadline_s)
+    found = storage.bytes_of(below, deadline_s)
     if found != data:
         raise PersistentTierError(
             "read",
             f"{storage.path}/{below}",
             "the bytes differ from those just written",
             expected=data,
-            actual=found[: 2 * len(data)],
+            actual=found and found[: 2 * len(data)],
         )
 
 

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple, cast
 import msgspec
 from absl import logging
 
-from emergency_ckpt.core.restore.inventory import PersistentStep, plain_incarnation
+from emergency_ckpt.core.restore.inventory import PersistentStep
 from emergency_ckpt.core.secret.step_signature import StepSigning
 from emergency_ckpt.core.step_log import Entry
+from emergency_ckpt.core.timeline import is_same_save, plain_incarnation
 from emergency_ckpt.errors import CorruptData, PersistentTierError
 from emergency_ckpt.tiers.persistent.marker import (
     HOST_STATE,
@@ -165,7 +166,7 @@ class StepLooks:
             )
             if found is None or found.is_junk:
                 continue
-            if _digest_of(found.step.incarnation) == _digest_of(entry.incarnation):
+            if is_same_save(found.step.incarnation, entry.incarnation):
                 # The number is of the time at which it was first seen.
                 step = msgspec.structs.replace(found.step, incarnation=entry.incarnation)
                 return found._replace(step=step)
@@ -355,11 +356,6 @@ class StepLooks:
 
 def _digest(data: bytes | None) -> str:
     return "" if data is None else hashlib.sha256(data).hexdigest()
-
-
-def _digest_of(incarnation: str) -> str:
-    """Return the part of a plain step's incarnation that its files decide."""
-    return incarnation.partition("-orbax-")[2]
 
 
 def _fields(metadata: bytes | None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from emergency_ckpt.core.restore.inventory import PersistentStep
 from emergency_ckpt.core.secret.step_signature import StepSigning
 from emergency_ckpt.core.step_log import Entry, Table, greatest_number
-from emergency_ckpt.core.timeline import Timeline
+from emergency_ckpt.core.timeline import Timeline, is_same_save
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.tiers.persistent.log import LogRead, StepLog
 from emergency_ckpt.tiers.persistent.marker import HOST_STATE, MARKER_NAME, NO_SIGNING
@@ -54,7 +54,7 @@ class StoredView:
     def entry(self, step: int, incarnation: str) -> Entry | None:
         """Return the entry of the table, in any state."""
         entries = () if self.table is None else self.table.of(step)
-        return next((e for e in entries if e.incarnation == incarnation), None)
+        return next((e for e in entries if is_same_save(e.incarnation, incarnation)), None)
 
     def aside(self, step: int) -> PersistentStep | None:
         """Return the newest step aside of this number."""
@@ -152,9 +152,11 @@ class StoredSteps:
         """
         deadline_s = self._storage.deadline_s(deadline_s)
         entry = view.entry(item.step, item.incarnation) if item.is_seen else None
-        if entry is not None:
-            return self.looks.listed(entry, view.greatest, deadline_s)
         names = view.unlisted.get(item.step)
+        if entry is not None:
+            found = self.looks.listed(entry, view.greatest, deadline_s)
+            if found.step.problem != GONE or not names:
+                return found
         if not names:
             place = StepPlace(str(item.step), str(item.step))
             return FoundStep(item, None, place)
