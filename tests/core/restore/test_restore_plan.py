@@ -13,10 +13,10 @@ from emergency_ckpt.core.restore.inventory import (
     Inventory,
     PersistentStep,
     Quarantined,
-    plain_incarnation,
 )
 from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan, clip, few, selected
 from emergency_ckpt.core.restore.restore_plan import compare_leaves, plan_restore
+from emergency_ckpt.core.timeline import plain_incarnation
 from emergency_ckpt.types import LeafSpec, SaveId, ShardId
 
 FIRST, SECOND = (f"{number:012d}-5e" for number in (1, 2))
