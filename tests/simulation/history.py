@@ -14,6 +14,7 @@ import devices
 import network
 import sim
 import storage
+import system
 from hosts import Host
 from judge import Judge, Seen, Violation
 from loop import Loop
@@ -127,12 +128,13 @@ class History:
                 if process.alive and process is not self._stalled:
                     scheduler.kill(process)
             for process in processes:
-                net.drop(process)
                 if process is not self._stalled:
+                    net.drop(process)
                     scheduler.reap(process)
             service.gone = True
-            net.by_fd.clear()
+            net.forget_all_but(self._stalled)
             gc.collect()
+            system.close_folders_of_the_dead()
         limit = MOST_KEYS_PER_PROCESS * shape.count + 60
         if service.most_keys > limit:
             raise Violation(f"{service.most_keys} keys in the coordination service, over {limit}")

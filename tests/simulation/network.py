@@ -73,6 +73,10 @@ class Network:
             if sock.process is process:
                 sock.tear_down()
 
+    def forget_all_but(self, process: Any) -> None:
+        """Keep the connections of ``process``, which goes on without its peers."""
+        self.by_fd = {fd: sock for fd, sock in self.by_fd.items() if sock.process is process}
+
 
 network = Network()
 
@@ -80,7 +84,9 @@ network = Network()
 def begin(life: int) -> Network:
     """Make a new network the current one; its descriptors differ from those of other lives."""
     global network  # noqa: PLW0603 - one simulation at a time
+    left = network.by_fd if life > 1 else {}
     network = Network(1_000_000 * (life + 1))
+    network.by_fd.update(left)
     return network
 
 

@@ -24,6 +24,7 @@ import numpy as np
 import sim
 import threads
 from etils.epath import backend
+from orbax.checkpoint import utils as ocp_utils
 
 from emergency_ckpt import _native as native
 
@@ -65,6 +66,10 @@ class Behaviour:
     def wrote(self, path: Any, data: bytes) -> None:
         """Note that the running task's host has written a file."""
         self.changed(path)
+        self.note_created(path, data)
+
+    def note_created(self, path: Any, data: bytes) -> None:
+        """Note the first bytes of a numbered file."""
         if _NUMBERED.search(str(path)):
             self.created.setdefault(str(path), data)
 
@@ -172,12 +177,23 @@ def _create(real: Callable[..., None]) -> Callable[..., None]:
         kind = _arrive(path) or behaviour.create_fault()
         if kind in ("lost", "full"):
             _raise(kind, path)
-        real(path, data, *args)
-        behaviour.wrote(path, data)
+        try:
+            real(path, data, *args)
+        finally:  # also of a writer that is killed right after
+            if os.path.exists(path) and Path(path).read_bytes() == data:
+                behaviour.note_created(path, data)
+        behaviour.changed(path)
         if kind == "unheard":
             _raise(kind, path)
 
     return create
+
+
+def _is_finalized(path: Any) -> bool:
+    """Return what Orbax's function does on a file system, without threads of its own."""
+    if not path.exists() or not path.is_dir():
+        raise ValueError(f"{path} is no directory")
+    return ".orbax-checkpoint-tmp" not in path.name
 
 
 def _names_in(real: Callable[..., set[str]]) -> Callable[..., set[str]]:
@@ -194,6 +210,7 @@ def install() -> None:
         setattr(kind, name, _wrapped(getattr(kind, name), name in _CHANGES))
     kind.open = _open
     kind.rmtree = _remove_tree
+    _replace(ocp_utils, "is_checkpoint_finalized", _is_finalized)
     directory = _module("tiers.storage.directory")
     _replace(directory, "_link_new", _create(directory._link_new))
     names_in = directory.StorageDirectory.names_in

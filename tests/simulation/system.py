@@ -44,11 +44,25 @@ def os_module() -> ModuleType:
     for name in _CHANGES:
         setattr(module, name, _change(name, getattr(real_os, name)))
 
+    opened = module.open
+
+    def open_and_note(*args: Any, **kwargs: Any) -> int:
+        fd = opened(*args, **kwargs)
+        if args[1] & real_os.O_DIRECTORY and sim.scheduler.current is not None:
+            _folders[fd] = sim.scheduler.current.process
+        return fd
+
+    def close(fd: int) -> None:
+        _folders.pop(fd, None)
+        real_os.close(fd)
+
     def getpid() -> int:
         task = sim.scheduler.current
         return real_os.getpid() if task is None else task.process.pid
 
     vars(module).update(
+        open=open_and_note,
+        close=close,
         getpid=getpid,
         urandom=real_os.urandom,
         setpriority=lambda *_: None,
@@ -58,6 +72,18 @@ def os_module() -> ModuleType:
         kill=_no_exit,
     )
     return module
+
+
+_folders: dict[int, Any] = {}
+"""Descriptors of folders, and the processes that have them open."""
+
+
+def close_folders_of_the_dead() -> None:
+    """Close what killed processes had open, and no finalizer closes."""
+    for fd, process in list(_folders.items()):
+        if not process.alive:
+            del _folders[fd]
+            real_os.close(fd)
 
 
 def _no_exit(*_: object) -> None:
