@@ -48,7 +48,7 @@ def os_module() -> ModuleType:
 
     def open_and_note(*args: Any, **kwargs: Any) -> int:
         fd = opened(*args, **kwargs)
-        if args[1] & real_os.O_DIRECTORY and sim.scheduler.current is not None:
+        if args[0] in _KEPT_OPEN and sim.scheduler.current is not None:
             _folders[fd] = sim.scheduler.current.process
         return fd
 
@@ -74,8 +74,9 @@ def os_module() -> ModuleType:
     return module
 
 
+_KEPT_OPEN = ("host_state", "quarantine")
 _folders: dict[int, Any] = {}
-"""Descriptors of folders, and the processes that have them open."""
+"""Descriptors of these folders, and the processes that have them open. Others have finalizers."""
 
 
 def close_folders_of_the_dead() -> None:
