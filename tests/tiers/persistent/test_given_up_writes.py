@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from etils import epath
 from etils.epath import backend
 from persistent_steps import life, writer_of
 from state_samples import mesh_of, sharded
@@ -18,6 +19,9 @@ from state_samples import mesh_of, sharded
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.state.snapshot import SnapshotRecipe
 from emergency_ckpt.state.tree import BoxTable, describe
+from emergency_ckpt.tiers.persistent.item.array_writes import ArrayWrites
+from emergency_ckpt.tiers.persistent.item.documents import NamedArray
+from emergency_ckpt.tiers.persistent.item.state import NUMPY_ARRAY, ItemArray, StoredPart
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.types import SaveId
 
@@ -126,3 +130,17 @@ def test_leftovers_wait_for_a_marker_that_may_still_come(
     given_up.join(LONG_S)
     writer.begin(life(2))
     assert os.listdir(Path(tier.directory) / "host_state") == ["log"]
+
+
+def test_cancelled_save_begins_no_commit(tmp_path: Path) -> None:
+    """Its files would appear in a later save of the step."""
+    values = np.arange(8, dtype=np.float32)
+    part = StoredPart(((0, 8),), values)
+    array = ItemArray((8,), "float32", NUMPY_ARRAY, (8,), (8,), None, None, (part,))
+    writes = ArrayWrites(database="own", creates=True, at_once_bytes=1 << 20, compression="none")
+    writes.cancel()
+    begun: list[str] = []
+    with pytest.raises(PersistentTierError, match="was cancelled"):
+        writes.write(epath.Path(tmp_path), [NamedArray("w", array)], lambda: begun.append("w"))
+    assert not begun
+    assert not list(tmp_path.rglob("*"))

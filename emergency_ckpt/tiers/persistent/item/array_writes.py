@@ -70,7 +70,7 @@ class ArrayWrites:
             raise PersistentTierError("save", "a step", "the save was cancelled")
 
     def cancel(self) -> None:
-        """Begin no more writes and wait for none. Thread-safe; does not block."""
+        """Begin no more commits, and wait for none. Thread-safe; does not block."""
         self._is_cancelled.set()
 
     def write(
@@ -113,6 +113,7 @@ class ArrayWrites:
         commit: Any = None
         try:
             self._begin(database.with_transaction(transaction), batch, created)
+            self.check()
             commit = transaction.commit_async()
             meanwhile()
             self.result(commit)
