@@ -163,6 +163,15 @@ def _put_aside(save: Save, event: Event) -> bool:
     return save[0] in others or not on_chain(save, event["chain"])
 
 
+def _brought_back(state: State, save: Save, event: Event) -> bool:
+    """Return whether a save aside rightly counts again: a new chain continues from it."""
+    chain = event["chain"]
+    if chain is None or chain == state.chain or not chain["ancestors"]:
+        return False
+    parent = chain["start_step"], chain["ancestors"][0]["incarnation"]
+    return parent == (save[0], life_of(save[1]))
+
+
 def _claim(state: State, event: Event) -> str:
     """Return why a version that names a life, or a chain, may not change what it changes."""
     for save, pair in _changes(state, event).items():
@@ -172,7 +181,8 @@ def _claim(state: State, event: Event) -> str:
         is_found = pair[0] == "" and pair[1] != "removing" and not is_own
         is_dropped = pair[1] == "" and pair[0] != "removing"
         is_put_aside = pair == ("complete", "aside") and _put_aside(save, event)
-        if not (is_found or is_dropped or is_put_aside):
+        is_back = pair == ("aside", "complete") and _brought_back(state, save, event)
+        if not (is_found or is_dropped or is_put_aside or is_back):
             return f"{save} goes from {pair[0]!r} to {pair[1]!r}"
     return ""
 
@@ -185,7 +195,9 @@ def _list_step(state: State, event: Event) -> str:
     for save, pair in changes.items():
         if pair == ("", "complete") and life_of(save[1]) == event["incarnation"]:
             continue
-        if not (pair == ("complete", "aside") and _put_aside(save, event)):
+        is_put_aside = pair == ("complete", "aside") and _put_aside(save, event)
+        is_back = pair == ("aside", "complete") and _brought_back(state, save, event)
+        if not (is_put_aside or is_back):
             return f"{save} goes from {pair[0]!r} to {pair[1]!r}"
     return ""
 

@@ -107,6 +107,23 @@ def test_replay_takes_saves_a_removal_and_a_rollback() -> None:
     assert {"Claim", "ListStep", "MarkRemoving", "Unlist", "Learn", "Take"} <= set(names)
 
 
+def again(*, parent: int) -> list[Event]:
+    """A third life that continues from step ``parent`` of the first, and lists a step of its own."""
+    three = "000000000003-dddddddddddddddd"
+    link = {"incarnation": ONE, "last_step": parent}
+    chain = {"head": three, "start_step": parent, "ancestors": [link], "oldest_step": parent}
+    steps = [(1, ONE, "complete"), (2, ONE, "complete"), (2, TWO, "aside"), (3, three, "complete")]
+    return [*first_life(), *rollback(), version(6, three, *steps, chain=chain)]
+
+
+def test_replay_takes_a_step_that_counts_again() -> None:
+    assert replay.replay(again(parent=2))[-1] == "ListStep"
+
+
+def test_replay_refuses_a_step_back_that_no_chain_continues_from() -> None:
+    assert "goes from 'aside' to 'complete'" in refused(again(parent=1))
+
+
 def test_replay_takes_what_a_claim_finds_unlisted() -> None:
     found = version(4, TWO, (1, ONE, "complete"), (2, ONE, "complete"), (3, ONE, "complete"))
     look = files((1, ONE), (2, ONE), (3, ONE))

@@ -40,6 +40,7 @@ _NETWORK_CLIENTS = frozenset({"aiohttp", "google", "requests", "urllib3"})
 _FINAL_ERRNOS = frozenset(
     {
         errno.EACCES,
+        errno.EBUSY,  # a mount point, say
         errno.EDQUOT,
         errno.EEXIST,
         errno.EFBIG,
@@ -60,7 +61,7 @@ _FINAL_ERRNOS = frozenset(
     }
 )
 # Faults of the path to the directory, which say nothing about what lies in it.
-_PATH_ERRNOS = frozenset({errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG})
+_PATH_ERRNOS = frozenset({errno.EBUSY, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG})
 # TensorStore's code for a full disk, RESOURCE_EXHAUSTED, is also that of an overloaded server.
 _OS_ERROR = re.compile(r"\bos_error_code='?(\d{1,9})\b")
 _FINAL_STATUS = frozenset({400, 401, 403, 404, 405, 410, 412, 416})

@@ -1,0 +1,192 @@
+"""Directories under other names, steps that are links, and errors about a path."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orbax.checkpoint as ocp
+import pytest
+from looks import eckpt_json
+from world import World, logged, same, save_all, small_tmpfs
+
+from emergency_ckpt.errors import PersistentTierError, SaveFailed
+
+STORAGE: dict[str, Any] = {"save_every_n_steps": 1, "local_save_every_n_steps": 0}
+
+
+def persist(world: World, *steps: int, start: int | None = None, **settings: Any) -> None:
+    with world.open_both(**{**STORAGE, **settings}) as ckpt:
+        if start is not None:
+            ckpt.restore(start, state=world.state(0))
+        save_all(ckpt, world, *steps)
+
+
+def restored(world: World, step: int | None = None, **settings: Any) -> int | None:
+    with world.open_both(**{**STORAGE, **settings}) as ckpt:
+        found, state = ckpt.restore(step, state=world.state(0))
+        assert found is None or same(state, world.state(found))
+        return found
+
+
+def plain_steps(world: World) -> list[int]:
+    """The steps that plain Orbax sees."""
+    return sorted(ocp.utils.checkpoint_steps(world.persistent))
+
+
+def by_link(path: Path) -> str:
+    link = path.with_name("link")
+    if not link.is_symlink():
+        link.symlink_to(path)
+    return str(link)
+
+
+SPELLINGS: dict[str, Callable[[Path], str]] = {
+    "link": by_link,
+    "dots": lambda path: f"{path.parent}/elsewhere/../{path.name}",
+    "slashes": lambda path: f"{path.parent}//{path.name}/",
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_storage_by_another_spelling_is_one_directory(world: World, spelling: str) -> None:
+    world.persistent.mkdir(parents=True)
+    spelled = SPELLINGS[spelling](world.persistent)
+    persist(world, 2, 4, dir=spelled)
+    world.lose_ram()
+    assert restored(world) == 4
+    persist(world, 6, start=4)
+    world.lose_ram()
+    assert restored(world, dir=spelled) == 6
+    assert plain_steps(world) == [2, 4, 6]
+    assert not list(world.persistent.glob("*.rolled-back-*"))
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_ramdisk_by_another_spelling_is_one_directory(world: World, spelling: str) -> None:
+    world.ramdisk.mkdir(parents=True)
+    spelled = SPELLINGS[spelling](world.ramdisk)
+    with world.open(local_dir=spelled) as ckpt:
+        save_all(ckpt, world, 3)
+    for local_dir in (str(world.ramdisk), spelled):
+        with world.open(local_dir=local_dir) as ckpt:
+            found, state = ckpt.restore(state=world.state(0))
+            assert found == 3
+            assert same(state, world.state(3))
+    assert [path.name for path in world.ramdisk.glob("run/process_*")] == ["process_00000"]
+
+
+@pytest.mark.parametrize(
+    "name", ["4", "4/_CHECKPOINT_METADATA", "host_state/4", "host_state/4/marker.json"]
+)
+def test_error_about_a_path_takes_no_older_step(world: World, name: str) -> None:
+    """It says nothing about the step. Here a name leads to itself (ELOOP)."""
+    persist(world, 2, 4)
+    world.lose_ram()
+    path = world.persistent / name
+    away = world.persistent.with_name("away")
+    path.rename(away)
+    path.symlink_to(path)
+    with pytest.raises(PersistentTierError, match="symbolic links"):
+        restored(world)
+    path.unlink()
+    away.rename(path)
+    assert restored(world) == 4
+    assert not list(world.persistent.glob("*.rolled-back-*"))
+
+
+def linked_step(world: World, step: int, *, documents: bool = True) -> list[Path]:
+    """Move a step elsewhere, with links in its place; return where it is now."""
+    places: list[Path] = []
+    for folder in ("", "host_state") if documents else ("",):
+        path = world.persistent / folder / str(step)
+        place = world.persistent.with_name(f"elsewhere{folder}") / str(step)
+        place.parent.mkdir(exist_ok=True)
+        shutil.move(path, place)
+        path.symlink_to(place)
+        places.append(place)
+    return places
+
+
+def files(*places: Path) -> dict[str, bytes]:
+    found = [each for place in places for each in place.rglob("*") if each.is_file()]
+    return {str(path): path.read_bytes() for path in found}
+
+
+def test_step_that_is_a_link_is_listed_and_restored(world: World) -> None:
+    persist(world, 2, 4)
+    linked_step(world, 4)
+    world.lose_ram()
+    status, listed = eckpt_json("ls", "--dir", world.persistent)
+    assert status == 0
+    assert sorted(each["step"] for each in listed["steps"]) == [2, 4]
+    assert plain_steps(world) == [2, 4]
+    assert restored(world) == 4
+
+
+@pytest.mark.parametrize("documents", [True, False], ids=["both folders", "tensors"])
+@pytest.mark.parametrize("how", ["remove", "retention", "rollback", "saved again"])
+def test_removal_of_a_link_touches_nothing_behind_it(
+    world: World, how: str, *, documents: bool
+) -> None:
+    persist(world, 2, 4)
+    places = linked_step(world, 4, documents=documents)
+    before = files(*places)
+    assert before
+    world.lose_ram()
+    match how:
+        case "remove":
+            with world.open_both(**STORAGE) as ckpt:
+                ckpt.steps.remove(4)
+        case "retention":
+            persist(world, 6, 8, start=4, keep_last_n=1)
+        case "rollback":
+            assert restored(world, 2) == 2
+        case _:
+            persist(world, 4, start=2)
+    assert files(*places) == before
+    world.lose_ram()
+    newest = {"remove": 2, "retention": 8, "rollback": 2, "saved again": 4}[how]
+    assert plain_steps(world)[-1] == newest
+    assert restored(world) == newest
+
+
+def test_removal_that_never_succeeds_is_said_once(world: World) -> None:
+    """A step that is a mount point cannot be renamed; saves go on without a wait for it."""
+    settings: dict[str, Any] = {"keep_last_n": 1, "persistent_timeout_s": 3600.0}
+    persist(world, 2, **settings)
+    (step,) = linked_step(world, 2, documents=False)
+    (world.persistent / "2").unlink()
+    with small_tmpfs(world.persistent / "2", 1 << 20):
+        shutil.copytree(step, world.persistent / "2", dirs_exist_ok=True)
+        with logged() as lines, world.open_both(**{**STORAGE, **settings}) as ckpt:
+            ckpt.restore(state=world.state(0))
+            for step in (4, 6):
+                assert ckpt.save(step=step, state=world.state(step), host_state={"at": step})
+                ckpt.wait_until_finished()
+            with pytest.raises(SaveFailed, match="Device or resource busy"):
+                ckpt.check_for_errors()
+    said = [line for line in lines if "Device or resource busy" in line]
+    assert len(said) == 1, said
+    assert plain_steps(world)[-1] == 6
+    world.lose_ram()
+    assert restored(world) == 6
+
+
+@pytest.mark.parametrize("name", ["state_4", "000004"])
+def test_removal_takes_a_step_under_the_name_plain_orbax_gave(world: World, name: str) -> None:
+    prefix = "state" if name.startswith("state") else None
+    options = ocp.CheckpointManagerOptions(
+        step_prefix=prefix, step_format_fixed_length=None if prefix else 6
+    )
+    with ocp.CheckpointManager(world.persistent, options=options) as manager:
+        for step in (2, 4):
+            manager.save(step, args=ocp.args.StandardSave({"w": world.state(step)["w"]}))
+    with world.open_both(**STORAGE) as ckpt:
+        ckpt.steps.remove(4)
+        assert ckpt.latest_step() == 2
+    assert not (world.persistent / name).exists()
+    with ocp.CheckpointManager(world.persistent, options=options) as manager:
+        assert manager.all_steps() == [2]
