@@ -46,6 +46,7 @@ class StoredLeaf(NamedTuple):
 def describe_item(item: epath.Path) -> dict[str, StoredLeaf]:
     """Return the arrays of an Orbax item by path, from its metadata alone. Not collective.
 
+    A leaf that is no array, such as a text of plain Orbax, is left out: no state can ask for it.
     Errors of Orbax and of the storage client pass through.
     """
     import orbax.checkpoint as ocp  # noqa: PLC0415
@@ -57,9 +58,7 @@ def describe_item(item: epath.Path) -> dict[str, StoredLeaf]:
     for key_path, value in jax.tree_util.tree_leaves_with_path(found.tree):
         path = jax.tree_util.keystr(key_path, simple=True, separator="/")
         if getattr(value, "shape", None) is None or getattr(value, "dtype", None) is None:
-            raise CorruptData(
-                "describe", f"{item}, leaf {path!r}", f"{type(value).__name__} is not an array"
-            )
+            continue
         shape = tuple(int(size) for size in value.shape)
         dtype = np.dtype(value.dtype)
         storage = getattr(value, "storage", None)
