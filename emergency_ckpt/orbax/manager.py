@@ -128,9 +128,13 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         return "local" in self._config.save_plans()
 
     def _survey(self) -> list[int]:
-        """Return all complete steps and count them as saved, so none of them is due. Collective."""
+        """Return all complete steps and count them as saved, so none of them is due. Collective.
+
+        After a restore of an older step the newer ones are due again.
+        """
         found = self._checkpointer.steps.survey(self._abstract_state)
-        self._checkpointer.go_on_after(found)
+        if self._latest.goes_on_from is None:
+            self._checkpointer.go_on_after(found)
         steps = sorted({*found.local, *found.persistent})
         self._latest.note_found(steps)
         return steps
@@ -177,7 +181,8 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
     def best_step(self) -> int | None:
         """Return the step with the best metrics by ``best_fn``; ``latest_step()`` without that.
 
-        None when no step has metrics. Collective; reads storage.
+        None when no step has metrics; a step with a damaged document is left out. Collective; reads
+        storage.
         """
         best_fn = getattr(self._options, "best_fn", None)
         if best_fn is None:
@@ -199,6 +204,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         logging.warning("a local directory was deleted: opening all of them again")
         self._checkpointer.stop(after_error=True)
         self._checkpointer = EmergencyCheckpointer(self._config)
+        self._latest = LatestStep()
         self._survey()
 
     def delete(self, step: int) -> None:
