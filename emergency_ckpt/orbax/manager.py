@@ -24,7 +24,12 @@ from emergency_ckpt.metrics import CheckpointLog
 from emergency_ckpt.orbax import items
 from emergency_ckpt.orbax.latest_step import LatestStep
 from emergency_ckpt.orbax.mesh_slices import as_one_slice, slice_count
-from emergency_ckpt.orbax.options import CheckpointManagerOptions, settings_of, with_further
+from emergency_ckpt.orbax.options import (
+    CheckpointManagerOptions,
+    check_kinds,
+    settings_of,
+    with_further,
+)
 from emergency_ckpt.orbax.step_metadata import best_of, step_metadata
 from emergency_ckpt.restore.steps import StepDescription
 
@@ -80,7 +85,8 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         persistent_non_replicated_directory: epath.PathLike | None = None,
     ) -> None:
         del item_handlers, handler_registry, persistent_non_replicated_directory
-        self._options = options = options or CheckpointManagerOptions()
+        self._options = options = CheckpointManagerOptions() if options is None else options
+        check_kinds(options, global_mesh)
         self._directory = epath.Path(persistent_directory)
         self._global_mesh = global_mesh
         self._abstract_state = abstract_state

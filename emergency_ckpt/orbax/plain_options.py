@@ -12,6 +12,7 @@ from absl import logging
 from orbax.checkpoint import checkpoint_managers as ocm
 
 from emergency_ckpt.config.policies import PreservationPolicy, SavePolicy
+from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.orbax.options import (
     CheckpointManagerOptions as BothTiers,
 )
@@ -71,6 +72,7 @@ def both_tiers(options: ocp.CheckpointManagerOptions) -> BothTiers:
 
     Raises:
       ValueError: an option that would change the written format, and is not supported.
+      ConfigError: no options of Orbax's.
     """
     _check(options)
     read_only = options.read_only
@@ -95,6 +97,9 @@ def both_tiers(options: ocp.CheckpointManagerOptions) -> BothTiers:
 
 def _check(options: ocp.CheckpointManagerOptions) -> None:
     plain = ocp.CheckpointManagerOptions()
+    if not isinstance(options, ocp.CheckpointManagerOptions):  # pyright: ignore[reportUnnecessaryIsInstance]
+        problem = f"options must be CheckpointManagerOptions, not {options!r}"
+        raise ConfigError([problem], target="CheckpointManager")
     for name, reason in _REFUSED.items():
         if getattr(options, name, None) not in (None, getattr(plain, name, None)):
             raise ValueError(f"{name} is not supported: {reason}")

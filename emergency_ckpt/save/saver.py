@@ -17,7 +17,7 @@ from emergency_ckpt.background import chain, closing
 from emergency_ckpt.cluster.preemption.watch import PREEMPTED_EXIT_CODE
 from emergency_ckpt.cluster.process_placement import ProcessPlacement
 from emergency_ckpt.cluster.rounds import leave_together
-from emergency_ckpt.core.save.save_rules import plain_metrics
+from emergency_ckpt.core.save.save_rules import named_metrics
 from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.errors import CheckpointError, DeadlineExceeded
 from emergency_ckpt.save.due_saves import DueSaves
@@ -128,7 +128,7 @@ class Saver:
             if step <= self._newest_due:
                 self._note_ignored(step)
             return False
-        plain = None if metrics is None else plain_metrics(metrics)
+        plain = None if metrics is None else named_metrics(metrics)
         demanded = force or preempted
         save = self._saved.identity(step, demanded=demanded)
         request = SaveRequest(save, state, host_state, plain, time.monotonic(), demanded)
