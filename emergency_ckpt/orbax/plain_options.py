@@ -11,6 +11,7 @@ import orbax.checkpoint as ocp
 from absl import logging
 from orbax.checkpoint import checkpoint_managers as ocm
 
+from emergency_ckpt.config.normalization import default_local_dir
 from emergency_ckpt.config.policies import PreservationPolicy, SavePolicy
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.orbax.options import (
@@ -22,8 +23,6 @@ from emergency_ckpt.orbax.options import (
     ShouldSaveFunction,
 )
 
-LOCAL_DIRECTORY_VARIABLE = "ECKPT_LOCAL_DIR"
-_LOCAL_DIRECTORY = "/dev/shm/eckpt"  # noqa: S108 - every Linux has this ramdisk; claimed with a lock
 _MOST_STEPS_BETWEEN = 10
 
 _WITHOUT_EFFECT = (
@@ -64,7 +63,7 @@ class CheckpointManagerOptions(ocp.CheckpointManagerOptions):
 def local_directory_of(options: ocp.CheckpointManagerOptions) -> str:
     """Return the RAM tier's directory of this process."""
     given = getattr(options, "local_directory", None)
-    return os.fspath(given or os.environ.get(LOCAL_DIRECTORY_VARIABLE) or _LOCAL_DIRECTORY)
+    return os.fspath(given or default_local_dir(os.environ))
 
 
 def both_tiers(options: ocp.CheckpointManagerOptions) -> BothTiers:
