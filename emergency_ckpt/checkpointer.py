@@ -200,6 +200,7 @@ class EmergencyCheckpointer:
         state: PyTree,
         host_state: object = None,
         keep_newer: bool = False,
+        tensors_only: bool = False,
     ) -> tuple[int | None, PyTree]:
         """Restore the newest complete step, or ``step``. Collective; blocks.
 
@@ -213,6 +214,8 @@ class EmergencyCheckpointer:
             dicts and lists updated in place. ``last_restore.host_state`` has the restored value.
           keep_newer: forget newer steps in RAM at the next save instead of now; until then they can
             be restored.
+          tensors_only: leave the step's host state out on purpose, as for an evaluation. Otherwise
+            a step that has one is a warning where no process gives a ``host_state``.
 
         Returns:
           (step, restored state), bit for bit as saved; (None, ``state``) on a fresh start.
@@ -229,7 +232,9 @@ class EmergencyCheckpointer:
         self.wait_until_finished()
         if self._progress is not None:
             self._progress.restart()
-        restore = self._resume.restore(state, host_state, wanted, keep_newer=keep_newer)
+        restore = self._resume.restore(
+            state, host_state, wanted, keep_newer=keep_newer, tensors_only=tensors_only
+        )
         if restore.restored is None:
             return None, state
         self.last_restore = restore.report

@@ -74,6 +74,13 @@ def _unrestored(fields: Fields) -> str:
     )
 
 
+def _without_host_state(fields: Fields) -> str:
+    return (
+        f"step {fields['step']} has a host_state, and restore was given none: the data starts again"
+        " from the beginning; give host_state, or tensors_only=True where that is meant"
+    )
+
+
 def _saved(tier: str) -> Callable[[Fields], str]:
     return lambda f: f"saved step {f['step']} to {tier} in {seconds_text(f['seconds'])}"
 
@@ -94,6 +101,7 @@ _LEADERS_LINES: dict[str, Callable[[Fields], str]] = {
     "persistent.complete": _saved("storage"),
     "save.ignored": _ignored,
     "save.without_restore": _unrestored,
+    "restore.without_host_state": _without_host_state,
     "preemption.reached": _preempted,
 }
 _WARNINGS = frozenset(
@@ -107,6 +115,7 @@ _WARNINGS = frozenset(
         "restore.quarantined",
         "restore.replanned",
         "restore.unsigned",
+        "restore.without_host_state",
         "restore.persistent_unreachable",
         "divergence",
     }

@@ -333,7 +333,11 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         before = None if step is None else self.latest_step()
         try:
             found, restored = self._checkpointer.restore(
-                step, state=state, host_state=host_state, keep_newer=step is not None
+                step,
+                state=state,
+                host_state=host_state,
+                keep_newer=step is not None,
+                tensors_only=host_state is None,  # as with Orbax, whose items are asked for
             )
         except StepNotFound as error:
             raise FileNotFoundError(str(error)) from error

@@ -21,7 +21,6 @@ from emergency_ckpt.errors import (
     CheckpointError,
     CorruptData,
     PersistentTierError,
-    RestoreFailed,
 )
 from emergency_ckpt.restore.extra_holders import ask_extra_holders
 from emergency_ckpt.restore.planning import (
@@ -88,6 +87,7 @@ class RestoreLeader:
         self._disputes = ReplicaDisputes(parts.persistent, parts.events, deadline_s)
         self._inventory = Inventory((), {})
         self._wants_host_state = False
+        self._leaves_out = request.tensors_only  # nothing more is said of it
         self._view: StoredView | None = None
         self._stored: dict[int, PersistentStep] = {}
         self._ready: RestorePlan | None = None
@@ -102,15 +102,7 @@ class RestoreLeader:
         self.greatest = 0
 
     def take_reports(self, reports: Mapping[int, Report]) -> None:
-        """Build the inventory. RestoreFailed when the processes want different states."""
-        groups: dict[str, list[int]] = {}
-        for process, report in sorted(reports.items()):
-            groups.setdefault(report.state_digest, []).append(process)
-        if len(groups) > 1:
-            sides = " / ".join(str(group[:8]) for group in groups.values())
-            raise RestoreFailed(
-                "restore", "the state", f"the processes ask for different leaves or shapes: {sides}"
-            )
+        """Build the inventory from the reports of processes that all want the same state."""
         self._wants_host_state = any(report.wants_host_state for report in reports.values())
         holders = [report.inventory for _, report in sorted(reports.items())]
         holders += ask_extra_holders(
@@ -300,7 +292,17 @@ class RestoreLeader:
             logging.warning("%s", text)
             self._events.emit("persistent.log_lost", reason=text)
 
+    def _warn_left_out(self, step: int) -> None:
+        """Say once that ``step`` has a host state, where nobody wants one and nobody said so."""
+        if self._wants_host_state or self._leaves_out:
+            return
+        self._leaves_out = True
+        self._events.emit("restore.without_host_state", step=step)
+
     def _tell_holders(self, save: SaveId) -> None:
+        states = (held for each in self._inventory.holders for held in each.host_states)
+        if any(held.save == save and not held.empty for held in states):
+            self._warn_left_out(save.step)
         found = [
             each.holder
             for each in self._inventory.holders
@@ -428,6 +430,8 @@ class RestoreLeader:
         stored = persistent.describe(found, time.monotonic() + left_s / 3)
         if stored.doubt and not self._loads[plan.step]:
             self._events.emit("restore.unsigned", step=plan.step, reason=stored.doubt)
+        if stored.marker is not None and not all(stored.marker.empty):
+            self._warn_left_out(plan.step)
         arrays, mismatches = match_leaves(
             self._leaves, stored.leaves, stored.marker and stored.marker.leaves
         )

@@ -135,7 +135,7 @@ def test_wrong_kind_of_option_or_mesh_is_a_config_error(
         ours.CheckpointManager(world.ramdisk, world.persistent, mesh, (), options=options)
 
 
-def test_wrong_kind_of_options_of_the_plain_face_is_a_config_error(world: World) -> None:
+def test_wrong_kind_of_plain_options_is_a_config_error(world: World) -> None:
     wrong: Any = 5
     with pytest.raises(ConfigError, match="options must be CheckpointManagerOptions, not 5"):
         plain.CheckpointManager(world.persistent, options=wrong)
