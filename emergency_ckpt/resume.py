@@ -89,6 +89,7 @@ class Resume:
             parts.saver.end_restore()
         if restore.restored is not None:
             self._continue_from(restore.restored, keep_newer=keep_newer)
+        parts.saver.expect_steps_after(-1 if restore.restored is None else restore.restored.step)
         return restore
 
     def _request(

@@ -78,6 +78,10 @@ class Saver:
         """Agree on steps again, after a restore that succeeded or failed."""
         self._due.start_again()
 
+    def expect_steps_after(self, step: int) -> None:
+        """After a restore of ``step``, -1 for none: agree on the steps that come first."""
+        self._due.expect(step)
+
     def continue_from(
         self, save: SaveId, incarnation: str, tier: TierName, *, keep_newer: bool = False
     ) -> None:
