@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
 import jax
 from absl import logging
@@ -25,6 +25,10 @@ from emergency_ckpt.resume import Resume
 from emergency_ckpt.start.config_warnings import check_joined
 from emergency_ckpt.state.tree import PyTree
 
+if TYPE_CHECKING:
+    from emergency_ckpt.config.keywords import Settings
+
+_State = TypeVar("_State")
 _EXIT_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 30.0
 _STOPPED = "its checkpointer was stopped"
@@ -50,7 +54,7 @@ class EmergencyCheckpointer:
       RestoreFailed: one of these, on another process.
     """
 
-    def __init__(self, config: Config | None = None, **settings: Any) -> None:
+    def __init__(self, config: Config | None = None, **settings: Unpack[Settings]) -> None:
         check_joined(jax.process_count())
         self._config, start = agreed_config(config or Config(), settings)
         self._process = (jax.process_index(), jax.process_count())
@@ -197,11 +201,11 @@ class EmergencyCheckpointer:
         self,
         step: int | Literal["latest"] | None = None,
         *,
-        state: PyTree,
+        state: _State,
         host_state: object = None,
         keep_newer: bool = False,
         tensors_only: bool = False,
-    ) -> tuple[int | None, PyTree]:
+    ) -> tuple[int | None, _State]:
         """Restore the newest complete step, or ``step``. Collective; blocks.
 
         Args:
@@ -361,7 +365,7 @@ class EmergencyCheckpointer:
 class CheckpointerConfig(Config):
     """``Config`` with ``instantiate``."""
 
-    def set(self, **settings: Any) -> CheckpointerConfig:
+    def set(self, **settings: Unpack[Settings]) -> CheckpointerConfig:
         """Return a copy with ``settings``, as ``Config.set``."""
         super().set(**settings)
         return self

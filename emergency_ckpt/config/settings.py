@@ -7,7 +7,7 @@ import difflib
 import functools
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import jax
 
@@ -45,6 +45,9 @@ from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.event_log.writer import MIN_LOG_BYTES, launcher_directory
 from emergency_ckpt.events import Listener
 from emergency_ckpt.types import Security
+
+if TYPE_CHECKING:
+    from emergency_ckpt.config.keywords import Settings
 
 MEBIBYTE = 1 << 20
 
@@ -286,7 +289,7 @@ class Config:
                 raise ConfigError([_unknown(name)])
             super().__setattr__(name, value)
 
-    def set(self, **settings: Any) -> Config:
+    def set(self, **settings: Unpack[Settings]) -> Config:
         """Change settings in place; returns the config, so that calls can be chained.
 
         Raises:
