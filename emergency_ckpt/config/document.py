@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 
 class Settings(TypedDict, total=False):
-    """What ``EmergencyCheckpointer`` and ``Config.set`` take; ``Config`` has the meanings."""
+    """Keywords of ``EmergencyCheckpointer`` and ``Config.set``; ``Config`` has the meanings."""
 
 '''
 _ALSO_TAKEN = {

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Settings(TypedDict, total=False):
-    """What ``EmergencyCheckpointer`` and ``Config.set`` take; ``Config`` has the meanings."""
+    """Keywords of ``EmergencyCheckpointer`` and ``Config.set``; ``Config`` has the meanings."""
 
     dir: os.PathLike[str] | str | None
     local_dir: os.PathLike[str] | str

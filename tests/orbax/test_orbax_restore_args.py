@@ -120,6 +120,17 @@ def test_reload_after_an_older_restore_lets_newer_steps_be_saved(world: World) -
         assert manager.latest_step() == 4
 
 
+@pytest.mark.parametrize("restored", [None, 2, 6])
+def test_latest_step_after_its_removal_is_an_older_one(world: World, restored: int | None) -> None:
+    with manager_of(world, settings={"save_every_n_steps": 1}) as manager:
+        assert _save(manager, world, 2, 5, 6) == [True] * 3
+        if restored is not None:
+            manager.restore(restored)
+            manager.reload()
+        manager.delete(6)
+        assert manager.latest_step() == 5
+
+
 def test_best_step_leaves_out_a_step_whose_document_is_damaged(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
