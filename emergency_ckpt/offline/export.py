@@ -166,7 +166,7 @@ class Export:
         return is_like
 
     def copy_stored(self, source: StoredSource, step: int, progress: Progress) -> None:
-        """Copy a stored step's files, and compare the CRC32Cs that its marker has."""
+        """Copy a stored step's files, and read the copy: CorruptData where it is damaged."""
         item, to = epath.Path(source.stored.item), epath.Path(self._temporary) / str(step)
         is_itself = (item / STEP_METADATA).exists()
         try:
@@ -176,9 +176,8 @@ class Export:
         _make_plain(to)
         copied = source.moved(str(to if is_itself else to / item.name))
         for path, spec in copied.leaves.items():
-            if source.stored.marker is not None:
-                for box in copied.boxes(path):
-                    copied.read(path, box)  # compares
+            for box in copied.boxes(path):
+                copied.read(path, box)  # decodes, and compares where there is a CRC32C
             progress(leaf_bytes(spec))
 
     def write_host_states(self, documents: Mapping[int, bytes]) -> None:
