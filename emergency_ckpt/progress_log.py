@@ -95,6 +95,7 @@ _LINES: dict[str, Callable[[Fields], str]] = {
     "restore.finished": _restore,
     "restore.nothing": _nothing,
     "restore.note": lambda fields: f"restore: {fields['text']}",
+    "persistent.waiting": lambda fields: str(fields["text"]),
 }
 _LEADERS_LINES: dict[str, Callable[[Fields], str]] = {
     "save.complete": _saved("RAM"),
@@ -117,6 +118,7 @@ _WARNINGS = frozenset(
         "restore.unsigned",
         "restore.without_host_state",
         "restore.persistent_unreachable",
+        "persistent.waiting",
         "divergence",
     }
 )

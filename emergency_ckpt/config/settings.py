@@ -246,7 +246,8 @@ class Config:
     start_timeout_s: float = setting(
         120.0, may_differ=True, orbax="multiprocessing_options.coordination_timeout_secs"
     )
-    """Deadline of the whole start."""
+    """Deadline of the whole start. Of it, a start waits a quarter for storage that does not answer,
+    and a restore that has nothing in RAM another half for what storage has."""
     restore_timeout_s: float = setting(600.0, may_differ=True)
     """Deadline of a whole restore."""
     save_timeout_s: float = setting(

@@ -10,6 +10,7 @@ import msgspec
 from absl import logging
 
 from emergency_ckpt.background import no_garbage_collection
+from emergency_ckpt.cluster.stored_chain import told_of_wait
 from emergency_ckpt.core.restore.candidates import PERSISTENT_HOLDER
 from emergency_ckpt.core.restore.inventory import Inventory, PersistentStep
 from emergency_ckpt.core.restore.leaves.stored_leaves import match_leaves
@@ -131,10 +132,15 @@ class RestoreLeader:
         answer = self._plan_from_inventory()
         in_ram = answer if isinstance(answer, RestorePlan) else None
         # RAM must not wait long for storage that is down; without RAM there is nothing else.
-        limit_s = left_s / 2 if in_ram is None else min(LISTING_TIMEOUT_S, left_s / 8)
+        if in_ram is None:
+            limit_s = min(self._parts.config.start_timeout_s / 2, left_s / 2)
+        else:
+            limit_s = min(LISTING_TIMEOUT_S, left_s / 8)
+        deadline_s = time.monotonic() + limit_s
         known = self._inventory.timeline
         try:
-            self._take_view(tier, time.monotonic() + limit_s)
+            with told_of_wait(self._events, tier.directory, deadline_s):
+                self._take_view(tier, deadline_s)
         except (PersistentTierError, CorruptData) as error:
             # RAM may well be enough. When it is not, this error is the answer: see plan().
             self._persistent_error = error
