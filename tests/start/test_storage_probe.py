@@ -164,7 +164,7 @@ def test_bucket_that_never_answers_ends_by_the_starts_timeout(
         host, port = silent.getsockname()
         environ = {**os.environ, "STORAGE_EMULATOR_HOST": f"http://{host}:{port}"}
         done = subprocess.run(
-            [sys.executable, "-c", UNREACHABLE, str(ramdisk)],
+            [sys.executable, "-c", UNREACHABLE, str(ramdisk / "local")],
             check=False,
             env=environ,
             cwd=tmp_path,
