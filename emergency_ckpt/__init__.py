@@ -31,6 +31,10 @@ _HOMES = {
 }
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> object:
     # On first use: the launcher and the command line import this package without JAX.
     if name == "__version__":

@@ -226,7 +226,12 @@ def look_at_storage(config: Config, storage: Storage | None) -> Known:
         return Known()
     # The probe makes the directory where it must be there.
     is_probed = saves_to_storage(config) and config.require_storage
-    return storage.claim.look(lambda: None if is_probed else storage.tier.create())
+
+    def create(deadline_s: float) -> None:
+        if not is_probed:
+            storage.tier.create(deadline_s)
+
+    return storage.claim.look(storage.tier.directory, create)
 
 
 def new_writer(config: Config, tier: PersistentTier, events: EventSink) -> DirectoryWriter:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
 import jax
 from absl import logging
@@ -25,6 +25,10 @@ from emergency_ckpt.resume import Resume
 from emergency_ckpt.start.config_warnings import check_joined
 from emergency_ckpt.state.tree import PyTree
 
+if TYPE_CHECKING:
+    from emergency_ckpt.config.keywords import Settings
+
+_State = TypeVar("_State")
 _EXIT_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 30.0
 _STOPPED = "its checkpointer was stopped"
@@ -50,7 +54,7 @@ class EmergencyCheckpointer:
       RestoreFailed: one of these, on another process.
     """
 
-    def __init__(self, config: Config | None = None, **settings: Any) -> None:
+    def __init__(self, config: Config | None = None, **settings: Unpack[Settings]) -> None:
         check_joined(jax.process_count())
         self._config, start = agreed_config(config or Config(), settings)
         self._process = (jax.process_index(), jax.process_count())
@@ -197,10 +201,11 @@ class EmergencyCheckpointer:
         self,
         step: int | Literal["latest"] | None = None,
         *,
-        state: PyTree,
+        state: _State,
         host_state: object = None,
         keep_newer: bool = False,
-    ) -> tuple[int | None, PyTree]:
+        tensors_only: bool = False,
+    ) -> tuple[int | None, _State]:
         """Restore the newest complete step, or ``step``. Collective; blocks.
 
         Args:
@@ -213,6 +218,8 @@ class EmergencyCheckpointer:
             dicts and lists updated in place. ``last_restore.host_state`` has the restored value.
           keep_newer: forget newer steps in RAM at the next save instead of now; until then they can
             be restored.
+          tensors_only: leave the step's host state out on purpose, as for an evaluation. Otherwise
+            a step that has one is a warning where no process gives a ``host_state``.
 
         Returns:
           (step, restored state), bit for bit as saved; (None, ``state``) on a fresh start.
@@ -229,7 +236,9 @@ class EmergencyCheckpointer:
         self.wait_until_finished()
         if self._progress is not None:
             self._progress.restart()
-        restore = self._resume.restore(state, host_state, wanted, keep_newer=keep_newer)
+        restore = self._resume.restore(
+            state, host_state, wanted, keep_newer=keep_newer, tensors_only=tensors_only
+        )
         if restore.restored is None:
             return None, state
         self.last_restore = restore.report
@@ -356,7 +365,7 @@ class EmergencyCheckpointer:
 class CheckpointerConfig(Config):
     """``Config`` with ``instantiate``."""
 
-    def set(self, **settings: Any) -> CheckpointerConfig:
+    def set(self, **settings: Unpack[Settings]) -> CheckpointerConfig:
         """Return a copy with ``settings``, as ``Config.set``."""
         super().set(**settings)
         return self

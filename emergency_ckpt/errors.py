@@ -42,8 +42,9 @@ class CheckpointError(Exception):
 
     def _message(self) -> str:
         text = f"{self.operation} {self.target}: {self.problem}"
-        if self.expected is not None or self.actual is not None:
-            text += f" (expected {self.expected}, got {self.actual})"
+        sides = (("expected", self.expected), ("got", self.actual))
+        if given := ", ".join(f"{word} {side}" for word, side in sides if side is not None):
+            text += f" ({given})"
         return f"{text}; {self.hint}" if self.hint else text
 
 

@@ -74,6 +74,13 @@ def _unrestored(fields: Fields) -> str:
     )
 
 
+def _without_host_state(fields: Fields) -> str:
+    return (
+        f"step {fields['step']} has a host_state, and restore was given none: the data starts again"
+        " from the beginning; give host_state, or tensors_only=True where that is meant"
+    )
+
+
 def _saved(tier: str) -> Callable[[Fields], str]:
     return lambda f: f"saved step {f['step']} to {tier} in {seconds_text(f['seconds'])}"
 
@@ -88,12 +95,14 @@ _LINES: dict[str, Callable[[Fields], str]] = {
     "restore.finished": _restore,
     "restore.nothing": _nothing,
     "restore.note": lambda fields: f"restore: {fields['text']}",
+    "persistent.waiting": lambda fields: str(fields["text"]),
 }
 _LEADERS_LINES: dict[str, Callable[[Fields], str]] = {
     "save.complete": _saved("RAM"),
     "persistent.complete": _saved("storage"),
     "save.ignored": _ignored,
     "save.without_restore": _unrestored,
+    "restore.without_host_state": _without_host_state,
     "preemption.reached": _preempted,
 }
 _WARNINGS = frozenset(
@@ -107,7 +116,9 @@ _WARNINGS = frozenset(
         "restore.quarantined",
         "restore.replanned",
         "restore.unsigned",
+        "restore.without_host_state",
         "restore.persistent_unreachable",
+        "persistent.waiting",
         "divergence",
     }
 )

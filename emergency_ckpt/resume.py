@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 
 from emergency_ckpt.assembly import Assembly
 from emergency_ckpt.cluster.coordination import Coordinator
@@ -45,10 +46,17 @@ class Resume:
         Raises as ``EmergencyCheckpointer.prefetch``.
         """
         request, _ = self._request(state, step, wants_host_state=wants_host_state)
+        request = dataclasses.replace(request, tensors_only=not wants_host_state)
         self._parts.prefetches.start(request, self._parts.saver.is_idle, self._held_steps)
 
     def restore(
-        self, state: PyTree, host_state: object, step: int | None, *, keep_newer: bool
+        self,
+        state: PyTree,
+        host_state: object,
+        step: int | None,
+        *,
+        keep_newer: bool,
+        tensors_only: bool,
     ) -> Restore:
         """Restore ``step``, and let saves go on from it. Collective; blocks. No save is under way.
 
@@ -56,6 +64,7 @@ class Resume:
         """
         parts = self._parts
         request, placement = self._request(state, step, wants_host_state=host_state is not None)
+        request = dataclasses.replace(request, tensors_only=tensors_only)
         number, self._restores = self._restores, self._restores + 1
         restore = Restore(
             parts.restore_parts,
@@ -80,6 +89,7 @@ class Resume:
             parts.saver.end_restore()
         if restore.restored is not None:
             self._continue_from(restore.restored, keep_newer=keep_newer)
+        parts.saver.expect_steps_after(-1 if restore.restored is None else restore.restored.step)
         return restore
 
     def _request(

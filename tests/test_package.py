@@ -58,6 +58,40 @@ REVEALED = [
 ]
 
 
+SETTINGS_PROGRAM = """
+from pathlib import Path
+
+import jax
+from emergency_ckpt import EmergencyCheckpointer
+
+config = EmergencyCheckpointer.default_config()
+config.set(dir=Path("/mnt/run"), placement="striped(2)", extra_holders=["10.0.0.7:7411"])
+EmergencyCheckpointer(local_dirr="/dev/shm/eckpt")
+config.set(typo=3, local_save_every_n_steps="ten")
+config.set(local_save_every_n_steps="ten")
+with EmergencyCheckpointer(config, local_dir="/dev/shm/eckpt") as checkpointer:
+    step, state = checkpointer.restore(state={"w": jax.numpy.zeros(3)})
+    reveal_type(step)
+    reveal_type(state)
+"""
+
+
+@pytest.mark.slow  # half a minute of pyright
+def test_settings_and_state_are_typed(tmp_path: Path) -> None:
+    errors, revealed = pyright_on(tmp_path, ROOT, SETTINGS_PROGRAM)
+    assert errors[:2] == ['No parameter named "local_dirr"', 'No parameter named "typo"']
+    assert len(errors) == 3
+    assert '"local_save_every_n_steps"' in errors[2]
+    assert revealed == [
+        'Type of "step" is "int | None"',
+        'Type of "state" is "dict[str, Array]"',
+    ]
+
+
+def test_dir_of_package_shows_the_public_names() -> None:
+    assert set(emergency_ckpt.__all__) <= set(dir(emergency_ckpt))
+
+
 def test_version_of_package_is_that_of_pyproject() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert emergency_ckpt.__version__ == project["version"]
@@ -194,9 +228,11 @@ def test_context_of_the_image_leaves_out_what_git_ignores() -> None:
     ] == []
 
 
-def pyright_on(directory: Path, site: Path) -> tuple[list[str], list[str]]:
+def pyright_on(
+    directory: Path, site: Path, program: str = USER_PROGRAM
+) -> tuple[list[str], list[str]]:
     """Check the user's program strictly in ``directory``; return errors, and types revealed."""
-    (directory / "program.py").write_text(USER_PROGRAM)
+    (directory / "program.py").write_text(program)
     settings = {
         "include": ["program.py"],
         "extraPaths": [str(site)],

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 import textwrap
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -18,6 +20,8 @@ from types import ModuleType
 from emergency_ckpt.errors import CheckpointError, ConfigError
 
 USAGE_EXIT_CODE = 2
+STORAGE_CALL = "eckpt-storage-"
+"""The names of threads with calls to storage begin so."""
 
 _DISTRIBUTION = "emergency-ckpt"
 
@@ -129,8 +133,21 @@ _HELP_WIDTH = 100
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand; return its exit code. 2: wrong command line, or a missing package."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    """Run one subcommand; return its exit code. 2: wrong command line, or a missing package.
+
+    As a program (without ``argv``) it ends the process where storage has not answered a call: the
+    interpreter's own end aborts in the thread of a client that is answered meanwhile.
+    """
+    status = _run(list(sys.argv[1:] if argv is None else argv))
+    calls = [each for each in threading.enumerate() if each.name.startswith(STORAGE_CALL)]
+    if argv is None and calls:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
+
+
+def _run(arguments: list[str]) -> int:
     own, program = _split_program(arguments)
     name = next((word for word in own if not word.startswith("-")), "")
     try:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from absl import logging
 
+from emergency_ckpt.background import told_while
 from emergency_ckpt.cluster.timelines import Timelines
 from emergency_ckpt.core.step_log import Entry
 from emergency_ckpt.errors import CheckpointError, DirectoryInUse
@@ -15,6 +17,21 @@ from emergency_ckpt.types import SaveId
 
 SOON_S = 30.0
 """Maximum wait for each call to storage at the end of a restore."""
+
+
+def told_of_wait(
+    events: EventSink, directory: str, deadline_s: float
+) -> AbstractContextManager[None]:
+    """Tell what storage is asked for, and how long it may still take, while a block asks it."""
+
+    def tell(left_s: float) -> None:
+        text = (
+            f"{directory} has not answered yet: it is asked for its step log and its steps, for"
+            f" {left_s:.0f} s more at most"
+        )
+        events.emit("persistent.waiting", text=text, seconds_left=left_s)
+
+    return told_while(tell, deadline_s)
 
 
 class StoredChain:

@@ -5,7 +5,8 @@
 2. ``validation`` finds every fault of a config: of each value alone by its row, then of several
    together. ``policy_checks`` does it for policy objects, which ``policies`` turns into plans.
 3. ``agreement`` makes texts of those settings that must be equal on all processes.
-4. ``document`` writes ``docs/configuration.md``; axlearn's face has a field for each row.
+4. ``document`` writes ``docs/configuration.md`` and ``keywords``, which type checkers read;
+   axlearn's face has a field for each row.
 
 No library validates: a row is judged by one comparison for each kind of value, and with msgspec,
 attrs or pydantic the texts of the faults and the rules between settings would remain to be written.

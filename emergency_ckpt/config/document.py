@@ -1,11 +1,10 @@
-"""``docs/configuration.md``, written from the table of settings and the source of ``Config``."""
+"""``docs/configuration.md`` and ``config/keywords.py``, written from the table of settings."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import itertools
-import sys
 from pathlib import Path
 
 from emergency_ckpt.config.settings import Config
@@ -19,7 +18,7 @@ All settings of `EmergencyCheckpointer.default_config()`, in the order of
 *Each*: the setting may differ between the processes of a job; all others must be equal, and the
 start of a job compares them. Numbers are at least 0, and seconds above 0, unless the column of
 types says otherwise. This page is written by
-`python -m emergency_ckpt.config.document docs/configuration.md`.
+`python -m emergency_ckpt.config.document`.
 
 """
 _COLUMNS = """| setting | type | default | tier | each | meaning |
@@ -32,6 +31,52 @@ These are for measurements, and their defaults are right for every job. They are
 settings are, and may go in a later version.
 
 """
+
+
+PAGE, KEYWORDS = "docs/configuration.md", "emergency_ckpt/config/keywords.py"
+
+_KEYWORDS_HEAD = '''"""The settings as keywords, for type checkers; written by ``document``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypedDict
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable
+
+    import jax
+
+    from emergency_ckpt.config.policies import PreservationPolicy, SavePolicy
+    from emergency_ckpt.config.settings import HostStateRemap
+    from emergency_ckpt.core.placement.policies import PlacementPolicy
+    from emergency_ckpt.core.placement.writers import PersistentWriters, StorageCompression
+    from emergency_ckpt.core.restore.majority import OnDivergence
+    from emergency_ckpt.core.save.snapshot_plan import SnapshotMode, StagingMemory
+    from emergency_ckpt.core.save.timing import AdaptiveInterval
+    from emergency_ckpt.events import Listener
+    from emergency_ckpt.types import Security
+
+
+class Settings(TypedDict, total=False):
+    """Keywords of ``EmergencyCheckpointer`` and ``Config.set``; ``Config`` has the meanings."""
+
+'''
+_ALSO_TAKEN = {
+    **dict.fromkeys(("dir", "local_dir", "secret_file", "event_log"), "os.PathLike[str]"),
+    "placement": "str",
+    "extra_holders": "list[str]",
+}
+"""Types that a setting is taken in besides its own."""
+
+
+def keywords_module() -> str:
+    """Return the source of ``config.keywords``."""
+    lines: list[str] = []
+    for row in settings_table(Config):
+        also = f"{_ALSO_TAKEN[row.name]} | " if row.name in _ALSO_TAKEN else ""
+        lines.append(f"    {row.name}: {also}{row.annotation}\n")
+    return _KEYWORDS_HEAD + "".join(lines)
 
 
 def configuration_page() -> str:
@@ -87,4 +132,5 @@ def _default(value: object) -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(configuration_page())
+    Path(PAGE).write_text(configuration_page())
+    Path(KEYWORDS).write_text(keywords_module())

@@ -6,11 +6,14 @@ import contextlib
 import hashlib
 import os
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from emergency_ckpt.core.placement.policies import parse_policy
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.paths import resolved
+
+_LOCAL_DIRECTORY = "/dev/shm/eckpt"  # noqa: S108 - every Linux has this ramdisk; claimed with a lock
 
 
 def run_id_of(directory: str) -> str:
@@ -18,6 +21,11 @@ def run_id_of(directory: str) -> str:
     stripped = resolved(directory)
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", stripped.rsplit("/", maxsplit=1)[-1])[:40] or "run"
     return f"{name}-{hashlib.sha256(stripped.encode()).hexdigest()[:16]}"
+
+
+def default_local_dir(environ: Mapping[str, str]) -> str:
+    """Return the directory in RAM of a job that names none: ECKPT_LOCAL_DIR, else a usual place."""
+    return environ.get("ECKPT_LOCAL_DIR") or _LOCAL_DIRECTORY
 
 
 def as_text(path: Any) -> Any:

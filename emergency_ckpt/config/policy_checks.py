@@ -20,10 +20,10 @@ def save_policy_problems(name: str, policy: object | None) -> list[str]:
     """Return the faults of a save policy; empty when it has none."""
     problems: list[str] = []
     for part in parts_of(policy) if policy is not None else []:
-        if not isinstance(part, AdaptiveInterval) and not _has_method(part, "should_save"):
-            problems.append(f"{name}: {part!r} has no should_save")
-        else:
+        if isinstance(part, AdaptiveInterval):
             problems += _field_problems(name, part)
+        else:
+            problems += _object_problems(name, part, "should_save") or _field_problems(name, part)
     return problems
 
 
@@ -31,8 +31,8 @@ def preservation_policy_problems(name: str, policy: object | None) -> list[str]:
     """Return the faults of a preservation policy; empty when it has none."""
     if policy is None:
         return []
-    if not _has_method(policy, "should_preserve"):
-        return [f"{name}: {policy!r} has no should_preserve"]
+    if problems := _object_problems(name, policy, "should_preserve"):
+        return problems
     from orbax.checkpoint import checkpoint_managers as ocm  # noqa: PLC0415
 
     if type(policy) is ocm.AnyPreservationPolicy and _is_sequence(policy.policies):
@@ -53,8 +53,12 @@ def _field_problems(name: str, policy: object) -> list[str]:
     return problems
 
 
-def _has_method(value: object, name: str) -> bool:
-    return callable(getattr(value, name, None))
+def _object_problems(name: str, policy: object, method: str) -> list[str]:
+    if isinstance(policy, type):
+        return [f"{name}: {policy.__name__} is a class: give one of it"]
+    return (
+        [] if callable(getattr(policy, method, None)) else [f"{name}: {policy!r} has no {method}"]
+    )
 
 
 def _is_sequence(value: object) -> bool:

@@ -7,13 +7,18 @@ import difflib
 import functools
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import jax
 
 from emergency_ckpt.background import LOWEST_PRIORITY
 from emergency_ckpt.config.agreement import shared_settings
-from emergency_ckpt.config.normalization import as_policy, as_text, run_id_of
+from emergency_ckpt.config.normalization import (
+    as_policy,
+    as_text,
+    default_local_dir,
+    run_id_of,
+)
 from emergency_ckpt.config.policies import (
     PreservationPolicy,
     SavePlan,
@@ -41,6 +46,9 @@ from emergency_ckpt.event_log.writer import MIN_LOG_BYTES, launcher_directory
 from emergency_ckpt.events import Listener
 from emergency_ckpt.types import Security
 
+if TYPE_CHECKING:
+    from emergency_ckpt.config.keywords import Settings
+
 MEBIBYTE = 1 << 20
 
 HostStateRemap = Callable[[Sequence[Any], int, int], Any]
@@ -58,7 +66,8 @@ class Config:
     r"""Directory of the persistent tier, an absolute path or a URL that etils.epath can reach,
     without ``\``, ``*``, ``?`` and ``[``. None: local tier only."""
     local_dir: str = setting("", tier="local", may_differ=True)
-    """Directory on this host's ramdisk (tmpfs)."""
+    """Directory on this host's ramdisk (tmpfs). A job that saves nothing there may leave it out: a
+    restore then uses ECKPT_LOCAL_DIR, else ``/dev/shm/eckpt``."""
     run_id: str | None = None
     """Name of the run. Files of another run in ``local_dir`` are never restored. None: a name
     derived from ``dir``."""
@@ -237,7 +246,8 @@ class Config:
     start_timeout_s: float = setting(
         120.0, may_differ=True, orbax="multiprocessing_options.coordination_timeout_secs"
     )
-    """Deadline of the whole start."""
+    """Deadline of the whole start. Of it, a start waits a quarter for storage that does not answer,
+    and a restore that has nothing in RAM another half for what storage has."""
     restore_timeout_s: float = setting(600.0, may_differ=True)
     """Deadline of a whole restore."""
     save_timeout_s: float = setting(
@@ -280,7 +290,7 @@ class Config:
                 raise ConfigError([_unknown(name)])
             super().__setattr__(name, value)
 
-    def set(self, **settings: Any) -> Config:
+    def set(self, **settings: Unpack[Settings]) -> Config:
         """Change settings in place; returns the config, so that calls can be chained.
 
         Raises:
@@ -299,10 +309,13 @@ class Config:
         Raises:
           ConfigError: with every fault, not just the first.
         """
+        local_dir = as_text(self.local_dir)
+        if local_dir == "" and self._saves_nothing_to_ram:
+            local_dir = default_local_dir(os.environ)
         config = dataclasses.replace(
             self,
             dir=as_text(self.dir),
-            local_dir=as_text(self.local_dir),
+            local_dir=local_dir,
             secret_file=as_text(self.secret_file),
             event_log=as_text(self.event_log) or launcher_directory(os.environ),
             placement=as_policy(self.placement),
@@ -315,6 +328,11 @@ class Config:
         return dataclasses.replace(
             config, run_id=run_id, copy_threads=threads, extra_holders=tuple(config.extra_holders)
         )
+
+    @property
+    def _saves_nothing_to_ram(self) -> bool:
+        given = (self.local_save_policy, self.local_save_every_n_seconds)
+        return self.dir is not None and self.local_save_every_n_steps == 0 and given == (None, None)
 
     @property
     def run_name(self) -> str:

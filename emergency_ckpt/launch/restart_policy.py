@@ -11,14 +11,23 @@ Decision = Literal["finish", "restart", "give-up"]
 
 
 def decide(
-    lives: Sequence[LifeResult], *, max_restarts: int, breaker_deaths: int
+    lives: Sequence[LifeResult],
+    *,
+    max_restarts: int,
+    breaker_deaths: int,
+    is_configuration: bool = False,
 ) -> tuple[Decision, str]:
-    """Return the decision after the last of ``lives``, and its reason."""
+    """Return the decision after the last of ``lives``, and its reason.
+
+    ``is_configuration``: a process of the last one was ended by a ConfigError.
+    """
     last = lives[-1]
     if last.ending == "finished":
         return "finish", "all processes finished"
     if last.ending in ("stopped", "timeout"):
         return "give-up", "stopped on request" if last.ending == "stopped" else "out of time"
+    if is_configuration:
+        return "give-up", "a configuration error, which no restart mends"
     idle = deaths_without_progress(lives)
     if idle >= breaker_deaths:
         return "give-up", f"crash loop: {idle} deaths in a row without progress"

@@ -33,6 +33,9 @@ TIMEOUT_EXIT_CODE = 124
 """The exit status of timeout(1)."""
 
 _LOG_BYTES = 64 << 20
+_UNCAUGHT_EXIT_CODE = 1
+_CONFIG_ERROR = f"{ConfigError.__module__}.{ConfigError.__qualname__}: "
+"""The last line of its traceback begins so."""
 
 
 class Supervisor:
@@ -121,6 +124,7 @@ class Supervisor:
                 self._lives,
                 max_restarts=self.spec.max_restarts,
                 breaker_deaths=self.spec.breaker_deaths,
+                is_configuration=self._is_configuration(life),
             )
             if decision != "restart":
                 return reason
@@ -130,6 +134,17 @@ class Supervisor:
                 self._emit("ram.lost", hosts=effects.lost_hosts)
             topology = effects.topology
             self._emit("job.restarting", reason=reason)
+
+    def _is_configuration(self, life: LifeResult) -> bool:
+        """Return whether a ConfigError that nobody caught has ended a process of ``life``."""
+        paths = [
+            self.spec.log_path(life.restart_count, each.process)
+            for each in life.exits
+            if each.returncode == _UNCAUGHT_EXIT_CODE
+        ]
+        return any(
+            line.startswith(_CONFIG_ERROR) for path in paths for line in log_tail(path).splitlines()
+        )
 
     def _run_life(self, processes: ProcessSet, deadline_s: float | None) -> LifeResult:
         ending, first_death = self._watch(processes, deadline_s)

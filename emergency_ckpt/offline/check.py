@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import msgspec
 
@@ -70,6 +71,7 @@ class Check:
         Ramdisks were checked by the survey, which leaves out what is damaged.
         """
         yield from self._survey.faults
+        yield from self._nothing()
         counts = self.counts
         counts.manifests += len(self._copies)
         counts.host_states += sum(len(folder.host_states) for folder in self._survey.folders)
@@ -81,6 +83,19 @@ class Check:
         with ThreadPoolExecutor(LOOKS_AT_ONCE, "eckpt-check") as pool:
             for faults in pool.map(self._documents, stored, looks):
                 yield from faults
+
+    def _nothing(self) -> Iterator[SurveyFault]:
+        """Find places that exist and have nothing of a job: of them nothing can be good."""
+        told = [fault.where for fault in self._survey.faults]
+        for local_dir in self._places.local_dirs:
+            has_folder = any(folder.local_dir == local_dir for folder in self._survey.folders)
+            if not has_folder and not any(Path(x).is_relative_to(local_dir) for x in told):
+                yield SurveyFault(str(local_dir), "it has no directory of a job's process")
+        stored = self._survey.directory
+        if stored is None or stored.faults or stored.table is not None:
+            return
+        if not (stored.steps or stored.unfinished or stored.set_aside):
+            yield SurveyFault(stored.directory, "it has no step of a job, and no step log")
 
     def _replicas(self) -> Iterator[SurveyFault]:
         """Find replicas whose bytes differed at capture, or that one process changed since."""

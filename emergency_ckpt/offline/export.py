@@ -12,7 +12,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,8 @@ from emergency_ckpt.state.host_state import document_name
 from emergency_ckpt.survey.places import Places
 from emergency_ckpt.survey.storage import look_at
 from emergency_ckpt.survey.survey import take_survey
+from emergency_ckpt.tiers.persistent.item.documents import SHARDINGS
+from emergency_ckpt.tiers.persistent.item.state import JAX_ARRAY, NUMPY_ARRAY
 from emergency_ckpt.tiers.persistent.late_arrays import (
     late_array,
     tree_like,
@@ -45,7 +47,7 @@ from emergency_ckpt.tiers.persistent.late_arrays import (
     write_late_step,
 )
 from emergency_ckpt.tiers.persistent.marker import ITEM, OURS
-from emergency_ckpt.tiers.persistent.orbax_names import STEP_METADATA
+from emergency_ckpt.tiers.persistent.orbax_names import STEP_METADATA, TREE
 
 HOST_STATES = "host_states"
 _LEFT_OUT = "the host states are left out"
@@ -158,23 +160,24 @@ class Export:
     def write_ram(self, source: RamSource, like: epath.Path | None, progress: Progress) -> bool:
         """Write a step of RAM; return True when its structure is that of the item ``like``."""
         tree, is_like = ram_tree(source, like, progress)
-        write_late_step(epath.Path(self._temporary) / str(source.save.step), tree, {})
+        to = epath.Path(self._temporary) / str(source.save.step)
+        write_late_step(to, tree, {})
+        _make_plain(to)
         return is_like
 
     def copy_stored(self, source: StoredSource, step: int, progress: Progress) -> None:
-        """Copy a stored step's files, and compare the CRC32Cs that its marker has."""
+        """Copy a stored step's files, and read the copy: CorruptData where it is damaged."""
         item, to = epath.Path(source.stored.item), epath.Path(self._temporary) / str(step)
         is_itself = (item / STEP_METADATA).exists()
         try:
             _copy(item if is_itself else item.parent, to)
         except OSError as error:
             raise PersistentTierError("copy", source.name, str(error)) from error
-        _make_plain(to / STEP_METADATA)
+        _make_plain(to)
         copied = source.moved(str(to if is_itself else to / item.name))
         for path, spec in copied.leaves.items():
-            if source.stored.marker is not None:
-                for box in copied.boxes(path):
-                    copied.read(path, box)  # compares
+            for box in copied.boxes(path):
+                copied.read(path, box)  # decodes, and compares where there is a CRC32C
             progress(leaf_bytes(spec))
 
     def write_host_states(self, documents: Mapping[int, bytes]) -> None:
@@ -243,13 +246,31 @@ def _copy(folder: epath.Path, to: epath.Path) -> None:
             shutil.copyfileobj(source, target, _COPY_BYTES)
 
 
-def _make_plain(metadata: epath.Path) -> None:
-    """Remove from a step's metadata that this package wrote it: it has no marker here."""
-    if not metadata.exists():
-        return
-    try:
-        fields = json.loads(metadata.read_bytes())
+def _make_plain(step: epath.Path) -> None:
+    """Take out of a step's documents what ties it to the job: our mark, and the job's devices."""
+    with _edited(step / STEP_METADATA) as fields:
         (fields.get("custom_metadata") or {}).pop(OURS, None)
-    except (ValueError, RecursionError, AttributeError) as error:
-        raise CorruptData("read", str(metadata), f"not Orbax's metadata: {error}") from error
-    metadata.write_text(json.dumps(fields))
+    for item in (step, *(path for path in step.iterdir() if path.is_dir())):
+        (item / SHARDINGS).unlink(missing_ok=True)
+        with _edited(item / TREE) as fields:
+            for leaf in fields.get("tree_metadata", {}).values():
+                # Plain Orbax puts an array of JAX onto the devices that it was saved on, if no
+                # others are given, and nowhere else.
+                if leaf["value_metadata"]["value_type"] == JAX_ARRAY:
+                    leaf["value_metadata"]["value_type"] = NUMPY_ARRAY
+
+
+@contextlib.contextmanager
+def _edited(document: epath.Path) -> Generator[dict[str, Any]]:
+    """Give the fields of a JSON document of Orbax, and write them back; {} where there is none.
+
+    CorruptData where the document has other fields than Orbax writes.
+    """
+    exists = document.exists()
+    try:
+        fields = json.loads(document.read_bytes()) if exists else {}
+        yield fields
+    except (ValueError, RecursionError, AttributeError, TypeError, KeyError) as error:
+        raise CorruptData("read", str(document), f"not Orbax's metadata: {error}") from error
+    if exists:
+        document.write_text(json.dumps(fields))

@@ -24,7 +24,12 @@ from emergency_ckpt.metrics import CheckpointLog
 from emergency_ckpt.orbax import items
 from emergency_ckpt.orbax.latest_step import LatestStep
 from emergency_ckpt.orbax.mesh_slices import as_one_slice, slice_count
-from emergency_ckpt.orbax.options import CheckpointManagerOptions, settings_of, with_further
+from emergency_ckpt.orbax.options import (
+    CheckpointManagerOptions,
+    check_kinds,
+    settings_of,
+    with_further,
+)
 from emergency_ckpt.orbax.step_metadata import best_of, step_metadata
 from emergency_ckpt.restore.steps import StepDescription
 
@@ -80,7 +85,8 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         persistent_non_replicated_directory: epath.PathLike | None = None,
     ) -> None:
         del item_handlers, handler_registry, persistent_non_replicated_directory
-        self._options = options = options or CheckpointManagerOptions()
+        self._options = options = CheckpointManagerOptions() if options is None else options
+        check_kinds(options, global_mesh)
         self._directory = epath.Path(persistent_directory)
         self._global_mesh = global_mesh
         self._abstract_state = abstract_state
@@ -128,9 +134,13 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         return "local" in self._config.save_plans()
 
     def _survey(self) -> list[int]:
-        """Return all complete steps and count them as saved, so none of them is due. Collective."""
+        """Return all complete steps and count them as saved, so none of them is due. Collective.
+
+        After a restore of an older step the newer ones are due again.
+        """
         found = self._checkpointer.steps.survey(self._abstract_state)
-        self._checkpointer.go_on_after(found)
+        if self._latest.goes_on_from is None:
+            self._checkpointer.go_on_after(found)
         steps = sorted({*found.local, *found.persistent})
         self._latest.note_found(steps)
         return steps
@@ -177,7 +187,8 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
     def best_step(self) -> int | None:
         """Return the step with the best metrics by ``best_fn``; ``latest_step()`` without that.
 
-        None when no step has metrics. Collective; reads storage.
+        None when no step has metrics; a step with a damaged document is left out. Collective; reads
+        storage.
         """
         best_fn = getattr(self._options, "best_fn", None)
         if best_fn is None:
@@ -199,6 +210,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         logging.warning("a local directory was deleted: opening all of them again")
         self._checkpointer.stop(after_error=True)
         self._checkpointer = EmergencyCheckpointer(self._config)
+        self._latest = LatestStep()
         self._survey()
 
     def delete(self, step: int) -> None:
@@ -321,7 +333,11 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         before = None if step is None else self.latest_step()
         try:
             found, restored = self._checkpointer.restore(
-                step, state=state, host_state=host_state, keep_newer=step is not None
+                step,
+                state=state,
+                host_state=host_state,
+                keep_newer=step is not None,
+                tensors_only=host_state is None,  # as with Orbax, whose items are asked for
             )
         except StepNotFound as error:
             raise FileNotFoundError(str(error)) from error

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_origin
 
+import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as ocm
 
 from emergency_ckpt.config import Config
 from emergency_ckpt.config.policies import PerProcessPolicy, PreservationPolicy, SavePolicy
 from emergency_ckpt.config.table import Setting, settings_table
+from emergency_ckpt.errors import ConfigError
 
 ShouldSave = Callable[[int, int | None], bool]
 
@@ -122,6 +124,41 @@ _GROUPS = {
     "async_options": ocp.AsyncOptions,
 }
 """Options that are groups of options, and may be None."""
+
+
+def check_kinds(options: object, global_mesh: object) -> None:
+    """Raise ConfigError, with every fault, where an option or the mesh is of a wrong kind.
+
+    Orbax's own options are taken too, and what they lack has its default.
+    """
+    problems = _kind_problems("options", options, CheckpointManagerOptions)
+    if not isinstance(global_mesh, jax.sharding.Mesh | None):
+        problems.append(f"global_mesh must be a jax.sharding.Mesh, not {global_mesh!r}")
+    if problems:
+        raise ConfigError(problems, target="CheckpointManager")
+
+
+def _kind_problems(name: str, given: object, kind: type) -> list[str]:
+    if not isinstance(given, kind) and type(given).__name__ != kind.__name__:
+        return [f"{name} must be {kind.__name__}, not {given!r}"]
+    below = "" if kind is CheckpointManagerOptions else f"{name}."
+    problems: list[str] = []
+    for row in settings_table(kind):
+        value: Any = getattr(given, row.name, row.default)
+        if value is dataclasses.MISSING or (value is None and row.is_optional):
+            continue
+        label = f"{below}{row.name}"
+        if row.name == "step_name_format":
+            if not hasattr(value, "build_name"):
+                problems.append(f"{label} must be a format of step names, not {value!r}")
+        elif dataclasses.is_dataclass(row.kind):
+            problems += _kind_problems(label, value, cast("type", row.kind))
+        elif get_origin(row.kind) is Mapping:
+            if not isinstance(value, Mapping):
+                problems.append(f"{label} must be a mapping, not {value!r}")
+        elif line := row.problem(value):
+            problems.append(f"{below}{line}")
+    return problems
 
 
 @dataclasses.dataclass(frozen=True)

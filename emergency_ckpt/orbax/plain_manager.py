@@ -53,7 +53,7 @@ class CheckpointManager(BothTiersManager):
         handler_registry: Any = None,
     ) -> None:
         del item_names, handler_registry
-        options = options or ocp.CheckpointManagerOptions()
+        options = ocp.CheckpointManagerOptions() if options is None else options
         made = both_tiers(options)
         local = Path(os.path.abspath(local_directory_of(options)))
         local.mkdir(mode=0o700, parents=True, exist_ok=True)

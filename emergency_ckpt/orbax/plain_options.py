@@ -11,7 +11,9 @@ import orbax.checkpoint as ocp
 from absl import logging
 from orbax.checkpoint import checkpoint_managers as ocm
 
+from emergency_ckpt.config.normalization import default_local_dir
 from emergency_ckpt.config.policies import PreservationPolicy, SavePolicy
+from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.orbax.options import (
     CheckpointManagerOptions as BothTiers,
 )
@@ -21,8 +23,6 @@ from emergency_ckpt.orbax.options import (
     ShouldSaveFunction,
 )
 
-LOCAL_DIRECTORY_VARIABLE = "ECKPT_LOCAL_DIR"
-_LOCAL_DIRECTORY = "/dev/shm/eckpt"  # noqa: S108 - every Linux has this ramdisk; claimed with a lock
 _MOST_STEPS_BETWEEN = 10
 
 _WITHOUT_EFFECT = (
@@ -63,7 +63,7 @@ class CheckpointManagerOptions(ocp.CheckpointManagerOptions):
 def local_directory_of(options: ocp.CheckpointManagerOptions) -> str:
     """Return the RAM tier's directory of this process."""
     given = getattr(options, "local_directory", None)
-    return os.fspath(given or os.environ.get(LOCAL_DIRECTORY_VARIABLE) or _LOCAL_DIRECTORY)
+    return os.fspath(given or default_local_dir(os.environ))
 
 
 def both_tiers(options: ocp.CheckpointManagerOptions) -> BothTiers:
@@ -71,6 +71,7 @@ def both_tiers(options: ocp.CheckpointManagerOptions) -> BothTiers:
 
     Raises:
       ValueError: an option that would change the written format, and is not supported.
+      ConfigError: no options of Orbax's.
     """
     _check(options)
     read_only = options.read_only
@@ -95,6 +96,9 @@ def both_tiers(options: ocp.CheckpointManagerOptions) -> BothTiers:
 
 def _check(options: ocp.CheckpointManagerOptions) -> None:
     plain = ocp.CheckpointManagerOptions()
+    if not isinstance(options, ocp.CheckpointManagerOptions):  # pyright: ignore[reportUnnecessaryIsInstance]
+        problem = f"options must be CheckpointManagerOptions, not {options!r}"
+        raise ConfigError([problem], target="CheckpointManager")
     for name, reason in _REFUSED.items():
         if getattr(options, name, None) not in (None, getattr(plain, name, None)):
             raise ValueError(f"{name} is not supported: {reason}")

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import orbax.checkpoint as ocp
+from absl import logging
 
+from emergency_ckpt.errors import CorruptData
 from emergency_ckpt.orbax import items
 from emergency_ckpt.restore.steps import StepDescription
 from emergency_ckpt.state.dtypes import dtype_named
@@ -49,7 +51,11 @@ def best_of(
     sign = -1.0 if best_mode == "min" else 1.0
     ranked: list[tuple[float, int]] = []
     for step in steps:
-        metrics = metrics_of(step)
+        try:
+            metrics = metrics_of(step)
+        except CorruptData as error:
+            logging.warning("best_step leaves out step %d: %s", step, error)
+            continue
         if metrics is not None:
             ranked.append((sign * best_fn(metrics), step))
     return max(ranked)[1] if ranked else None

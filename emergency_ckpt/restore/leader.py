@@ -10,6 +10,7 @@ import msgspec
 from absl import logging
 
 from emergency_ckpt.background import no_garbage_collection
+from emergency_ckpt.cluster.stored_chain import told_of_wait
 from emergency_ckpt.core.restore.candidates import PERSISTENT_HOLDER
 from emergency_ckpt.core.restore.inventory import Inventory, PersistentStep
 from emergency_ckpt.core.restore.leaves.stored_leaves import match_leaves
@@ -21,7 +22,6 @@ from emergency_ckpt.errors import (
     CheckpointError,
     CorruptData,
     PersistentTierError,
-    RestoreFailed,
 )
 from emergency_ckpt.restore.extra_holders import ask_extra_holders
 from emergency_ckpt.restore.planning import (
@@ -88,6 +88,7 @@ class RestoreLeader:
         self._disputes = ReplicaDisputes(parts.persistent, parts.events, deadline_s)
         self._inventory = Inventory((), {})
         self._wants_host_state = False
+        self._leaves_out = request.tensors_only  # nothing more is said of it
         self._view: StoredView | None = None
         self._stored: dict[int, PersistentStep] = {}
         self._ready: RestorePlan | None = None
@@ -102,15 +103,7 @@ class RestoreLeader:
         self.greatest = 0
 
     def take_reports(self, reports: Mapping[int, Report]) -> None:
-        """Build the inventory. RestoreFailed when the processes want different states."""
-        groups: dict[str, list[int]] = {}
-        for process, report in sorted(reports.items()):
-            groups.setdefault(report.state_digest, []).append(process)
-        if len(groups) > 1:
-            sides = " / ".join(str(group[:8]) for group in groups.values())
-            raise RestoreFailed(
-                "restore", "the state", f"the processes ask for different leaves or shapes: {sides}"
-            )
+        """Build the inventory from the reports of processes that all want the same state."""
         self._wants_host_state = any(report.wants_host_state for report in reports.values())
         holders = [report.inventory for _, report in sorted(reports.items())]
         holders += ask_extra_holders(
@@ -139,10 +132,15 @@ class RestoreLeader:
         answer = self._plan_from_inventory()
         in_ram = answer if isinstance(answer, RestorePlan) else None
         # RAM must not wait long for storage that is down; without RAM there is nothing else.
-        limit_s = left_s / 2 if in_ram is None else min(LISTING_TIMEOUT_S, left_s / 8)
+        if in_ram is None:
+            limit_s = min(self._parts.config.start_timeout_s / 2, left_s / 2)
+        else:
+            limit_s = min(LISTING_TIMEOUT_S, left_s / 8)
+        deadline_s = time.monotonic() + limit_s
         known = self._inventory.timeline
         try:
-            self._take_view(tier, time.monotonic() + limit_s)
+            with told_of_wait(self._events, tier.directory, deadline_s):
+                self._take_view(tier, deadline_s)
         except (PersistentTierError, CorruptData) as error:
             # RAM may well be enough. When it is not, this error is the answer: see plan().
             self._persistent_error = error
@@ -300,7 +298,17 @@ class RestoreLeader:
             logging.warning("%s", text)
             self._events.emit("persistent.log_lost", reason=text)
 
+    def _warn_left_out(self, step: int) -> None:
+        """Say once that ``step`` has a host state, where nobody wants one and nobody said so."""
+        if self._wants_host_state or self._leaves_out:
+            return
+        self._leaves_out = True
+        self._events.emit("restore.without_host_state", step=step)
+
     def _tell_holders(self, save: SaveId) -> None:
+        states = (held for each in self._inventory.holders for held in each.host_states)
+        if any(held.save == save and not held.empty for held in states):
+            self._warn_left_out(save.step)
         found = [
             each.holder
             for each in self._inventory.holders
@@ -428,6 +436,8 @@ class RestoreLeader:
         stored = persistent.describe(found, time.monotonic() + left_s / 3)
         if stored.doubt and not self._loads[plan.step]:
             self._events.emit("restore.unsigned", step=plan.step, reason=stored.doubt)
+        if stored.marker is not None and not all(stored.marker.empty):
+            self._warn_left_out(plan.step)
         arrays, mismatches = match_leaves(
             self._leaves, stored.leaves, stored.marker and stored.marker.leaves
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -11,7 +12,9 @@ import msgspec
 from emergency_ckpt.cluster.collectives import await_leader, gather, share
 from emergency_ckpt.cluster.coordination import Coordinator, deadline_left_s, forget
 from emergency_ckpt.cluster.messages import decode_message
+from emergency_ckpt.core.limits import MAX_PLAN_MESSAGE_BYTES
 from emergency_ckpt.core.restore.inventory import HolderInventory
+from emergency_ckpt.core.restore.leaves.leaf_comparison import compare_targets
 from emergency_ckpt.core.restore.plan_types import RestorePlan
 from emergency_ckpt.core.restore.prefetch import PrefetchReport, decide_prefetch
 from emergency_ckpt.errors import CheckpointError, RestoreFailed
@@ -31,8 +34,10 @@ from emergency_ckpt.restore.protocol import (
     failure_of,
 )
 from emergency_ckpt.state.tree import StateTree
+from emergency_ckpt.types import LeafSpec
 
 _NO_PREFETCH = PrefetchReport()
+_MOST_NAMED = 8
 
 
 class RestoreDialogue:
@@ -65,6 +70,7 @@ class RestoreDialogue:
         self._leader_error: CheckpointError | None = None
         self._uses_prefetched = False
         self._reports = 0
+        self._wanted: Mapping[str, LeafSpec] = {}
         self._gathered = ""  # the newest reports, on which the leader decides
         if coordinator.process_index == 0:
             names.append(name)
@@ -81,10 +87,11 @@ class RestoreDialogue:
         prefetch: PrefetchReport = _NO_PREFETCH,
     ) -> None:
         """Tell the leader what this process holds and wants, and whether it is there already."""
-        specs = list(tree.wanted.values())
+        self._wanted = tree.wanted
+        specs = msgspec.json.encode(list(self._wanted.values()))
         report = Report(
             inventory=inventory,
-            state_digest=hashlib.sha256(msgspec.json.encode(specs)).hexdigest(),
+            state_digest=hashlib.sha256(specs).hexdigest(),
             wants_host_state=wants_host_state,
             greatest=inventory.greatest,
             prefetch=prefetch,
@@ -107,10 +114,45 @@ class RestoreDialogue:
             }
             known = (each.greatest for each in decoded.values())
             self._leader.greatest = max(self._leader.greatest, *known)
+            self._check_states(decoded, report.state_digest, specs)
             if not self._may_use_prefetched({p: r.prefetch for p, r in decoded.items()}):
                 self._leader.take_reports(decoded)
         except Exception as error:  # noqa: BLE001 - the others wait for an answer
             self._leader_error = _typed(error)
+
+    def _check_states(self, reports: Mapping[int, Report], digest: str, specs: bytes) -> None:
+        """At the leader: RestoreFailed when processes ask for other states than this one.
+
+        They compare theirs with it: the leader has the digests alone, and leaves may be many.
+        """
+        others = [p for p, report in sorted(reports.items()) if report.state_digest != digest]
+        if not others:
+            return
+        if len(specs) <= MAX_PLAN_MESSAGE_BYTES:
+            self._coordinator.put(f"{self._name}/leaves", specs)
+        named = ", ".join(map(str, others[:_MOST_NAMED])) + (", ..." * (len(others) > _MOST_NAMED))
+        one = "process {} asks" if len(others) == 1 else "processes {} ask"
+        raise RestoreFailed(
+            "restore",
+            "the state",
+            f"{one.format(named)} for other leaves, shapes or dtypes than process 0",
+            hint="the error of each of them names the leaves",
+        )
+
+    def _told(self, error: CheckpointError) -> CheckpointError:
+        """Return the leader's error, with the leaves in which this process differs from it."""
+        data = None
+        with contextlib.suppress(CheckpointError):
+            data = self._coordinator.find(f"{self._name}/leaves")
+        if data is None:
+            return error
+        leaves: list[LeafSpec] = decode_message(data, list[LeafSpec], f"{self._name}/leaves")
+        lines = compare_targets(self._wanted, {leaf.path: leaf for leaf in leaves})
+        if not lines:
+            return error
+        more = [f"and {len(lines) - _MOST_NAMED} more"] if len(lines) > _MOST_NAMED else []
+        text = "; ".join([*lines[:_MOST_NAMED], *more])
+        return RestoreFailed("restore", "the state", f"it is not that of process 0: {text}")
 
     def learn_steps(self) -> WholeSteps:
         """Return the whole steps, instead of a plan. The same error everywhere when that fails."""
@@ -128,7 +170,7 @@ class RestoreDialogue:
         shared = share(self._coordinator, name, data, self._left_s(), self._gathered)
         found: SurveyAnswer = decode_message(shared, SurveyAnswer, name)
         if found.error:
-            raise self._leader_error or RestoreFailed("survey", "the job", found.error)
+            raise self._leader_error or self._told(RestoreFailed("survey", "the job", found.error))
         return found.steps
 
     def _may_use_prefetched(self, reports: Mapping[int, PrefetchReport]) -> bool:
@@ -189,7 +231,7 @@ class RestoreDialogue:
             return self._leader_error
         failure = failure_of(answer.kind, "the job", answer.error)
         failure.__cause__ = self._leader_error
-        return failure
+        return self._told(failure) if answer.kind == "failed" else failure
 
 
 def _typed(error: Exception) -> CheckpointError:

@@ -60,6 +60,7 @@ class RestoreRequest:
       like: gives the types of host values.
       requested_step: None: the newest that is whole.
       retained: the shards that stay in this process's RAM; None: all that it needs.
+      tensors_only: nothing is said of a host state that nobody wants.
     """
 
     tree: StateTree
@@ -67,6 +68,7 @@ class RestoreRequest:
     requested_step: int | None
     wants_host_state: bool
     retained: RetainedShards | None
+    tensors_only: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

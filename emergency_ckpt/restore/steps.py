@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, NamedTuple
 
 from absl import logging
@@ -209,13 +210,12 @@ class StepCatalog:
             contents = self._tier.contents(held.digest) if held.save.step == step else None
             if contents is None:
                 continue
-            value: Any = None
             me = self.parts.coordinator.process_index
             of_step = [state for state in states if state.save == held.save]
-            for state in sorted(of_step, key=lambda state: state.owner != me)[:1]:
-                data = self._tier.host_state_bytes(state.save, state.owner, state.count)
-                if data is not None:
-                    value = host_states.value_of(host_states.decode(data).payload)
+            value = _first_intact(
+                partial(self._tier.host_state_bytes, state.save, state.owner, state.count)
+                for state in sorted(of_step, key=lambda state: state.owner != me)
+            )
             return StepDescription(contents.leaves, value, "local")
         return None
 
@@ -234,9 +234,29 @@ class StepCatalog:
             return StepDescription(leaves, None, "persistent")
         entry = view.entry(step, found.step.incarnation)
         count = len(stored.marker.digests)
-        owner = me if me < count else 0
-        data = tier.read_document(stored.documents, owner, count, stored.marker.digests[owner])
-        value = host_states.value_of(host_states.decode(data).payload)
+        digests = stored.marker.digests
+        value = _first_intact(
+            partial(tier.read_document, stored.documents, owner, count, digests[owner])
+            for owner in sorted(range(count), key=lambda owner: owner != me)
+        )
         saved_s = found.committed_ns / 1e9
         metrics = None if entry is None else entry.metrics
         return StepDescription(stored.marker.leaves, value, "persistent", saved_s, metrics)
+
+
+def _first_intact(documents: Iterable[Callable[[], bytes | None]]) -> Any:
+    """Return the first host state that can be read; None without any.
+
+    CorruptData when all of them are damaged.
+    """
+    damage: CorruptData | None = None
+    for read in documents:
+        try:
+            data = read()
+            if data is not None:
+                return host_states.value_of(host_states.decode(data).payload)
+        except CorruptData as error:
+            damage = damage or error
+    if damage is not None:
+        raise damage
+    return None

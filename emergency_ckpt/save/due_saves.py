@@ -80,6 +80,11 @@ class DueSaves:
         assert self._agreement is not None, "only an agreement makes proposals"
         return self._agreement.decision_on(number, self._timeout_s)
 
+    def expect(self, step: int) -> None:
+        """The step after ``step`` is the next, after a restore. On all processes; never waits."""
+        if self._agreement is not None:
+            self._agreement.expect(step)
+
     def stop(self) -> None:
         """Agree on nothing more."""
         if self._agreement is not None:

@@ -17,7 +17,7 @@ from emergency_ckpt.background import chain, closing
 from emergency_ckpt.cluster.preemption.watch import PREEMPTED_EXIT_CODE
 from emergency_ckpt.cluster.process_placement import ProcessPlacement
 from emergency_ckpt.cluster.rounds import leave_together
-from emergency_ckpt.core.save.save_rules import plain_metrics
+from emergency_ckpt.core.save.save_rules import named_metrics
 from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.errors import CheckpointError, DeadlineExceeded
 from emergency_ckpt.save.due_saves import DueSaves
@@ -78,6 +78,10 @@ class Saver:
         """Agree on steps again, after a restore that succeeded or failed."""
         self._due.start_again()
 
+    def expect_steps_after(self, step: int) -> None:
+        """After a restore of ``step``, -1 for none: agree on the steps that come first."""
+        self._due.expect(step)
+
     def continue_from(
         self, save: SaveId, incarnation: str, tier: TierName, *, keep_newer: bool = False
     ) -> None:
@@ -128,7 +132,7 @@ class Saver:
             if step <= self._newest_due:
                 self._note_ignored(step)
             return False
-        plain = None if metrics is None else plain_metrics(metrics)
+        plain = None if metrics is None else named_metrics(metrics)
         demanded = force or preempted
         save = self._saved.identity(step, demanded=demanded)
         request = SaveRequest(save, state, host_state, plain, time.monotonic(), demanded)

@@ -178,22 +178,27 @@ class TierSchedule:
         )
         if any(rule.due(status).save for rule in self.plan.timing):
             return Choice(first_step, waits=False)
-        return self._ask(progress, first_step, lead_s, status) if self.plan.asked else None
+        return self._ask(progress, first_step, lead_s, busy=status.busy)
+
+    def choose_first(self, progress: Progress, first_step: int, lead_s: float) -> Choice | None:
+        return None if self.pauses else self._ask(progress, first_step, lead_s, busy=False)
 
     def _ask(
-        self, progress: Progress, first_step: int, lead_s: float, status: TierStatus
+        self, progress: Progress, first_step: int, lead_s: float, *, busy: bool
     ) -> Choice | None:
         """Ask the user's policies about each step that comes into sight, once, in rising order.
 
         A wanted step that comes too soon to be agreed on, or was refused, is made good at the
         first step that all can agree on.
         """
+        if not self.plan.asked:
+            return None
         if self._stride != progress.stride:
             # Other steps will come than those that were asked about.
             self._asked_up_to = min(self._asked_up_to, progress.recent[-2])
             self._stride = progress.stride
         if self._request is None:
-            self._request = self._next_wanted(progress, first_step, lead_s, busy=status.busy)
+            self._request = self._next_wanted(progress, first_step, lead_s, busy=busy)
         if self._request is None:
             return None
         if self._request < first_step:

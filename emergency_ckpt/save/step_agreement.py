@@ -27,6 +27,7 @@ from emergency_ckpt.core.save.step_agreement import (
     Proposal,
     StepClock,
     TierName,
+    before_first_step,
 )
 from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineExceeded, SaveFailed
 
@@ -67,6 +68,10 @@ class AgreedTier(Protocol):
         """At the leader: the step to propose now, not before ``first_step``; None for none."""
         ...
 
+    def choose_first(self, progress: Progress, first_step: int, lead_s: float) -> Choice | None:
+        """At the leader: the same, before it has made two steps, which give the time of one."""
+        ...
+
     def agreed(self, step: int, stall_s: float) -> None:
         """At the leader: ``step`` was agreed; the slowest process's stall so far."""
         ...
@@ -101,6 +106,7 @@ class SaveAgreement:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._leads = coordinator.process_index == 0
+        self._newest: int | None = None
         self._has_logged = False
         self._waited_for = ""
 
@@ -109,13 +115,23 @@ class SaveAgreement:
         with self._changed:
             if self._leads:
                 self._clock.arrive(step, time.monotonic())
+                self._newest = step
             due = self._follower.arrive(step)
+        self._start()
+        return due
+
+    def expect(self, step: int) -> None:
+        """The step after ``step`` is the next. Agrees on the first ones before they come."""
+        with self._changed:
+            self._newest = step
+        self._start()
+
+    def _start(self) -> None:
         if self._thread is None and not self._stopping.is_set():
             self._thread = threading.Thread(
                 target=self._run, name="eckpt-save-agreement", daemon=True
             )
             self._thread.start()
-        return due
 
     def decision_on(self, number: int, timeout_s: float) -> bool | None:
         """Return the leader's decision on a proposal. Waits; None when it does not come."""
@@ -155,13 +171,15 @@ class SaveAgreement:
         """Propose and decide once, or find that nothing is due."""
         del next_number
         with self._changed:
-            progress = self._clock.progress
-        if progress is None:
+            measured, newest = self._clock.progress, self._newest
+        if measured is None and newest is None:
             self._stopping.wait(_LONGEST_POLL_S / 10)
             return
+        progress = measured or before_first_step(newest or 0, time.monotonic())
         for tier, agreed in self._tiers.items():
             first = leader.first_step(progress, time.monotonic())
-            choice = agreed.choose_step(progress, first, leader.lead_s)
+            choose = agreed.choose_first if measured is None else agreed.choose_step
+            choice = choose(progress, first, leader.lead_s)
             if choice is None:
                 continue
             now_s = time.monotonic()

@@ -10,6 +10,7 @@ import msgspec
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster.coordination import ERROR_LIMIT_CHARS, Coordinator
 from emergency_ckpt.cluster.peers import Known
+from emergency_ckpt.cluster.stored_chain import told_of_wait
 from emergency_ckpt.core.step_log import greatest_number
 from emergency_ckpt.errors import (
     CoordinationError,
@@ -54,14 +55,15 @@ class ClaimAtStart:
         self._refusal: DirectoryInUse | None = None
         self.has_read = False
 
-    def look(self, create: Callable[[], None]) -> Known:
+    def look(self, directory: str, create: Callable[[float], None]) -> Known:
         """Read the log; return what it knows of the run. Blocks for storage.
 
-        Never raises, because RAM may be enough. ``create``: makes the directory.
+        Never raises, because RAM may be enough. ``create``: makes the directory until a deadline.
         """
         try:
-            create()
-            table = self._writer.find(self._deadline_s).table
+            with told_of_wait(self._events, directory, self._deadline_s):
+                create(self._deadline_s)
+                table = self._writer.find(self._deadline_s).table
         except DirectoryInUse as error:
             self._refusal = error if self._saves_there else None
             table = self._writer.table

@@ -12,7 +12,7 @@ import math
 import re
 import struct
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 import numpy as np
 
@@ -33,7 +33,10 @@ BYTES, TUPLE, FLOAT, INT, DICT, ARRAY, STATE = (
     "__array__",
     "__state__",
 )
-_ARRAY_DTYPES = frozenset(np.dtype(code).newbyteorder("<").str for code in "?bBhHiIlLqQefdFD")
+_ORDERS: tuple[Literal["<", ">"], ...] = ("<", ">")
+_ARRAY_DTYPES = frozenset(
+    np.dtype(code).newbyteorder(order).str for code in "?bBhHiIlLqQefdFD" for order in _ORDERS
+)
 _HINT = (
     "use dict, list, tuple, str, int, float, bool, None, bytes, numeric numpy arrays,"
     " tf.data iterators, or objects with get_state and set_state;"
@@ -216,7 +219,7 @@ def _encode_dict(value: dict[Any, Any], path: str, depth: int) -> Payload:
 
 
 def _encode_array(value: np.ndarray[Any, Any] | np.generic, path: str) -> Payload:
-    if value.dtype.newbyteorder("<").str not in _ARRAY_DTYPES:
+    if value.dtype.str not in _ARRAY_DTYPES:
         raise HostStateError("capture", path, f"cannot store a numpy {value.dtype}", hint=_HINT)
     if isinstance(value, np.ndarray) and type(value) not in (np.ndarray, np.memmap):
         problem = f"a {type(value).__name__} would come back as a plain array"
@@ -224,9 +227,9 @@ def _encode_array(value: np.ndarray[Any, Any] | np.generic, path: str) -> Payloa
     array = np.ascontiguousarray(value)
     return {
         "scalar": isinstance(value, np.generic),
-        "dtype": array.dtype.newbyteorder("<").str,
+        "dtype": array.dtype.str,
         "shape": list(value.shape),
-        "data": base64.b64encode(array.astype(array.dtype.newbyteorder("<")).tobytes()).decode(),
+        "data": base64.b64encode(array.tobytes()).decode(),
     }
 
 
@@ -297,7 +300,7 @@ def _decode_array(value: object, depth: int) -> Any:
     if math.prod(dimensions) * dtype.itemsize != len(data):
         raise _corrupt("an array's bytes do not fit its shape")
     try:
-        array = np.frombuffer(data, dtype).reshape(dimensions).astype(dtype.newbyteorder("="))
+        array = np.frombuffer(data, dtype).reshape(dimensions).copy()
     except ValueError as error:  # 0 times a huge dimension
         raise _corrupt("an array of impossible shape") from error
     if fields["scalar"] is True and not dimensions:

@@ -95,10 +95,14 @@ def describe(state: PyTree, operation: str) -> StateTree:
     """Describe ``state`` (arrays or specs with shape, dtype and sharding). Not collective.
 
     Raises:
-      InvalidState: a leaf of an unsupported type or dtype, a path too long, or two leaves with
-        one path.
+      InvalidState: a leaf of an unsupported type or dtype, a path too long, two leaves with one
+        path, or a dict whose keys have no order.
     """
-    flat, treedef = jax.tree_util.tree_flatten_with_path(state)
+    try:
+        flat, treedef = jax.tree_util.tree_flatten_with_path(state)
+    except (TypeError, ValueError) as error:
+        hint = "the keys of a dict must be keys of one type, such as texts"
+        raise InvalidState(operation, "the state", f"no tree: {error}", hint=hint) from error
     leaves: dict[str, Leaf] = {}
     for position, (key_path, value) in enumerate(flat):
         path = jax.tree_util.keystr(key_path, simple=True, separator="/")

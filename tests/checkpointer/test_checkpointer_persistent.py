@@ -139,6 +139,14 @@ def test_metrics_of_numpy_and_jax_are_kept_as_numbers(world: World) -> None:
     assert found == {"loss": 0.5, "top": 3, "each": [1, 2]}
 
 
+def test_metrics_that_are_no_mapping_are_refused_at_the_call(world: World) -> None:
+    wrong: Any = [0.5, 3]
+    with world.open_both() as checkpointer:
+        with pytest.raises(InvalidState, match="metrics: a list is no mapping of names to values"):
+            checkpointer.save(step=2, state=world.state(2), metrics=wrong)
+        assert checkpointer.save(step=2, state=world.state(2), metrics={"loss": 0.5})
+
+
 def test_restore_latest_is_the_newest_and_a_name_is_refused(world: World) -> None:
     with world.open_both() as checkpointer:
         save_all(checkpointer, world, 2, 3)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from world import LONG_S, World, same, save_all, small_tmpfs
+from world import LONG_S, World, logged, same, save_all, small_tmpfs
 
 from emergency_ckpt.cluster import membership
 from emergency_ckpt.errors import (
@@ -454,3 +454,34 @@ def test_restore_with_room_lends_the_slot(world: World) -> None:
         spans = [tuple(int(end, 16) for end in fields[0].split("-")) for fields in maps]
         at = held["w"].unsafe_buffer_pointer()
         assert any(start <= at < end for start, end in spans)
+
+
+def test_restore_without_the_host_state_of_the_step_warns_once(world: World) -> None:
+    with world.open() as checkpointer:
+        save_all(checkpointer, world, 1)
+    with world.open() as checkpointer, logged() as lines:
+        assert checkpointer.restore(state=world.state(0))[0] == 1
+        assert checkpointer.restore(state=world.state(0), tensors_only=True)[0] == 1
+        assert checkpointer.restore(state=world.state(0), host_state={})[0] == 1
+    said = [line for line in lines if "host_state" in line]
+    assert len(said) == 1
+    assert "step 1 has a host_state" in said[0]
+    assert "from the beginning" in said[0]
+    assert world.names().count("restore.without_host_state") == 1
+
+
+def test_restore_from_storage_without_its_host_state_warns_once(world: World) -> None:
+    with world.open_both() as checkpointer:
+        save_all(checkpointer, world, 1, 2)
+    world.lose_ram()
+    with world.open_both() as checkpointer:
+        assert checkpointer.restore(state=world.state(0))[0] == 2
+    assert world.names().count("restore.without_host_state") == 1
+
+
+def test_restore_of_a_step_without_host_state_says_nothing(world: World) -> None:
+    with world.open() as checkpointer:
+        assert checkpointer.save(step=1, state=world.state(1))
+    with world.open() as checkpointer:
+        assert checkpointer.restore(state=world.state(0))[0] == 1
+    assert "restore.without_host_state" not in world.names()

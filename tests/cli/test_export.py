@@ -82,6 +82,66 @@ def test_export_of_both_tiers_is_restored_by_plain_orbax(
     assert sorted(path.name for path in (tmp_path / "made").iterdir()) == ["2", "3"]
 
 
+PLAIN_READER = """
+import sys
+import jax, numpy as np, orbax.checkpoint as ocp
+assert jax.device_count() == 1
+live = {
+    "w": jax.numpy.zeros((8, 4)),
+    "rng": jax.random.key(0),
+    "step": 0,
+    "host": np.zeros(3),
+}
+specs = jax.tree.map(ocp.utils.to_shape_dtype_struct, live)
+on_devices = ocp.checkpoint_utils.construct_restore_args(live)
+for target, args in (
+    (None, None),
+    (None, ocp.args.StandardRestore()),
+    (None, ocp.args.PyTreeRestore()),
+    (specs, ocp.args.StandardRestore(specs)),
+    (live, ocp.args.StandardRestore(live)),
+    (live, ocp.args.PyTreeRestore(live, restore_args=on_devices)),
+):
+    with ocp.CheckpointManager(sys.argv[1]) as manager:
+        found = manager.restore(7, args=args)
+    assert np.asarray(found["w"]).tobytes() == np.arange(32, dtype=np.float32).tobytes()
+    assert np.array_equal(found["host"], [0, 1, 2])
+    assert found["step"] == 7
+    if target is live:
+        assert isinstance(found["w"], jax.Array)
+        assert jax.dtypes.issubdtype(found["rng"].dtype, jax.dtypes.prng_key)
+        assert jax.random.key_data(found["rng"]).tolist() == [0, 3]
+"""
+
+
+@pytest.mark.parametrize("tier", ["ram", "storage"])
+def test_export_from_many_devices_is_restored_on_one(
+    world: World, tmp_path: Path, tier: str
+) -> None:
+    axes = jax.sharding.PartitionSpec
+    state = {
+        "w": np.arange(32, dtype=np.float32).reshape(8, 4),
+        "rng": jax.random.key(3),
+    }
+    specs = {"w": axes("fsdp"), "rng": axes()}
+    state = {
+        name: jax.device_put(value, jax.sharding.NamedSharding(world.mesh, specs[name]))
+        for name, value in state.items()
+    }
+    with world.open_both() as checkpointer:
+        whole = {**state, "step": 7, "host": np.arange(3.0)}
+        assert checkpointer.save(step=7, state=whole, force=True)
+        checkpointer.wait_until_finished()
+        checkpointer.check_for_errors()
+    places = ["--local-dir", str(world.ramdisk), "--dir", str(world.persistent)]
+    out = tmp_path / "out"
+    assert main(["export", f"{tier}:7", str(out), *places]) == 0
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    program = [sys.executable, "-c", PLAIN_READER, str(out)]
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_export_can_be_the_directory_of_a_job(world: World, tmp_path: Path) -> None:
     save_steps(world, 2)
     places = ["--local-dir", str(world.ramdisk), "--dir", str(world.persistent)]

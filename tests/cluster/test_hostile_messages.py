@@ -267,6 +267,9 @@ class Tier:
         del timeout_s
         return True
 
+    def choose_first(self, progress: Any, first_step: int, lead_s: float) -> Choice | None:
+        return self.choose_step(progress, first_step, lead_s)
+
     def choose_step(self, progress: Any, first_step: int, lead_s: float) -> Choice | None:
         del progress, lead_s
         return None if len(self.agreed_at) > 1 else Choice(first_step + 1000, waits=True)

@@ -426,3 +426,15 @@ def test_jax_waits_longer_for_a_silent_process_than_a_transfer() -> None:
     defaults = inspect.signature(jax.distributed.initialize).parameters
     jax_default_s = defaults["heartbeat_timeout_seconds"].default
     assert HEARTBEAT_TIMEOUT_S >= jax_default_s > 2 * Config().transfer_timeout_s
+
+
+def test_local_dir_is_not_asked_for_where_nothing_is_saved_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("ECKPT_LOCAL_DIR", raising=False)
+    config = Config(dir="/persistent/run", local_save_every_n_steps=0)
+    assert config.validated().local_dir == "/dev/shm/eckpt"
+    monkeypatch.setenv("ECKPT_LOCAL_DIR", "/mnt/ram")
+    assert config.validated().local_dir == "/mnt/ram"
+    with pytest.raises(ConfigError, match="local_dir is not set"):
+        config.set(local_save_every_n_steps=5).validated()

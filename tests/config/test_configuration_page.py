@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from places import ROOT
 
-from emergency_ckpt.config.document import configuration_page
+from emergency_ckpt.config.document import KEYWORDS, configuration_page, keywords_module
 
 PAGE = ROOT / "docs" / "configuration.md"
+
+
+def test_keywords_are_those_of_config() -> None:
+    assert (ROOT / KEYWORDS).read_text() == keywords_module()
 
 
 def test_configuration_page_is_that_of_config() -> None:

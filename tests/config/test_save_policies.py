@@ -167,6 +167,12 @@ def test_what_is_no_policy_is_named() -> None:
     assert preservation_policy_problems("p", ocm.LatestN(1)) == []
 
 
+def test_policy_class_in_place_of_a_policy_is_named() -> None:
+    policy = ocm.AnySavePolicy([ocm.InitialSavePolicy])  # type: ignore[list-item]
+    assert save_policy_problems("p", policy) == ["p: InitialSavePolicy is a class: give one of it"]
+    assert "LatestN is a class" in preservation_policy_problems("p", ocm.LatestN)[0]
+
+
 NO_SAVES: list[Any] = [
     ocm.AnySavePolicy(3),  # type: ignore[arg-type]
     *[ocm.FixedIntervalPolicy(value) for value in (0, -1, 1.5, True, "x", None)],  # type: ignore[arg-type]

@@ -182,6 +182,31 @@ def test_breaker_stops_a_crash_loop_and_shows_the_log(make_spec: MakeSpec) -> No
     assert "RuntimeError: no such data set" in str(caught.value)
 
 
+def test_configuration_error_is_not_restarted(make_spec: MakeSpec) -> None:
+    program = """
+        from emergency_ckpt import errors
+        raise errors.ConfigError(["keep_last_n must be at least 1"])
+    """
+    result = run(make_spec(program, max_restarts=5))
+    assert (len(result.lives), result.exit_code) == (1, 1)
+    with pytest.raises(JobFailed, match="a configuration error, which no restart mends") as caught:
+        result.check()
+    assert str(caught.value).count("ConfigError: configure") == 1
+
+
+def test_configuration_error_that_was_handled_is_no_reason(make_spec: MakeSpec) -> None:
+    program = """
+        import traceback
+        from emergency_ckpt import errors
+        try:
+            raise errors.ConfigError(["handled"])
+        except errors.ConfigError:
+            traceback.print_exc()
+        sys.exit(3)
+    """
+    assert len(run(make_spec(program, breaker_deaths=2)).lives) == 2
+
+
 def test_dying_again_at_the_same_step_is_a_crash_loop(make_spec: MakeSpec) -> None:
     result = run(make_spec("train(10); sys.exit(3)", max_restarts=50, breaker_deaths=2))
     assert [life.step for life in result.lives] == [10, 10, 10]

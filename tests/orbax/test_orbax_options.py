@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from typing import Any
 
 import orbax.checkpoint as ocp
 import pytest
 from orbax.checkpoint import checkpoint_managers as ocm
 from orbax.checkpoint.experimental.emergency import checkpoint_manager as orbaxs
+from world import World
 
 from emergency_ckpt import orbax as ours
 from emergency_ckpt.config import Config
+from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.orbax import checkpoint as plain
 from emergency_ckpt.orbax.options import settings_of, steps_kept, with_further
 
 OPTIONS = [
@@ -96,6 +100,45 @@ def test_orbaxs_own_options_are_understood() -> None:
     theirs.step_name_format = ocp.path.step.standard_name_format(step_prefix="at")
     with pytest.raises(ValueError, match="step_name_format"):
         settings_of(theirs, one_slice=False)  # type: ignore[arg-type]
+
+
+def _options(**given: Any) -> Any:
+    return ours.CheckpointManagerOptions(**given)
+
+
+@pytest.mark.parametrize(
+    ("options", "mesh", "problem"),
+    [
+        (5, None, "options must be CheckpointManagerOptions, not 5"),
+        (_options(local=5), None, "local must be LocalCheckpointOptions, not 5"),
+        (_options(persistent={}), None, "persistent must be PersistentCheckpointOptions, not {}"),
+        (_options(replica_axis_index="slice"), None, "replica_axis_index must be a whole number"),
+        (_options(multiprocessing_options=3), None, "multiprocessing_options must be"),
+        (_options(best_fn=3), None, "best_fn must be a function, not 3"),
+        (_options(best_mode="best"), None, "best_mode must be 'max' or 'min'"),
+        (_options(settings=3), None, "settings must be a mapping, not 3"),
+        (_options(step_name_format=3), None, "step_name_format must be"),
+        (
+            _options(local=ours.LocalCheckpointOptions(max_to_keep="2", should_save_fn=3)),  # type: ignore[arg-type]
+            None,
+            "local.max_to_keep must be a whole number of at least 0, not '2';"
+            " local.should_save_fn must be a function",
+        ),
+        (None, "mesh", "global_mesh must be a jax.sharding.Mesh, not 'mesh'"),
+    ],
+)
+def test_wrong_kind_of_option_or_mesh_is_a_config_error(
+    world: World, options: Any, mesh: Any, problem: str
+) -> None:
+    world.ramdisk.mkdir()
+    with pytest.raises(ConfigError, match=re.escape(problem)):
+        ours.CheckpointManager(world.ramdisk, world.persistent, mesh, (), options=options)
+
+
+def test_wrong_kind_of_plain_options_is_a_config_error(world: World) -> None:
+    wrong: Any = 5
+    with pytest.raises(ConfigError, match="options must be CheckpointManagerOptions, not 5"):
+        plain.CheckpointManager(world.persistent, options=wrong)
 
 
 def test_when_to_save_and_what_to_keep() -> None:

@@ -22,11 +22,12 @@ def abstract(world: World) -> Any:
     return jax.tree.map(ocp.utils.to_shape_dtype_struct, world.state(0))
 
 
-def manager_of(world: World, mesh: Mesh | None = None, **local: Any) -> emergency.CheckpointManager:
+def manager_of(
+    world: World, mesh: Mesh | None = None, **options: Any
+) -> emergency.CheckpointManager:
     world.ramdisk.mkdir(exist_ok=True)
-    options = emergency.CheckpointManagerOptions(
-        local=emergency.LocalCheckpointOptions(save_interval_steps=1, **local)
-    )
+    local = emergency.LocalCheckpointOptions(save_interval_steps=1)
+    options = emergency.CheckpointManagerOptions(**{"local": local, **options})
     mesh = mesh or world.mesh
     return emergency.CheckpointManager(
         world.ramdisk, world.persistent, mesh, abstract(world), options=options
@@ -90,5 +91,54 @@ ONE_SLICE = Mesh(np.array(jax.devices()).reshape(1, 8), ("slice", "fsdp"))
 def test_manager_of_one_slice_says_that_ram_is_off(
     world: World, caplog: pytest.LogCaptureFixture, local: dict[str, Any], warned: bool
 ) -> None:
-    with caplog.at_level(logging.WARNING), manager_of(world, ONE_SLICE, **local):
+    with (
+        caplog.at_level(logging.WARNING),
+        manager_of(world, ONE_SLICE, local=emergency.LocalCheckpointOptions(**local)),
+    ):
         assert ("nothing is saved to RAM" in caplog.text) == warned
+
+
+def _save(manager: emergency.CheckpointManager, world: World, *steps: int) -> list[bool]:
+    started: list[bool] = []
+    for step in steps:
+        state = Composite(state=ocp.args.PyTreeSave(world.state(step)))
+        started.append(manager.save(step, state, metrics={"loss": step}))
+        manager.wait_until_finished()
+    return started
+
+
+def test_reload_after_an_older_restore_lets_newer_steps_be_saved(world: World) -> None:
+    with manager_of(world, settings={"save_every_n_steps": 2}) as manager:
+        assert _save(manager, world, 1, 2, 3, 4, 5, 6) == [True] * 6
+        manager.restore(2)
+        manager.reload()
+        assert manager.latest_step() == 6
+        assert _save(manager, world, 3, 4, 5) == [True] * 3
+        assert manager.latest_step() == 5
+        assert manager.all_steps() == [2, 4, 5]
+        manager.delete(5)
+        assert manager.latest_step() == 4
+
+
+@pytest.mark.parametrize("restored", [None, 2, 6])
+def test_latest_step_after_its_removal_is_an_older_one(world: World, restored: int | None) -> None:
+    with manager_of(world, settings={"save_every_n_steps": 1}) as manager:
+        assert _save(manager, world, 2, 5, 6) == [True] * 3
+        if restored is not None:
+            manager.restore(restored)
+            manager.reload()
+        manager.delete(6)
+        assert manager.latest_step() == 5
+
+
+def test_best_step_leaves_out_a_step_whose_document_is_damaged(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {"local_save_every_n_steps": 0, "save_every_n_steps": 1}
+    with manager_of(world, settings=settings, best_fn=lambda found: found["loss"]) as manager:
+        assert _save(manager, world, 1, 2, 3) == [True] * 3
+        damaged = world.persistent / "host_state" / "3" / "process_00000_of_00001.json"
+        damaged.write_bytes(b"x" * damaged.stat().st_size)
+        with caplog.at_level(logging.WARNING):
+            assert manager.best_step() == 2
+        assert "step 3" in caplog.text

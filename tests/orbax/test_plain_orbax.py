@@ -191,6 +191,17 @@ def test_plain_step_of_several_items_gives_the_item_asked_for(tmp_path: Path) ->
         ckpt.restore(state=specs())
 
 
+def test_plain_step_with_a_text_that_nobody_asks_for_is_restored(tmp_path: Path) -> None:
+    saved = {"w": state_at(7)["w"], "name": "bert", "step": 7}
+    _write(tmp_path / "plain", {}, ocp.args.PyTreeSave(saved))
+    with _open(tmp_path / "plain") as ckpt:
+        step, state = ckpt.restore(state={"w": specs()["w"], "step": 0})
+        assert (step, state["step"]) == (7, 7)
+        assert same_bits(state["w"], saved["w"])
+        with pytest.raises(StateMismatch, match="name: expected"):
+            ckpt.restore(state={"w": specs()["w"], "step": 0, "name": np.zeros(3)})
+
+
 def test_plain_step_without_arrays_is_never_a_fresh_start(tmp_path: Path) -> None:
     _write(tmp_path / "plain", {}, ocp.args.Composite(config=ocp.args.JsonSave({"lr": 1})))
     with (

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+from world import LONG_S, World
 
+from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.background import Failures
 from emergency_ckpt.config.policies import plan_saves
 from emergency_ckpt.core.save.step_agreement import Leader, StepClock
@@ -93,3 +96,29 @@ def test_wanted_step_is_saved_though_the_stride_changes(schedules: list[TierSche
 def test_wanted_step_that_was_refused_is_made_good(schedules: list[TierSchedule]) -> None:
     (saved,) = lead(schedules, Wants([20]), range(1, 60), refused=12)
     assert 20 <= saved < 40
+
+
+@pytest.mark.parametrize("restored", [None, 40])
+def test_first_wanted_steps_after_a_restore_are_saved(world: World, restored: int | None) -> None:
+    if restored is not None:
+        with world.open() as checkpointer:
+            assert checkpointer.save(step=restored, state=world.state(0))
+    before = restored or 0
+    policy = Wants([before + 1, before + 2])
+    with world.open(local_save_every_n_steps=0, local_save_policy=policy) as checkpointer:
+        assert checkpointer.restore(state=world.state(0))[0] == restored
+        deadline_s = time.monotonic() + LONG_S / 2
+        while before + 2 not in policy.asked:  # a first step is compiled for longer
+            assert time.monotonic() < deadline_s, policy.asked
+            time.sleep(0.01)
+        time.sleep(0.2)
+        steps = range(before + 1, before + 6)
+        saved = [step for step in steps if _saves(checkpointer, world, step)]
+    assert saved == policy.steps
+    assert policy.asked == sorted(set(policy.asked)), "each step, once"
+
+
+def _saves(checkpointer: EmergencyCheckpointer, world: World, step: int) -> bool:
+    begun = checkpointer.save(step=step, state=world.state(step))
+    checkpointer.wait_until_finished()
+    return begun

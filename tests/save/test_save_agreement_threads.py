@@ -44,6 +44,8 @@ class Tier:
             return None
         return Choice(first_step, waits=False)
 
+    choose_first = choose_step
+
     def agreed(self, step: int, stall_s: float) -> None:
         del stall_s
         self.ahead = step

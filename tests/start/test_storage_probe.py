@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -133,6 +134,52 @@ def test_start_required_silent_storage_ends_at_its_deadline(
     with pytest.raises(PersistentTierError, match="no answer in time"):
         world.open_both(require_storage=True, start_timeout_s=4)
     assert silent.is_set()
+
+
+UNREACHABLE = """
+import logging, sys
+import numpy as np
+from emergency_ckpt import EmergencyCheckpointer
+from emergency_ckpt.errors import PersistentTierError
+
+logging.basicConfig(level=logging.INFO)
+names = []
+settings = {"dir": "gs://bucket/run", "local_dir": sys.argv[1], "start_timeout_s": 8}
+with EmergencyCheckpointer(**settings, on_event=lambda event: names.append(event.name)) as ckpt:
+    started, names[:] = list(names), []
+    try:
+        ckpt.restore(state={"w": np.zeros(3)})
+    except PersistentTierError as error:
+        print("error", error)
+    print("start", *started)
+    print("restore", *names)
+"""
+
+
+def test_bucket_that_never_answers_ends_by_the_starts_timeout(
+    tmp_path: Path, ramdisk: Path
+) -> None:
+    """Neither the timeout of a save to storage nor that of a restore, which are much longer."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        host, port = silent.getsockname()
+        environ = {**os.environ, "STORAGE_EMULATOR_HOST": f"http://{host}:{port}"}
+        done = subprocess.run(
+            [sys.executable, "-c", UNREACHABLE, str(ramdisk / "local")],
+            check=False,
+            env=environ,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=LONG_S,
+        )
+    assert done.returncode == 0, done.stderr
+    said = {line.split()[0]: line for line in done.stdout.splitlines()}
+    assert "gs://bucket/run" in said["error"]
+    for part in ("start", "restore"):
+        assert "persistent.waiting" in said[part]
+        assert "unreachable" in said[part]
+    told = "gs://bucket/run has not answered yet: it is asked for its step log and its steps"
+    assert done.stderr.count(told) >= 2
 
 
 def test_probes_left_by_crashed_starts_do_no_harm(world: World) -> None:

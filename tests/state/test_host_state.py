@@ -117,14 +117,15 @@ def test_numbers_that_json_has_not(value: float) -> None:
 )
 def test_numeric_arrays(array: np.ndarray) -> None:
     found = through_a_document({"a": array})["a"]
-    assert found.dtype == array.dtype.newbyteorder("=")
+    assert found.dtype == array.dtype
     assert found.shape == array.shape
     assert np.array_equal(found, array)
     found[...] = 0  # its own memory
 
 
 def test_numpy_scalars_stay_numpy_scalars() -> None:
-    for scalar in (np.int64(7), np.float64(0.1), np.bool_(True), np.float32(math.inf)):
+    foreign = np.array(2.5, ">f8")[()]
+    for scalar in (np.int64(7), np.float64(0.1), np.bool_(True), np.float32(math.inf), foreign):
         found = through_a_document(scalar)
         assert type(found) is type(scalar)
         assert found == scalar

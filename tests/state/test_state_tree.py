@@ -69,6 +69,11 @@ def test_two_leaves_with_one_path_are_refused(state: Any) -> None:
     assert caught.value.operation == "save"
 
 
+def test_describe_of_keys_that_have_no_order_is_invalid() -> None:
+    with pytest.raises(InvalidState, match="keys of one type"):
+        describe({"layers": {1: np.zeros(2), "a": np.zeros(2)}}, "save")
+
+
 @pytest.mark.parametrize("key", ["\ud800", "x" * 5000], ids=["no unicode", "long"])
 def test_path_that_cannot_be_written_is_refused(key: str) -> None:
     with pytest.raises(InvalidState, match="its path cannot be stored"):

@@ -179,6 +179,14 @@ def wanted_step(operation: str, step: object) -> int | None:
     return step_number(operation, step, hint=hint)
 
 
+def named_metrics(metrics: object) -> Any:
+    """Return the metrics of a step as ``plain_metrics``; InvalidState when they are no mapping."""
+    if not isinstance(metrics, Mapping):
+        kind = type(metrics).__name__
+        raise InvalidState("save", "metrics", f"a {kind} is no mapping of names to values")
+    return plain_metrics(metrics)
+
+
 def plain_metrics(metrics: Any) -> Any:
     """Return ``metrics`` as JSON values: numbers and lists for scalars and arrays of numpy and JAX.
 
@@ -199,6 +207,8 @@ def _plain(value: Any, depth: int) -> Any:
         raise ValueError("they are nested too deeply")
     if isinstance(value, Mapping):
         items = cast("Mapping[Any, Any]", value).items()
+        if wrong := [key for key, _ in items if not isinstance(key, str)]:
+            raise TypeError(f"the key {wrong[0]!r:.100} is no text")
         return {key: _plain(item, depth - 1) for key, item in items}
     if isinstance(value, list | tuple):
         return [_plain(item, depth - 1) for item in cast("Sequence[Any]", value)]

@@ -89,6 +89,14 @@ class Progress(NamedTuple):
     recent: tuple[int, ...] = ()
 
 
+def before_first_step(step: int, now_s: float) -> Progress:
+    """Return the progress before a life's first steps, of which ``step`` is the last before them.
+
+    The next steps are expected one by one, which costs nothing where others come.
+    """
+    return Progress(step, now_s, 1.5 * FIRST_LEAD_S, recent=(step, step))
+
+
 class Due(NamedTuple):
     """A save that is due at the step just reached; ``number`` is its proposal's."""
 

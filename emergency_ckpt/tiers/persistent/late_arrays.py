@@ -122,8 +122,9 @@ def write_late_step(folder: epath.Path, tree: Any, metadata: Mapping[str, Any]) 
 
     ``metadata``: custom metadata of the step. Errors of Orbax and of ``load`` pass through.
     """
+    of_keys = ocp.type_handlers.get_type_handler(jax.Array)  # which records their implementation
     registry = ocp.type_handlers.create_type_handler_registry(
-        (LateArray, _LateArrayHandler()), (jax.Array, ocp.type_handlers.ArrayHandler())
+        (LateArray, _LateArrayHandler()), (jax.Array, of_keys)
     )
     handler = ocp.PyTreeCheckpointHandler(type_handler_registry=registry, use_compression=False)
     items: dict[str, Any] = {ITEM: handler}

@@ -24,10 +24,13 @@ from emergency_ckpt.core.restore.storage_read import StoredArray
 from emergency_ckpt.errors import CorruptData
 from emergency_ckpt.tiers.persistent.chunks.index import ChunkIndex
 from emergency_ckpt.tiers.persistent.waits import result_by
+from emergency_ckpt.tiers.storage.calls import is_damage
+from emergency_ckpt.tiers.storage.directory import text_of
 from emergency_ckpt.types import LeafSpec, ShardId
 
 _OCDBT_CACHE_BYTES = 64 << 20
 _CONCURRENT_REQUESTS = 32
+_MOST_NAMED = 5
 _ONE_REQUEST_FOR_SEVERAL_CHUNKS = {
     "experimental_read_coalescing_threshold_bytes": 1 << 16,
     "experimental_read_coalescing_merged_bytes": 2 << 20,
@@ -46,6 +49,7 @@ class StoredLeaf(NamedTuple):
 def describe_item(item: epath.Path) -> dict[str, StoredLeaf]:
     """Return the arrays of an Orbax item by path, from its metadata alone. Not collective.
 
+    A leaf that is no array, such as a text of plain Orbax, is left out: no state can ask for it.
     Errors of Orbax and of the storage client pass through.
     """
     import orbax.checkpoint as ocp  # noqa: PLC0415
@@ -57,9 +61,7 @@ def describe_item(item: epath.Path) -> dict[str, StoredLeaf]:
     for key_path, value in jax.tree_util.tree_leaves_with_path(found.tree):
         path = jax.tree_util.keystr(key_path, simple=True, separator="/")
         if getattr(value, "shape", None) is None or getattr(value, "dtype", None) is None:
-            raise CorruptData(
-                "describe", f"{item}, leaf {path!r}", f"{type(value).__name__} is not an array"
-            )
+            continue
         shape = tuple(int(size) for size in value.shape)
         dtype = np.dtype(value.dtype)
         storage = getattr(value, "storage", None)
@@ -101,7 +103,7 @@ def open_by_name(
         for path, name in names.items()
     }
     try:
-        stores = _results(opening, str(item), deadline_s)
+        stores = _opened(opening, str(item), deadline_s)
     except ValueError as error:
         if str(error).startswith("NOT_FOUND"):
             return None
@@ -129,7 +131,12 @@ def _from_index(
 
     A node has the metadata of thousands of arrays, which TensorStore opens one by one.
     """
-    index = ChunkIndex.open(item, deadline_s)
+    try:
+        index = ChunkIndex.open(item, deadline_s)
+    except ValueError as error:
+        if not is_damage(error):
+            raise
+        index = None  # TensorStore tells of which array a node is
     if index is None:
         return None
     leaves: dict[str, StoredLeaf] = {}
@@ -169,7 +176,10 @@ class BoxReader:
         self._context = _context()
 
     def read(self, shards: Sequence[ShardId]) -> Iterator[tuple[ShardId, npt.NDArray[Any]]]:
-        """Yield the boxes in the given order, C-contiguous. Errors of TensorStore pass through."""
+        """Yield the boxes in the given order, C-contiguous.
+
+        CorruptData, with the leaf, where TensorStore cannot decode; its other errors pass through.
+        """
         stores = self._open({shard.leaf for shard in shards})
         under_way: deque[tuple[ShardId, int, Any]] = deque()
         waiting_bytes = 0
@@ -178,23 +188,29 @@ class BoxReader:
                 nbytes = int(np.prod(shape_of(shard.box))) * self._arrays[shard.leaf].item_bytes
                 while under_way and waiting_bytes + nbytes > self._buffer_bytes:
                     done, done_bytes, future = under_way.popleft()
-                    yield done, result_by(self._deadline_s, future, self._item)
+                    yield done, self._result(done.leaf, future)
                     waiting_bytes -= done_bytes
                 index = tuple(slice(start, stop) for start, stop in shard.box)
                 under_way.append((shard, nbytes, stores[shard.leaf][index].read(order="C")))
                 waiting_bytes += nbytes
             while under_way:
                 done, _, future = under_way.popleft()
-                yield done, result_by(self._deadline_s, future, self._item)
+                yield done, self._result(done.leaf, future)
         finally:
             _cancel(future for _, _, future in under_way)
+
+    def _result(self, leaf: str, future: Any) -> npt.NDArray[Any]:
+        try:
+            return result_by(self._deadline_s, future, self._item)
+        except ValueError as error:
+            raise (_damaged("read", self._item, {leaf: error}) or error) from error
 
     def _open(self, leaves: set[str]) -> dict[str, Any]:
         opening = {
             leaf: tensorstore.open(self._spec(self._arrays[leaf]), open=True, context=self._context)
             for leaf in sorted(leaves)
         }
-        stores = _results(opening, self._item, self._deadline_s)
+        stores = _opened(opening, self._item, self._deadline_s)
         for leaf, store in stores.items():
             array = self._arrays[leaf]
             actual = (tuple(store.shape), store.dtype.numpy_dtype.itemsize)
@@ -214,13 +230,40 @@ class BoxReader:
         return spec | {"fill_missing_data_reads": False} if self._complete else spec
 
 
-def _results(futures: Mapping[str, Any], item: str, deadline_s: float) -> dict[str, Any]:
-    """Return the results of all futures; when one fails or is late, cancel the others."""
+def _opened(futures: Mapping[str, Any], item: str, deadline_s: float) -> dict[str, Any]:
+    """Return the opened arrays by leaf; when one fails or is late, cancel the others.
+
+    CorruptData, with all leaves whose metadata TensorStore cannot decode.
+    """
+    stores: dict[str, Any] = {}
+    damaged: dict[str, Exception] = {}
     try:
-        return {key: result_by(deadline_s, future, item) for key, future in futures.items()}
+        for leaf, future in futures.items():
+            try:
+                stores[leaf] = result_by(deadline_s, future, item)
+            except ValueError as error:
+                if not is_damage(error):
+                    raise
+                damaged[leaf] = error
     except BaseException:
         _cancel(futures.values())
         raise
+    if error := _damaged("open", item, damaged):
+        raise error
+    return stores
+
+
+def _damaged(operation: str, item: str, errors: Mapping[str, Exception]) -> CorruptData | None:
+    """Return the error of the leaves that TensorStore could not decode; None without such."""
+    found = {leaf: error for leaf, error in errors.items() if is_damage(error)}
+    if not found:
+        return None
+    named = ", ".join(map(repr, list(found)[:_MOST_NAMED]))
+    more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
+    word = "leaf" if len(found) == 1 else "leaves"
+    return CorruptData(
+        operation, f"{item}, {word} {named}{more}", text_of(next(iter(found.values())))
+    )
 
 
 def _cancel(futures: Iterable[Any]) -> None:

@@ -35,6 +35,10 @@ _FINAL_CODES = re.compile(
 _PASSING_CODES = re.compile(
     r"\b(UNAVAILABLE|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|ABORTED|CANCELLED|INTERNAL|UNKNOWN)\b"
 )
+# TensorStore's words for bytes that it cannot decode, most of them without a code.
+_DAMAGE = re.compile(
+    r"\bDATA_LOSS\b|\bError decoding\b|[Dd]ecompress\w*\(\) failed|checksum verification failed"
+)
 _NETWORK_CLIENTS = frozenset({"aiohttp", "google", "requests", "urllib3"})
 # Errors of a file system that last until a person acts.
 _FINAL_ERRNOS = frozenset(
@@ -85,11 +89,13 @@ _FINAL_ERRORS = (
 def is_passing(error: BaseException) -> bool:
     """Return True when the same call may succeed later: overload, resets, silence.
 
-    False for refusal, absence, a full or read-only disk, and bugs, which retries would hide until
-    the deadline.
+    False for refusal, absence, damage, a full or read-only disk, and bugs, which retries would hide
+    until the deadline.
     """
     if isinstance(error, CheckpointError):
         return error.retryable
+    if is_damage(error):
+        return False
     if isinstance(error, _FINAL_ERRORS) or _errno_of(error) in _FINAL_ERRNOS:
         return False
     status = _status_of(error)
@@ -98,6 +104,11 @@ def is_passing(error: BaseException) -> bool:
     if is_refusal(error):
         return False
     return _FINAL_CODES.search(str(error)) is None
+
+
+def is_damage(error: BaseException) -> bool:
+    """Return True when TensorStore was given bytes that it cannot decode."""
+    return isinstance(error, ValueError) and _DAMAGE.search(str(error)) is not None
 
 
 def is_full(error: BaseException) -> bool:
@@ -129,7 +140,8 @@ def is_unreachable(error: BaseException) -> bool:
         return isinstance(error, DeadlineExceeded)
     if is_refusal(error) or _errno_of(error) in _PATH_ERRNOS or "Invalid path" in str(error):
         return True
-    if isinstance(error, _FINAL_ERRORS) or _errno_of(error) in _FINAL_ERRNOS:
+    is_final = isinstance(error, _FINAL_ERRORS) or _errno_of(error) in _FINAL_ERRNOS
+    if is_final or is_damage(error):
         return False
     status = _status_of(error)
     if status is not None:

@@ -22,6 +22,7 @@ from emergency_ckpt.tiers.storage.calls import (
     StorageTimeout,
     call,
     call_with_retries,
+    is_damage,
     is_full,
     is_passing,
     is_refusal,
@@ -29,6 +30,7 @@ from emergency_ckpt.tiers.storage.calls import (
 )
 
 _T = TypeVar("_T")
+_DAMAGED_HINT = "the step cannot be read in full; use another one"
 _UNSATISFIABLE = 416
 
 
@@ -272,9 +274,14 @@ class StorageDirectory:
         """Return True when a timed-out call may still change ``step``. Does not block."""
         return LATE_CHANGES.under_way(str(self.path), step)
 
-    def error(self, operation: str, below: str, error: Exception) -> PersistentTierError:
-        """Return the typed error for ``error``, with a hint for the user."""
-        text = str(error).split("\n", maxsplit=1)[0][:500]
+    def error(self, operation: str, below: str, error: Exception) -> CheckpointError:
+        """Return the typed error for ``error``, with a hint for the user.
+
+        CorruptData for bytes that cannot be decoded, else PersistentTierError.
+        """
+        text = text_of(error)
+        if is_damage(error):
+            return CorruptData(operation, f"{self.path}{below}", text, hint=_DAMAGED_HINT)
         if is_refusal(error):
             hint = "give this job's credentials the right to read and write there"
         elif is_full(error):
@@ -288,6 +295,11 @@ class StorageDirectory:
         failure.retryable = is_passing(error)
         failure.unreachable = is_unreachable(error)
         return failure
+
+
+def text_of(error: Exception) -> str:
+    """Return what ``error`` says, in one line, without TensorStore's settings behind it."""
+    return str(error).split("\n", maxsplit=1)[0].partition(" [tensorstore_spec=")[0][:500]
 
 
 def _remove_tree(path: epath.Path) -> None:

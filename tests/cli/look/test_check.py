@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -216,6 +217,96 @@ def test_check_of_storage_names_damaged_marker(tmp_path: Path, fault: str) -> No
     assert (status, found["state"]) == (1, "damaged")
     assert any("marker.json" in fault["problem"] for fault in found["faults"])
     assert tree_of(tmp_path) == before
+
+
+def damage_a_block(step: Path, at: int) -> None:
+    """Damage the largest block of an item where zstd's frame begins, in which it keeps its form."""
+    block = max((step / "default").rglob("d/*"), key=lambda path: path.stat().st_size)
+    data = block.read_bytes()
+    block.write_bytes(data[:at] + bytes(8) + data[at + 8 :])
+
+
+PATIENT = ("--timeout", 3000)
+
+
+@pytest.mark.parametrize("command", ["check", "diff", "export"])
+def test_undecodable_block_is_told_with_its_leaf(tmp_path: Path, command: str) -> None:
+    """However long an answer of storage may take: what it has given is not asked for again."""
+    stored, out = tmp_path / "stored", tmp_path / "out"
+    in_storage(stored, 3)
+    damage_a_block(stored / "3", 14)
+    words = {"check": ["--read-data"], "diff": [3, 3], "export": [3, out]}[command]
+    done = eckpt(command, *words, "--dir", stored, *PATIENT)
+    assert done.returncode in (1, 3)
+    assert "leaf 'w'" in done.stdout + done.stderr
+    assert "Error decoding" in done.stdout + done.stderr
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("command", ["check", "diff", "export"])
+def test_undecodable_chunk_of_plain_orbax_is_told_with_its_leaf(
+    tmp_path: Path, command: str
+) -> None:
+    stored, out = tmp_path / "stored", tmp_path / "out"
+    noise = np.random.default_rng(0).integers(0, 5, (64, 64), np.int32)
+    with ocp.CheckpointManager(stored) as manager:
+        manager.save(7, args=ocp.args.StandardSave({"w": noise}))
+    damage_a_block(stored / "7", 0)
+    words = {"check": ["--read-data"], "diff": [7, 7], "export": [7, out]}[command]
+    done = eckpt(command, *words, "--dir", stored, *PATIENT)
+    assert done.returncode in (1, 3)
+    said = done.stdout + done.stderr
+    assert "leaf 'w'" in said or "7, w[" in said
+    assert "decompress" in said.lower()
+    assert not out.exists()
+
+
+ANSWERED_AT_THE_END = """
+import os, sys, time
+class AtTheEnd:
+    def __init__(self, path):
+        self.path = path
+    def __del__(self, os=os, time=time):
+        try:
+            fifo = os.open(self.path, os.O_WRONLY | os.O_NONBLOCK)
+            os.write(fifo, b"x" * 64)
+            os.close(fifo)
+        except OSError:
+            return
+        time.sleep(1)
+sys.modules["held until the interpreter ends"] = AtTheEnd(sys.argv.pop(1))
+from emergency_ckpt.cli.main import main
+sys.exit(main())
+"""
+
+
+def test_check_of_silent_storage_ends_with_its_status(tmp_path: Path) -> None:
+    """A thread that TensorStore holds aborts the interpreter that ends, if it is then let go."""
+    in_storage(tmp_path, 3)
+    (block,) = (tmp_path / "3" / "default" / "d").iterdir()
+    block.unlink()
+    os.mkfifo(block)
+    words = ["check", "--dir", tmp_path, "--read-data", "--timeout", 1]
+    command = [sys.executable, "-c", ANSWERED_AT_THE_END, block, *words]
+    for _ in range(3):
+        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+        assert done.returncode == 1, done.stderr
+        assert "no answer in time" in done.stderr
+
+
+def test_check_of_a_directory_that_is_none_is_not_good(ramdisk: Path, tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    status, found = eckpt_json("check", "--dir", tmp_path)
+    assert (status, found["good"]) == (1, False)
+    assert [each["where"] for each in found["faults"]] == [str(tmp_path)]
+    assert "no step of a job" in found["faults"][0]["problem"]
+    in_storage(tmp_path / "run", 3)
+    status, found = eckpt_json("check", "--dir", tmp_path / "run", "--local-dir", ramdisk)
+    assert status == 1
+    assert [each["where"] for each in found["faults"]] == [str(ramdisk)]
+    on_ramdisk(ramdisk)
+    status, found = eckpt_json("check", "--dir", tmp_path / "run", "--local-dir", ramdisk)
+    assert (status, found["faults"]) == (0, [])
 
 
 def test_check_of_plain_orbax_step_reads_it(tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ def test_metrics_become_json_values() -> None:
 def test_metrics_that_are_no_json_values_are_refused() -> None:
     endless: dict[str, Any] = {}
     endless["again"] = endless
-    for bad in ({"x": {1, 2}}, {(1, 2): 3}, {"x": 1j}, {"x": np.array([b"1"])}, endless):
+    mixed = {1: 0.5, "loss": 0.5}
+    for bad in (mixed, {"x": {1, 2}}, {(1, 2): 3}, {"x": 1j}, {"x": np.array([b"1"])}, endless):
         with pytest.raises(InvalidState, match="not JSON values"):
             plain_metrics(bad)

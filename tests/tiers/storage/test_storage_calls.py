@@ -6,8 +6,11 @@ import errno
 import os
 import threading
 import time
+from pathlib import Path
 
+import numpy as np
 import pytest
+import tensorstore
 
 from emergency_ckpt.errors import DeadlineExceeded
 from emergency_ckpt.tiers.storage.calls import (
@@ -89,6 +92,31 @@ def test_any_other_is_raised_at_once(error: Exception) -> None:
         call_with_retries("bucket", lambda: answer(answers), deadline_s=in_seconds(60))
     assert raised.value is error
     assert answers == ["never asked for"]
+
+
+def test_undecodable_bytes_are_not_asked_for_again(tmp_path: Path) -> None:
+    """Of every error that TensorStore has for a flipped byte of a database."""
+    base = {"driver": "file", "path": f"{tmp_path}/"}
+    kvstore = {"driver": "ocdbt", "base": base}
+    spec = {"driver": "zarr", "kvstore": {**kvstore, "path": "w/"}}
+    made = tensorstore.open(
+        spec, create=True, dtype=tensorstore.int32, shape=[64, 64], open=True
+    ).result()
+    made.write(np.random.default_rng(0).integers(0, 5, (64, 64), np.int32)).result()
+    errors: dict[str, ValueError] = {}
+    for path in [path for path in tmp_path.rglob("*") if path.is_file()]:
+        sound = path.read_bytes()
+        for at in range(0, len(sound), max(1, len(sound) // 40)):
+            path.write_bytes(bytes([*sound[:at], sound[at] ^ 0xFF, *sound[at + 1 :]]))
+            try:
+                tensorstore.open(spec, open=True).result().read().result()
+            except ValueError as error:
+                errors[str(error)] = error
+        path.write_bytes(sound)
+    assert len(errors) > 3
+    for error in errors.values():
+        assert not is_passing(error), error
+        assert not is_unreachable(error)
 
 
 def test_at_the_deadline_the_last_error_is_raised() -> None:

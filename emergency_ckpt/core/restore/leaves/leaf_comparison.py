@@ -43,12 +43,27 @@ def compare_leaves(expected: Mapping[str, LeafSpec], found: Iterable[LeafSpec]) 
         if path in doubled:
             lines.append(f"{path}: stored with two different descriptions")
         elif path not in stored:
-            lines.append(f"{path}: expected {_spec(expected[path])}, not in the checkpoint")
+            lines.append(f"{path}: expected {spec_text(expected[path])}, not in the checkpoint")
         elif path not in expected:
-            lines.append(f"{path}: not in the given state, checkpoint has {_spec(stored[path])}")
+            lines.append(
+                f"{path}: not in the given state, checkpoint has {spec_text(stored[path])}"
+            )
         else:
             lines.extend(_differences(expected[path], stored[path]))
     return tuple(lines)
+
+
+def compare_targets(mine: Mapping[str, LeafSpec], first: Mapping[str, LeafSpec]) -> tuple[str, ...]:
+    """Return one line for each leaf that two processes ask for in different forms, by path."""
+    return tuple(
+        f"{path}: {_side(mine.get(path))} here, {_side(first.get(path))} on process 0"
+        for path in sorted(mine.keys() | first.keys())
+        if mine.get(path) != first.get(path)
+    )
+
+
+def _side(leaf: LeafSpec | None) -> str:
+    return "absent" if leaf is None else spec_text(leaf)
 
 
 def _differences(expected: LeafSpec, stored: LeafSpec) -> list[str]:
@@ -70,6 +85,7 @@ def _dtype(leaf: LeafSpec) -> str:
     return f"a {leaf.dtype}" if leaf.dtype in PYTHON_NUMBERS else f"dtype {leaf.dtype}"
 
 
-def _spec(leaf: LeafSpec) -> str:
+def spec_text(leaf: LeafSpec) -> str:
+    """Return dtype, shape and kind of keys of a leaf."""
     key = f" key {leaf.key_impl}" if leaf.key_impl is not None else ""
     return f"{leaf.dtype}{leaf.global_shape}{key}"

@@ -1,0 +1,75 @@
+"""Processes that restore into different states are told which leaf differs, and how."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from emergency_ckpt.core.restore.inventory import HolderInventory
+from emergency_ckpt.errors import CheckpointError
+from emergency_ckpt.events import EventSink
+from emergency_ckpt.restore.messages import RestoreDialogue
+from emergency_ckpt.restore.protocol import PlanFailed
+from emergency_ckpt.state.tree import describe
+from emergency_ckpt.testing.memory_coordination import MemoryService
+
+WAIT_S = 20.0
+
+
+class _Leader:
+    """In place of the leader, which must not be asked for a plan."""
+
+    greatest = 0
+
+    def take_reports(self, reports: Any) -> None:
+        raise AssertionError("states that differ came through")
+
+
+def _errors(states: list[Any], *, survey: bool = False) -> list[str]:
+    """Return the text of the error of each process, of which each restores into its state."""
+    service = MemoryService(len(states))
+
+    def restore(process: int) -> str:
+        leader: Any = _Leader()
+        dialogue = RestoreDialogue(
+            service.member(process),
+            "restore/0",
+            deque(),
+            lambda: leader,
+            EventSink(None, process_index=process),
+            deadline_s=time.monotonic() + WAIT_S,
+        )
+        inventory = HolderInventory(f"process/{process}", process, "", (), ())
+        dialogue.report(inventory, describe(states[process], "restore"), wants_host_state=False)
+        if survey:
+            with pytest.raises(CheckpointError) as caught:
+                dialogue.learn_steps()
+            return str(caught.value)
+        answer = dialogue.learn_plan(0)
+        assert isinstance(answer, PlanFailed)
+        return str(dialogue.failure(answer))
+
+    with ThreadPoolExecutor(len(states)) as pool:
+        return list(pool.map(restore, range(len(states))))
+
+
+@pytest.mark.parametrize("survey", [False, True])
+def test_restore_into_another_shape_names_leaf_and_shapes(*, survey: bool) -> None:
+    states = [{"w": np.zeros((8, 4)), "b": np.zeros(4)} for _ in range(3)]
+    states[2]["w"] = np.zeros((8, 5))
+    first, second, third = _errors(states, survey=survey)
+    assert "process 2 asks for other leaves, shapes or dtypes than process 0" in first
+    assert "process 2 asks for other leaves" in second
+    assert "w: float64(8, 5) here, float64(8, 4) on process 0" in third
+    assert "; b:" not in third
+
+
+def test_restore_into_other_leaves_names_them() -> None:
+    _, second = _errors([{"w": np.zeros(3)}, {"v": np.zeros(3), "step": 0}])
+    assert "step: Python int() here, absent on process 0" in second
+    assert "w: absent here, float64(3,) on process 0" in second
