@@ -1,8 +1,7 @@
-"""Steps that were rolled back: listed by `eckpt ls`, restored by number, removed by `eckpt clean`."""
+"""Steps that were rolled back: `eckpt ls`, a restore by number, and `eckpt clean`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ STORAGE: dict[str, Any] = {"save_every_n_steps": 1, "local_save_every_n_steps": 
 
 
 @pytest.fixture
-def rolled_back(world: World) -> Iterator[World]:
+def rolled_back(world: World) -> World:
     """Steps 2, 4, 6, of which 4 and 6 were rolled back, and 4 was saved again."""
     with world.open_both(**STORAGE) as ckpt:
         save_all(ckpt, world, 2, 4, 6)
@@ -24,7 +23,7 @@ def rolled_back(world: World) -> Iterator[World]:
         ckpt.restore(2, state=world.state(0))
         save_all(ckpt, world, 4)
     world.lose_ram()
-    yield world
+    return world
 
 
 def asides(directory: Path) -> list[str]:

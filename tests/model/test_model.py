@@ -108,7 +108,7 @@ def test_replay_takes_saves_a_removal_and_a_rollback() -> None:
 
 
 def again(*, parent: int) -> list[Event]:
-    """A third life that continues from step ``parent`` of the first, and lists a step of its own."""
+    """A third life continues from step ``parent`` of the first, and lists a step of its own."""
     three = "000000000003-dddddddddddddddd"
     link = {"incarnation": ONE, "last_step": parent}
     chain = {"head": three, "start_step": parent, "ancestors": [link], "oldest_step": parent}
