@@ -43,7 +43,6 @@ class EmergencyCheckpointer:
     Raises:
       ConfigError: invalid settings, or settings that differ between processes.
       LocalTierError: the ramdisk cannot be used.
-      AuthenticationFailed: a peer does not have the same secret.
       PeerUnreachable: with ``require_peers``, a peer did not answer.
       DirectoryInUse: another run saves in ``dir``; on all processes.
       PersistentTierError: with ``require_storage``, saves could not use ``dir``.

@@ -14,7 +14,6 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from emergency_ckpt.core.limits import MAX_SECRET_BYTES, MIN_SECRET_BYTES
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.types import Security
 
 SECRET_VARIABLE = "ECKPT_SECRET"  # noqa: S105  the name of a variable, not a secret
 LAUNCHER_VARIABLE = "ECKPT_JOB_SECRET"
@@ -141,14 +140,13 @@ def _checked(data: bytes, where: str) -> bytes:
 
 
 class Credentials:
-    """A run id, its secret, and the protection of bytes. Its repr never shows the secret."""
+    """A run id and its secret. Its repr never shows the secret."""
 
-    def __init__(self, run_id: str, secret: bytes, security: Security = "mac") -> None:
+    def __init__(self, run_id: str, secret: bytes) -> None:
         check_secret(secret)
         self.run_id = run_id
-        self.security: Security = security
         self._secret = secret
 
-    def derive(self, derivation: HKDF) -> bytes:
-        """Return key material derived from the secret."""
-        return derivation.derive(self._secret)
+    def derive(self, derivation: HKDF, joint: bytes) -> bytes:
+        """Return key material derived from ``joint``, of a fixed length, and the secret."""
+        return derivation.derive(joint + self._secret)

@@ -55,7 +55,7 @@ MUST_AGREE: dict[str, Any] = {
     "host_state_buddies": 1,
     "host_state_limit_bytes": 12345,
     "host_state_remap": lambda: lambda payloads, index, count: payloads[0],
-    "transfer_security": "aead",
+    "transfer_security": "crc",
     "extra_holders": ("127.0.0.1:1",),
     "hang_timeout_s": 60.0,
 }
@@ -244,8 +244,8 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
         ({"transfer_streams": 0}, "transfer_streams must be"),
         ({"on_divergence": "vote"}, "on_divergence must be 'warn' or 'stop', not 'vote'"),
         ({"on_divergence": ["stop"]}, "on_divergence must be 'warn' or 'stop'"),
-        ({"transfer_security": "tls"}, "transfer_security must be 'mac', 'aead' or 'crc'"),
-        ({"transfer_security": ["mac"]}, "transfer_security must be 'mac', 'aead' or 'crc'"),
+        ({"transfer_security": "tls"}, "transfer_security must be 'aead' or 'crc'"),
+        ({"transfer_security": ["mac"]}, "transfer_security must be 'aead' or 'crc'"),
         ({"snapshot_mode": "copy"}, "snapshot_mode must be 'auto', 'wait' or 'device_copy', not"),
         ({"snapshot_mode": ["wait"]}, "snapshot_mode must be 'auto', 'wait' or 'device_copy', not"),
         (

@@ -30,7 +30,7 @@ from emergency_ckpt.state import host_state
 from emergency_ckpt.tiers.local import manifest, signatures
 from emergency_ckpt.tiers.persistent import log, marker
 from emergency_ckpt.transfer import wire
-from emergency_ckpt.transfer.security.handshake import ServerHandshake
+from emergency_ckpt.transfer.security.handshake import NotProved, ServerHandshake, Terms
 from emergency_ckpt.types import Contents, LeafSpec, SaveId, ShardEntry
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -88,7 +88,7 @@ def frame_of(message: msgspec.Struct) -> bytes:
 
 def _handshake(data: bytes) -> None:
     """Frames of a client, each after a length of two bytes."""
-    server = ServerHandshake(Credentials("run", SECRET), "0" * 32, "peer")
+    server = ServerHandshake(Credentials("run", SECRET), Terms("aead", "0" * 32))
     while data and not server.proved:
         length = int.from_bytes(data[:2], "big")
         server.receive(data[2 : 2 + length])
@@ -138,7 +138,8 @@ def body_of(data: bytes, field: str) -> bytes:
 GOLDEN_HOST_STATE = (GOLDEN / "process_00003_of_00008_v1.json").read_bytes()
 _MANIFEST = (GOLDEN / "manifest_v1.json").read_bytes()
 _MARKER = (GOLDEN / "marker_v1.json").read_bytes()
-_HELLO = wire.encode_payload(wire.Hello(wire.PROTOCOL_VERSION, b"n" * 32))
+_HELLO = wire.encode_payload(wire.Hello(b"n" * 32))
+PROOF = wire.ServerProof(b"n" * 32, "crc", "0" * 32, b"m" * 32)
 _REQUESTS = [
     wire.GetInventory(),
     wire.GetContents("0" * 64),
@@ -160,10 +161,8 @@ _LINE = (
 
 TARGETS: Mapping[str, Target] = {
     "hello": Target(_frame(wire.HELLO), [_HELLO]),
-    "handshake": Target(_handshake, [len(_HELLO).to_bytes(2, "big") + _HELLO]),
-    "server_proof": Target(
-        _frame(wire.SERVER_PROOF), [wire.encode_payload(wire.ServerProof(b"n" * 32, b"m" * 32))]
-    ),
+    "handshake": Target(_handshake, [len(_HELLO).to_bytes(2, "big") + _HELLO], (NotProved,)),
+    "server_proof": Target(_frame(wire.SERVER_PROOF), [wire.encode_payload(PROOF)]),
     "client_proof": Target(
         _frame(wire.CLIENT_PROOF), [wire.encode_payload(wire.ClientProof(b"m" * 32))]
     ),

@@ -1,0 +1,52 @@
+"""Before the proof of the secret, all that a peer sends means: not reachable."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+
+import pytest
+from transfer_support import RUN_ID, SECRET, peer_that, read_frame
+
+from emergency_ckpt.errors import CheckpointError
+from emergency_ckpt.restore.shards.holder_calls import is_about_copy
+from emergency_ckpt.transfer.client import TransferClient
+from emergency_ckpt.transfer.pool import NotConnected
+
+
+def failure(code: str) -> bytes:
+    return json.dumps({"type": "failure", "code": code, "message": "believe me"}).encode()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *(failure(code) for code in ("not_held", "unauthenticated", "busy", "protocol", "refused")),
+        b'{"type":"welcome"}',
+        b'{"type":"body","nbytes":0}',
+        b'{"type":"go"}',
+        b'{"type":"done"}',
+        b"{}",
+        b"\xff",
+        b"[" * 8000,
+        os.urandom(100),
+        bytes(70_000),  # too long for any frame of a handshake
+    ],
+    ids=lambda answer: repr(answer[:24]),
+)
+def test_answer_before_proof_says_nothing_about_copies(answer: bytes) -> None:
+    def behave(sock: socket.socket) -> None:
+        read_frame(sock)
+        sock.sendall(len(answer).to_bytes(4, "big") + answer)
+        sock.recv(1)
+
+    with (
+        peer_that(behave) as address,
+        TransferClient(run_id=RUN_ID, secret=SECRET, connect_timeout_s=1) as client,
+        pytest.raises(CheckpointError) as failed,
+    ):
+        client.fetch_contents(address, "0" * 64)
+    assert isinstance(failed.value, NotConnected)
+    assert not is_about_copy(failed.value)
+    assert "believe me" not in str(failed.value)
