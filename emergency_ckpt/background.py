@@ -1,4 +1,4 @@
-"""A background thread for one piece of work at a time, a record of failures, waits beside signals.
+"""Background work: a thread for it, a record of failures, waits beside signals, the program's end.
 
 Python runs a signal handler in the main thread, between two instructions of whatever that thread is
 at. So a handler must take no lock: the code that it interrupts may hold it. And a signal that comes
@@ -7,6 +7,8 @@ just before the main thread blocks does not wake it: the handler runs when the w
 
 from __future__ import annotations
 
+import atexit
+import collections
 import contextlib
 import gc
 import os
@@ -283,3 +285,35 @@ def closing(resource: Closeable, work: Callable[[], object]) -> Callable[[], Non
             work()
 
     return work_and_close
+
+
+_at_end: collections.deque[Callable[[], object]] = collections.deque()
+
+
+def at_program_end(call: Callable[[], object]) -> None:
+    """Call ``call`` when the main thread has ended; the last one first. An error is logged.
+
+    Threads and pools still take work then. Functions of ``atexit`` run after the interpreter has
+    ended all pools of ``concurrent.futures``, with which clients of storage read and write.
+    """
+    _at_end.append(call)
+
+
+def not_at_program_end(call: Callable[[], object]) -> None:
+    """Do not call ``call`` at the end. Nothing happens if that was not asked for."""
+    with contextlib.suppress(ValueError):
+        _at_end.remove(call)
+
+
+def _end_program() -> None:
+    while _at_end:
+        call = _at_end.pop()
+        try:
+            call()
+        except Exception:  # noqa: BLE001 - the others must be called in any case
+            logging.exception("at the end of the program")
+
+
+# The standard library's own way, since 3.9: what was registered last, after its pools, is called
+# first. Without it saves that need a pool fail at the end, with an error.
+getattr(threading, "_register_atexit", atexit.register)(_end_program)
