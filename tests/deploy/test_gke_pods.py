@@ -54,7 +54,9 @@ class Cluster:
         (root / "hosts").write_text(Path("/etc/hosts").read_text() + NAMES)
         secret = root / "secret"
         secret.mkdir()
-        (secret / "secret").write_text("ab" * 32)
+        (secret / "secret").write_text(
+            "9f1c44d0a7be5b62e38f07cd11a96e5408d3b7722cfa6915e4870b3dd2a1c65f"
+        )
         (secret / "secret").chmod(0o440)
         self.running: list[subprocess.Popen[str]] = []
         self.port: ReservedPort | None = None

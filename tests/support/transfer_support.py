@@ -24,7 +24,7 @@ from emergency_ckpt.transfer.source import ShardTarget
 from emergency_ckpt.types import Contents, SaveId
 
 RUN_ID = "run-a"
-SECRET = b"5e" * 32
+SECRET = b"9f1c44d0a7be5b62e38f07cd11a96e5408d3b7722cfa6915e4870b3dd2a1c65f"
 NO_HOLDER = "0" * 32
 PIECE = 4 << 20
 SAVE = SaveId(step=40, incarnation="0198a1b2c3d4-beef", run_id=RUN_ID)

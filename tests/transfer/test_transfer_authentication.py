@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import os
 import socket
@@ -10,6 +12,8 @@ from base64 import b64decode
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from transfer_support import (
     RUN_ID,
     SAVE,
@@ -207,6 +211,45 @@ def test_secret_file_is_read_without_white_space(tmp_path: Path, mode: int) -> N
     assert auth.load_secret_file(secret_file(tmp_path, secret + b"\n", mode)) == secret
 
 
+@pytest.mark.parametrize("ends", [b" \t", b"\n\r", b"\x0b\x0c"])
+def test_secret_file_of_raw_bytes_is_taken_as_it_is(tmp_path: Path, ends: bytes) -> None:
+    """Also where random bytes begin and end as text with white space does."""
+    raw = ends + b"\xff\x00" + os.urandom(26) + ends
+    assert auth.load_secret_file(secret_file(tmp_path, raw, 0o600)) == raw
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_secret_file_of_another_user_is_refused(tmp_path: Path) -> None:
+    """That user knows the secret, and may change it."""
+    path = secret_file(tmp_path, auth.generate_secret(), 0o600)
+    os.chown(path, 12345, -1)
+    with pytest.raises(ConfigError, match=r"belongs to user 12345.*chown"):
+        auth.load_secret_file(path)
+
+
+@pytest.mark.parametrize(
+    "weak", ["changeme" * 4, "password" * 4 + "1", "0" * 64, "5e" * 32, "0123456789" * 4]
+)
+def test_weak_secret_is_refused_with_a_way_out(tmp_path: Path, weak: str) -> None:
+    with pytest.raises(ConfigError, match=r"can be guessed.*token_hex"):
+        auth.load_secret_file(secret_file(tmp_path, weak.encode(), 0o600))
+    with pytest.raises(ConfigError, match=r"ECKPT_SECRET can be guessed"):
+        auth.secret_from_environment({"ECKPT_SECRET": weak})
+
+
+@given(st.binary(min_size=16, max_size=16), st.sampled_from(["hex", "base64", "raw"]))
+def test_random_secret_is_never_called_weak(data: bytes, form: str) -> None:
+    """Of 16 bytes in hexadecimal digits, the least that is accepted, and more."""
+    random = hashlib.sha256(data).digest()
+    forms = {
+        "hex": random[:16].hex().encode(),
+        "base64": base64.b64encode(random[:24]),
+        "raw": random,
+    }
+    text = forms[form].decode("utf-8", "surrogateescape").replace("\0", "0")
+    assert auth.secret_from_environment({"ECKPT_SECRET": text})
+
+
 @pytest.mark.parametrize("mode", [0o644, 0o604, 0o660, 0o602])
 def test_secret_file_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
     with pytest.raises(ConfigError, match="chmod 600"):
@@ -227,7 +270,8 @@ def test_short_missing_and_huge_secrets_are_refused(tmp_path: Path) -> None:
 
 def test_environment_gives_a_secret_or_none() -> None:
     assert auth.secret_from_environment({}) is None
-    assert auth.secret_from_environment({"ECKPT_SECRET": SECRET.decode()}) == SECRET
+    secret = auth.generate_secret()
+    assert auth.secret_from_environment({"ECKPT_SECRET": secret.decode()}) == secret
     with pytest.raises(ConfigError, match="ECKPT_SECRET"):
         auth.secret_from_environment({"ECKPT_SECRET": "short"})
 
@@ -267,7 +311,7 @@ def test_secret_file_of_an_impossible_path_is_a_config_error() -> None:
 
 
 def test_environment_secret_that_is_not_utf8_is_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    raw = b"\xff\xfe" * 20
+    raw = b"\xff\xfe" + os.urandom(40).replace(b"\0", b"0") + b"\xff"
     monkeypatch.setitem(os.environb, auth.SECRET_VARIABLE.encode(), raw)
     assert auth.secret_from_environment(os.environ) == raw
     with pytest.raises(ConfigError, match="environment cannot have"):
