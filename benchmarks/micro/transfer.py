@@ -3,9 +3,9 @@
     python -m benchmarks.micro.transfer [--mib 1024] [--streams 1,2,4] [--repeat 5]
 
 Prints the GB/s of the best and the median round of plain sockets and of a fetch with each
-``transfer_security``, and the ratio of the medians. The rounds alternate. The baseline sends the
-same tmpfs file with ``sendfile`` and receives with ``recv_into`` into memory touched before,
-without CRC and authentication.
+``transfer_security``, and the ratio of the medians, for one big shard and for 2,000 small ones. The
+rounds alternate. The baseline sends as many bytes of a tmpfs file with ``sendfile`` and receives
+with ``recv_into`` into memory touched before, without CRC and authentication.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -103,7 +103,7 @@ class Plain:
         self._streams = streams
         shared = "/dev/shm" if Path("/dev/shm").is_dir() else None
         self._file = tempfile.NamedTemporaryFile(dir=shared)  # noqa: SIM115  closed by close
-        self._file.write(os.urandom(1 << 20) * (nbytes >> 20))
+        self._file.write(os.urandom(nbytes))
         self._file.flush()
         ours, theirs = multiprocessing.Pipe()
         self._peer = multiprocessing.get_context("fork").Process(
@@ -145,7 +145,7 @@ def measure(
 
 
 def measure_all(nbytes: int, streams: list[int], repeat: int) -> None:
-    """Measure one big shard and plain sockets, then small shards, for each number of streams."""
+    """Measure plain sockets and both modes, one big shard and small ones, by number of streams."""
     ours, theirs = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
     # Daemons: this process may end at any print, when whoever reads its output has gone.
@@ -157,28 +157,24 @@ def measure_all(nbytes: int, streams: list[int], repeat: int) -> None:
     one = [ShardTarget(0, nbytes, 0)]
     many = [ShardTarget(i, SMALL[1], i * SMALL[1]) for i in range(SMALL[0])]
     for count in streams:
-        plain = Plain(nbytes, count)
-        with ExitStack() as stack:
-            client = stack.enter_context(
-                TransferClient(run_id=RUN_ID, secret=SECRET, streams=count)
-            )
+        with TransferClient(run_id=RUN_ID, secret=SECRET, streams=count) as client:
+            for what, digest, wanted in (
+                ("1 shard", big, one),
+                (f"{SMALL[0]:,} x {SMALL[1] >> 10} KiB", small, many),
+            ):
+                total = sum(target.nbytes for target in wanted)
 
-            def fetch(
-                mode: Security,
-                digest: str,
-                wanted: list[ShardTarget],
-                client: TransferClient = client,
-            ) -> Callable[[], object]:
-                return lambda: client.fetch_shards(addresses[mode], digest, wanted, into, 600)
+                def fetch(
+                    mode: Security,
+                    digest: str = digest,
+                    wanted: list[ShardTarget] = wanted,
+                    client: TransferClient = client,
+                ) -> Callable[[], object]:
+                    return lambda: client.fetch_shards(addresses[mode], digest, wanted, into, 600)
 
-            big_ones = {mode: fetch(mode, big, one) for mode in MODES}
-            measure(
-                f"1 shard, {count} streams", {"plain": plain.receive, **big_ones}, nbytes, repeat
-            )
-            small_ones = {mode: fetch(mode, small, many) for mode in MODES}
-            small_bytes = SMALL[0] * SMALL[1]
-            measure(f"2,000 x 64 KiB, {count} streams", small_ones, small_bytes, repeat)
-        plain.close()
+                with closing(Plain(total, count)) as plain:
+                    actions = {"plain": plain.receive, **{mode: fetch(mode) for mode in MODES}}
+                    measure(f"{what}, {count} streams", actions, total, repeat)
     ours.send(None)
     peer.join()
 

@@ -310,10 +310,10 @@ def test_mounting_container_makes_the_tmpfs_once(tmp_path: Path) -> None:
     shell, options, script = container["command"]
     names = {variable["name"] for variable in container["env"]}
     assert (shell, options, names) == ("/bin/sh", "-euc", {"RAMDISK", "SIZE_BYTES", "OWNER"})
-    again = 'echo kept > "$RAMDISK/data/eckpt/step"; SIZE_BYTES=8388608\n' + script
+    again = 'echo kept > "$RAMDISK/data/step"; SIZE_BYTES=8388608\n' + script
     shown = (
-        'cat "$RAMDISK/data/eckpt/step"; grep " $RAMDISK " /proc/self/mountinfo;'
-        ' stat -c "%a %n" "$RAMDISK/data/eckpt"'
+        'cat "$RAMDISK/data/step"; grep " $RAMDISK " /proc/self/mountinfo;'
+        ' stat -c "%a %n" "$RAMDISK/data"'
     )
     done = subprocess.run(
         [*OWN_MOUNTS, shell, options, f"{script}\n{again}\n{shown}"],
