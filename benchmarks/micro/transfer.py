@@ -3,9 +3,10 @@
     python -m benchmarks.micro.transfer [--mib 1024] [--streams 1,2,4] [--repeat 5]
 
 Prints the GB/s of the best and the median round of plain sockets and of a fetch with each
-``transfer_security``, and the ratio of the medians, for one big shard and for 2,000 small ones. The
-rounds alternate. The baseline sends as many bytes of a tmpfs file with ``sendfile`` and receives
-with ``recv_into`` into memory touched before, without CRC and authentication.
+``transfer_security``, the ratio of the medians, and the CPU time of both processes, for one big
+shard and for 2,000 small ones. The rounds alternate. The baseline sends as many bytes of a tmpfs
+file with ``sendfile`` and receives with ``recv_into`` into memory touched before, without CRC and
+authentication.
 """
 
 from __future__ import annotations
@@ -113,6 +114,12 @@ class Plain:
         theirs.close()
         self._address = ours.recv()
 
+    @property
+    def peer_id(self) -> int:
+        """Return the id of the peer's process."""
+        assert self._peer.pid is not None
+        return self._peer.pid
+
     def receive(self) -> None:
         """Receive the whole file once."""
         receive_plain(self._address, self._streams, memoryview(self._memory))
@@ -124,24 +131,33 @@ class Plain:
         self._file.close()
 
 
+def cpu_s(pid: int) -> float:
+    """Return the CPU seconds of all threads of ``pid`` so far, in ticks of 10 ms."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def measure(
-    what: str, actions: dict[str, Callable[[], object]], nbytes: int, repeat: int
-) -> dict[str, float]:
-    """Run the actions in turn and print their rates; return the medians in GB/s."""
+    what: str, actions: dict[str, tuple[int, Callable[[], object]]], nbytes: int, repeat: int
+) -> None:
+    """Run the actions, each with the id of its peer's process, in turn; print rates and CPU."""
     rates: dict[str, list[float]] = {name: [] for name in actions}
-    for _ in range(repeat + 1):
-        for name, action in actions.items():
-            start_s = time.perf_counter()
+    used_s = dict.fromkeys(actions, 0.0)
+    for turn in range(repeat + 1):
+        for name, (peer, action) in actions.items():
+            before_s, start_s = cpu_s(peer) + time.process_time(), time.perf_counter()
             action()
-            rates[name].append(nbytes / (time.perf_counter() - start_s) / 1e9)
-    medians = {name: statistics.median(each[1:]) for name, each in rates.items()}
-    base = next(iter(medians.values()))
+            rate = nbytes / (time.perf_counter() - start_s) / 1e9
+            if turn > 0:  # the first warms up
+                rates[name].append(rate)
+                used_s[name] += cpu_s(peer) + time.process_time() - before_s
+    base = statistics.median(rates["plain"])
     for name, each in rates.items():
+        median, cpu = statistics.median(each), used_s[name] / repeat / nbytes * 2**30
         print(
-            f"{what}, {name:5} best {max(each[1:]):5.2f} GB/s  median {medians[name]:5.2f} GB/s"
-            f"  {medians[name] / base:4.2f} of {next(iter(medians))}"
+            f"{what}, {name:5} best {max(each):5.2f} GB/s  median {median:5.2f} GB/s"
+            f"  {median / base:4.2f} of plain  {cpu:4.2f} CPU s/GiB at both ends"
         )
-    return medians
 
 
 def measure_all(nbytes: int, streams: list[int], repeat: int) -> None:
@@ -153,6 +169,8 @@ def measure_all(nbytes: int, streams: list[int], repeat: int) -> None:
     peer.start()
     theirs.close()
     addresses, big, small = ours.recv()
+    assert peer.pid is not None
+    peer_id = peer.pid
     into = anonymous_mapping(max(nbytes, SMALL[0] * SMALL[1]))
     one = [ShardTarget(0, nbytes, 0)]
     many = [ShardTarget(i, SMALL[1], i * SMALL[1]) for i in range(SMALL[0])]
@@ -173,8 +191,9 @@ def measure_all(nbytes: int, streams: list[int], repeat: int) -> None:
                     return lambda: client.fetch_shards(addresses[mode], digest, wanted, into, 600)
 
                 with closing(Plain(total, count)) as plain:
-                    actions = {"plain": plain.receive, **{mode: fetch(mode) for mode in MODES}}
-                    measure(f"{what}, {count} streams", actions, total, repeat)
+                    actions = {mode: (peer_id, fetch(mode)) for mode in MODES}
+                    measured = {"plain": (plain.peer_id, plain.receive), **actions}
+                    measure(f"{what}, {count} streams", measured, total, repeat)
     ours.send(None)
     peer.join()
 
