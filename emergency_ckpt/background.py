@@ -1,4 +1,4 @@
-"""A background thread for one piece of work at a time, a record of failures, waits beside signals.
+"""Background work: a thread for it, a record of failures, waits beside signals, the program's end.
 
 Python runs a signal handler in the main thread, between two instructions of whatever that thread is
 at. So a handler must take no lock: the code that it interrupts may hold it. And a signal that comes
@@ -7,6 +7,8 @@ just before the main thread blocks does not wake it: the handler runs when the w
 
 from __future__ import annotations
 
+import atexit
+import collections
 import contextlib
 import gc
 import os
@@ -15,8 +17,9 @@ import re
 import threading
 import time
 import traceback
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Container, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import thread as pools
 from typing import Protocol
 
 from absl import logging
@@ -309,3 +312,43 @@ def closing(resource: Closeable, work: Callable[[], object]) -> Callable[[], Non
             work()
 
     return work_and_close
+
+
+_at_end: collections.deque[tuple[threading.Thread, Callable[[], object]]] = collections.deque()
+
+
+def at_program_end(call: Callable[[], object]) -> None:
+    """Call ``call`` when the main thread and this one have ended; the last one first.
+
+    Threads and pools still take work then. Functions of ``atexit`` run after the interpreter has
+    ended all pools of ``concurrent.futures``, with which clients of storage read and write. An
+    error is logged. A daemon thread, and one of a pool, is not waited for.
+    """
+    _at_end.append((threading.current_thread(), call))
+
+
+def not_at_program_end(call: Callable[[], object]) -> None:
+    """Do not call ``call`` at the end. Nothing happens if that was not asked for."""
+    for each in [each for each in _at_end if each[1] == call]:
+        _at_end.remove(each)
+
+
+def _end_program() -> None:
+    for thread, _ in list(_at_end):
+        # Who trains in a thread may let the main one end. Pools end their threads after this.
+        if not thread.daemon and thread not in _threads_of_pools:
+            while thread is not threading.main_thread() and thread.is_alive():
+                thread.join(_PIECE_S)
+    while _at_end:
+        _, call = _at_end.pop()
+        try:
+            call()
+        except Exception:  # noqa: BLE001 - the others must be called in any case
+            logging.exception("at the end of the program")
+
+
+_threads_of_pools: Container[threading.Thread] = getattr(pools, "_threads_queues", ())
+
+# The standard library's own way, since 3.9: what was registered last, after its pools, is called
+# first. Without it saves that need a pool fail at the end, with an error.
+getattr(threading, "_register_atexit", atexit.register)(_end_program)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 
@@ -11,6 +11,7 @@ import jax
 from absl import logging
 
 from emergency_ckpt.assembly import agreed_config
+from emergency_ckpt.background import at_program_end, not_at_program_end
 from emergency_ckpt.cluster.preemption.signals import second_signal_ends
 from emergency_ckpt.cluster.preemption.watch import is_good_end
 from emergency_ckpt.config import Config
@@ -47,7 +48,6 @@ class EmergencyCheckpointer:
     Raises:
       ConfigError: invalid settings, or settings that differ between processes.
       LocalTierError: the ramdisk cannot be used.
-      AuthenticationFailed: a peer does not have the same secret.
       PeerUnreachable: with ``require_peers``, a peer did not answer.
       DirectoryInUse: another run saves in ``dir``; on all processes.
       PersistentTierError: with ``require_storage``, saves could not use ``dir``.
@@ -69,7 +69,7 @@ class EmergencyCheckpointer:
         self._stopped, self._why_stopped = False, "the checkpointer was stopped"
         self._progress = opened.progress
         self.last_restore: RestoreReport | None = None
-        atexit.register(self._at_exit)
+        at_program_end(self._at_exit)
         drop_in_child(self, EmergencyCheckpointer._forget)
 
     @classmethod
@@ -312,7 +312,7 @@ class EmergencyCheckpointer:
         if self._stopped:
             return
         self._stopped = True
-        atexit.unregister(self._at_exit)
+        not_at_program_end(self._at_exit)
         self._opened.expect_no_step()
         with contextlib.ExitStack() as ends:  # runs in reverse order, and all of it despite errors
             ends.callback(self._opened.release, _STOPPED)
@@ -327,7 +327,7 @@ class EmergencyCheckpointer:
         self._departures.leave(text_of(error), self._saver.begun)
         self._opened.expect_no_step()
         self._stopped, limit_s = True, self._config.exit_timeout_s
-        atexit.unregister(self._at_exit)
+        not_at_program_end(self._at_exit)
         try:
             with second_signal_ends():
                 text = "training ended by %s; saves in progress have %g s to finish"
@@ -340,14 +340,22 @@ class EmergencyCheckpointer:
     def _forget(self) -> None:
         """Disable this copy in a forked child; threads, locks and exit work are the parent's."""
         self._stopped, self._why_stopped = True, "the checkpointer belongs to the parent process"
-        atexit.unregister(self._at_exit)
+        not_at_program_end(self._at_exit)
 
     def _at_exit(self) -> None:
-        """Stop at exit; a thread inside native code at the interpreter's end would abort it."""
+        """Stop at exit; a thread inside native code at the interpreter's end would abort it.
+
+        Saves in progress have the time that they have in ``stop``, and after an error that ended
+        the program the time that they have after one that leaves the ``with`` block.
+        """
         self._stopped = True
+        failed = getattr(sys, "last_value", None) is not None  # the interpreter has printed it
         self._departures.leave(_ENDED, self._saver.begun)
         self._prefetches.end(_EXIT_TIMEOUT_S)
-        self._saver.end_threads(_EXIT_TIMEOUT_S)
+        with second_signal_ends():
+            self._saver.abandon(
+                self._config.exit_timeout_s if failed else self._config.longest_wait_s
+            )
         self._opened.release(_ENDED)
 
     def __enter__(self) -> EmergencyCheckpointer:

@@ -123,9 +123,7 @@ class TransferError(CheckpointError):
 
 
 class AuthenticationFailed(TransferError):
-    """The other side does not know the secret of this run."""
-
-    retryable = False
+    """Received bytes are not what the peer, which has proved the run's secret, sealed."""
 
 
 class PeerUnreachable(TransferError):

@@ -73,9 +73,9 @@ def open_together(config: Config, start: str, process: tuple[int, int]) -> Opene
     """Open both tiers, and return when all processes have. Collective; blocks.
 
     ``start``: the name of this start. ``process``: (index, count). It succeeds on all processes or
-    on none. Raises as ``Membership``; DirectoryInUse on all; LocalTierError, AuthenticationFailed
-    and, with ``require_storage``, PersistentTierError, with ``require_peers``, PeerUnreachable on
-    the failing process, RestoreFailed on the others.
+    on none. Raises as ``Membership``; DirectoryInUse on all; LocalTierError and, with
+    ``require_storage``, PersistentTierError, with ``require_peers``, PeerUnreachable on the failing
+    process, RestoreFailed on the others.
     """
     events = _sink(config, process[0])
     try:

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import secrets
 import stat
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -14,7 +15,6 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from emergency_ckpt.core.limits import MAX_SECRET_BYTES, MIN_SECRET_BYTES
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.types import Security
 
 SECRET_VARIABLE = "ECKPT_SECRET"  # noqa: S105  the name of a variable, not a secret
 LAUNCHER_VARIABLE = "ECKPT_JOB_SECRET"
@@ -40,17 +40,19 @@ def generate_secret() -> bytes:
 
 
 def load_secret_file(path: Path) -> bytes:
-    """Return the secret in ``path``, without surrounding white space.
+    """Return the secret in ``path``: text without surrounding white space, other bytes as they are.
 
-    ConfigError when the file cannot be read, is too short or too long, or is open to others. Group
-    read is allowed, because mounted Kubernetes secrets with an fsGroup always have it.
+    ConfigError when the file cannot be read, is too short, too long or easy to guess, belongs to
+    another user than this one or root, or is open to others. Group read is allowed, because mounted
+    Kubernetes secrets with an fsGroup always have it.
     """
     # O_NONBLOCK: opening a pipe or a device must not block; O_NOCTTY: it must not become ours.
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
     try:
         descriptor = os.open(path, flags)
         try:
-            mode = os.fstat(descriptor).st_mode
+            found = os.fstat(descriptor)
+            mode = found.st_mode
             is_file = stat.S_ISREG(mode)
             data = os.read(descriptor, MAX_SECRET_BYTES + 1) if is_file else b""
         finally:
@@ -59,18 +61,24 @@ def load_secret_file(path: Path) -> bytes:
         raise ConfigError([f"{path} cannot be read: {error}"], target="secret file") from error
     if not is_file:
         raise ConfigError([f"{path} is {_kind_of(mode)}, not a regular file"], target="secret file")
+    if found.st_uid not in (os.geteuid(), 0):
+        raise ConfigError(
+            [f"{path} belongs to user {found.st_uid}, who knows it and can change it: chown it"],
+            target="secret file",
+        )
     if mode & (stat.S_IWGRP | stat.S_IRWXO):
         raise ConfigError(
             [f"{path} is open to others (mode {mode & 0o777:03o}): chmod 600 it"],
             target="secret file",
         )
-    return _checked(data, f"the secret file {path}")
+    return _given(data, f"the secret file {path}")
 
 
 def secret_from_environment(environ: Mapping[str, str]) -> bytes | None:
-    """Return the secret in ``ECKPT_SECRET``, None when that is not set. ConfigError when too short.
+    """Return the secret in ``ECKPT_SECRET``, None when that is not set.
 
-    Its bytes are those of the environment, in any encoding.
+    ConfigError when it is too short, too long or easy to guess. Its bytes are those of the
+    environment, in any encoding.
     """
     return _from_variable(SECRET_VARIABLE, environ)
 
@@ -107,7 +115,7 @@ def _from_variable(name: str, environ: Mapping[str, str]) -> bytes | None:
     except UnicodeEncodeError as error:  # only in a mapping that is not the process's environment
         problem = f"{name} has characters that an environment cannot have"
         raise ConfigError([problem], target="secret") from error
-    return _checked(secret, name)
+    return _given(secret, name)
 
 
 def _kind_of(mode: int) -> str:
@@ -123,12 +131,28 @@ def _kind_of(mode: int) -> str:
 
 def check_secret(secret: bytes) -> None:
     """Raise ConfigError for a short secret: a recorded handshake could be searched offline."""
-    _checked(secret, "the secret")
+    _check_length(secret, "the secret")
 
 
-def _checked(data: bytes, where: str) -> bytes:
+def _given(data: bytes, where: str) -> bytes:
     # A secret that is too long was read only in part, and stripping could hide that.
-    secret = data.strip() if len(data) <= MAX_SECRET_BYTES else data
+    secret = data.strip() if _is_text(data) and len(data) <= MAX_SECRET_BYTES else data
+    _check_length(secret, where)
+    # 16 random bytes in any notation have 36 at the least; what repeats itself has less.
+    if len(zlib.compress(secret, 9)) < MIN_SECRET_BYTES:
+        problem = f"{where} can be guessed, because it repeats itself; {_GENERATE_HINT}"
+        raise ConfigError([problem], target="secret")
+    return secret
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        return data.decode().strip().isprintable()
+    except UnicodeDecodeError:
+        return False
+
+
+def _check_length(secret: bytes, where: str) -> None:
     if not MIN_SECRET_BYTES <= len(secret) <= MAX_SECRET_BYTES:
         raise ConfigError(
             [
@@ -137,18 +161,16 @@ def _checked(data: bytes, where: str) -> bytes:
             ],
             target="secret",
         )
-    return secret
 
 
 class Credentials:
-    """A run id, its secret, and the protection of bytes. Its repr never shows the secret."""
+    """A run id and its secret. Its repr never shows the secret."""
 
-    def __init__(self, run_id: str, secret: bytes, security: Security = "mac") -> None:
+    def __init__(self, run_id: str, secret: bytes) -> None:
         check_secret(secret)
         self.run_id = run_id
-        self.security: Security = security
         self._secret = secret
 
-    def derive(self, derivation: HKDF) -> bytes:
-        """Return key material derived from the secret."""
-        return derivation.derive(self._secret)
+    def derive(self, derivation: HKDF, joint: bytes) -> bytes:
+        """Return key material derived from ``joint``, of a fixed length, and the secret."""
+        return derivation.derive(joint + self._secret)

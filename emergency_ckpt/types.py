@@ -110,7 +110,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     writer: Writer
 
 
-Security = Literal["mac", "aead", "crc"]
+Security = Literal["aead", "crc"]
 """Protection of shard bytes on a connection: authenticated, also encrypted, or none but a CRC."""
 
 SHARD_ALIGNMENT_BYTES = 64

@@ -3,9 +3,10 @@
     python -m benchmarks.micro.transfer [--mib 1024] [--streams 1,2,4] [--repeat 5]
 
 Prints the GB/s of the best and the median round of plain sockets and of a fetch with each
-``transfer_security``, and the ratio of the medians. The rounds alternate. The baseline sends the
-same tmpfs file with ``sendfile`` and receives with ``recv_into`` into memory touched before,
-without CRC and authentication.
+``transfer_security``, the ratio of the medians, and the CPU time of both processes, for one big
+shard and for 2,000 small ones. The rounds alternate. The baseline sends as many bytes of a tmpfs
+file with ``sendfile`` and receives with ``recv_into`` into memory touched before, without CRC and
+authentication.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -35,7 +36,7 @@ RUN_ID = "benchmark"
 SECRET = b"00" * 32
 SMALL = (2000, 64 << 10)
 CHUNK_BYTES = 1 << 20
-MODES: tuple[Security, ...] = ("crc", "mac", "aead")
+MODES: tuple[Security, ...] = ("crc", "aead")
 
 
 def serve(pipe: Connection, nbytes: int) -> None:
@@ -103,7 +104,7 @@ class Plain:
         self._streams = streams
         shared = "/dev/shm" if Path("/dev/shm").is_dir() else None
         self._file = tempfile.NamedTemporaryFile(dir=shared)  # noqa: SIM115  closed by close
-        self._file.write(os.urandom(1 << 20) * (nbytes >> 20))
+        self._file.write(os.urandom(nbytes))
         self._file.flush()
         ours, theirs = multiprocessing.Pipe()
         self._peer = multiprocessing.get_context("fork").Process(
@@ -112,6 +113,12 @@ class Plain:
         self._peer.start()
         theirs.close()
         self._address = ours.recv()
+
+    @property
+    def peer_id(self) -> int:
+        """Return the id of the peer's process."""
+        assert self._peer.pid is not None
+        return self._peer.pid
 
     def receive(self) -> None:
         """Receive the whole file once."""
@@ -124,28 +131,37 @@ class Plain:
         self._file.close()
 
 
+def cpu_s(pid: int) -> float:
+    """Return the CPU seconds of all threads of ``pid`` so far, in ticks of 10 ms."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def measure(
-    what: str, actions: dict[str, Callable[[], object]], nbytes: int, repeat: int
-) -> dict[str, float]:
-    """Run the actions in turn and print their rates; return the medians in GB/s."""
+    what: str, actions: dict[str, tuple[int, Callable[[], object]]], nbytes: int, repeat: int
+) -> None:
+    """Run the actions, each with the id of its peer's process, in turn; print rates and CPU."""
     rates: dict[str, list[float]] = {name: [] for name in actions}
-    for _ in range(repeat + 1):
-        for name, action in actions.items():
-            start_s = time.perf_counter()
+    used_s = dict.fromkeys(actions, 0.0)
+    for turn in range(repeat + 1):
+        for name, (peer, action) in actions.items():
+            before_s, start_s = cpu_s(peer) + time.process_time(), time.perf_counter()
             action()
-            rates[name].append(nbytes / (time.perf_counter() - start_s) / 1e9)
-    medians = {name: statistics.median(each[1:]) for name, each in rates.items()}
-    base = next(iter(medians.values()))
+            rate = nbytes / (time.perf_counter() - start_s) / 1e9
+            if turn > 0:  # the first warms up
+                rates[name].append(rate)
+                used_s[name] += cpu_s(peer) + time.process_time() - before_s
+    base = statistics.median(rates["plain"])
     for name, each in rates.items():
+        median, cpu = statistics.median(each), used_s[name] / repeat / nbytes * 2**30
         print(
-            f"{what}, {name:5} best {max(each[1:]):5.2f} GB/s  median {medians[name]:5.2f} GB/s"
-            f"  {medians[name] / base:4.2f} of {next(iter(medians))}"
+            f"{what}, {name:5} best {max(each):5.2f} GB/s  median {median:5.2f} GB/s"
+            f"  {median / base:4.2f} of plain  {cpu:4.2f} CPU s/GiB at both ends"
         )
-    return medians
 
 
 def measure_all(nbytes: int, streams: list[int], repeat: int) -> None:
-    """Measure one big shard and plain sockets, then small shards, for each number of streams."""
+    """Measure plain sockets and both modes, one big shard and small ones, by number of streams."""
     ours, theirs = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
     # Daemons: this process may end at any print, when whoever reads its output has gone.
@@ -153,36 +169,31 @@ def measure_all(nbytes: int, streams: list[int], repeat: int) -> None:
     peer.start()
     theirs.close()
     addresses, big, small = ours.recv()
+    assert peer.pid is not None
+    peer_id = peer.pid
     into = anonymous_mapping(max(nbytes, SMALL[0] * SMALL[1]))
     one = [ShardTarget(0, nbytes, 0)]
     many = [ShardTarget(i, SMALL[1], i * SMALL[1]) for i in range(SMALL[0])]
     for count in streams:
-        plain = Plain(nbytes, count)
-        with ExitStack() as stack:
-            clients = {
-                mode: stack.enter_context(
-                    TransferClient(run_id=RUN_ID, secret=SECRET, security=mode, streams=count)
-                )
-                for mode in MODES
-            }
+        with TransferClient(run_id=RUN_ID, secret=SECRET, streams=count) as client:
+            for what, digest, wanted in (
+                ("1 shard", big, one),
+                (f"{SMALL[0]:,} x {SMALL[1] >> 10} KiB", small, many),
+            ):
+                total = sum(target.nbytes for target in wanted)
 
-            def fetch(
-                mode: Security,
-                digest: str,
-                wanted: list[ShardTarget],
-                clients: dict[Security, TransferClient] = clients,
-            ) -> Callable[[], object]:
-                return lambda: clients[mode].fetch_shards(
-                    addresses[mode], digest, wanted, into, 600
-                )
+                def fetch(
+                    mode: Security,
+                    digest: str = digest,
+                    wanted: list[ShardTarget] = wanted,
+                    client: TransferClient = client,
+                ) -> Callable[[], object]:
+                    return lambda: client.fetch_shards(addresses[mode], digest, wanted, into, 600)
 
-            big_ones = {mode: fetch(mode, big, one) for mode in MODES}
-            measure(
-                f"1 shard, {count} streams", {"plain": plain.receive, **big_ones}, nbytes, repeat
-            )
-            small_ones = {mode: fetch(mode, small, many) for mode in MODES}
-            measure(f"2,000 x 64 KiB, {count} streams", small_ones, SMALL[0] * SMALL[1], repeat)
-        plain.close()
+                with closing(Plain(total, count)) as plain:
+                    actions = {mode: (peer_id, fetch(mode)) for mode in MODES}
+                    measured = {"plain": (plain.peer_id, plain.receive), **actions}
+                    measure(f"{what}, {count} streams", measured, total, repeat)
     ours.send(None)
     peer.join()
 

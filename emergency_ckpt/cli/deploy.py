@@ -71,6 +71,13 @@ def _add_options(gke: argparse.ArgumentParser) -> None:
     gke.add_argument(
         "--secret-file", type=Path, help="write that Secret too, with the bytes of this file"
     )
+    gke.add_argument(
+        "--compilation-cache",
+        default=GkeJob.compilation_cache,
+        metavar="URL",
+        help="JAX's compilation cache. The default is the pod's own and goes with it. In a bucket"
+        " all pods share it, and whoever can write there runs code in the trainers (%(default)s)",
+    )
     gke.add_argument("--queue", help="Kueue's queue")
     gke.add_argument("--max-restarts", type=int, default=10, help="(%(default)s)")
     gke.add_argument(
@@ -126,6 +133,7 @@ def _job(args: argparse.Namespace) -> GkeJob:
         memory_bytes=args.memory,
         ramdisk_source=args.ramdisk_source,
         restart_agent_image=args.restart_agent_image,
+        compilation_cache=args.compilation_cache,
         secret_name=name,
         secret=secret,
         queue=args.queue,

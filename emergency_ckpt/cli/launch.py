@@ -21,7 +21,14 @@ from emergency_ckpt.launch.supervisor import Supervisor
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage]
 
-_SHOWN_EVENTS = ("fault.fired", "ram.lost", "life.ended", "job.restarting", "job.finished")
+_SHOWN_EVENTS = (
+    "fault.fired",
+    "ram.lost",
+    "preemption.lost",
+    "life.ended",
+    "job.restarting",
+    "job.finished",
+)
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _EPILOG = """\
 faults: words separated by spaces, several --fault options fire in order, each once
@@ -72,7 +79,14 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--hang-timeout-s", type=seconds, help="restart when no step was reported for this time"
     )
-    parser.add_argument("--grace-s", type=float, default=1.0, help="from SIGTERM to SIGKILL")
+    parser.add_argument(
+        "--grace-s",
+        type=float,
+        default=JobSpec.grace_s,
+        help="seconds from SIGTERM to SIGKILL when the job is stopped (default: %(default)g); a"
+        " save that all processes agreed on has the job's preemption_grace_s. A second signal ends"
+        " all at once",
+    )
     parser.add_argument("--timeout-s", type=seconds, help="end the job after this time")
     parser.add_argument("--fault", action="append", default=[], metavar="WORDS")
     parser.add_argument("--quiet", action="store_true", help="do not show what the processes print")

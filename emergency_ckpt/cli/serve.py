@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from emergency_ckpt import run_secret as auth
 from emergency_ckpt.background import SignalFlag
@@ -21,7 +21,6 @@ from emergency_ckpt.tiers.local.read_only import ReadOnlyRamdisk
 from emergency_ckpt.tiers.local.signatures import Signer
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
-from emergency_ckpt.types import Security
 
 _LONGEST_INTERVAL_S = 60.0
 
@@ -61,12 +60,6 @@ def add_parser(subparsers: SubParsers) -> None:
         "--bind", default="127.0.0.1", help="the one address to listen on (%(default)s)"
     )
     parser.add_argument("--port", type=port, default=0, help="port, 0 for a free one (%(default)s)")
-    parser.add_argument(
-        "--transfer-security",
-        choices=get_args(Security),
-        default="mac",
-        help="as the job's setting with this name (%(default)s)",
-    )
     _add_drain(parser.add_argument_group("drain the RAM when the job is over for good"))
     parser.set_defaults(run=run)
 
@@ -141,7 +134,6 @@ def _serve(args: argparse.Namespace, stopping: SignalFlag, hurrying: SignalFlag)
             holdings,
             run_id=args.run_id,
             secret=secret,
-            security=args.transfer_security,
             bind_host=args.bind,
             port=args.port,
         )
@@ -177,8 +169,7 @@ def _serve_and_drain(
         trainers=_texts(args.trainers),
         options=tuple(options),
     )
-    security: Security = args.transfer_security
-    with TransferClient(run_id=args.run_id, secret=secret, security=security) as client:
+    with TransferClient(run_id=args.run_id, secret=secret) as client:
         last = LastDrain(places, own, client)
         if args.drain_after is None:
             stopping.wait()

@@ -91,7 +91,6 @@ class Membership:
         self.client = TransferClient(
             run_id=run_id,
             secret=self.secret.value,
-            security=config.transfer_security,
             io_timeout_s=config.transfer_timeout_s,
             streams=config.transfer_streams,
         )

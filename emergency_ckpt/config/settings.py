@@ -201,11 +201,10 @@ class Config:
     """End the start with PeerUnreachable when a neighbour of this process does not answer within
     half of ``start_timeout_s``, as behind a firewall. False: that is the event
     ``start.warning``."""
-    transfer_security: Security = setting("mac", tier="local")
-    """Protection of transfers between peers. Control frames are authenticated in every mode. "mac":
-    the bytes of shards are authenticated as well. "aead": all bytes are encrypted (AES-256-GCM).
-    "crc": the bytes of shards have checksums only, for networks that are trusted by other means.
-    See docs/security.md."""
+    transfer_security: Security = setting("aead", tier="local")
+    """Protection of transfers between peers. "aead": all bytes are encrypted and authenticated
+    (AES-256-GCM). "crc": the bytes of shards have checksums only, for networks that are trusted by
+    other means; all else is encrypted. Tools take it over from the job. See docs/security.md."""
     extra_holders: tuple[str, ...] = setting((), tier="local")
     """Addresses of ``eckpt serve`` on hosts whose trainer is not part of this job: ``"host:port"``,
     or ``"identity@host:port"`` as ``eckpt serve`` prints it, which accepts that server only, and

@@ -111,9 +111,7 @@ MAX_NEWCOMERS: Final = 128
 """Maximum number of connections that have proved nothing yet."""
 MAX_NEWCOMERS_PER_ADDRESS: Final = 64
 MAX_NEWCOMER_FRAME_BYTES: Final = 1 << 10
-"""Maximum of a frame from a stranger to a server."""
-MAX_HANDSHAKE_FRAME_BYTES: Final = 8 << 10
-"""Room for a ``Failure`` with every character escaped."""
+"""Maximum of a frame before the proof of the secret, on both sides."""
 MAX_FRAME_BYTES: Final = 64 << 10
 MAX_INVENTORY_BYTES: Final = 4 << 20
 MAX_RANGES: Final = 1024

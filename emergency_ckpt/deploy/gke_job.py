@@ -53,6 +53,8 @@ class GkeJob:
       preemption_grace_s, hang_timeout_s: the job's settings of these names.
       drain_s: with the DaemonSet, time in seconds without a process of the job after which its RAM
         is drained; in place, the longest time of that when the pods end.
+      compilation_cache: directory or URL of JAX's compilation cache. By default the pod's own:
+        whoever can write into the cache runs code in the trainers.
       restart_agent_image: JobSet's in-place restart agent; for the source ``in-place`` alone.
 
     Raises:
@@ -83,6 +85,7 @@ class GkeJob:
     keep_steps: int = 1
     placement: str = ALL_BUT_PRIMARY
     restart_agent_image: str | None = None
+    compilation_cache: str = "/tmp/jax-cache"  # noqa: S108  the pod's own
 
     def __post_init__(self) -> None:
         problems = [

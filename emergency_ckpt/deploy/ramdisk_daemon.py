@@ -29,13 +29,14 @@ else
   mount -t tmpfs -o "$options,huge=within_size" eckpt "$RAMDISK" ||
     mount -t tmpfs -o "$options" eckpt "$RAMDISK"
 fi
-mkdir -p -m 0700 "$RAMDISK/data" "$RAMDISK/data/eckpt"
-chown "$OWNER" "$RAMDISK/data" "$RAMDISK/data/eckpt"
+mkdir -p -m 0700 "$RAMDISK/data"
+chown -h "$OWNER" "$RAMDISK/data"
 """
 """Mounts the tmpfs once in the life of a node; a later start changes its size and keeps its files.
 
-Large pages are left out where the kernel has none. The remount fails, and changes nothing, when
-less is asked for than is in use.
+Nothing inside the owner's directory is touched: a link may lie there. Large pages are left out
+where the kernel has none. The remount fails, and changes nothing, when less is asked for than is
+in use.
 """
 
 

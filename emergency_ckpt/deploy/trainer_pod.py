@@ -234,7 +234,7 @@ def _settings(job: GkeJob) -> list[Manifest]:
         "ECKPT_LOCAL_KEEP_LAST_N": str(job.keep_steps),
         "ECKPT_PLACEMENT": job.placement,
         "HOME": "/tmp",  # noqa: S108  the pod's own
-        "JAX_COMPILATION_CACHE_DIR": f"{job.directory.rstrip('/')}-jax-cache",
+        "JAX_COMPILATION_CACHE_DIR": job.compilation_cache,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
         "PYTHONUNBUFFERED": "1",
     }

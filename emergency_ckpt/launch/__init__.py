@@ -4,7 +4,7 @@
    its place in the job (``environment``).
 2. It polls their ends, logs and steps (``progress``), and fires requested faults (``injection``).
 3. When a process dies or the job hangs, it ends all others: they wait in a collective.
-4. ``restart_policy`` decides: restart with new ports and the same ramdisks, or give up.
+4. ``supervisor.decide`` decides: restart with new ports and the same ramdisks, or give up.
 
 Guaranteed: no process survives the supervisor, also after SIGKILL (``janitor``); one supervisor per
 ``local_root``; a failed job is a result with the end of the relevant log.

@@ -28,7 +28,7 @@ class JobEvent:
 
     Attributes:
       name: job.started, life.started, process.started, process.exited, fault.fired, ram.lost,
-        life.ended, janitor.lost, job.restarting, job.finished or job.failed.
+        preemption.lost, life.ended, janitor.lost, job.restarting, job.finished or job.failed.
       fields: numbers, strings, and lists of them.
       time_s: Unix time.
     """
@@ -64,8 +64,10 @@ class JobSpec:
         Deaths by an injected fault do not count.
       hang_timeout_s: seconds without a higher step from any process (start-up and compilation
         included) after which all are ended, which counts as a death. None: no limit.
-      grace_s: seconds between SIGTERM and SIGKILL when all are ended; process 0 gets them again
-        after the others have ended.
+      grace_s: seconds between SIGTERM and SIGKILL when the job is stopped or has reached its
+        timeout; process 0 gets them again after the others have ended. Processes that have agreed
+        on a preemption save have the job's ``preemption_grace_s`` for it, where that is longer;
+        those that are left after a death have ``SURVIVORS_GRACE_S``.
       keep_ram: rule for ``local_root`` at the end; by default only a successful job removes it.
       echo: called with each line that a process prints, prefixed with life and process.
     """
@@ -81,7 +83,7 @@ class JobSpec:
     max_restarts: int = 5
     breaker_deaths: int = 3
     hang_timeout_s: float | None = None
-    grace_s: float = 1.0
+    grace_s: float = 30.0
     keep_ram: KeepRam = "after-failure"
     echo: LineSink | None = None
 

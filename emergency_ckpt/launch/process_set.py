@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -169,18 +169,23 @@ class ProcessSet:
         self._wait_until_gone(range(len(self._processes)), timeout_s, "wait for")
         return self.exits
 
-    def end(self, *, grace_s: float) -> tuple[ProcessExit, ...]:
+    def end(
+        self, *, grace_s: float, left_s: Callable[[float], float] | None = None
+    ) -> tuple[ProcessExit, ...]:
         """End every process: SIGTERM, ``grace_s`` seconds, SIGKILL to the whole group.
 
         Process 0 is last, after the others have ended: it runs the coordination service, without
         which the others abort before their own exit. Blocks for at most twice ``grace_s`` plus the
         kernel's time. Also continues stopped processes, so that they can end.
 
+        Args:
+          left_s: returns the seconds that are left after so many; default: what ``grace_s`` leaves.
+
         Raises:
           DeadlineExceeded: a process survived SIGKILL for ``KILL_DEADLINE_S``.
         """
         for group in (range(1, len(self._processes)), range(min(1, len(self._processes)))):
-            self._end_group(group, grace_s)
+            self._end_group(group, grace_s, left_s or (lambda waited_s: grace_s - waited_s))
         return self.exits
 
     def close(self) -> None:
@@ -293,12 +298,14 @@ class ProcessSet:
             # janitor.
             self._emit("janitor.lost", returncode=self._janitor.wait(_JANITOR_EXIT_S))
 
-    def _end_group(self, processes: Sequence[int], grace_s: float) -> None:
+    def _end_group(
+        self, processes: Sequence[int], grace_s: float, left_s: Callable[[float], float]
+    ) -> None:
         if grace_s > 0:
             self.signal(processes, signal.SIGTERM)
             self.signal(processes, signal.SIGCONT)
-            deadline_s = time.monotonic() + grace_s
-            while self._still_running(processes) and time.monotonic() < deadline_s:
+            since_s = time.monotonic()
+            while self._still_running(processes) and left_s(time.monotonic() - since_s) > 0:
                 self.poll()
                 time.sleep(POLL_S)
         self.signal(processes, signal.SIGKILL)

@@ -14,6 +14,8 @@ from absl import logging
 from emergency_ckpt.errors import CheckpointError, LocalTierError
 from emergency_ckpt.launch.job import JobSpec
 from emergency_ckpt.launch.job_layout import JobLayout
+from emergency_ckpt.tiers.files import NotOwn
+from emergency_ckpt.tiers.ramdisk.ownership import ensure_run_directory
 from emergency_ckpt.tiers.ramdisk.reserve import reserve_slot, slot_sizes
 
 
@@ -21,14 +23,21 @@ class Ramdisks:
     """All ramdisks of a job, owned by one supervisor at a time; a crash releases its file lock."""
 
     def __init__(self, spec: JobSpec) -> None:
-        """Make missing directories; contents of an earlier job are kept.
+        """Make missing directories; contents of an earlier job of this user are kept.
 
         Raises:
-          LocalTierError: another supervisor uses the same ``local_root``.
+          LocalTierError: another supervisor uses the same ``local_root``; or another user may have
+            put something into it, such as compiled code.
           OSError: a directory cannot be made.
         """
         self._spec = spec
-        spec.private_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            ensure_run_directory(spec.private_dir)
+        except NotOwn as error:
+            problem = f"{error.filename}: {error.strerror}"
+            raise LocalTierError(
+                "launch", str(spec.local_root), problem, hint=error.hint
+            ) from error
         lock_path = spec.private_dir / "owner.lock"
         self._lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if not _locked(self._lock) or not _still_at(self._lock, lock_path):

@@ -10,9 +10,11 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Sequence
+from typing import Literal
 
 from emergency_ckpt.errors import CheckpointError, ConfigError, DeadlineExceeded, JobFailed
 from emergency_ckpt.event_log.writer import EventLog, open_event_log
+from emergency_ckpt.launch.agreed_step import AgreedStep
 from emergency_ckpt.launch.faults import Fault, check_faults
 from emergency_ckpt.launch.injection import FaultInjector
 from emergency_ckpt.launch.job import (
@@ -27,10 +29,14 @@ from emergency_ckpt.launch.job import (
 from emergency_ckpt.launch.logs import log_tail
 from emergency_ckpt.launch.process_set import POLL_S, ProcessSet
 from emergency_ckpt.launch.ramdisks import Ramdisks
-from emergency_ckpt.launch.restart_policy import decide
 
 TIMEOUT_EXIT_CODE = 124
 """The exit status of timeout(1)."""
+
+SURVIVORS_GRACE_S = 1.0
+"""Seconds from SIGTERM to SIGKILL for the processes that are left when one has died."""
+
+Decision = Literal["finish", "restart", "give-up"]
 
 _LOG_BYTES = 64 << 20
 _UNCAUGHT_EXIT_CODE = 1
@@ -68,10 +74,16 @@ class Supervisor:
         self._events: list[JobEvent] = []
         self._lives: list[LifeResult] = []
         self._stop_signal = 0
+        self._hurries = False
+        self._lost = ""
         self._log: EventLog | None = None
 
     def stop(self, signum: int = signal.SIGTERM) -> None:
-        """Make ``run`` end all processes and return. Safe in any thread or signal handler."""
+        """Make ``run`` end all processes and return; a second call, without their grace.
+
+        Safe in any thread or signal handler.
+        """
+        self._hurries = self._stop_signal != 0
         self._stop_signal = signum
 
     def run(self, timeout_s: float | None = None) -> JobResult:
@@ -148,7 +160,21 @@ class Supervisor:
 
     def _run_life(self, processes: ProcessSet, deadline_s: float | None) -> LifeResult:
         ending, first_death = self._watch(processes, deadline_s)
-        exits = processes.end(grace_s=self.spec.grace_s)
+        agreed = AgreedStep(self.spec.event_log, processes.restart_count)
+        grace_s = self.spec.grace_s
+        if ending in ("died", "hung"):  # the others hang in a collective
+            grace_s = min(grace_s, SURVIVORS_GRACE_S)
+
+        def left_s(waited_s: float) -> float:
+            return 0.0 if self._hurries else max(grace_s - waited_s, agreed.left_s())
+
+        exits = processes.end(grace_s=grace_s, left_s=left_s)
+        if lost := agreed.not_saved():
+            self._lost = (
+                f"ERROR: all processes had agreed to save step {agreed.step}, and it is not in:"
+                f" {', '.join(lost)}"
+            )
+            self._emit("preemption.lost", step=agreed.step, tiers=lost)
         return LifeResult(
             restart_count=processes.restart_count,
             ending=ending,
@@ -208,9 +234,11 @@ class Supervisor:
         target = f"job of {self._process_count} processes"
         logs = self.spec.life_dir(last.restart_count)
         if last.ending == "timeout":
-            return DeadlineExceeded("run", target, reason, hint=f"logs are in {logs}")
+            lost = f"; {self._lost}" if self._lost else ""
+            return DeadlineExceeded("run", target, reason, hint=f"logs are in {logs}{lost}")
         if last.ending == "stopped":
-            return JobFailed("run", target, f"{reason} ({signal.Signals(self._stop_signal).name})")
+            name = signal.Signals(self._stop_signal).name
+            return JobFailed("run", target, f"{reason} ({name})", hint=self._lost)
         problem = reason
         hint = f"logs are in {logs}"
         if last.ending == "hung":
@@ -237,3 +265,46 @@ class Supervisor:
 def _root_cause(deaths: Sequence[ProcessExit]) -> ProcessExit:
     """Return the likely cause among simultaneous ends: JAX aborts when a peer has died."""
     return min(deaths, key=lambda death: (death.returncode == -signal.SIGABRT, death.process))
+
+
+def decide(
+    lives: Sequence[LifeResult],
+    *,
+    max_restarts: int,
+    breaker_deaths: int,
+    is_configuration: bool = False,
+) -> tuple[Decision, str]:
+    """Return the decision after the last of ``lives``, and its reason.
+
+    ``is_configuration``: a process of the last one was ended by a ConfigError.
+    """
+    last = lives[-1]
+    if last.ending == "finished":
+        return "finish", "all processes finished"
+    if last.ending in ("stopped", "timeout"):
+        return "give-up", "stopped on request" if last.ending == "stopped" else "out of time"
+    if is_configuration:
+        return "give-up", "a configuration error, which no restart mends"
+    idle = deaths_without_progress(lives)
+    if idle >= breaker_deaths:
+        return "give-up", f"crash loop: {idle} deaths in a row without progress"
+    if len(lives) > max_restarts:
+        return "give-up", f"the limit of {max_restarts} restarts is reached"
+    return "restart", "hung" if last.ending == "hung" else str(last.first_death)
+
+
+def deaths_without_progress(lives: Sequence[LifeResult]) -> int:
+    """Return the number of deaths at the end of ``lives`` without a higher step.
+
+    A life that repeats steps and dies where its predecessor died makes no progress, as with a bad
+    batch or a bug at one step. Lives that an injected fault ended do not count.
+    """
+    count = 0
+    furthest = -1
+    for life in lives:
+        if life.step > furthest:
+            count = 0
+            furthest = life.step
+        elif not life.injected:
+            count += 1
+    return count

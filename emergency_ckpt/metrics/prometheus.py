@@ -5,6 +5,8 @@ Needs the extra ``metrics`` (prometheus-client). Imported only with ``metrics_po
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import socketserver
 import threading
 import time
@@ -23,7 +25,7 @@ from emergency_ckpt.metrics.table import METRICS, Metric, samples_of
 MAX_SCRAPES = 16
 """Scrapes at one time; further connections are closed."""
 
-_SILENCE_S = 10.0
+_DEADLINE_S = 10.0
 _BUCKETS = tuple(base * 10.0**power for power in range(-4, 3) for base in (1, 2.5, 5))
 
 _lock = threading.Lock()
@@ -88,9 +90,12 @@ class MetricsServer:
       port: the one that it listens on.
     """
 
-    def __init__(self, host: str, port: int, metrics: RunMetrics) -> None:
+    def __init__(
+        self, host: str, port: int, metrics: RunMetrics, *, deadline_s: float = _DEADLINE_S
+    ) -> None:
+        """``deadline_s``: of each scrape, from its connection to the last byte of the answer."""
         try:
-            self._server = _Server((host, port), _Handler)
+            self._server = _Server((host, port), deadline_s)
         except OSError as error:
             raise ConfigError(
                 [
@@ -136,8 +141,6 @@ def serve_metrics(host: str, port: int) -> MetricsServer:
 
 
 class _Handler(WSGIRequestHandler):
-    timeout = _SILENCE_S  # of each read and write
-
     def log_message(self, format: str, *args: Any) -> None:
         """Write no line for each scrape."""
 
@@ -152,9 +155,11 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
     allow_reuse_port = False
     request_queue_size = MAX_SCRAPES
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, address: tuple[str, int], deadline_s: float) -> None:
         self._places = threading.Semaphore(MAX_SCRAPES)
-        super().__init__(*args)
+        self._deadline_s = deadline_s
+        self._ends_s: dict[Any, float] = {}  # by connection
+        super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
         """Bind without the base class's question to a name server."""
@@ -165,6 +170,7 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread, or close the connection when too many are open."""
         if self._places.acquire(blocking=False):
+            self._ends_s[request] = time.monotonic() + self._deadline_s
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
@@ -174,7 +180,16 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self._ends_s.pop(request, None)
             self._places.release()
+
+    def service_actions(self) -> None:
+        """End the scrapes that have had their time. Called twice a second, and after each one."""
+        now_s = time.monotonic()
+        for request, end_s in list(self._ends_s.items()):
+            if now_s >= end_s:
+                with contextlib.suppress(OSError):  # it has just ended
+                    request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log what a scraper caused at the lowest level: it may be repeated without end."""

@@ -1,4 +1,4 @@
-"""Handshakes between peers at the start, so that a wrong secret fails there and not at a loss."""
+"""Handshakes between peers at the start, so that a closed port is known before a loss."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 import time
 
 from emergency_ckpt.cluster.peers import Peers
-from emergency_ckpt.errors import AuthenticationFailed, CheckpointError, PeerUnreachable
+from emergency_ckpt.errors import CheckpointError, PeerUnreachable
 from emergency_ckpt.events import EventSink
 
 
@@ -47,21 +47,16 @@ class Greetings:
     def finish(self, *, required: bool = False) -> None:
         """Wait for the answers until the deadline; a peer that cannot be reached is a warning.
 
-        After all warnings: AuthenticationFailed when a peer does not have the same secret, and
-        where all are ``required``, PeerUnreachable when one did not answer.
+        After all warnings, where all are ``required``: PeerUnreachable when one did not answer, or
+        did not prove that it knows the run's secret.
         """
-        refusals: list[AuthenticationFailed] = []
         absent: list[PeerUnreachable] = []
         for peer, thread in self._threads.items():
             thread.join(max(0.0, self._deadline_s - time.monotonic()))
             error = self._errors.get(peer, self._silence(peer))
-            if isinstance(error, AuthenticationFailed):
-                refusals.append(error)
             if error is not None:
                 self._warn(peer, error)
                 absent.append(self._unreachable(peer, error))
-        if refusals:
-            raise refusals[0]
         if absent and required:
             raise absent[0]
 

@@ -14,6 +14,6 @@ Guaranteed: no byte is served or taken before the proof; every frame, count and 
 every wait has a deadline, and its error names the address; after ``fetch_shards`` returns or
 raises, no thread writes to its target.
 
-Not guaranteed: that the received bytes are those of capture time (step 5); secrecy, unless
-``transfer_security`` is "aead"; a retry at another holder, which the restore decides.
+Not guaranteed: that the received bytes are those of capture time (step 5); secrecy of shards where
+``transfer_security`` is "crc"; a retry at another holder, which the restore decides.
 """

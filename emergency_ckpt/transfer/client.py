@@ -17,7 +17,7 @@ from emergency_ckpt.transfer.pool import ConnectionPool
 from emergency_ckpt.transfer.security import handshake
 from emergency_ckpt.transfer.source import ShardTarget, Target
 from emergency_ckpt.transfer.stream import Stream, constant_timeout
-from emergency_ckpt.types import Contents, SaveId, Security
+from emergency_ckpt.types import Contents, SaveId
 
 
 class TransferClient:
@@ -28,10 +28,9 @@ class TransferClient:
     kept connection which turns out to be dead is replaced once.
 
     Addresses are ``host:port``, or ``holder@host:port`` as servers tell them: then a server of
-    another identity is an AuthenticationFailed.
+    another identity is not reachable.
 
     Args:
-      security: "mac", "aead" or "crc", equal to the setting of the servers.
       connect_timeout_s: maximum time in seconds for the connection and the handshake together.
       io_timeout_s: maximum time in seconds that a peer may stall within a frame or piece.
       streams: number of connections that share one ``fetch_shards``.
@@ -43,14 +42,13 @@ class TransferClient:
         *,
         run_id: str,
         secret: bytes,
-        security: Security = "mac",
         connect_timeout_s: float = 10,
         io_timeout_s: float = 30,
         streams: int = 2,
         on_bytes_received: Callable[[int], None] | None = None,
     ) -> None:
         self._pool = ConnectionPool(
-            Credentials(run_id, secret, security), connect_timeout_s=connect_timeout_s, keep=streams
+            Credentials(run_id, secret), connect_timeout_s=connect_timeout_s, keep=streams
         )
         self._io_timeout_s = io_timeout_s
         self._streams = streams

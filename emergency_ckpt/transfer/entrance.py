@@ -18,16 +18,18 @@ from absl import logging
 
 from emergency_ckpt.core.address import format_address
 from emergency_ckpt.core.limits import (
-    MAX_FRAME_BYTES,
-    MAX_MESSAGE_CHARS,
     MAX_NEWCOMER_FRAME_BYTES,
     MAX_NEWCOMERS,
     MAX_NEWCOMERS_PER_ADDRESS,
 )
-from emergency_ckpt.errors import AuthenticationFailed, ProtocolViolation, TransferError
 from emergency_ckpt.run_secret import Credentials
 from emergency_ckpt.transfer import wire
-from emergency_ckpt.transfer.security.handshake import ServerHandshake, SessionKeys
+from emergency_ckpt.transfer.security.handshake import (
+    NotProved,
+    ServerHandshake,
+    SessionKeys,
+    Terms,
+)
 
 _ACCEPTED_AT_ONCE = 64
 _RETRY_S = 0.1
@@ -48,7 +50,7 @@ class _Newcomer:
     def read(self) -> bytes | None:
         """Return the next frame once it is complete, else None. Reads no byte beyond the frame.
 
-        ConnectionError when the client has left; ProtocolViolation for a frame that is too long.
+        NotProved when the client has left, or its frame is too long.
         """
         while True:
             missing = self._missing()
@@ -61,7 +63,7 @@ class _Newcomer:
             except BlockingIOError:
                 return None
             if not data:
-                raise ConnectionResetError("the client closed before it had proved the secret")
+                raise NotProved("the client has left")
             self.received += data
 
     def _missing(self) -> int:
@@ -69,13 +71,7 @@ class _Newcomer:
             return wire.LENGTH_BYTES - len(self.received)
         length = int.from_bytes(self.received[: wire.LENGTH_BYTES], "big")
         if length > MAX_NEWCOMER_FRAME_BYTES:
-            raise ProtocolViolation(
-                "read frame",
-                self.name,
-                "the frame is too long, or the peer speaks another protocol",
-                expected=f"at most {MAX_NEWCOMER_FRAME_BYTES} bytes",
-                actual=length,
-            )
+            raise NotProved(f"its frame has {length} bytes, or it speaks another protocol")
         return wire.LENGTH_BYTES + length - len(self.received)
 
 
@@ -92,14 +88,14 @@ class Entrance:
         self,
         listener: socket.socket,
         credentials: Credentials,
-        holder: str,
+        terms: Terms,
         *,
         timeout_s: float,
         on_proved: Callable[[socket.socket, str, SessionKeys], None],
     ) -> None:
         self._listener = listener
         self._credentials = credentials
-        self._holder = holder
+        self._terms = terms
         self._timeout_s = timeout_s
         self._on_proved = on_proved
         self._newcomers: dict[int, _Newcomer] = {}  # by descriptor, the oldest first
@@ -159,7 +155,7 @@ class Entrance:
             self._make_room(host)
         elif len(self._newcomers) >= MAX_NEWCOMERS:
             self._make_room(self._per_host.most_common(1)[0][0])
-        handshake = ServerHandshake(self._credentials, self._holder, name)
+        handshake = ServerHandshake(self._credentials, self._terms)
         newcomer = _Newcomer(sock, name, host, handshake)
         self._newcomers[sock.fileno()] = newcomer
         self._per_host[host] += 1
@@ -169,7 +165,6 @@ class Entrance:
     def _make_room(self, host: str) -> None:
         oldest = next(each for each in self._newcomers.values() if each.host == host)
         self._note(oldest.name, "made room for other newcomers")
-        self._send(oldest, wire.Failure(code="busy", message="too many newcomers"))
         self._drop(oldest)
 
     def _advance(self, newcomer: _Newcomer) -> None:
@@ -179,33 +174,17 @@ class Entrance:
                 if answer is None:
                     self._hand_over(newcomer)
                     return
-                self._send(newcomer, answer)
-        except TransferError as error:
-            self._refuse(newcomer, error)
-        except OSError as error:
+                # A fresh connection has room for one frame.
+                newcomer.sock.send(wire.encode_frame(answer))
+        except (NotProved, OSError) as error:
             self._note(newcomer.name, str(error))
-            self._drop(newcomer)
-
-    def _refuse(self, newcomer: _Newcomer, error: TransferError) -> None:
-        self._note(newcomer.name, str(error))
-        code = "unauthenticated" if isinstance(error, AuthenticationFailed) else "protocol"
-        self._send(newcomer, wire.Failure(code=code, message=str(error)[:MAX_MESSAGE_CHARS]))
-        with contextlib.suppress(OSError):
-            # A close with unread bytes is a reset, which may overtake the reason.
-            newcomer.sock.shutdown(socket.SHUT_WR)
-            newcomer.sock.recv(MAX_FRAME_BYTES)
-        self._drop(newcomer)
+            self._drop(newcomer)  # without a word: the client would not believe any
 
     def _hand_over(self, newcomer: _Newcomer) -> None:
         self._forget(newcomer)
         keys = newcomer.handshake.keys
         assert keys is not None, "a client has keys once it has proved the secret"
         self._on_proved(newcomer.sock, newcomer.name, keys)
-
-    def _send(self, newcomer: _Newcomer, frame: wire.ServerProof | wire.Failure) -> None:
-        # A fresh connection has room for one frame; a client without room does not read it.
-        with contextlib.suppress(OSError):
-            newcomer.sock.send(wire.encode_frame(frame))
 
     def _expire(self) -> None:
         now_s = time.monotonic()

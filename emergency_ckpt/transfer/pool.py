@@ -28,12 +28,19 @@ MAX_IDLE = 256
 """Bounded, because the leader of a restore asks every peer of a large job once."""
 
 
-_MAX_RESETS = 5
+_NO_PROOF = "check run id, secret and address on both sides"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.25
 
 
 class NotConnected(TransferError):
-    """No connection could be made: refused, unreachable, busy or silent."""
+    """No connection was made: refused, reset, silent, busy, or without a proof of the secret.
+
+    It says nothing about what a peer holds.
+    """
+
+
+class UnprovedPeer(NotConnected):
+    """The server at the address does not prove that it knows the secret of this run."""
 
 
 class ConnectionPool:
@@ -138,13 +145,17 @@ class ConnectionPool:
         return stream
 
     def _connect(self, operation: str, address: str, within_s: float) -> Stream:
-        """Return a connection after its handshake; retry a busy server until the timeout."""
+        """Return a connection after its handshake.
+
+        A server that closes it before the proof may have had no place: it is tried again until the
+        timeout, as a busy one that has proved the secret.
+        """
         holder, plain = split_holder(address)
         place = parse_address(plain)
         limit_s = min(self._connect_timeout_s, within_s)
         deadline_s = time.monotonic() + limit_s
         timeout = timeout_until(deadline_s, limit_s, "connection")
-        pause_s, resets = _FIRST_PAUSE_S, 0
+        pause_s = _FIRST_PAUSE_S
         while True:
             try:
                 stream = Stream(socket.create_connection(place, timeout()), address)
@@ -153,6 +164,10 @@ class ConnectionPool:
             try:
                 handshake.prove_to_server(stream, self._credentials, holder, timeout)
                 return stream
+            except handshake.NotProved as error:
+                stream.close()
+                problem = f"no proof that this peer is of the run: {error}"
+                raise UnprovedPeer(operation, address, problem, hint=_NO_PROOF) from error
             except handshake.Refused as refused:
                 stream.close()
                 failure = failure_error(operation, address, refused.failure)
@@ -160,9 +175,7 @@ class ConnectionPool:
             except OSError as error:
                 stream.close()
                 failure = _failed(operation, address, error, NotConnected)
-                resets += 1
-                # The reset of a refused newcomer may overtake the reason.
-                again = isinstance(error, ConnectionError) and resets < _MAX_RESETS
+                again = isinstance(error, ConnectionError)
                 failure.__cause__ = error
             except BaseException:
                 stream.close()
@@ -180,8 +193,7 @@ def failure_error(operation: str, address: str, failure: wire.Failure) -> Transf
         case "not_held":
             return NotHeld(operation, address, problem)
         case "unauthenticated":
-            hint = "check run id, secret, transfer_security and address on both sides"
-            return AuthenticationFailed(operation, address, problem, hint=hint)
+            return AuthenticationFailed(operation, address, problem)
         case "protocol":
             return ProtocolViolation(operation, address, problem)
         case "busy":

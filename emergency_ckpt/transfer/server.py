@@ -16,7 +16,7 @@ from emergency_ckpt.forked import drop_in_child
 from emergency_ckpt.run_secret import Credentials
 from emergency_ckpt.transfer import wire
 from emergency_ckpt.transfer.entrance import Entrance
-from emergency_ckpt.transfer.security.handshake import SessionKeys, new_holder, seal
+from emergency_ckpt.transfer.security.handshake import SessionKeys, Terms, new_holder, seal
 from emergency_ckpt.transfer.session import Service, Session
 from emergency_ckpt.transfer.source import Holdings
 from emergency_ckpt.transfer.stream import Stream
@@ -42,9 +42,9 @@ class TransferServer:
         text reaches this server or gets an error, never another server that took its port.
 
     Args:
-      security: "mac", "aead" or "crc"; clients must have the same.
+      security: "aead" or "crc", which every client takes over in the handshake.
       io_timeout_s: maximum time in seconds of an idle connection, or a stall in a frame or piece.
-      allow_all_interfaces: permits ``0.0.0.0`` and ``::``. With "mac" and "crc" the bytes of shards
+      allow_all_interfaces: permits ``0.0.0.0`` and ``::``. With "crc" the bytes of shards
         can be read on the network.
       on_bytes_sent: called from the serving threads with the number of bytes of bodies sent.
 
@@ -57,7 +57,7 @@ class TransferServer:
         *,
         run_id: str,
         secret: bytes,
-        security: Security = "mac",
+        security: Security = "aead",
         bind_host: str = "127.0.0.1",
         port: int = 0,
         io_timeout_s: float = 30,
@@ -65,22 +65,22 @@ class TransferServer:
         allow_all_interfaces: bool = False,
         on_bytes_sent: Callable[[int], None] | None = None,
     ) -> None:
-        credentials = Credentials(run_id, secret, security)
+        credentials = Credentials(run_id, secret)
         self._service = Service(
             holdings=holdings,
-            credentials=credentials,
+            run_id=run_id,
             io_timeout_s=io_timeout_s,
             on_bytes_sent=on_bytes_sent or _ignore,
         )
         self._max_connections = max_connections
         self._listener, self.address = _bind(bind_host, port, allow_all_interfaces)
         drop_in_child(self._listener, socket.socket.close)
-        holder = new_holder()
-        self.contact = f"{holder}@{self.address}"
+        self._terms = Terms(security, new_holder())
+        self.contact = f"{self._terms.holder}@{self.address}"
         self._entrance = Entrance(
             self._listener,
             credentials,
-            holder,
+            self._terms,
             timeout_s=min(_HANDSHAKE_TIMEOUT_S, io_timeout_s),
             on_proved=self._admit,
         )
@@ -136,7 +136,7 @@ class TransferServer:
 
     def _admit(self, sock: socket.socket, peer: str, keys: SessionKeys) -> None:
         stream = Stream(sock, peer)
-        seal(stream, self._service.credentials, keys, is_server=True)
+        seal(stream, keys, self._terms.security, is_server=True)
         session = Session(stream, self._service)
         with self._lock:
             if self._stopping.is_set():

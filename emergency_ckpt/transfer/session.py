@@ -18,7 +18,6 @@ from emergency_ckpt.errors import (
     ProtocolViolation,
     TransferError,
 )
-from emergency_ckpt.run_secret import Credentials
 from emergency_ckpt.transfer import wire
 from emergency_ckpt.transfer.source import Holdings
 from emergency_ckpt.transfer.stream import Stream, constant_timeout
@@ -35,7 +34,7 @@ class Service:
     """The parts that all sessions of a server share."""
 
     holdings: Holdings
-    credentials: Credentials
+    run_id: str
     io_timeout_s: float
     on_bytes_sent: Callable[[int], None]
 
@@ -117,7 +116,7 @@ class Session:
                 self._send_shards(request)
             case wire.GetHostState():
                 data = None
-                if request.run_id == self._service.credentials.run_id:
+                if request.run_id == self._service.run_id:
                     data = _ask(
                         lambda: holdings.host_state_bytes(
                             request.save, request.owner, request.count
@@ -171,7 +170,7 @@ class Session:
         return shard.offset + start, nbytes
 
     def _take_host_state(self, request: wire.PutHostState) -> None:
-        if request.run_id != self._service.credentials.run_id or request.owner >= request.count:
+        if request.run_id != self._service.run_id or request.owner >= request.count:
             raise ProtocolViolation(
                 "serve", self.stream.peer, f"{_describe(request)} cannot be of this run"
             )

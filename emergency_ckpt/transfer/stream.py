@@ -74,14 +74,13 @@ class Stream:
         self._socket.settimeout(timeout_s)
         self._socket.sendall(data)
 
-    def receive_frame(
-        self,
-        decoder: msgspec.json.Decoder[T],
-        timeout_s: float,
-        *,
-        limit_bytes: int = MAX_FRAME_BYTES,
-    ) -> T:
+    def receive_frame(self, decoder: msgspec.json.Decoder[T], timeout_s: float) -> T:
         """Receive one whole frame within ``timeout_s``."""
+        payload = self.receive_payload(timeout_s)
+        return wire.decode_json(decoder, payload, self.peer)
+
+    def receive_payload(self, timeout_s: float, *, limit_bytes: int = MAX_FRAME_BYTES) -> bytes:
+        """Receive one whole frame within ``timeout_s``; return its JSON, not decoded."""
         deadline_s = time.monotonic() + timeout_s
         header = self._receive_exactly(wire.LENGTH_BYTES, deadline_s)
         length = int.from_bytes(header, "big")
@@ -94,18 +93,16 @@ class Stream:
                 actual=length,
             )
         if self._receiving is None:
-            payload = bytes(self._receive_exactly(length, deadline_s))
-        else:
-            sealed = bytes(self._receive_exactly(length + TAG_BYTES, deadline_s))
-            payload = self._receiving.open_frame(bytes(header), sealed)
-        return wire.decode_json(decoder, payload, self.peer)
+            return bytes(self._receive_exactly(length, deadline_s))
+        sealed = bytes(self._receive_exactly(length + TAG_BYTES, deadline_s))
+        return self._receiving.open_frame(bytes(header), sealed)
 
     def send_body(self, data: bytes, timeout: Timeout) -> None:
         """Send ``data`` piece by piece, each within ``timeout()``. Only once sealed."""
         assert self._sending is not None
         for start in range(0, len(data), PIECE_BYTES):
             piece = data[start : start + PIECE_BYTES]
-            sealed = bytearray(piece) + bytes(TAG_BYTES)
+            sealed = bytearray(len(piece) + TAG_BYTES)
             self._sending.seal_piece(memoryview(piece), memoryview(sealed))
             self._socket.settimeout(timeout())
             self._socket.sendall(sealed)
@@ -136,7 +133,7 @@ class Stream:
             if self._sending is None or self._raw_ranges:
                 _native.send_ranges(self._socket.fileno(), mapping, batch, timeout())
             else:
-                sealed_ranges.send(self._socket, self._sending, mapping, batch, timeout())
+                sealed_ranges.send(self._socket.fileno(), self._sending, mapping, batch, timeout())
             on_bytes(sum(nbytes for _, nbytes in batch))
 
     def receive_ranges(

@@ -28,7 +28,7 @@ from emergency_ckpt.errors import CorruptData, ProtocolViolation
 from emergency_ckpt.types import Box, Contents, SaveId, Security
 
 PROTOCOL_VERSION = 2
-NONCE_BYTES = 32
+SHARE_BYTES = 32
 MAC_BYTES = 32
 HOLDER_BYTES = 16
 LENGTH_BYTES = 4
@@ -37,9 +37,9 @@ KIB = 1024
 MIB = 1024 * KIB
 MAX_EXCERPT_CHARS = 200  # of what a peer sent, in errors and logs
 
-Nonce = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
+Share = Annotated[bytes, msgspec.Meta(min_length=SHARE_BYTES, max_length=SHARE_BYTES)]
 Mac = Annotated[bytes, msgspec.Meta(min_length=MAC_BYTES, max_length=MAC_BYTES)]
-Holder = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{32})?\Z")]
+Holder = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
 Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
 ShardIndex = Annotated[int, msgspec.Meta(ge=0, lt=MAX_SHARDS)]
@@ -58,21 +58,20 @@ class _Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field=
 class Hello(_Frame, frozen=True, tag="hello"):
     """Client to server, first: all that a server learns before it has proved the secret."""
 
-    protocol: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
-    client_nonce: Nonce
-    security: Security = "mac"
-    holder: Holder = ""
+    share: Share
 
 
 class ServerProof(_Frame, frozen=True, tag="server_proof"):
-    """Server to client: proof of the secret, bound to both nonces."""
+    """Server to client: what it demands, and the proof of the secret, bound to both shares."""
 
-    server_nonce: Nonce
+    share: Share
+    security: Security
+    holder: Holder
     mac: Mac
 
 
 class ClientProof(_Frame, frozen=True, tag="client_proof"):
-    """Client to server: proof of the secret, bound to both nonces."""
+    """Client to server: proof of the secret, bound to both shares."""
 
     mac: Mac
 
@@ -158,7 +157,7 @@ def _decoder(of: Any) -> msgspec.json.Decoder[Any]:
 
 
 HELLO = _decoder(Hello)
-SERVER_PROOF = _decoder(ServerProof | Failure)
+SERVER_PROOF = _decoder(ServerProof)
 CLIENT_PROOF = _decoder(ClientProof)
 WELCOME = _decoder(Welcome | Failure)
 REQUEST = _decoder(Request)

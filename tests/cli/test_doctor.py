@@ -142,10 +142,11 @@ def test_doctor_blocked_storage_is_a_failure(
     assert "clock" not in checks
 
 
-@pytest.fixture
-def served(ramdisk: Path) -> Iterator[str]:
+@pytest.fixture(params=["aead", "crc"])
+def served(ramdisk: Path, request: pytest.FixtureRequest) -> Iterator[str]:
     holdings = ReadOnlyRamdisk(ramdisk, "run")
-    with TransferServer(holdings, run_id="run", secret=SECRET, bind_host="127.0.0.1") as server:
+    security = request.param
+    with TransferServer(holdings, run_id="run", secret=SECRET, security=security) as server:
         yield server.contact
     holdings.close()
 

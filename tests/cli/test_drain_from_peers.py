@@ -39,14 +39,14 @@ def signer(secret: bytes) -> Signer:
     return Signer.of(RunSecret(RUN_ID, secret, given=True))
 
 
-@pytest.fixture
-def serve(secret: bytes) -> Iterator[Serve]:
-    """Serves a ramdisk until the test ends; returns the address."""
+@pytest.fixture(params=["aead", "crc"])
+def serve(secret: bytes, request: pytest.FixtureRequest) -> Iterator[Serve]:
+    """Serves a ramdisk until the test ends, as jobs of each mode do; returns the address."""
     with ExitStack() as stack:
 
         def start(holdings: ReadOnlyRamdisk) -> str:
             stack.callback(holdings.close)
-            server = TransferServer(holdings, run_id=RUN_ID, secret=secret, bind_host="127.0.0.1")
+            server = TransferServer(holdings, run_id=RUN_ID, secret=secret, security=request.param)
             return stack.enter_context(server).contact
 
         yield start

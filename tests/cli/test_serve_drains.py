@@ -20,6 +20,7 @@ from emergency_ckpt.run_secret import generate_secret
 from emergency_ckpt.tiers.local.read_only import ReadOnlyRamdisk
 from emergency_ckpt.tiers.local.signatures import Signer
 from emergency_ckpt.transfer.server import TransferServer
+from emergency_ckpt.types import Security
 
 LONG_S = 240.0
 HOSTS = 3
@@ -97,12 +98,13 @@ def test_servers_that_stop_leave_the_step_in_storage(start: Start, tmp_path: Pat
     assert marker(tmp_path).exists()
 
 
+@pytest.mark.parametrize("security", ["aead", "crc"])
 def test_servers_that_stop_beside_a_job_drain_nothing(
-    start: Start, tmp_path: Path, ramdisk: Path, secret: bytes
+    start: Start, tmp_path: Path, ramdisk: Path, secret: bytes, security: Security
 ) -> None:
     (ramdisk / "trainer").mkdir(mode=0o700)
     holdings = ReadOnlyRamdisk(ramdisk / "trainer", RUN_ID)
-    with TransferServer(holdings, run_id=RUN_ID, secret=secret, bind_host="127.0.0.1") as trainer:
+    with TransferServer(holdings, run_id=RUN_ID, secret=secret, security=security) as trainer:
         servers = start("--drain-at-stop", "0.1", trainers=trainer.address)
         servers[0].send_signal(signal.SIGTERM)
         (output,) = ends(servers[:1])

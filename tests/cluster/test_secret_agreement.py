@@ -18,7 +18,7 @@ from emergency_ckpt.testing.memory_coordination import MemoryService
 
 LONG_S = 60.0
 SOON_S = 1.0
-SECRET = b"0123456789abcdef" * 4
+SECRET = b"9f1c44d0a7be5b62e38f07cd11a96e5408d3b7722cfa6915e4870b3dd2a1c65f"
 OWN = OwnSecret(SECRET, "given")
 
 

@@ -22,6 +22,7 @@ from emergency_ckpt.core.placement.policies import Striped
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.testing.simulated_job import HEARTBEAT_TIMEOUT_S
 
+SECRET = "9f1c44d0a7be5b62e38f07cd11a96e5408d3b7722cfa6915e4870b3dd2a1c65f"
 MUST_AGREE: dict[str, Any] = {
     "dir": "/elsewhere",
     "run_id": "another-run",
@@ -55,7 +56,7 @@ MUST_AGREE: dict[str, Any] = {
     "host_state_buddies": 1,
     "host_state_limit_bytes": 12345,
     "host_state_remap": lambda: lambda payloads, index, count: payloads[0],
-    "transfer_security": "aead",
+    "transfer_security": "crc",
     "extra_holders": ("127.0.0.1:1",),
     "hang_timeout_s": 60.0,
 }
@@ -146,7 +147,7 @@ def test_require_secret_names_why_a_file_will_not_do(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     (problem,) = problems_of(require_secret=True, secret_file=str(file))
     assert f"{file} cannot be read" in problem
-    file.write_text("5e" * 32)
+    file.write_text(SECRET)
     file.chmod(0o600)
     valid(require_secret=True, secret_file=str(file)).validated()
 
@@ -156,7 +157,7 @@ def test_require_secret_names_why_a_file_will_not_do(tmp_path: Path) -> None:
 def test_require_secret_takes_that_of_the_environment(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(name, "5e" * 32)
+    monkeypatch.setenv(name, SECRET)
     valid(require_secret=True).validated()
 
 
@@ -167,7 +168,7 @@ def test_every_field_is_classified() -> None:
 
 @pytest.mark.parametrize("name", MUST_AGREE)
 def test_agreement_covers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ECKPT_SECRET", "5e" * 32)  # for require_secret
+    monkeypatch.setenv("ECKPT_SECRET", SECRET)  # for require_secret
     base = valid(**NEEDS.get(name, {})).validated()
     changed = valid(**{**NEEDS.get(name, {}), name: _value(MUST_AGREE[name])}).validated()
     assert changed.shared_settings() != base.shared_settings()
@@ -244,8 +245,8 @@ def test_defaults_are_valid_but_for_the_directories() -> None:
         ({"transfer_streams": 0}, "transfer_streams must be"),
         ({"on_divergence": "vote"}, "on_divergence must be 'warn' or 'stop', not 'vote'"),
         ({"on_divergence": ["stop"]}, "on_divergence must be 'warn' or 'stop'"),
-        ({"transfer_security": "tls"}, "transfer_security must be 'mac', 'aead' or 'crc'"),
-        ({"transfer_security": ["mac"]}, "transfer_security must be 'mac', 'aead' or 'crc'"),
+        ({"transfer_security": "tls"}, "transfer_security must be 'aead' or 'crc'"),
+        ({"transfer_security": ["mac"]}, "transfer_security must be 'aead' or 'crc'"),
         ({"snapshot_mode": "copy"}, "snapshot_mode must be 'auto', 'wait' or 'device_copy', not"),
         ({"snapshot_mode": ["wait"]}, "snapshot_mode must be 'auto', 'wait' or 'device_copy', not"),
         (

@@ -197,7 +197,7 @@ def check_training(pod: Pod) -> None:
         (pod.mounts / folder).mkdir(mode=0o700)
         os.chown(pod.mounts / folder, TRAINER, TRAINER)
     secret = pod.mounts / "secret"
-    secret.write_text("ab" * 32)
+    secret.write_text("9f1c44d0a7be5b62e38f07cd11a96e5408d3b7722cfa6915e4870b3dd2a1c65f")
     secret.chmod(0o400)
     os.chown(secret, TRAINER, TRAINER)
     ends: list[str] = []

@@ -54,7 +54,9 @@ class Cluster:
         (root / "hosts").write_text(Path("/etc/hosts").read_text() + NAMES)
         secret = root / "secret"
         secret.mkdir()
-        (secret / "secret").write_text("ab" * 32)
+        (secret / "secret").write_text(
+            "9f1c44d0a7be5b62e38f07cd11a96e5408d3b7722cfa6915e4870b3dd2a1c65f"
+        )
         (secret / "secret").chmod(0o440)
         self.running: list[subprocess.Popen[str]] = []
         self.port: ReservedPort | None = None
@@ -308,10 +310,10 @@ def test_mounting_container_makes_the_tmpfs_once(tmp_path: Path) -> None:
     shell, options, script = container["command"]
     names = {variable["name"] for variable in container["env"]}
     assert (shell, options, names) == ("/bin/sh", "-euc", {"RAMDISK", "SIZE_BYTES", "OWNER"})
-    again = 'echo kept > "$RAMDISK/data/eckpt/step"; SIZE_BYTES=8388608\n' + script
+    again = 'echo kept > "$RAMDISK/data/step"; SIZE_BYTES=8388608\n' + script
     shown = (
-        'cat "$RAMDISK/data/eckpt/step"; grep " $RAMDISK " /proc/self/mountinfo;'
-        ' stat -c "%a %n" "$RAMDISK/data/eckpt"'
+        'cat "$RAMDISK/data/step"; grep " $RAMDISK " /proc/self/mountinfo;'
+        ' stat -c "%a %n" "$RAMDISK/data"'
     )
     done = subprocess.run(
         [*OWN_MOUNTS, shell, options, f"{script}\n{again}\n{shown}"],

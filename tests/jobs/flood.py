@@ -18,11 +18,7 @@ KEPT = 300  # a stranger is short of descriptors too
 
 def hello() -> bytes:
     """A valid one, without an answer to the server's proof."""
-    payload = (
-        b'{"type":"hello","protocol":2,"security":"mac","holder":"","client_nonce":"'
-        + b"A" * 43
-        + b'="}'
-    )
+    payload = b'{"type":"hello","share":"' + b"Q" * 42 + b'g="}'
     return len(payload).to_bytes(4, "big") + payload
 
 

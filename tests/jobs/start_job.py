@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 from collections.abc import Generator
 from pathlib import Path
@@ -45,7 +46,7 @@ def invalid_at_one(world: JobProcess) -> Any:
 
 def another_secret(world: JobProcess) -> Any:
     file = world.root / f"secret_{world.process}"
-    file.write_text(f"{world.process}f" * 32)
+    file.write_text(hashlib.sha256(str(world.process).encode()).hexdigest())
     file.chmod(0o600)
     return attempt(world, "another_secret", secret_file=str(file))
 

@@ -114,10 +114,32 @@ def test_rude_scrapers_disturb_nobody(server: MetricsServer) -> None:
         each.close()
 
 
-def test_scrapers_beyond_the_bound_are_closed(
-    server: MetricsServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prometheus._Handler, "timeout", 600.0)
+def test_dripping_scrapers_end_at_the_deadline() -> None:
+    """Each byte comes in time, the request as a whole does not."""
+    server = MetricsServer("127.0.0.1", 0, prometheus.run_metrics(), deadline_s=1.0)
+    try:
+        rude = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(MAX_SCRAPES)]
+        give_up_s = time.monotonic() + 30
+        while rude and time.monotonic() < give_up_s:
+            rude = [each for each in rude if drips(each)]
+            time.sleep(0.05)
+        assert not rude
+        assert scraped(server.port) is not None
+    finally:
+        server.close()
+
+
+def drips(scraper: socket.socket) -> bool:
+    """Send one byte; False when the connection has ended."""
+    try:
+        scraper.sendall(b"G")
+    except OSError:
+        scraper.close()
+        return False
+    return True
+
+
+def test_scrapers_beyond_the_bound_are_closed(server: MetricsServer) -> None:
     silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(MAX_SCRAPES)]
     late = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(3)]
     assert [each.recv(1) for each in late] == [b"", b"", b""]

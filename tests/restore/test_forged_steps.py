@@ -13,7 +13,8 @@ from world import World, logged, same, save_all
 from emergency_ckpt.core.limits import MAX_INCARNATION_NUMBER
 from emergency_ckpt.errors import RestoreFailed, Unrecoverable
 
-SECRET, ANOTHER = "5e" * 32, "5f" * 32
+SECRET = "9f1c44d0a7be5b62e38f07cd11a96e5408d3b7722cfa6915e4870b3dd2a1c65f"
+ANOTHER = "37e5a8c90d6b41f2b8127c5ed49306aa6f81e0359bd4c7127a60fe8d2b95c34e"
 
 
 @pytest.fixture

@@ -18,7 +18,8 @@ from emergency_ckpt.errors import DirectoryInUse, NewerFormat, PersistentTierErr
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 
 STORAGE: dict[str, Any] = {"save_every_n_steps": 1, "local_save_every_n_steps": 0}
-SECRET, OTHER = "s" * 32, "t" * 32
+SECRET = "9f1c44d0a7be5b62e38f07cd11a96e5408d3b7722cfa6915e4870b3dd2a1c65f"
+OTHER = "37e5a8c90d6b41f2b8127c5ed49306aa6f81e0359bd4c7127a60fe8d2b95c34e"
 Version = dict[str, Any]
 
 

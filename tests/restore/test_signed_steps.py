@@ -17,7 +17,8 @@ from world import World, logged, same, save_all
 from emergency_ckpt.errors import ConfigError, Unrecoverable
 
 STORAGE: dict[str, Any] = {"save_every_n_steps": 1, "local_save_every_n_steps": 0}
-SECRET, OTHER = "s" * 32, "t" * 32
+SECRET = "9f1c44d0a7be5b62e38f07cd11a96e5408d3b7722cfa6915e4870b3dd2a1c65f"
+OTHER = "37e5a8c90d6b41f2b8127c5ed49306aa6f81e0359bd4c7127a60fe8d2b95c34e"
 REAL, FORGED = 6, 1_000_000
 NAMES = ("marker.json", "checksums.json")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import shutil
 import signal
 import time
@@ -102,7 +103,7 @@ class JobRun:
         self.incarnations: dict[str, int] = {}
         self.newest = 0
         self.shape, self.hosts = job.shape, list(range(job.shape[0] * job.shape[1]))
-        self.secret = f"{self.seed}-{self.run_id}".ljust(40, "x")
+        self.secret = hashlib.sha256(f"{self.seed}-{self.run_id}".encode()).hexdigest()
 
     def close(self) -> None:
         if self.life is not None:

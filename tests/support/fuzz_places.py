@@ -17,6 +17,7 @@ from fuzz_native import NATIVE
 from fuzz_targets import (
     GOLDEN,
     KEY,
+    PROOF,
     SAVE,
     SECRET,
     TARGETS,
@@ -39,7 +40,7 @@ from emergency_ckpt.tiers.local.read_only import ReadOnlyRamdisk
 from emergency_ckpt.tiers.persistent.chunks.index import ChunkIndex
 from emergency_ckpt.tiers.ramdisk.owners import OWNER_LOCK, read_owner
 from emergency_ckpt.transfer import wire
-from emergency_ckpt.transfer.security.handshake import Refused, prove_to_server
+from emergency_ckpt.transfer.security.handshake import NotProved, prove_to_server
 from emergency_ckpt.transfer.security.sealing import SEAL_KEY_BYTES, Direction
 from emergency_ckpt.transfer.stream import Stream, constant_timeout
 
@@ -127,10 +128,9 @@ def _frames(data: bytes) -> None:
 
 
 def _sealed_frame(data: bytes) -> None:
-    for encrypts in (False, True):
-        direction = Direction(bytes(SEAL_KEY_BYTES), encrypts=encrypts, peer="peer")
-        header, sealed = data[: wire.LENGTH_BYTES], data[wire.LENGTH_BYTES :]
-        wire.decode_json(wire.REQUEST, direction.open_frame(header, sealed), "peer")
+    direction = Direction(bytes(SEAL_KEY_BYTES), peer="peer")
+    header, sealed = data[: wire.LENGTH_BYTES], data[wire.LENGTH_BYTES :]
+    wire.decode_json(wire.REQUEST, direction.open_frame(header, sealed), "peer")
 
 
 def _secret_hello(data: bytes) -> None:
@@ -146,7 +146,9 @@ def _message(kind: object) -> Callable[[bytes], object]:
 
 
 _FRAME = frame_of(wire.GetInventory())
-_SEALED = Direction(bytes(SEAL_KEY_BYTES), encrypts=False, peer="p").seal_frame(b"{}")
+_SEALED = Direction(bytes(SEAL_KEY_BYTES), peer="p").seal_frame(
+    wire.encode_payload(wire.GetInventory())
+)
 _BROKEN = (CheckpointError, ConnectionError, TimeoutError)
 _HELLO = msgspec.json.encode(exchange.SecretHello("0" * 32, "0" * 64, "settings"))
 _INVENTORY = HolderInventory("process/0", 0, "h:1", (), ())
@@ -157,8 +159,8 @@ PLACES: Mapping[str, Target] = {
     "frames": Target(_frames, [_FRAME], _BROKEN),
     "client_handshake": Target(
         _client_handshake,
-        [frame_of(wire.ServerProof(b"n" * 32, b"m" * 32)), frame_of(wire.Failure("busy", "later"))],
-        (*_BROKEN, Refused),
+        [frame_of(PROOF), frame_of(wire.Failure("not_held", "no")), frame_of(wire.Welcome())],
+        (NotProved, ConnectionError, TimeoutError),  # no word about what the peer holds
     ),
     "sealed_frame": Target(_sealed_frame, [_SEALED]),
     "sealed_value": Target(

@@ -30,7 +30,12 @@ from emergency_ckpt.state import host_state
 from emergency_ckpt.tiers.local import manifest, signatures
 from emergency_ckpt.tiers.persistent import log, marker
 from emergency_ckpt.transfer import wire
-from emergency_ckpt.transfer.security.handshake import ServerHandshake
+from emergency_ckpt.transfer.security.handshake import (
+    ClientHandshake,
+    NotProved,
+    ServerHandshake,
+    Terms,
+)
 from emergency_ckpt.types import Contents, LeafSpec, SaveId, ShardEntry
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -88,11 +93,55 @@ def frame_of(message: msgspec.Struct) -> bytes:
 
 def _handshake(data: bytes) -> None:
     """Frames of a client, each after a length of two bytes."""
-    server = ServerHandshake(Credentials("run", SECRET), "0" * 32, "peer")
+    server = ServerHandshake(Credentials("run", SECRET), Terms("aead", "0" * 32))
     while data and not server.proved:
         length = int.from_bytes(data[:2], "big")
         server.receive(data[2 : 2 + length])
         data = data[2 + length :]
+    assert not server.proved, "a stranger has proved the secret"
+
+
+_WORDS_BYTES = 3  # for each frame of a handshake
+_FRAMES = 3
+
+
+def _altered_on_the_way(sent: Sequence[bytes], number: int, script: bytes) -> bytes:
+    """What arrives for the last of ``sent``: itself, changed, or another one."""
+    frame, words = sent[-1], script[_WORDS_BYTES * number :][:_WORDS_BYTES].ljust(_WORDS_BYTES)
+    kind, at, value = words
+    match kind % 4:
+        case 1:
+            return sent[at % len(sent)]  # of an earlier connection, or reflected
+        case 2:
+            return frame[: at % len(frame)] + bytes([value]) + frame[at % len(frame) + 1 :]
+        case 3:
+            return script[_WORDS_BYTES * _FRAMES :]
+        case _:
+            return frame
+
+
+def _relayed_handshake(data: bytes) -> None:
+    """Who stands between both changes what he likes: for each frame, three bytes say how."""
+    credentials, terms = Credentials("run", SECRET), Terms("aead", "0" * 32)
+    earlier = ClientHandshake(credentials)
+    heard = ServerHandshake(credentials, terms).receive(wire.encode_payload(earlier.hello))
+    assert heard is not None
+    proof_of_earlier, _, _ = earlier.receive(wire.encode_payload(heard))
+    sent = [wire.encode_payload(each) for each in (earlier.hello, heard, proof_of_earlier)]
+    client, server = ClientHandshake(credentials), ServerHandshake(credentials, terms)
+
+    def arrives(message: msgspec.Struct, number: int) -> bytes:
+        sent.append(wire.encode_payload(message))
+        return _altered_on_the_way(sent, number, data)
+
+    answer = server.receive(arrives(client.hello, 0))
+    assert answer is not None
+    proof, keys, agreed = client.receive(arrives(answer, 1))
+    assert keys == server.keys, "the client believes what is not its server's"
+    assert agreed == terms, "the client takes over what is not its server's"
+    last = arrives(proof, 2)
+    server.receive(last)
+    assert wire.decode_json(wire.CLIENT_PROOF, last, "client") == proof, "another proof is believed"
 
 
 def _host_state_of(payload: bytes) -> bytes:
@@ -138,7 +187,8 @@ def body_of(data: bytes, field: str) -> bytes:
 GOLDEN_HOST_STATE = (GOLDEN / "process_00003_of_00008_v1.json").read_bytes()
 _MANIFEST = (GOLDEN / "manifest_v1.json").read_bytes()
 _MARKER = (GOLDEN / "marker_v1.json").read_bytes()
-_HELLO = wire.encode_payload(wire.Hello(wire.PROTOCOL_VERSION, b"n" * 32))
+_HELLO = wire.encode_payload(wire.Hello(b"n" * 32))
+PROOF = wire.ServerProof(b"n" * 32, "crc", "0" * 32, b"m" * 32)
 _REQUESTS = [
     wire.GetInventory(),
     wire.GetContents("0" * 64),
@@ -160,10 +210,9 @@ _LINE = (
 
 TARGETS: Mapping[str, Target] = {
     "hello": Target(_frame(wire.HELLO), [_HELLO]),
-    "handshake": Target(_handshake, [len(_HELLO).to_bytes(2, "big") + _HELLO]),
-    "server_proof": Target(
-        _frame(wire.SERVER_PROOF), [wire.encode_payload(wire.ServerProof(b"n" * 32, b"m" * 32))]
-    ),
+    "handshake": Target(_handshake, [len(_HELLO).to_bytes(2, "big") + _HELLO], (NotProved,)),
+    "relayed_handshake": Target(_relayed_handshake, [bytes(_WORDS_BYTES * _FRAMES)], (NotProved,)),
+    "server_proof": Target(_frame(wire.SERVER_PROOF), [wire.encode_payload(PROOF)]),
     "client_proof": Target(
         _frame(wire.CLIENT_PROOF), [wire.encode_payload(wire.ClientProof(b"m" * 32))]
     ),

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from emergency_ckpt import _native
@@ -23,7 +24,8 @@ from emergency_ckpt.transfer.source import ShardTarget
 from emergency_ckpt.types import Contents, SaveId
 
 RUN_ID = "run-a"
-SECRET = b"5e" * 32
+SECRET = b"9f1c44d0a7be5b62e38f07cd11a96e5408d3b7722cfa6915e4870b3dd2a1c65f"
+NO_HOLDER = "0" * 32
 PIECE = 4 << 20
 SAVE = SaveId(step=40, incarnation="0198a1b2c3d4-beef", run_id=RUN_ID)
 
@@ -59,12 +61,11 @@ def connect(address: str) -> socket.socket:
 
 
 class HandSeals:
-    """The seals of PROTOCOL.md, written again. ``security`` as negotiated."""
+    """The seals of PROTOCOL.md, written again."""
 
-    def __init__(self, sending: bytes, receiving: bytes, security: str) -> None:
+    def __init__(self, sending: bytes, receiving: bytes) -> None:
         self._keys = {"send": sending, "receive": receiving}
         self._numbers = {"send": 0, "receive": 0}
-        self.security = security
 
     def _cipher(self, way: str, kind: int) -> tuple[AESGCM, bytes]:
         key, iv = self._keys[way][:32], int.from_bytes(self._keys[way][32:], "big")
@@ -75,29 +76,19 @@ class HandSeals:
     def frame(self, payload: bytes) -> bytes:
         cipher, nonce = self._cipher("send", 0)
         length = len(payload).to_bytes(4, "big")
-        if self.security == "aead":
-            return length + cipher.encrypt(nonce, payload, length)
-        return length + payload + cipher.encrypt(nonce, b"", length + payload)
+        return length + cipher.encrypt(nonce, payload, length)
 
     def opened_frame(self, length: bytes, sealed: bytes) -> bytes:
         cipher, nonce = self._cipher("receive", 0)
-        if self.security == "aead":
-            return cipher.decrypt(nonce, sealed, length)
-        cipher.decrypt(nonce, sealed[-16:], length + sealed[:-16])
-        return sealed[:-16]
+        return cipher.decrypt(nonce, sealed, length)
 
     def piece(self, data: bytes) -> bytes:
         cipher, nonce = self._cipher("send", 1)
-        if self.security == "aead":
-            return cipher.encrypt(nonce, data, None)
-        return data + cipher.encrypt(nonce, b"", data)
+        return cipher.encrypt(nonce, data, None)
 
     def opened_piece(self, sealed: bytes) -> bytes:
         cipher, nonce = self._cipher("receive", 1)
-        if self.security == "aead":
-            return cipher.decrypt(nonce, sealed, None)
-        cipher.decrypt(nonce, sealed[-16:], sealed[:-16])
-        return sealed[:-16]
+        return cipher.decrypt(nonce, sealed, None)
 
 
 _seals: weakref.WeakKeyDictionary[socket.socket, HandSeals] = weakref.WeakKeyDictionary()
@@ -166,24 +157,25 @@ class HandKeys(NamedTuple):
 
 
 def keys_by_hand(
-    client_nonce: bytes,
-    server_nonce: bytes,
+    client_share: bytes,
+    server_share: bytes,
+    joint: bytes,
     *,
     run_id: str = RUN_ID,
     key: bytes = SECRET,
-    security: str = "mac",
-    holder: str = "",
+    security: str = "aead",
+    holder: str = NO_HOLDER,
 ) -> HandKeys:
     """The formula of PROTOCOL.md, written again: RFC 5869 by hand."""
     fields = [
         b"emergency_ckpt transfer",
         b"2",
-        security.encode(),
         run_id.encode(),
+        security.encode(),
         holder.encode(),
     ]
     info = b"".join(len(field).to_bytes(4, "big") + field for field in fields)
-    extracted = hmac.new(client_nonce + server_nonce, key, hashlib.sha256).digest()
+    extracted = hmac.new(client_share + server_share, joint + key, hashlib.sha256).digest()
     block, part = b"", b""
     for number in range(1, 6):
         part = hmac.new(extracted, part + info + bytes([number]), hashlib.sha256).digest()
@@ -191,41 +183,64 @@ def keys_by_hand(
     return HandKeys(block[:32], block[32:64], block[64:108], block[108:152])
 
 
-def hello(nonce: bytes, protocol: int = 2, **fields: str) -> dict[str, Any]:
+class Shares:
+    """One side's part of the key exchange of PROTOCOL.md."""
+
+    def __init__(self, private: bytes | None = None) -> None:
+        self._private = X25519PrivateKey.from_private_bytes(private or os.urandom(32))
+        self.share = self._private.public_key().public_bytes_raw()
+
+    def joint(self, other: bytes) -> bytes:
+        return self._private.exchange(X25519PublicKey.from_public_bytes(other))
+
+
+def hello(share: bytes) -> dict[str, Any]:
+    return {"type": "hello", "share": b64encode(share).decode()}
+
+
+def server_proof(share: bytes, mac: bytes, security: str = "aead") -> dict[str, Any]:
     return {
-        "type": "hello",
-        "protocol": protocol,
-        "security": "mac",
-        "holder": "",
-        "client_nonce": b64encode(nonce).decode(),
-        **fields,
+        "type": "server_proof",
+        "share": b64encode(share).decode(),
+        "security": security,
+        "holder": NO_HOLDER,
+        "mac": b64encode(mac).decode(),
     }
 
 
-def log_in(sock: socket.socket, security: str = "mac", holder: str = "") -> None:
-    """The client's side of the handshake, by hand."""
-    nonce = os.urandom(32)
-    send_frame(sock, hello(nonce, security=security, holder=holder))
+def client_proof(mac: bytes) -> dict[str, Any]:
+    return {"type": "client_proof", "mac": b64encode(mac).decode()}
+
+
+def greet_by_hand(
+    sock: socket.socket, mine: Shares, *, key: bytes = SECRET
+) -> tuple[HandKeys, dict[str, Any]]:
+    """Send a hello; return the keys by ``key``, and the server's answer."""
+    send_frame(sock, hello(mine.share))
     proof = read_frame(sock)
-    server_nonce = b64decode(proof["server_nonce"])
-    keys = keys_by_hand(nonce, server_nonce, security=security, holder=holder)
+    theirs = b64decode(proof["share"])
+    terms = {"security": proof["security"], "holder": proof["holder"]}
+    return keys_by_hand(mine.share, theirs, mine.joint(theirs), key=key, **terms), proof
+
+
+def log_in(sock: socket.socket) -> dict[str, Any]:
+    """The client's side of the handshake, by hand; the server's proof."""
+    keys, proof = greet_by_hand(sock, Shares())
     assert b64decode(proof["mac"]) == keys.server_mac
-    send_frame(sock, {"type": "client_proof", "mac": b64encode(keys.client_mac).decode()})
-    _seals[sock] = HandSeals(keys.from_client, keys.from_server, security)
+    send_frame(sock, client_proof(keys.client_mac))
+    _seals[sock] = HandSeals(keys.from_client, keys.from_server)
     assert read_frame(sock) == {"type": "welcome"}
+    return proof
 
 
-def admit(sock: socket.socket) -> None:
+def admit(sock: socket.socket, security: str = "aead") -> None:
     """The server's side of the handshake, by hand."""
-    said = read_frame(sock)
-    nonce, server_nonce = b64decode(said["client_nonce"]), os.urandom(32)
-    keys = keys_by_hand(nonce, server_nonce, security=said["security"], holder=said["holder"])
-    mac = b64encode(keys.server_mac).decode()
-    frame = {"server_nonce": b64encode(server_nonce).decode(), "mac": mac}
-    send_frame(sock, {"type": "server_proof", **frame})
+    theirs, mine = b64decode(read_frame(sock)["share"]), Shares()
+    keys = keys_by_hand(theirs, mine.share, mine.joint(theirs), security=security)
+    send_frame(sock, server_proof(mine.share, keys.server_mac, security))
     proof = read_frame(sock)
     assert b64decode(proof["mac"]) == keys.client_mac
-    _seals[sock] = HandSeals(keys.from_server, keys.from_client, said["security"])
+    _seals[sock] = HandSeals(keys.from_server, keys.from_client)
     send_frame(sock, {"type": "welcome"})
 
 

@@ -18,7 +18,7 @@ from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.source import ShardTarget
 
 SIZE_BYTES = 256 << 20
-SECRET = "5e" * 32
+SECRET = "9f1c44d0a7be5b62e38f07cd11a96e5408d3b7722cfa6915e4870b3dd2a1c65f"
 PROGRAM = """
 import sys, time
 import jax, jax.numpy as jnp

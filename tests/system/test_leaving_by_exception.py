@@ -33,7 +33,10 @@ with EmergencyCheckpointer(
 def start(root: Path, limit_s: float) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(root), str(limit_s)],
-        env={**os.environ, "ECKPT_SECRET": "5e" * 32},
+        env={
+            **os.environ,
+            "ECKPT_SECRET": "9f1c44d0a7be5b62e38f07cd11a96e5408d3b7722cfa6915e4870b3dd2a1c65f",
+        },
         stderr=subprocess.PIPE,
         text=True,
     )

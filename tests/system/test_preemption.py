@@ -5,7 +5,11 @@ Four real processes under the supervisor. Each writes down what it saw, as it sa
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ import pytest
 from running_jobs import job_root, spec_of
 
 from emergency_ckpt.launch.faults import parse_fault
+from emergency_ckpt.launch.job import JobSpec
 from emergency_ckpt.launch.supervisor import Supervisor
 
 COUNT = 4
@@ -107,6 +112,30 @@ def test_all_save_one_step_in_both_tiers_and_resume_there(exits_by_itself: bool)
         assert lives.steps(0, "persistent.complete") == [{at}] * COUNT
         assert lives.steps(0, "preemption.not_written") == [set()] * COUNT
         lives.check_resumed(1, at)
+
+
+def test_stop_of_the_launcher_costs_no_agreed_step() -> None:
+    """Steps take longer than the second that a stop had once. No test told the launcher so."""
+    with job_root() as root:
+        settings = {"pace_s": 3.0, "dir": str(root / "persistent"), "save_every_n_steps": 10_000}
+        spec = spec_of(root, "continuous_job.py", "life", "10000", json.dumps(settings))
+        supervisor = Supervisor(dataclasses.replace(spec, grace_s=JobSpec.grace_s))
+        stopper = threading.Thread(target=_stop_in_training, args=(root, supervisor))
+        stopper.start()
+        result = supervisor.run(TIMEOUT_S)
+        stopper.join()
+        lives = Lives(root, 1)
+        (at,) = set(lives.values(0, "left_at"))
+        assert at is not None
+        assert lives.steps(0, "persistent.complete") == [{at}] * COUNT
+        assert "ERROR" not in str(result.error)
+
+
+def _stop_in_training(root: Path, supervisor: Supervisor) -> None:
+    give_up_s = time.monotonic() + TIMEOUT_S / 2
+    while None in Lives(root, 1).values(0, "right") and time.monotonic() < give_up_s:
+        time.sleep(0.1)
+    supervisor.stop(signal.SIGTERM)
 
 
 CASES: dict[str, list[dict[str, Any]]] = {

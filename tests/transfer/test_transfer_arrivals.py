@@ -64,7 +64,7 @@ def test_what_came_before_a_break_was_told(holdings: MemoryHoldings) -> None:
     wanted = [ShardTarget(index, 4 * MIB, index * 4 * MIB) for index in range(3)]
     with (
         peer_that(one_shard_then_gone(shards[0])) as address,
-        TransferClient(run_id=RUN_ID, secret=SECRET, streams=1) as client,
+        TransferClient(run_id=RUN_ID, secret=SECRET, connect_timeout_s=1, streams=1) as client,
         pytest.raises(TransferError),
     ):
         client.fetch_shards(address, "ab" * 32, wanted, into, 60, lambda p, _: told.append(p))
@@ -124,7 +124,7 @@ def test_shard_that_was_used_is_not_written_again(holdings: MemoryHoldings) -> N
     with (
         peer_that(one_shard_then_gone(shards[0])) as first,
         TransferServer(holdings, run_id=RUN_ID, secret=SECRET, on_bytes_sent=sent.append) as second,
-        TransferClient(run_id=RUN_ID, secret=SECRET, streams=1) as client,
+        TransferClient(run_id=RUN_ID, secret=SECRET, connect_timeout_s=1, streams=1) as client,
     ):
         fetcher = fetcher_of(client)
         fetching = Fetching({digest: contents}, {"first": first, "second": second.address})

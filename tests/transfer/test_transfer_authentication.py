@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import os
 import socket
 import time
-from base64 import b64decode, b64encode
+from base64 import b64decode
 from pathlib import Path
-from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from transfer_support import (
     RUN_ID,
     SAVE,
     SECRET,
     HandSeals,
+    Shares,
+    client_proof,
     connect,
     fetch_all,
+    greet_by_hand,
     hello,
     keys_by_hand,
     log_in,
@@ -27,19 +33,17 @@ from transfer_support import (
     read_frame,
     read_to_end,
     send_frame,
+    server_proof,
 )
 
 from emergency_ckpt import run_secret as auth
-from emergency_ckpt.errors import AuthenticationFailed, ConfigError, ProtocolViolation
+from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.testing.memory_holdings import MemoryHoldings
 from emergency_ckpt.transfer.client import TransferClient
+from emergency_ckpt.transfer.pool import UnprovedPeer
 from emergency_ckpt.transfer.server import TransferServer
 
 OTHER_SECRET = b"0f" * 32
-
-
-def client_proof(mac: bytes) -> dict[str, Any]:
-    return {"type": "client_proof", "mac": b64encode(mac).decode()}
 
 
 @pytest.mark.parametrize(
@@ -50,41 +54,34 @@ def test_client_leaves_a_server_of_another_secret_or_run(
 ) -> None:
     with (
         TransferClient(run_id=run_id, secret=secret) as client,
-        pytest.raises(AuthenticationFailed) as failed,
+        pytest.raises(UnprovedPeer, match="check run id, secret") as failed,
     ):
         client.inventory(server.address)
     assert failed.value.target == server.address
-    assert not failed.value.retryable
 
 
-def test_client_shows_a_wrong_server_nothing_but_its_nonce() -> None:
+def test_client_shows_a_wrong_server_nothing_but_its_share() -> None:
     seen: list[bytes] = []
 
     def behave(sock: socket.socket) -> None:
-        nonce = b64decode(read_frame(sock)["client_nonce"])
-        server_nonce = os.urandom(32)
-        mac = keys_by_hand(nonce, server_nonce, key=OTHER_SECRET).server_mac
-        frame = {"server_nonce": b64encode(server_nonce).decode(), "mac": b64encode(mac).decode()}
-        send_frame(sock, {"type": "server_proof", **frame})
+        theirs, mine = b64decode(read_frame(sock)["share"]), Shares()
+        keys = keys_by_hand(theirs, mine.share, mine.joint(theirs), key=OTHER_SECRET)
+        send_frame(sock, server_proof(mine.share, keys.server_mac))
         seen.append(read_to_end(sock))
 
     with (
         peer_that(behave) as address,
         TransferClient(run_id=RUN_ID, secret=SECRET) as client,
-        pytest.raises(AuthenticationFailed),
+        pytest.raises(UnprovedPeer),
     ):
         client.inventory(address)
     assert seen == [b""]
 
 
-def test_server_refuses_a_client_without_the_secret_and_tells_it(server: TransferServer) -> None:
+def test_server_leaves_a_client_without_the_secret_unanswered(server: TransferServer) -> None:
     with connect(server.address) as sock:
-        nonce = os.urandom(32)
-        send_frame(sock, hello(nonce))
-        server_nonce = b64decode(read_frame(sock)["server_nonce"])
-        mac = keys_by_hand(nonce, server_nonce, key=OTHER_SECRET).client_mac
-        send_frame(sock, client_proof(mac))
-        assert read_frame(sock)["code"] == "unauthenticated"
+        keys, _ = greet_by_hand(sock, Shares(), key=OTHER_SECRET)
+        send_frame(sock, client_proof(keys.client_mac))
         assert read_to_end(sock) == b""
 
 
@@ -98,74 +95,78 @@ def test_requests_before_the_proof_are_not_served(
     ):
         with connect(server.address) as sock:
             send_frame(sock, request)
-            answer = read_to_end(sock)
-        assert b"protocol" in answer
-        assert b"the state" not in answer
-        assert digest.encode() not in answer
+            assert read_to_end(sock) == b""
     with connect(server.address) as sock:  # also not between the server's proof and the own
-        send_frame(sock, hello(os.urandom(32)))
-        assert read_frame(sock)["type"] == "server_proof"
+        greet_by_hand(sock, Shares())
         send_frame(sock, {"type": "get_inventory"})
-        assert digest.encode() not in read_to_end(sock)
+        assert read_to_end(sock) == b""
 
 
 def test_recorded_proof_is_of_no_use_on_another_connection(server: TransferServer) -> None:
-    nonce = os.urandom(32)
+    mine = Shares()
     with connect(server.address) as sock:
-        send_frame(sock, hello(nonce))
-        keys = keys_by_hand(nonce, b64decode(read_frame(sock)["server_nonce"]))
-        recorded = keys.client_mac
-        send_frame(sock, client_proof(recorded))
-        seals = HandSeals(keys.from_client, keys.from_server, "mac")
+        keys, _ = greet_by_hand(sock, mine)
+        send_frame(sock, client_proof(keys.client_mac))
+        seals = HandSeals(keys.from_client, keys.from_server)
         welcome = read_exactly(sock, 4 + len(b'{"type":"welcome"}') + 16)
         assert json.loads(seals.opened_frame(welcome[:4], welcome[4:])) == {"type": "welcome"}
     with connect(server.address) as sock:
-        send_frame(sock, hello(nonce))
-        assert read_frame(sock)["type"] == "server_proof"
-        send_frame(sock, client_proof(recorded))
-        assert read_frame(sock)["code"] == "unauthenticated"
+        greet_by_hand(sock, mine)
+        send_frame(sock, client_proof(keys.client_mac))
+        assert read_to_end(sock) == b""
 
 
 def test_servers_own_proof_reflected_is_refused(server: TransferServer) -> None:
     with connect(server.address) as sock:
-        send_frame(sock, hello(os.urandom(32)))
-        proof = read_frame(sock)
+        _, proof = greet_by_hand(sock, Shares())
         send_frame(sock, {"type": "client_proof", "mac": proof["mac"]})
-        assert read_frame(sock)["code"] == "unauthenticated"
+        assert read_to_end(sock) == b""
 
 
 def test_challenge_reflected_at_a_client_is_refused() -> None:
     def behave(sock: socket.socket) -> None:
-        nonce = read_frame(sock)["client_nonce"]
-        mac = keys_by_hand(b64decode(nonce), b64decode(nonce)).client_mac
-        frame = {"server_nonce": nonce, "mac": b64encode(mac).decode()}
-        send_frame(sock, {"type": "server_proof", **frame})
+        share = b64decode(read_frame(sock)["share"])
+        send_frame(sock, server_proof(share, os.urandom(32)))
         read_to_end(sock)
 
     with (
         peer_that(behave) as address,
         TransferClient(run_id=RUN_ID, secret=SECRET) as client,
-        pytest.raises(AuthenticationFailed),
+        pytest.raises(UnprovedPeer),
     ):
         client.inventory(address)
 
 
-def test_another_protocol_version_is_named(server: TransferServer) -> None:
+@pytest.mark.parametrize("share", [bytes(32), b"\1" + bytes(31)])
+def test_share_of_small_order_is_refused(server: TransferServer, share: bytes) -> None:
+    """With such a point the keys would not depend on the exchange."""
     with connect(server.address) as sock:
-        send_frame(sock, hello(os.urandom(32), protocol=1))
-        answer = read_frame(sock)
-    assert answer["code"] == "protocol"
-    assert "version" in answer["message"]
+        send_frame(sock, hello(share))
+        assert read_to_end(sock) == b""
 
 
-def test_peer_that_speaks_something_else_is_a_protocol_violation() -> None:
+def test_secret_alone_does_not_give_the_keys_of_a_session(server: TransferServer) -> None:
+    """Whoever recorded it and learns the secret later has both shares, but not their result."""
+    mine = Shares()
+    with connect(server.address) as sock:
+        keys, proof = greet_by_hand(sock, mine)
+        theirs = b64decode(proof["share"])
+        terms = {"security": proof["security"], "holder": proof["holder"]}
+        assert b64decode(proof["mac"]) == keys.server_mac
+    for joint in (b"", bytes(32), mine.share, theirs):
+        guessed = keys_by_hand(mine.share, theirs, joint, **terms)
+        assert set(guessed).isdisjoint(keys)
+
+
+def test_peer_that_speaks_something_else_is_not_reachable() -> None:
     def behave(sock: socket.socket) -> None:
         sock.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        read_to_end(sock)
 
     with (
         peer_that(behave) as address,
         TransferClient(run_id=RUN_ID, secret=SECRET) as client,
-        pytest.raises(ProtocolViolation, match="another protocol"),
+        pytest.raises(UnprovedPeer, match="another protocol"),
     ):
         client.inventory(address)
 
@@ -210,6 +211,45 @@ def test_secret_file_is_read_without_white_space(tmp_path: Path, mode: int) -> N
     assert auth.load_secret_file(secret_file(tmp_path, secret + b"\n", mode)) == secret
 
 
+@pytest.mark.parametrize("ends", [b" \t", b"\n\r", b"\x0b\x0c"])
+def test_secret_file_of_raw_bytes_is_taken_as_it_is(tmp_path: Path, ends: bytes) -> None:
+    """Also where random bytes begin and end as text with white space does."""
+    raw = ends + b"\xff\x00" + os.urandom(26) + ends
+    assert auth.load_secret_file(secret_file(tmp_path, raw, 0o600)) == raw
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_secret_file_of_another_user_is_refused(tmp_path: Path) -> None:
+    """That user knows the secret, and may change it."""
+    path = secret_file(tmp_path, auth.generate_secret(), 0o600)
+    os.chown(path, 12345, -1)
+    with pytest.raises(ConfigError, match=r"belongs to user 12345.*chown"):
+        auth.load_secret_file(path)
+
+
+@pytest.mark.parametrize(
+    "weak", ["changeme" * 4, "password" * 4 + "1", "0" * 64, "5e" * 32, "0123456789" * 4]
+)
+def test_weak_secret_is_refused_with_a_way_out(tmp_path: Path, weak: str) -> None:
+    with pytest.raises(ConfigError, match=r"can be guessed.*token_hex"):
+        auth.load_secret_file(secret_file(tmp_path, weak.encode(), 0o600))
+    with pytest.raises(ConfigError, match=r"ECKPT_SECRET can be guessed"):
+        auth.secret_from_environment({"ECKPT_SECRET": weak})
+
+
+@given(st.binary(min_size=16, max_size=16), st.sampled_from(["hex", "base64", "raw"]))
+def test_random_secret_is_never_called_weak(data: bytes, form: str) -> None:
+    """Of 16 bytes in hexadecimal digits, the least that is accepted, and more."""
+    random = hashlib.sha256(data).digest()
+    forms = {
+        "hex": random[:16].hex().encode(),
+        "base64": base64.b64encode(random[:24]),
+        "raw": random,
+    }
+    text = forms[form].decode("utf-8", "surrogateescape").replace("\0", "0")
+    assert auth.secret_from_environment({"ECKPT_SECRET": text})
+
+
 @pytest.mark.parametrize("mode", [0o644, 0o604, 0o660, 0o602])
 def test_secret_file_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
     with pytest.raises(ConfigError, match="chmod 600"):
@@ -230,7 +270,8 @@ def test_short_missing_and_huge_secrets_are_refused(tmp_path: Path) -> None:
 
 def test_environment_gives_a_secret_or_none() -> None:
     assert auth.secret_from_environment({}) is None
-    assert auth.secret_from_environment({"ECKPT_SECRET": SECRET.decode()}) == SECRET
+    secret = auth.generate_secret()
+    assert auth.secret_from_environment({"ECKPT_SECRET": secret.decode()}) == secret
     with pytest.raises(ConfigError, match="ECKPT_SECRET"):
         auth.secret_from_environment({"ECKPT_SECRET": "short"})
 
@@ -270,7 +311,7 @@ def test_secret_file_of_an_impossible_path_is_a_config_error() -> None:
 
 
 def test_environment_secret_that_is_not_utf8_is_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    raw = b"\xff\xfe" * 20
+    raw = b"\xff\xfe" + os.urandom(40).replace(b"\0", b"0") + b"\xff"
     monkeypatch.setitem(os.environb, auth.SECRET_VARIABLE.encode(), raw)
     assert auth.secret_from_environment(os.environ) == raw
     with pytest.raises(ConfigError, match="environment cannot have"):

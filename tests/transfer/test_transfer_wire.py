@@ -8,13 +8,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from transfer_support import SAVE, keys_by_hand
+from transfer_support import SAVE, Shares, keys_by_hand
 
 from emergency_ckpt.core.limits import MAX_RANGES, MAX_SHARDS
 from emergency_ckpt.errors import CorruptData, ProtocolViolation
 from emergency_ckpt.run_secret import Credentials
 from emergency_ckpt.transfer import wire
-from emergency_ckpt.transfer.security.handshake import session_keys
+from emergency_ckpt.transfer.security.handshake import Terms, session_keys
 from emergency_ckpt.transfer.security.sealing import Direction
 from emergency_ckpt.transfer.source import ShardTarget
 from emergency_ckpt.transfer.split import pieces, requests
@@ -25,15 +25,17 @@ PROTOCOL = Path(wire.__file__).with_name("PROTOCOL.md")
 
 
 def test_keys_of_the_worked_example() -> None:
-    credentials = Credentials("run-a", b"0123456789abcdef0123456789abcdef")
-    nonces = bytes(range(32)), bytes(range(32, 64))
-    keys = session_keys(credentials, "", *nonces)
-    by_hand = keys_by_hand(*nonces, key=b"0123456789abcdef0123456789abcdef")
-    assert tuple(keys) == tuple(by_hand)
-    direction = Direction(keys.from_client, encrypts=False, peer="peer")
-    sealed = direction.seal_frame(b'{"type":"get_inventory"}')
+    secret = b"0123456789abcdef0123456789abcdef"
+    client, server = Shares(bytes(range(32))), Shares(bytes(range(32, 64)))
+    joint = client.joint(server.share)
+    assert joint == server.joint(client.share)
+    terms = Terms("aead", "0" * 32)
+    shares = client.share, server.share
+    keys = session_keys(Credentials("run-a", secret), terms, *shares, joint)
+    assert tuple(keys) == tuple(keys_by_hand(*shares, joint, key=secret))
+    sealed = Direction(keys.from_client, peer="peer").seal_frame(b'{"type":"get_inventory"}')
     example = re.findall(r"^    \S.*?  ([0-9a-f]+)$", PROTOCOL.read_text(), re.MULTILINE)
-    assert [*(key.hex() for key in keys), sealed.hex()] == example
+    assert [each.hex() for each in (*shares, joint, *keys, sealed)] == example
 
 
 def test_frame_of_the_worked_example() -> None:

@@ -2,7 +2,7 @@
 
 import os
 
-MODES = ("mac", "aead", "crc")
+MODES = ("aead", "crc")
 """All modes; the first one is the default."""
 
 VARIABLE = "ECKPT_BENCHMARK_TRANSFER_SECURITY"

@@ -10,9 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 from emergency_ckpt.cli.doctor.findings import Finding
 from emergency_ckpt.core.address import format_address, parse_address, split_holder
-from emergency_ckpt.errors import AuthenticationFailed, CheckpointError, ConfigError
+from emergency_ckpt.errors import CheckpointError, ConfigError
 from emergency_ckpt.run_secret import SECRET_VARIABLE, OwnSecret, own_secret
 from emergency_ckpt.transfer.client import TransferClient
+from emergency_ckpt.transfer.pool import UnprovedPeer
 
 _AT_ONCE = 16
 
@@ -77,12 +78,11 @@ def _peer(
         own = _own_address(split_holder(peer)[1], timeout_s)
         if client is not None:
             client.greet(peer, timeout_s)
-    except AuthenticationFailed as error:
-        mend = "Give both sides the same secret and the same --run-id."
-        return Finding("peer", "failure", f"{peer}: {error.problem}", mend)
     except (CheckpointError, OSError) as error:
         problem = error.problem if isinstance(error, CheckpointError) else str(error)
         mend = "Start its server ('eckpt serve'), and let its port through firewalls and policies."
+        if isinstance(error, UnprovedPeer):
+            mend = "Give both sides the same secret and the same --run-id."
         return Finding("peer", "failure", f"{peer} cannot be reached: {problem}", mend)
     if bind_host is not None and _is_loopback(bind_host) and not _is_loopback(own):
         text = f"{peer} is on another host, which cannot reach this one at {bind_host}"

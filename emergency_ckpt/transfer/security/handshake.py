@@ -1,7 +1,10 @@
 """The handshake: each side proves that it knows the run's secret; both derive the session's keys.
 
-Only ``prove_to_server`` uses a socket. ``ServerHandshake`` takes frames, because one thread serves
-all newcomers.
+Both sides are state machines over frames. Each state accepts one frame, and says nothing about
+another one but that there is no proof. The session's keys depend on an ephemeral X25519 exchange.
+
+    server  awaits_hello -> awaits_proof -> proved
+    client  awaits_proof -> proved
 """
 
 from __future__ import annotations
@@ -11,26 +14,52 @@ import secrets
 from typing import NamedTuple, TypeVar
 
 import msgspec
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from emergency_ckpt.core.limits import MAX_HANDSHAKE_FRAME_BYTES
-from emergency_ckpt.errors import AuthenticationFailed, ProtocolViolation
+from emergency_ckpt.core.limits import MAX_NEWCOMER_FRAME_BYTES
+from emergency_ckpt.errors import ProtocolViolation
 from emergency_ckpt.run_secret import Credentials
 from emergency_ckpt.transfer import wire
 from emergency_ckpt.transfer.security.sealing import SEAL_KEY_BYTES, Direction
 from emergency_ckpt.transfer.stream import Stream, Timeout
+from emergency_ckpt.types import Security
 
 T = TypeVar("T")
 
 
 class SessionKeys(NamedTuple):
-    """The keys that both sides derive from the secret and their nonces; see PROTOCOL.md."""
+    """The keys that both sides derive; see PROTOCOL.md."""
 
     server_mac: bytes
     client_mac: bytes
     from_client: bytes
     from_server: bytes
+
+
+class Terms(NamedTuple):
+    """The demands of a server, which each client takes over under its proof.
+
+    Attributes:
+      security: the protection of the bytes of shards.
+      holder: the identity of the server.
+    """
+
+    security: Security
+    holder: str
+
+
+class NotProved(Exception):
+    """The other side has not proved that it knows the secret, so nothing that it says counts."""
+
+
+class Refused(Exception):
+    """The server answered with a sealed Failure; ``pool.failure_error`` returns its typed error."""
+
+    def __init__(self, failure: wire.Failure) -> None:
+        self.failure = failure
+        super().__init__(failure.message)
 
 
 def new_holder() -> str:
@@ -39,26 +68,26 @@ def new_holder() -> str:
 
 
 def session_keys(
-    credentials: Credentials, holder: str, client_nonce: bytes, server_nonce: bytes
+    credentials: Credentials, terms: Terms, client_share: bytes, server_share: bytes, joint: bytes
 ) -> SessionKeys:
-    """Derive the keys of one connection from the secret.
+    """Derive the keys of one connection from the secret and the ``joint`` result of X25519.
 
     The length of each field precedes it, so that no two inputs encode alike.
     """
     fields = (
         b"emergency_ckpt transfer",
         str(wire.PROTOCOL_VERSION).encode(),
-        credentials.security.encode(),
         credentials.run_id.encode(),
-        holder.encode(),
+        terms.security.encode(),
+        terms.holder.encode(),
     )
     derivation = HKDF(
         algorithm=SHA256(),
         length=2 * wire.MAC_BYTES + 2 * SEAL_KEY_BYTES,
-        salt=client_nonce + server_nonce,
+        salt=client_share + server_share,
         info=b"".join(len(field).to_bytes(4, "big") + field for field in fields),
     )
-    block = credentials.derive(derivation)
+    block = credentials.derive(derivation, joint)
     keys = block[2 * wire.MAC_BYTES :]
     return SessionKeys(
         server_mac=block[: wire.MAC_BYTES],
@@ -68,58 +97,30 @@ def session_keys(
     )
 
 
-class Refused(Exception):
-    """The server answered with a Failure; ``pool.failure_error`` returns its typed error."""
+class ClientHandshake:
+    """The client's side of one handshake: send ``hello``, then pass the answer to ``receive``.
 
-    def __init__(self, failure: wire.Failure) -> None:
-        self.failure = failure
-        super().__init__(failure.message)
-
-
-def prove_to_server(
-    stream: Stream, credentials: Credentials, holder: str, timeout: Timeout
-) -> None:
-    """Run the client's side of the handshake; the stream is sealed on return. Blocks.
-
-    Before the server has proved the secret, it learns a nonce, the mode and the wanted holder only.
-
-    Raises AuthenticationFailed, ProtocolViolation, Refused when the server answers with a Failure,
-    and TimeoutError and ConnectionError from the network.
+    Before the server has proved the secret, it learns 32 random bytes.
     """
-    nonce = secrets.token_bytes(wire.NONCE_BYTES)
-    hello = wire.Hello(
-        protocol=wire.PROTOCOL_VERSION,
-        security=credentials.security,
-        holder=holder,
-        client_nonce=nonce,
-    )
-    stream.send_frame(hello, timeout())
-    proof = _receive(stream, wire.SERVER_PROOF, timeout)
-    if isinstance(proof, wire.Failure):  # not authenticated: any process can send one
-        said = proof.message[: wire.MAX_EXCERPT_CHARS]
-        raise Refused(msgspec.structs.replace(proof, message=said))
-    keys = session_keys(credentials, holder, nonce, proof.server_nonce)
-    if not hmac.compare_digest(keys.server_mac, proof.mac):
-        raise AuthenticationFailed(
-            "authenticate",
-            stream.peer,
-            "the server does not know the secret of this run, or the handshake was altered",
-            hint="another run may listen at that address; check run id and secret on both sides",
-        )
-    stream.send_frame(wire.ClientProof(mac=keys.client_mac), timeout())
-    seal(stream, credentials, keys, is_server=False)
-    welcome = _receive(stream, wire.WELCOME, timeout)
-    if isinstance(welcome, wire.Failure):
-        raise Refused(welcome)
 
+    def __init__(self, credentials: Credentials) -> None:
+        self._credentials = credentials
+        self._private = X25519PrivateKey.generate()
+        self.hello = wire.Hello(share=_share_of(self._private))
 
-def seal(stream: Stream, credentials: Credentials, keys: SessionKeys, *, is_server: bool) -> None:
-    """Seal all later frames and bodies of the stream, as the mode has it."""
-    encrypts = credentials.security == "aead"
-    from_client = Direction(keys.from_client, encrypts=encrypts, peer=stream.peer)
-    from_server = Direction(keys.from_server, encrypts=encrypts, peer=stream.peer)
-    sending, receiving = (from_server, from_client) if is_server else (from_client, from_server)
-    stream.seal(sending, receiving, raw_ranges=credentials.security == "crc")
+    def receive(self, payload: bytes) -> tuple[wire.ClientProof, SessionKeys, Terms]:
+        """Take the server's answer; return the own proof, and what the server has proved.
+
+        NotProved for anything but the proof of the secret.
+        """
+        proof = _decoded(wire.SERVER_PROOF, payload)
+        terms = Terms(proof.security, proof.holder)
+        shares = self.hello.share, proof.share
+        joint = _joint(self._private, proof.share)
+        keys = session_keys(self._credentials, terms, *shares, joint)
+        if not hmac.compare_digest(keys.server_mac, proof.mac):
+            raise NotProved("it does not know the secret of this run, or the answer was altered")
+        return wire.ClientProof(mac=keys.client_mac), keys, terms
 
 
 class ServerHandshake:
@@ -129,50 +130,86 @@ class ServerHandshake:
       keys: of the session; use them once ``proved`` is true.
     """
 
-    def __init__(self, credentials: Credentials, holder: str, peer: str) -> None:
+    def __init__(self, credentials: Credentials, terms: Terms) -> None:
         self._credentials = credentials
-        self._holder = holder
-        self._peer = peer
+        self._terms = terms
         self.keys: SessionKeys | None = None
         self.proved = False
 
     def receive(self, payload: bytes) -> wire.ServerProof | None:
         """Take the client's next frame. Return the answer, or None once the client has proved.
 
-        Raises AuthenticationFailed and ProtocolViolation.
+        NotProved for anything else; the connection must then be closed.
         """
         if self.keys is None:
-            return self._answer(wire.decode_json(wire.HELLO, payload, self._peer))
-        proof = wire.decode_json(wire.CLIENT_PROOF, payload, self._peer)
+            return self._answer(_decoded(wire.HELLO, payload))
+        proof = _decoded(wire.CLIENT_PROOF, payload)
         if not hmac.compare_digest(self.keys.client_mac, proof.mac):
-            raise self._refused("the client does not know the secret of this run")
+            raise NotProved("the client does not know the secret of this run")
         self.proved = True
         return None
 
     def _answer(self, hello: wire.Hello) -> wire.ServerProof:
-        if hello.protocol != wire.PROTOCOL_VERSION:
-            raise ProtocolViolation(
-                "authenticate",
-                self._peer,
-                "another protocol version",
-                expected=wire.PROTOCOL_VERSION,
-                actual=hello.protocol,
-            )
-        if hello.security != self._credentials.security:
-            raise self._refused(
-                f"transfer_security is {self._credentials.security!r} at the server and"
-                f" {hello.security!r} at the client"
-            )
-        if hello.holder not in ("", self._holder):
-            raise self._refused("the client asks for a holder that does not serve here (any more)")
-        nonce = secrets.token_bytes(wire.NONCE_BYTES)
-        self.keys = session_keys(self._credentials, hello.holder, hello.client_nonce, nonce)
-        return wire.ServerProof(server_nonce=nonce, mac=self.keys.server_mac)
-
-    def _refused(self, problem: str) -> AuthenticationFailed:
-        return AuthenticationFailed("authenticate", self._peer, problem)
+        private = X25519PrivateKey.generate()
+        share, joint = _share_of(private), _joint(private, hello.share)
+        self.keys = session_keys(self._credentials, self._terms, hello.share, share, joint)
+        return wire.ServerProof(
+            share=share,
+            security=self._terms.security,
+            holder=self._terms.holder,
+            mac=self.keys.server_mac,
+        )
 
 
-def _receive(stream: Stream, decoder: msgspec.json.Decoder[T], timeout: Timeout) -> T:
-    # Before the proof the peer may be a stranger, so its frames are short.
-    return stream.receive_frame(decoder, timeout(), limit_bytes=MAX_HANDSHAKE_FRAME_BYTES)
+def prove_to_server(
+    stream: Stream, credentials: Credentials, holder: str, timeout: Timeout
+) -> None:
+    """Run the client's side of the handshake; the stream is sealed on return. Blocks.
+
+    Args:
+      holder: the identity that the server must have; empty when any server will do.
+
+    Raises NotProved when the server does not prove the secret or is another one; Refused for its
+    Failure after that; AuthenticationFailed and ProtocolViolation for what is no sealed answer;
+    TimeoutError and ConnectionError from the network.
+    """
+    handshake = ClientHandshake(credentials)
+    stream.send_frame(handshake.hello, timeout())
+    try:
+        answer = stream.receive_payload(timeout(), limit_bytes=MAX_NEWCOMER_FRAME_BYTES)
+    except ProtocolViolation as error:
+        raise NotProved(error.problem) from error
+    proof, keys, terms = handshake.receive(answer)
+    if holder not in ("", terms.holder):
+        raise NotProved("another server of this run has that address now")
+    stream.send_frame(proof, timeout())
+    seal(stream, keys, terms.security, is_server=False)
+    welcome = stream.receive_frame(wire.WELCOME, timeout())
+    if isinstance(welcome, wire.Failure):
+        raise Refused(welcome)
+
+
+def seal(stream: Stream, keys: SessionKeys, security: Security, *, is_server: bool) -> None:
+    """Seal all later frames and bodies of the stream, as the mode has it."""
+    from_client = Direction(keys.from_client, peer=stream.peer)
+    from_server = Direction(keys.from_server, peer=stream.peer)
+    sending, receiving = (from_server, from_client) if is_server else (from_client, from_server)
+    stream.seal(sending, receiving, raw_ranges=security == "crc")
+
+
+def _decoded(decoder: msgspec.json.Decoder[T], payload: bytes) -> T:
+    try:
+        return wire.decode_json(decoder, payload, "")
+    except ProtocolViolation as error:
+        raise NotProved(error.problem) from error
+
+
+def _share_of(private: X25519PrivateKey) -> bytes:
+    return private.public_key().public_bytes_raw()
+
+
+def _joint(private: X25519PrivateKey, share: bytes) -> bytes:
+    try:
+        return private.exchange(X25519PublicKey.from_public_bytes(share))
+    except ValueError as error:  # a point of small order, which no honest side sends
+        raise NotProved("its share of the key exchange is not valid") from error

@@ -78,66 +78,36 @@ class Direction:
     AuthenticationFailed when a frame or piece does not open; the connection must then be closed.
     """
 
-    def __init__(self, seal_key: bytes, *, encrypts: bool, peer: str) -> None:
-        self.encrypts = encrypts
+    def __init__(self, seal_key: bytes, *, peer: str) -> None:
         self._cipher = AESGCM(seal_key[:_KEY_BYTES])
         self._iv = int.from_bytes(seal_key[_KEY_BYTES:], "big")
         self._number = 0
         self._peer = peer
 
     def seal_frame(self, payload: bytes) -> bytes:
-        """Return the sealed frame: length, payload or its ciphertext, tag."""
+        """Return the sealed frame: length, ciphertext, tag."""
         header = len(payload).to_bytes(wire.LENGTH_BYTES, "big")
-        nonce = self._next_nonce(_FRAME)
-        if self.encrypts:
-            return header + self._cipher.encrypt(nonce, payload, header)
-        clear = header + payload
-        return clear + self._cipher.encrypt(nonce, b"", clear)
+        return header + self._cipher.encrypt(self._next_nonce(_FRAME), payload, header)
 
     def open_frame(self, header: bytes, sealed: bytes) -> bytes:
         """Return the payload of a frame of length ``header``; ``sealed`` ends with the tag."""
-        nonce = self._next_nonce(_FRAME)
-        if self.encrypts:
-            return self._opened(nonce, sealed, header)
-        payload, tag = sealed[:-TAG_BYTES], sealed[-TAG_BYTES:]
-        self._opened(nonce, tag, header + payload)
-        return payload
+        try:
+            return self._cipher.decrypt(self._next_nonce(_FRAME), sealed, header)
+        except InvalidTag:
+            raise self._altered() from None
 
     def seal_piece(self, source: memoryview, sealed: memoryview) -> None:
-        """Fill ``sealed``, which is TAG_BYTES longer than ``source``.
-
-        Without encryption ``sealed`` must begin with the bytes of ``source``; the tag is added.
-        """
-        if self.encrypts:
-            self._cipher.encrypt_into(self._next_nonce(_PIECE), source, None, sealed)
-        else:
-            sealed[len(source) :] = self.tag_of_piece(source)
-
-    def tag_of_piece(self, source: memoryview) -> bytes:
-        """Return the tag of a piece that is sent unencrypted."""
-        return self._cipher.encrypt(self._next_nonce(_PIECE), b"", source)
+        """Fill ``sealed``, which is TAG_BYTES longer than ``source``."""
+        self._cipher.encrypt_into(self._next_nonce(_PIECE), source, None, sealed)
 
     def open_piece(self, sealed: memoryview, target: memoryview) -> memoryview:
-        """Return the bytes of a piece: in ``target`` if it was encrypted, else in ``sealed``."""
-        nbytes = len(sealed) - TAG_BYTES
-        if not self.encrypts:
-            self.check_piece(sealed[:nbytes], sealed[nbytes:])
-            return sealed[:nbytes]
+        """Return the bytes of a piece, which begin ``target``."""
+        opened = target[: len(sealed) - TAG_BYTES]
         try:
-            self._cipher.decrypt_into(self._next_nonce(_PIECE), sealed, None, target[:nbytes])
+            self._cipher.decrypt_into(self._next_nonce(_PIECE), sealed, None, opened)
         except InvalidTag:
             raise self._altered() from None
-        return target[:nbytes]
-
-    def check_piece(self, received: memoryview, tag: memoryview) -> None:
-        """Check the tag of a piece that was sent unencrypted."""
-        self._opened(self._next_nonce(_PIECE), tag, received)
-
-    def _opened(self, nonce: bytes, data: bytes | memoryview, clear: bytes | memoryview) -> bytes:
-        try:
-            return self._cipher.decrypt(nonce, data, clear)
-        except InvalidTag:
-            raise self._altered() from None
+        return opened
 
     def _altered(self) -> AuthenticationFailed:
         return AuthenticationFailed(

@@ -25,7 +25,7 @@ from emergency_ckpt.tiers.persistent.marker import CHECKSUMS_NAME, MARKER_NAME
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.types import Contents, ShardId
 
-SECRET = "0123456789" * 4
+SECRET = "9f1c44d0a7be5b62e38f07cd11a96e5408d3b7722cfa6915e4870b3dd2a1c65f"
 BACKENDS = """
 import sys
 from emergency_ckpt.cli.main import main

@@ -28,7 +28,7 @@ from emergency_ckpt.tiers.local.read_only import ReadOnlyRamdisk
 from emergency_ckpt.tiers.local.signatures import Signer
 from emergency_ckpt.tiers.local.tier import LocalTier
 from emergency_ckpt.transfer.server import TransferServer
-from emergency_ckpt.types import Writer
+from emergency_ckpt.types import Security, Writer
 
 
 def fill(ramdisk: Path, slice_index: int, *steps: int, signer: Signer | None = None) -> Path:
@@ -109,15 +109,19 @@ def test_survives_without_whole_step_exits_with_1(
     assert main(["survives", "--dir", str(ramdisk)]) == 2
 
 
+@pytest.mark.parametrize("security", ["aead", "crc"])
 def test_survives_asks_live_peers(
-    ramdisk: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    security: Security,
+    ramdisk: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     secret = generate_secret()
     signer = Signer.of(RunSecret(RUN_ID, secret, given=True))
     here = fill(ramdisk / "here", 0, 10, 20, signer=signer)
     there = fill(ramdisk / "there", 1, 20, signer=signer)
     holdings = ReadOnlyRamdisk(there, RUN_ID, signer=signer)
-    with TransferServer(holdings, run_id=RUN_ID, secret=secret, bind_host="127.0.0.1") as server:
+    with TransferServer(holdings, run_id=RUN_ID, secret=secret, security=security) as server:
         words = ("--peers", f"{server.contact},127.0.0.1:1", "--run-id", RUN_ID)
         assert main(["survives", *words]) == 2
         assert "needs the run's secret" in capsys.readouterr().err

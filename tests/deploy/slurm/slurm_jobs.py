@@ -38,7 +38,7 @@ class Job:
         self.job_id = ""
         folder.mkdir()
         secret = folder / "secret"
-        secret.write_text("s" * 64)
+        secret.write_text("9f1c44d0a7be5b62e38f07cd11a96e5408d3b7722cfa6915e4870b3dd2a1c65f")
         secret.chmod(0o600)
 
     def submit(

@@ -1,0 +1,98 @@
+"""The end of a program that does not call ``stop``: what it saved last is saved."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from orbax.checkpoint import CheckpointManager
+
+from emergency_ckpt.testing.gcs import FakeGcs
+
+OPEN = """
+import sys
+import jax, numpy as np
+from emergency_ckpt import EmergencyCheckpointer
+
+config = EmergencyCheckpointer.default_config().set(dir=sys.argv[1], local_dir=sys.argv[2])
+ckpt = config.instantiate()
+"""
+SAVE = """
+state = {f"leaf_{i}": jax.numpy.full((256, 1024), i, "float32") for i in range(32)}
+for step in (1, 2):
+    ckpt.save(step=step, state=state, force=True)
+"""
+IN_A_THREAD = """
+import sys, threading, time
+import jax
+from emergency_ckpt import EmergencyCheckpointer
+
+def train():
+    config = EmergencyCheckpointer.default_config().set(dir=sys.argv[1], local_dir=sys.argv[2])
+    ckpt = config.instantiate()
+    started.set()
+    for step in (1, 2, 3):
+        time.sleep(0.5)  # the main thread has ended
+        ckpt.save(step=step, state={"w": jax.numpy.full(64, step, "float32")}, force=True)
+        ckpt.wait_until_finished()
+        ckpt.check_for_errors()
+    print("trained", flush=True)
+
+started = threading.Event()
+threading.Thread(target=train).start()
+started.wait()
+"""
+LOOK = "print('newest', ckpt.latest_step())"
+
+
+def run_program(
+    tmp_path: Path, text: str, directory: str, ramdisk: Path, env: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    program = tmp_path / "program.py"
+    program.write_text(text)
+    return subprocess.run(
+        [sys.executable, str(program), directory, str(ramdisk)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env=env,
+    )
+
+
+@pytest.mark.parametrize("ending", ["pass", "sys.exit(3)", "raise ValueError('of the program')"])
+def test_program_without_stop_keeps_its_last_save(
+    tmp_path: Path, ramdisk: Path, ending: str
+) -> None:
+    directory = tmp_path / "dir"
+    done = run_program(tmp_path, OPEN + SAVE + ending, str(directory), ramdisk, os.environ)
+    assert done.returncode == {"p": 0, "s": 3, "r": 1}[ending[0]], done.stderr
+    assert "cannot schedule new futures" not in done.stderr
+    with CheckpointManager(directory) as manager:
+        assert manager.latest_step() == 2
+
+
+def test_program_that_trains_in_a_thread_goes_on(tmp_path: Path, ramdisk: Path) -> None:
+    """Its main thread ends first, and the program with the thread that trains."""
+    directory = tmp_path / "dir"
+    done = run_program(tmp_path, IN_A_THREAD, str(directory), ramdisk, os.environ)
+    assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
+    with CheckpointManager(directory) as manager:
+        assert manager.latest_step() == 3
+
+
+def test_program_without_stop_keeps_its_last_save_in_a_bucket(
+    tmp_path: Path, ramdisk: Path
+) -> None:
+    """Its clients work in pools and loops of their own."""
+    with FakeGcs(buckets=["bucket"], process=True) as gcs:
+        env = {**os.environ, **gcs.environment()}
+        done = run_program(tmp_path, OPEN + SAVE, "gs://bucket/run", ramdisk, env)
+        assert done.returncode == 0, done.stderr
+        assert "cannot schedule new futures" not in done.stderr
+        found = run_program(tmp_path, OPEN + LOOK, "gs://bucket/run", ramdisk / "other", env)
+        assert "newest 2" in found.stdout, found.stderr

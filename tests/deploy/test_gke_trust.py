@@ -1,0 +1,65 @@
+"""What the manifests of a job on GKE trust: no code from the bucket, no link of a job's user."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from kubernetes_rules import SOURCES, manifests_in, pod_specs, words
+
+from emergency_ckpt.cli.main import main
+from emergency_ckpt.deploy.ramdisk_daemon import MOUNT_SCRIPT
+
+OWNER = 12345
+
+
+def caches(text: str) -> set[str]:
+    """The compilation caches of all containers."""
+    return {
+        variable["value"]
+        for spec in pod_specs(manifests_in(text))
+        for container in spec["containers"]
+        for variable in container.get("env", [])
+        if variable["name"] == "JAX_COMPILATION_CACHE_DIR"
+    }
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_compilation_cache_is_not_in_the_bucket(
+    source: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever can write into it runs code in the trainers."""
+    assert main(words(source)) == 0
+    assert caches(capsys.readouterr().out) == {"/tmp/jax-cache"}
+    assert main(words(source, "--compilation-cache", "gs://ours/cache")) == 0
+    assert caches(capsys.readouterr().out) == {"gs://ours/cache"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the script runs as root")
+@pytest.mark.parametrize("link", ["data", "data/eckpt"])
+def test_mount_script_gives_away_nothing_behind_a_link(tmp_path: Path, link: str) -> None:
+    """As a job's user may have left it for the next start of the DaemonSet."""
+    programs, ramdisk, victim = tmp_path / "bin", tmp_path / "ramdisk", tmp_path / "victim"
+    for directory in (programs, ramdisk, victim):
+        directory.mkdir()
+    for name in ("mount", "mountpoint"):
+        (programs / name).write_text("#!/bin/sh\nexit 0\n")
+        (programs / name).chmod(0o755)
+    if link != "data":
+        (ramdisk / "data").mkdir()
+    (ramdisk / link).symlink_to(victim)
+    subprocess.run(
+        ["/bin/sh", "-euc", MOUNT_SCRIPT],
+        env={
+            "PATH": f"{programs}:{os.environ['PATH']}",
+            "RAMDISK": str(ramdisk),
+            "SIZE_BYTES": "1048576",
+            "OWNER": f"{OWNER}:{OWNER}",
+        },
+        check=True,
+    )
+    assert victim.stat().st_uid == 0
+    if link != "data":
+        assert (ramdisk / "data").stat().st_uid == OWNER
