@@ -14,6 +14,7 @@ from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster.coordination import Coordinator, connect_start
 from emergency_ckpt.cluster.departures import Departures
 from emergency_ckpt.cluster.membership import Membership
+from emergency_ckpt.cluster.peer_signs import DeathWatch
 from emergency_ckpt.cluster.peers import Known
 from emergency_ckpt.cluster.preemption.sources import open_sources
 from emergency_ckpt.cluster.preemption.watch import PreemptionWatch, find_notices
@@ -59,6 +60,7 @@ class Base:
     failures: Failures
     departures: Departures
     storage: Storage | None
+    deaths: DeathWatch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,6 +162,7 @@ def assemble(base: Base) -> Assembly:
             failures=base.failures,
             inbox=member.holdings.inbox,
             before_save=prefetches.before_save,
+            look=base.deaths.look,
         ),
         member.incarnation,
     )

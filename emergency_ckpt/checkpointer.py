@@ -107,6 +107,7 @@ class EmergencyCheckpointer:
             metrics are not JSON values. HostStateError: ``host_state`` cannot be saved.
           RamdiskFull: at the first save, when ``restore`` was not called before.
           SystemExit: with ``exit_on_preemption``, at the sync point.
+          PeerLeft: a process has died, so that the arrays of ``state`` will never be computed.
           CheckpointError: after ``stop``.
           Errors of the background part are logged, counted, and raised by ``check_for_errors``.
         """

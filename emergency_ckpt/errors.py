@@ -151,7 +151,13 @@ class ForgedValue(CoordinationError):
 
 
 class PeerLeft(CoordinationError):
-    """Another process of the job has left, so the awaited value never comes."""
+    """Another process of the job has left or died, so what is waited for never comes."""
+
+
+class PeerAbsent(CoordinationError):
+    """Another process of the job gives no sign of life; it may come back."""
+
+    retryable = True
 
 
 class DeadlineExceeded(CheckpointError):

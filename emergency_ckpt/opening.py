@@ -20,6 +20,7 @@ from emergency_ckpt.cluster.departures import Departures
 from emergency_ckpt.cluster.hang.progress import StepProgress
 from emergency_ckpt.cluster.hang.watch import HangWatch
 from emergency_ckpt.cluster.membership import Membership
+from emergency_ckpt.cluster.peer_signs import DeathWatch, PeerSigns
 from emergency_ckpt.cluster.peers import Known
 from emergency_ckpt.cluster.preemption.watch import PreemptionWatch
 from emergency_ckpt.cluster.rounds import run_on_all
@@ -120,8 +121,10 @@ def _open(config: Config, start: str, process: tuple[int, int], events: EventSin
         storage = open_storage(config, process, member.secret, events, failures)
     events.locate(incarnation=member.incarnation)
     watch = watch_notices(config, member.coordinator, events)
-    departures = Departures(member.coordinator, member.peers.address_of)
-    base = Base(config, process, member, watch, events, failures, departures, storage)
+    signs = PeerSigns(member.peers.address_of, member.client)
+    departures = Departures(member.coordinator, signs)
+    deaths = DeathWatch(signs, member.peers.known, departures)
+    base = Base(config, process, member, watch, events, failures, departures, storage, deaths)
     try:
         parts = assemble(base)
         # Also so that no process's restore timeout runs while the leader waits for storage.

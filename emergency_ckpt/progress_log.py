@@ -113,6 +113,7 @@ _WARNINGS = frozenset(
         "save.without_restore",
         "stop.not_saved",
         "ramdisk.run_removed",
+        "ramdisk.full",
         "restore.quarantined",
         "restore.replanned",
         "restore.unsigned",

@@ -11,7 +11,7 @@ from emergency_ckpt.cluster.preemption.watch import PreemptionWatch
 from emergency_ckpt.cluster.process_placement import ProcessPlacement, place_process
 from emergency_ckpt.cluster.rounds import run_on_all
 from emergency_ckpt.config import Config
-from emergency_ckpt.errors import RestoreFailed
+from emergency_ckpt.errors import RamdiskFull, RestoreFailed
 from emergency_ckpt.restore.request import RestoredState, RestoreRequest
 from emergency_ckpt.restore.restore import Restore
 from emergency_ckpt.state.tree import PyTree, describe
@@ -110,7 +110,9 @@ class Resume:
 
         def settle() -> None:
             restore.settle()
-            self._parts.saver.use_placement(placement, in_background=restore.restored is not None)
+            size_bytes = restore.host_state_bytes * (1 + len(placement.buddies))
+            self._parts.restore_parts.tier.expect_documents(size_bytes)
+            self._reserve(restore.restored, placement)
 
         errors = run_on_all(
             self._coordinator,
@@ -121,6 +123,23 @@ class Resume:
         )
         if errors:
             raise RestoreFailed("settle", "what RAM holds", errors)
+
+    def _reserve(self, restored: RestoredState | None, placement: ProcessPlacement) -> None:
+        """Reserve RAM for the saves to come. What was restored is used also where it has no room.
+
+        RamdiskFull where nothing was restored.
+        """
+        lack = "" if restored is None else restored.lack
+        try:
+            self._parts.saver.use_placement(placement, in_background=restored is not None)
+        except RamdiskFull as error:
+            if restored is None:
+                raise
+            lack = str(error)
+        if restored is not None and lack:
+            self._parts.restore_parts.events.emit(
+                "ramdisk.full", step=restored.step, reason=lack[:500]
+            )
 
     def _continue_from(self, restored: RestoredState, *, keep_newer: bool) -> None:
         parts = self._parts

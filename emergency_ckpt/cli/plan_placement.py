@@ -12,6 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from emergency_ckpt.cli.doctor.sizing import host_state_bytes
 from emergency_ckpt.core.placement.study import JobShape, PlacementCosts, recommend, study
 from emergency_ckpt.errors import ConfigError
 
@@ -25,7 +26,9 @@ _WIDTH_CHARS = 200
 
 
 _LEGEND = (
-    "RAM: two slots of a host. stall: transfer to the host. in RAM: time until a save is complete.",
+    "RAM: two slots of a host, and the host states of two saves. Plan one slot more, for arrays",
+    "that a restore on CPU lends and for saves to storage; without it both copy.",
+    "stall: transfer to the host. in RAM: time until a save is complete.",
     "fetch: from peers, with nothing lost. slice lost: the same for the busiest host after a loss.",
     "k lost: the RAM tier survives k random hosts failing at once. All computed from the rates.",
 )
@@ -47,6 +50,9 @@ def add_parser(subparsers: SubParsers) -> None:
     parser.add_argument("--hosts", type=int, required=True, help="hosts of each slice")
     parser.add_argument(
         "--state-gib", type=float, required=True, help="one replica of the state, GiB"
+    )
+    parser.add_argument(
+        "--host-state-mib", type=float, default=0.0, help="of one host, MiB (%(default)s)"
     )
     parser.add_argument("--ramdisk-gib", type=float, help="ramdisk of a host, GiB; default: any")
     parser.add_argument(
@@ -88,6 +94,7 @@ def run(args: argparse.Namespace) -> int:
         copy_bytes_per_s=args.copy_gb_s * _GB,
         network_bytes_per_s=args.network_gb_s * _GB,
         most_lost_hosts=args.lost_hosts,
+        host_state_bytes=host_state_bytes(args, "the plan"),
     )
     rows = study(job)
     chosen, reason = recommend(job, rows, wanted_survival=args.survival)
@@ -116,7 +123,7 @@ def _as_json(
     return json.dumps(
         {
             "job": dataclasses.asdict(job),
-            "placements": [dataclasses.asdict(row) | {"ram_bytes": row.ram_bytes} for row in rows],
+            "placements": [dataclasses.asdict(row) for row in rows],
             "recommended": chosen.name,
             "reason": reason,
         },

@@ -15,6 +15,8 @@ from emergency_ckpt.errors import CoordinationError, DeadlineExceeded, ForgedVal
 
 GONE = "gone"
 """Prefix of the keys of processes that have left; see ``departures``."""
+DIED = "died"
+"""Prefix of the keys of processes that others have found dead."""
 _ALL_CAME = "all have come"
 """The leader found all values itself: another writer has counted, or no process could."""
 _FIRST_LOOK_S = 1.0
@@ -116,8 +118,11 @@ def _all_values(coordinator: Coordinator, name: str) -> dict[int, bytes]:
 
 def departed(coordinator: Coordinator) -> dict[int, str]:
     """Return a sentence for each process that has left this job for good; see ``departures``."""
-    found = by_process(coordinator.list(GONE), GONE, coordinator.process_count)
-    return {p: f"process {p} has left: {reason_of(text)}" for p, text in sorted(found.items())}
+    found: dict[int, str] = {}
+    for prefix, verb in ((GONE, "left"), (DIED, "died")):
+        each = by_process(coordinator.list(prefix), prefix, coordinator.process_count)
+        found.update({p: f"process {p} has {verb}: {reason_of(why)}" for p, why in each.items()})
+    return dict(sorted(found.items()))
 
 
 def _missing(coordinator: Coordinator, name: str) -> list[int]:

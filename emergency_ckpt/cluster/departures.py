@@ -4,23 +4,22 @@ A leaving process announces it twice. At once (``LEAVING``): the reason, and the
 has begun in each tier. It still finishes these, so the others wait for it in them and not in later
 ones. When it has released everything (``collectives.GONE``): nothing more comes from it.
 
-A process that dies announces nothing. Its host then refuses connections to its port.
+A process that dies announces nothing. Who finds it dead (``peer_signs``) announces it in its place
+(``collectives.DIED``); until then its host refuses connections to its port, or does not answer.
 """
 
 from __future__ import annotations
 
-import errno
-import socket
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 
 import msgspec
 from absl import logging
 
-from emergency_ckpt.cluster.collectives import GONE
+from emergency_ckpt.cluster.collectives import DIED, GONE
 from emergency_ckpt.cluster.coordination import Coordinator
 from emergency_ckpt.cluster.messages import by_process, decode_each, reason_of
-from emergency_ckpt.core.address import parse_address
+from emergency_ckpt.cluster.peer_signs import PeerSigns
 from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.core.timeline import life_of
 from emergency_ckpt.errors import CheckpointError
@@ -28,7 +27,6 @@ from emergency_ckpt.types import SaveId
 
 LEAVING = "leaving"
 _REASON_LIMIT_CHARS = 500
-_PROBE_TIMEOUT_S = 1.0
 _PROBED_AT_MOST = 4
 
 
@@ -65,12 +63,10 @@ def _leaving(coordinator: Coordinator) -> dict[int, _Leaving]:
 class Departures:
     """The announcement of this process, and those of the others. Thread-safe."""
 
-    def __init__(
-        self, coordinator: Coordinator, address_of: Callable[[int], str] | None = None
-    ) -> None:
-        """``address_of``: transfer address of a process; None: dead processes are not detected."""
+    def __init__(self, coordinator: Coordinator, signs: PeerSigns | None = None) -> None:
+        """``signs``: of the other processes; None: dead ones are not detected."""
         self._coordinator = coordinator
-        self._address_of = address_of
+        self._signs = signs
         self._lock = threading.Lock()
         self._said: set[str] = set()
 
@@ -83,6 +79,24 @@ class Departures:
     def gone(self, reason: str) -> None:
         """Announce that nothing more comes from this process. Idempotent; never raises."""
         self._say(GONE, reason[:_REASON_LIMIT_CHARS].encode())
+
+    def left(self) -> Collection[int]:
+        """Return the processes that have left for good."""
+        found = self._coordinator.list(GONE)
+        return by_process(found, GONE, self._coordinator.process_count).keys()
+
+    def died(self) -> dict[int, str]:
+        """Return the processes that were found dead, by any process, each with a reason."""
+        found = by_process(self._coordinator.list(DIED), DIED, self._coordinator.process_count)
+        return {process: reason_of(data) for process, data in found.items()}
+
+    def say_died(self, process: int, reason: str) -> None:
+        """Announce that ``process`` was found dead. Never raises; another may have said it."""
+        text = f"process {self._coordinator.process_index} found: {reason}"
+        try:
+            self._coordinator.put(f"{DIED}/{process}", text[:_REASON_LIMIT_CHARS].encode())
+        except CheckpointError as error:
+            logging.info("process %d was found dead; it is not announced: %s", process, error)
 
     def _say(self, kind: str, value: bytes) -> None:
         coordinator = self._coordinator
@@ -108,7 +122,9 @@ class Departures:
             for process, reason in self._reasons(tier, save).items()
             if process in processes
         }
-        return found or self._dead(processes)
+        died = {p: f"process {p} has died: {why}" for p, why in self.died().items()}
+        found.update({p: text for p, text in died.items() if p in processes})
+        return found or self._without_signs_of_life(processes)
 
     def _reasons(self, tier: TierName, save: SaveId) -> dict[int, str]:
         reasons: dict[int, str] = {}
@@ -120,23 +136,16 @@ class Departures:
             reasons.setdefault(process, reason_of(data))
         return reasons
 
-    def _dead(self, processes: Collection[int]) -> dict[int, str]:
-        if self._address_of is None:
+    def _without_signs_of_life(self, processes: Collection[int]) -> dict[int, str]:
+        if self._signs is None:
             return {}
         found: dict[int, str] = {}
         for process in sorted(processes)[:_PROBED_AT_MOST]:
-            if process != self._coordinator.process_index and self._refuses(process):
-                found[process] = f"process {process} has ended: its host refuses connections to it"
+            if process == self._coordinator.process_index:
+                continue
+            state = self._signs.probe(process)
+            if state.kind == "dead":
+                self.say_died(process, state.reason)
+            if state.kind != "present":
+                found[process] = f"process {process} has ended: {state.reason}"
         return found
-
-    def _refuses(self, process: int) -> bool:
-        """Return whether the host of ``process`` refuses connections; silence may mean slowness."""
-        assert self._address_of is not None
-        try:
-            host, port = parse_address(self._address_of(process))
-            with socket.create_connection((host, port), _PROBE_TIMEOUT_S):
-                return False
-        except OSError as error:
-            return error.errno == errno.ECONNREFUSED
-        except CheckpointError:
-            return False

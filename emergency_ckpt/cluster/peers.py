@@ -77,6 +77,11 @@ class Peers:
                 self._addresses[process] = known
         return known
 
+    def known(self) -> frozenset[int]:
+        """Return the processes that this one has asked for anything."""
+        with self._lock:
+            return frozenset(self._addresses) - {self._coordinator.process_index}
+
     def push_host_state(
         self, process: int, save: SaveId, data: bytes, *, for_storage: bool = False
     ) -> None:

@@ -197,6 +197,13 @@ METRICS = (
         (Source("restore.finished", "step"),),
     ),
     Metric(
+        "eckpt_ramdisk_full_total",
+        "counter",
+        "restores after which this process's ramdisk had no room, for the step or for the saves to"
+        " come",
+        (Source("ramdisk.full"),),
+    ),
+    Metric(
         "eckpt_passed_over_steps_total",
         "counter",
         "newer steps that a restore passed over; the event restore.rejected has the reasons",

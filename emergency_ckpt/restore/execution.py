@@ -37,6 +37,7 @@ from emergency_ckpt.restore.protocol import (
 from emergency_ckpt.restore.request import RestoredState, RestoreParts, RestoreRequest
 from emergency_ckpt.restore.shards.holder_calls import HolderCalls
 from emergency_ckpt.restore.shards.outvoted_copies import quarantine_outvoted
+from emergency_ckpt.restore.shards.room import RestoreRoom
 from emergency_ckpt.restore.shards.shard_fetch import CopiesFailed
 from emergency_ckpt.restore.shards.shard_loader import ShardCollection
 from emergency_ckpt.restore.storage.load import StorageLoad
@@ -115,6 +116,7 @@ class RestoreExecution:
         # Ends first, so that all learn which holder was out of reach, and not only of a deadline.
         margin_s = min(_MARGIN_S, parts.config.restore_timeout_s / 10)
         self._calls = HolderCalls(parts.events, self._deadline_s - margin_s)
+        self._room = RestoreRoom(parts.tier)
 
     @property
     def deadline_s(self) -> float:
@@ -255,6 +257,8 @@ class RestoreExecution:
         Returns None where a copy failed: a new plan is due. Raises what ends the restore, on all.
         """
         result, status = _carry_out(work, plan)
+        if status.kind == "no_room":
+            self._room.note_full(status.error)
         with self._phase("agree"):
             verdict = self.dialogue.agree(number, status)
         if verdict.done and result is not None:
@@ -287,6 +291,7 @@ class RestoreExecution:
             me=parts.process[0],
             leaves=[leaf.spec for leaf in self._request.tree.leaves],
             deadline_s=now_s + (self._deadline_s - now_s) / 2,
+            room=self._room,
         )
         with self._phase("load"):
             nbytes = load.run()
@@ -313,6 +318,7 @@ class RestoreExecution:
             me=holder_name(me),
             retained=self._request.retained,
             calls=self._calls,
+            room=self._room,
             expendable=passed_over(plan, parts.config.run_name) - {save},
         )
         tier: TierName = "persistent" if loaded.save == save else "local"
@@ -335,6 +341,7 @@ class RestoreExecution:
                 parts.tier,
                 parts.client,
                 self._calls,
+                self._room,
                 part,
                 save,
                 plan.host_state_count or 0,
@@ -354,6 +361,7 @@ class RestoreExecution:
             plan.rejected,
             shards.gathered,
             plan.timeline,
+            lack=self._room.lack,
         )
 
 

@@ -20,6 +20,7 @@ from emergency_ckpt.errors import (
 )
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.restore.shards.holder_calls import HolderCalls
+from emergency_ckpt.restore.shards.room import RestoreRoom
 from emergency_ckpt.restore.shards.shard_loader import CopiesFailed
 from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.state.host_state_codec import as_stateful
@@ -33,6 +34,7 @@ def fetch_documents(
     tier: LocalTier,
     client: TransferClient,
     calls: HolderCalls,
+    room: RestoreRoom,
     plan: ProcessPlan,
     save: SaveId,
     count: int,
@@ -72,7 +74,7 @@ def fetch_documents(
             raise CopiesFailed(save.step, failed)
         source, data, document = answer
         if source != me:
-            tier.publish_host_state(save, wanted.owner, count, data)
+            room.publish_host_state(save, wanted.owner, count, data)
         found.append(document)
     return found
 

@@ -479,12 +479,14 @@ class RestoreLeader:
         new = found - self._inventory.quarantined
         self._attempts += 1
         text = "; ".join(f"process {p}: {s.error}" for p, s in list(failed.items())[:4])
-        not_retryable = any(not status.unusable for status in failed.values())
+        lack_room = [status for status in failed.values() if status.kind == "no_room"]
+        fatal = [s for s in failed.values() if not s.unusable and s.kind != "no_room"]
         self._last_failure = text
-        if not_retryable or not new or self._attempts >= MAX_ATTEMPTS:
-            fatal = [status for status in failed.values() if not status.unusable]
+        if fatal or not (new or lack_room) or self._attempts >= MAX_ATTEMPTS:
             kinds: set[FailureKind] = {status.kind for status in fatal}
             return Verdict(error=text, kind=kinds.pop() if len(kinds) == 1 else "failed")
+        if lack_room and self._load is not None:
+            self._loads[self._load.step] -= 1  # its files are as good as before
         lost_stored = any(each.holder == PERSISTENT_HOLDER for each in new)
         if lost_stored and self._persistent is not None and self._has_news(self._persistent):
             self._with_stored()

@@ -17,6 +17,7 @@ from emergency_ckpt.errors import (
     HolderUnreachable,
     HostStateError,
     PersistentTierError,
+    RamdiskFull,
     ReplicasDiffer,
     RestoreFailed,
     StateMismatch,
@@ -46,16 +47,18 @@ class AttemptCancelled(RestoreFailed):
     """A process does not want any more what all were about to restore. Nothing is wrong."""
 
 
-FailureKind = Literal["failed", "given_up", "holder", "storage"]
+FailureKind = Literal["failed", "given_up", "holder", "storage", "no_room"]
 """Cause that ends a restore: a fault; a process withdrew; a holder of copies in RAM, or
-storage, could not be reached."""
+storage, could not be reached. The last one ends none: the process that found no room in its
+ramdisk uses memory from then on, and all try again."""
 
 
 class Status(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The outcome of one process's part of a plan.
 
-    ``unusable`` names copies that failed; with them the leader plans anew. An ``error`` with
-    nothing unusable ends the restore on all processes.
+    ``unusable`` names copies that failed; with them the leader plans anew, as it does when the
+    ``kind`` is "no_room". Any other ``error`` with nothing unusable ends the restore on all
+    processes.
     """
 
     error: str = ""
@@ -93,6 +96,8 @@ def failure_kind(error: Exception) -> FailureKind:
             return "holder"
         case PersistentTierError(unreachable=True, retryable=True):
             return "storage"
+        case RamdiskFull():
+            return "no_room"
         case _:
             return "failed"
 
@@ -108,7 +113,7 @@ def failure_of(kind: FailureKind, target: str, problem: str) -> RestoreFailed:
             return HolderUnreachable("restore", target, problem, hint=hint)
         case "storage":
             return StorageUnreachable("restore", target, problem, hint=_UNREACHABLE_HINT)
-        case "failed":
+        case "failed" | "no_room":
             hint = "no process has restored anything"
             return RestoreFailed("restore", target, problem, hint=hint)
 

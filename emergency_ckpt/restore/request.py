@@ -83,6 +83,7 @@ class RestoredState:
       timeline: the newest that any process knew, or storage.
       incarnation: the id under which the job saves from now on; empty until all processes have
         their part.
+      lack: why a part of the step is not in this process's RAM; empty when all of it is.
     """
 
     step: int
@@ -95,3 +96,4 @@ class RestoredState:
     gathered: str | None = None
     timeline: Timeline | None = None
     incarnation: str = ""
+    lack: str = ""

@@ -33,6 +33,11 @@ class _HostState:
         self._moved = False
         self.restored: object = None
 
+    @property
+    def size_bytes(self) -> int:
+        """Return the bytes of a document of the value as it was before."""
+        return host_states.size_of(self._before)
+
     def check(self) -> None:
         """Nothing ends a restore from outside."""
 
@@ -106,6 +111,11 @@ class Restore:
         finally:
             if self._prefetch is not None:
                 self._prefetch.cancel("a restore came after it")
+
+    @property
+    def host_state_bytes(self) -> int:
+        """Return the size of this process's host state, as far as it is known."""
+        return self._host_state.size_bytes
 
     def undo(self) -> None:
         """Put the host state back to where it was before ``run``."""

@@ -12,6 +12,7 @@ from emergency_ckpt.core.shard_layout import Layout, lay_out, shard_nbytes
 from emergency_ckpt.state.device_copies import DeviceCopies
 from emergency_ckpt.state.snapshot import SnapshotRecipe
 from emergency_ckpt.state.structure import StateStructure
+from emergency_ckpt.state.waiting import Look, no_look
 from emergency_ckpt.types import ShardId
 
 
@@ -29,6 +30,7 @@ class SnapshotPlan:
     settings: SnapshotSettings
     copies: DeviceCopies
     local: SnapshotRecipe
+    look: Look
 
     @functools.cached_property
     def held(self) -> SnapshotRecipe:
@@ -56,15 +58,19 @@ class SnapshotPlan:
         )
 
     def _recipe(self, wanted: Sequence[ShardId]) -> SnapshotRecipe:
-        return SnapshotRecipe(self.placement.tree, wanted, self.settings, self.copies)
+        return SnapshotRecipe(self.placement.tree, wanted, self.settings, self.copies, self.look)
 
 
 def plan_snapshots(
-    placement: ProcessPlacement, settings: SnapshotSettings, copies: DeviceCopies
+    placement: ProcessPlacement,
+    settings: SnapshotSettings,
+    copies: DeviceCopies,
+    look: Look = no_look,
 ) -> SnapshotPlan:
     """Return the plan for states placed as ``placement`` says.
 
-    ``copies``: the budget of device memory, for all plans of the process.
+    ``copies``: the budget of device memory, for all plans of the process. ``look``: see
+    ``SnapshotRecipe``.
     """
-    local = SnapshotRecipe(placement.tree, placement.stored, settings, copies)
-    return SnapshotPlan(placement, StateStructure(placement.tree), settings, copies, local)
+    local = SnapshotRecipe(placement.tree, placement.stored, settings, copies, look)
+    return SnapshotPlan(placement, StateStructure(placement.tree), settings, copies, local, look)

@@ -145,12 +145,12 @@ class SaveWork:
         config = self._parts.config
         plan, flat = self._plan, None
         if plan is None and self._placement is not None:  # that of a restore
-            plan = plan_snapshots(self._placement, config.snapshots, self._copies)
+            plan = plan_snapshots(self._placement, config.snapshots, self._copies, self._parts.look)
         if plan is not None:
             flat = plan.structure.leaves_of(state)
         if plan is None or flat is None:
             placement = place_process(describe(state, "save"), config, self._parts.process)
-            plan = plan_snapshots(placement, config.snapshots, self._copies)
+            plan = plan_snapshots(placement, config.snapshots, self._copies, self._parts.look)
             self.use_placement(placement)
             flat = jax.tree_util.tree_leaves(state)
         self._plan = plan

@@ -19,13 +19,18 @@ from emergency_ckpt.cluster.process_placement import ProcessPlacement
 from emergency_ckpt.cluster.rounds import leave_together
 from emergency_ckpt.core.save.save_rules import named_metrics
 from emergency_ckpt.core.save.step_agreement import TierName
-from emergency_ckpt.errors import CheckpointError, DeadlineExceeded
+from emergency_ckpt.errors import CheckpointError, DeadlineExceeded, PeerAbsent, PeerLeft
 from emergency_ckpt.save.due_saves import DueSaves
 from emergency_ckpt.save.last_step import LastStep, was_donated
 from emergency_ckpt.save.save_request import SaveRequest
 from emergency_ckpt.save.save_work import SaveWork, Work
 from emergency_ckpt.save.saved_steps import SavedSteps
-from emergency_ckpt.save.saver_parts import SaverParts, longest_wait_s, note_skipped
+from emergency_ckpt.save.saver_parts import (
+    SaverParts,
+    longest_wait_s,
+    note_given_up,
+    note_skipped,
+)
 from emergency_ckpt.save.schedule import TierSchedule
 from emergency_ckpt.state.staging import Snapshot
 from emergency_ckpt.state.tree import PyTree
@@ -33,6 +38,8 @@ from emergency_ckpt.tiers.storage.calls import release_workers
 from emergency_ckpt.types import SaveId
 
 _STOP_TIMEOUT_S = 30.0
+_LOOK_S = 1.0
+"""Pause between looks at the other processes, while a save waits for the one before it."""
 
 
 class _Begun(NamedTuple):
@@ -189,17 +196,18 @@ class Saver:
         is_again = schedule.last_started == request.step
         schedule.note_due(request.step)
         self._newest_due = max(self._newest_due, request.step)
-        limit_s = longest_wait_s(self._parts, name) if request.limit_s is None else request.limit_s
-        each_time = request.must_exist or name != "persistent"
-        if not schedule.wait_idle(limit_s, each_time=each_time):
-            note_skipped(self._parts, name, save, limit_s, is_again=is_again)
+        if not self._wait_turn(schedule, request, is_again=is_again):
             return []
         waited_s = time.monotonic() - begun_s
         if request.must_exist and self._saved.holds(name, request.step):
             return []  # it was the save that has just ended
         if schedule.pauses and not request.must_exist and self._tell_pause(schedule, save):
             return []
-        snapshot, read, work = self._work.take(name, request)
+        try:
+            snapshot, read, work = self._work.take(name, request)
+        except PeerAbsent as error:
+            note_given_up(self._parts, name, save, error)
+            return []
         first = self._parts.before_save(request.step)
         if first is not None:
             work = chain(first, work)
@@ -218,9 +226,42 @@ class Saver:
         self._begun[name] = save
         return [_Begun(name, snapshot, begun_s, waited_s)]
 
+    def _wait_turn(self, schedule: TierSchedule, request: SaveRequest, *, is_again: bool) -> bool:
+        """Wait for the save before; a ``request`` that it leaves no time for is left out."""
+        parts, name, save = self._parts, schedule.name, request.save
+        limit_s = longest_wait_s(parts, name) if request.limit_s is None else request.limit_s
+        each_time = request.must_exist or name != "persistent"
+        try:
+            is_idle = self._wait_idle(schedule, limit_s, each_time=each_time)
+        except (PeerLeft, PeerAbsent) as error:
+            note_given_up(parts, name, save, error)
+            return False
+        if not is_idle:
+            note_skipped(parts, name, save, limit_s, is_again=is_again)
+        return is_idle
+
+    def _wait_idle(self, schedule: TierSchedule, limit_s: float, *, each_time: bool) -> bool:
+        """Wait for the save before. PeerLeft, PeerAbsent: a process does not take part in it."""
+        deadline_s = time.monotonic() + limit_s
+        is_idle = schedule.wait_idle(min(limit_s, _LOOK_S), each_time=each_time)
+        while not is_idle and each_time and time.monotonic() < deadline_s:
+            self._parts.look()
+            left_s = deadline_s - time.monotonic()
+            is_idle = schedule.wait_idle(max(0.0, min(left_s, _LOOK_S)), each_time=True)
+        return is_idle
+
     def _wait_captured(self, begun: _Begun, request: SaveRequest) -> None:
         """Wait until the state may be donated, as far as this save is concerned."""
-        if not begun.snapshot.wait_captured(self._parts.config.save_timeout_s):
+        try:
+            limit_s = self._parts.config.save_timeout_s
+            captured = begun.snapshot.wait_captured(limit_s, self._parts.look)
+        except PeerAbsent as error:
+            logging.warning("step %d: %s", request.step, error)
+            captured = False
+        except PeerLeft:
+            begun.snapshot.close()
+            raise
+        if not captured:
             begun.snapshot.close()  # fails the save; training goes on
         now_s = time.monotonic()
         self._schedules[begun.tier].note_started(request.step, now_s - request.begun_s)

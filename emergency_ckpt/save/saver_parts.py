@@ -15,7 +15,7 @@ from emergency_ckpt.config import Config
 from emergency_ckpt.config.policies import plan_text
 from emergency_ckpt.core.save.save_rules import skip_reason
 from emergency_ckpt.core.save.step_agreement import TierName
-from emergency_ckpt.errors import SaveFailed
+from emergency_ckpt.errors import PeerAbsent, PeerLeft, SaveFailed
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.save.local_save import LocalSaves
 from emergency_ckpt.save.persistent.capture import CaptureParts
@@ -35,6 +35,8 @@ class SaverParts:
       inbox: what others push for the persistent saves of this process.
       before_save: called when a save of a step starts; gives what its background part does first,
         if anything.
+      look: raises PeerLeft, or PeerAbsent, when a process is found that the training thread waits
+        for in vain.
     """
 
     config: Config
@@ -50,6 +52,7 @@ class SaverParts:
     failures: Failures
     inbox: HostStateInbox
     before_save: Callable[[int], Callable[[], object] | None]
+    look: Callable[[], None]
 
 
 def capture_parts(parts: SaverParts) -> CaptureParts:
@@ -97,13 +100,31 @@ def note_skipped(
     waits = False
     if name == "local":
         waits = parts.local.waits_for_others
-        parts.local.note_skipped(save)
     elif parts.persistent is not None:
         waits = parts.persistent.outcomes.is_learning
-        parts.persistent.note_skipped(save)
+    _tell_skipped(parts, name, save)
     if is_again:
         return
     why = skip_reason(name, limit_s, waits_for_others=waits)
     target = f"step {save.step} to the {name} tier"
     parts.failures.record(SaveFailed("save", target, why.problem, hint=why.hint))
     parts.events.emit("save.skipped", step=save.step, tier=name, reason=why.problem)
+
+
+def note_given_up(
+    parts: SaverParts, name: TierName, save: SaveId, error: PeerLeft | PeerAbsent
+) -> None:
+    """``save`` is given up: a process that it waits for has died, or gives no sign of life."""
+    _tell_skipped(parts, name, save)
+    target = f"step {save.step} to the {name} tier"
+    failure = SaveFailed("save", target, error.problem, hint=error.hint)
+    failure.__cause__ = error
+    parts.failures.record(failure)
+    parts.events.emit("save.skipped", step=save.step, tier=name, reason=error.problem)
+
+
+def _tell_skipped(parts: SaverParts, name: TierName, save: SaveId) -> None:
+    if name == "local":
+        parts.local.note_skipped(save)
+    elif parts.persistent is not None:
+        parts.persistent.note_skipped(save)

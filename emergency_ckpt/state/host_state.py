@@ -123,6 +123,14 @@ def encode(
     return data
 
 
+def size_of(payload: Payload) -> int:
+    """Return the bytes of a payload in a document. Text that cannot be encoded counts nothing."""
+    try:
+        return len(msgspec.json.encode(payload))
+    except UnicodeEncodeError:
+        return 0  # the save of it says so
+
+
 def decode_of(save: SaveId, owner: int, count: int, data: bytes) -> HostStateDocument:
     """Return the document of that save and owner. CorruptData when it is another's, or none."""
     document = decode(data)

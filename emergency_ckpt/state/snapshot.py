@@ -31,6 +31,7 @@ from emergency_ckpt.state.tree import (
     boxes_by_device,
     check_values,
 )
+from emergency_ckpt.state.waiting import Look, no_look, wait_until_ready
 from emergency_ckpt.types import ShardId
 
 
@@ -68,8 +69,13 @@ class SnapshotRecipe:
         wanted: Sequence[ShardId],
         settings: SnapshotSettings | None = None,
         copies: DeviceCopies | None = None,
+        look: Look = no_look,
     ) -> None:
-        """``copies``: for ``device_copy``, shared by all recipes of this process."""
+        """``copies``: for ``device_copy``, shared by all recipes of this process.
+
+        ``look``: during a wait for arrays, see ``wait_until_ready``.
+        """
+        self._look = look
         self._tree = tree
         self._settings = settings = settings or SnapshotSettings()
         self._copies = copies or DeviceCopies(settings.device_copy_bytes)
@@ -110,8 +116,9 @@ class SnapshotRecipe:
         return self._plan.reason
 
     def take(self, flat: Sequence[Any]) -> Snapshot:
-        """Return the snapshot of the wanted shards, as ``wait`` or ``device_copy``. Does not block.
+        """Return the snapshot of the wanted shards, as ``wait`` or ``device_copy``.
 
+        Does not block, but on CPU until the arrays are computed.
         Once its ``wait_captured`` is true the state may be donated. On CPU the views share the
         arrays' buffers, which then live on.
         """
@@ -130,6 +137,7 @@ class SnapshotRecipe:
                 stored[position] = jax.random.key_data(flat[position])
         copied = self._copy_on_devices(stored) if self._plan.leaves else {}
         waits = self._settings.mode != "auto"
+        wait_until_ready((stored[self._takes[i].leaf.position] for i in self._shared), self._look)
         views: list[tuple[int, Memory]] = list(zip(self._shared, self._hold(stored), strict=True))
         for position in self._host_values:
             leaf = self._takes[position].leaf

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from emergency_ckpt.core.save.snapshot_plan import startable
 from emergency_ckpt.errors import SaveFailed
+from emergency_ckpt.state.waiting import Look, no_look, wait_until_ready
 
 Memory = memoryview | npt.NDArray[Any]
 """Elements of a shard on the host, in their shape; contiguous or not."""
@@ -67,9 +68,13 @@ class _Flight:
         return None if self.transfer.memory is None else self._array
 
     @property
+    def array(self) -> Any:
+        """The target; ``is_ready`` is public but missing in JAX's array type."""
+        return self._array
+
+    @property
     def has_ended(self) -> bool:
-        array: Any = self._array  # ``is_ready`` is public but missing in JAX's array type
-        return array.is_ready()
+        return self.array.is_ready()
 
     def land(self) -> npt.NDArray[Any]:
         """Return the bytes on the host; blocks for them. The source may be released afterwards.
@@ -139,16 +144,17 @@ class Snapshot:
                 self._nothing_to_start.set()
             self._note_progress()
 
-    def wait_captured(self, timeout_s: float) -> bool:
+    def wait_captured(self, timeout_s: float, look: Look = no_look) -> bool:
         """Wait until the state may be donated; return False after ``timeout_s``.
 
         The deadline bounds the wait for the reader. Transfers in progress have none, because a
-        device that does not answer also stops the next step.
+        device that does not answer also stops the next step; an error of ``look`` ends the wait.
         """
         if not self._nothing_to_start.wait(timeout_s):
             return False
         with self._lock:
             flights = list(self._waited_for.values())
+        wait_until_ready((flight.array for flight in flights), look)
         try:
             jax.block_until_ready([f.pinned for f in flights if f.pinned is not None])
             for flight in flights:

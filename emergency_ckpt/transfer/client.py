@@ -54,9 +54,16 @@ class TransferClient:
         self._streams = streams
         self._on_bytes_received = on_bytes_received or _ignore
 
-    def greet(self, address: str, within_s: float) -> None:
-        """Complete a handshake with the server and send no request."""
-        self._pool.call("greet", address, lambda _: None, connect_within_s=within_s)
+    def greet(self, address: str, within_s: float, *, fresh: bool = False) -> None:
+        """Complete a handshake with the server and send no request.
+
+        A kept connection will do, unless it has to be a ``fresh`` one.
+        """
+        self._pool.call("greet", address, lambda _: None, connect_within_s=within_s, fresh=fresh)
+
+    def has_closed(self, address: str) -> bool:
+        """Return whether a kept connection was closed from there, and none was made since."""
+        return self._pool.has_closed(address)
 
     def inventory(self, address: str) -> HolderInventory:
         """Return the published steps and host states of the holder at ``address``."""

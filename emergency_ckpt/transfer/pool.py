@@ -54,6 +54,7 @@ class ConnectionPool:
         self._idle: dict[str, list[Stream]] = {}
         self._idle_count = 0
         self._closed = False
+        self._closed_there: set[str] = set()
 
     def call(
         self,
@@ -62,28 +63,40 @@ class ConnectionPool:
         exchange: Callable[[Stream], T],
         *,
         connect_within_s: float = math.inf,
+        fresh: bool = False,
     ) -> T:
         """Run one request and its reply on a connection to ``address``.
 
         A kept connection may be dead. If it fails before the first byte of the reply, the exchange
-        runs once more on a fresh connection. An OSError becomes a TransferError that names the
-        address; NotConnected when no connection was made.
+        runs once more on a fresh connection, as it does at once with ``fresh``. An OSError becomes
+        a TransferError that names the address; NotConnected when no connection was made.
         """
-        stream = self._take(address)
+        stream = None if fresh else self._take(address)
         if stream is not None:
             mark = stream.received_bytes
             try:
                 return self._use(stream, address, exchange)
             except ConnectionError as error:
+                self._note_closed(address)
                 if stream.received_bytes > mark:
                     raise _failed(operation, address, error) from error
             except OSError as error:
                 raise _failed(operation, address, error) from error
         stream = self._connect(operation, address, connect_within_s)
+        with self._lock:
+            self._closed_there.discard(address)
         try:
             return self._use(stream, address, exchange)
         except OSError as error:
             raise _failed(operation, address, error) from error
+
+    def has_closed(self, address: str) -> bool:
+        """Return whether a connection was closed from there, and none was made since."""
+        with self._lock:
+            kept = self._idle.get(address, [])
+            if any(not stream.looks_alive() for stream in kept):
+                self._closed_there.add(address)
+            return address in self._closed_there
 
     def close(self) -> None:
         """Close unused connections; those in use are closed when their exchange ends."""
@@ -121,7 +134,12 @@ class ConnectionPool:
                 self._idle_count -= 1
             if stream.looks_alive():
                 return stream
+            self._note_closed(address)
             stream.close()
+
+    def _note_closed(self, address: str) -> None:
+        with self._lock:
+            self._closed_there.add(address)
 
     def _give_back(self, address: str, stream: Stream) -> None:
         with self._lock:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from trees import tree_of
+from world import small_tmpfs
 
 from emergency_ckpt.cli.doctor.memory import available_bytes
 from emergency_ckpt.cli.main import main
@@ -98,6 +99,25 @@ def test_doctor_room_counts_slots_copies_and_processes(
     _, checks = doctor(capsys, "--local-dir", ramdisk, *size, *options)
     per_process = 3 * (8 << 30) // 4 // 2 + (1 << 20)
     assert checks["room"]["measured"]["needed_bytes"] == 2 * per_process
+    assert checks["room"]["measured"]["spare_bytes"] == 2 * (8 << 30) // 4 // 2
+    host = ("--host-state-mib", 3, "--host-state-buddies", 1)
+    _, checks = doctor(capsys, "--local-dir", ramdisk, *size, *options, *host)
+    with_copies = per_process + 3 * 2 * (3 << 20)
+    assert checks["room"]["measured"]["needed_bytes"] == 2 * with_copies
+
+
+def test_doctor_room_without_a_spare_slot_is_a_warning(
+    capsys: pytest.CaptureFixture[str], ramdisk: Path
+) -> None:
+    with small_tmpfs(ramdisk / "small", 20 << 20):
+        for size_mib, status in ((4, "ok"), (8, "warning"), (12, "failure")):
+            size = ("--state-gib", size_mib / 1024, "--slices", 1)
+            _, checks = doctor(capsys, "--local-dir", ramdisk / "small", *size)
+            assert checks["room"]["status"] == status
+        _, checks = doctor(
+            capsys, "--local-dir", ramdisk / "small", *size[:1], 4 / 1024, "--host-state-mib", 5
+        )
+        assert checks["room"]["status"] == "failure"
 
 
 def test_doctor_disk_as_local_dir_is_a_failure(

@@ -31,6 +31,14 @@ def test_json_has_all_figures(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["placements"][1]["survival"][3] == pytest.approx(0.9765, abs=1e-4)
 
 
+def test_host_states_of_two_saves_and_all_buddies_count(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*JOB, "--json", "--host-state-mib", "64"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    ram = {row["name"]: row["ram_bytes"] for row in found["placements"]}
+    assert ram["striped(2)"] == (1 << 30) + 2 * 4 * (64 << 20)
+    assert main([*JOB, "--host-state-mib", "-1"]) == USAGE_EXIT_CODE
+
+
 @pytest.mark.parametrize("extra", [["--slices", "0"], ["--state-gib", "nan"], ["--survival", "2"]])
 def test_impossible_values_are_named(extra: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*JOB, *extra]) == USAGE_EXIT_CODE

@@ -11,6 +11,7 @@ from emergency_ckpt.core.restore.plan_types import HostStateFetch, ProcessPlan
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.restore.host_state import fetch_documents
 from emergency_ckpt.restore.shards.holder_calls import HolderCalls
+from emergency_ckpt.restore.shards.room import RestoreRoom
 from emergency_ckpt.restore.shards.shard_fetch import CopiesFailed
 from emergency_ckpt.state import host_state
 from emergency_ckpt.types import SaveId
@@ -39,7 +40,7 @@ def fetch(data: bytes, wanted: str) -> list[Any]:
     calls = HolderCalls(EventSink(None, process_index=0), time.monotonic() + 5)
     tier: Any = Ram(data)
     client: Any = None
-    return fetch_documents(tier, client, calls, plan, SAVE, 1, "process/0")
+    return fetch_documents(tier, client, calls, RestoreRoom(tier), plan, SAVE, 1, "process/0")
 
 
 def test_document_that_the_plan_names_is_taken() -> None:

@@ -18,6 +18,7 @@ from world import World
 from emergency_ckpt.core.restore.plan_types import RestorePlan
 from emergency_ckpt.errors import CorruptData
 from emergency_ckpt.restore.protocol import LoadPlan
+from emergency_ckpt.restore.shards.room import RestoreRoom
 from emergency_ckpt.restore.storage.load import StorageLoad
 from emergency_ckpt.restore.storage.load_plan import plan_load
 from emergency_ckpt.tiers.local.tier import LocalTier
@@ -77,6 +78,7 @@ def load(tier: LocalTier, persistent: PersistentTier, wanted: LoadPlan, me: int)
         me=me,
         leaves=stored.marker.leaves,
         deadline_s=time.monotonic() + 60,
+        room=RestoreRoom(tier),
     ).run()
     ((tensors,), _, _) = tier.held()
     contents = tier.contents(tensors.digest)

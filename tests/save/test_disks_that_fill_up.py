@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from world import World, same, save_all, small_tmpfs
 
-from emergency_ckpt.errors import RestoreFailed, SaveFailed
+from emergency_ckpt.errors import SaveFailed
 from emergency_ckpt.tiers.local.slot_writer import SlotFile
 from emergency_ckpt.tiers.persistent.item.array_writes import ArrayWrites
 
@@ -87,7 +87,7 @@ def test_storage_full_between_arrays_costs_that_save_alone(
         assert same(state, world.state(10))
 
 
-def test_ramdisk_full_between_chunks_is_an_error_that_passes(
+def test_ramdisk_full_between_chunks_sends_the_rest_by_memory(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with world.open_both() as checkpointer:
@@ -95,11 +95,11 @@ def test_ramdisk_full_between_chunks_is_an_error_that_passes(
     world.lose_ram()
     with small_tmpfs(world.ramdisk, DISK_BYTES), world.open_both() as checkpointer:
         make_room = fill_after_first(monkeypatch, SlotFile, "write", world.ramdisk)
-        with pytest.raises(RestoreFailed, match="RamdiskFull: write a slot"):
-            checkpointer.restore(state=world.state(0), host_state={})
-        make_room()
         host: dict[str, int] = {}
         step, state = checkpointer.restore(state=world.state(0), host_state=host)
         assert (step, host) == (4, {"at": 4})
         assert same(state, world.state(4))
+        full = [str(e.fields["reason"]) for e in world.events if e.name == "ramdisk.full"]
+        assert len(full) == 1
+        make_room()
         save_all(checkpointer, world, 5, 6)

@@ -11,6 +11,7 @@ import pytest
 
 from emergency_ckpt.cluster import collectives
 from emergency_ckpt.cluster.departures import LEAVING, Departures
+from emergency_ckpt.cluster.peer_signs import PeerSigns
 from emergency_ckpt.save import vote
 from emergency_ckpt.save.vote import SKIPPED, Ballot, Outcome, Vote
 from emergency_ckpt.testing.memory_coordination import MemoryService
@@ -44,7 +45,8 @@ class Job:
         self.service = Service()
         self.looks = self.service.looks
         members = [self.service.member(p) for p in range(COUNT)]
-        self.departures = [Departures(member, address_of) for member in members]
+        signs = None if address_of is None else PeerSigns(address_of)
+        self.departures = [Departures(member, signs) for member in members]
         self.votes = [
             Vote(member, NEVER_S, departures)
             for member, departures in zip(members, self.departures, strict=True)

@@ -20,8 +20,14 @@ from rich.console import Console
 
 from emergency_ckpt.cli.arguments import port, seconds
 from emergency_ckpt.cli.doctor.findings import Finding, as_json, exit_status, show
-from emergency_ckpt.cli.doctor.sizing import add_size, check_size, given_bytes, slot_bytes
-from emergency_ckpt.core.limits import SMALL_FILES_BYTES
+from emergency_ckpt.cli.doctor.sizing import (
+    add_host_state,
+    add_size,
+    check_size,
+    given_bytes,
+    process_bytes,
+    slot_bytes,
+)
 from emergency_ckpt.core.wording import count_text, size_text
 from emergency_ckpt.tiers.ramdisk.locks import check_run_id
 
@@ -54,6 +60,7 @@ def add_parser(subparsers: SubParsers) -> None:
     parser.add_argument("--dir", help="the persistent directory: a path, or a URL such as gs://")
     parser.add_argument("--run-id", help="the run: its files on the ramdisk are room for it")
     add_size(parser)
+    add_host_state(parser)
     parser.add_argument("--secret-file", help="as the setting; default: $ECKPT_SECRET")
     parser.add_argument("--bind-host", help="as the setting: an address of this host")
     parser.add_argument("--bind-port", type=port, default=0, help="as the setting (%(default)s)")
@@ -111,20 +118,16 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
         finding, state_bytes = storage.newest_state_bytes(args.dir, args.timeout_s)
         yield finding
     if args.local_dir is not None:
-        needed_bytes = None
+        needed_bytes, spare_bytes = None, 0
         if state_bytes is not None:
-            needed_bytes = _needed_bytes(args, state_bytes)
+            needed_bytes = args.processes * process_bytes(args, state_bytes, "eckpt doctor")
+            spare_bytes = args.processes * slot_bytes(args, state_bytes)
             yield _slots(args, needed_bytes)
-        yield from check_ramdisk(args.local_dir, args.run_id, needed_bytes)
-
-
-def _needed_bytes(args: argparse.Namespace, state_bytes: int) -> int:
-    """Return the bytes that the slots of this host's processes take."""
-    slots = (args.local_keep_last_n + 1) * slot_bytes(args, state_bytes)
-    return args.processes * (slots + SMALL_FILES_BYTES)
+        yield from check_ramdisk(args.local_dir, args.run_id, needed_bytes, spare_bytes)
 
 
 def _slots(args: argparse.Namespace, needed_bytes: int) -> Finding:
     slots = args.processes * (args.local_keep_last_n + 1)
-    text = f"{count_text(slots, 'slot', 'slots')} on this host, {size_text(needed_bytes)} in all"
+    slots_text = count_text(slots, "slot", "slots")
+    text = f"{slots_text} on this host, {size_text(needed_bytes)} in all with host states"
     return Finding("slots", "ok", text, measured={"slots": slots, "needed_bytes": needed_bytes})

@@ -17,17 +17,20 @@ _SHMEM_PAGES = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 _LARGE = frozenset({"always", "within_size", "advise"})
 
 
-def check_ramdisk(local_dir: Path, run_id: str | None, needed_bytes: int | None) -> list[Finding]:
+def check_ramdisk(
+    local_dir: Path, run_id: str | None, needed_bytes: int | None, spare_bytes: int = 0
+) -> list[Finding]:
     """Return the findings about a local directory, which need not exist.
 
-    ``needed_bytes``: of the processes on this host, all slots; None when the size is not known.
+    ``needed_bytes``: of the processes on this host, slots and host states; None when the size is
+    not known. ``spare_bytes``: of one slot more for each of them.
     """
     mount = mount_of(str(local_dir))
     held_bytes, others_bytes = _held(local_dir, run_id)
     return [
         _file_system(local_dir, mount),
         _owner(local_dir, run_id),
-        _room(local_dir, needed_bytes, held_bytes, others_bytes),
+        _room(local_dir, needed_bytes, spare_bytes, held_bytes, others_bytes),
         _pages(mount),
         _memory(mount, needed_bytes, held_bytes),
     ]
@@ -70,7 +73,9 @@ def _owner(local_dir: Path, run_id: str | None) -> Finding:
     return Finding("owner", "ok", text)
 
 
-def _room(local_dir: Path, needed_bytes: int | None, held_bytes: int, others_bytes: int) -> Finding:
+def _room(
+    local_dir: Path, needed_bytes: int | None, spare_bytes: int, held_bytes: int, others_bytes: int
+) -> Finding:
     status = os.statvfs(_nearest(local_dir))
     free_bytes, total_bytes = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
     measured = {
@@ -84,10 +89,17 @@ def _room(local_dir: Path, needed_bytes: int | None, held_bytes: int, others_byt
     if needed_bytes is None:
         mend = "Give --state-gib, or --dir with a step in it, to have the room checked."
         return Finding("room", "warning", f"{there}; the size of the state is unknown", mend)
-    text = f"{there}; this host's slots take {size_text(needed_bytes)}"
-    measured["needed_bytes"] = needed_bytes
-    if free_bytes + held_bytes >= needed_bytes:
+    text = f"{there}; this host's slots and host states take {size_text(needed_bytes)}"
+    measured["needed_bytes"], measured["spare_bytes"] = needed_bytes, spare_bytes
+    left_bytes = free_bytes + held_bytes - needed_bytes
+    if left_bytes >= spare_bytes:
         return Finding("room", "ok", text, measured=measured)
+    if left_bytes >= 0:
+        mend = (
+            f"With {size_text(spare_bytes - left_bytes)} more, arrays of a restore on CPU and saves"
+            " to storage use a spare slot; without it both copy."
+        )
+        return Finding("room", "warning", text, mend, measured)
     missing_bytes = needed_bytes - free_bytes - held_bytes
     mend = f"Enlarge the ramdisk by {size_text(missing_bytes)}: mount -o remount,size=..."
     if others_bytes:

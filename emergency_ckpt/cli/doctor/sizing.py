@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 
+from emergency_ckpt.core.limits import SMALL_FILES_BYTES
 from emergency_ckpt.core.placement.policies import parse_policy
-from emergency_ckpt.core.placement.study import stored_share
+from emergency_ckpt.core.placement.study import held_bytes, stored_share
 from emergency_ckpt.errors import ConfigError
 
 _GIB = 1 << 30
+_MIB = 1 << 20
 _MOST_GIB = 1e12
 
 
@@ -27,6 +29,33 @@ def add_size(parser: argparse.ArgumentParser) -> None:
     size.add_argument(
         "--local-keep-last-n", type=int, default=1, help="as the setting (%(default)s)"
     )
+
+
+def add_host_state(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the size of host states."""
+    parser.add_argument(
+        "--host-state-mib", type=float, default=0.0, help="of one process, MiB (%(default)s)"
+    )
+    parser.add_argument(
+        "--host-state-buddies", type=int, help="as the setting; default: one on every other slice"
+    )
+
+
+def host_state_bytes(args: argparse.Namespace, command: str) -> int:
+    """Return the bytes of one process's host state. ConfigError."""
+    if not 0 <= args.host_state_mib < _MOST_GIB:
+        problem = f"--host-state-mib must be 0 or more, not {args.host_state_mib}"
+        raise ConfigError([problem], target=command)
+    return round(args.host_state_mib * _MIB)
+
+
+def process_bytes(args: argparse.Namespace, state_bytes: int, command: str) -> int:
+    """Return what one process needs in its ramdisk: slots, host states and small files."""
+    others = args.slices - 1
+    buddies = others if args.host_state_buddies is None else min(args.host_state_buddies, others)
+    slots, host = args.local_keep_last_n + 1, host_state_bytes(args, command)
+    needed = held_bytes(slot_bytes(args, state_bytes), host, max(buddies, 0), slots)
+    return round(needed) + SMALL_FILES_BYTES
 
 
 def check_size(args: argparse.Namespace, command: str) -> None:

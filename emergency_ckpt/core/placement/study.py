@@ -22,6 +22,18 @@ SLOTS = 2
 _SLOWEST_BYTES_PER_S = 1.0
 
 
+def held_bytes(
+    slot_bytes: float, host_state_bytes: float, buddies: int, slots: int = SLOTS
+) -> float:
+    """Return what a process needs in its ramdisk, but for small files: each slot with host states.
+
+    Args:
+      host_state_bytes: of one process, encoded.
+      buddies: processes that keep a copy of it; the process keeps as many of others.
+    """
+    return slots * (slot_bytes + (1 + buddies) * host_state_bytes)
+
+
 @dataclass(frozen=True)
 class JobShape:
     """A job of equal hosts, and their capacities.
@@ -33,6 +45,7 @@ class JobShape:
       copy_bytes_per_s: into the ramdisk, with checksum.
       network_bytes_per_s: of a host, in each direction, between slices.
       most_lost_hosts: survival is computed for the loss of 1 to this many hosts.
+      host_state_bytes: of one host, encoded; one host of every other slice keeps a copy.
 
     Raises:
       ConfigError: lists every fault.
@@ -46,6 +59,7 @@ class JobShape:
     copy_bytes_per_s: float
     network_bytes_per_s: float
     most_lost_hosts: int = 4
+    host_state_bytes: int = 0
 
     def __post_init__(self) -> None:
         problems: list[str] = []
@@ -54,6 +68,8 @@ class JobShape:
         if self.hosts_per_slice < 1:
             problems.append(f"hosts per slice must be at least 1, not {self.hosts_per_slice}")
         sizes = (self.state_bytes, 1 if self.ramdisk_bytes is None else self.ramdisk_bytes)
+        if self.host_state_bytes < 0:
+            problems.append(f"a host state has no {self.host_state_bytes} bytes")
         if min(sizes) <= 0:
             problems.append("state and ramdisk must have some bytes")
         rates = (self.transfer_bytes_per_s, self.copy_bytes_per_s, self.network_bytes_per_s)
@@ -75,7 +91,9 @@ class PlacementCosts:
     """Costs of one placement, for the host with the highest.
 
     Attributes:
-      stored_bytes: of one save; the RAM tier has room for ``SLOTS`` of them.
+      stored_bytes: of one save; the RAM tier has room for ``SLOTS`` of them. One more is of use:
+        for arrays that a restore lends, and for saves to storage. Without it these copy.
+      ram_bytes: RAM that the slots take, and the host states of as many saves.
       stall_s: time that the training thread waits for the transfer of the stored shards.
       publish_s: until the save is in the ramdisk, the stall included.
       fetch_bytes: bytes that a host fetches when nothing is lost.
@@ -88,6 +106,7 @@ class PlacementCosts:
 
     name: str
     stored_bytes: float
+    ram_bytes: float
     stall_s: float
     publish_s: float
     fetch_bytes: float
@@ -95,11 +114,6 @@ class PlacementCosts:
     slice_lost_s: float | None
     survival: tuple[float, ...]
     slices_that_may_fail: int
-
-    @property
-    def ram_bytes(self) -> float:
-        """RAM that the slots take."""
-        return SLOTS * self.stored_bytes
 
 
 def study(job: JobShape) -> list[PlacementCosts]:
@@ -126,6 +140,7 @@ def _costs(job: JobShape, name: str, policy: PlacementPolicy) -> PlacementCosts:
     return PlacementCosts(
         name=name,
         stored_bytes=stored,
+        ram_bytes=held_bytes(stored, job.host_state_bytes, slices - 1),
         stall_s=stall_s,
         publish_s=stall_s + stored / job.copy_bytes_per_s,
         fetch_bytes=fetched,

@@ -26,7 +26,7 @@ from emergency_ckpt.events import EventSink
 from emergency_ckpt.restore.protocol import Tally
 from emergency_ckpt.restore.shards.arrivals import Arrivals
 from emergency_ckpt.restore.shards.holder_calls import HolderCalls
-from emergency_ckpt.restore.shards.room import begin_restore_write, receive_target
+from emergency_ckpt.restore.shards.room import RestoreRoom, receive_target
 from emergency_ckpt.restore.shards.shard_fetch import CopiesFailed, Fetching, ShardFetcher
 from emergency_ckpt.state.dtypes import dtype_named
 from emergency_ckpt.tiers.local.manifest import build_contents
@@ -68,13 +68,15 @@ class ShardCollection:
         me: str,
         retained: RetainedShards | None,
         calls: HolderCalls,
+        room: RestoreRoom,
         expendable: Collection[SaveId] = (),
     ) -> None:
         """``retained``: what stays in this process's RAM; None: all that it needs.
 
-        ``expendable``: as in ``begin_restore_write``.
+        ``expendable``: as in ``RestoreRoom``.
         """
         self._tier = tier
+        self._room = room
         self._fetcher = ShardFetcher(client, events, calls, save=save)
         self._save = save
         self._me = me
@@ -247,8 +249,7 @@ class ShardCollection:
         layout = _layout(leaves, contents, [*own, *_parts(groups, contents)])
         places = {placed.shard: placed.offset for placed in layout.shards}
         sizes = {placed.shard: placed.nbytes for placed in layout.shards}
-        writer = begin_restore_write(
-            self._tier,
+        writer = self._room.begin_write(
             self._save,
             layout.size_bytes,
             expendable=self._expendable,

@@ -21,14 +21,14 @@ from emergency_ckpt.restore.protocol import (
     StorageRead,
     passed_over,
 )
-from emergency_ckpt.restore.shards.room import begin_restore_write
+from emergency_ckpt.restore.shards.room import RestoreRoom
 from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.tiers.local.manifest import build_contents
 from emergency_ckpt.tiers.local.slot_writer import SlotFile
 from emergency_ckpt.tiers.local.tier import LocalTier
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.tiers.storage.calls import FIRST_PAUSE_S, LONGEST_PAUSE_S
-from emergency_ckpt.types import LeafSpec, ShardId
+from emergency_ckpt.types import LeafSpec, SaveId, ShardId
 
 
 class StorageLoad:
@@ -43,8 +43,10 @@ class StorageLoad:
         me: int,
         leaves: Sequence[LeafSpec],
         deadline_s: float,
+        room: RestoreRoom,
     ) -> None:
         self._tier = tier
+        self._room = room
         self._persistent = persistent
         self._plan = plan
         self._part = plan.parts.get(me, LoadPart())
@@ -59,7 +61,7 @@ class StorageLoad:
         """Read and publish; returns the bytes of tensors that were read.
 
         Blocks until the deadline at most: while storage does not answer, it is asked again.
-        PersistentTierError, CorruptData; LocalTierError when the ramdisk cannot take it.
+        PersistentTierError, CorruptData; RamdiskFull when others fill the ramdisk meanwhile.
         """
         pause_s = FIRST_PAUSE_S
         while True:
@@ -78,7 +80,7 @@ class StorageLoad:
         # Somebody must publish a manifest, also of a state without any bytes.
         if not own and not more and self._me != 0:
             return 0
-        if more and self._has_room([*own, *more]):
+        if more and not self._room.lack and self._has_room([*own, *more]):
             try:
                 return self._bring_tensors([*own, *more])
             except (RamdiskFull, SlotBusy) as error:
@@ -99,13 +101,16 @@ class StorageLoad:
             self._leaves, [(shard, shard_nbytes(specs[shard.leaf], shard.box)) for shard in shards]
         )
 
+    @property
+    def _expendable(self) -> set[SaveId]:
+        return {self._plan.save, *passed_over(self._plan, self._plan.save.run_id)}
+
     def _bring_tensors(self, reads: Sequence[StorageRead]) -> int:
         layout, plan = self._layout(reads), self._plan
         offsets = {placed.shard: placed.offset for placed in layout.shards}
-        expendable = {plan.save, *passed_over(plan, plan.save.run_id)}
         # What is here of the save is not whole, and is read once more.
-        with begin_restore_write(
-            self._tier, plan.save, layout.size_bytes, expendable=expendable, sparse=True
+        with self._room.begin_write(
+            plan.save, layout.size_bytes, expendable=self._expendable, sparse=True
         ) as writer:
             with writer.file() as file:
                 crcs = self._read(reads, offsets, file)
@@ -164,7 +169,9 @@ class StorageLoad:
                 payload = document.payload
             # Encoded anew: the step may have been saved under another run id.
             data = host_states.encode(save, wanted.owner, count, payload)
-            self._tier.publish_host_state(save, wanted.owner, count, data)
+            self._room.publish_host_state(
+                save, wanted.owner, count, data, expendable=self._expendable
+            )
 
 
 def _check_crc(plan: LoadPlan, shard: ShardId, expected: int | None, actual: int) -> None:

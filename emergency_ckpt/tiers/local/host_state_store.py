@@ -73,6 +73,7 @@ class HostStateStore:
         self._limit_bytes = limit_bytes
         self._lock = threading.Lock()
         self._held: dict[Key, HeldHostState] = {}
+        self._in_memory: dict[Key, bytes] = {}
         self._complete: SaveId | None = None
         self._parent_fd = dir_fd
         self._dir_fd = files.ensure_directory(HOST_STATE_DIRECTORY, dir_fd)
@@ -83,9 +84,12 @@ class HostStateStore:
                 problem = CorruptData("open", name, f"not a directory of host states: {error}")
                 report(name, problem)
 
-    def publish(self, save: SaveId, owner: int, count: int, data: bytes) -> None:
+    def publish(
+        self, save: SaveId, owner: int, count: int, data: bytes, *, in_memory: bool = False
+    ) -> None:
         """Publish a document; it survives the end of every process on the host.
 
+        With ``in_memory`` it takes no room, and is there until ``drop_memory``.
         CorruptData when it is not the document of that save and owner, HostStateError when it is
         another run's or differs from the held one, RamdiskFull when there is no room.
         """
@@ -96,8 +100,10 @@ class HostStateStore:
             )
         entry = _entry(document, len(data))
         with self._lock:
-            known = self._held.get((save, owner, count))
-            if known == entry and self._read(save, owner, count) == data:
+            key = (save, owner, count)
+            known = self._held.get(key)
+            is_there = in_memory or key not in self._in_memory
+            if known == entry and is_there and self._read(save, owner, count) == data:
                 return
             if known is not None and known.digest != entry.digest:
                 raise HostStateError(
@@ -107,6 +113,10 @@ class HostStateStore:
                     expected=known.digest,
                     actual=entry.digest,
                 )
+            if in_memory:
+                self._in_memory[key] = data
+                self._held[key] = entry
+                return
             try:
                 self._mend()
             except OSError as error:
@@ -122,7 +132,8 @@ class HostStateStore:
                 files.write_atomic(name, save_fd, file)
             finally:
                 os.close(save_fd)
-            self._held[save, owner, count] = entry
+            self._held[key] = entry
+            self._in_memory.pop(key, None)
 
     def read(self, save: SaveId, owner: int, count: int) -> bytes | None:
         """Return a document's bytes, or None when not held. The caller checks the digest."""
@@ -154,6 +165,11 @@ class HostStateStore:
         with self._lock:
             self._remove([key for key, entry in self._held.items() if unwanted(entry)])
 
+    def drop_memory(self, keep: SaveId | None = None) -> None:
+        """Remove the documents that are in memory alone, but those of ``keep``."""
+        with self._lock:
+            self._remove([key for key in self._in_memory if key[0] != keep])
+
     def close(self) -> None:
         """Close the directory; later calls find no documents."""
         with self._lock:
@@ -164,6 +180,8 @@ class HostStateStore:
     def _read(self, save: SaveId, owner: int, count: int) -> bytes | None:
         if (save, owner, count) not in self._held:
             return None
+        if (save, owner, count) in self._in_memory:
+            return self._in_memory[save, owner, count]
         try:
             save_fd = files.open_inner(save_directory(save), self._dir_fd)
         except OSError:
@@ -184,6 +202,7 @@ class HostStateStore:
         os.close(self._dir_fd)
         self._dir_fd = dir_fd
         self._held.clear()
+        self._in_memory.clear()
 
     def _remove_unbelieved(self) -> None:
         """Remove documents that the scan did not trust, unless this process replaced them."""
@@ -229,6 +248,8 @@ class HostStateStore:
     def _remove(self, keys: list[Key]) -> None:
         for save, owner, count in keys:
             del self._held[save, owner, count]
+            if self._in_memory.pop((save, owner, count), None) is not None:
+                continue
             with contextlib.suppress(FileNotFoundError):
                 save_fd = files.open_inner(save_directory(save), self._dir_fd)
                 try:

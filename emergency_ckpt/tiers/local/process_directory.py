@@ -13,7 +13,13 @@ from absl import logging
 from emergency_ckpt.core.limits import MAX_LEDGER_BYTES, MAX_QUARANTINE_RECORDS, NAME_PATTERN
 from emergency_ckpt.core.save_identity import check_save
 from emergency_ckpt.core.timeline import Timeline, newest, problem_of
-from emergency_ckpt.errors import CheckpointError, CorruptData, LocalTierError, NotSigned
+from emergency_ckpt.errors import (
+    CheckpointError,
+    CorruptData,
+    LocalTierError,
+    NotSigned,
+    RamdiskFull,
+)
 from emergency_ckpt.tiers import files
 from emergency_ckpt.tiers.digested_file import DigestedFile
 from emergency_ckpt.tiers.local.host_state_store import HostStateStore
@@ -27,6 +33,7 @@ from emergency_ckpt.tiers.local.signatures import (
 from emergency_ckpt.tiers.local.slot_choice import adds_nothing
 from emergency_ckpt.tiers.local.slots import (
     NUMBERS,
+    MemorySlot,
     Slot,
     file_name,
     make_slot,
@@ -87,6 +94,7 @@ class ProcessDirectory:
         self.claim = claim
         self.signer = signer
         self.slots: list[Slot] = []
+        self.in_memory: list[Slot] = []
         self.quarantined: list[QuarantineRecord] = []
         self.ledger = Ledger()
         self._run_id = run_id
@@ -118,7 +126,7 @@ class ProcessDirectory:
         Removes the host states of older saves whose tensors are no longer held.
         """
         self._record_complete(save)
-        kept = {slot.published.save for slot in self.slots if slot.published is not None}
+        kept = {slot.published.save for slot in self.published() if slot.published is not None}
         self.host_states.note_complete(save, kept)
         self.host_states.remove_if(lambda held: self.excludes(held.save) and held.save not in kept)
 
@@ -151,18 +159,19 @@ class ProcessDirectory:
         def left(save: SaveId) -> bool:
             return self.excludes(save) and not timeline.leaves_behind(save.incarnation)
 
-        for slot in self.slots:
+        for slot in self.published():
             if slot.published is not None and left(slot.published.save):
                 slot.unpublish()
         self.host_states.remove_if(lambda held: left(held.save))
 
     def published(self) -> Iterator[Slot]:
-        """Return the slots that hold a save."""
-        return (slot for slot in self.slots if slot.published is not None)
+        """Return the slots that hold a save, those in memory last."""
+        every = [*self.slots, *self.in_memory]
+        return (slot for slot in every if slot.published is not None)
 
     def new_slot_number(self) -> int:
         """Return the lowest slot number without a file."""
-        taken = {slot.number for slot in self.slots}
+        taken = {slot.number for slot in [*self.slots, *self.in_memory]}
         for name in os.listdir(self.claim.dir_fd):
             if match := _SLOT_FILES.fullmatch(name):
                 taken.add(int(match.group(1)))
@@ -172,11 +181,26 @@ class ProcessDirectory:
         """Reserve one more slot; the caller adds it to ``slots``. RamdiskFull, LocalTierError."""
         return make_slot(self.new_slot_number(), self.claim, size_bytes, sparse=sparse)
 
+    def make_memory_slot(self, save: SaveId, size_bytes: int) -> Slot:
+        """Return a new slot in memory for ``save``; those of other saves go."""
+        self.drop_memory(save)
+        slot = MemorySlot(self.new_slot_number(), self.claim, size_bytes)
+        self.in_memory.append(slot)
+        return slot
+
+    def drop_memory(self, keep: SaveId | None = None) -> None:
+        """Remove what is in memory, but of ``keep``. Readers and views keep their part alive."""
+        for slot in list(self.in_memory):
+            if keep is None or slot.published is None or slot.published.save != keep:
+                self.discard(slot)
+        self.host_states.drop_memory(keep)
+
     def discard(self, slot: Slot) -> None:
         """Remove a slot and its files; do nothing when it is already removed."""
-        if slot in self.slots:
-            self.slots.remove(slot)
-            slot.delete()
+        for slots in (self.slots, self.in_memory):
+            if slot in slots:
+                slots.remove(slot)
+                slot.delete()
 
     def drop_twins(self, of: Slot) -> None:
         """Unpublish every other slot with the digest of ``of``, which was published last.
@@ -219,12 +243,16 @@ class ProcessDirectory:
         def unwanted(save: SaveId) -> bool:
             return newer(save) and not (chain and chain.leaves_behind(save.incarnation))
 
-        for slot in self.slots:
+        for slot in self.published():
             if slot.published is not None and unwanted(slot.published.save):
                 slot.unpublish()
         self.host_states.remove_if(lambda held: unwanted(held.save))
         if self.ledger.complete is not None and newer(self.ledger.complete):
-            self._record_complete(than if than.incarnation else None)
+            try:
+                self._record_complete(than if than.incarnation else None)
+            except RamdiskFull as error:
+                # The record tells a loss of everything from a fresh start, with any step in it.
+                logging.warning("step %d stays on record as complete: %s", than.step, error)
 
     def remove(self, step: int) -> None:
         """Unpublish every save of ``step`` with its host states.
@@ -233,7 +261,7 @@ class ProcessDirectory:
         known to be, else of those that may be. Without a record the loss of these would look like a
         fresh start.
         """
-        for slot in self.slots:
+        for slot in self.published():
             if slot.published is not None and slot.published.save.step == step:
                 slot.unpublish()
         self.host_states.remove_if(lambda held: held.save.step == step)
@@ -243,7 +271,7 @@ class ProcessDirectory:
         elif known is not None and known.step == step:
             left = [
                 (slot.whole, slot.published.save)
-                for slot in self.slots
+                for slot in self.published()
                 if slot.published is not None and not self.excludes(slot.published.save)
             ]
             whole = [save for is_whole, save in left if is_whole]
@@ -300,6 +328,7 @@ class ProcessDirectory:
         lent = any(slot.lent for slot in self.slots)
         for slot in self.slots:
             slot.mapping.close()
+        self.drop_memory()
         self._close_parts()
         if lent:
             self.claim.retire()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 
 import numpy as np
@@ -35,6 +36,7 @@ class HeldCopies:
         self._own = own
         self._orphans: list[ProcessDirectory] = []
         self._threads = copy_threads
+        self._document_bytes = 0
         self._lock = threading.RLock()
 
     @property
@@ -191,7 +193,17 @@ class HeldCopies:
             holes = sum(slot.size_bytes for slot in slots if not slot.reserved)
             free = files.free_bytes(dir_fd)
         processes = max(len(claims.process_directories(self._own.claim.path.parent)), 1)
-        return processes * (missing * largest + holes + SMALL_FILES_BYTES) <= free
+        documents = self._missing_document_bytes()
+        return processes * (missing * largest + holes + documents + SMALL_FILES_BYTES) <= free
+
+    def _missing_document_bytes(self) -> int:
+        """Return the room that host states of saves to come take beside those that are here."""
+        with self._lock:
+            by_save: Counter[SaveId] = Counter()
+            for held in self._own.host_states.held():
+                by_save[held.save] += held.size_bytes
+            each = max([self._document_bytes, *by_save.values()])
+            return max(self._slots_at_rest * each - by_save.total(), 0)
 
     def quarantine(self, digest: str, shard: int | None, detail: str) -> None:
         """Never use a copy again, and record the reason ``detail``.

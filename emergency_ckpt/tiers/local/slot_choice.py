@@ -62,8 +62,8 @@ def choose_slot(
     slot is available, one is made if lent slots or several copies of one
     protected save are the cause (with ``allow_extra``, for any cause), up to ``MAX_EXTRA_SLOTS``.
     """
-    free = [slot for slot in slots if _is_free(slot, protected)]
-    chosen = min(free, key=_least_needed_first, default=None)
+    number = least_needed(slots, protected)
+    chosen = next((slot for slot in slots if slot.number == number), None)
     most = at_rest + MAX_EXTRA_SLOTS
     allowed = most if allow_extra else slots_allowed(slots, protected, at_rest)
     keeping = sum(slot.save is not None or not slot.lent for slot in slots)
@@ -76,6 +76,13 @@ def choose_slot(
         instead = None if chosen is None or len(slots) < at_rest else chosen.number
         return SlotChoice(instead, True, f"another slot is needed: {blocked or 'there is none'}")
     return SlotChoice(None, False, blocked)
+
+
+def least_needed(slots: Iterable[SlotState], protected: Collection[SaveId]) -> int | None:
+    """Return the number of the free slot that would be missed least; None when none is free."""
+    free = [slot for slot in slots if _is_free(slot, protected)]
+    chosen = min(free, key=_least_needed_first, default=None)
+    return None if chosen is None else chosen.number
 
 
 def slots_allowed(

@@ -199,8 +199,10 @@ class SlotWriter:
             )
         encoded = encode_contents(contents)
         name = manifest_name(self._slot.number)
-        data = signed(name, wrap_contents(encoded, self._writer), self._place.signer)
-        temporary = files.write_temporary(name, self._slot.claim.dir_fd, data)
+        temporary = ""
+        if not self._slot.in_memory:
+            data = signed(name, wrap_contents(encoded, self._writer), self._place.signer)
+            temporary = files.write_temporary(name, self._slot.claim.dir_fd, data)
         digest = contents_digest(encoded)
         self._staged = (temporary, Published(digest=digest, encoded=encoded, contents=contents))
         return digest
@@ -208,7 +210,8 @@ class SlotWriter:
     def publish(self) -> None:
         """Publish the save atomically; it survives the end of every process on the host.
 
-        Any other slot of the same digest is unpublished.
+        Any other slot of the same digest is unpublished. In memory it survives nothing, and takes
+        no slot's place.
         """
         self._check_open("publish")
         if self._staged is None:
@@ -217,12 +220,15 @@ class SlotWriter:
         name = manifest_name(self._slot.number)
         with self._tier_lock:
             try:
-                files.rename(temporary, name, self._slot.claim.dir_fd)
+                if not self._slot.in_memory:
+                    files.rename(temporary, name, self._slot.claim.dir_fd)
             except OSError as error:
                 raise files.local_error("publish", name, error) from error
             self._slot.published = published
             self._slot.writing = False
             self._open = False
+            if self._slot.in_memory:
+                return
             try:
                 self._place.drop_twins(self._slot)
             except OSError as error:
@@ -244,7 +250,9 @@ class SlotWriter:
                 return
             self._open = False
             self._slot.writing = False
-            if self._staged is not None:
+            if self._slot.in_memory:
+                self._place.discard(self._slot)
+            elif self._staged is not None:
                 with contextlib.suppress(OSError):  # the next owner removes it when it opens
                     files.remove(self._staged[0], self._slot.claim.dir_fd)
 

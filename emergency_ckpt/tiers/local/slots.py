@@ -69,8 +69,10 @@ class Slot:
         because without room it causes SIGBUS.
       written: its pages were written or cleared before this process opened it.
       made: maps the beginning of a sparse slot, whose pages exist; None without such.
+      in_memory: it is a ``MemorySlot``.
     """
 
+    in_memory = False
     reserved = True
     written = False
     whole: bool | None = None
@@ -199,6 +201,49 @@ class Slot:
         self.mapping.close()
 
 
+class MemorySlot(Slot):
+    """A slot in memory of this process, for a restore that finds no room in the ramdisk.
+
+    It has no files: it ends with the process, so no save may be written to it.
+    """
+
+    in_memory = True
+
+    def __init__(self, number: int, claim: Claim, size_bytes: int) -> None:
+        """LocalTierError when the system gives no memory."""
+        size_bytes = whole_pages(size_bytes)
+        try:
+            self._fd = os.memfd_create("eckpt-restored", os.MFD_CLOEXEC)
+        except OSError as error:
+            raise files.local_error("make", "a slot in memory", error, size_bytes) from error
+        try:
+            os.ftruncate(self._fd, size_bytes)
+            super().__init__(number, claim, _map(self._fd, size_bytes, "in memory"), self._fd)
+        except BaseException as error:
+            os.close(self._fd)
+            if isinstance(error, OSError):
+                raise files.local_error("make", "a slot in memory", error, size_bytes) from error
+            raise
+
+    def is_in_place(self) -> bool:
+        return True
+
+    def is_cut(self) -> bool:
+        return False
+
+    def open_file(self) -> int:
+        return os.dup(self._fd)
+
+    def unpublish(self) -> None:
+        self.published = None
+        self.bad_shards.clear()
+
+    def delete(self) -> None:
+        self.unpublish()
+        self.mapping.close()
+        os.close(self._fd)
+
+
 def file_name(number: int) -> str:
     """Return the name of a slot file."""
     return f"slot_{number}.bin"
@@ -224,7 +269,8 @@ def check_room(claim: Claim, needed_bytes: int) -> None:
             "the ramdisk has no room for them",
             expected=f"{needed_bytes} bytes free",
             actual=f"{available} bytes free",
-            hint="enlarge the ramdisk (two slots of the state stored per process are needed)",
+            hint="enlarge the ramdisk: each process needs two slots of the state that it stores,"
+            " and the host states of two saves, its own and those of its buddies",
         )
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import gc
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from emergency_ckpt.core.limits import SMALL_FILES_BYTES
 from emergency_ckpt.errors import LocalTierError, RamdiskFull, SlotBusy
@@ -27,6 +28,7 @@ from emergency_ckpt.tiers.local.slot_choice import (
     StorageSource,
     choose_slot,
     choose_storage_source,
+    least_needed,
     surplus_slots,
 )
 from emergency_ckpt.tiers.local.slot_writer import SlotWriter
@@ -38,6 +40,8 @@ from emergency_ckpt.types import SaveId, Writer
 __all__ = ["LocalTier", "SlotWriter"]
 
 _CLOSE_TIMEOUT_S = 30.0
+
+_T = TypeVar("_T")
 
 
 class LocalTier(HeldCopies):
@@ -151,6 +155,14 @@ class LocalTier(HeldCopies):
             with self._lock:
                 self._orphans.append(orphan)
 
+    def expect_documents(self, nbytes: int) -> None:
+        """Count on ``nbytes`` of host states for each save, own and buddies', from now on.
+
+        They get no room of their own: ``reserve`` and what makes a slot leave room for them.
+        """
+        with self._lock:
+            self._document_bytes = nbytes
+
     def reserve(self, slot_bytes: int) -> None:
         """Reserve the slots at rest, of at least ``slot_bytes`` each. Idempotent.
 
@@ -196,8 +208,10 @@ class LocalTier(HeldCopies):
         kept = [slot for slot in slots if slot not in too_large]
         missing = max(self._slots_at_rest - len(kept), 0)
         needed = missing * target + sum(max(target - slot.size_bytes, 0) for slot in kept)
+        needed += self._missing_document_bytes()
         if needed > 0:
-            freed = sum(slot.size_bytes for slot in too_large)
+            # A slot beyond those at rest makes way for host states.
+            freed = sum(slot.size_bytes for slot in [*too_large, *kept[self._slots_at_rest :]])
             check_room(self._own.claim, needed + SMALL_FILES_BYTES - freed)
         return target, missing, kept, too_large
 
@@ -218,16 +232,29 @@ class LocalTier(HeldCopies):
         """
         self._prefaulter.ask(None, newest_only=True)
 
+    def begin_write_in_memory(self, save: SaveId, nbytes: int) -> SlotWriter:
+        """Return the writer of a slot in memory of this process, for a restore without room.
+
+        What it publishes is held as if it were in the ramdisk, until the next save begins. What
+        memory holds of other saves goes now. LocalTierError when there is none.
+        """
+        self._check_open("write to")
+        with self._saving, self._lock:
+            slot = self._own.make_memory_slot(save, nbytes)
+            slot.writing = True
+            return SlotWriter(slot, save, self._writer, self._threads, self._lock, self._own)
+
     def begin_write(
         self, save: SaveId, nbytes: int, *, allow_extra: bool = False, sparse: bool = False
     ) -> SlotWriter:
         """Return the writer of a slot of at least ``nbytes`` for ``save``; see ``choose_slot``.
 
         Removes the slot's old manifest, so the old save no longer counts. With ``allow_extra`` a
-        slot is made when all hold protected saves (for a restore). With ``sparse`` what is new of
+        slot is made when all hold protected saves, and for its room slots go that hold no protected
+        save (for a restore). With ``sparse`` what is new of
         it has holes, for bytes that are written to its file (``SlotWriter.sparse_file``). SlotBusy
         when no slot is available; RamdiskFull when one must be made or grown without room (then
-        published saves stay).
+        protected saves stay).
         """
         self._check_open("write to")
         if save.run_id != self._run_dir.name:
@@ -235,6 +262,8 @@ class LocalTier(HeldCopies):
         with self._saving:
             self._mend()
             with self._lock:
+                if not allow_extra:
+                    self._own.drop_memory()
                 self._drop_surplus()
                 choice = choose_slot(
                     self._slot_states(),
@@ -249,7 +278,7 @@ class LocalTier(HeldCopies):
                     choice.reason,
                     hint="the next save tries again; drop restored arrays that are not in use",
                 )
-            slot = self._slot_of(choice, nbytes, sparse=sparse)
+            slot = self._slot_of(choice, save, nbytes, sparse=sparse, restores=allow_extra)
             with self._lock:
                 # The tables may have changed while the slot was growing.
                 held = slot.published.save if slot.published else None
@@ -313,10 +342,31 @@ class LocalTier(HeldCopies):
                 if held == save and held not in self._protected and not self._in_use(slot):
                     slot.unpublish()
 
-    def publish_host_state(self, save: SaveId, owner: int, count: int, data: bytes) -> None:
-        """Publish an encoded host state, own or a buddy's; see ``HostStateStore.publish``."""
+    def publish_host_state(
+        self,
+        save: SaveId,
+        owner: int,
+        count: int,
+        data: bytes,
+        *,
+        restores: bool = False,
+        in_memory: bool = False,
+    ) -> None:
+        """Publish an encoded host state, own or a buddy's; see ``HostStateStore.publish``.
+
+        Where there is no room, host states make way that no step here needs any more, and slots
+        that saves do not need; with ``restores`` all that is not of a protected save.
+        """
         self._mend()
-        self._own.host_states.publish(save, owner, count, data)
+
+        def publish() -> None:
+            self._own.host_states.publish(save, owner, count, data, in_memory=in_memory)
+
+        try:
+            publish()
+        except RamdiskFull:
+            with self._saving:
+                self._with_room(publish, save, restores=restores)
 
     def close(self) -> None:
         """Release the directory; published saves stay for the next life. Idempotent.
@@ -368,16 +418,79 @@ class LocalTier(HeldCopies):
         with self._lock:
             self._own.discard(slot)
 
-    def _slot_of(self, choice: SlotChoice, nbytes: int, *, sparse: bool) -> Slot:
+    def _slot_of(
+        self, choice: SlotChoice, save: SaveId, nbytes: int, *, sparse: bool, restores: bool
+    ) -> Slot:
         size_bytes = max(nbytes, self._reserved_bytes)
         if choice.number is None:
-            return self._other_runs.with_room(lambda: self._add_slot(size_bytes, sparse=sparse))
+            return self._with_room(
+                lambda: self._add_slot(size_bytes, sparse=sparse), save, restores=restores
+            )
         if choice.make_one:
             with contextlib.suppress(RamdiskFull):
                 return self._add_slot(size_bytes, sparse=sparse)
         slot = next(slot for slot in self._own.slots if slot.number == choice.number)
-        self._other_runs.with_room(lambda: slot.grow(nbytes, sparse=sparse))
+        self._with_room(
+            lambda: slot.grow(nbytes, sparse=sparse), save, keep=slot, restores=restores
+        )
         return slot
+
+    def _with_room(
+        self,
+        work: Callable[[], _T],
+        save: SaveId,
+        *,
+        keep: Slot | None = None,
+        restores: bool,
+    ) -> _T:
+        """Call ``work`` until it finds room: what is needed least here makes way, then other runs.
+
+        RamdiskFull when nothing is left that may go. The caller holds ``_saving``.
+        """
+
+        def after_making_way() -> _T:
+            while True:
+                try:
+                    return work()
+                except RamdiskFull:
+                    if not self._make_way(save, keep, restores=restores):
+                        raise
+
+        return self._other_runs.with_room(after_making_way)
+
+    def _make_way(self, save: SaveId, keep: Slot | None, *, restores: bool) -> bool:
+        """Remove what is needed least, but ``keep`` and what is of ``save``; False for nothing.
+
+        First host states of which no step here has need, then a slot: for a save, of those that
+        saves have beyond what they need.
+        """
+        with self._lock:
+            own, complete = self._own, self._own.ledger.complete
+            kept = {save, *self._protected} | ({complete} if complete else set())
+
+            def may_go(held: SaveId) -> bool:
+                return restores or (complete is not None and held < complete)
+
+            published = {slot.published.save for slot in own.published() if slot.published}
+            documents = {held.save for held in own.host_states.held()} - kept - published
+            gone = min(filter(may_go, documents), default=None)
+            if gone is None and (restores or len(own.slots) > self._slots_at_rest):
+                states = [
+                    state
+                    for state in self._slot_states()
+                    if (keep is None or state.number != keep.number)
+                    and (state.save is None or may_go(state.save))
+                ]
+                number = least_needed(states, {save, *self._protected})
+                slot = next((slot for slot in own.slots if slot.number == number), None)
+                if slot is None:
+                    return False
+                gone = slot.published.save if slot.published else None
+                own.discard(slot)
+            elif gone is None:
+                return False
+            own.host_states.remove_if(lambda held: held.save == gone and gone not in kept)
+            return True
 
     def _add_slot(self, size_bytes: int, *, sparse: bool = False) -> Slot:
         slot = self._own.make_slot(size_bytes, sparse=sparse)

@@ -29,6 +29,7 @@ from emergency_ckpt.core.shard_layout import lay_out
 from emergency_ckpt.errors import RestoreFailed
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.restore.shards.holder_calls import HolderCalls
+from emergency_ckpt.restore.shards.room import RestoreRoom
 from emergency_ckpt.restore.shards.shard_fetch import CopiesFailed
 from emergency_ckpt.restore.shards.shard_loader import ShardCollection
 from emergency_ckpt.tiers.local.manifest import build_contents
@@ -135,6 +136,7 @@ def collected(host: Host, plan: ProcessPlan, wanted: Sequence[ShardId]) -> dict[
             me=holder_name(0),
             retained=None,
             calls=HolderCalls(sink, time.monotonic() + 60),
+            room=RestoreRoom(host.tier),
         )
         with shards.collecting(plan) as arrivals:
             for _ in arrivals:

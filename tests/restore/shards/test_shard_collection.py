@@ -9,11 +9,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from world import small_tmpfs
 
 from emergency_ckpt.core.restore.plan_types import FetchGroup, LocalRead, ProcessPlan
 from emergency_ckpt.errors import HolderUnreachable
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.restore.shards.holder_calls import HolderCalls
+from emergency_ckpt.restore.shards.room import RestoreRoom
 from emergency_ckpt.restore.shards.shard_fetch import CopiesFailed
 from emergency_ckpt.restore.shards.shard_loader import ShardCollection
 from emergency_ckpt.testing.memory_holdings import MemoryHoldings
@@ -57,6 +59,7 @@ def _fetching(
             me="process/0",
             retained=None,
             calls=HolderCalls(sink, time.monotonic() + 30),
+            room=RestoreRoom(tier),
         )
         group = FetchGroup(digest, None, ("server",))
         yield shards, ProcessPlan(fetch=(group,), addresses={"server": server.address})
@@ -93,6 +96,23 @@ def test_fetched_bytes_go_into_the_reserved_slot(ramdisk: Path, made_bytes: int)
     tier.close()
 
 
+def test_fetched_bytes_without_room_go_into_memory(ramdisk: Path) -> None:
+    holdings = MemoryHoldings()
+    data = [bytes([number]) * (1 << 20) for number in range(8)]
+    digest = holdings.add(SAVE, data)
+    with small_tmpfs(ramdisk / "small", 2 << 20):
+        tier = _fetched(ramdisk / "small", holdings, digest)
+        lent = tier.lend(digest, 3)
+        assert not list(tier.path.glob("slot_?.bin"))
+        assert tier.verify(digest, range(8)) == []
+        assert [held.save for held in tier.held()[0]] == [SAVE]
+        with tier.begin_write(SaveId(6, SAVE.incarnation, "run"), 4096):
+            assert tier.held()[0] == ()
+        assert lent.tobytes() == data[3]
+        del lent
+        tier.close()
+
+
 class _BreakingLine:
     """Breaks each connection that has carried so many bytes of bodies since the last break."""
 
@@ -119,6 +139,7 @@ def _fetch_from(addresses: dict[str, str], tier: LocalTier, digest: str, deadlin
             me="process/0",
             retained=None,
             calls=HolderCalls(sink, time.monotonic() + deadline_s),
+            room=RestoreRoom(tier),
         )
         plan = ProcessPlan(fetch=(FetchGroup(digest, None, tuple(addresses)),), addresses=addresses)
         with shards.collecting(plan) as arrivals:

@@ -1,0 +1,164 @@
+"""A ramdisk with no room for what a restore brings, or for the host states of saves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from world import World, logged, same, save_all, small_tmpfs
+
+from emergency_ckpt.errors import RamdiskFull, SaveFailed
+
+MIB = 1 << 20
+STATE_BYTES, HOST_BYTES = 8 * MIB, 5 * MIB
+
+
+@pytest.fixture
+def world(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    """Its states have 8 MiB."""
+    small = world.state
+
+    def state(step: int) -> dict[str, Any]:
+        data = np.random.default_rng(step).integers(0, 256, STATE_BYTES, np.uint8)
+        big = jax.device_put(data, NamedSharding(world.mesh, P("fsdp")))
+        return {**small(step), "big": big}
+
+    monkeypatch.setattr(world, "state", state)
+    return world
+
+
+def host_state(step: int) -> dict[str, Any]:
+    blob = np.random.default_rng(step).integers(0, 256, HOST_BYTES, np.uint8)
+    return {"at": step, "blob": blob}
+
+
+def one_life(world: World, first: int | None, *, saves: int = 5) -> list[int]:
+    """Restore, which must bring ``first``, save after it; return the steps that RAM has whole."""
+    world.events.clear()
+    with world.open_both() as checkpointer:
+        host: dict[str, Any] = {}
+        step, state = checkpointer.restore(state=world.state(0), host_state=host)
+        assert step == first
+        if step is not None:
+            assert same(state, world.state(step))
+            assert host["at"] == step
+            assert np.array_equal(host["blob"], host_state(step)["blob"])
+        for next_step in range((step or 0) + 1, (step or 0) + 1 + saves):
+            checkpointer.save(
+                step=next_step, state=world.state(next_step), host_state=host_state(next_step)
+            )
+            checkpointer.wait_until_finished()
+    return [int(str(e.fields["step"])) for e in world.events if e.name == "save.complete"]
+
+
+def full_events(world: World) -> list[int]:
+    return [int(str(e.fields["step"])) for e in world.events if e.name == "ramdisk.full"]
+
+
+@pytest.mark.parametrize("size_mib", [20, 24, 28])
+def test_ramdisk_too_small_for_host_states_stops_no_restart(world: World, size_mib: int) -> None:
+    with small_tmpfs(world.ramdisk, size_mib * MIB):
+        assert one_life(world, None) in ([], [1])
+        with logged() as lines:
+            one_life(world, 4)
+        assert full_events(world) == [4]
+        assert any("ramdisk.full: step=4" in line and "no room" in line for line in lines)
+        one_life(world, 8)
+
+
+@pytest.mark.parametrize("size_mib", [31, 36, 40, 48])
+def test_host_states_of_two_saves_beside_two_slots_suffice(world: World, size_mib: int) -> None:
+    """What is beyond that makes way: the slot that storage reads, older host states."""
+    with small_tmpfs(world.ramdisk, size_mib * MIB):
+        assert one_life(world, None) == [1, 2, 3, 4, 5]
+        assert one_life(world, 5) == [6, 7, 8, 9, 10]
+        assert full_events(world) == []
+
+
+def test_ramdisk_smaller_than_a_slot_stops_no_restore(world: World) -> None:
+    with world.open_both() as checkpointer:
+        save_all(checkpointer, world, 2, 4)
+    world.lose_ram()
+    with small_tmpfs(world.ramdisk, STATE_BYTES // 2):
+        with world.open_both() as checkpointer:
+            host: dict[str, Any] = {}
+            step, state = checkpointer.restore(state=world.state(0), host_state=host)
+            assert (step, host) == (4, {"at": 4})
+            assert same(state, world.state(4))
+            assert full_events(world) == [4]
+            del state
+            checkpointer.save(step=5, state=world.state(5), host_state={"at": 5})
+            checkpointer.wait_until_finished()
+            with pytest.raises(SaveFailed, match="RamdiskFull"):
+                checkpointer.check_for_errors()
+            assert checkpointer.restore(state=world.state(0), host_state=host)[0] == 4
+            assert host == {"at": 4}
+            checkpointer.save(step=6, state=world.state(6), host_state={"at": 6})
+            checkpointer.wait_until_finished()
+        with world.open_both() as checkpointer:
+            assert checkpointer.restore(state=world.state(0), host_state={})[0] == 6
+
+
+def test_start_without_room_or_a_step_is_an_error(world: World) -> None:
+    with (
+        small_tmpfs(world.ramdisk, 20 * MIB),
+        world.open_both() as checkpointer,
+        pytest.raises(RamdiskFull, match="host states of two saves"),
+    ):
+        checkpointer.restore(state=world.state(0), host_state=host_state(0))
+
+
+def test_restore_in_place_beside_a_full_ramdisk(world: World) -> None:
+    with small_tmpfs(world.ramdisk, 64 * MIB), world.open_both() as checkpointer:
+        save_all(checkpointer, world, 2, 4)
+        fill(world.ramdisk)
+        host: dict[str, Any] = {}
+        step, state = checkpointer.restore(state=world.state(0), host_state=host)
+        assert (step, host) == (4, {"at": 4})
+        assert same(state, world.state(4))
+        (world.ramdisk / "filler").unlink()
+        save_all(checkpointer, world, 5, 6)
+
+
+def test_ram_works_again_once_there_is_room(world: World) -> None:
+    with world.open_both() as checkpointer:
+        save_all(checkpointer, world, 2, 4)
+    world.lose_ram()
+    with small_tmpfs(world.ramdisk, 64 * MIB):
+        with world.open_both() as checkpointer:
+            fill(world.ramdisk)
+            host: dict[str, Any] = {}
+            step, state = checkpointer.restore(state=world.state(0), host_state=host)
+            assert (step, host) == (4, {"at": 4})
+            assert same(state, world.state(4))
+            assert full_events(world) == [4]
+            (world.ramdisk / "filler").unlink()
+            save_all(checkpointer, world, 5)
+            assert same(state, world.state(4))
+        with world.open(local_save_every_n_steps=1) as checkpointer:
+            assert checkpointer.restore(state=world.state(0), host_state=host)[0] == 5
+
+
+def test_rollback_beside_a_full_ramdisk(world: World) -> None:
+    with small_tmpfs(world.ramdisk, 64 * MIB), world.open_both() as checkpointer:
+        save_all(checkpointer, world, 2, 4)
+        fill(world.ramdisk)
+        assert checkpointer.restore(state=world.state(0), host_state={}, step=2)[0] == 2
+        (world.ramdisk / "filler").unlink()
+        save_all(checkpointer, world, 3)
+        assert checkpointer.restore(state=world.state(0), host_state={})[0] == 3
+
+
+def fill(ramdisk: Path) -> None:
+    """Take all the room that is left."""
+    with (ramdisk / "filler").open("wb", buffering=0) as file:
+        try:
+            while file.write(bytes(4096)):
+                pass
+        except OSError:
+            return
