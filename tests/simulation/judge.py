@@ -76,8 +76,7 @@ class Judge:
         self._number = number
         self._found = self._survey(life)
         stored = oracle.stored_saves(self._storage, self.tags)
-        is_silent = life.storage_faults or life.storage_gone or life.storage_slow_s > SLOW_STORAGE_S
-        in_reach = [] if is_silent else stored
+        in_reach = [] if _is_silent(life) else stored
         known = self._found.lives.union(name for name, _ in in_reach)
         self._lives.begin(number, known & self.tags.keys())
         self._expected = oracle.newest_whole(self._found, self._lives, in_reach)
@@ -241,6 +240,14 @@ class Judge:
         mine = [step for tag, step in saves if tag == self._number]
         if restored in saves or max(mine, default=-1) >= self._expected[1]:
             return
-        if not life.restores and self._has_begun_anew(newest):
+        # What storage has, a life that does not reach it could not know.
+        own = oracle.newest_whole(found, self._lives) if _is_silent(life) else newest
+        if not life.restores and self._has_begun_anew(own):
             return
         raise Violation(f"{self._expected} was whole before, now {newest} is the newest: {whole}")
+
+
+def _is_silent(life: Life) -> bool:
+    """Return whether a life may not learn what storage has."""
+    slow = life.storage_slow_s > SLOW_STORAGE_S
+    return bool(life.storage_faults or life.storage_gone or slow)
