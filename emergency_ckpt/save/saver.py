@@ -290,9 +290,11 @@ class Saver:
         reached = self._parts.watch.reached(step)
         return self._due.look(step, preempted=reached) or self._parts.watch.sync_step == step
 
-    def use_placement(self, placement: ProcessPlacement, *, in_background: bool = False) -> None:
+    def use_placement(
+        self, placement: ProcessPlacement, host_state_bytes: int, *, in_background: bool = False
+    ) -> None:
         """Save states of this structure, reserve their slots; RamdiskFull when there is no room."""
-        self._work.use_placement(placement, in_background=in_background)
+        self._work.use_placement(placement, host_state_bytes, in_background=in_background)
 
     # Preemption.
 
