@@ -64,3 +64,9 @@ def test_snapshot_given_up_in_a_wait_leaves_the_state() -> None:
     ((_, view),) = next(iter(snapshot.batches(1 << 30)))
     assert np.asarray(view)[0] == 1
     snapshot.close()
+
+
+def test_wait_for_a_deleted_array_is_left_to_its_reader() -> None:
+    gone = jnp.zeros(SIZE)
+    gone.delete()
+    wait_until_ready([gone, step(jnp.zeros(SIZE))], waiting.no_look)
