@@ -110,9 +110,7 @@ class Resume:
 
         def settle() -> None:
             restore.settle()
-            size_bytes = restore.host_state_bytes * (1 + len(placement.buddies))
-            self._parts.restore_parts.tier.expect_documents(size_bytes)
-            self._reserve(restore.restored, placement)
+            self._reserve(restore, placement)
 
         errors = run_on_all(
             self._coordinator,
@@ -124,14 +122,17 @@ class Resume:
         if errors:
             raise RestoreFailed("settle", "what RAM holds", errors)
 
-    def _reserve(self, restored: RestoredState | None, placement: ProcessPlacement) -> None:
+    def _reserve(self, restore: Restore, placement: ProcessPlacement) -> None:
         """Reserve RAM for the saves to come. What was restored is used also where it has no room.
 
         RamdiskFull where nothing was restored.
         """
+        restored = restore.restored
         lack = "" if restored is None else restored.lack
         try:
-            self._parts.saver.use_placement(placement, in_background=restored is not None)
+            self._parts.saver.use_placement(
+                placement, restore.host_state_bytes, in_background=restored is not None
+            )
         except RamdiskFull as error:
             if restored is None:
                 raise

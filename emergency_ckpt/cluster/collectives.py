@@ -119,7 +119,7 @@ def _all_values(coordinator: Coordinator, name: str) -> dict[int, bytes]:
 def departed(coordinator: Coordinator) -> dict[int, str]:
     """Return a sentence for each process that has left this job for good; see ``departures``."""
     found: dict[int, str] = {}
-    for prefix, verb in ((GONE, "left"), (DIED, "died")):
+    for prefix, verb in ((DIED, "died"), (GONE, "left")):
         each = by_process(coordinator.list(prefix), prefix, coordinator.process_count)
         found.update({p: f"process {p} has {verb}: {reason_of(why)}" for p, why in each.items()})
     return dict(sorted(found.items()))

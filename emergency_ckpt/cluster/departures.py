@@ -117,13 +117,10 @@ class Departures:
 
         Blocks for about a second for each of at most a few processes whose hosts do not answer.
         """
-        found = {
-            process: f"process {process} has left: {reason}"
-            for process, reason in self._reasons(tier, save).items()
-            if process in processes
-        }
-        died = {p: f"process {p} has died: {why}" for p, why in self.died().items()}
-        found.update({p: text for p, text in died.items() if p in processes})
+        found = {p: f"process {p} has died: {reason}" for p, reason in self.died().items()}
+        left = self._reasons(tier, save).items()
+        found.update({p: f"process {p} has left: {reason}" for p, reason in left})
+        found = {process: text for process, text in found.items() if process in processes}
         return found or self._without_signs_of_life(processes)
 
     def _reasons(self, tier: TierName, save: SaveId) -> dict[int, str]:

@@ -166,8 +166,8 @@ class DeathWatch:
             try:
                 self._round()
             except CheckpointError as error:
-                # The service may have ended with its process: what the network says still counts.
-                logging.warning("it is not known whom other processes found dead: %s", error)
+                # Without it nobody can tell a death from an end, and JAX ends the process soon.
+                logging.warning("it is not known who has left or died: %s", error)
             time.sleep(_PAUSE_S)
 
     def _round(self) -> None:

@@ -18,11 +18,12 @@ from emergency_ckpt.save.save_request import SaveRequest
 from emergency_ckpt.save.saved_steps import SavedSteps
 from emergency_ckpt.save.saver_parts import SaverParts, capture_parts, start_facts
 from emergency_ckpt.save.schedule import TierSchedule
+from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.state.capture import SharedCapture
 from emergency_ckpt.state.device_copies import DeviceCopies
 from emergency_ckpt.state.host_state import Payload
 from emergency_ckpt.state.staging import Snapshot
-from emergency_ckpt.state.tree import PyTree, check_values, describe
+from emergency_ckpt.state.tree import check_values, describe
 
 Work = Callable[[], None]
 
@@ -70,7 +71,7 @@ class SaveWork:
         The local tier comes first: what it takes, the persistent tier shares.
         """
         with no_garbage_collection():
-            plan, flat = self._plan_for(request.state)
+            plan, flat = self._plan_for(request)
             payload = request.capture()
             take = self._local if name == "local" else self._persistent
             return take(plan, flat, request, payload)
@@ -140,9 +141,9 @@ class SaveWork:
                 preservation.after_save(job.save.step)
         return complete
 
-    def _plan_for(self, state: PyTree) -> tuple[SnapshotPlan, list[Any]]:
-        """Return the plan for states like ``state``, the same while those come, and the leaves."""
-        config = self._parts.config
+    def _plan_for(self, request: SaveRequest) -> tuple[SnapshotPlan, list[Any]]:
+        """Return the plan for states like this one, the same while those come, and the leaves."""
+        config, state = self._parts.config, request.state
         plan, flat = self._plan, None
         if plan is None and self._placement is not None:  # that of a restore
             plan = plan_snapshots(self._placement, config.snapshots, self._copies, self._parts.look)
@@ -151,13 +152,18 @@ class SaveWork:
         if plan is None or flat is None:
             placement = place_process(describe(state, "save"), config, self._parts.process)
             plan = plan_snapshots(placement, config.snapshots, self._copies, self._parts.look)
-            self.use_placement(placement)
+            self.use_placement(placement, host_states.size_of(request.capture()))
             flat = jax.tree_util.tree_leaves(state)
         self._plan = plan
         return plan, flat
 
-    def use_placement(self, placement: ProcessPlacement, *, in_background: bool = False) -> None:
-        """Save states of this structure, reserve their slots; RamdiskFull when there is no room."""
+    def use_placement(
+        self, placement: ProcessPlacement, host_state_bytes: int, *, in_background: bool = False
+    ) -> None:
+        """Save states of this structure, reserve their slots; RamdiskFull when there is no room.
+
+        Room for host states is part of it: this process's, and as many of others as have a copy.
+        """
         if self._placement is None:
             facts = start_facts(self._parts, placement, self._schedules)
             self._parts.events.emit("start.ready", **facts)
@@ -165,6 +171,7 @@ class SaveWork:
         if "local" not in self._schedules:
             return
         tier, size_bytes = self._parts.tier, placement.layout.size_bytes
+        tier.expect_documents(host_state_bytes * (1 + len(placement.buddies)))
         if in_background:  # training waits for nothing that the first save does not need yet
             tier.check_reservable(size_bytes)
             tier.prefault_in_background(size_bytes)

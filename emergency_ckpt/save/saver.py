@@ -242,9 +242,11 @@ class Saver:
 
     def _wait_idle(self, schedule: TierSchedule, limit_s: float, *, each_time: bool) -> bool:
         """Wait for the save before. PeerLeft, PeerAbsent: a process does not take part in it."""
+        if not each_time:  # it waits for storage, and not long
+            return schedule.wait_idle(limit_s, each_time=False)
         deadline_s = time.monotonic() + limit_s
-        is_idle = schedule.wait_idle(min(limit_s, _LOOK_S), each_time=each_time)
-        while not is_idle and each_time and time.monotonic() < deadline_s:
+        is_idle = schedule.wait_idle(min(limit_s, _LOOK_S), each_time=True)
+        while not is_idle and time.monotonic() < deadline_s:
             self._parts.look()
             left_s = deadline_s - time.monotonic()
             is_idle = schedule.wait_idle(max(0.0, min(left_s, _LOOK_S)), each_time=True)
@@ -294,9 +296,11 @@ class Saver:
         reached = self._parts.watch.reached(step)
         return self._due.look(step, preempted=reached) or self._parts.watch.sync_step == step
 
-    def use_placement(self, placement: ProcessPlacement, *, in_background: bool = False) -> None:
+    def use_placement(
+        self, placement: ProcessPlacement, host_state_bytes: int, *, in_background: bool = False
+    ) -> None:
         """Save states of this structure, reserve their slots; RamdiskFull when there is no room."""
-        self._work.use_placement(placement, in_background=in_background)
+        self._work.use_placement(placement, host_state_bytes, in_background=in_background)
 
     # Preemption.
 

@@ -23,7 +23,8 @@ def wait_until_ready(arrays: Iterable[Any], look: Look) -> None:
     began_s = now_s = time.monotonic()
     next_look_s = began_s + _FIRST_LOOK_S
     for array in arrays:
-        while not array.is_ready():
+        # Of a deleted array ``is_ready`` may end the process; who reads it gets an error.
+        while not (array.is_deleted() or array.is_ready()):
             time.sleep(min(max(_SHORTEST_PAUSE_S, (now_s - began_s) / 100), _LONGEST_PAUSE_S))
             now_s = time.monotonic()
             if now_s >= next_look_s:

@@ -113,6 +113,15 @@ def test_start_without_room_or_a_step_is_an_error(world: World) -> None:
         checkpointer.restore(state=world.state(0), host_state=host_state(0))
 
 
+def test_first_save_without_room_for_host_states_is_an_error(world: World) -> None:
+    with (
+        small_tmpfs(world.ramdisk, 20 * MIB),
+        world.open_both() as checkpointer,
+        pytest.raises(RamdiskFull, match="host states of two saves"),
+    ):
+        checkpointer.save(step=1, state=world.state(1), host_state=host_state(1))
+
+
 def test_restore_in_place_beside_a_full_ramdisk(world: World) -> None:
     with small_tmpfs(world.ramdisk, 64 * MIB), world.open_both() as checkpointer:
         save_all(checkpointer, world, 2, 4)
