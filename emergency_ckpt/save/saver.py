@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from absl import logging
@@ -36,12 +36,16 @@ _STOP_TIMEOUT_S = 30.0
 
 
 class _Begun(NamedTuple):
-    """A save that has begun in one tier; see ``save.captured`` for the times."""
+    """A save that has begun in one tier; see ``save.captured`` for the times.
+
+    ``taken_s``: the part of ``snapshot.ready_s`` that was over when it had begun.
+    """
 
     tier: TierName
     snapshot: Snapshot
     begun_s: float
     waited_s: float
+    taken_s: float
 
 
 class Saver:
@@ -158,7 +162,7 @@ class Saver:
         finally:
             request.release()
             for each in begun:
-                self._wait_captured(each, request)
+                self._wait_captured(each, request, begun)
         return bool(begun)
 
     def _settle_past(self, save: SaveId) -> None:
@@ -216,15 +220,28 @@ class Saver:
                 kept.enter_context(self._parts.inbox.kept(save))
             schedule.start(closing(kept.pop_all(), work))
         self._begun[name] = save
-        return [_Begun(name, snapshot, begun_s, waited_s)]
+        return [_Begun(name, snapshot, begun_s, waited_s, snapshot.ready_s)]
 
-    def _wait_captured(self, begun: _Begun, request: SaveRequest) -> None:
-        """Wait until the state may be donated, as far as this save is concerned."""
+    def _wait_captured(
+        self, begun: _Begun, request: SaveRequest, together: Sequence[_Begun]
+    ) -> None:
+        """Wait until the state may be donated, as far as this save is concerned.
+
+        The training thread would have waited for arrays still being computed without a save, too:
+        that is no stall. ``together``: the saves of this step.
+        """
         if not begun.snapshot.wait_captured(self._parts.config.save_timeout_s):
             begun.snapshot.close()  # fails the save; training goes on
         now_s = time.monotonic()
-        self._schedules[begun.tier].note_started(request.step, now_s - request.begun_s)
-        spent = {"seconds": now_s - begun.begun_s, "waited_seconds": begun.waited_s}
+        ready_s = sum(each.snapshot.ready_s for each in together)
+        # Of a save that began before this one, some was before ``begun.begun_s``.
+        earlier_s = sum(each.taken_s for each in together if each.begun_s < begun.begun_s)
+        self._schedules[begun.tier].note_started(request.step, now_s - request.begun_s - ready_s)
+        spent = {
+            "seconds": now_s - begun.begun_s - (ready_s - earlier_s),
+            "waited_seconds": begun.waited_s,
+            "ready_seconds": ready_s - earlier_s,
+        }
         self._parts.events.emit("save.captured", step=request.step, tier=begun.tier, **spent)
 
     def _tell_pause(self, schedule: TierSchedule, save: SaveId) -> bool:
@@ -291,7 +308,7 @@ class Saver:
             for name in names:
                 request.limit_s = left_s()
                 for begun in self._begin(name, request):
-                    self._wait_captured(begun, request)
+                    self._wait_captured(begun, request, [begun])
                     started.add(name)
                     if name == "local":
                         self._schedules[name].worker.wait_idle(left_s())

@@ -22,7 +22,7 @@ from emergency_ckpt.core.shard_layout import shard_nbytes
 from emergency_ckpt.errors import StateMismatch
 from emergency_ckpt.state.device_copies import DeviceCopies
 from emergency_ckpt.state.dtypes import PACKED_DTYPES, dtype_named
-from emergency_ckpt.state.staging import Memory, Snapshot, Transfer
+from emergency_ckpt.state.staging import Memory, Snapshot, Transfer, wait_ready
 from emergency_ckpt.state.tree import (
     Device,
     Leaf,
@@ -130,6 +130,7 @@ class SnapshotRecipe:
                 stored[position] = jax.random.key_data(flat[position])
         copied = self._copy_on_devices(stored) if self._plan.leaves else {}
         waits = self._settings.mode != "auto"
+        ready_s = wait_ready([stored[self._takes[i].leaf.position] for i in self._shared])
         views: list[tuple[int, Memory]] = list(zip(self._shared, self._hold(stored), strict=True))
         for position in self._host_values:
             leaf = self._takes[position].leaf
@@ -161,6 +162,7 @@ class SnapshotRecipe:
             transfers,
             self._settings.staging_bytes,
             waits_for_views=waits and len(views) > len(self._host_values),
+            ready_s=ready_s,
         )
 
     def _hold(self, stored: Sequence[Any]) -> list[Memory]:

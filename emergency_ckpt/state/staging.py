@@ -6,9 +6,11 @@ it. Bytes between device and slot are in staging memory; transfers start when th
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -92,6 +94,7 @@ class Snapshot:
         staging_bytes: int | None = None,
         *,
         waits_for_views: bool = False,
+        ready_s: float = 0.0,
     ) -> None:
         """``transfers`` start in their order, those with ``waited_for`` first.
 
@@ -100,7 +103,10 @@ class Snapshot:
           staging_bytes: maximum of unread bytes on the host; None for unlimited. A larger shard is
             transferred alone.
           waits_for_views: the training thread waits until the reader has released them.
+          ready_s: seconds that the training thread has waited for arrays still being computed.
         """
+        self.ready_s = ready_s
+        self._sources = [each.source for each in transfers if each.waited_for]
         self._views = deque(views)
         self._waiting = deque(transfers)
         self._started: deque[_Flight] = deque()
@@ -143,8 +149,11 @@ class Snapshot:
         """Wait until the state may be donated; return False after ``timeout_s``.
 
         The deadline bounds the wait for the reader. Transfers in progress have none, because a
-        device that does not answer also stops the next step.
+        device that does not answer also stops the next step. ``ready_s`` grows by the time until
+        the devices have computed what is transferred.
         """
+        self.ready_s += wait_ready(self._sources)
+        self._sources = []
         if not self._nothing_to_start.wait(timeout_s):
             return False
         with self._lock:
@@ -211,6 +220,7 @@ class Snapshot:
             self._started.clear()
             self._waited_for.clear()
             self._views.clear()
+            self._sources = []
             self._nothing_to_start.set()
 
     def _next_views(self, limit_bytes: int | None) -> Batch:
@@ -279,6 +289,17 @@ class Snapshot:
         """Record that the awaited transfers have ended, once none of them is left to start."""
         if not self._shared and not (self._waiting and self._waiting[0].waited_for):
             self._nothing_to_start.set()
+
+
+def wait_ready(arrays: Sequence[Any]) -> float:
+    """Wait until the devices have computed ``arrays``; return the seconds that it took.
+
+    An error of the computation is left to those who read them.
+    """
+    begun_s = time.monotonic()
+    with contextlib.suppress(Exception):
+        jax.block_until_ready(arrays)
+    return time.monotonic() - begun_s
 
 
 def _start_together(transfers: Iterable[Transfer]) -> list[_Flight]:
