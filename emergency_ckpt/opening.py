@@ -107,7 +107,7 @@ def _open(config: Config, start: str, process: tuple[int, int], events: EventSin
     slices = topology_of(config.mesh, config.replica_axis, describe((), "start"))
     slice_index = slices.slice_of[process[0]]
     events.locate(slice_index=slice_index)
-    for text in config_warnings(config, slices, process[0]):
+    for text in config_warnings(config, process[0]):
         events.emit("start.warning", text=text)
     storage: Storage | None = None
 

@@ -98,6 +98,7 @@ _LINES: dict[str, Callable[[Fields], str]] = {
     "persistent.waiting": lambda fields: str(fields["text"]),
 }
 _LEADERS_LINES: dict[str, Callable[[Fields], str]] = {
+    "start.single_copy": lambda fields: str(fields["text"]),
     "save.complete": _saved("RAM"),
     "persistent.complete": _saved("storage"),
     "save.ignored": _ignored,
@@ -108,6 +109,7 @@ _LEADERS_LINES: dict[str, Callable[[Fields], str]] = {
 _WARNINGS = frozenset(
     {
         "start.warning",
+        "start.single_copy",
         "preemption.notice",
         "preemption.source_failed",
         "save.without_restore",

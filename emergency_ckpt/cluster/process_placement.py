@@ -10,13 +10,17 @@ from emergency_ckpt.core.boxes import covers, whole
 from emergency_ckpt.core.placement.policies import (
     AllButPrimary,
     PlacementPolicy,
+    SingleCopies,
+    Striped,
     Topology,
     buddies,
     place,
+    single_copies,
 )
 from emergency_ckpt.core.placement.retained_shards import RetainedShards
 from emergency_ckpt.core.placement.writers import writers
 from emergency_ckpt.core.shard_layout import Layout, lay_out, shard_nbytes
+from emergency_ckpt.core.wording import size_text
 from emergency_ckpt.errors import InvalidState
 from emergency_ckpt.state.tree import BoxTable, StateTree
 from emergency_ckpt.tiers.persistent.writer_arrays import check_storable
@@ -36,6 +40,7 @@ class ProcessPlacement:
       retained: what this process keeps in RAM at a restore; None: all that it needs.
       writers: the processes that talk to storage on a persistent save; the first one leads.
       buddies: the processes that get a copy of this process's host state.
+      single: what one process of the job alone keeps in RAM.
     """
 
     tree: StateTree
@@ -46,6 +51,7 @@ class ProcessPlacement:
     retained: RetainedShards | None
     writers: tuple[int, ...]
     buddies: tuple[int, ...]
+    single: SingleCopies
 
     @property
     def stored(self) -> tuple[ShardId, ...]:
@@ -73,7 +79,8 @@ def place_process(tree: StateTree, config: Config, process: tuple[int, int]) -> 
     me, count = process
     topology = topology_of(config.mesh, config.replica_axis, tree)
     table = BoxTable(tree, count)
-    stored = place(config.placement, topology, me, table.held_leaves())
+    held_leaves = table.held_leaves()
+    stored = place(config.placement, topology, me, held_leaves)
     specs = tree.specs
     leaves = tuple(leaf.spec for leaf in tree.leaves)
     layout = lay_out(
@@ -97,7 +104,42 @@ def place_process(tree: StateTree, config: Config, process: tuple[int, int]) -> 
         retained=retained,
         writers=writers(topology, config.persistent_writers),
         buddies=buddies(me, topology, config.host_state_buddies),
+        single=single_copies(config.placement, topology, held_leaves),
     )
+
+
+def single_copy_text(config: Config, placement: ProcessPlacement) -> str:
+    """Return the warning where one host alone has parts of the state in RAM; empty elsewhere."""
+    single, slices = placement.single, len(placement.topology.slices)
+    if not single.nbytes or placement.topology.process_count == 1:
+        return ""
+    if slices > 1 and isinstance(config.placement, Striped) and config.placement.copies == 1:
+        why = "placement keeps one copy"
+    elif slices > 1:
+        why = f"they are split across the {slices} slices, as in leaf {single.leaf!r}"
+    else:
+        why = f"the job has one slice: {_why_one_slice(config)}"
+    back = f"the newest step in {config.dir}" if config.dir else "the beginning: dir is not set"
+    part, state = size_text(single.nbytes), size_text(single.total_bytes)
+    return (
+        f"{part} of the {state} of the state have one copy in RAM, on one host: {why}. The loss of"
+        f" a host with such a part costs every step in RAM, and the job goes back to {back}. Along"
+        " an axis of the mesh over several hosts that the state is not split on (replica_axis),"
+        " each part has a second copy"
+    )
+
+
+def _why_one_slice(config: Config) -> str:
+    if config.mesh is None:
+        return "no mesh is set, and that of the state has no axis along which it is replicated"
+    axes = {str(name): size for name, size in config.mesh.shape.items()}
+    name = config.replica_axis
+    if name is None:
+        return f"the state is split along each axis of {axes} with several positions"
+    name = list(axes)[name] if isinstance(name, int) else name
+    if axes[name] == 1:
+        return f"axis {name!r} (replica_axis) of {axes} has size 1"
+    return f"each process has devices at several places along {name!r} (replica_axis) of {axes}"
 
 
 def _check_slice_is_whole(tree: StateTree, table: BoxTable, topology: Topology, index: int) -> None:

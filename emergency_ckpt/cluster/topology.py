@@ -30,7 +30,7 @@ def topology_of(
         mesh = _mesh_of(tree)
     if mesh is None:
         return Topology(process_count, (0,) * process_count)
-    axis = _unsplit_axis(mesh, tree) if replica_axis is None else _axis_of(mesh, replica_axis)
+    axis = unsplit_axis(mesh, tree) if replica_axis is None else _axis_of(mesh, replica_axis)
     if axis is None:
         return Topology(process_count, (0,) * process_count)
     pairs = {
@@ -60,7 +60,7 @@ def _mesh_of(tree: StateTree) -> jax.sharding.Mesh | None:
     return None
 
 
-def _unsplit_axis(mesh: jax.sharding.Mesh, tree: StateTree) -> int | None:
+def unsplit_axis(mesh: jax.sharding.Mesh, tree: StateTree) -> int | None:
     """Return the first axis of ``mesh`` with several positions along which no leaf is split."""
     split: set[str] = set()
     for leaf in tree.leaves:

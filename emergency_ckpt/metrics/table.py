@@ -54,6 +54,13 @@ METRICS = (
         "tier",
     ),
     Metric(
+        "eckpt_save_ready_wait_seconds",
+        "histogram",
+        "time for which `save` waited for arrays still being computed, which is no stall",
+        (Source("save.captured", "ready_seconds", "{tier}"),),
+        "tier",
+    ),
+    Metric(
         "eckpt_save_seconds",
         "histogram",
         "a save from its begin in the background until it is known to be whole",

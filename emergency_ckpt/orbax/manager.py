@@ -23,7 +23,7 @@ from emergency_ckpt.errors import CheckpointError, StepNotFound
 from emergency_ckpt.metrics import CheckpointLog
 from emergency_ckpt.orbax import items
 from emergency_ckpt.orbax.latest_step import LatestStep
-from emergency_ckpt.orbax.mesh_slices import as_one_slice, slice_count
+from emergency_ckpt.orbax.mesh_slices import as_one_slice, replica_axis_of, slice_count
 from emergency_ckpt.orbax.options import (
     CheckpointManagerOptions,
     check_kinds,
@@ -91,17 +91,25 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         self._global_mesh = global_mesh
         self._abstract_state = abstract_state
         self._metadata = dict(metadata or {})
-        self._one_slice = (
-            global_mesh is not None and slice_count(global_mesh, options.replica_axis_index) == 1
-        )
+        self._axis = options.replica_axis_index
+        if global_mesh is not None:
+            self._axis = replica_axis_of(global_mesh, self._axis, abstract_state)
+        self._one_slice = global_mesh is not None and slice_count(global_mesh, self._axis) == 1
         local = Path(os.path.abspath(os.fspath(local_directory)))
-        if not self._one_slice and not local.exists():
+        has_orbaxs_slices = (
+            global_mesh is None or slice_count(global_mesh, options.replica_axis_index) > 1
+        )
+        if has_orbaxs_slices and not local.exists():
             raise FileNotFoundError(f"{local} does not exist: create the local directory first")
         self._config = self._config_of(local, logger)
         if self._one_slice and not options.local.read_only and not self._saves_locally:
             logging.warning(
-                "the mesh has one slice: nothing is saved to RAM, as with Orbax; to save there,"
-                " set LocalCheckpointOptions(with_one_slice=True)"
+                "the mesh has one slice: nothing is saved to RAM, as with Orbax. No axis of %s has"
+                " replicas of the state on several hosts; with one, such as data parallelism, a"
+                " lost host's part is in the RAM of others."
+                " LocalCheckpointOptions(with_one_slice=True) saves one copy there, which is lost"
+                " with its host",
+                dict(global_mesh.shape) if global_mesh is not None else {},
             )
         self._run_id = run_id_of(str(self._directory))
         self._closed = False
@@ -123,6 +131,8 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         }
         if self._one_slice and self._global_mesh is not None:
             settings.update(mesh=as_one_slice(self._global_mesh), replica_axis=0)
+        elif self._axis != self._options.replica_axis_index:
+            settings["replica_axis"] = self._axis
         if logger is not None:
             log = CheckpointLog(logger, dir=settings["dir"], local_dir=settings["local_dir"])
             settings["on_event"] = log
@@ -155,7 +165,7 @@ class CheckpointManager(ocp.AbstractCheckpointManager):
         """True when this process has devices in slice 0 of the mesh."""
         if self._one_slice or self._global_mesh is None:
             return True
-        first = np.take(self._global_mesh.devices, 0, axis=self._options.replica_axis_index)
+        first = np.take(self._global_mesh.devices, 0, axis=self._axis)
         return any(device.process_index == jax.process_index() for device in first.flat)
 
     @property

@@ -5,6 +5,9 @@ from __future__ import annotations
 import jax
 import numpy as np
 
+from emergency_ckpt.cluster.topology import topology_of, unsplit_axis
+from emergency_ckpt.state.tree import PyTree, describe
+
 
 def slice_count(mesh: jax.sharding.Mesh, axis: int) -> int:
     """Return the number of slices along ``axis``; ValueError when it is no axis of ``mesh``."""
@@ -13,6 +16,20 @@ def slice_count(mesh: jax.sharding.Mesh, axis: int) -> int:
     if not 0 <= axis < mesh.devices.ndim:
         raise ValueError(f"replica_axis_index {axis} is no axis of the mesh {mesh.axis_names}")
     return mesh.devices.shape[axis]
+
+
+def replica_axis_of(mesh: jax.sharding.Mesh, axis: int, state: PyTree) -> int:
+    """Return ``axis``, or where it has size 1 the first axis with replicas of ``state`` on slices.
+
+    A mesh may begin with axes of size 1 that a run does not use, as MaxText's with ``diloco``.
+    """
+    if slice_count(mesh, axis) > 1 or mesh.devices.ndim == 1:
+        return axis
+    tree = describe(state, "open")
+    found = unsplit_axis(mesh, tree)
+    if found is None or len(topology_of(mesh, found, tree).slices) == 1:
+        return axis
+    return found
 
 
 def as_one_slice(mesh: jax.sharding.Mesh) -> jax.sharding.Mesh:

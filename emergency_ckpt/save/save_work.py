@@ -8,7 +8,11 @@ from typing import Any, NamedTuple
 import jax
 
 from emergency_ckpt.background import closing, no_garbage_collection
-from emergency_ckpt.cluster.process_placement import ProcessPlacement, place_process
+from emergency_ckpt.cluster.process_placement import (
+    ProcessPlacement,
+    place_process,
+    single_copy_text,
+)
 from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.save.local_save import LocalSave
 from emergency_ckpt.save.persistent.capture import StorageCapture
@@ -167,6 +171,15 @@ class SaveWork:
         if self._placement is None:
             facts = start_facts(self._parts, placement, self._schedules)
             self._parts.events.emit("start.ready", **facts)
+            text = single_copy_text(self._parts.config, placement)
+            if text and "local" in self._schedules and self._parts.process[0] == 0:
+                single_bytes, state_bytes, _ = placement.single
+                self._parts.events.emit(
+                    "start.single_copy",
+                    text=text,
+                    single_bytes=single_bytes,
+                    state_bytes=state_bytes,
+                )
         self._placement, self._plan = placement, None
         if "local" not in self._schedules:
             return

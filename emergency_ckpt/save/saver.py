@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from absl import logging
@@ -43,12 +43,16 @@ _LOOK_S = 1.0
 
 
 class _Begun(NamedTuple):
-    """A save that has begun in one tier; see ``save.captured`` for the times."""
+    """A save that has begun in one tier; see ``save.captured`` for the times.
+
+    ``taken_s``: the part of ``snapshot.ready_s`` that was over when it had begun.
+    """
 
     tier: TierName
     snapshot: Snapshot
     begun_s: float
     waited_s: float
+    taken_s: float
 
 
 class Saver:
@@ -165,7 +169,7 @@ class Saver:
         finally:
             request.release()
             for each in begun:
-                self._wait_captured(each, request)
+                self._wait_captured(each, request, begun)
         return bool(begun)
 
     def _settle_past(self, save: SaveId) -> None:
@@ -224,7 +228,7 @@ class Saver:
                 kept.enter_context(self._parts.inbox.kept(save))
             schedule.start(closing(kept.pop_all(), work))
         self._begun[name] = save
-        return [_Begun(name, snapshot, begun_s, waited_s)]
+        return [_Begun(name, snapshot, begun_s, waited_s, snapshot.ready_s)]
 
     def _wait_turn(self, schedule: TierSchedule, request: SaveRequest, *, is_again: bool) -> bool:
         """Wait for the save before; a ``request`` that it leaves no time for is left out."""
@@ -252,8 +256,14 @@ class Saver:
             is_idle = schedule.wait_idle(max(0.0, min(left_s, _LOOK_S)), each_time=True)
         return is_idle
 
-    def _wait_captured(self, begun: _Begun, request: SaveRequest) -> None:
-        """Wait until the state may be donated, as far as this save is concerned."""
+    def _wait_captured(
+        self, begun: _Begun, request: SaveRequest, together: Sequence[_Begun]
+    ) -> None:
+        """Wait until the state may be donated, as far as this save is concerned.
+
+        The training thread would have waited for arrays still being computed without a save, too:
+        that is no stall. ``together``: the saves of this step.
+        """
         try:
             limit_s = self._parts.config.save_timeout_s
             captured = begun.snapshot.wait_captured(limit_s, self._parts.look)
@@ -266,8 +276,15 @@ class Saver:
         if not captured:
             begun.snapshot.close()  # fails the save; training goes on
         now_s = time.monotonic()
-        self._schedules[begun.tier].note_started(request.step, now_s - request.begun_s)
-        spent = {"seconds": now_s - begun.begun_s, "waited_seconds": begun.waited_s}
+        ready_s = sum(each.snapshot.ready_s for each in together)
+        # Of a save that began before this one, some was before ``begun.begun_s``.
+        earlier_s = sum(each.taken_s for each in together if each.begun_s < begun.begun_s)
+        self._schedules[begun.tier].note_started(request.step, now_s - request.begun_s - ready_s)
+        spent = {
+            "seconds": now_s - begun.begun_s - (ready_s - earlier_s),
+            "waited_seconds": begun.waited_s,
+            "ready_seconds": ready_s - earlier_s,
+        }
         self._parts.events.emit("save.captured", step=request.step, tier=begun.tier, **spent)
 
     def _tell_pause(self, schedule: TierSchedule, save: SaveId) -> bool:
@@ -336,7 +353,7 @@ class Saver:
             for name in names:
                 request.limit_s = left_s()
                 for begun in self._begin(name, request):
-                    self._wait_captured(begun, request)
+                    self._wait_captured(begun, request, [begun])
                     started.add(name)
                     if name == "local":
                         self._schedules[name].worker.wait_idle(left_s())

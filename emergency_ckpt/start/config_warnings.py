@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 from emergency_ckpt.config import Config
-from emergency_ckpt.core.placement.policies import Topology
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.tiers.ramdisk.mounts import RAM_FILE_SYSTEMS, file_system_of
 
@@ -31,12 +30,12 @@ def check_joined(process_count: int) -> None:
     )
 
 
-def config_warnings(config: Config, topology: Topology, process_index: int) -> list[str]:
+def config_warnings(config: Config, process_index: int) -> list[str]:
     """Return a line for each setting that is probably a mistake. Not collective.
 
     Lines about the whole job are returned on process 0 only.
     """
-    warnings = [] if process_index else _job_warnings(config, topology)
+    warnings = [] if process_index else _job_warnings(config)
     if "local" in config.save_plans():
         kind = file_system_of(config.local_dir)
         if kind is not None and kind not in RAM_FILE_SYSTEMS:
@@ -47,37 +46,15 @@ def config_warnings(config: Config, topology: Topology, process_index: int) -> l
     return warnings
 
 
-def _job_warnings(config: Config, topology: Topology) -> list[str]:
+def _job_warnings(config: Config) -> list[str]:
     warnings: list[str] = []
     if not config.save_plans():
         warnings.append(
             "neither tier saves: no interval and no policy is set; this job can only restore"
         )
-    if config.mesh is None:
-        if isinstance(config.replica_axis, str):
-            warnings.append(
-                f"replica_axis {config.replica_axis!r} is set, but mesh is not: slices are taken"
-                " from the devices' slice_index, else from the mesh of the state's shardings"
-            )
-    elif (
-        config.replica_axis is not None and topology.process_count > 1 and len(topology.slices) == 1
-    ):
-        warnings.append(_one_slice(config))
+    if config.mesh is None and isinstance(config.replica_axis, str):
+        warnings.append(
+            f"replica_axis {config.replica_axis!r} is set, but mesh is not: slices are taken"
+            " from the devices' slice_index, else from the mesh of the state's shardings"
+        )
     return warnings
-
-
-def _one_slice(config: Config) -> str:
-    assert config.mesh is not None, "only called for a mesh"
-    axes = dict(config.mesh.shape)
-    name = config.replica_axis
-    if isinstance(name, int):
-        name = list(axes)[name]
-    assert name is not None, "only called for an axis"
-    if axes[name] == 1:
-        reason = f"its axis {name!r} (replica_axis) has size 1"
-    else:
-        reason = f"each process has devices at several places along {name!r} (replica_axis)"
-    return (
-        f"the mesh has one slice: {reason}, axes {axes}; RAM then has one copy of the state, and"
-        " the part of a lost host is lost"
-    )

@@ -137,7 +137,8 @@ class SnapshotRecipe:
                 stored[position] = jax.random.key_data(flat[position])
         copied = self._copy_on_devices(stored) if self._plan.leaves else {}
         waits = self._settings.mode != "auto"
-        wait_until_ready((stored[self._takes[i].leaf.position] for i in self._shared), self._look)
+        shared = (stored[self._takes[i].leaf.position] for i in self._shared)
+        ready_s = wait_until_ready(shared, self._look)
         views: list[tuple[int, Memory]] = list(zip(self._shared, self._hold(stored), strict=True))
         for position in self._host_values:
             leaf = self._takes[position].leaf
@@ -169,6 +170,7 @@ class SnapshotRecipe:
             transfers,
             self._settings.staging_bytes,
             waits_for_views=waits and len(views) > len(self._host_values),
+            ready_s=ready_s,
         )
 
     def _hold(self, stored: Sequence[Any]) -> list[Memory]:

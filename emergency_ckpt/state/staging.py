@@ -97,6 +97,7 @@ class Snapshot:
         staging_bytes: int | None = None,
         *,
         waits_for_views: bool = False,
+        ready_s: float = 0.0,
     ) -> None:
         """``transfers`` start in their order, those with ``waited_for`` first.
 
@@ -105,7 +106,10 @@ class Snapshot:
           staging_bytes: maximum of unread bytes on the host; None for unlimited. A larger shard is
             transferred alone.
           waits_for_views: the training thread waits until the reader has released them.
+          ready_s: seconds that the training thread has waited for arrays still being computed.
         """
+        self.ready_s = ready_s
+        self._sources = [each.source for each in transfers if each.waited_for]
         self._views = deque(views)
         self._waiting = deque(transfers)
         self._started: deque[_Flight] = deque()
@@ -149,7 +153,10 @@ class Snapshot:
 
         The deadline bounds the wait for the reader. Transfers in progress have none, because a
         device that does not answer also stops the next step; an error of ``look`` ends the wait.
+        ``ready_s`` grows by the time until the devices have computed what is transferred.
         """
+        self.ready_s += wait_until_ready(self._sources, look)
+        self._sources = []
         if not self._nothing_to_start.wait(timeout_s):
             return False
         with self._lock:
@@ -217,6 +224,7 @@ class Snapshot:
             self._started.clear()
             self._waited_for.clear()
             self._views.clear()
+            self._sources = []
             self._nothing_to_start.set()
 
     def _next_views(self, limit_bytes: int | None) -> Batch:

@@ -14,8 +14,10 @@ _FIRST_LOOK_S = 1.0
 _BETWEEN_LOOKS_S = 0.25
 
 
-def wait_until_ready(arrays: Iterable[Any], look: Look) -> None:
-    """Return when all ``arrays`` have been computed, or have failed: who reads them is told.
+def wait_until_ready(arrays: Iterable[Any], look: Look) -> float:
+    """Wait until all ``arrays`` have been computed, or have failed: who reads them is told.
+
+    Returns the seconds that it took.
 
     JAX's own wait cannot be ended: where a process has died, the arrays of the others are never
     ready. ``look`` is called after a second, and from then on; its error ends the wait.
@@ -30,6 +32,7 @@ def wait_until_ready(arrays: Iterable[Any], look: Look) -> None:
             if now_s >= next_look_s:
                 next_look_s = now_s + _BETWEEN_LOOKS_S
                 look()
+    return time.monotonic() - began_s
 
 
 def no_look() -> None:

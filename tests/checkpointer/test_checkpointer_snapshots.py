@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 from world import LONG_S, World, same
 
@@ -25,6 +26,39 @@ def donating_step(arrays: dict[str, jax.Array]) -> dict[str, jax.Array]:
 def donate(state: dict[str, Any]) -> None:
     arrays = {name: value for name, value in state.items() if isinstance(value, jax.Array)}
     jax.block_until_ready(donating_step(arrays))
+
+
+@jax.jit
+def long_step(array: jax.Array) -> jax.Array:
+    """Compute for far longer than a copy of the result takes."""
+
+    def body(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        return carry[0] + 1, jnp.sin(carry[1] @ carry[1])
+
+    return jax.lax.while_loop(lambda carry: carry[0] < 1500, body, (jnp.int32(0), array))[1]
+
+
+@pytest.mark.parametrize("settings", [WAIT, {}], ids=["transfers", "views"])
+def test_wait_for_arrays_still_computed_is_no_stall(world: World, settings: Any) -> None:
+    start = jnp.ones((300, 300))
+    long_step(start).block_until_ready()
+    with world.open_both(**settings) as checkpointer:
+        assert checkpointer.save(step=1, state={"w": start}, force=True)
+        checkpointer.wait_until_finished()
+        array: Any = long_step(start)
+        assert not array.is_ready()
+        assert checkpointer.save(step=2, state={"w": array}, force=True)
+        checkpointer.wait_until_finished()
+        checkpointer.check_for_errors()
+    captured = [e.fields for e in world.events if e.name == "save.captured"]
+    spent = {
+        tier: [each for each in captured if (each["step"], each["tier"]) == (2, tier)]
+        for tier in ("local", "persistent")
+    }
+    ((local,), (persistent,)) = spent.values()
+    assert local["ready_seconds"] > local["seconds"] - local["waited_seconds"] >= 0
+    assert persistent["ready_seconds"] <= local["ready_seconds"]
+    assert persistent["seconds"] >= 0
 
 
 @pytest.mark.parametrize(

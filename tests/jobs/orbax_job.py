@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -238,6 +239,44 @@ def one_slice(
     return program
 
 
+class _Warnings(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+def copies(shape: tuple[int, ...]) -> Callable[[JobProcess], Any]:
+    """Steps with those in RAM, and what is said of single copies there, by two managers.
+
+    The axis of the index 0 has size 1; where another has replicas, slices are along that.
+    """
+
+    def program(world: JobProcess) -> Any:
+        place = Place(world, f"copies_{'x'.join(map(str, shape))}")
+        mesh = Mesh(np.array(jax.devices()).reshape(shape), ("unused", "replica", "data"))
+        is_alone = shape[1] == 1
+        said = _Warnings()
+        logging.getLogger("absl").addHandler(said)
+        found: list[Any] = []
+        for _ in range(2):
+            with place.open(
+                mesh,
+                {"save_interval_steps": 1, "max_to_keep": 3, "with_one_slice": is_alone},
+                {"save_interval_steps": 50},
+            ) as manager:
+                if not found:
+                    save_up_to(manager, 3)
+                found.append(manager.all_steps())
+                found.append(differences(manager.restore(None).state, 2, mesh))
+        logging.getLogger("absl").removeHandler(said)
+        return [*found, [text for text in said.texts if "one copy in RAM" in text]]
+
+    return program
+
+
 def dataset(world: JobProcess) -> Any:
     """Each process's iterator, JSON, a nesting: of the step of the tensors, from either tier."""
     place, mesh = Place(world, "dataset"), mesh_with(0)
@@ -379,6 +418,8 @@ PROGRAMS: dict[str, Callable[[JobProcess], Any]] = {
     "one slice (1, 8)": one_slice((1, 8), 0),
     "one slice (8, 1)": one_slice((8, 1), 1),
     "one slice with RAM": one_slice((1, 8), 0, local=True),
+    "copies (1, 2, 4)": copies((1, 2, 4)),
+    "copies (1, 1, 8)": copies((1, 1, 8)),
     "dataset": dataset,
     "left out by Orbax": left_out_by_orbax,
     "refused": refused,

@@ -13,13 +13,9 @@ from world import World, logged
 
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.config import Config
-from emergency_ckpt.core.placement.policies import Topology
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.start.config_warnings import LAUNCHED_COUNT, config_warnings
 from emergency_ckpt.tiers.ramdisk.mounts import file_system_of
-
-ONE_SLICE = Topology(2, (0, 0))
-TWO_SLICES = Topology(2, (0, 1))
 
 
 def mesh_of(*shape: int) -> Mesh:
@@ -32,30 +28,24 @@ def config(**settings: Any) -> Config:
 
 
 @pytest.mark.parametrize(
-    ("settings", "topology", "said"),
+    ("settings", "said"),
     [
-        ({}, TWO_SLICES, ""),
-        ({"local_save_every_n_steps": 0}, TWO_SLICES, "neither tier saves"),
-        ({"mesh": None, "replica_axis": "slice"}, TWO_SLICES, "but mesh is not"),
-        ({"mesh": None}, ONE_SLICE, ""),
-        ({"mesh": mesh_of(1, 8), "replica_axis": "slice"}, ONE_SLICE, "has size 1"),
-        ({"mesh": mesh_of(1, 8)}, ONE_SLICE, "has size 1"),
-        ({"replica_axis": "slice"}, ONE_SLICE, "devices at several places"),
-        ({"mesh": mesh_of(1, 8)}, Topology(1, (0,)), ""),
-        ({"local_dir": "/proc/x"}, TWO_SLICES, "lies on proc, not on tmpfs"),
+        ({}, ""),
+        ({"local_save_every_n_steps": 0}, "neither tier saves"),
+        ({"mesh": None, "replica_axis": "slice"}, "but mesh is not"),
+        ({"mesh": None}, ""),
+        ({"local_dir": "/proc/x"}, "lies on proc, not on tmpfs"),
     ],
 )
-def test_config_warnings_doubtful_setting_is_named(
-    settings: dict[str, Any], topology: Topology, said: str
-) -> None:
-    warnings = config_warnings(config(**settings), topology, 0)
+def test_config_warnings_doubtful_setting_is_named(settings: dict[str, Any], said: str) -> None:
+    warnings = config_warnings(config(**settings), 0)
     assert len(warnings) == bool(said)
     assert said in "".join(warnings)
 
 
 def test_config_warnings_job_wide_ones_come_from_process_0() -> None:
     settings = config(local_save_every_n_steps=0)
-    assert config_warnings(settings, TWO_SLICES, 1) == []
+    assert config_warnings(settings, 1) == []
 
 
 def test_file_system_of_takes_the_innermost_and_newest_mount(tmp_path: Path) -> None:

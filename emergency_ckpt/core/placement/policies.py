@@ -6,8 +6,9 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
+from emergency_ckpt.core.boxes import volume
 from emergency_ckpt.core.placement.striping import HeldLeaves, Striping
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.types import ShardId
@@ -160,6 +161,38 @@ def _all_but_primary(
                 if _stores(topology, process, slices):
                     stored.setdefault(process, []).extend(shards)
     return stored
+
+
+class SingleCopies(NamedTuple):
+    """The parts of a state that one process alone keeps in RAM; ``leaf``: one that has some."""
+
+    nbytes: int
+    total_bytes: int
+    leaf: str
+
+
+def single_copies(
+    policy: PlacementPolicy, topology: Topology, held: Iterable[HeldLeaves]
+) -> SingleCopies:
+    """Return the bytes of the parts of which ``place`` keeps one copy on all processes together."""
+    once = total = 0
+    leaf = ""
+    for leaves in held:
+        for box, holders in leaves.holders.items():
+            nbytes = volume(box) * sum(leaves.item_bytes.values())
+            total += nbytes
+            slices = _slices(topology, holders)
+            match policy:
+                case AllButPrimary():
+                    copies = sum(_stores(topology, process, slices) for process in holders)
+                case Striped():
+                    copies = min(policy.copies, len(slices))
+                case _:
+                    assert_never(policy)
+            if copies == 1 and nbytes:
+                once += nbytes
+                leaf = leaf or min(leaves.item_bytes)
+    return SingleCopies(once, total, leaf)
 
 
 def _slices(topology: Topology, processes: Iterable[int]) -> set[int]:

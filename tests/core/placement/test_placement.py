@@ -14,6 +14,7 @@ from emergency_ckpt.core.placement.policies import (
     parse_policy,
     place,
     place_on,
+    single_copies,
 )
 from emergency_ckpt.core.placement.striping import HeldLeaves
 from emergency_ckpt.errors import ConfigError
@@ -32,6 +33,22 @@ def grid(slices: int, hosts: int) -> Topology:
 def held_alike(holders: dict[ShardId, tuple[int, ...]]) -> list[HeldLeaves]:
     """The leaf ``w`` of eight one-byte elements."""
     return [HeldLeaves((8,), {"w": 1}, {shard.box: by for shard, by in holders.items()})]
+
+
+@pytest.mark.parametrize("policy", [AllButPrimary(), Striped(1, 0), Striped(2, 0)])
+@given(data=st.data(), topology=TOPOLOGIES)
+def test_single_copies_are_those_that_place_makes(
+    data: st.DataObject, topology: Topology, policy: AllButPrimary | Striped
+) -> None:
+    processes = range(topology.process_count)
+    some = st.sets(st.sampled_from(processes), min_size=1).map(lambda found: tuple(sorted(found)))
+    held = held_alike({SHARD: data.draw(some), OTHER: data.draw(some)})
+    placed = place_on(policy, topology, processes, held)
+    stored = [shard for process in processes for shard in placed[process]]
+    found = single_copies(policy, topology, held)
+    assert found.nbytes == 4 * sum(stored.count(shard) == 1 for shard in (SHARD, OTHER))
+    assert found.total_bytes == 8
+    assert found.leaf == ("w" if found.nbytes else "")
 
 
 def stores(topology: Topology, process: int, held_by: set[int]) -> bool:
