@@ -85,11 +85,13 @@ class Check:
                 yield from faults
 
     def _nothing(self) -> Iterator[SurveyFault]:
-        """Find places that exist and have nothing of a job: of them nothing can be good."""
+        """Find places that exist and have nothing of a job: of them nothing can be good.
+
+        A ramdisk may be empty beside others that are not, as that of a host that was replaced.
+        """
         told = [fault.where for fault in self._survey.faults]
-        for local_dir in self._places.local_dirs:
-            has_folder = any(folder.local_dir == local_dir for folder in self._survey.folders)
-            if not has_folder and not any(Path(x).is_relative_to(local_dir) for x in told):
+        for local_dir in () if self._survey.folders else self._places.local_dirs:
+            if not any(Path(x).is_relative_to(local_dir) for x in told):
                 yield SurveyFault(str(local_dir), "it has no directory of a job's process")
         stored = self._survey.directory
         if stored is None or stored.faults or stored.table is not None:
