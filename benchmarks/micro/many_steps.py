@@ -41,7 +41,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(_CHILD, dest="place", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.place:
-        print(json.dumps(_measured(options, options.place, options.steps[0])))
+        with tempfile.TemporaryDirectory(prefix="eckpt-many-steps-", dir="/dev/shm") as ramdisk:
+            print(json.dumps(_measured(options, options.place, options.steps[0], ramdisk)))
         return 0
     with (
         tempfile.TemporaryDirectory(prefix="eckpt-many-steps-") as scratch,
@@ -67,14 +68,16 @@ def _in_process(
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _measured(options: argparse.Namespace, place: str, steps: int) -> dict[str, float]:
+def _measured(
+    options: argparse.Namespace, place: str, steps: int, ramdisk: str
+) -> dict[str, float]:
     import jax.numpy as jnp  # noqa: PLC0415
 
     from emergency_ckpt import EmergencyCheckpointer  # noqa: PLC0415
 
     def opened() -> EmergencyCheckpointer:
         return EmergencyCheckpointer(
-            dir=place, save_every_n_steps=1, local_save_every_n_steps=0, run_id="many-steps"
+            dir=place, local_dir=ramdisk, save_every_n_steps=1, local_save_every_n_steps=0
         )
 
     def save(ckpt: EmergencyCheckpointer, step: int, **more: Any) -> None:
