@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -79,9 +80,13 @@ class Check:
             counts.signatures += len(self._copies)
         yield from self._replicas()
         stored = [each for each in self._survey.stored if not each.listed.step.problem]
-        looks = look_at([each.listed for each in stored], self._places) if stored else []
+        if not stored:
+            return
+        looks = look_at([each.listed for each in stored], self._places)
+        storage = StorageDirectory(self._places.directory, self._places.timeout_s)
+        documents = functools.partial(self._documents, storage)
         with ThreadPoolExecutor(LOOKS_AT_ONCE, "eckpt-check") as pool:
-            for faults in pool.map(self._documents, stored, looks):
+            for faults in pool.map(documents, stored, looks):
                 yield from faults
 
     def _nothing(self) -> Iterator[SurveyFault]:
@@ -108,7 +113,7 @@ class Check:
                 yield SurveyFault(where, f"replicas differ: {each.describe()}", save.save.step)
 
     def _documents(
-        self, stored: StoredSave, found: FoundStep | CheckpointError
+        self, storage: StorageDirectory, stored: StoredSave, found: FoundStep | CheckpointError
     ) -> list[SurveyFault]:
         number = stored.step
         where = f"{self._places.directory}/{number}"
@@ -125,7 +130,6 @@ class Check:
             self.notes.append(f"step {number} in storage: {found.step.doubt}")
         elif self._places.secret is not None:
             self.counts.signatures += 1
-        storage = StorageDirectory(self._places.directory, self._places.timeout_s)
         try:
             read_checksums(storage, found.place.documents, marker)
         except CheckpointError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -46,9 +47,9 @@ class StoredView:
         """Return the binding chain of the log."""
         return None if self.table is None else self.table.chain
 
-    @property
+    @functools.cached_property
     def greatest(self) -> int:
-        """Return the greatest incarnation that the log names."""
+        """Return the greatest incarnation that the log names. Each look asks for it."""
         return greatest_number(self.table)
 
     def entry(self, step: int, incarnation: str) -> Entry | None:
