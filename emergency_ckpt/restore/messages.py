@@ -93,7 +93,6 @@ class RestoreDialogue:
             inventory=inventory,
             state_digest=hashlib.sha256(specs).hexdigest(),
             wants_host_state=wants_host_state,
-            greatest=inventory.greatest,
             prefetch=prefetch,
         )
         self._gathered, self._reports = f"{self._name}/report/{self._reports}", self._reports + 1
@@ -112,7 +111,7 @@ class RestoreDialogue:
                 p: decode_message(data, Report, f"report of process {p}")
                 for p, data in reports.items()
             }
-            known = (each.greatest for each in decoded.values())
+            known = (each.inventory.greatest for each in decoded.values())
             self._leader.greatest = max(self._leader.greatest, *known)
             self._check_states(decoded, report.state_digest, specs)
             if not self._may_use_prefetched({p: r.prefetch for p, r in decoded.items()}):

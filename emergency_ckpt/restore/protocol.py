@@ -32,14 +32,12 @@ class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One process's inventory, and a digest of the state that it wants back.
 
     Attributes:
-      greatest: the greatest number of a life that it knows of.
       prefetch: what it says of its prefetch. Always ``none`` in a prefetch itself.
     """
 
     inventory: HolderInventory
     state_digest: str
     wants_host_state: bool
-    greatest: int
     prefetch: PrefetchReport = PrefetchReport()
 
 

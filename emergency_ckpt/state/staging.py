@@ -161,7 +161,8 @@ class Snapshot:
             return False
         with self._lock:
             flights = list(self._waited_for.values())
-        wait_until_ready((flight.array for flight in flights), look)
+        # Of the others the target is the source.
+        wait_until_ready((f.array for f in flights if f.pinned is not None), look)
         try:
             jax.block_until_ready([f.pinned for f in flights if f.pinned is not None])
             for flight in flights:

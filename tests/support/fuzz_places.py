@@ -152,7 +152,7 @@ _SEALED = Direction(bytes(SEAL_KEY_BYTES), peer="p").seal_frame(
 _BROKEN = (CheckpointError, ConnectionError, TimeoutError)
 _HELLO = msgspec.json.encode(exchange.SecretHello("0" * 32, "0" * 64, "settings"))
 _INVENTORY = HolderInventory("process/0", 0, "h:1", (), ())
-_REPORT = msgspec.json.encode(Report(_INVENTORY, "0", wants_host_state=True, greatest=1))
+_REPORT = msgspec.json.encode(Report(_INVENTORY, "0", wants_host_state=True))
 _LEDGER = body_of((GOLDEN / "ledger_v2.json").read_bytes(), "file").replace(b'"demo"', b'"run"')
 
 PLACES: Mapping[str, Target] = {
