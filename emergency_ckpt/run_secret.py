@@ -83,6 +83,11 @@ def secret_from_environment(environ: Mapping[str, str]) -> bytes | None:
     return _from_variable(SECRET_VARIABLE, environ)
 
 
+def secret_for_tools(path: Path | None) -> bytes | None:
+    """Return the secret in ``path``, else in ``ECKPT_SECRET``; None without both. ConfigError."""
+    return secret_from_environment(os.environ) if path is None else load_secret_file(path)
+
+
 def launcher_secret(environ: Mapping[str, str]) -> bytes | None:
     """Return the secret that the job's launcher generated; None without such a launcher.
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import os
 import secrets
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from emergency_ckpt import run_secret
-from emergency_ckpt.cli.arguments import duration, seconds
-from emergency_ckpt.core.secret.keys import RunSecret
-from emergency_ckpt.core.secret.step_signature import step_signing
+from emergency_ckpt.cli.arguments import duration
+from emergency_ckpt.cli.look.arguments import add_timeout
 from emergency_ckpt.core.step_log import Entry
 from emergency_ckpt.core.wording import size_text
 from emergency_ckpt.errors import ConfigError, LocalTierError
+from emergency_ckpt.survey.places import Places
 from emergency_ckpt.tiers.persistent.steps.stored import StoredSteps
 from emergency_ckpt.tiers.persistent.steps.writer import DirectoryWriter
 from emergency_ckpt.tiers.ramdisk.other_runs import (
@@ -52,13 +51,7 @@ def add_parser(subparsers: SubParsers) -> None:
         help="file with the run's secret, where the step log is signed; default:"
         f" ${run_secret.SECRET_VARIABLE}, if set",
     )
-    parser.add_argument(
-        "--timeout",
-        type=seconds,
-        default=60.0,
-        metavar="SECONDS",
-        help="maximum time of one call to storage (%(default)s)",
-    )
+    add_timeout(parser)
     parser.add_argument("--run-id", help="only this run")
     parser.add_argument(
         "--older-than",
@@ -84,15 +77,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _clean_storage(args: argparse.Namespace) -> None:
     """List the steps aside, with ``--yes`` remove them. Blocks for storage."""
-    given = (
-        run_secret.secret_from_environment(os.environ)
-        if args.secret_file is None
-        else run_secret.load_secret_file(args.secret_file)
-    )
-    secret = RunSecret("", given or b"", given=given is not None)
+    secret = run_secret.secret_for_tools(args.secret_file)
     storage = StorageDirectory(args.dir, args.timeout)
-    signing = step_signing(secret, required=False)
-    stored = StoredSteps(storage, signing)
+    stored = StoredSteps(storage, Places(secret=secret).signing())
     read = stored.log.read()
     table, now_s = read.table, time.time()
     if table is None:
@@ -101,7 +88,7 @@ def _clean_storage(args: argparse.Namespace) -> None:
     aside = [entry for entry in table.steps if entry.state == "aside"]
     chosen = [entry for entry in aside if now_s - entry.saved_s >= args.older_than]
     if args.yes and chosen:
-        if read.is_signed and given is None:
+        if read.is_signed and secret is None:
             raise ConfigError(["the step log is signed; give --secret-file"], target="eckpt clean")
         writer = DirectoryWriter(
             storage,

@@ -18,10 +18,9 @@ from importlib import metadata
 from types import ModuleType
 
 from emergency_ckpt.errors import CheckpointError, ConfigError
+from emergency_ckpt.tiers.storage.calls import THREAD_NAME
 
 USAGE_EXIT_CODE = 2
-STORAGE_CALL = "eckpt-storage-"
-"""The names of threads with calls to storage begin so."""
 
 _DISTRIBUTION = "emergency-ckpt"
 
@@ -139,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     interpreter's own end aborts in the thread of a client that is answered meanwhile.
     """
     status = _run(list(sys.argv[1:] if argv is None else argv))
-    calls = [each for each in threading.enumerate() if each.name.startswith(STORAGE_CALL)]
+    calls = [each for each in threading.enumerate() if each.name.startswith(THREAD_NAME)]
     if argv is None and calls:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import signal
 import time
 from collections.abc import Generator
@@ -186,9 +185,7 @@ def _texts(text: str) -> tuple[str, ...]:
 
 
 def _secret(path: Path | None) -> bytes:
-    if path is not None:
-        return auth.load_secret_file(path)
-    secret = auth.secret_from_environment(os.environ)
+    secret = auth.secret_for_tools(path)
     if secret is None:
         raise ConfigError(
             [f"no secret: give --secret-file or set {auth.SECRET_VARIABLE}"], target="eckpt serve"

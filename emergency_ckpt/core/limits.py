@@ -50,8 +50,7 @@ MAX_METADATA_BYTES: Final = 16 << 10
 # Files of both tiers
 
 MAX_SMALL_FILE_BYTES: Final = 4096
-"""Maximum for a record of an owner, a run, a known step or a damaged copy."""
-MAX_TIMELINE_BYTES: Final = 64 << 10
+"""Maximum for the record of an owner."""
 MAX_LEDGER_BYTES: Final = 64 << 10
 """Maximum for a process's record of its life, its timeline and its newest complete save."""
 MAX_LOG_BYTES: Final = 64 << 20

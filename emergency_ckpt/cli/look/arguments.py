@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
@@ -51,6 +50,12 @@ def add_places(parser: argparse.ArgumentParser) -> None:
         help="owner of the ramdisks, by name or number, when root looks; default: the user of this"
         " command",
     )
+    add_timeout(parser)
+    add_json(parser)
+
+
+def add_timeout(parser: argparse.ArgumentParser) -> None:
+    """Add ``--timeout``."""
     parser.add_argument(
         "--timeout",
         type=seconds,
@@ -58,7 +63,6 @@ def add_places(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="maximum time of one call to storage (%(default)s)",
     )
-    add_json(parser)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -72,15 +76,11 @@ def places_of(args: argparse.Namespace, *, may_be_none: bool = False) -> Places:
     """Return the places of a command line. ConfigError for a bad secret, or without any place."""
     if not (may_be_none or args.local_dir or args.dir):
         raise ConfigError(["name --local-dir, --dir or both"], target=f"eckpt {args.command}")
-    if args.secret_file is not None:
-        secret = run_secret.load_secret_file(args.secret_file)
-    else:
-        secret = run_secret.secret_from_environment(os.environ)
     return Places(
         local_dirs=tuple(dict.fromkeys(args.local_dir)),
         directory=args.dir,
         run_id=args.run_id,
-        secret=secret,
+        secret=run_secret.secret_for_tools(args.secret_file),
         owner_uid=args.owner,
         timeout_s=args.timeout,
     )

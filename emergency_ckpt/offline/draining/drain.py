@@ -207,10 +207,6 @@ class _Drain:
         is_saved = all(_has(stored, each.save) for each in self._candidates())
         return self._outcome(stored.step) if is_saved else None
 
-    def run(self, shown: Shown) -> Drained:
-        """Write what is to be written."""
-        return self._run(shown)
-
     def _candidates(self) -> list[RamSave]:
         """Return the saves of the run that were not rolled back, newest first."""
         return sorted(
@@ -224,7 +220,8 @@ class _Drain:
             reverse=True,
         )
 
-    def _run(self, shown: Shown) -> Drained:
+    def run(self, shown: Shown) -> Drained:
+        """Write what is to be written."""
         stored = self._newest_stored()
         for each in self._candidates():
             save = each.save

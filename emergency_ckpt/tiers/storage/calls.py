@@ -21,6 +21,8 @@ from emergency_ckpt.errors import CheckpointError, DeadlineExceeded
 
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
+THREAD_NAME = "eckpt-storage-"
+"""The name of a thread with a call begins so."""
 
 _T = TypeVar("_T")
 
@@ -193,7 +195,7 @@ def call(target: str, work: Callable[[], _T], *, deadline_s: float) -> _T:
         finally:
             done.set()
 
-    name = f"eckpt-storage-{next(_numbers)}"
+    name = f"{THREAD_NAME}{next(_numbers)}"
     thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()
     if not done.wait(max(0.001, deadline_s - time.monotonic())):

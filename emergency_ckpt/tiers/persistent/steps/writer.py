@@ -213,8 +213,7 @@ class DirectoryWriter:
         """Write the next version with ``change``; another's version before it is kept."""
         for _ in range(_ATTEMPTS):
             read = self._read
-            base = None if read.table is None else read.table
-            table = change(begun(base, self._mine))
+            table = change(begun(read.table, self._mine))
             table = msgspec.structs.replace(table, number=read.number + 1)
             written = self._log.append(table, read, deadline_s)
             # Not newest: others have removed the version of this number long ago.
