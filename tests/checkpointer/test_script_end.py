@@ -18,7 +18,11 @@ import sys
 import jax, numpy as np
 from emergency_ckpt import EmergencyCheckpointer
 
-config = EmergencyCheckpointer.default_config().set(dir=sys.argv[1], local_dir=sys.argv[2])
+config = EmergencyCheckpointer.default_config().set(
+    dir=sys.argv[1],
+    local_dir=sys.argv[2],
+    storage_wait_timeout_s=120.0,  # a slow disk must not cost a save
+)
 ckpt = config.instantiate()
 """
 SAVE = """
@@ -73,7 +77,7 @@ def test_program_without_stop_keeps_its_last_save(
     assert done.returncode == {"p": 0, "s": 3, "r": 1}[ending[0]], done.stderr
     assert "cannot schedule new futures" not in done.stderr
     with CheckpointManager(directory) as manager:
-        assert manager.latest_step() == 2
+        assert manager.latest_step() == 2, done.stderr
 
 
 def test_program_that_trains_in_a_thread_goes_on(tmp_path: Path, ramdisk: Path) -> None:
