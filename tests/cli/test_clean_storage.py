@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from looks import eckpt, eckpt_json
-from world import World, save_all
+from world import STORAGE, World, save_all
 
 from emergency_ckpt.errors import StepNotFound
-
-STORAGE: dict[str, Any] = {"save_every_n_steps": 1, "local_save_every_n_steps": 0}
 
 
 @pytest.fixture

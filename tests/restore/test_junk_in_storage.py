@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 from persistent_steps import fill, whole_steps
-from world import World, logged, same, save_all
+from world import STORAGE, World, logged, restored, save_all
 
 from emergency_ckpt.errors import Unrecoverable
 from emergency_ckpt.tiers.persistent.steps.folders import LOOKS_AT_ONCE
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 
-STORAGE: dict[str, Any] = {"save_every_n_steps": 1, "local_save_every_n_steps": 0}
 REAL = 6
 
 
@@ -85,14 +84,6 @@ JUNK: dict[str, Callable[[Path, int], None]] = {
     "path": _incarnation("../../outside"),
     "life of nobody": _incarnation("0" * 12 + "-0000"),
 }
-
-
-def restored(world: World, step: int | None = None, **settings: Any) -> int | None:
-    with world.open_both(**{**STORAGE, **settings}) as ckpt:
-        found, state = ckpt.restore(step, state=world.state(0))
-        if found is not None:
-            assert same(state, world.state(found))
-        return found
 
 
 @pytest.mark.parametrize("kind", JUNK)

@@ -10,25 +10,9 @@ from typing import Any
 import orbax.checkpoint as ocp
 import pytest
 from looks import eckpt_json
-from world import World, logged, same, save_all, small_tmpfs
+from world import STORAGE, World, logged, persist, restored, same, save_all, small_tmpfs
 
 from emergency_ckpt.errors import PersistentTierError, SaveFailed
-
-STORAGE: dict[str, Any] = {"save_every_n_steps": 1, "local_save_every_n_steps": 0}
-
-
-def persist(world: World, *steps: int, start: int | None = None, **settings: Any) -> None:
-    with world.open_both(**{**STORAGE, **settings}) as ckpt:
-        if start is not None:
-            ckpt.restore(start, state=world.state(0))
-        save_all(ckpt, world, *steps)
-
-
-def restored(world: World, step: int | None = None, **settings: Any) -> int | None:
-    with world.open_both(**{**STORAGE, **settings}) as ckpt:
-        found, state = ckpt.restore(step, state=world.state(0))
-        assert found is None or same(state, world.state(found))
-        return found
 
 
 def plain_steps(world: World) -> list[int]:

@@ -4,31 +4,13 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import orbax.checkpoint as ocp
 import pytest
 from persistent_steps import whole_steps
-from world import World, same, save_all
+from world import STORAGE, World, persist, restored, same, save_all
 
 from emergency_ckpt.errors import Unrecoverable
-
-STORAGE: dict[str, Any] = {"save_every_n_steps": 1, "local_save_every_n_steps": 0}
-
-
-def restored(world: World, step: int | None = None, **settings: Any) -> int | None:
-    with world.open_both(**{**STORAGE, **settings}) as ckpt:
-        found, state = ckpt.restore(step, state=world.state(0))
-        if found is not None:
-            assert same(state, world.state(found))
-        return found
-
-
-def persist(world: World, *steps: int, start: int | None = None, **settings: Any) -> None:
-    with world.open_both(**{**STORAGE, **settings}) as ckpt:
-        if start is not None:
-            ckpt.restore(start, state=world.state(0))
-        save_all(ckpt, world, *steps)
 
 
 def kept(world: World) -> list[str]:

@@ -117,3 +117,23 @@ def save_all(checkpointer: EmergencyCheckpointer, world: World, *steps: int) -> 
         assert checkpointer.save(step=step, state=world.state(step), host_state={"at": step})
         checkpointer.wait_until_finished()
     checkpointer.check_for_errors()
+
+
+STORAGE: dict[str, Any] = {"save_every_n_steps": 1, "local_save_every_n_steps": 0}
+"""Settings of a job that saves to storage alone."""
+
+
+def persist(world: World, *steps: int, start: int | None = None, **settings: Any) -> None:
+    """A life that saves to storage alone, after a restore of ``start`` if that is given."""
+    with world.open_both(**{**STORAGE, **settings}) as ckpt:
+        if start is not None:
+            ckpt.restore(start, state=world.state(0))
+        save_all(ckpt, world, *steps)
+
+
+def restored(world: World, step: int | None = None, **settings: Any) -> int | None:
+    """A life that restores, with the bytes that were saved; the step, None without one."""
+    with world.open_both(**{**STORAGE, **settings}) as ckpt:
+        found, state = ckpt.restore(step, state=world.state(0))
+        assert found is None or same(state, world.state(found))
+        return found
