@@ -31,7 +31,7 @@ from emergency_ckpt.state.tree import (
     boxes_by_device,
     check_values,
 )
-from emergency_ckpt.state.waiting import Look, no_look, wait_until_ready
+from emergency_ckpt.state.waiting import Look, is_over, no_look, wait_until_ready
 from emergency_ckpt.types import ShardId
 
 
@@ -137,9 +137,8 @@ class SnapshotRecipe:
                 stored[position] = jax.random.key_data(flat[position])
         copied = self._copy_on_devices(stored) if self._plan.leaves else {}
         waits = self._settings.mode != "auto"
-        shared = (stored[self._takes[i].leaf.position] for i in self._shared)
-        ready_s = wait_until_ready(shared, self._look)
-        views: list[tuple[int, Memory]] = list(zip(self._shared, self._hold(stored), strict=True))
+        held, ready_s = self._hold(stored)
+        views: list[tuple[int, Memory]] = list(zip(self._shared, held, strict=True))
         for position in self._host_values:
             leaf = self._takes[position].leaf
             # The next step may change host values in place; they are small, so they are copied.
@@ -173,23 +172,34 @@ class SnapshotRecipe:
             ready_s=ready_s,
         )
 
-    def _hold(self, stored: Sequence[Any]) -> list[Memory]:
-        """Return the memory of the shards that views replace; it outlives their arrays."""
-        try:
-            return [
-                memoryview(stored[position]) if way is None else way(take, stored)
-                for position, way, take in self._ways or self._find_ways(stored)
-            ]
-        except BufferError:  # not as it was: the error below says more, if it is one
-            return [_array(self._takes[i], stored) for i in self._shared]
+    def _hold(self, stored: Sequence[Any]) -> tuple[list[Memory], float]:
+        """Return the memory of the shards that views replace; it outlives their arrays.
 
-    def _find_ways(self, stored: Sequence[Any]) -> list[tuple[int, _Way | None, _Take]]:
+        Also the seconds of the wait until they were computed.
+        """
+        ready_s = 0.0
+        if not self._ways:
+            shared = (stored[self._takes[i].leaf.position] for i in self._shared)
+            ready_s = wait_until_ready(shared, self._look)
+            self._find_ways(stored)
+        held: list[Memory] = []
+        try:
+            # In one pass: with thousands of leaves each one is out of the processor's caches.
+            for position, way, take in self._ways:
+                array = stored[position]
+                if not is_over(array):
+                    ready_s += wait_until_ready((array,), self._look)
+                held.append(memoryview(array) if way is None else way(take, stored))
+        except BufferError:  # not as it was: the error below says more, if it is one
+            held = [_array(self._takes[i], stored) for i in self._shared]
+        return held, ready_s
+
+    def _find_ways(self, stored: Sequence[Any]) -> None:
         """Find the fastest way to each shard's memory, which is the same at every save."""
         self._ways = [
             (take.leaf.position, _way_to(take, stored), take)
             for take in (self._takes[i] for i in self._shared)
         ]
-        return self._ways
 
     def _copy_on_devices(self, stored: Sequence[Any]) -> dict[int, jax.Array]:
         """Return the planned copies by position; empty when there is no room for them now."""

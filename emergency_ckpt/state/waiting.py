@@ -25,14 +25,19 @@ def wait_until_ready(arrays: Iterable[Any], look: Look) -> float:
     began_s = now_s = time.monotonic()
     next_look_s = began_s + _FIRST_LOOK_S
     for array in arrays:
-        # Of a deleted array ``is_ready`` may end the process; who reads it gets an error.
-        while not (array.is_deleted() or array.is_ready()):
+        while not is_over(array):
             time.sleep(min(max(_SHORTEST_PAUSE_S, (now_s - began_s) / 100), _LONGEST_PAUSE_S))
             now_s = time.monotonic()
             if now_s >= next_look_s:
                 next_look_s = now_s + _BETWEEN_LOOKS_S
                 look()
     return time.monotonic() - began_s
+
+
+def is_over(array: Any) -> bool:
+    """Return whether the computation of ``array`` has ended: who reads it does not wait."""
+    # Of a deleted array ``is_ready`` may end the process; who reads it gets an error.
+    return array.is_deleted() or array.is_ready()
 
 
 def no_look() -> None:
