@@ -18,7 +18,7 @@ WERROR ?= OFF
 NATIVE_SOURCES = CMakeLists.txt $(wildcard native/engine/* native/glue/*)
 CXX_FILES = $(wildcard native/*/*.cc native/*/*.h)
 
-.PHONY: help demo test test-tf tf-tests test-dist test-slurm test-ray test-slow soak soak-kill fuzz simulate simulate-mutants model check bench bench-continuous bench-goodput bench-scale bench-recovery bench-dcn clean
+.PHONY: help size demo test test-tf tf-tests test-dist test-slurm test-ray test-slow soak soak-kill fuzz simulate simulate-mutants model check bench bench-continuous bench-goodput bench-scale bench-recovery bench-dcn clean
 
 help:
 	@echo "make demo    train on a simulated job, lose a slice, and recover"
@@ -37,6 +37,7 @@ help:
 	@echo "make simulate-mutants   put known defects back, one at a time: the simulation must find each"
 	@echo "make model   check the model of the step log with TLC, and find each defect in it; needs Java, else 77 (twelve minutes)"
 	@echo "make fuzz    fuzz every decoder for FUZZ_SECONDS (60) each"
+	@echo "make size    count lines, classes, settings, commands, calls of a save and a restore; AGAINST=REVISION"
 	@echo "make check   format, lint, types, import layers"
 	@echo "make bench   compare with Orbax in 15 minutes, BENCH_FLAGS=--quick in one (needs an idle machine)"
 	@echo "make bench-continuous bench-goodput   continuous saving measured; large jobs simulated"
@@ -115,6 +116,9 @@ soak-kill: $(INSTALLED)
 fuzz: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'atheris>=3'
 	$(BIN)/python tests/fuzz/fuzz.py --seconds $(FUZZ_SECONDS) $(FUZZ_FLAGS)
+
+size: $(INSTALLED)
+	$(BIN)/python tests/size.py $(if $(AGAINST),--against $(AGAINST))
 
 simulate: $(INSTALLED)
 	$(BIN)/python tests/simulation/run.py --seeds $(SEEDS) $(SIMULATE_FLAGS)

@@ -30,31 +30,6 @@ CALLED_BY_USERS = {
     "orbax/manager.py": {"best_step", "in_primary_slice", "reload"},
 }
 
-# Each means something in a dialect that only its authors spoke; the second is what to say.
-SAY_INSTEAD = {
-    "go_on_together": "run_on_all",
-    "do_and_tell": "run_and_report",
-    "in_turn": "chain",
-    "word_on": "decision_on",
-    "Wish": "RestoreRequest",
-    "Brought": "RestoredState",
-    "AllBrought": "RestoredState",
-    "Bringing": "RestoreExecution",
-    "put_back": "apply_host_state",
-    "call_again": "call_with_retries",
-    "GivenUp": "StorageTimeout",
-    "sift": "filter_inventory",
-    "Sifted": "UsableInventory",
-    "distrust": "mark_failed",
-    "hopeless": "not_retryable",
-    "judge": "decide",
-    "scribe": "host_state_writer",
-    "Keeping": "RetainedShards",
-    "StepShelf": "StepRecords",
-    "AskedPolicy": "UserPolicy",
-    "AskedEverywhere": "PerProcessPolicy",
-}
-
 # JAX's coordination client and these parts of Orbax have no public name.
 PRIVATE_MODULES = {
     "cluster/coordination.py": {"jax._src"},
@@ -108,10 +83,6 @@ def found(check: Callable[[Path, ast.Module], Iterable[str]]) -> list[str]:
         for path in files_of_package()
         for finding in check(path, parsed(path))
     ]
-
-
-def line_count(path: Path) -> int:
-    return len(path.read_text("utf-8").splitlines())
 
 
 def definitions(body: Iterable[ast.stmt]) -> Iterator[Function | ast.ClassDef]:
@@ -218,22 +189,6 @@ def test_public_classes_have_names_of_their_own() -> None:
                 owners[node.name].append(short(path))
     twice = {name: files for name, files in owners.items() if len(files) > 1}
     assert {name: files for name, files in twice.items() if name not in FACES} == {}
-
-
-def test_identifiers_are_plain_english() -> None:
-    def dialect(_: Path, tree: ast.Module) -> Iterator[str]:
-        for node in ast.walk(tree):
-            match node:
-                case ast.Name(id=name) | ast.arg(arg=name) | ast.Attribute(attr=name):
-                    pass
-                case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
-                    pass
-                case _:
-                    continue
-            if (better := SAY_INSTEAD.get(name.lstrip("_"))) is not None:
-                yield f"line {node.lineno}: {name}, say {better}"
-
-    assert found(dialect) == []
 
 
 def test_private_modules_are_imported_where_documented() -> None:

@@ -219,9 +219,11 @@ class Judge:
         """Return whether what a life without a restore has left in place of the rest is enough.
 
         It is a save of its own, or the newest that was known to be complete: no restore has told
-        it of a newer one that nobody had heard of.
+        it of a newer one that nobody had heard of, and nobody has read the bytes of a known one
+        that are damaged.
         """
-        known = [step for name, step in self._found.known if name in self.tags]
+        there = oracle.whole_saves(self._found)
+        known = [step for name, step in self._found.known if (name, step) in there]
         own = newest is not None and self.tags[newest[0]] == self._number
         return own or (newest[1] if newest else -1) >= max(known, default=-1)
 
