@@ -44,7 +44,7 @@ from emergency_ckpt.tiers.persistent.marker import (
     build_marker,
     encode_checksums,
 )
-from emergency_ckpt.tiers.persistent.meetings import Meet, meet_nobody
+from emergency_ckpt.tiers.persistent.meetings import Meet, meet_nobody, new_attempt
 from emergency_ckpt.tiers.persistent.orbax_reader import (
     BoxReader,
     StoredLeaf,
@@ -283,26 +283,24 @@ class PersistentTier:
         shards: Mapping[ShardId, HostShard],
         writers: Sequence[int],
         meet: Meet = meet_nobody,
+        attempt: str = "",
     ) -> None:
         """Write the state of ``shards`` as Orbax's step. Collective over ``writers``; blocks.
 
         The step's place must be empty: see ``DirectoryWriter.make_room``.
         ``meet``: the function by which the writers wait for each other.
+        ``attempt``: as ``new_attempt`` returns it; several writers must agree on one.
         """
         # Imported here: it takes as long as JAX, and a restart from RAM needs none of it.
-        from emergency_ckpt.tiers.persistent.item.array_writes import (  # noqa: PLC0415
-            ArrayWrites,
-            database_of,
-        )
+        from emergency_ckpt.tiers.persistent.item.array_writes import ArrayWrites  # noqa: PLC0415
         from emergency_ckpt.tiers.persistent.item.page_cache import release_pages  # noqa: PLC0415
         from emergency_ckpt.tiers.persistent.item.state import item_state  # noqa: PLC0415
         from emergency_ckpt.tiers.persistent.orbax_writer import write_step  # noqa: PLC0415
 
         deadline_s = self.storage.deadline_s(None)
         state = item_state(tree, shards, writers)
-        database = database_of(save, jax.process_index())
         writes = ArrayWrites(
-            database=database,
+            attempt=attempt or new_attempt(),
             creates=jax.process_index() == writers[0],
             at_once_bytes=self._buffer_bytes,
             compression=self._compression,
@@ -311,6 +309,7 @@ class PersistentTier:
         def write() -> None:
             if not self.storage.is_object_store:
                 release_pages(self._written)
+                database = writes.database_of(jax.process_index())
                 self._written = f"{self._directory}/{save.step}/{ITEM}/{database}"
             try:
                 write_step(
