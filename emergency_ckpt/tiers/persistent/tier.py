@@ -54,7 +54,7 @@ from emergency_ckpt.tiers.persistent.orbax_reader import (
 from emergency_ckpt.tiers.persistent.plain_orbax import describe_plain
 from emergency_ckpt.tiers.persistent.steps.looks import FoundStep
 from emergency_ckpt.tiers.persistent.steps.stored import StoredSteps
-from emergency_ckpt.tiers.persistent.steps.writer import remove_tensors
+from emergency_ckpt.tiers.persistent.steps.writer import delete_step, remove_tensors
 from emergency_ckpt.tiers.ramdisk.mounts import file_system_of
 from emergency_ckpt.tiers.storage.directory import StorageDirectory
 from emergency_ckpt.types import LeafSpec, SaveId, ShardId
@@ -322,10 +322,8 @@ class PersistentTier:
                 )
                 self.storage.forget_listings()
             finally:
-                # Written after the cancellation. ``DirectoryWriter`` finds it by its host states.
-                is_late = writes.is_cancelled and jax.process_index() == writers[0]
-                if is_late and save.step not in self.storage.numbers_in(HOST_STATE):
-                    remove_tensors(self.storage, str(save.step), unfinished=True)
+                if writes.is_cancelled and jax.process_index() == writers[0]:
+                    self._withdraw(save.step)
 
         try:
             self.storage.do(
@@ -335,6 +333,21 @@ class PersistentTier:
             # A cancelled write must not reach a step that is saved again.
             writes.cancel()
             raise
+
+    def _withdraw(self, step: int) -> None:
+        """Remove tensors that were written after the cancellation of their save.
+
+        Not beside host states, by which ``DirectoryWriter`` finds them. For use inside ``do``.
+        """
+        storage = self.storage
+        # Listed first: who has saved the step since wrote its host states before its tensors.
+        objects = storage.objects_with(f"{step}/") if storage.is_object_store else {}
+        if step in storage.numbers_in(HOST_STATE):
+            return
+        if storage.is_object_store:
+            delete_step(storage, objects)
+        else:
+            remove_tensors(storage, str(step), unfinished=True)
 
     def write_document(self, step: int, owner: int, count: int, data: bytes) -> None:
         """Write a process's document. It counts once the marker is written.
