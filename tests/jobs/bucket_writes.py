@@ -19,7 +19,7 @@ from emergency_ckpt.state.snapshot import SnapshotRecipe
 from emergency_ckpt.state.tree import BoxTable, describe
 from emergency_ckpt.testing.gcs import FaultRule, GcsControl
 from emergency_ckpt.tiers.persistent.item.array_writes import DATA_FILE_BYTES
-from emergency_ckpt.tiers.persistent.steps.writer import remove_tensors
+from emergency_ckpt.tiers.persistent.steps.writer import delete_step
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.types import SaveId
 
@@ -89,7 +89,9 @@ def under_fault(gcs: GcsControl, step: int, rules: tuple[FaultRule, ...]) -> dic
     seen = {"error": error, "hits": hits, "whole": is_whole(step, state)}
     if error:
         storage = PersistentTier(RUN).storage
-        storage.do("remove", f"/{step}", lambda: remove_tensors(storage, str(step)))
+        storage.do(
+            "remove", f"/{step}", lambda: delete_step(storage, storage.objects_with(f"{step}/"))
+        )
         write(step, state)
         seen["whole then"] = is_whole(step, state)
     return seen

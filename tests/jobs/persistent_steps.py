@@ -18,7 +18,8 @@ from emergency_ckpt.state import host_state
 from emergency_ckpt.state.snapshot import SnapshotRecipe
 from emergency_ckpt.state.tree import BoxTable, describe
 from emergency_ckpt.tiers.persistent.marker import NO_SIGNING, OURS
-from emergency_ckpt.tiers.persistent.meetings import BEGUN, WRITTEN
+from emergency_ckpt.tiers.persistent.meetings import BEGUN, WRITTEN, Meet, meet_nobody
+from emergency_ckpt.tiers.persistent.steps.looks import FoundStep
 from emergency_ckpt.tiers.persistent.steps.writer import DirectoryWriter
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.types import LeafSpec, SaveId
@@ -123,10 +124,7 @@ def write(
 ) -> Entry:
     """The files of a save, with both markers; what makes it count."""
     assert number_of(incarnation), "as ``life`` makes one"
-    save, state = SaveId(step, incarnation, RUN_ID), {"w": np.full(4, value)}
-    tree = describe(state, "save")
-    shards = BoxTable(tree, 1).shards_of(0)
-    on_host = SnapshotRecipe(tree, shards).take(jax.tree_util.tree_leaves(state)).collect()
+    save = SaveId(step, incarnation, RUN_ID)
     data = host_state.encode(save, 0, 1, host_state.capture({"at": value}))
 
     def meet(name: str, others: Sequence[int], deadline_s: float) -> None:
@@ -140,15 +138,32 @@ def write(
 
     tier.write_document(step, 0, 1, data)
     at("documents")
-    tier.write_tensors(save, tree, dict(zip(shards, on_host, strict=True)), (0,), meet)
+    specs = write_tensors(tier, save, value, meet)
     at("committed")
     digest = hashlib.sha256(data).hexdigest()
-    return tier.finish(save, {0: (digest, False)}, [leaf.spec for leaf in tree.leaves], {})
+    return tier.finish(save, {0: (digest, False)}, specs, {})
+
+
+def write_tensors(
+    tier: PersistentTier, save: SaveId, value: int, meet: Meet = meet_nobody
+) -> list[LeafSpec]:
+    """The tensors alone of a save: ``w`` is ``value``, four times."""
+    state = {"w": np.full(4, value)}
+    tree = describe(state, "save")
+    shards = BoxTable(tree, 1).shards_of(0)
+    on_host = SnapshotRecipe(tree, shards).take(jax.tree_util.tree_leaves(state)).collect()
+    tier.write_tensors(save, tree, dict(zip(shards, on_host, strict=True)), (0,), meet)
+    return [leaf.spec for leaf in tree.leaves]
 
 
 def value_of(tier: PersistentTier, step: int) -> int:
     """What ``save_over`` stored, read as a restore does; of plain Orbax, what lies in ``w``."""
-    stored = tier.describe(tier.find(step))
+    return value_in(tier, tier.find(step))
+
+
+def value_in(tier: PersistentTier, found: FoundStep) -> int:
+    """As ``value_of``, of a step that was found."""
+    stored = tier.describe(found)
     arrays = {path: leaf.array for path, leaf in stored.leaves.items()}
     tree = describe({"w": np.zeros(4, np.int64)}, "restore")
     shards = BoxTable(tree, 1).shards_of(0)

@@ -32,7 +32,8 @@ CONSTANTS
   RemoveFirst,     \* the files of a step are deleted before a version says `removing`
   OwnChoice,       \* each process restores what its own RAM has, without a verdict
   OlderOverwrites, \* a marker or a host state replaces that of a newer life
-  DeletesByPath    \* a deletion goes on in the folder of that name, whoever's it is by now
+  DeletesByPath,   \* a deletion takes the file of a name that was listed, whoever's it is by now
+  DeletesUnchecked \* a deletion does not read the log after it has listed files
 
 Steps == 1..Last
 Lives == {1, 2}
@@ -66,19 +67,21 @@ VARIABLES
   aside,     \* steps of life 1 whose files were renamed to `<step>.rolled-back-<incarnation>`
   listed,    \* for each life, the newest step that a version listed: reported
   \* The writer of each life in storage.
-  pc, target, behind, view
+  pc, target, behind, view,
+  doomed     \* for each life and kind of file, the life whose file a removal has listed, and deletes
 
 ramVars == <<ram, known, bound, doubt>>
 voteVars == <<step, open, decided>>
 restoreVars == <<plan, source, loaded, verdict, restored>>
 lifeVars == <<era, base, requested, late, wiped>>
 storageVars == <<table, at, aside, listed>>
-writerVars == <<pc, target, behind, view>>
+writerVars == <<pc, target, behind, view, doomed>>
 vars == <<lifeVars, ramVars, voteVars, restoreVars, storageVars, writerVars>>
 
 Life == IF era = 3 THEN 2 ELSE 1
 Training == era # 2
 Kinds == {"host", "tensors", "marker"}
+Nothing == [k \in Kinds |-> 0]
 NoEntries == [l \in Lives |-> [n \in Steps |-> "none"]]
 
 Init ==
@@ -93,6 +96,7 @@ Init ==
   /\ listed = [l \in Lives |-> 0]
   /\ pc = [l \in Lives |-> "new"] /\ target = [l \in Lives |-> 0]
   /\ behind = [l \in Lives |-> 0] /\ view = [l \in Lives |-> 0]
+  /\ doomed = [l \in Lives |-> Nothing]
 
 (***************************************************************************)
 (* What a restore would take.                                              *)
@@ -189,7 +193,7 @@ Crash(gone) ==
   /\ pc' = IF pc[1] \in {"new", "idle"} THEN [pc EXCEPT ![1] = "refused"] ELSE pc
   /\ ram' = [p \in Procs |-> IF p \in gone THEN {} ELSE ram[p]]
   /\ known' = [p \in Procs |-> IF p \in gone THEN 0 ELSE known[p]]
-  /\ UNCHANGED <<base, requested, late, bound, restoreVars, storageVars, target, behind, view>>
+  /\ UNCHANGED <<base, requested, late, bound, restoreVars, storageVars, target, behind, view, doomed>>
 
 \* The leader has every report, and storage's table where it is in reach.
 PlanNewest(reach) ==
@@ -294,7 +298,8 @@ Following(tab) ==
   [tab EXCEPT !.ch = 2, !.e[1] = [n \in Steps |->
     IF tab.e[1][n] = "complete" /\ n > base /\ ~late THEN "aside" ELSE tab.e[1][n]]]
 
-otherVars == <<lifeVars, ramVars, voteVars, restoreVars>>
+outsideVars == <<lifeVars, ramVars, voteVars, restoreVars>>
+otherVars == <<outsideVars, doomed>>
 CanWrite(w) == IF w = 1 THEN TRUE ELSE era = 3
 CanBegin(w) == IF w = 1 THEN era = 1 ELSE era = 3
 
@@ -385,13 +390,18 @@ ListStep(w) ==
 \* Retention keeps the newest step that counts.
 IsSuperseded(s) == \E l \in Lives, n \in Steps : n > StepOf(s) /\ table.e[l][n] = "complete"
 
+\* The step's own place has its files, or nothing that another entry names.
+IsInPlace(s) ==
+  LET l == LifeOf(s) n == StepOf(s) IN
+  at["tensors"][n] = l \/ \A other \in Lives \ {l} : table.e[other][n] = "none"
+
 BeginRemoval(w, s) ==
   /\ CanBegin(w) /\ pc[w] = "idle"
   /\ table.e[LifeOf(s)][StepOf(s)] = "complete" /\ IsSuperseded(s)
   /\ IF Fenced(w) THEN Give(w, "refused") /\ UNCHANGED <<target, behind, view>>
      ELSE /\ Read(w)
           /\ target' = [target EXCEPT ![w] = s]
-          /\ Give(w, IF RemoveFirst THEN "delete" ELSE "mark")
+          /\ Give(w, IF RemoveFirst THEN "look" ELSE "mark")
   /\ UNCHANGED <<storageVars, otherVars>>
 
 MarkRemoving(w) ==
@@ -400,7 +410,7 @@ MarkRemoving(w) ==
      THEN End(w, Done(w)) /\ UNCHANGED <<table, behind, view>>
      ELSE /\ Create(w, [Seen(w) EXCEPT !.inc = w,
                                        !.e[LifeOf(target[w])][StepOf(target[w])] = "removing"])
-          /\ Give(w, "delete") /\ UNCHANGED target
+          /\ Give(w, IF IsInPlace(target[w]) THEN "look" ELSE "delete") /\ UNCHANGED target
   /\ UNCHANGED <<at, aside, listed, otherVars>>
 
 \* Life 2 ends what life 1 had begun.
@@ -408,21 +418,37 @@ ResumeRemoval(s) ==
   /\ era = 3 /\ pc[2] = "idle" /\ table.e[LifeOf(s)][StepOf(s)] = "removing" /\ ~Fenced(2)
   /\ Read(2)
   /\ target' = [target EXCEPT ![2] = s]
-  /\ Give(2, "delete")
+  /\ Give(2, IF IsInPlace(s) THEN "look" ELSE "delete")
   /\ UNCHANGED <<storageVars, otherVars>>
 
-\* A file at a time, in any order; only those of this save, by descriptor.
+\* A listing says which files there are, each with its generation: here, its life.
+LookForFiles(w) ==
+  /\ CanWrite(w) /\ pc[w] = "look"
+  /\ doomed' = [doomed EXCEPT ![w] = [k \in Kinds |-> at[k][StepOf(target[w])]]]
+  /\ Give(w, IF DeletesUnchecked THEN "delete" ELSE "check")
+  /\ UNCHANGED <<target, behind, view, storageVars, outsideVars>>
+
+\* A newer life is on record before it writes: without one, no file that was listed is of its saves.
+CheckLog(w) ==
+  /\ CanWrite(w) /\ pc[w] = "check"
+  /\ IF Fenced(w) THEN End(w, "refused") /\ doomed' = [doomed EXCEPT ![w] = Nothing]
+     ELSE Give(w, "delete") /\ UNCHANGED <<target, doomed>>
+  /\ UNCHANGED <<behind, view, storageVars, outsideVars>>
+
+\* A file at a time, in any order; only those that were listed, by their generation.
 DeleteFile(w, k) ==
-  LET l == LifeOf(target[w]) n == StepOf(target[w]) IN
-  /\ CanWrite(w) /\ pc[w] = "delete"
-  /\ at[k][n] = l \/ (DeletesByPath /\ at[k][n] # 0)
-  /\ at' = [at EXCEPT ![k][n] = 0]
-  /\ UNCHANGED <<table, aside, listed, writerVars, otherVars>>
+  LET n == StepOf(target[w])
+      isListed == at[k][n] = doomed[w][k] \/ DeletesByPath
+  IN
+  /\ CanWrite(w) /\ pc[w] = "delete" /\ doomed[w][k] # 0
+  /\ at' = IF isListed THEN [at EXCEPT ![k][n] = 0] ELSE at
+  /\ doomed' = [doomed EXCEPT ![w][k] = 0]
+  /\ UNCHANGED <<table, aside, listed, pc, target, behind, view, outsideVars>>
 
 EndDeletion(w) ==
   LET l == LifeOf(target[w]) n == StepOf(target[w]) IN
   /\ CanWrite(w) /\ pc[w] = "delete"
-  /\ \A k \in Kinds : at[k][n] # l
+  /\ doomed[w] = Nothing
   /\ aside' = IF l = 1 THEN aside \ {n} ELSE aside
   /\ Give(w, "unlist")
   /\ UNCHANGED <<table, at, listed, target, behind, view, otherVars>>
@@ -464,7 +490,7 @@ Next ==
   \/ \E n \in Steps : PlanRequested(n) \/ MoveAside(n)
   \/ LoadFails \/ Verdict \/ BeginTraining \/ BeginFromNothing
   \/ \E w \in Lives : ReadLog(w) \/ Claim(w) \/ ListStep(w) \/ MarkRemoving(w)
-                      \/ EndDeletion(w) \/ Unlist(w)
+                      \/ LookForFiles(w) \/ CheckLog(w) \/ EndDeletion(w) \/ Unlist(w)
   \/ \E w \in Lives, n \in Steps : BeginSave(w, n)
   \/ \E w \in Lives, k \in Kinds : Put(w, k) \/ DeleteFile(w, k)
   \/ \E k \in Kinds, n \in Steps : ClearGarbage(k, n)

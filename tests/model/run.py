@@ -56,6 +56,7 @@ CHECKS: dict[str, Check] = {
     "own-choice": _defect("OwnChoice", "OneStepIsRestored", vote="TRUE"),
     "older-overwrites": _defect("OlderOverwrites", "LogIsNotBehind", "NothingIsLost"),
     "deletes-by-path": _defect("DeletesByPath", "LogIsNotBehind", "NothingIsLost"),
+    "deletes-unchecked": _defect("DeletesUnchecked", "LogIsNotBehind", "NothingIsLost"),
 }
 
 

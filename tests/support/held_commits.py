@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from etils import epath
 
 from emergency_ckpt.tiers.persistent import orbax_writer
 from emergency_ckpt.tiers.persistent.item.array_writes import ArrayWrites
@@ -82,11 +83,11 @@ def _locked(path: Path) -> int:
 
 def at_merge(monkeypatch: pytest.MonkeyPatch, work: Callable[[], None]) -> None:
     """Do ``work`` once the arrays of the next save are written, before databases are merged."""
-    check, works = ArrayWrites.check, [work]
+    check, works = orbax_writer._Item._check_others, [work]
 
-    def work_and_check(own: ArrayWrites) -> None:
+    def work_and_check(own: orbax_writer._Item, item: epath.Path) -> None:
         while works:
             works.pop()()
-        check(own)
+        check(own, item)
 
-    monkeypatch.setattr(ArrayWrites, "check", work_and_check)
+    monkeypatch.setattr(orbax_writer._Item, "_check_others", work_and_check)

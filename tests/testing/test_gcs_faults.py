@@ -119,7 +119,7 @@ def test_throttled_requests_share_one_speed():
     assert throttles.wait_s(one, 100, now_s=20.0) == 0.75, "it makes up for a quarter of a second"
 
 
-@pytest.mark.parametrize("kind", ["trickle", "throttle"])
+@pytest.mark.parametrize("kind", ["trickle", "throttle", "hold"])
 def test_slow_request_ends_when_its_rule_is_taken_back(gcs, name, kind):
     """At this speed the upload would take three days."""
     gcs.put_object(BUCKET, name, DATA)

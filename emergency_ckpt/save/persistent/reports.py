@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -33,14 +33,15 @@ class Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class StageReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Report of one writer on one stage.
 
-    ``kept``: of the first writer, that storage has the step already. ``pauses``: the error is a
-    pause after failed saves.
+    ``kept``: of the first writer, that storage has the step already. ``attempt``: of the first
+    writer, the name of this attempt. ``pauses``: the error is a pause after failed saves.
     """
 
     error: str = ""
     pauses: bool = False
     written: Written = Written()
     kept: bool = False
+    attempt: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{0,16}\Z")] = ""
 
 
 def report_of(data: bytes, stage: str, step: int, writer: int) -> StageReport:

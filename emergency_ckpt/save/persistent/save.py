@@ -54,6 +54,7 @@ from emergency_ckpt.state import host_state as host_states
 from emergency_ckpt.state.capture import Captured
 from emergency_ckpt.state.staging import HostShard
 from emergency_ckpt.state.tree import StateTree
+from emergency_ckpt.tiers.persistent.meetings import new_attempt
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.types import SaveId, ShardId
 
@@ -224,7 +225,7 @@ class PersistentSaves:
         members = job.writers
         is_first = self._coordinator.process_index == members[0]
         captured = Captured.nothing()
-        kept = False
+        kept, attempt = False, new_attempt()
 
         def first() -> dict[int, bytes]:
             nonlocal kept
@@ -235,10 +236,15 @@ class PersistentSaves:
             return self._collect(job)
 
         documents = self._stage(
-            job.save, FIRST_STAGE, first, members, told=lambda _: StageReport(kept=kept)
+            job.save,
+            FIRST_STAGE,
+            first,
+            members,
+            told=lambda _: StageReport(kept=kept, attempt=attempt),
         )
         if not is_first:
-            kept = self._keys.report(job.save, FIRST_STAGE, members[0], self._timeout_s).kept
+            told = self._keys.report(job.save, FIRST_STAGE, members[0], self._timeout_s)
+            kept, attempt = told.kept, told.attempt
         if kept:
             return True
         written = self._stage(
@@ -248,7 +254,7 @@ class PersistentSaves:
             members,
             told=lambda written: StageReport(written=written),
         )
-        write = functools.partial(self._write_tensors, job, captured.shards, members)
+        write = functools.partial(self._write_tensors, job, captured.shards, members, attempt)
         self._stage(job.save, "tensors", write, members)
         if is_first:
             self._publish(job, written, members)
@@ -310,14 +316,18 @@ class PersistentSaves:
         return {me: own, **found}
 
     def _write_tensors(
-        self, job: PersistentSave, shards: Mapping[ShardId, HostShard], members: tuple[int, ...]
+        self,
+        job: PersistentSave,
+        shards: Mapping[ShardId, HostShard],
+        members: tuple[int, ...],
+        attempt: str,
     ) -> None:
         # A life that has hung must not commit what the next one writes in the step's place.
         is_first = self._coordinator.process_index == members[0]
         check = self._chain.writer.check if is_first else None
         meetings, started_s = WriterMeetings(self._keys, job.save, members, check), time.monotonic()
         try:
-            self._tier.write_tensors(job.save, job.tree, shards, members, meetings.meet)
+            self._tier.write_tensors(job.save, job.tree, shards, members, meetings.meet, attempt)
         except Exception as error:
             meetings.leave(text_of(error)[:500])
             raise

@@ -1,11 +1,12 @@
 """The fault rules of a server: the choice of requests, and the faults. Pure.
 
-A rule selects requests by method, path, operation and target, lets the first
-``skip`` of them pass, and then hits ``count`` of them. Before the request is applied: ``status``,
-``reset`` without ``after_bytes``, and the wait of ``delay``. After it was applied, so that the
-client does not learn of it: ``lose_reply``, ``reset`` with ``after_bytes``, ``truncate``,
-``trickle``, ``throttle``. A trickling or throttled request is also read slowly, until it ends or
-the rule is taken back: each at the speed of a trickle, all together at that of a throttle.
+A rule selects requests by method, path, operation and target, lets the first ``skip`` of them pass,
+and then hits ``count`` of them. Before the request is applied: ``status``, ``reset`` without
+``after_bytes``, the wait of ``delay``, and that of ``hold``, which lasts until the rule is taken
+back. After it was applied, so that the client does not learn of it: ``lose_reply``, ``reset`` with
+``after_bytes``, ``truncate``, ``trickle``, ``throttle``. A trickling or throttled request is also
+read slowly, until it ends or the rule is taken back: each at the speed of a trickle, all together
+at that of a throttle.
 Pure: the server acts on what is decided here.
 """
 
@@ -19,7 +20,9 @@ import msgspec
 
 from emergency_ckpt.testing.gcs.resources import GcsError
 
-FaultKind = Literal["status", "delay", "reset", "truncate", "trickle", "throttle", "lose_reply"]
+FaultKind = Literal[
+    "status", "delay", "hold", "reset", "truncate", "trickle", "throttle", "lose_reply"
+]
 
 _BEHIND_S = 0.25
 """Time that a throttle makes up for. A loaded machine wakes the server late, which would else lower

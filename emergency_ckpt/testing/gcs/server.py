@@ -116,6 +116,8 @@ class GcsServer:
             )
             if rule is not None and rule.delay_s > 0:
                 await asyncio.sleep(rule.delay_s)
+            while rule is not None and rule.kind == "hold" and self._faults.in_force(rule):
+                await asyncio.sleep(_TRICKLE_STEP_S)
             if rule is not None and rule.kind == "reset" and rule.after_bytes is None:
                 _abort(http)
                 return web.Response()

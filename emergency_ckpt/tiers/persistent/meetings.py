@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
 
 BEGUN = "tensors_begun"
@@ -21,3 +22,8 @@ Its arguments are one of ``MEETINGS``, the writers to wait for, and a deadline o
 def meet_nobody(name: str, others: Sequence[int], deadline_s: float) -> None:
     """Do nothing: the ``Meet`` of a single writer."""
     del name, others, deadline_s
+
+
+def new_attempt() -> str:
+    """Return a name for one attempt to write a step, which no other attempt has."""
+    return secrets.token_hex(8)

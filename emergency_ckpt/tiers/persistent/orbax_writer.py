@@ -16,7 +16,7 @@ from orbax.checkpoint._src.handlers.composite_checkpoint_handler import Composit
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.tiers.persistent.bucket.step_writer import BucketStepWriter
 from emergency_ckpt.tiers.persistent.item import documents
-from emergency_ckpt.tiers.persistent.item.array_writes import ArrayWrites, database_of
+from emergency_ckpt.tiers.persistent.item.array_writes import ArrayWrites
 from emergency_ckpt.tiers.persistent.item.documents import ItemTree
 from emergency_ckpt.tiers.persistent.marker import ITEM, OURS
 from emergency_ckpt.tiers.persistent.meetings import BEGUN, WRITTEN
@@ -30,13 +30,12 @@ class _Item:
 
     def __init__(
         self,
-        save: SaveId,
         state: Any,
         writers: Sequence[int],
         writes: ArrayWrites,
         meet: Callable[[str, Sequence[int]], None],
     ) -> None:
-        self._databases = frozenset(database_of(save, writer) for writer in writers)
+        self._databases = frozenset(map(writes.database_of, writers))
         self._tree = ItemTree(state)
         self._first, self._others = writers[0], tuple(writers[1:])
         self._writes = writes
@@ -98,7 +97,7 @@ class _Item:
 
 
 class _Databases:
-    """The folder of an item, in which Orbax finds the databases of one save alone."""
+    """The folder of an item, in which Orbax finds the databases of one attempt alone."""
 
     def __init__(self, item: epath.Path, names: frozenset[str]) -> None:
         self._item = item
@@ -137,7 +136,7 @@ def write_step(
     if in_bucket(directory):
         BucketStepWriter(directory, save, state, writers, writes, meet=meet).write()
         return
-    item = _Item(save, state, writers, writes, meet)
+    item = _Item(state, writers, writes, meet)
     processes = ocp.options.MultiprocessingOptions(
         primary_host=writers[0], active_processes={jax.process_index()}
     )

@@ -44,7 +44,7 @@ from emergency_ckpt.tiers.persistent.marker import (
     build_marker,
     encode_checksums,
 )
-from emergency_ckpt.tiers.persistent.meetings import Meet, meet_nobody
+from emergency_ckpt.tiers.persistent.meetings import Meet, meet_nobody, new_attempt
 from emergency_ckpt.tiers.persistent.orbax_reader import (
     BoxReader,
     StoredLeaf,
@@ -54,7 +54,7 @@ from emergency_ckpt.tiers.persistent.orbax_reader import (
 from emergency_ckpt.tiers.persistent.plain_orbax import describe_plain
 from emergency_ckpt.tiers.persistent.steps.looks import FoundStep
 from emergency_ckpt.tiers.persistent.steps.stored import StoredSteps
-from emergency_ckpt.tiers.persistent.steps.writer import remove_tensors
+from emergency_ckpt.tiers.persistent.steps.writer import delete_step, remove_tensors
 from emergency_ckpt.tiers.ramdisk.mounts import file_system_of
 from emergency_ckpt.tiers.storage.directory import StorageDirectory
 from emergency_ckpt.types import LeafSpec, SaveId, ShardId
@@ -283,26 +283,24 @@ class PersistentTier:
         shards: Mapping[ShardId, HostShard],
         writers: Sequence[int],
         meet: Meet = meet_nobody,
+        attempt: str = "",
     ) -> None:
         """Write the state of ``shards`` as Orbax's step. Collective over ``writers``; blocks.
 
         The step's place must be empty: see ``DirectoryWriter.make_room``.
         ``meet``: the function by which the writers wait for each other.
+        ``attempt``: as ``new_attempt`` returns it; several writers must agree on one.
         """
         # Imported here: it takes as long as JAX, and a restart from RAM needs none of it.
-        from emergency_ckpt.tiers.persistent.item.array_writes import (  # noqa: PLC0415
-            ArrayWrites,
-            database_of,
-        )
+        from emergency_ckpt.tiers.persistent.item.array_writes import ArrayWrites  # noqa: PLC0415
         from emergency_ckpt.tiers.persistent.item.page_cache import release_pages  # noqa: PLC0415
         from emergency_ckpt.tiers.persistent.item.state import item_state  # noqa: PLC0415
         from emergency_ckpt.tiers.persistent.orbax_writer import write_step  # noqa: PLC0415
 
         deadline_s = self.storage.deadline_s(None)
         state = item_state(tree, shards, writers)
-        database = database_of(save, jax.process_index())
         writes = ArrayWrites(
-            database=database,
+            attempt=attempt or new_attempt(),
             creates=jax.process_index() == writers[0],
             at_once_bytes=self._buffer_bytes,
             compression=self._compression,
@@ -311,6 +309,7 @@ class PersistentTier:
         def write() -> None:
             if not self.storage.is_object_store:
                 release_pages(self._written)
+                database = writes.database_of(jax.process_index())
                 self._written = f"{self._directory}/{save.step}/{ITEM}/{database}"
             try:
                 write_step(
@@ -323,10 +322,8 @@ class PersistentTier:
                 )
                 self.storage.forget_listings()
             finally:
-                # Written after the cancellation. ``DirectoryWriter`` finds it by its host states.
-                is_late = writes.is_cancelled and jax.process_index() == writers[0]
-                if is_late and save.step not in self.storage.numbers_in(HOST_STATE):
-                    remove_tensors(self.storage, str(save.step), unfinished=True)
+                if writes.is_cancelled and jax.process_index() == writers[0]:
+                    self._withdraw(save.step)
 
         try:
             self.storage.do(
@@ -336,6 +333,21 @@ class PersistentTier:
             # A cancelled write must not reach a step that is saved again.
             writes.cancel()
             raise
+
+    def _withdraw(self, step: int) -> None:
+        """Remove tensors that were written after the cancellation of their save.
+
+        Not beside host states, by which ``DirectoryWriter`` finds them. For use inside ``do``.
+        """
+        storage = self.storage
+        # Listed first: who has saved the step since wrote its host states before its tensors.
+        objects = storage.objects_with(f"{step}/") if storage.is_object_store else {}
+        if step in storage.numbers_in(HOST_STATE):
+            return
+        if storage.is_object_store:
+            delete_step(storage, objects)
+        else:
+            remove_tensors(storage, str(step), unfinished=True)
 
     def write_document(self, step: int, owner: int, count: int, data: bytes) -> None:
         """Write a process's document. It counts once the marker is written.

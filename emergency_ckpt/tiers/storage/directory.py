@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import secrets
 import shutil
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import fsspec
@@ -30,6 +32,12 @@ from emergency_ckpt.tiers.storage.calls import (
 )
 
 _T = TypeVar("_T")
+
+Generations = dict[str, str]
+"""Objects of an object store by their names below a directory, each with its generation: the number
+that a write gives to an object, and to no other."""
+
+_OBJECTS_AT_ONCE = 64
 _DAMAGED_HINT = "the step cannot be read in full; use another one"
 _UNSATISFIABLE = 416
 
@@ -100,14 +108,69 @@ class StorageDirectory:
         """Return the fsspec client of an object store."""
         return _client_of(str(self.path).partition("://")[0])
 
-    def copy_folder(self, below: str, to: str) -> None:
-        """Copy all objects of a folder within the object store. For use inside ``do``."""
-        self.forget_listings()
-        client, source = self._client(), f"{self.path}/{below}"
-        root = client._strip_protocol(source)
-        for name in client.find(source):
-            client.cp_file(name, f"{self.path}/{to}{name.removeprefix(root)}")
-        self.forget_listings()
+    def objects_with(self, *prefixes: str) -> Generations:
+        """Return the objects of an object store whose names below the directory begin so.
+
+        For use inside ``do``.
+        """
+        client = self._client()
+        root = f"{client._strip_protocol(str(self.path))}/"
+        found: Generations = {}
+        for prefix in prefixes:
+            listed = client.find(str(self.path), prefix=prefix, detail=True, update_cache=False)
+            for name, each in listed.items():
+                found[name.removeprefix(root)] = each["generation"]
+        return found
+
+    def delete_objects(self, objects: Generations) -> None:
+        """Delete objects that still have these generations; others under their names stay.
+
+        For use inside ``do``. Idempotent.
+        """
+
+        def delete(name: str, generation: str) -> None:
+            # Absent, or of another generation: it is deleted, and no longer the caller's.
+            with contextlib.suppress(FileNotFoundError, FileExistsError):
+                self._call_object("DELETE", "", name, ifGenerationMatch=generation)
+
+        self._for_each(delete, objects)
+
+    def copy_objects(self, objects: Generations, below: str, to: str) -> None:
+        """Copy objects of the folder ``below`` to the folder ``to``, within the object store.
+
+        For use inside ``do``. FileNotFoundError when one no longer has its generation.
+        """
+
+        def copy(name: str, generation: str) -> None:
+            target = f"{to}{name.removeprefix(below)}"
+            token = None
+            while True:
+                try:
+                    done = self._call_object(
+                        "POST", "/rewriteTo/b/{}/o/{}", name, target, json_out=True,
+                        ifSourceGenerationMatch=generation, rewriteToken=token,
+                    )  # fmt: skip
+                except FileExistsError as error:  # the client's word for a failed precondition
+                    raise FileNotFoundError(f"another writer has changed {name}") from error
+                if done["done"]:
+                    return
+                token = done["rewriteToken"]
+
+        self._for_each(copy, objects)
+
+    def _call_object(self, method: str, path: str, *names: str, **query: Any) -> Any:
+        """Ask about an object; ``names``: its own, and that of another that ``path`` has."""
+        client = self._client()
+        bucket, _, root = client._strip_protocol(str(self.path)).partition("/")
+        found = [part for name in names for part in (bucket, f"{root}/{name}".lstrip("/"))]
+        return client.call(method, "b/{}/o/{}" + path, *found, **query)
+
+    def _for_each(self, work: Callable[[str, str], None], objects: Generations) -> None:
+        try:
+            with ThreadPoolExecutor(_OBJECTS_AT_ONCE, "eckpt-objects") as pool:
+                list(pool.map(work, objects.keys(), objects.values()))
+        finally:
+            self.forget_listings()
 
     def bytes_of(self, below: str, deadline_s: float | None = None) -> bytes | None:
         """Return the bytes of a small file, or None when it does not exist.
@@ -213,27 +276,11 @@ class StorageDirectory:
         return self.do("write", f"/{below}", put, deadline_s)
 
     def clear_folder(self, below: str) -> None:
-        """Remove a folder and its contents, if it exists. For use inside ``do``.
+        """Remove a folder of a file system and its contents, if it exists. For use inside ``do``.
 
-        On a file system a symbolic link is removed, and nothing behind it.
+        A symbolic link is removed, and nothing behind it.
         """
-        path = self.path / below
-        if not self.is_object_store:
-            _remove_tree(path)
-            return
-        if not self._has_objects(path):
-            return
-        try:
-            self._client().rm(str(path), recursive=True)
-        except FileNotFoundError as error:
-            if self._has_objects(path):  # one was missing, as after a lost reply; others are there
-                raise ConnectionError(f"not all of {below} could be removed: {error}") from error
-
-    def _has_objects(self, folder: epath.Path) -> bool:
-        # TensorStore does not write through the client that caches listings.
-        self.forget_listings()
-        # With the slash: the client looks for 40 too, where it finds no folder 4.
-        return bool(self._client().find(str(folder.parent), prefix=f"{folder.name}/"))
+        _remove_tree(self.path / below)
 
     def lexists(self, below: str) -> bool:
         """Return whether a file system has the name ``below``, also as a dangling link."""

@@ -50,6 +50,7 @@ class NoTensors(PersistentTier):
         shards: Mapping[ShardId, HostShard],
         writers: Sequence[int],
         meet: Meet = meet_nobody,
+        attempt: str = "",
     ) -> None:
         (Path(self.directory) / str(save.step)).mkdir(exist_ok=True)
 

@@ -137,7 +137,7 @@ def test_cancelled_save_begins_no_commit(tmp_path: Path) -> None:
     values = np.arange(8, dtype=np.float32)
     part = StoredPart(((0, 8),), values)
     array = ItemArray((8,), "float32", NUMPY_ARRAY, (8,), (8,), None, None, (part,))
-    writes = ArrayWrites(database="own", creates=True, at_once_bytes=1 << 20, compression="none")
+    writes = ArrayWrites(attempt="0", creates=True, at_once_bytes=1 << 20, compression="none")
     writes.cancel()
     begun: list[str] = []
     with pytest.raises(PersistentTierError, match="was cancelled"):

@@ -18,10 +18,14 @@ from emergency_ckpt.tiers.persistent.tier import PersistentTier
 STEP = 4
 
 
+@pytest.mark.parametrize("again", [life(1), life(2)])
 def test_commit_after_its_save_was_given_up_is_in_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: str
 ) -> None:
-    """The step is saved again with other values before the commit of the first save comes."""
+    """The step is saved again with other values before the commit of the first save comes.
+
+    By the next life, or by the same one under the same name.
+    """
     tier = PersistentTier(str(tmp_path / "run"))
     save_over(tier, 2, 7, life(1))
     held, errors = HeldCommit(), list[PersistentTierError]()
@@ -38,7 +42,7 @@ def test_commit_after_its_save_was_given_up_is_in_no_other(
     thread.join(LONG_S)
     assert "the save was cancelled" in str(errors[0])
     at_merge(monkeypatch, held.end)
-    save_over(tier, STEP, 2, life(2))
+    save_over(tier, STEP, 2, again)
     assert value_of(tier, STEP) == 2
     assert value_of(tier, 2) == 7
     with ocp.CheckpointManager(tmp_path / "run") as manager:

@@ -23,7 +23,7 @@ from etils import epath
 from emergency_ckpt.tiers.persistent.bucket.database import BucketDatabase
 from emergency_ckpt.tiers.persistent.bucket.objects import StepObjects
 from emergency_ckpt.tiers.persistent.item import documents
-from emergency_ckpt.tiers.persistent.item.array_writes import ArrayWrites, database_of
+from emergency_ckpt.tiers.persistent.item.array_writes import ArrayWrites
 from emergency_ckpt.tiers.persistent.item.documents import ItemTree
 from emergency_ckpt.tiers.persistent.marker import ITEM, OURS
 from emergency_ckpt.tiers.persistent.meetings import BEGUN, WRITTEN
@@ -111,7 +111,7 @@ class BucketStepWriter:
             raise self._objects.lost(STEP_METADATA)
 
     def _database_of(self, process: int) -> str:
-        return f"{ITEM}/{database_of(self._save, process)}"
+        return f"{ITEM}/{self._writes.database_of(process)}"
 
     def _documents(self) -> dict[str, bytes]:
         process = jax.process_index()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import tensorstore
 from etils import epath
 
@@ -16,7 +16,6 @@ from emergency_ckpt.tiers.persistent.item.documents import NamedArray
 from emergency_ckpt.tiers.persistent.item.state import ItemArray, StoredPart
 from emergency_ckpt.tiers.persistent.orbax_reader import kvstore_of
 from emergency_ckpt.tiers.persistent.waits import wait_for
-from emergency_ckpt.types import SaveId
 
 DATA_FILE_BYTES = 64 << 20
 """A data file is written once so many bytes are there; several are written at a time."""
@@ -44,15 +43,15 @@ class ArrayWrites:
     """The writes of one process's parts of a step. For one save.
 
     Args:
-      database: name of its folder, from ``database_of``.
+      attempt: as ``new_attempt`` returns it, alike on all writers.
       creates: True for the first writer, which also writes the metadata of the arrays.
       at_once_bytes: maximum number of bytes in one transaction; a larger part has its own.
     """
 
     def __init__(
-        self, *, database: str, creates: bool, at_once_bytes: int, compression: StorageCompression
+        self, *, attempt: str, creates: bool, at_once_bytes: int, compression: StorageCompression
     ) -> None:
-        self._database = database
+        self._attempt = attempt
         self._creates = creates
         self._at_once_bytes = at_once_bytes
         self._compressor = {"id": "zstd", "level": 1} if compression == "zstd" else None
@@ -63,6 +62,15 @@ class ArrayWrites:
     def is_cancelled(self) -> bool:
         """Return True once the save was cancelled."""
         return self._is_cancelled.is_set()
+
+    def database_of(self, process: int) -> str:
+        """Return the name of a writer's database, a folder below the item.
+
+        Orbax takes any letters and digits for the number of a process. Here they name the attempt
+        too: what TensorStore still writes for one that was given up, or for a life that has hung,
+        is then in a database that no other attempt reads, also of the same save.
+        """
+        return f"ocdbt.process_{process}x{self._attempt}"
 
     def check(self) -> None:
         """Raise PersistentTierError once the save is cancelled, since storage may answer later."""
@@ -81,7 +89,8 @@ class ArrayWrites:
         ``meanwhile`` is called once while the first writes go on. Errors of TensorStore pass
         through; PersistentTierError once the save is cancelled.
         """
-        database = self.open(_spec_of(str(item), self._database), new_context())
+        name = self.database_of(jax.process_index())
+        database = self.open(_spec_of(str(item), name), new_context())
         self.write_into(database, arrays, meanwhile)
 
     def open(self, database: dict[str, Any], context: tensorstore.Context) -> tensorstore.KvStore:
@@ -215,17 +224,6 @@ def _batches(
 
 
 def _nothing() -> None: ...
-
-
-def database_of(save: SaveId, process: int) -> str:
-    """Return the name of a writer's database, a folder below the item.
-
-    Orbax takes any letters and digits for the number of a process. Here they name the save too:
-    what TensorStore still writes for one that was given up, or for a life that has hung, then does
-    not get into another save of the step.
-    """
-    name = f"{save.run_id}/{save.incarnation}/{save.step}"
-    return f"ocdbt.process_{process}x{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
 def _spec_of(item: str, database: str) -> dict[str, Any]:

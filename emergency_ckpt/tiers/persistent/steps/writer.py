@@ -8,6 +8,7 @@ next life repeats.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import threading
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -36,12 +37,14 @@ from emergency_ckpt.tiers.persistent.marker import HOST_STATE, ITEM, MARKER_NAME
 from emergency_ckpt.tiers.persistent.orbax_names import COMMITTED, STEP_METADATA
 from emergency_ckpt.tiers.persistent.steps.looks import FoundStep, StepPlace, ours_of
 from emergency_ckpt.tiers.persistent.steps.stored import StoredSteps, StoredView
-from emergency_ckpt.tiers.storage.directory import StorageDirectory
+from emergency_ckpt.tiers.storage.directory import Generations, StorageDirectory
 
 _ATTEMPTS = 8
 _UNREADABLE = "unreadable"
 _HIDDEN = ".orbax-checkpoint-tmp-removed"
 _UNFINISHED = ".orbax-checkpoint-tmp"
+_COMMITS = (COMMITTED, f"{ITEM}/{COMMITTED}")
+"""Orbax's commit in a bucket, in the order in which it is taken away; the reverse of its own."""
 
 
 class Moved(NamedTuple):
@@ -101,7 +104,7 @@ class DirectoryWriter:
         self._mine = LogWriter(run_id, from_dir, "", writer)
         self._may_take_over = take_over
         self._events = events
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._removed = threading.Condition(self._lock)
         self._removing: set[int] = set()
         self._read = LogRead()
@@ -167,6 +170,25 @@ class DirectoryWriter:
         """Raise DirectoryInUse when another writer has come since ``hold``: before a commit."""
         with self._lock:
             self._hold(self._mine.incarnation)
+
+    def _objects(self, step: int, *prefixes: str) -> Generations:
+        """Return the objects of a bucket with these names that a change of ``step`` may touch.
+
+        The log is read after they were listed: a newer life puts itself on record before it writes,
+        so none of them is of its saves, and what it writes later has other generations. Once one is
+        on record this change ends with an error, as ``hold`` does.
+        """
+        target = f"/{prefixes[0].rstrip('/')}"
+        found = self._storage.do(
+            "list", target, lambda: self._storage.objects_with(*prefixes), changes=step
+        )
+        with self._lock:
+            if found and not (self._is_held and self._log.is_newest(self._read.number)):
+                self._refresh(None)
+                if self._decide(self._read.table, self._mine) != "hold":
+                    problem = "another writer of this life has come, which may have changed it"
+                    raise PersistentTierError("change", f"{self._directory}{target}", problem)
+        return found
 
     def _refresh(self, deadline_s: float | None) -> None:
         self._read = self._log.read(deadline_s)
@@ -472,11 +494,14 @@ class DirectoryWriter:
         if not self._storage.is_object_store:
             self._move(entry)
             return
-
-        def hide() -> None:
-            self._hide_in_place(entry.own_folder)
-
-        self._storage.do("move aside", f"/{entry.own_folder}", hide, changes=entry.step)
+        own = entry.own_folder
+        commits = self._objects(entry.step, *(f"{own}/{name}" for name in _COMMITS))
+        self._storage.do(
+            "move aside",
+            f"/{own}",
+            lambda: delete_step(self._storage, commits),
+            changes=entry.step,
+        )
 
     def _bring_back(self, entry: Entry) -> None:
         """Let Orbax see a step that counts again, where its place is free. Idempotent."""
@@ -486,7 +511,7 @@ class DirectoryWriter:
         def bring_back() -> None:
             if self._storage.is_object_store:
                 # The item's first, as Orbax commits.
-                for marker in (f"{ITEM}/{COMMITTED}", COMMITTED):
+                for marker in reversed(_COMMITS):
                     (self._directory / own / marker).write_bytes(b"brought back")
                 return
             # Ours first: without our folder the tensors would look like a step of plain Orbax.
@@ -503,24 +528,31 @@ class DirectoryWriter:
         In an object store, which renames nothing, they are copied, and the originals removed with
         Orbax's metadata first: from then on the copy is the step.
         """
-        pairs = [
-            (entry.own_folder, entry.aside_folder),
-            (f"{HOST_STATE}/{entry.step}", f"{HOST_STATE}/{entry.aside_folder}"),
-        ]
+        own, aside = entry.own_folder, entry.aside_folder
+        pairs = [(own, aside), (f"{HOST_STATE}/{entry.step}", f"{HOST_STATE}/{aside}")]
+        storage, work = self._storage, ("move aside", f"/{own}")
+        if storage.is_object_store:
+            objects = self._objects(entry.step, *(f"{old}/" for old, _ in pairs))
+
+            def copy() -> None:
+                for old, new in pairs:
+                    storage.copy_objects(_below(objects, old), old, new)
+
+            def hide() -> None:
+                names = {f"{own}/{name}" for name in (*_COMMITS, STEP_METADATA)}
+                delete_step(storage, {n: g for n, g in objects.items() if n in names})
+
+            storage.do(*work, copy, changes=entry.step)
+            storage.do(*work, hide, changes=entry.step)
+            return
 
         def move() -> None:
-            if self._storage.is_object_store:
-                for old, new in pairs:
-                    self._storage.copy_folder(old, new)
-                self._hide_in_place(entry.own_folder)
-                (self._directory / entry.own_folder / STEP_METADATA).unlink(missing_ok=True)
-                return
             # The tensors first: without our folder they would look like a step of plain Orbax.
             for old, new in pairs:
-                if self._storage.lexists(old) and not self._storage.lexists(new):
+                if storage.lexists(old) and not storage.lexists(new):
                     (self._directory / old).rename(self._directory / new)
 
-        self._storage.do("move aside", f"/{entry.own_folder}", move, changes=entry.step)
+        storage.do(*work, move, changes=entry.step)
 
     # Removal.
 
@@ -585,8 +617,7 @@ class DirectoryWriter:
                 # Not under the lock: it may take long, and saves go on meanwhile.
                 self._lock.release()
                 try:
-                    for place in places:
-                        self._delete(entry.step, place)
+                    self._delete(entry.step, places)
                 finally:
                     self._lock.acquire()
             finally:
@@ -603,39 +634,56 @@ class DirectoryWriter:
 
     def _clear(self, step: int) -> None:
         """Remove the remains of a save in the place of ``step``, also of one that did not end."""
+        self._delete(step, [StepPlace(str(step), str(step))], unfinished=True)
 
-        def clear() -> None:
-            remove_tensors(self._storage, str(step), unfinished=True)
-            self._storage.clear_folder(f"{HOST_STATE}/{step}")
+    def _delete(self, step: int, places: Sequence[StepPlace], *, unfinished: bool = False) -> None:
+        """Remove all files in places of ``step``. ``unfinished``: as in ``remove_tensors``."""
+        storage = self._storage
+        below = [name for p in places for name in (p.tensors, f"{HOST_STATE}/{p.documents}")]
+        objects: Generations = {}
+        if storage.is_object_store:
+            objects = self._objects(step, *(f"{name}/" for name in below))
 
-        self._storage.do("remove", f"/{step}", clear, changes=step)
-
-    def _delete(self, step: int, place: StepPlace) -> None:
         def delete() -> None:
-            remove_tensors(self._storage, place.tensors)
-            self._storage.clear_folder(f"{HOST_STATE}/{place.documents}")
+            if storage.is_object_store:
+                delete_step(storage, objects)
+                return
+            for place in places:
+                remove_tensors(storage, place.tensors, unfinished=unfinished)
+                storage.clear_folder(f"{HOST_STATE}/{place.documents}")
 
-        self._storage.do("remove", f"/{place.tensors}", delete, changes=step)
+        storage.do("remove", f"/{places[-1].tensors}", delete, changes=step)
 
-    def _hide_in_place(self, tensors: str) -> None:
-        """In an object store, remove the commit markers, without which Orbax ignores the step.
 
-        For use inside ``do``.
-        """
-        for marker in (COMMITTED, f"{ITEM}/{COMMITTED}"):
-            (self._directory / tensors / marker).unlink(missing_ok=True)
+def delete_step(storage: StorageDirectory, objects: Generations) -> None:
+    """Delete objects of a step in a bucket, in an order that misleads nobody about what is left.
+
+    Orbax's commit first, without which Orbax ignores the step. ``_CHECKPOINT_METADATA`` after all
+    other tensors: while it is there, nobody else can claim the place, and take a file that is about
+    to be deleted, of the same bytes, for its own. What lies beside it last, without which it would
+    look like a step of plain Orbax. For use inside ``do``.
+    """
+    by_rank = sorted(objects, key=_rank)
+    for _, names in itertools.groupby(by_rank, _rank):
+        storage.delete_objects({name: objects[name] for name in names})
+
+
+def _rank(name: str) -> int:
+    folder, _, below = name.partition("/")
+    if folder == HOST_STATE:
+        return 4
+    return {_COMMITS[0]: 0, _COMMITS[1]: 1, STEP_METADATA: 3}.get(below, 2)
+
+
+def _below(objects: Generations, folder: str) -> Generations:
+    return {n: g for n, g in objects.items() if n.startswith(f"{folder}/")}
 
 
 def remove_tensors(storage: StorageDirectory, name: str, *, unfinished: bool = False) -> None:
-    """Make Orbax ignore the step ``name``, then remove its folder. For use inside ``do``.
+    """Make Orbax ignore the step ``name`` of a file system, then remove its folder.
 
-    ``unfinished``: also the folders of a save that did not end.
+    For use inside ``do``. ``unfinished``: also the folders of a save that did not end.
     """
-    if storage.is_object_store:
-        for marker in (COMMITTED, f"{ITEM}/{COMMITTED}"):
-            (storage.path / name / marker).unlink(missing_ok=True)
-        storage.clear_folder(name)
-        return
     if unfinished:
         for path in storage.path.glob(f"{name}{_UNFINISHED}*"):
             storage.clear_folder(path.name)

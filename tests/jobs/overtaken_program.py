@@ -1,0 +1,212 @@
+"""An older life's change of step 20 is held up in a bucket while a newer life saves that step.
+
+``overtaken`` says what came of it; ``test_overtaken_changes.py`` judges.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import orbax.checkpoint as ocp
+from persistent_steps import (
+    RUN_ID,
+    life,
+    save_over,
+    value_in,
+    value_of,
+    whole_steps,
+    write_tensors,
+    writer_of,
+)
+
+from emergency_ckpt.core.timeline import continued
+from emergency_ckpt.errors import CheckpointError, PersistentTierError
+from emergency_ckpt.testing.gcs import FaultRule, GcsControl
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
+from emergency_ckpt.tiers.storage.calls import THREAD_NAME
+from emergency_ckpt.types import SaveId
+
+STEP = 20
+PARENT = SaveId(10, life(1), RUN_ID)
+Work = Callable[[], object]
+
+
+def control() -> GcsControl:
+    return GcsControl(os.environ["STORAGE_EMULATOR_HOST"])
+
+
+def url(run: str) -> str:
+    return f"gs://bucket/{run}"
+
+
+def save_as_newer_life() -> None:
+    """Go back to step 10 and save 20 again, in each directory that a line of stdin names."""
+    chain = continued(None, PARENT, life(3))
+    for line in sys.stdin:
+        tier = PersistentTier(url(line.strip()))
+        writer = writer_of(tier)
+        try:
+            save_over(tier, STEP, 21, life(3), chain=chain, writer=writer)
+        except PersistentTierError:  # the older life had claimed the place: the next save clears it
+            save_over(tier, STEP, 21, life(3), chain=chain, writer=writer)
+        print("saved", flush=True)
+
+
+def removal(tier: PersistentTier) -> Work:
+    return lambda: writer_of(tier).remove([STEP], life(2))
+
+
+def clean_up(tier: PersistentTier) -> Work:
+    return lambda: writer_of(tier).begin(life(2))
+
+
+def place_needed(tier: PersistentTier) -> Work:
+    writer = writer_of(tier)
+    writer.begin(life(2))
+    return lambda: writer.make_room(STEP, "saved anew")
+
+
+def rollback(tier: PersistentTier) -> Work:
+    return lambda: writer_of(tier).begin(life(2), continued(None, PARENT, life(2)))
+
+
+def withdrawal(tier: PersistentTier) -> Work:
+    """Begin to write tensors, and give that up; the work is what is done when storage answers."""
+    hasty, before = tier.with_timeout(1.0), set(threading.enumerate())
+    claim = FaultRule(kind="hold", method="POST", path=f"*{STEP}*_CHECKPOINT_METADATA*")
+    rule = control().add_fault(claim)
+    error = error_of(lambda: write_tensors(hasty, SaveId(STEP, life(2), RUN_ID), 22))
+    assert "no answer in time" in error, error
+    (late,) = (
+        thread
+        for thread in set(threading.enumerate()) - before
+        if thread.name.startswith(THREAD_NAME)
+    )
+
+    def go_on() -> None:
+        control().remove_fault(rule)
+        late.join()
+
+    return go_on
+
+
+WORKS = {each.__name__: each for each in (removal, clean_up, place_needed, rollback, withdrawal)}
+
+
+def prepare(what: str) -> None:
+    tier, writer = PersistentTier(url("before")), writer_of(PersistentTier(url("before")))
+    save_over(tier, PARENT.step, PARENT.step, life(1), writer=writer)
+    if what == "clean_up":
+        tier.write_document(STEP, 0, 1, b"{}")
+        write_tensors(tier, SaveId(STEP, life(1), RUN_ID), 20)
+    elif what != "withdrawal":
+        save_over(tier, STEP, 20, life(1), writer=writer)
+
+
+def error_of(work: Work) -> str:
+    try:
+        work()
+    except CheckpointError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def overtaken(what: str) -> list[dict[str, Any]]:
+    """Storage holds up the k-th request of the older life, for each k until there is none.
+
+    Of each: what the older life is told, and what is seen then and after the next life's start.
+    """
+    prepare(what)
+    found: list[dict[str, Any]] = []
+    command = [sys.executable, __file__, "save_as_newer_life"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as newer:
+        while not found or found[-1]["is_held"]:
+            run = f"overtaken/{len(found)}"
+            copy("before", run)
+            found.append(overtaken_at(run, what, len(found), newer))
+    return found
+
+
+def overtaken_at(run: str, what: str, k: int, newer: subprocess.Popen[str]) -> dict[str, Any]:
+    tier = PersistentTier(url(run))
+    work = WORKS[what](tier)
+    rule = control().add_fault(FaultRule(kind="hold", skip=k, count=1))
+    with ThreadPoolExecutor(1) as pool:
+        older = pool.submit(error_of, work)
+        while not (older.done() or hits(rule)):
+            time.sleep(0.005)
+        is_held = hits(rule)
+        if not is_held:
+            control().remove_fault(rule)  # it is through, and the rule is not for the newer life
+        assert newer.stdin is not None
+        assert newer.stdout is not None
+        newer.stdin.write(f"{run}\n")
+        newer.stdin.flush()
+        assert newer.stdout.readline() == "saved\n"
+        if is_held:
+            control().remove_fault(rule)
+        told = older.result()
+    seen = look(run)
+    writer_of(tier).begin(life(4))
+    return {"is_held": is_held, "told": told, "seen": seen, "then": look(run)}
+
+
+def hits(rule: int) -> bool:
+    return any(each.hit for each in control().fault_states() if each.rule_id == rule)
+
+
+def copy(run: str, to: str) -> None:
+    for name in control().object_names("bucket", f"{run}/"):
+        data = control().object_bytes("bucket", name)
+        control().put_object("bucket", f"{to}/{name.removeprefix(f'{run}/')}", data)
+
+
+def look(run: str) -> dict[str, Any]:
+    """The steps that count, ours and plain Orbax's, with what step 20 is, and what is aside."""
+    tier = PersistentTier(url(run))
+    view = tier.found.view()
+    aside = view.aside(STEP)
+    found = None if aside is None else tier.found.look(view, aside)
+    return {
+        "ours": whole_steps(tier),
+        "value": or_error(lambda: value_of(tier, STEP)),
+        "aside": found and or_error(lambda: value_in(tier, found)),
+        "plain": plain(run),
+    }
+
+
+def or_error(read: Callable[[], int]) -> Any:
+    try:
+        return read()
+    except CheckpointError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def plain(run: str) -> Any:
+    with ocp.CheckpointManager(url(run)) as manager:
+        steps = sorted(manager.all_steps())
+        if STEP not in steps:
+            return steps
+        try:
+            stored = manager.restore(STEP, args=ocp.args.StandardRestore())
+        except (ValueError, FileNotFoundError) as error:
+            return str(error)[:200]
+        (value,) = set(np.asarray(stored["w"]).tolist())
+        return [*steps, value]
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["save_as_newer_life"]:
+        save_as_newer_life()
+    else:
+        print(json.dumps(overtaken(sys.argv[1])))

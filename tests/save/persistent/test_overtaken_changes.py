@@ -1,0 +1,21 @@
+"""A life whose change of a bucket was held up takes nothing from the newer life's save."""
+
+from __future__ import annotations
+
+import pytest
+from bucket_programs import printed_beside_bucket
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.mark.parametrize("what", ["removal", "clean_up", "place_needed", "rollback", "withdrawal"])
+def test_change_that_was_overtaken_spoils_no_newer_save(what: str) -> None:
+    """Whichever of its requests storage held up until a newer life had saved the step again."""
+    found = printed_beside_bucket("overtaken_program.py", what, timeout_s=800.0)
+    assert len(found) > 3
+    for k, each in enumerate(found[:-1]):
+        for seen in (each["seen"], each["then"]):
+            assert (k, seen["ours"], seen["value"]) == (k, [10, 20], 21)
+            assert (k, seen["plain"]) == (k, [10, 20, 21])
+            assert (k, seen["aside"]) in ((k, None), (k, 20)), "what was kept is whole"
+        assert each["told"].partition(":")[0] in ("", "DirectoryInUse", "PersistentTierError")
