@@ -90,7 +90,7 @@ def test_stall_is_that_of_the_slowest_process() -> None:
     assert report.stalls_s(_round()) == pytest.approx([0.2, 0.5, 0.3])
 
 
-def test_save_of_arrays_being_computed_is_shown_with_the_wait_for_them() -> None:
+def test_save_of_unready_arrays_has_its_wait_for_them_apart() -> None:
     summary = report.summarize([_round()])
     assert summary["computed"]["rounds"] == pytest.approx([2.5])
     assert summary["ready"]["rounds"] == pytest.approx([1.9])
