@@ -22,6 +22,8 @@ from emergency_ckpt.testing.simulated_job import initialize_job
 PyTree = Any
 STORAGE_SAVES = 2
 """Number of saves to storage. The first one is a warm-up; the results have both."""
+STEPS_AHEAD = 4
+"""Steps in the devices' queue when a state is saved that is being computed."""
 
 
 def main(orders: Orders) -> None:
@@ -77,7 +79,8 @@ def _save_to_ram(
     orders: Orders,
     state: PyTree,
 ) -> dict[str, Any]:
-    """Do one warm-up save, the timed saves, and a save whose state is donated while it runs.
+    """Do one warm-up save, the timed saves, as many saves of a state that is being computed, and
+    a save whose state is donated while it runs.
 
     The timed saves do not share the cores with training, as on an accelerator's host. The last
     save shares them with a training step; the next lives must find it intact.
@@ -87,6 +90,10 @@ def _save_to_ram(
     for _ in range(1 + orders.shape.timed_saves):
         state, step = _train(state, step)
         saves.append(_timed_save(session, step, state))
+    computed = []
+    for _ in range(orders.shape.timed_saves):
+        state, step, times = _computed_save(session, step, state)
+        computed.append(times)
     state, step = _train(state, step)
     expected = model.digests(state)
     with PeakWatch(site.local_dir) as peak:
@@ -96,6 +103,7 @@ def _save_to_ram(
     return {
         "warm_up": saves[0],
         "saves": saves[1:],
+        "computed": computed,
         "donated": donated,
         "step": step,
         "digests": expected,
@@ -143,6 +151,23 @@ def _timed_save(session: contenders.Session, step: int, state: PyTree) -> dict[s
         "traffic_before": before,
         "traffic_after": after,
     }
+
+
+def _computed_save(
+    session: contenders.Session, step: int, state: PyTree
+) -> tuple[PyTree, int, dict[str, float | None]]:
+    """Time a save that is called while its state is being computed, as in a training loop."""
+    for _ in range(STEPS_AHEAD):
+        state = model.train_step(state)
+    step += STEPS_AHEAD
+    start = time.monotonic()
+    session.save(step, state)
+    returned = time.monotonic()
+    session.wait()
+    # All begin the next steps together.
+    multihost_utils.sync_global_devices(f"published {step}")
+    times = {"start_s": start, "returned_s": returned, "ready_s": contenders.ready_wait_s(session)}
+    return state, step, times
 
 
 def _donating_save(session: contenders.Session, step: int, state: PyTree) -> dict[str, float]:

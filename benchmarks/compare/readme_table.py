@@ -11,8 +11,15 @@ from benchmarks.common.tables import markdown, number
 from benchmarks.compare import report, targets
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+_NOTE = (
+    "The stall is the time that training loses inside `save`. Arrays that the devices are still"
+    " computing are waited for as well, as the next step would do without a save; Orbax's managers"
+    " do not tell that wait."
+)
 _ROWS = {
-    "stall": "stall of the training thread",
+    "stall": "stall: in save, arrays ready",
+    "computed": "in save, arrays being computed",
+    "ready": "of it, wait for the arrays",
     "published": "until published in RAM",
     "restore_nothing_lost": "restore, nothing lost",
     "restore_lost_slice": "restore, one slice lost",
@@ -60,6 +67,8 @@ def summary(document: Mapping[str, Any]) -> str:
             f" {shape['slices']} slices; medians, and in brackets how many times ours.",
             "",
             markdown([["", *names], *rows]),
+            "",
+            _NOTE,
         ]
     )
 
@@ -83,6 +92,8 @@ def section(document: Mapping[str, Any]) -> str:
             " how many times ours.",
             "",
             markdown([["job", "", *names], *rows]),
+            "",
+            _NOTE,
             "",
             f"Limits of this machine, GB/s: {limits}.",
         ]

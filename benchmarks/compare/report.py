@@ -42,6 +42,10 @@ def _timed(result: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     return _tier(result, RAM)["saves"]
 
 
+def _computed(result: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    return _tier(result, RAM)["computed"]
+
+
 def _last_stored(result: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     """Return the last save to storage, because the first one is a warm-up."""
     return _tier(result, STORAGE)["saves"][-1:]
@@ -63,8 +67,16 @@ def _events(round_: Round, pick: Pick) -> list[tuple[Mapping[str, Any], ...]]:
 
 
 def stalls_s(round_: Round, pick: Pick = _timed) -> list[float]:
-    """Return, for each timed save, the longest time of a training thread inside ``save``."""
+    """Return, for each of these saves, the longest time of a training thread inside ``save``."""
     return [max(e["returned_s"] - e["start_s"] for e in event) for event in _events(round_, pick)]
+
+
+def ready_s(round_: Round) -> list[float]:
+    """Return, for each save of a state being computed, the longest wait of a process for that."""
+    waits = [[each["ready_s"] for each in event] for event in _events(round_, _computed)]
+    if any(wait is None for event in waits for wait in event):
+        raise NotMeasured("the wait for arrays")
+    return [max(event) for event in waits]
 
 
 def published_s(round_: Round, pick: Pick = _timed) -> list[float]:
@@ -131,10 +143,14 @@ def _received(key: str, title: str, scenario: str) -> Measure:
 _MIB = float(2**20)
 
 MEASURES = (
-    Measure("stall", "stall of the training thread, median", "ms", 1e-3,
+    Measure("stall", "stall: in save, arrays ready, median", "ms", 1e-3,
             lambda r: statistics.median(stalls_s(r))),
-    Measure("stall_worst", "stall of the training thread, worst", "ms", 1e-3,
+    Measure("stall_worst", "stall: in save, arrays ready, worst", "ms", 1e-3,
             lambda r: max(stalls_s(r))),
+    Measure("computed", "in save, arrays being computed", "ms", 1e-3,
+            lambda r: statistics.median(stalls_s(r, _computed))),
+    Measure("ready", "of it, wait for the arrays (no stall)", "ms", 1e-3,
+            lambda r: statistics.median(ready_s(r))),
     Measure("published", "until published in RAM", "s", 1.0,
             lambda r: statistics.median(published_s(r))),
     Measure("published_worst", "until published in RAM, worst", "s", 1.0,

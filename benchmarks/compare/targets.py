@@ -56,7 +56,7 @@ def _of_large_leaves(
 ) -> Iterator[Target]:
     job = shape.name
     stall_s = _median(summaries, OURS, "stall")
-    yield _at_most(job, "stall of the training thread, ms", stall_s and stall_s * 1e3, 5.0)
+    yield _at_most(job, "stall: in save, arrays ready, ms", stall_s and stall_s * 1e3, 5.0)
     yield _faster(job, summaries, "stall", EMERGENCY, 20)
     yield _faster(job, summaries, "published", EMERGENCY, 25)
     # Slices 1 to n-1 store; with two, both do.

@@ -8,6 +8,7 @@ Needs a machine with an accelerator; on CPU it only shows that it runs. One proc
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
 import json
 import statistics
@@ -23,7 +24,7 @@ import numpy as np
 
 from benchmarks.common import arguments, machine
 from benchmarks.common import state as model
-from benchmarks.common.contenders import Session
+from benchmarks.common.contenders import Session, ready_wait_s
 from benchmarks.common.contenders.orbax_plain import PlainSession
 from benchmarks.common.contenders.ours import OurSession
 from benchmarks.micro.cuda_copy import CudaMissing, PinnedCopy
@@ -35,7 +36,9 @@ PyTree = Any
 WAIT, DEVICE_COPY, ORBAX = "ours, wait", "ours, device_copy", "orbax, async"
 PLAIN, DEVICE_PUT, OWN_WAY = "cudaMemcpy, pinned", "jax.device_put, pinned", "jax, pageable"
 STAGED, AT_ONCE = "snapshot, staged", "snapshot, all at once"
+STALL, COMPUTED, READY = "save, arrays ready", "save, arrays being computed", "of it, wait for them"
 _READ_BYTES = 1 << 30
+_STEPS_AHEAD = 4
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -189,7 +192,7 @@ def _ours(ramdisk: Path, abstract: PyTree, **settings: Any) -> Session:
 def _stalls(
     state: PyTree, ramdisk: Path, options: argparse.Namespace
 ) -> dict[str, dict[str, list[float]]]:
-    """Return the seconds of every round by contender: save, next step, until complete.
+    """Return the seconds of every round by contender and row, without those it does not tell.
 
     RuntimeError when the state restored at the end differs from the saved one.
     """
@@ -216,17 +219,18 @@ def _stalls(
             stack.callback(session.close)
             session.start_fresh()
         seconds: dict[str, dict[str, list[float]]] = {
-            name: {"save": [], "step after it": [], "until whole": []} for name in sessions
+            name: collections.defaultdict(list) for name in sessions
         }
         saved: dict[str, Mapping[str, str]] = {}
         for number in range(1 + options.rounds):
             for name, session in _rotated(sessions, number):
+                computed, state = _computed_save(session, 2 * number + 1, state)
                 saved[name] = model.digests(state)
-                times, state = _one_save(session, number + 1, state)
-                for row, value in times.items() if number else ():
+                times, state = _one_save(session, 2 * number + 2, state)
+                for row, value in (times | computed).items() if number else ():
                     seconds[name][row].append(value)
         for name, session in sessions.items():
-            if model.digests(session.restore(1 + options.rounds)) != saved[name]:
+            if model.digests(session.restore(2 * options.rounds + 2)) != saved[name]:
                 raise RuntimeError(f"{name}: what was restored is not what was saved")
     return seconds
 
@@ -240,10 +244,22 @@ def _one_save(session: Session, step: int, state: PyTree) -> tuple[dict[str, flo
     session.wait()
     whole_s = time.perf_counter()
     return {
-        "save": saved_s - state_ready_s,
+        STALL: saved_s - state_ready_s,
         "step after it": stepped_s - saved_s,
         "until whole": whole_s - state_ready_s,
     }, state
+
+
+def _computed_save(session: Session, step: int, state: PyTree) -> tuple[dict[str, float], PyTree]:
+    for _ in range(_STEPS_AHEAD):
+        state = model.train_step(state)
+    begun_s = time.perf_counter()
+    session.save(step, state)
+    times = {COMPUTED: time.perf_counter() - begun_s}
+    session.wait()
+    if (ready_s := ready_wait_s(session)) is not None:
+        times[READY] = ready_s
+    return times, _next(state)
 
 
 # The report.
@@ -265,7 +281,7 @@ def _text(result: Mapping[str, Any]) -> str:
     for row in next(iter(result["seconds"].values())):
         lines += ["", f"{row:<30}  ms, median (least - most)"]
         lines += [
-            f"  {name:<28}  {_spread(rows[row], 1e3, 'ms')}"
+            f"  {name:<28}  {_spread(rows[row], 1e3, 'ms') if row in rows else '- (not told)'}"
             for name, rows in result["seconds"].items()
         ]
     if about["platform"] == "cpu":

@@ -252,14 +252,15 @@ class Config:
     save_timeout_s: float = setting(
         120.0, may_differ=True, orbax="multiprocessing_options.coordination_timeout_secs"
     )
-    """Maximum time ``save`` waits for the previous save, and a save waits for its vote."""
+    """Maximum time ``save`` waits for the previous save to RAM, a forced one also for that to
+    storage, and a save waits for its vote."""
     persistent_timeout_s: float = setting(
         1800.0, tier="persistent", may_differ=True, orbax="async_options.timeout_secs"
     )
     """Maximum time of one stage of a persistent save."""
-    storage_wait_timeout_s: float = setting(5.0, tier="persistent", may_differ=True)
+    storage_wait_timeout_s: float = setting(0.0, tier="persistent", may_differ=True, least=0)
     """Maximum time ``save`` waits for the previous persistent save; on timeout it skips this one.
-    Raise it where no step may be skipped: training then waits for storage."""
+    0: it never waits for storage. Raise it where no step may be skipped: training then waits."""
     exit_timeout_s: float = setting(30.0, may_differ=True)
     """Maximum wait for saves in progress when an exception leaves the ``with`` block."""
     transfer_timeout_s: float = setting(30.0, tier="local", may_differ=True)
@@ -371,7 +372,7 @@ class Config:
     @property
     def longest_save_wait_s(self) -> float:
         """Maximum time that ``save`` waits: for previous saves, and for its own bytes."""
-        short_s = 2 * self.save_timeout_s + self.storage_wait_timeout_s
+        short_s = 3 * self.save_timeout_s + self.storage_wait_timeout_s
         is_short = self.async_save and not self.exit_on_preemption
         return short_s if is_short else self.longest_wait_s
 

@@ -67,6 +67,7 @@ class Trainer:
             save_every_n_steps=options.persistent_every,
             mesh=self._mesh,
             replica_axis=0,
+            storage_wait_timeout_s=60.0,  # the scenarios count on every step there
         )
 
     def _note(self, name: str, fields: Mapping[str, Any]) -> None:

@@ -233,7 +233,9 @@ class Saver:
     def _wait_turn(self, schedule: TierSchedule, request: SaveRequest, *, is_again: bool) -> bool:
         """Wait for the save before; a ``request`` that it leaves no time for is left out."""
         parts, name, save = self._parts, schedule.name, request.save
-        limit_s = longest_wait_s(parts, name) if request.limit_s is None else request.limit_s
+        limit_s = request.limit_s
+        if limit_s is None:
+            limit_s = longest_wait_s(parts, name, must_exist=request.must_exist)
         each_time = request.must_exist or name != "persistent"
         try:
             is_idle = self._wait_idle(schedule, limit_s, each_time=each_time)
@@ -246,7 +248,7 @@ class Saver:
 
     def _wait_idle(self, schedule: TierSchedule, limit_s: float, *, each_time: bool) -> bool:
         """Wait for the save before. PeerLeft, PeerAbsent: a process does not take part in it."""
-        if not each_time:  # it waits for storage, and not long
+        if not each_time:  # it waits for storage, if at all
             return schedule.wait_idle(limit_s, each_time=False)
         deadline_s = time.monotonic() + limit_s
         is_idle = schedule.wait_idle(min(limit_s, _LOOK_S), each_time=True)

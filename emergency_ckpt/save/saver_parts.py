@@ -86,11 +86,15 @@ def start_facts(
     }
 
 
-def longest_wait_s(parts: SaverParts, name: TierName) -> float:
+def longest_wait_s(parts: SaverParts, name: TierName, *, must_exist: bool) -> float:
     """Return the longest wait of a save in tier ``name`` for the one before it."""
     config = parts.config
-    # A slow bucket must not hold up training, nor with it the others' local saves.
-    return config.storage_wait_timeout_s if name == "persistent" else config.save_timeout_s
+    if name == "local":
+        return config.save_timeout_s
+    # A slow bucket must not hold up training, nor with it the others' local saves. It is left out
+    # and not made up for at a later step: which one that is, the processes would have to agree on.
+    least_s = config.save_timeout_s if must_exist else 0.0
+    return max(least_s, config.storage_wait_timeout_s)
 
 
 def note_skipped(

@@ -47,7 +47,7 @@ def test_times_are_compared_with_orbax_and_rates_with_best_limit() -> None:
     found = _by_title(targets.targets([(LARGE, summaries)], LIMITS))
     reached = {title: target.is_reached for title, target in found.items()}
     assert reached == {
-        "stall of the training thread, ms": True,
+        "stall: in save, arrays ready, ms": True,
         "stall, orbax-emergency over ours": True,
         "published, orbax-emergency over ours": False,
         "published, share of the copy with CRC": True,  # both slices of two store: 2 GiB

@@ -52,6 +52,14 @@ def test_every_way_is_measured_and_cpu_figures_called_worthless(tmp_path: Path) 
         for values in rows.values():
             assert len(values) == ROUNDS
             assert min(values) > 0
+    common = [device_to_host.STALL, "step after it", "until whole", device_to_host.COMPUTED]
+    for name, rows in result["seconds"].items():
+        told = [] if name == device_to_host.ORBAX else [device_to_host.READY]
+        assert list(rows) == [*common, *told]
+        for ready_s, all_s in zip(
+            rows.get(device_to_host.READY, []), rows[device_to_host.COMPUTED], strict=bool(told)
+        ):
+            assert ready_s <= all_s, "the wait for arrays is a part of the save"
     assert list(result["seconds"]) == [
         device_to_host.WAIT,
         device_to_host.DEVICE_COPY,

@@ -15,7 +15,7 @@ DOCUMENTS = (ROOT / "README.md", ROOT / "benchmarks" / "RESULTS.md")
 
 def _summary(**medians: float) -> dict[str, Any]:
     keys = [
-        *("stall", "published", "restore_nothing_lost", "restore_lost_slice"),
+        *("stall", "computed", "ready", "published", "restore_nothing_lost", "restore_lost_slice"),
         *("restore_lost_halves", "storage_save", "storage_restore"),
     ]
     return {"summary": {key: {"median": medians.get(key)} for key in keys}}
@@ -29,8 +29,10 @@ DOCUMENT = {
         {
             "job": {"slices": 2, "hosts_per_slice": 1, "state_bytes": 2**30, "leaves": 16},
             "contenders": {
-                "ours": _summary(stall=0.002, published=0.2, storage_save=4.0),
-                "orbax-emergency": _summary(stall=0.1, published=3.0),
+                "ours": _summary(
+                    stall=0.002, computed=0.05, ready=0.048, published=0.2, storage_save=4.0
+                ),
+                "orbax-emergency": _summary(stall=0.1, computed=0.15, published=3.0),
                 "orbax": _summary(storage_save=2.0),
             },
         }
@@ -42,11 +44,13 @@ def test_medians_are_shown_with_how_many_times_ours_they_are() -> None:
     lines = [line for line in readme_table.section(DOCUMENT).splitlines() if "| " in line]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     assert cells[0] == ["job", "", "ours", "orbax-emergency", "orbax"]
-    stall, published, stored = cells[2:]
+    stall, computed, ready, published, stored = cells[2:]
     assert stall == [
-        *("2x1x1024/16", "stall of the training thread"),
+        *("2x1x1024/16", "stall: in save, arrays ready"),
         *("2 ms", "100 ms (50x)", "-"),
     ]
+    assert computed[1:] == ["in save, arrays being computed", "50 ms", "150 ms (3x)", "-"]
+    assert ready[1:] == ["of it, wait for the arrays", "48 ms", "-", "-"]
     assert published[2:] == ["200 ms", "3 s (15x)", "-"]
     assert stored[1:] == ["save to storage", "4 s", "-", "2 s (0.5x)"]
 
@@ -99,7 +103,12 @@ def test_summary_has_the_first_job_alone() -> None:
     lines = readme_table.summary(DOCUMENT).splitlines()
     assert "A state of 1 GiB on 2 slices" in lines[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[4:]]
-    assert rows[0] == ["stall of the training thread", "2 ms", "100 ms (50x)", "-"]
+    assert rows[0] == ["stall: in save, arrays ready", "2 ms", "100 ms (50x)", "-"]
+
+
+def test_tables_say_what_the_stall_is_and_what_is_none() -> None:
+    for text in (readme_table.section, readme_table.summary):
+        assert "as the next step would do without a save" in text(DOCUMENT)
 
 
 def paths(directory: Path) -> tuple[Path, Path]:

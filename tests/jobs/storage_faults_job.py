@@ -8,11 +8,13 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 from job_process import Iterator, JobProcess, differences, mesh_of, run_program, specs_on, state_at
 
+from emergency_ckpt.config import Config
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.testing.gcs import FaultRule, GcsControl
 from emergency_ckpt.tiers.persistent import waits
@@ -22,6 +24,7 @@ from emergency_ckpt.tiers.persistent.item.array_writes import ArrayWrites
 SAVE_TIMEOUT_S = 20.0
 RESTORE_TIMEOUT_S = 40.0
 NOTICED_WITHIN_S = 5.0
+WAIT_S = 60.0
 
 # What happens to step 10 on its way to storage; the targets are relative to the run's directory.
 SAVE_FAULTS: dict[str, tuple[FaultRule, ...]] = {
@@ -80,6 +83,18 @@ RESTORE_FAULTS: dict[str, tuple[FaultRule, ...]] = {
     ),
     "denied": (FaultRule(kind="status", status_code=403),),
     "down": (FaultRule(kind="status", status_code=503),),
+}
+
+# What gives no answer while the rule is in force. A trickle, because it ends with its rule.
+HANGS = {
+    name: FaultRule(kind="trickle", bytes_per_s=1, **matched)
+    for name, matched in {
+        "everything": {},
+        "arrays": {"method": "POST", "target": "*/default/*"},
+        "marker": {"method": "POST", "target": "*/marker.json"},
+        "log": {"target": "*/log/*"},
+        "removal": {"method": "DELETE"},
+    }.items()
 }
 
 
@@ -266,6 +281,58 @@ def no_bucket(world: JobProcess) -> Any:
     return {**saved, "then": restore_from(world, "nobucket", dir="gs://nobucket/run")}
 
 
+def hung_storage(world: JobProcess) -> Any:
+    """Each request that may hang, beside saves to RAM at each step, with the default settings."""
+    return {fault: save_beside(world, fault, rule) for fault, rule in HANGS.items()}
+
+
+def save_beside(world: JobProcess, fault: str, rule: FaultRule) -> dict[str, Any]:
+    """Steps 1 to 12, from 5 on with ``rule`` in force; what had come of them when it was lifted."""
+    name, mesh, iterator = f"hung_{fault}", mesh_of(world.slices), Iterator(world.process)
+    default_s = Config().storage_wait_timeout_s
+    tiers = {"local_save_every_n_steps": 1, "save_every_n_steps": 2, "keep_last_n": 1}
+    world.events.clear()
+    with config(world, name, storage_wait_timeout_s=default_s, **tiers).instantiate() as ckpt:
+        ckpt.restore(state=specs_on(mesh), host_state=iterator)
+
+        def save(step: int) -> None:
+            ckpt.save(step=step, state=state_at(step, mesh), host_state=iterator.at(step))
+
+        if fault != "everything":  # which is the first save of a life
+            save(2)
+            ckpt.wait_until_finished()
+        arm(world, (rule,))
+        for step in range(5, 8):
+            save(step)
+        until(lambda: any(each.hit for each in control().fault_states()), f"{fault} hangs")
+        for step in range(8, 13):
+            save(step)
+        # Every call has returned, and storage has not.
+        until(lambda: 12 in steps_of(world, "save.complete"), "step 12 is whole in RAM")
+        found = {
+            "in_ram": steps_of(world, "save.complete"),
+            "stored": steps_of(world, "persistent.complete"),
+            "skipped": [e for e in world.named("save.skipped") if e["tier"] == "persistent"],
+            "others": [e for e in world.named("save.skipped") if e["tier"] == "local"],
+        }
+        arm(world, ())
+        ckpt.wait_until_finished()
+        ckpt.save(step=13, state=state_at(13, mesh), host_state=iterator.at(13), force=True)
+        ckpt.wait_until_finished()
+        return {**found, "at_last": steps_of(world, "persistent.complete")[-1]}
+
+
+def steps_of(world: JobProcess, event: str) -> list[int]:
+    return [fields["step"] for fields in world.named(event)]
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    deadline_s = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < deadline_s, f"never: {what}"
+        time.sleep(0.01)
+
+
 def one_writer_fails(world: JobProcess) -> Any:
     """The write of one process breaks off, of process 1 and of 0; what it comes to on both."""
     name, mesh, iterator = "breaks", mesh_of(world.slices), Iterator(world.process)
@@ -301,6 +368,7 @@ PROGRAMS = {
         more_restores,
         no_bucket,
         one_writer_fails,
+        hung_storage,
     )
 }
 

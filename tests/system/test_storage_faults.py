@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from running_jobs import job_root, run_life, spec_of
-from storage_faults_job import RESTORE_FAULTS, SAVE_FAULTS, USUAL_RESTORES, USUAL_SAVES
+from storage_faults_job import HANGS, RESTORE_FAULTS, SAVE_FAULTS, USUAL_RESTORES, USUAL_SAVES
 
 from emergency_ckpt.testing.gcs import FakeGcs
 
@@ -100,6 +100,27 @@ def test_step_that_lacks_an_object_is_passed_over(results: Callable[[str], list[
         for fault in ("10/default/manifest.ocdbt", "host_state/10/marker.json"):
             seen = result[f"missing {fault}"]
             assert (seen["step"], seen["wrong"], seen["right"]) == (5, [], True)
+
+
+@pytest.fixture(scope="module")
+def beside_hangs(results: Callable[[str], list[Any]]) -> list[Any]:
+    return results("hung_storage")
+
+
+@pytest.mark.parametrize("fault", HANGS)
+def test_save_returns_while_storage_hangs(beside_hangs: list[Any], fault: str) -> None:
+    """No save waits for storage, whatever part of a save to it or of a removal has no answer."""
+    for seen in (result[fault] for result in beside_hangs):
+        assert seen["in_ram"][-8:] == list(range(5, 13)), "RAM has every step"
+        assert seen["others"] == []
+        assert seen["at_last"] == 13
+        if fault != "removal":
+            assert seen["stored"] == ([] if fault == "everything" else [2])
+            assert [each["step"] for each in seen["skipped"]] == [8, 10, 12]
+        assert {each["reason"] for each in seen["skipped"]} <= {
+            "the previous save is still under way",
+            "the previous save still waits for other processes",
+        }
 
 
 def test_without_the_bucket_everything_says_so(patch: pytest.MonkeyPatch) -> None:

@@ -88,6 +88,21 @@ class Prefetching(Protocol):
         ...
 
 
+@runtime_checkable
+class TellsReadyWait(Protocol):
+    """A session that tells how much of a save was no stall."""
+
+    @property
+    def ready_s(self) -> float:
+        """Seconds of the last ``save`` in which it waited for arrays still being computed."""
+        ...
+
+
+def ready_wait_s(session: Session) -> float | None:
+    """Return ``ready_s`` of the last save; None for a contender that does not tell it."""
+    return session.ready_s if isinstance(session, TellsReadyWait) else None
+
+
 class Contender(Protocol):
     """The functions that each module of this package defines."""
 

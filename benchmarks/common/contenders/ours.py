@@ -21,7 +21,7 @@ class OurSession:
         config = EmergencyCheckpointer.default_config().set(on_event=self._note, **settings)
         self._complete_step: int | None = None
         self._saved_step: int | None = None
-        self._hidden_s = 0.0
+        self._hidden_s = self._ready_s = 0.0
         self._checkpointer = config.instantiate()
         self._checkpointer.__enter__()
 
@@ -32,9 +32,14 @@ class OurSession:
             raise RuntimeError(f"the checkpointer restored step {found} of an empty ramdisk")
 
     def save(self, step: int, state: PyTree) -> None:
+        self._ready_s = 0.0
         if not self._checkpointer.save(step=step, state=state):
             raise RuntimeError(f"the checkpointer declined to save step {step}")
         self._saved_step = step
+
+    @property
+    def ready_s(self) -> float:
+        return self._ready_s
 
     def wait(self) -> None:
         self._checkpointer.wait_until_finished()
@@ -58,6 +63,8 @@ class OurSession:
     def _note(self, event: Event) -> None:
         if event.name in _COMPLETE:
             self._complete_step = event.fields["step"]
+        elif event.name == "save.captured":  # one for each tier
+            self._ready_s += event.fields["ready_seconds"]
         elif event.name == "restore.finished":
             self._hidden_s = event.fields["overlapped_seconds"]
 

@@ -55,16 +55,19 @@ def skip_reason(
     """Return why a save is skipped when the previous save to ``tier`` is not finished.
 
     Args:
-      limit_s: seconds that a save may wait for the previous one.
+      limit_s: seconds that the save has waited for the previous one.
       waits_for_others: this process has done its part of the previous save, other processes not.
     """
     if waits_for_others:
         return SkipReason(
-            f"the previous save still waits for other processes after {limit_s:.3g} s",
+            "the previous save still waits for other processes"
+            + (f" after {limit_s:.3g} s" if limit_s else ""),
             "make sure that all processes call save at the same steps; the error of that save "
             "names the missing processes",
         )
-    problem = f"the previous save has not ended within {limit_s:.3g} s"
+    problem = "the previous save is still under way"
+    if limit_s:
+        problem = f"the previous save has not ended within {limit_s:.3g} s"
     if tier == "persistent":
         return SkipReason(
             problem,

@@ -68,3 +68,8 @@ def test_skip_reason_gives_advice_that_fits(
     why = skip_reason(tier, 5.0, waits_for_others=waits)
     assert problem in why.problem
     assert hint in why.hint
+
+
+def test_skip_reason_without_a_wait_names_none() -> None:
+    for waits in (False, True):
+        assert "0 s" not in skip_reason("persistent", 0.0, waits_for_others=waits).problem

@@ -13,7 +13,9 @@ import pytest
 from orbax.checkpoint import checkpoint_managers as ocm
 from world import LONG_S, World, logged, small_tmpfs
 
-from emergency_ckpt.background import BackgroundWorker, Failures
+from emergency_ckpt import EmergencyCheckpointer
+from emergency_ckpt.background import BackgroundWorker, Failures, run_in_thread
+from emergency_ckpt.config import Config
 from emergency_ckpt.config.policies import plan_saves
 from emergency_ckpt.core.save.step_agreement import Progress
 from emergency_ckpt.errors import PersistentTierError, SaveFailed
@@ -124,31 +126,83 @@ def test_failures_repeated_are_logged_once(world: World, refused: str) -> None:
     ]
 
 
+class Hang:
+    """Storage that gives no answer to the first save of a life until ``answers`` is set."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.answers = threading.Event()
+        self.waits_s: list[float] = []
+        """Maximum wait of each call of the training thread for the save under way."""
+        self.is_waited_for = threading.Event()
+        create, wait_idle = PersistentTier.create, BackgroundWorker.wait_idle
+
+        def hang(tier: PersistentTier, deadline_s: float | None = None) -> None:
+            assert self.answers.wait(LONG_S)
+            create(tier, deadline_s)
+
+        def note(worker: BackgroundWorker, timeout_s: float) -> bool:
+            self.waits_s.append(timeout_s)
+            if timeout_s > 0:
+                self.is_waited_for.set()
+            return wait_idle(worker, timeout_s)
+
+        patch.setattr(PersistentTier, "create", hang)
+        patch.setattr(BackgroundWorker, "wait_idle", note)
+
+
+@contextlib.contextmanager
+def hung(
+    world: World, patch: pytest.MonkeyPatch, storage_wait_timeout_s: float
+) -> Iterator[tuple[EmergencyCheckpointer, Hang]]:
+    """A life whose first save, of step 1, hangs in storage."""
+    wait = {"storage_wait_timeout_s": storage_wait_timeout_s}
+    settings = {"local_save_every_n_steps": 0, "save_every_n_steps": 1, **wait}
+    with world.open_both(**settings) as checkpointer:
+        hang = Hang(patch)
+        assert checkpointer.save(step=1, state=world.state(1))
+        hang.waits_s.clear()
+        try:
+            yield checkpointer, hang
+        finally:
+            hang.answers.set()
+        checkpointer.wait_until_finished(LONG_S)
+
+
+def test_save_by_default_does_not_wait_for_storage(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with hung(world, monkeypatch, Config().storage_wait_timeout_s) as (checkpointer, hang):
+        for step in (2, 3, 4):
+            assert not checkpointer.save(step=step, state=world.state(step))
+        assert hang.waits_s == [0, 0, 0]
+    skipped = [event.fields for event in world.events if event.name == "save.skipped"]
+    assert [each["step"] for each in skipped] == [2, 3, 4]
+    assert {each["reason"] for each in skipped} == {"the previous save is still under way"}
+    assert world.names().count("persistent.complete") == 1
+
+
+def test_forced_save_by_default_waits_for_storage(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with hung(world, monkeypatch, Config().storage_wait_timeout_s) as (checkpointer, hang):
+
+        def answer_once_waited_for() -> None:
+            assert hang.is_waited_for.wait(LONG_S)
+            hang.answers.set()
+
+        answering = run_in_thread("answer", answer_once_waited_for)
+        assert checkpointer.save(step=2, state=world.state(2), force=True)
+        answering.result()
+    assert "save.skipped" not in world.names()
+    assert world.names().count("persistent.complete") == 2
+
+
 def test_save_waits_once_for_a_save_that_hangs(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers = threading.Event()
-    limits: list[float] = []
-    wait_idle = BackgroundWorker.wait_idle
-    create = PersistentTier.create
-
-    def hang(tier: PersistentTier, deadline_s: float | None = None) -> None:
-        assert answers.wait(LONG_S)
-        create(tier, deadline_s)
-
-    def note(worker: BackgroundWorker, timeout_s: float) -> bool:
-        limits.append(timeout_s)
-        return wait_idle(worker, timeout_s)
-
-    settings = {"storage_wait_timeout_s": 0.25, "local_save_every_n_steps": 0}
-    with world.open_both(save_every_n_steps=1, **settings) as checkpointer:
-        monkeypatch.setattr(PersistentTier, "create", hang)
-        assert checkpointer.save(step=1, state=world.state(1))
-        monkeypatch.setattr(BackgroundWorker, "wait_idle", note)
+    with hung(world, monkeypatch, 0.25) as (checkpointer, hang):
         for step in (2, 3, 4):
             assert not checkpointer.save(step=step, state=world.state(step))
-        assert limits == [0.25, 0, 0]
-        answers.set()
-        checkpointer.wait_until_finished(LONG_S)
+        assert hang.waits_s == [0.25, 0, 0]
     assert world.names().count("save.skipped") == 3
     assert world.names().count("persistent.complete") == 1
