@@ -45,8 +45,8 @@ _IMPORTS = (
     "emergency_ckpt.orbax",
     "emergency_ckpt.tiers.persistent.tier",
     "emergency_ckpt.tiers.persistent.orbax_writer",
-    "emergency_ckpt.testing.simulated_job",
-    "emergency_ckpt.testing.gcs",
+    "emergency_ckpt.tools.simulated_job",
+    "fake_gcs",
     "job_process",
 )
 _SERVERS = 2
@@ -111,7 +111,7 @@ def install() -> None:
     """Make the launcher of this process start the programs of ``tests/jobs`` by forks."""
     if COLD_VARIABLE in os.environ:
         return
-    from emergency_ckpt.launch import process_set  # noqa: PLC0415 - the servers need no launcher
+    from emergency_ckpt.tools.launch import process_set  # noqa: PLC0415 - the servers need no launcher
 
     process_set.subprocess = SimpleNamespace(  # type: ignore[assignment]
         Popen=_start, PIPE=subprocess.PIPE, STDOUT=subprocess.STDOUT
