@@ -122,7 +122,8 @@ def _start(command: Sequence[str], **options: Any) -> Any:
     program = list(command[4:])  # after the shell and its script
     environment = options.get("env", {})
     is_job = program[:1] == [sys.executable] and Path(*program[1:2]).parent == JOBS
-    if not is_job or "PYTHONPATH" in environment:
+    has_paths_of_its_own = environment.get("PYTHONPATH") != os.environ.get("PYTHONPATH")
+    if not is_job or has_paths_of_its_own:
         return subprocess.Popen(command, **options)
     order = {"arguments": program[1:], "environment": environment, "folder": os.getcwd()}
     number = int(environment[_INDEX]) % _SERVERS

@@ -23,6 +23,7 @@ from emergency_ckpt.tiers.storage.calls import THREAD_NAME
 USAGE_EXIT_CODE = 2
 
 _DISTRIBUTION = "emergency-ckpt"
+_CLI = "emergency_ckpt.tools.cli"
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Command:
     """A subcommand.
 
     Attributes:
-      module: its module below this package.
+      module: its module.
       summary: one line for the list of commands, available without importing the module.
       group: the title below which the list has it.
       extra: the optional dependencies of this package that it needs.
@@ -47,72 +48,72 @@ class Command:
 LOOK, PREPARE, RUN, MAINTAIN = "Look", "Prepare", "Run", "Maintain"
 
 COMMANDS = {
-    "ls": Command("look.ls", "list runs and steps in each tier", LOOK),
+    "ls": Command(f"{_CLI}.look.ls", "list runs and steps in each tier", LOOK),
     "show": Command(
-        "look.show",
+        f"{_CLI}.look.show",
         "show the leaves, shards and host states of a step",
         LOOK,
     ),
     "check": Command(
-        "look.check",
+        f"{_CLI}.look.check",
         "verify manifests, markers and signatures, and every byte with --read-data",
         LOOK,
     ),
-    "explain": Command("look.explain", "tell the story of the last restore", LOOK),
+    "explain": Command(f"{_CLI}.look.explain", "tell the story of the last restore", LOOK),
     "survives": Command(
-        "look.survives",
+        f"{_CLI}.look.survives",
         "show which hosts or slices would cost the newest step",
         LOOK,
     ),
-    "diff": Command("look.diff", "compare two steps, leaf by leaf", LOOK),
+    "diff": Command(f"{_CLI}.look.diff", "compare two steps, leaf by leaf", LOOK),
     "report": Command(
-        "look.report",
+        f"{_CLI}.look.report",
         "write an HTML report of a run from its event log",
         LOOK,
         "report",
     ),
     "launch": Command(
-        "launch",
+        f"{_CLI}.launch",
         "run a training job as several slices on this machine, and restart it when it dies",
         RUN,
         takes_command=True,
     ),
     "serve": Command(
-        "serve",
+        f"{_CLI}.serve",
         "serve this host's ramdisk to peers while its trainer is down",
         RUN,
     ),
     "demo": Command(
-        "demo",
+        f"{_CLI}.demo",
         "lose a slice in the middle of training and recover",
         RUN,
         "demo",
     ),
     "drain": Command(
-        "drain",
+        f"{_CLI}.drain",
         "write the newest step in RAM to storage, when a job has died for good",
         MAINTAIN,
     ),
-    "export": Command("export", "write a step as a directory of plain Orbax", MAINTAIN),
+    "export": Command(f"{_CLI}.export", "write a step as a directory of plain Orbax", MAINTAIN),
     "clean": Command(
-        "clean",
+        f"{_CLI}.clean",
         "list and remove leftover runs on this host's ramdisk",
         MAINTAIN,
     ),
     "plan-placement": Command(
-        "plan_placement",
+        f"{_CLI}.plan_placement",
         "compute cost and survival of each number of copies, and recommend one",
         PREPARE,
     ),
     "deploy": Command(
-        "deploy",
+        f"{_CLI}.deploy",
         "write the manifests of a job for an engine (GKE)",
         PREPARE,
         takes_command=True,
     ),
-    "doctor": Command("doctor", "check a host before a job starts there", PREPARE),
+    "doctor": Command(f"{_CLI}.doctor", "check a host before a job starts there", PREPARE),
     "reserve": Command(
-        "reserve",
+        f"{_CLI}.reserve",
         "make the pages of a slot on a host that lost its ramdisk, ahead of a start",
         PREPARE,
     ),
@@ -174,7 +175,7 @@ def _split_program(arguments: list[str]) -> tuple[list[str], list[str] | None]:
 
 
 def _load(name: str) -> ModuleType:
-    return importlib.import_module(f"emergency_ckpt.tools.cli.{COMMANDS[name].module}")
+    return importlib.import_module(COMMANDS[name].module)
 
 
 def _parser(name: str, module: ModuleType | None) -> argparse.ArgumentParser:
