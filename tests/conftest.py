@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import shutil
 import sys
 import tempfile
@@ -26,6 +27,10 @@ settings.load_profile("untimed")
 
 # Test modules are imported by their paths, so that folders may have the names of packages.
 sys.path[:0] = [str(Path(__file__).parent / name) for name in ("support", "jobs")]
+# Programs that tests start find the same support, among it the server of a bucket.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [sys.path[0], *filter(None, [os.environ.get("PYTHONPATH")])]
+)
 
 # ruff: noqa: E402 - these import what the lines above must precede
 import warm_start

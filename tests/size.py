@@ -63,7 +63,7 @@ class Tree:
             "file names used twice or more": self._names_used_twice(),
             "modules under 60 lines with one importer": self._slivers(lines),
             "settings": self._settings(),
-            "commands": self._calls("cli/main.py", "Command"),
+            "commands": self._calls("tools/cli/main.py", "Command"),
             "tests: lines": sum(map(self._lines, self.tests)),
             "tests: functions": sum(map(len, map(test_functions, self.tests.values()))),
             "tests: functions below a face, per cent": self._tests_below_a_face(),
@@ -88,7 +88,11 @@ class Tree:
         )
 
     def _calls(self, module: str, function: str) -> int:
-        found = [tree for name, tree in self.package.items() if name.as_posix().endswith(module)]
+        found = [
+            tree
+            for name, tree in self.package.items()
+            if name.as_posix().endswith(module.removeprefix("tools/"))
+        ]
         return sum(
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Name)

@@ -36,7 +36,7 @@ PRIVATE_MODULES = {
     "tiers/persistent/orbax_writer.py": {
         "orbax.checkpoint._src.handlers.composite_checkpoint_handler",
     },
-    "testing/simulated_job.py": {"jax._src"},
+    "tools/simulated_job.py": {"jax._src"},
 }
 
 # Sizes that bound a module's own work. What comes from another process, a file or a bucket is
@@ -51,8 +51,8 @@ OWN_SIZES = {
     "cluster/preemption/sources.py": {"TEXT_LIMIT_CHARS"},
     "core/restore/plan_types.py": {"MAX_REASON_CHARS"},
     "core/run_log/run_events.py": {"MAX_TEXT_CHARS"},
-    "demo/timeline.py": {"MESSAGE_LIMIT_CHARS"},
-    "deploy/gke_job.py": {"LABEL_LIMIT_CHARS"},
+    "tools/demo/timeline.py": {"MESSAGE_LIMIT_CHARS"},
+    "tools/deploy/gke_job.py": {"LABEL_LIMIT_CHARS"},
     "event_log/writer.py": {"MIN_LOG_BYTES"},
     "save/vote.py": {"BALLOT_LIMIT_CHARS"},
     "transfer/split.py": {"MAX_REQUEST_BYTES", "MIN_REQUEST_BYTES"},
@@ -154,7 +154,7 @@ def test_sizes_of_foreign_input_are_bounded_in_core_limits() -> None:
     elsewhere = {
         f"{short(path)}: {name}"
         for path in files_of_package()
-        if short(path) != "core/limits.py" and not short(path).startswith("testing/")
+        if short(path) != "core/limits.py"
         for name in constants_of(path)
         if size.match(name)
     }
@@ -166,8 +166,6 @@ def test_public_definitions_are_used_outside_the_tests() -> None:
     used = names_used([*files_of_package(), *others])
 
     def unused(path: Path, tree: ast.Module) -> Iterator[str]:
-        if short(path).startswith("testing/"):
-            return  # what tests use
         allowed = CALLED_BY_USERS.get(short(path), set())
         for node in definitions(tree.body):
             if node.name not in used and node.name not in allowed:
@@ -221,7 +219,7 @@ def test_private_names_are_imported_within_their_folder_only() -> None:
 def test_events_are_those_of_the_operations_page() -> None:
     emitted: set[str] = set()
     for path in files_of_package():
-        if short(path).startswith(("demo/", "launch/")):
+        if short(path).startswith(("tools/demo/", "tools/launch/")):
             continue  # these have logs of their own
         for node in ast.walk(parsed(path)):
             match node:

@@ -15,9 +15,9 @@ from benchmarks import ROOT
 from benchmarks.common import contenders, warm
 from benchmarks.common.job import FROM_STORAGE, Orders, Shape, lost_hosts
 from benchmarks.common.ramdisk import allocated_bytes
-from emergency_ckpt.launch.job import JobSpec
-from emergency_ckpt.launch.logs import log_tail
-from emergency_ckpt.launch.process_set import ProcessSet
+from emergency_ckpt.tools.launch.job import JobSpec
+from emergency_ckpt.tools.launch.logs import log_tail
+from emergency_ckpt.tools.launch.process_set import ProcessSet
 
 LOOPBACK_HOST = "127.0.0.1"
 _SAVE = 0

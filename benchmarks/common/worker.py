@@ -16,8 +16,8 @@ from benchmarks.common import contenders, traffic
 from benchmarks.common import state as model
 from benchmarks.common.job import Orders
 from benchmarks.common.ramdisk import PeakWatch
-from emergency_ckpt.launch.environment import JobEnvironment
-from emergency_ckpt.testing.simulated_job import initialize_job
+from emergency_ckpt.tools.launch.environment import JobEnvironment
+from emergency_ckpt.tools.simulated_job import initialize_job
 
 PyTree = Any
 STORAGE_SAVES = 2

@@ -27,7 +27,7 @@ from benchmarks.common.job import Shape, plan_shape
 from benchmarks.common.lives import RoundFailed, run_life
 from benchmarks.continuous import report
 from benchmarks.continuous.study import OFF, VARIANTS, Orders
-from emergency_ckpt.launch.job import JobSpec
+from emergency_ckpt.tools.launch.job import JobSpec
 
 _WORKER = Path(__file__).with_name("worker.py")
 # The most of each slice's state that is held at one time: slots, and what a save still reads.

@@ -26,15 +26,16 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
-from benchmarks.common.arguments import above_0, positive
-from benchmarks.common.tables import markdown, number
-from emergency_ckpt.testing.gcs import (
+from fake_gcs import (
     FakeGcs,
     FaultRule,
     GcsControl,
     RequestRecord,
     round_trips,
 )
+
+from benchmarks.common.arguments import above_0, positive
+from benchmarks.common.tables import markdown, number
 
 _BUCKET = "bucket"
 _LEAVES = 16

@@ -23,9 +23,10 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from fake_gcs import FakeGcs, FaultRule, GcsControl
+
 from benchmarks.common.arguments import above_0, positive
 from benchmarks.common.tables import markdown, number
-from emergency_ckpt.testing.gcs import FakeGcs, FaultRule, GcsControl
 
 _BUCKET = "bucket"
 _WHOLE = 3
@@ -114,7 +115,7 @@ def _measured(
     for words in (("ls",), ("check",), ("check", "--read-data")):
         if in_bucket and words[0] == "check":
             continue  # most of its steps are names only
-        command = [sys.executable, "-m", "emergency_ckpt.cli.main", *words, "--dir", place]
+        command = [sys.executable, "-m", "emergency_ckpt.tools.cli.main", *words, "--dir", place]
         _timed(
             seconds,
             f"eckpt {' '.join(words)}",

@@ -25,8 +25,9 @@ from contextlib import ExitStack, closing
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from memory_holdings import MemoryHoldings, anonymous_mapping
+
 from benchmarks.common.arguments import positive, positives
-from emergency_ckpt.testing.memory_holdings import MemoryHoldings, anonymous_mapping
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
 from emergency_ckpt.transfer.source import ShardTarget

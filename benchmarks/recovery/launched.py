@@ -9,9 +9,9 @@ from pathlib import Path
 
 from benchmarks import ROOT
 from benchmarks.recovery import phases
-from emergency_ckpt.launch.faults import parse_fault
-from emergency_ckpt.launch.job import JobSpec
-from emergency_ckpt.launch.supervisor import Supervisor
+from emergency_ckpt.tools.launch.faults import parse_fault
+from emergency_ckpt.tools.launch.job import JobSpec
+from emergency_ckpt.tools.launch.supervisor import Supervisor
 
 
 class Launcher:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import jax
 
-from emergency_ckpt.launch.environment import JobEnvironment
-from emergency_ckpt.testing.simulated_job import initialize_job, share_compiled_programs
+from emergency_ckpt.tools.launch.environment import JobEnvironment
+from emergency_ckpt.tools.simulated_job import initialize_job, share_compiled_programs
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ def check_joined(process_count: int) -> None:
         [
             f"the launcher has started {int(text[:9])} processes ({LAUNCHED_COUNT}), but"
             f" jax.process_count() is {process_count}: call jax.distributed.initialize, or"
-            " initialize_job of emergency_ckpt.testing.simulated_job, before anything else; a"
+            " initialize_job of emergency_ckpt.tools.simulated_job, before anything else; a"
             f" program that is no part of the job must not have {LAUNCHED_COUNT} in its environment"
         ]
     )

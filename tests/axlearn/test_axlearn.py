@@ -13,7 +13,7 @@ import pytest
 from places import AXLEARN_DOUBLE
 from running_jobs import ByProgram, job_root, run_life, spec_of
 
-from emergency_ckpt.launch.job_layout import JobLayout
+from emergency_ckpt.tools.launch.job_layout import JobLayout
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import emergency_ckpt
+from emergency_ckpt import _native as emergency_ckpt_native
 
 PROGRAM = """
 import sys
@@ -31,3 +36,24 @@ def test_checkpointer_restart_from_ram_imports_no_orbax(ramdisk: Path, tmp_path:
     command = [sys.executable, "-c", PROGRAM, str(ramdisk), str(tmp_path)]
     shown = [subprocess.run(command, check=True, capture_output=True, text=True) for _ in range(2)]
     assert [each.stdout.strip() for each in shown] == ["None 0.0 False", "1 8.0 False"]
+
+
+def test_library_saves_and_restores_without_the_tools(ramdisk: Path, tmp_path: Path) -> None:
+    """A finder that comes first leads to a copy of the package, from which ``tools`` is deleted."""
+    copy = tmp_path / "emergency_ckpt"
+    shutil.copytree(Path(emergency_ckpt.__file__).parent, copy)
+    shutil.rmtree(copy / "tools")
+    native = Path(str(emergency_ckpt_native.__file__))
+    if not (copy / native.name).exists():
+        shutil.copy(native, copy)
+    first = (
+        "import importlib.machinery, sys\nsys.meta_path.insert(0, importlib.machinery.PathFinder)\n"
+    )
+    program = first + PROGRAM + "print(sys.modules['emergency_ckpt'].__file__)\n"
+    command = [sys.executable, "-c", program, str(ramdisk), str(tmp_path / "storage")]
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    for expected in ("None 0.0 False", "1 8.0 False"):
+        done = subprocess.run(
+            command, check=True, capture_output=True, text=True, env=env, cwd=tmp_path
+        )
+        assert done.stdout.splitlines() == [expected, str(copy / "__init__.py")]

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from memory_coordination import MemoryService
 from world import LONG_S, World, logged, same, save_all, small_tmpfs
 
 from emergency_ckpt.cluster import membership
@@ -27,7 +28,6 @@ from emergency_ckpt.errors import (
     StepNotFound,
 )
 from emergency_ckpt.events import Event
-from emergency_ckpt.testing.memory_coordination import MemoryService
 
 
 def test_save_and_restore(world: World) -> None:

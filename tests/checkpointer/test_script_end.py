@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from fake_gcs import FakeGcs
 from orbax.checkpoint import CheckpointManager
-
-from emergency_ckpt.testing.gcs import FakeGcs
 
 OPEN = """
 import sys

@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_gcs import FakeGcs
 from trees import tree_of
 from world import small_tmpfs
 
-from emergency_ckpt.cli.doctor.memory import available_bytes
-from emergency_ckpt.cli.main import main
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.run_secret import SECRET_VARIABLE, generate_secret
-from emergency_ckpt.testing.gcs import FakeGcs
 from emergency_ckpt.tiers.local.read_only import ReadOnlyRamdisk
 from emergency_ckpt.tiers.persistent.probe import probe_storage
 from emergency_ckpt.tiers.storage.directory import StorageDirectory
+from emergency_ckpt.tools.cli.doctor.memory import available_bytes
+from emergency_ckpt.tools.cli.main import main
 from emergency_ckpt.transfer.server import TransferServer
 
 SECRET = generate_secret()
@@ -212,7 +212,7 @@ def test_doctor_taken_port_is_a_failure(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def run_on_bucket(gcs: FakeGcs, directory: str) -> tuple[int, dict[str, Any]]:
-    command = [sys.executable, "-m", "emergency_ckpt.cli.main", "doctor", "--json"]
+    command = [sys.executable, "-m", "emergency_ckpt.tools.cli.main", "doctor", "--json"]
     environment = {**os.environ, **gcs.environment()}
     done = subprocess.run(
         [*command, "--dir", directory, "--timeout-s", "20"],
@@ -239,7 +239,7 @@ def test_doctor_bucket_is_tried_and_left_as_it_was() -> None:
 
 def test_doctor_import_starts_no_accelerator_backend(tmp_path: Path) -> None:
     program = (
-        "import sys; from emergency_ckpt.cli.main import main;"
+        "import sys; from emergency_ckpt.tools.cli.main import main;"
         "code = main(['doctor', '--json', '--dir', sys.argv[1], '--state-gib', '1']);"
         "sys.exit(code or 'jax' in sys.modules)"
     )

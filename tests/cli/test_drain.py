@@ -14,10 +14,10 @@ from drains import Drains, Position
 from looks import tree_of
 from world import save_all
 
-from emergency_ckpt.cli.main import main
 from emergency_ckpt.run_secret import SECRET_VARIABLE, generate_secret
+from emergency_ckpt.tools.cli.main import main
 
-MAIN = [sys.executable, "-m", "emergency_ckpt.cli.main"]
+MAIN = [sys.executable, "-m", "emergency_ckpt.tools.cli.main"]
 
 
 def test_drain_then_all_ram_lost_restores_that_step(drains: Drains) -> None:
@@ -160,8 +160,8 @@ def test_drain_with_the_secret_signs_the_step(
 
 KILLED = """
 import os, signal, sys
-from emergency_ckpt.cli.main import main
-from emergency_ckpt.offline.draining import drain
+from emergency_ckpt.tools.cli.main import main
+from emergency_ckpt.tools.offline.draining import drain
 from emergency_ckpt.tiers.persistent.steps.writer import DirectoryWriter
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 def die(*args, **kwargs): os.kill(os.getpid(), signal.SIGKILL)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from drains import Drains, Position
 
-from emergency_ckpt.cli.main import main
-from emergency_ckpt.offline.draining.drain import _Drain
 from emergency_ckpt.tiers.persistent.steps.writer import DirectoryWriter
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
+from emergency_ckpt.tools.cli.main import main
+from emergency_ckpt.tools.offline.draining.drain import _Drain
 
 POINTS: dict[str, tuple[type, str]] = {
     "claim": (DirectoryWriter, "begin"),

@@ -11,17 +11,17 @@ from typing import Any
 import msgspec
 import orbax.checkpoint as ocp
 import pytest
+from fake_gcs import FakeGcs
 from looks import eckpt_json, tree_of
 from quarters import W, save_quarters
 from tiers_support import RUN_ID
 
-from emergency_ckpt.cli.main import main
 from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.core.secret.keys import RunSecret
 from emergency_ckpt.run_secret import SECRET_VARIABLE, generate_secret
-from emergency_ckpt.testing.gcs import FakeGcs
 from emergency_ckpt.tiers.local.read_only import ReadOnlyRamdisk
 from emergency_ckpt.tiers.local.signatures import Signer
+from emergency_ckpt.tools.cli.main import main
 from emergency_ckpt.transfer.server import TransferServer
 
 Serve = Callable[[ReadOnlyRamdisk], str]

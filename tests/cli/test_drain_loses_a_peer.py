@@ -16,10 +16,10 @@ import pytest
 from quarters import W, save_quarters
 from tiers_support import RUN_ID
 
-from emergency_ckpt.cli.main import main
 from emergency_ckpt.core.secret.keys import RunSecret
 from emergency_ckpt.run_secret import SECRET_VARIABLE, generate_secret
 from emergency_ckpt.tiers.local.signatures import Signer
+from emergency_ckpt.tools.cli.main import main
 from emergency_ckpt.transfer.client import TransferClient
 
 OLDER, NEWER = 4, 5
@@ -41,7 +41,7 @@ class Hosts:
         """Start a server on the second host; return it and its address."""
         words = ["--local-dir", str(self._other), "--run-id", RUN_ID, "--bind", "127.0.0.1"]
         server = subprocess.Popen(
-            [sys.executable, "-m", "emergency_ckpt.cli.main", "serve", *words, "--port", "0"],
+            [sys.executable, "-m", "emergency_ckpt.tools.cli.main", "serve", *words, "--port", "0"],
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
             stdout=subprocess.PIPE,
             text=True,

@@ -20,7 +20,7 @@ from quarters import W, save_quarters
 from tiers_support import LAYOUT, RUN_ID, document, open_tier, save_id, shard_bytes, write_save
 from world import World, same
 
-from emergency_ckpt.cli.main import main
+from emergency_ckpt.tools.cli.main import main
 
 
 def training_state(step: int) -> dict[str, Any]:
@@ -213,8 +213,8 @@ def test_export_never_writes_over_anything(
 
 KILLED = """
 import os, signal, sys
-from emergency_ckpt.cli.main import main
-from emergency_ckpt.offline import export
+from emergency_ckpt.tools.cli.main import main
+from emergency_ckpt.tools.offline import export
 def die(*_): os.kill(os.getpid(), signal.SIGKILL)
 setattr(*{"tensors": (export.Export, "write_host_states"), "rename": (export.os, "rename")}
         [sys.argv[1]], die)
@@ -247,4 +247,4 @@ def test_export_killed_leaves_no_directory(ramdisk: Path, tmp_path: Path, point:
     assert orbax_restore(out, 7)["count"].tobytes() == expected["count"]
 
 
-MAIN = "emergency_ckpt.cli.main"
+MAIN = "emergency_ckpt.tools.cli.main"

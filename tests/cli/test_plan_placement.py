@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from emergency_ckpt.cli.main import USAGE_EXIT_CODE, main
+from emergency_ckpt.tools.cli.main import USAGE_EXIT_CODE, main
 
 JOB = ["plan-placement", "--slices", "4", "--hosts", "64", "--state-gib", "64"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tiers_support import RUN_ID, assert_whole, complete_save, open_tier, slot_files
 
-from emergency_ckpt.cli.main import main
+from emergency_ckpt.tools.cli.main import main
 
 MIB = 1 << 20
 

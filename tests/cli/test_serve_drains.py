@@ -14,11 +14,11 @@ import pytest
 from quarters import save_quarters
 from tiers_support import RUN_ID, open_tier
 
-from emergency_ckpt.cli.main import USAGE_EXIT_CODE, main
 from emergency_ckpt.core.secret.keys import RunSecret
 from emergency_ckpt.run_secret import generate_secret
 from emergency_ckpt.tiers.local.read_only import ReadOnlyRamdisk
 from emergency_ckpt.tiers.local.signatures import Signer
+from emergency_ckpt.tools.cli.main import USAGE_EXIT_CODE, main
 from emergency_ckpt.transfer.server import TransferServer
 from emergency_ckpt.types import Security
 
@@ -54,7 +54,7 @@ def start(ramdisk: Path, tmp_path: Path, signer: Signer) -> Iterator[Start]:
     def serve(*when: str, trainers: str = "127.0.0.1:9") -> Servers:
         for host, address in enumerate(addresses):
             command = [
-                *(sys.executable, "-m", "emergency_ckpt.cli.main", "serve"),
+                *(sys.executable, "-m", "emergency_ckpt.tools.cli.main", "serve"),
                 *("--local-dir", str(ramdisk / str(host)), "--run-id", RUN_ID),
                 *("--secret-file", str(tmp_path / "secret")),
                 *("--bind", address.partition(":")[0], "--port", str(port)),

@@ -10,12 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import pytest
+from memory_coordination import MemoryService
 from world import logged
 
 from emergency_ckpt.cluster.preemption import agreement
 from emergency_ckpt.cluster.preemption.agreement import AgreedNotices, SignalNotices
 from emergency_ckpt.cluster.preemption.watch import PreemptionWatch, find_notices
-from emergency_ckpt.testing.memory_coordination import MemoryService
 
 COUNT = 3
 MOST_CALLS = 100_000

@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import pytest
 from coordination_suite import CHECKS, SOON_S
+from memory_coordination import MemoryService
 
 from emergency_ckpt.cluster.coordination import LocalCoordinator, connect, deadline_left_s
 from emergency_ckpt.cluster.secret.sealed_coordination import SealedCoordinator
 from emergency_ckpt.errors import CoordinationError
-from emergency_ckpt.testing.memory_coordination import MemoryService
 
 
 @pytest.mark.parametrize("name", CHECKS)

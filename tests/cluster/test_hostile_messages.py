@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from damage import damaged
+from memory_coordination import MemoryService
 
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster import departures, peers, start_agreement
@@ -36,7 +37,6 @@ from emergency_ckpt.save.persistent.outcomes import Outcomes
 from emergency_ckpt.save.persistent.reports import Crc, Document, StageReport, Written
 from emergency_ckpt.save.step_agreement import Choice, SaveAgreement
 from emergency_ckpt.save.vote import Ballot, Vote
-from emergency_ckpt.testing.memory_coordination import MemoryService
 from emergency_ckpt.types import SaveId, ShardId
 
 # pyright: reportPrivateUsage=false

@@ -8,12 +8,12 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from memory_coordination import MemoryService
+from memory_holdings import MemoryHoldings
 
 from emergency_ckpt.cluster.departures import Departures
 from emergency_ckpt.cluster.peer_signs import DeathWatch, PeerSigns
 from emergency_ckpt.errors import PeerAbsent, PeerLeft
-from emergency_ckpt.testing.memory_coordination import MemoryService
-from emergency_ckpt.testing.memory_holdings import MemoryHoldings
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from memory_coordination import MemoryService
 
 from emergency_ckpt.cluster.preemption.watch import PreemptionWatch, SignalNotices
 from emergency_ckpt.cluster.rounds import run_on_all
 from emergency_ckpt.errors import CheckpointError, RamdiskFull
-from emergency_ckpt.testing.memory_coordination import MemoryService
 
 
 class SyncManager:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from memory_coordination import MemoryService
 
 from emergency_ckpt.cluster.collectives import exchange, gather
 from emergency_ckpt.cluster.coordination import Coordinator
 from emergency_ckpt.cluster.secret.sealed_coordination import SealedCoordinator
 from emergency_ckpt.errors import CoordinationError, DeadlineExceeded, ForgedValue
-from emergency_ckpt.testing.memory_coordination import MemoryService
 
 KEY = b"k" * 32
 SOON_S = 0.2

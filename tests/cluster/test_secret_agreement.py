@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from memory_coordination import MemoryService
 
 from emergency_ckpt.cluster.secret.agreement import Agreed, agree_secret, forget_exchange
 from emergency_ckpt.cluster.secret.exchange import Exchange
 from emergency_ckpt.core.secret.keys import RunSecret
 from emergency_ckpt.errors import CheckpointError, ConfigError, DeadlineExceeded, ForgedValue
 from emergency_ckpt.run_secret import OwnSecret
-from emergency_ckpt.testing.memory_coordination import MemoryService
 
 LONG_S = 60.0
 SOON_S = 1.0

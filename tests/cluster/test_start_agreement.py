@@ -6,11 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from memory_coordination import MemoryService
 
 from emergency_ckpt.cluster import start_agreement
 from emergency_ckpt.cluster.start_agreement import agree_settings, tell_problem
 from emergency_ckpt.errors import ConfigError, DeadlineExceeded
-from emergency_ckpt.testing.memory_coordination import MemoryService
 
 LONG_S = 60.0
 SOON_S = 0.2

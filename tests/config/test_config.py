@@ -20,7 +20,7 @@ from emergency_ckpt.config.document import meanings_of_settings
 from emergency_ckpt.config.table import settings_table
 from emergency_ckpt.core.placement.policies import Striped
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.testing.simulated_job import HEARTBEAT_TIMEOUT_S
+from emergency_ckpt.tools.simulated_job import HEARTBEAT_TIMEOUT_S
 
 SECRET = "9f1c44d0a7be5b62e38f07cd11a96e5408d3b7722cfa6915e4870b3dd2a1c65f"
 MUST_AGREE: dict[str, Any] = {

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from emergency_ckpt.demo.data import (
+from emergency_ckpt.tools.demo.data import (
     BatchIterator,
     Bytes,
     DataConfig,

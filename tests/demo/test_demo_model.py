@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from emergency_ckpt.demo import model
-from emergency_ckpt.demo.data import DataConfig, make_iterator, read_corpus
-from emergency_ckpt.demo.digest import iterator_digest, shard_digests
+from emergency_ckpt.tools.demo import model
+from emergency_ckpt.tools.demo.data import DataConfig, make_iterator, read_corpus
+from emergency_ckpt.tools.demo.digest import iterator_digest, shard_digests
 
 SMALL = model.ModelConfig(sequence_length=16, d_model=16, num_heads=2, num_layers=1)
 
@@ -89,9 +89,9 @@ def test_iterator_digests() -> None:
 MESH_PROGRAM = """
 import json
 import jax
-from emergency_ckpt.demo import model
-from emergency_ckpt.demo.data import DataConfig, make_iterator, read_corpus
-from emergency_ckpt.demo.digest import shard_digests
+from emergency_ckpt.tools.demo import model
+from emergency_ckpt.tools.demo.data import DataConfig, make_iterator, read_corpus
+from emergency_ckpt.tools.demo.digest import shard_digests
 
 config = model.ModelConfig(sequence_length=16, d_model=16, num_heads=2, num_layers=1)
 mesh = model.make_mesh(2)

@@ -20,9 +20,9 @@ from demo_support import (
 )
 from rich.console import Console
 
-from emergency_ckpt.demo import report
-from emergency_ckpt.demo.report import FinishedRun, ScenarioVerdict, decide_verdict
-from emergency_ckpt.demo.results import (
+from emergency_ckpt.tools.demo import report
+from emergency_ckpt.tools.demo.report import FinishedRun, ScenarioVerdict, decide_verdict
+from emergency_ckpt.tools.demo.results import (
     JobDigest,
     ProcessResult,
     decode_result,
@@ -30,7 +30,7 @@ from emergency_ckpt.demo.results import (
     encode_result,
     merge_results,
 )
-from emergency_ckpt.demo.scenarios import SCENARIOS
+from emergency_ckpt.tools.demo.scenarios import SCENARIOS
 
 
 def verdict(

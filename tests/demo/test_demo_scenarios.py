@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from emergency_ckpt.cli import main as cli
-from emergency_ckpt.demo.scenarios import ALL, SCENARIOS, ScenarioJob, choose
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.launch.faults import check_faults, parse_fault
-from emergency_ckpt.launch.job_layout import JobLayout
+from emergency_ckpt.tools.cli import main as cli
+from emergency_ckpt.tools.demo.scenarios import ALL, SCENARIOS, ScenarioJob, choose
+from emergency_ckpt.tools.launch.faults import check_faults, parse_fault
+from emergency_ckpt.tools.launch.job_layout import JobLayout
 
 JOB = ScenarioJob()
 SIZES = [(2, 2), (2, 1), (3, 2), (4, 3)]

@@ -11,9 +11,9 @@ import pytest
 from demo_support import baseline, faulty
 from rich.console import Console
 
-from emergency_ckpt.demo import run
-from emergency_ckpt.demo.report import FinishedRun
-from emergency_ckpt.demo.scenarios import ALL, SCENARIOS
+from emergency_ckpt.tools.demo import run
+from emergency_ckpt.tools.demo.report import FinishedRun
+from emergency_ckpt.tools.demo.scenarios import ALL, SCENARIOS
 
 
 def test_run_demo_stopped_leaves_what_was_judged(

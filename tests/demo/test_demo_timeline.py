@@ -9,8 +9,8 @@ from demo_support import SLICE_LOSS, event, faulty_events, job_event
 from rich.console import Console
 
 from emergency_ckpt.core.wording import size_text
-from emergency_ckpt.demo.timeline import KEPT_MESSAGES, RunTimeline, render, show
 from emergency_ckpt.event_log.records import LoggedEvent
+from emergency_ckpt.tools.demo.timeline import KEPT_MESSAGES, RunTimeline, render, show
 
 
 def shown(events: list[LoggedEvent], *, terminal: bool, quiet: bool = False) -> str:

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from launch_support import free_port
 
-from emergency_ckpt.launch.environment import JobEnvironment
+from emergency_ckpt.tools.launch.environment import JobEnvironment
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"

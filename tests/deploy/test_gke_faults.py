@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from kubernetes_rules import words
 
-from emergency_ckpt.cli.main import USAGE_EXIT_CODE, main
-from emergency_ckpt.deploy.quantity import format_quantity, parse_quantity
 from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.tools.cli.main import USAGE_EXIT_CODE, main
+from emergency_ckpt.tools.deploy.quantity import format_quantity, parse_quantity
 
 
 @pytest.mark.parametrize(

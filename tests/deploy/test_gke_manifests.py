@@ -21,9 +21,9 @@ from kubernetes_rules import (
     words,
 )
 
-from emergency_ckpt.cli.main import main
 from emergency_ckpt.config import Config
-from emergency_ckpt.launch.environment import JobEnvironment
+from emergency_ckpt.tools.cli.main import main
+from emergency_ckpt.tools.launch.environment import JobEnvironment
 
 GKE = Path(__file__).parents[2] / "deploy" / "gke"
 

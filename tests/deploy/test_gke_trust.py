@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from kubernetes_rules import SOURCES, manifests_in, pod_specs, words
 
-from emergency_ckpt.cli.main import main
-from emergency_ckpt.deploy.ramdisk_daemon import MOUNT_SCRIPT
+from emergency_ckpt.tools.cli.main import main
+from emergency_ckpt.tools.deploy.ramdisk_daemon import MOUNT_SCRIPT
 
 OWNER = 12345
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import orbax.checkpoint as ocp
+from fake_gcs import FaultRule, GcsControl
 from persistent_steps import life, save_over, value_of, whole_steps, writer_of
 
 from emergency_ckpt.errors import CheckpointError
-from emergency_ckpt.testing.gcs import FaultRule, GcsControl
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 
 STEP = 7

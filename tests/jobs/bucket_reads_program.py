@@ -9,11 +9,11 @@ from itertools import accumulate
 
 import jax
 import numpy as np
+from fake_gcs import FaultRule, GcsControl, RequestRecord
 from persistent_steps import life, writer_of
 
 from emergency_ckpt.state.snapshot import SnapshotRecipe
 from emergency_ckpt.state.tree import BoxTable, describe
-from emergency_ckpt.testing.gcs import FaultRule, GcsControl, RequestRecord
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.types import SaveId
 

@@ -12,12 +12,12 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore
+from fake_gcs import FaultRule, GcsControl
 
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.state.snapshot import SnapshotRecipe
 from emergency_ckpt.state.tree import BoxTable, describe
-from emergency_ckpt.testing.gcs import FaultRule, GcsControl
 from emergency_ckpt.tiers.persistent.item.array_writes import DATA_FILE_BYTES
 from emergency_ckpt.tiers.persistent.steps.writer import delete_step
 from emergency_ckpt.tiers.persistent.tier import PersistentTier

@@ -28,8 +28,8 @@ from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.cluster.coordination import connect
 from emergency_ckpt.cluster.preemption.watch import PREEMPTED_EXIT_CODE
 from emergency_ckpt.core.save.timing import AdaptiveInterval
-from emergency_ckpt.launch.environment import JobEnvironment, report_step
-from emergency_ckpt.testing.simulated_job import initialize_job
+from emergency_ckpt.tools.launch.environment import JobEnvironment, report_step
+from emergency_ckpt.tools.simulated_job import initialize_job
 
 CLOCK_SKEW_S = 137.0
 SLOW_PROCESS = 2

@@ -14,8 +14,8 @@ from typing import Literal
 
 from running_jobs import LIFE_TIMEOUT_S, spec_of
 
-from emergency_ckpt.launch.job import ProcessExit
-from emergency_ckpt.launch.process_set import POLL_S, ProcessSet
+from emergency_ckpt.tools.launch.job import ProcessExit
+from emergency_ckpt.tools.launch.process_set import POLL_S, ProcessSet
 
 KILL_VARIABLE = "ECKPT_TEST_KILL"
 RESTORE_RETURNED = "restore.returned"

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import orbax.checkpoint as ocp
+from fake_gcs import GcsControl
 from persistent_steps import RUN_ID, fill, life, save_over, writer_of
 
 from emergency_ckpt.core.timeline import continued
-from emergency_ckpt.testing.gcs import GcsControl
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.types import SaveId
 

@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Any
 
-from emergency_ckpt.launch.environment import JobEnvironment
+from emergency_ckpt.tools.launch.environment import JobEnvironment
 
 _ENV = JobEnvironment.from_environ()
 _PER_SLICE = _ENV.process_count // int(sys.argv[2])
@@ -21,6 +21,7 @@ if "only_primary" in sys.argv[3] and _ENV.process_index >= _PER_SLICE:
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402
+from fake_gcs import FaultRule, GcsControl, bytes_served  # noqa: E402
 from jax.sharding import Mesh, NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
 from job_process import (  # noqa: E402
@@ -34,7 +35,6 @@ from job_process import (  # noqa: E402
 )
 
 from emergency_ckpt.errors import CheckpointError  # noqa: E402
-from emergency_ckpt.testing.gcs import FaultRule, GcsControl, bytes_served  # noqa: E402
 
 DIRECTORY = "gs://bucket/run"
 BIG_LEAVES = 6

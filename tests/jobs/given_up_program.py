@@ -6,10 +6,10 @@ import os
 import sys
 
 import jax.numpy as jnp
+from fake_gcs import FaultRule, GcsControl
 
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.errors import SaveFailed
-from emergency_ckpt.testing.gcs import FaultRule, GcsControl
 
 WAIT_S = 120.0
 

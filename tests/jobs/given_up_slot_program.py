@@ -12,10 +12,10 @@ from typing import Any
 
 import jax
 import numpy as np
+from fake_gcs import FaultRule, GcsControl
 
 from emergency_ckpt import EmergencyCheckpointer
 from emergency_ckpt.events import Event
-from emergency_ckpt.testing.gcs import FaultRule, GcsControl
 from emergency_ckpt.tiers.persistent.item.array_writes import ArrayWrites
 
 WAIT_S = 120.0

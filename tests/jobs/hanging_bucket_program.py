@@ -7,9 +7,9 @@ import sys
 import time
 
 import jax.numpy as jnp
+from fake_gcs import FaultRule, GcsControl
 
 from emergency_ckpt import EmergencyCheckpointer
-from emergency_ckpt.testing.gcs import FaultRule, GcsControl
 
 NEVER_S = 600.0
 WAIT_S = 60.0

@@ -20,8 +20,8 @@ from running_jobs import PASSED_VARIABLE, results_path
 
 from emergency_ckpt import CheckpointerConfig, EmergencyCheckpointer
 from emergency_ckpt.cluster.coordination import Coordinator, connect
-from emergency_ckpt.launch.environment import JobEnvironment
-from emergency_ckpt.testing.simulated_job import initialize_job
+from emergency_ckpt.tools.launch.environment import JobEnvironment
+from emergency_ckpt.tools.simulated_job import initialize_job
 
 _OUT_TIMEOUT_S = 200.0
 LEAVES: dict[str, tuple[tuple[int, ...], str, Any]] = {

@@ -7,10 +7,10 @@ import json
 import os
 import sys
 
+from fake_gcs import GcsControl
 from persistent_steps import fill
 
 from emergency_ckpt.core.secret.step_signature import StepSigning
-from emergency_ckpt.testing.gcs import GcsControl
 from emergency_ckpt.tiers.persistent.steps.looks import FoundStep
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from crashes import RESTORE_RETURNED, Kill
+from fake_gcs import FaultRule, GcsControl
 from job_process import Iterator, JobProcess, differences, mesh_of, run_program, specs_on, state_at
 
 from emergency_ckpt import CheckpointerConfig, EmergencyCheckpointer
 from emergency_ckpt.events import Event
-from emergency_ckpt.launch.environment import report_step
-from emergency_ckpt.testing.gcs import FaultRule, GcsControl
+from emergency_ckpt.tools.launch.environment import report_step
 
 RUN_ID = "crash"
 COMPLETE, TRIED = 10, 15

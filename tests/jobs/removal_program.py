@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import orbax.checkpoint as ocp
+from fake_gcs import FaultRule, GcsControl
 from persistent_steps import fill, life, save_over, value_of, whole_steps, writer_of
 
 from emergency_ckpt.core.timeline import continued
 from emergency_ckpt.errors import CheckpointError, PersistentTierError
 from emergency_ckpt.events import Event, EventSink
-from emergency_ckpt.testing.gcs import FaultRule, GcsControl
 from emergency_ckpt.tiers.persistent.steps.looks import ours_of
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.types import SaveId

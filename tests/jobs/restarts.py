@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 
 from running_jobs import LIFE_TIMEOUT_S
 
-from emergency_ckpt.launch.job import JobSpec
-from emergency_ckpt.launch.process_set import POLL_S, ProcessSet
+from emergency_ckpt.tools.launch.job import JobSpec
+from emergency_ckpt.tools.launch.process_set import POLL_S, ProcessSet
 
 RUN_ID = "lives"
 HOLDERS_VARIABLE = "ECKPT_TEST_HOLDERS"

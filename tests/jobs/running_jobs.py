@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from emergency_ckpt.errors import DeadlineExceeded
-from emergency_ckpt.launch.job import JobSpec, ProcessExit
-from emergency_ckpt.launch.job_layout import JobLayout
-from emergency_ckpt.launch.process_set import POLL_S, ProcessSet
+from emergency_ckpt.tools.launch.job import JobSpec, ProcessExit
+from emergency_ckpt.tools.launch.job_layout import JobLayout
+from emergency_ckpt.tools.launch.process_set import POLL_S, ProcessSet
 
 HERE = Path(__file__).parent
 LIFE_TIMEOUT_S = 600.0

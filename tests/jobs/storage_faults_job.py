@@ -12,11 +12,11 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from fake_gcs import FaultRule, GcsControl
 from job_process import Iterator, JobProcess, differences, mesh_of, run_program, specs_on, state_at
 
 from emergency_ckpt.config import Config
 from emergency_ckpt.errors import CheckpointError
-from emergency_ckpt.testing.gcs import FaultRule, GcsControl
 from emergency_ckpt.tiers.persistent import waits
 from emergency_ckpt.tiers.persistent.bucket import objects
 from emergency_ckpt.tiers.persistent.item.array_writes import ArrayWrites

@@ -7,9 +7,9 @@ import os
 import time
 
 import fsspec
+from fake_gcs import FaultRule, GcsControl
 
 from emergency_ckpt.errors import CheckpointError
-from emergency_ckpt.testing.gcs import FaultRule, GcsControl
 from emergency_ckpt.tiers.persistent.probe import probe_storage
 from emergency_ckpt.tiers.persistent.steps.stored import StoredSteps
 from emergency_ckpt.tiers.storage.directory import StorageDirectory

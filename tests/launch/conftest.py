@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from launch_support import MakeSpec
 
-from emergency_ckpt.launch.job import JobSpec
+from emergency_ckpt.tools.launch.job import JobSpec
 
 # Every program starts with this: one integer step, kept in the host's RAM.
 PRELUDE = """
 import os, signal, subprocess, sys, time
-from emergency_ckpt.launch.environment import JobEnvironment, report_step
+from emergency_ckpt.tools.launch.environment import JobEnvironment, report_step
 
 env = JobEnvironment.from_environ()
 saved = env.local_dir / "saved"

@@ -9,10 +9,10 @@ import time
 import pytest
 from launch_support import MakeSpec
 
-from emergency_ckpt.cli.main import main
 from emergency_ckpt.config import Config
-from emergency_ckpt.launch.job import JobResult, JobSpec
-from emergency_ckpt.launch.supervisor import Supervisor
+from emergency_ckpt.tools.cli.main import main
+from emergency_ckpt.tools.launch.job import JobResult, JobSpec
+from emergency_ckpt.tools.launch.supervisor import Supervisor
 
 # Each process agrees on a step after a notice, and says so as a checkpointer does.
 PROGRAM = """

@@ -10,8 +10,8 @@ from types import ModuleType
 import pytest
 from launch_support import MakeSpec
 
-from emergency_ckpt.cli import main as cli
 from emergency_ckpt.errors import ConfigError, TransferError
+from emergency_ckpt.tools.cli import main as cli
 
 
 def install(monkeypatch: pytest.MonkeyPatch, run: object, *, takes_command: bool = False) -> None:
@@ -44,7 +44,7 @@ def test_help_names_every_command_without_importing_any(
         cli.main(["--help"])
     assert caught.value.code == 0
     text = capsys.readouterr().out
-    assert all(name in text for name in ("launch", "serve", "demo", "fake-gcs", "toy"))
+    assert all(name in text for name in ("launch", "serve", "demo", "doctor", "toy"))
 
 
 def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:

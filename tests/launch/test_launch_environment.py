@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from launch_support import wait_until
 
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.launch.environment import JobEnvironment
-from emergency_ckpt.launch.progress import NO_STEP, ProgressFile
+from emergency_ckpt.tools.launch.environment import JobEnvironment
+from emergency_ckpt.tools.launch.progress import NO_STEP, ProgressFile
 
 paths = st.text(
     st.characters(exclude_categories=["Cs"], exclude_characters="\0/."), min_size=1, max_size=9
@@ -77,7 +77,7 @@ def test_inconsistent_values_are_refused(changes: dict[str, str], problem: str) 
 def test_progress_is_seen_by_the_other_side(tmp_path: Path) -> None:
     seen = ProgressFile(tmp_path / "progress", create=True)
     assert seen.step == NO_STEP
-    program = "from emergency_ckpt.launch.environment import report_step; report_step(2**40)"
+    program = "from emergency_ckpt.tools.launch.environment import report_step; report_step(2**40)"
     subprocess.run(
         [sys.executable, "-c", program],
         env={"ECKPT_PROGRESS_PATH": str(tmp_path / "progress"), "PYTHONPATH": ":".join(sys.path)},
@@ -89,7 +89,7 @@ def test_progress_is_seen_by_the_other_side(tmp_path: Path) -> None:
 
 
 def test_report_step_without_a_supervisor_does_nothing() -> None:
-    program = "from emergency_ckpt.launch.environment import report_step; report_step(3)"
+    program = "from emergency_ckpt.tools.launch.environment import report_step; report_step(3)"
     environ = {"PYTHONPATH": ":".join(sys.path)}
     subprocess.run([sys.executable, "-c", program], env=environ, check=True, timeout=60)
 
@@ -124,8 +124,9 @@ def test_file_that_is_no_progress_file_is_refused(tmp_path: Path) -> None:
 
 def test_launcher_never_imports_jax() -> None:
     program = (
-        "import sys, emergency_ckpt.launch.supervisor, emergency_ckpt.launch.environment\n"
-        "import emergency_ckpt.cli.launch, emergency_ckpt.cli.main\n"
+        "import sys\n"
+        "import emergency_ckpt.tools.launch.supervisor, emergency_ckpt.tools.launch.environment\n"
+        "import emergency_ckpt.tools.cli.launch, emergency_ckpt.tools.cli.main\n"
         "assert not {'jax', 'jaxlib', 'orbax', 'numpy'} & set(sys.modules), 'imported'\n"
     )
     environ = {"PYTHONPATH": ":".join(sys.path)}

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.launch.faults import (
+from emergency_ckpt.tools.launch.faults import (
     Fault,
     Permutation,
     Target,
     check_faults,
     parse_fault,
 )
-from emergency_ckpt.launch.job_layout import JobLayout
+from emergency_ckpt.tools.launch.job_layout import JobLayout
 
 TWO_BY_TWO = JobLayout.first(2, 2)
 

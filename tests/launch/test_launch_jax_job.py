@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from launch_support import job_of
 
-from emergency_ckpt.launch.faults import parse_fault
-from emergency_ckpt.launch.job import JobSpec
-from emergency_ckpt.launch.supervisor import Supervisor
+from emergency_ckpt.tools.launch.faults import parse_fault
+from emergency_ckpt.tools.launch.job import JobSpec
+from emergency_ckpt.tools.launch.supervisor import Supervisor
 
 PROGRAM = """
 import json
@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from emergency_ckpt.launch.environment import JobEnvironment, report_step
+from emergency_ckpt.tools.launch.environment import JobEnvironment, report_step
 
 env = JobEnvironment.from_environ()
 events = []

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from emergency_ckpt.cli.main import main
-from emergency_ckpt.launch.logs import KEPT_DIRECTORIES, temporary_logs
+from emergency_ckpt.tools.cli.main import main
+from emergency_ckpt.tools.launch.logs import KEPT_DIRECTORIES, temporary_logs
 
 
 def test_temporary_logs_keep_the_newest_and_those_in_use(tmp_path: Path) -> None:

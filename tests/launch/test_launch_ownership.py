@@ -9,7 +9,7 @@ import pytest
 from launch_support import MakeSpec
 
 from emergency_ckpt.errors import LocalTierError
-from emergency_ckpt.launch.supervisor import Supervisor
+from emergency_ckpt.tools.launch.supervisor import Supervisor
 
 STRANGER = 12345
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")

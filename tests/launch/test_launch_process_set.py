@@ -13,7 +13,7 @@ import pytest
 from launch_support import MakeSpec, alive, wait_until, wait_until_gone
 
 from emergency_ckpt.errors import DeadlineExceeded
-from emergency_ckpt.launch.process_set import ProcessSet
+from emergency_ckpt.tools.launch.process_set import ProcessSet
 
 TIMEOUT_S = 60
 
@@ -134,7 +134,7 @@ def test_no_process_outlives_the_supervisor(
     arguments = ["launch", "--slices=2", "--hosts-per-slice=1", "--grace-s=0.2"]
     arguments += [f"--local-root={spec.local_root}", f"--log-dir={spec.log_dir}", "--"]
     supervisor = subprocess.Popen(
-        [sys.executable, "-m", "emergency_ckpt.cli.main", *arguments, *spec.command],
+        [sys.executable, "-m", "emergency_ckpt.tools.cli.main", *arguments, *spec.command],
         env={**os.environ, **spec.env},
         start_new_session=True,
     )
@@ -161,8 +161,8 @@ def test_supervisor_killed_at_once_leaves_nothing_behind(
         f"""
         import os, signal
         from pathlib import Path
-        from emergency_ckpt.launch.job import JobSpec
-        from emergency_ckpt.launch.process_set import ProcessSet
+        from emergency_ckpt.tools.launch.job import JobSpec
+        from emergency_ckpt.tools.launch.process_set import ProcessSet
 
         def die(event):
             print(event.fields["pid"], flush=True)

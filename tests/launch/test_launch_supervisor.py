@@ -10,9 +10,9 @@ from launch_support import MakeSpec, state, wait_until, wait_until_gone
 
 from emergency_ckpt.errors import ConfigError, DeadlineExceeded, JobFailed, LocalTierError
 from emergency_ckpt.event_log import read_events
-from emergency_ckpt.launch.faults import parse_fault
-from emergency_ckpt.launch.job import JobEvent, JobResult, JobSpec
-from emergency_ckpt.launch.supervisor import Supervisor
+from emergency_ckpt.tools.launch.faults import parse_fault
+from emergency_ckpt.tools.launch.job import JobEvent, JobResult, JobSpec
+from emergency_ckpt.tools.launch.supervisor import Supervisor
 
 TIMEOUT_S = 120
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from launch_support import MakeSpec, wait_until
 
-from emergency_ckpt.launch.process_set import ProcessSet
-from emergency_ckpt.launch.ramdisks import lost_slots
+from emergency_ckpt.tools.launch.process_set import ProcessSet
+from emergency_ckpt.tools.launch.ramdisks import lost_slots
 
 SIZE_BYTES = 3 << 20
 

@@ -13,7 +13,7 @@ import pytest
 import warm_start
 from running_jobs import spec_of
 
-from emergency_ckpt.launch.process_set import ProcessSet
+from emergency_ckpt.tools.launch.process_set import ProcessSet
 
 TIMEOUT_S = 60
 ENDS = {"3": 3, "0": 0, "raise": 1, "kill": -signal.SIGKILL}

@@ -17,8 +17,8 @@ from places import JOBS
 from readme_blocks import readme_block
 from running_jobs import LIFE_TIMEOUT_S, job_root, of, run_life, spec_of
 
-from emergency_ckpt.launch.job import JobSpec
-from emergency_ckpt.launch.process_set import POLL_S, ProcessSet
+from emergency_ckpt.tools.launch.job import JobSpec
+from emergency_ckpt.tools.launch.process_set import POLL_S, ProcessSet
 
 pytestmark = pytest.mark.timeout(900)
 

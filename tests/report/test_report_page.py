@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from run_log_support import failed_run, logged, restored_at, write_log
 
-from emergency_ckpt.cli.main import main
 from emergency_ckpt.core.run_log.run_events import RunEvent
-from emergency_ckpt.report.page import ReportRun, page_of
+from emergency_ckpt.tools.cli.main import main
+from emergency_ckpt.tools.report.page import ReportRun, page_of
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\"'<!--"
 

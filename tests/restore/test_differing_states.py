@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from memory_coordination import MemoryService
 
 from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.errors import CheckpointError
@@ -16,7 +17,6 @@ from emergency_ckpt.events import EventSink
 from emergency_ckpt.restore.messages import RestoreDialogue
 from emergency_ckpt.restore.protocol import PlanFailed
 from emergency_ckpt.state.tree import describe
-from emergency_ckpt.testing.memory_coordination import MemoryService
 
 WAIT_S = 20.0
 

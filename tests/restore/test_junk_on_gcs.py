@@ -8,9 +8,8 @@ import subprocess
 import sys
 
 import pytest
+from fake_gcs import FakeGcs
 from places import JOBS
-
-from emergency_ckpt.testing.gcs import FakeGcs
 
 PROGRAM = JOBS / "junk_program.py"
 REQUESTS_A_LOOK = 8

@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn
 
 import pytest
+from memory_coordination import MemoryService
 from world import World, save_all
 
 from emergency_ckpt.cluster.preemption.watch import PreemptionWatch
 from emergency_ckpt.cluster.rounds import run_on_all
 from emergency_ckpt.errors import CheckpointError, LocalTierError, RamdiskFull
-from emergency_ckpt.testing.memory_coordination import MemoryService
 from emergency_ckpt.tiers.local.tier import LocalTier
 from emergency_ckpt.types import SaveId
 

@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+from memory_coordination import MemoryService
 
 from emergency_ckpt.background import Failures
 from emergency_ckpt.cluster.departures import Departures
@@ -13,7 +14,6 @@ from emergency_ckpt.core.save import step_agreement as save_agreement
 from emergency_ckpt.core.save.step_agreement import Due, Progress
 from emergency_ckpt.errors import CoordinationError, SaveFailed
 from emergency_ckpt.save.step_agreement import Choice, SaveAgreement
-from emergency_ckpt.testing.memory_coordination import MemoryService
 
 COUNT = 3
 LONG_S = 30.0

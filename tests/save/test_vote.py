@@ -6,10 +6,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from memory_coordination import MemoryService
 
 from emergency_ckpt.errors import CoordinationError
 from emergency_ckpt.save.vote import Ballot, Outcome, Vote
-from emergency_ckpt.testing.memory_coordination import MemoryService
 from emergency_ckpt.types import SaveId
 
 LONG_S = 60.0

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
+from memory_coordination import MemoryService
 
 from emergency_ckpt.cluster import collectives
 from emergency_ckpt.cluster.departures import LEAVING, Departures
 from emergency_ckpt.cluster.peer_signs import PeerSigns
 from emergency_ckpt.save import vote
 from emergency_ckpt.save.vote import SKIPPED, Ballot, Outcome, Vote
-from emergency_ckpt.testing.memory_coordination import MemoryService
 from emergency_ckpt.types import SaveId
 
 COUNT = 3

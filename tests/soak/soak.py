@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import Any
 
 os.environ["OPENBLAS_NUM_THREADS"] = "1"  # a fork takes the calling thread only
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+_HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(_HERE), str(_HERE.parent / "support")]
 
-from emergency_ckpt.testing.gcs import FakeGcs
+from fake_gcs import FakeGcs  # noqa: E402  the path above leads to it
 
 _MODULES = (
     *("gcsfs", "google.cloud.storage", "orbax.checkpoint", "soak_lane"),

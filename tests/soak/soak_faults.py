@@ -15,11 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fake_gcs import FakeGcsError, FaultRule
 from soak_life import RunningLife
 from soak_plan import Fault
 from soak_program import KillAt, Order
-
-from emergency_ckpt.testing.gcs import FakeGcsError, FaultRule
 
 RAMDISK_BYTES, STORAGE_BYTES = 24 << 20, 48 << 20
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000

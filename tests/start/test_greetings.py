@@ -7,13 +7,13 @@ import socket
 from collections.abc import Iterator
 
 import pytest
+from memory_coordination import MemoryService
+from memory_holdings import MemoryHoldings
 
 from emergency_ckpt.cluster.peers import Peers
 from emergency_ckpt.errors import PeerUnreachable
 from emergency_ckpt.events import Event, EventSink
 from emergency_ckpt.start.greetings import Greetings, neighbours
-from emergency_ckpt.testing.memory_coordination import MemoryService
-from emergency_ckpt.testing.memory_holdings import MemoryHoldings
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
 

@@ -13,10 +13,10 @@ import pytest
 from world import World
 
 from emergency_ckpt import orbax as emergency
-from emergency_ckpt.cli.main import main
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.maxtext import from_maxtext
 from emergency_ckpt.orbax import checkpoint as plain
+from emergency_ckpt.tools.cli.main import main
 
 REFUSED = "require_secret is set, but neither secret_file nor ECKPT_SECRET gives a secret"
 MESH = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))

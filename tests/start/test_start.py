@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from memory_coordination import MemoryService
 
 from emergency_ckpt.cluster.peers import Known, agree_start
 from emergency_ckpt.cluster.process_placement import place_process
@@ -27,7 +28,6 @@ from emergency_ckpt.errors import (
     RestoreFailed,
 )
 from emergency_ckpt.state.tree import describe
-from emergency_ckpt.testing.memory_coordination import MemoryService
 from emergency_ckpt.types import SaveId
 
 LONG_S = 60.0

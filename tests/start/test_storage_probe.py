@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_gcs import FakeGcs
 from places import JOBS
 from storage_probe_program import OLD, OWN, YOUNG
 from world import LONG_S, World, logged, same, save_all
@@ -20,7 +21,6 @@ from world import LONG_S, World, logged, same, save_all
 from emergency_ckpt.config import Config
 from emergency_ckpt.errors import ConfigError, PersistentTierError
 from emergency_ckpt.start.storage_probe import StorageProbe
-from emergency_ckpt.testing.gcs import FakeGcs
 from emergency_ckpt.tiers.persistent.probe import is_left_over
 from emergency_ckpt.tiers.storage import directory as storage_directory
 from emergency_ckpt.tiers.storage.directory import StorageDirectory

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import orbax.checkpoint as ocp
 import pytest
+from fake_gcs import FakeGcs
 from persistent_steps import life, whole_steps, writer_of
 from places import JOBS
 from world import World, save_all
@@ -20,7 +21,6 @@ from world import World, save_all
 from emergency_ckpt.core.limits import MAX_VERSION
 from emergency_ckpt.core.step_log import Entry, LogWriter, Table, begun
 from emergency_ckpt.errors import DirectoryInUse, SaveFailed
-from emergency_ckpt.testing.gcs import FakeGcs
 from emergency_ckpt.tiers.persistent.log import KEPT, LOG_FOLDER, LogRead, StepLog
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.tiers.storage.directory import StorageDirectory

@@ -8,9 +8,8 @@ import subprocess
 import sys
 from typing import Any
 
+from fake_gcs import FakeGcs
 from places import JOBS
-
-from emergency_ckpt.testing.gcs import FakeGcs
 
 
 def printed_beside_bucket(program: str, *arguments: str, timeout_s: float = 500.0) -> Any:

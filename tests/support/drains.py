@@ -11,7 +11,7 @@ import pytest
 from looks import Tree, tree_of
 from world import World, same
 
-from emergency_ckpt.cli.main import main
+from emergency_ckpt.tools.cli.main import main
 
 
 class Position:

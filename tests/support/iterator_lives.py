@@ -8,7 +8,7 @@ from typing import Any
 
 from running_jobs import ByProgram, run_life, spec_of
 
-from emergency_ckpt.launch.job_layout import JobLayout
+from emergency_ckpt.tools.launch.job_layout import JobLayout
 
 
 def lives(root: Path, name: str) -> ByProgram:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any
 
-from emergency_ckpt.launch.job import JobSpec
+from emergency_ckpt.tools.launch.job import JobSpec
 
 MakeSpec = Callable[..., JobSpec]
 

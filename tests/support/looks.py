@@ -33,7 +33,7 @@ def eckpt(
 ) -> subprocess.CompletedProcess[str]:
     """Run ``eckpt`` as a process of its own."""
     return subprocess.run(
-        [sys.executable, "-m", "emergency_ckpt.cli.main", *map(str, arguments)],
+        [sys.executable, "-m", "emergency_ckpt.tools.cli.main", *map(str, arguments)],
         capture_output=True,
         text=True,
         check=False,

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 from crashes import Kill, crash
+from fake_gcs import FakeGcs
 from running_jobs import job_root, run_life, spec_of
-
-from emergency_ckpt.testing.gcs import FakeGcs
 
 OLD, NEW = 10, 15
 

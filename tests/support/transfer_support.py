@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from memory_holdings import anonymous_mapping
 
 from emergency_ckpt import _native
-from emergency_ckpt.testing.memory_holdings import anonymous_mapping
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.source import ShardTarget
 from emergency_ckpt.types import Contents, SaveId

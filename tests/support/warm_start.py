@@ -45,8 +45,8 @@ _IMPORTS = (
     "emergency_ckpt.orbax",
     "emergency_ckpt.tiers.persistent.tier",
     "emergency_ckpt.tiers.persistent.orbax_writer",
-    "emergency_ckpt.testing.simulated_job",
-    "emergency_ckpt.testing.gcs",
+    "emergency_ckpt.tools.simulated_job",
+    "fake_gcs",
     "job_process",
 )
 _SERVERS = 2
@@ -111,7 +111,7 @@ def install() -> None:
     """Make the launcher of this process start the programs of ``tests/jobs`` by forks."""
     if COLD_VARIABLE in os.environ:
         return
-    from emergency_ckpt.launch import process_set  # noqa: PLC0415 - the servers need no launcher
+    from emergency_ckpt.tools.launch import process_set  # noqa: PLC0415 - the servers need no launcher
 
     process_set.subprocess = SimpleNamespace(  # type: ignore[assignment]
         Popen=_start, PIPE=subprocess.PIPE, STDOUT=subprocess.STDOUT
@@ -122,7 +122,8 @@ def _start(command: Sequence[str], **options: Any) -> Any:
     program = list(command[4:])  # after the shell and its script
     environment = options.get("env", {})
     is_job = program[:1] == [sys.executable] and Path(*program[1:2]).parent == JOBS
-    if not is_job or "PYTHONPATH" in environment:
+    has_paths_of_its_own = environment.get("PYTHONPATH") != os.environ.get("PYTHONPATH")
+    if not is_job or has_paths_of_its_own:
         return subprocess.Popen(command, **options)
     order = {"arguments": program[1:], "environment": environment, "folder": os.getcwd()}
     number = int(environment[_INDEX]) % _SERVERS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from emergency_ckpt.event_log.records import LoggedEvent
-from emergency_ckpt.survey.restore_story import RestoreStory, last_restore
+from emergency_ckpt.tools.survey.restore_story import RestoreStory, last_restore
 
 
 def event(

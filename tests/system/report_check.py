@@ -23,7 +23,7 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
-from emergency_ckpt.cli.main import main as eckpt
+from emergency_ckpt.tools.cli.main import main as eckpt
 
 MISSING = 77
 FLAGS = (

@@ -9,9 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from fake_gcs import FakeGcs
 from places import JOBS
-
-from emergency_ckpt.testing.gcs import FakeGcs
 
 PROGRAM = JOBS / "given_up_program.py"
 # The clients would wait for five minutes at least, storage for ten.

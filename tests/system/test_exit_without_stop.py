@@ -10,10 +10,10 @@ import time
 
 import jax
 import numpy as np
+from memory_holdings import anonymous_mapping
 from world import World
 
 from emergency_ckpt.errors import TransferError
-from emergency_ckpt.testing.memory_holdings import anonymous_mapping
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.source import ShardTarget
 

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_gcs import FakeGcs
 from places import JOBS
 from running_jobs import job_root, run_life, spec_of
-
-from emergency_ckpt.testing.gcs import FakeGcs
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -15,9 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from fake_gcs import FakeGcs
 from places import JOBS
-
-from emergency_ckpt.testing.gcs import FakeGcs
 
 PROGRAM = JOBS / "hanging_bucket_program.py"
 SHORT_S = 0.2

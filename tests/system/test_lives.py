@@ -18,8 +18,8 @@ from forgery import make_up_step
 from restarts import HOLDERS_VARIABLE, RUN_ID, new_world, train_and_kill
 from running_jobs import ByProgram, job_root, run_life, spec_of
 
-from emergency_ckpt.launch.job_layout import JobLayout
 from emergency_ckpt.run_secret import SECRET_VARIABLE
+from emergency_ckpt.tools.launch.job_layout import JobLayout
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -82,7 +82,14 @@ def smaller(trained: Path) -> ByProgram:
 
 def drain(directory: Path, ramdisks: list[Path]) -> None:
     """``eckpt drain`` of some hosts' ramdisks."""
-    command = [sys.executable, "-m", "emergency_ckpt.cli.main", "drain", "--dir", str(directory)]
+    command = [
+        sys.executable,
+        "-m",
+        "emergency_ckpt.tools.cli.main",
+        "drain",
+        "--dir",
+        str(directory),
+    ]
     command += [word for ramdisk in ramdisks for word in ("--local-dir", str(ramdisk))]
     done = subprocess.run(command, env={**os.environ, **SECRET}, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -92,7 +99,7 @@ def drain(directory: Path, ramdisks: list[Path]) -> None:
 @contextmanager
 def serving(directory: Path, secret: dict[str, str]) -> Iterator[str]:
     """``eckpt serve`` on a ramdisk without a trainer; gives its address, with its identity."""
-    command = [sys.executable, "-m", "emergency_ckpt.cli.main", "serve"]
+    command = [sys.executable, "-m", "emergency_ckpt.tools.cli.main", "serve"]
     command += ["--local-dir", str(directory), "--run-id", RUN_ID]
     environ = {**os.environ, **secret}
     with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) as server:

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from running_jobs import job_root, spec_of
 
-from emergency_ckpt.launch.faults import parse_fault
-from emergency_ckpt.launch.job import JobSpec
-from emergency_ckpt.launch.supervisor import Supervisor
+from emergency_ckpt.tools.launch.faults import parse_fault
+from emergency_ckpt.tools.launch.job import JobSpec
+from emergency_ckpt.tools.launch.supervisor import Supervisor
 
 COUNT = 4
 TIMEOUT_S = 200.0

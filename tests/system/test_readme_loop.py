@@ -20,7 +20,7 @@ from readme_blocks import EXAMPLE, readme_block
 
 LONG_S = 120.0
 LAST_STEP = 600
-LAUNCH = [sys.executable, "-m", "emergency_ckpt.cli.main", "launch"]
+LAUNCH = [sys.executable, "-m", "emergency_ckpt.tools.cli.main", "launch"]
 SHELL = 'until "$0" "$1" & echo $! > "$2"; wait $!; do sleep 0.1; done'
 
 

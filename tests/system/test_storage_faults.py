@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
+from fake_gcs import FakeGcs
 from running_jobs import job_root, run_life, spec_of
 from storage_faults_job import HANGS, RESTORE_FAULTS, SAVE_FAULTS, USUAL_RESTORES, USUAL_SAVES
-
-from emergency_ckpt.testing.gcs import FakeGcs
 
 pytestmark = pytest.mark.timeout(900)
 

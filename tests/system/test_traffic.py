@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 from counting_proxy import URLS_VARIABLE, Way, ways_to
+from fake_gcs import FakeGcs, bytes_received
 from places import JOBS
 from running_jobs import job_root, run_life, spec_of
-
-from emergency_ckpt.testing.gcs import FakeGcs, bytes_received
 
 SLICES, HOSTS = 2, 2
 BIG_BYTES = 6 * 64 * 1024 * 4

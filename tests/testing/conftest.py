@@ -6,9 +6,8 @@ import itertools
 from collections.abc import Callable, Iterator
 
 import pytest
+from fake_gcs import FakeGcs
 from gcs_real_clients import BUCKET, Client
-
-from emergency_ckpt.testing.gcs import FakeGcs
 
 
 @pytest.fixture(scope="session")

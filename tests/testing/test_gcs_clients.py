@@ -7,8 +7,7 @@ import hashlib
 
 import google_crc32c
 import pytest
-
-from emergency_ckpt.testing.gcs import bytes_served
+from fake_gcs import bytes_served
 
 BUCKET = "bucket"
 ODD_NAMES = [

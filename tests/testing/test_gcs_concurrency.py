@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from emergency_ckpt.testing.gcs import bytes_received
+from fake_gcs import bytes_received
 
 BUCKET = "bucket"
 

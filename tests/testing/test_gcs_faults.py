@@ -8,10 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import quote, urlsplit
 
 import pytest
+from fake_gcs import FaultRule
+from fake_gcs.faults import Throttles
 from gcs_real_clients import ClientFailure
-
-from emergency_ckpt.testing.gcs import FaultRule
-from emergency_ckpt.testing.gcs.faults import Throttles
 
 BUCKET = "bucket"
 DATA = bytes(index % 253 for index in range(300_000))

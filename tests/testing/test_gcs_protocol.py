@@ -5,16 +5,15 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from fake_gcs.faults import FaultPlan, FaultRule
+from fake_gcs.listing import ListQuery, list_page
+from fake_gcs.request_log import RequestLog, RequestRecord
+from fake_gcs.resources import GcsError
+from fake_gcs.rest.multipart import parse_upload, upload_attributes
+from fake_gcs.rest.object_api import parse_range
+from fake_gcs.rest.routes import find_route, split_target
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from emergency_ckpt.testing.gcs.faults import FaultPlan, FaultRule
-from emergency_ckpt.testing.gcs.listing import ListQuery, list_page
-from emergency_ckpt.testing.gcs.request_log import RequestLog, RequestRecord
-from emergency_ckpt.testing.gcs.resources import GcsError
-from emergency_ckpt.testing.gcs.rest.multipart import parse_upload, upload_attributes
-from emergency_ckpt.testing.gcs.rest.object_api import parse_range
-from emergency_ckpt.testing.gcs.rest.routes import find_route, split_target
 
 
 def status_of(call, *args, **kwargs):

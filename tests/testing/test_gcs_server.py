@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -14,8 +13,7 @@ import threading
 import urllib.parse
 
 import pytest
-
-from emergency_ckpt.testing.gcs import (
+from fake_gcs import (
     FakeGcs,
     FakeGcsError,
     FaultRule,
@@ -247,7 +245,7 @@ def test_port_that_is_taken_is_an_error():
 def test_server_process_ends_with_the_one_that_started_it():
     script = (
         "import os, signal\n"
-        "from emergency_ckpt.testing.gcs import FakeGcs\n"
+        "from fake_gcs import FakeGcs\n"
         "gcs = FakeGcs(process=True).start()\n"
         "print(gcs.url, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -260,39 +258,6 @@ def test_server_process_ends_with_the_one_that_started_it():
     assert url.startswith("http://127.0.0.1:")
     with pytest.raises(FakeGcsError, match="no answer"):
         GcsControl(url).fault_states()
-
-
-def test_command_prints_the_environment_and_ends_on_sigterm():
-    command = "from emergency_ckpt.cli.main import main; raise SystemExit(main())"
-    process = subprocess.Popen(
-        [sys.executable, "-c", command, "fake-gcs", "--bucket", "first", "--bucket", "second"],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        lines = [process.stdout.readline() for _ in range(10)]
-        found = dict(re.findall(r"^export (\w+)=(.*)$", "".join(lines), re.MULTILINE))
-        gcs = GcsControl(found["STORAGE_EMULATOR_HOST"])
-        assert found.keys() == gcs.environment().keys()
-        assert gcs.object_names("second") == []
-    finally:
-        process.send_signal(signal.SIGTERM)
-        rest, _ = process.communicate(timeout=60)
-    assert (process.returncode, rest) == (0, "")
-
-
-def test_command_refuses_a_bad_bucket_name():
-    command = "from emergency_ckpt.cli.main import main; raise SystemExit(main())"
-    done = subprocess.run(
-        [sys.executable, "-c", command, "fake-gcs", "--bucket", "B"],
-        capture_output=True,
-        check=False,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode != 0
-    assert "Invalid bucket name: 'B'" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_environment_keeps_proxy_exceptions(monkeypatch):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from fake_gcs.resources import GcsError, Limits, Preconditions
+from fake_gcs.store import ComposeSource, GcsStore
+from fake_gcs.uploads import CHUNK_BYTES, Uploads
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from emergency_ckpt.testing.gcs.resources import GcsError, Limits, Preconditions
-from emergency_ckpt.testing.gcs.store import ComposeSource, GcsStore
-from emergency_ckpt.testing.gcs.uploads import CHUNK_BYTES, Uploads
 
 
 def new_store(**limits):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from emergency_ckpt.testing.gcs import RequestRecord, round_trips
+from fake_gcs import RequestRecord, round_trips
 
 
 def record(begin_s: float, end_s: float) -> RequestRecord:

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from launch_support import job_of
 
-from emergency_ckpt.launch.job import JobSpec
-from emergency_ckpt.launch.supervisor import Supervisor
+from emergency_ckpt.tools.launch.job import JobSpec
+from emergency_ckpt.tools.launch.supervisor import Supervisor
 
 PROGRAM = """
 import json, sys
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from emergency_ckpt.launch.environment import JobEnvironment
-from emergency_ckpt.testing.simulated_job import initialize_job
+from emergency_ckpt.tools.launch.environment import JobEnvironment
+from emergency_ckpt.tools.simulated_job import initialize_job
 
 env = JobEnvironment.from_environ()
 events = []

@@ -19,11 +19,11 @@ from golden_example import ledger, slot_bytes
 from places import GOLDEN
 from world import World, save_all
 
-from emergency_ckpt.cli.main import main
 from emergency_ckpt.core.secret.keys import RunSecret
 from emergency_ckpt.core.secret.step_signature import step_signing
 from emergency_ckpt.core.timeline import Life, Timeline
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
+from emergency_ckpt.tools.cli.main import main
 
 SECRET = "a secret for tests, of 32 bytes."
 BOTH: dict[str, Any] = {"save_every_n_steps": 1, "local_save_every_n_steps": 1}

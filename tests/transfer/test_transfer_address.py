@@ -5,11 +5,11 @@ from __future__ import annotations
 import socket
 
 import pytest
+from memory_holdings import MemoryHoldings
 from transfer_support import RUN_ID, SECRET
 
 from emergency_ckpt.core.address import format_address, parse_address, split_holder
 from emergency_ckpt.errors import ConfigError, TransferError
-from emergency_ckpt.testing.memory_holdings import MemoryHoldings
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+from memory_holdings import MemoryHoldings, anonymous_mapping
 from transfer_support import (
     RUN_ID,
     SAVE,
@@ -26,7 +27,6 @@ from emergency_ckpt.errors import TransferError
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.restore.shards.holder_calls import HolderCalls
 from emergency_ckpt.restore.shards.shard_fetch import CopiesFailed, Fetching, ShardFetcher
-from emergency_ckpt.testing.memory_holdings import MemoryHoldings, anonymous_mapping
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
 from emergency_ckpt.transfer.source import ShardTarget

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from memory_holdings import MemoryHoldings
 from transfer_support import (
     RUN_ID,
     SAVE,
@@ -38,7 +39,6 @@ from transfer_support import (
 
 from emergency_ckpt import run_secret as auth
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.testing.memory_holdings import MemoryHoldings
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.pool import UnprovedPeer
 from emergency_ckpt.transfer.server import TransferServer

@@ -6,6 +6,7 @@ import os
 import threading
 
 import pytest
+from memory_holdings import MemoryHoldings, anonymous_mapping
 from transfer_support import (
     RUN_ID,
     SAVE,
@@ -25,7 +26,6 @@ from transfer_support import (
 from emergency_ckpt import _native
 from emergency_ckpt.core.limits import MAX_HOST_STATE_BYTES
 from emergency_ckpt.errors import HostStateTooLarge, NotHeld, TransferError
-from emergency_ckpt.testing.memory_holdings import MemoryHoldings, anonymous_mapping
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
 from emergency_ckpt.transfer.source import ShardTarget

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+from memory_holdings import MemoryHoldings, anonymous_mapping
 from transfer_support import (
     RUN_ID,
     SAVE,
@@ -34,7 +35,6 @@ from emergency_ckpt.errors import (
     ProtocolViolation,
     TransferError,
 )
-from emergency_ckpt.testing.memory_holdings import MemoryHoldings, anonymous_mapping
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
 from emergency_ckpt.transfer.source import ShardTarget

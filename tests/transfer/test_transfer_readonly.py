@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
+from memory_holdings import MemoryHoldings
 from served_tiers import later, open_tier, save_shards
 from transfer_support import RUN_ID, SAVE, SECRET, fetch_all, random_shards
 
@@ -21,7 +22,6 @@ from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.core.secret.keys import RunSecret
 from emergency_ckpt.errors import LocalTierError, NotHeld, TransferError
 from emergency_ckpt.state import host_state
-from emergency_ckpt.testing.memory_holdings import MemoryHoldings
 from emergency_ckpt.tiers.local.read_only import ReadOnlyRamdisk
 from emergency_ckpt.tiers.local.signatures import Signer
 from emergency_ckpt.tiers.ramdisk.other_runs import left_runs, remove_run
@@ -207,7 +207,7 @@ def start_serve(ramdisk: Path, *options: str, secret: str | None) -> subprocess.
     environ = {k: v for k, v in os.environ.items() if k != "ECKPT_SECRET"}
     if secret is not None:
         environ["ECKPT_SECRET"] = secret
-    command = [sys.executable, "-m", "emergency_ckpt.cli.main", "serve"]
+    command = [sys.executable, "-m", "emergency_ckpt.tools.cli.main", "serve"]
     command += ["--local-dir", str(ramdisk), "--run-id", RUN_ID, *options]
     return subprocess.Popen(
         command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

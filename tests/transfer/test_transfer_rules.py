@@ -7,6 +7,7 @@ import socket
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from memory_holdings import MemoryHoldings
 from transfer_support import (
     RUN_ID,
     SAVE,
@@ -20,7 +21,6 @@ from transfer_support import (
     send_frame,
 )
 
-from emergency_ckpt.testing.memory_holdings import MemoryHoldings
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
 

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
+from memory_holdings import MemoryHoldings, anonymous_mapping
 from transfer_stranger import TAG, Tamper, pass_on, stranger_between
 from transfer_support import (
     RUN_ID,
@@ -27,7 +28,6 @@ from transfer_support import (
 
 from emergency_ckpt import _native
 from emergency_ckpt.errors import AuthenticationFailed, TransferError
-from emergency_ckpt.testing.memory_holdings import MemoryHoldings, anonymous_mapping
 from emergency_ckpt.transfer import split
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.pool import UnprovedPeer

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import pytest
+from memory_holdings import MemoryHoldings, anonymous_mapping
 from places import JOBS
 from transfer_support import (
     RUN_ID,
@@ -31,7 +32,6 @@ from transfer_support import (
 )
 
 from emergency_ckpt.core.limits import MAX_NEWCOMERS, MAX_NEWCOMERS_PER_ADDRESS
-from emergency_ckpt.testing.memory_holdings import MemoryHoldings, anonymous_mapping
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
 from emergency_ckpt.transfer.source import ShardTarget

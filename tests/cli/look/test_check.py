@@ -28,7 +28,7 @@ from emergency_ckpt.types import Contents, ShardId
 SECRET = "9f1c44d0a7be5b62e38f07cd11a96e5408d3b7722cfa6915e4870b3dd2a1c65f"
 BACKENDS = """
 import sys
-from emergency_ckpt.cli.main import main
+from emergency_ckpt.tools.cli.main import main
 status = main(sys.argv[1:])
 bridge = sys.modules.get("jax._src.xla_bridge")
 print([] if bridge is None else list(bridge._backends), file=sys.stderr)
@@ -275,7 +275,7 @@ class AtTheEnd:
             return
         time.sleep(1)
 sys.modules["held until the interpreter ends"] = AtTheEnd(sys.argv.pop(1))
-from emergency_ckpt.cli.main import main
+from emergency_ckpt.tools.cli.main import main
 sys.exit(main())
 """
 

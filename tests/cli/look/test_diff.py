@@ -22,9 +22,9 @@ from tiers_support import (
     write_save,
 )
 
-from emergency_ckpt.cli.main import main
-from emergency_ckpt.offline import source
-from emergency_ckpt.offline.compare import largest_difference
+from emergency_ckpt.tools.cli.main import main
+from emergency_ckpt.tools.offline import source
+from emergency_ckpt.tools.offline.compare import largest_difference
 
 
 def diff(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, dict[str, Any]]:

@@ -8,9 +8,8 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from fake_gcs import FakeGcs, FaultRule
 from looks import eckpt_json
-
-from emergency_ckpt.testing.gcs import FakeGcs, FaultRule
 
 URL = "gs://bucket/run"
 FILL = """

@@ -27,21 +27,21 @@ from tiers_support import (
     write_save,
 )
 
-from emergency_ckpt.cli.main import main
 from emergency_ckpt.core.secret.keys import RunSecret
 from emergency_ckpt.tiers.local.signatures import Signer
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
+from emergency_ckpt.tools.cli.main import main
 
 PROBE = """
 import sys
-from emergency_ckpt.cli.main import main
+from emergency_ckpt.tools.cli.main import main
 status = main(sys.argv[1:])
 heavy = [name for name in ("jax", "orbax.checkpoint", "tensorstore") if name in sys.modules]
 print(heavy, file=sys.stderr)
 """
 BACKEND = """
 import sys
-from emergency_ckpt.cli.main import main
+from emergency_ckpt.tools.cli.main import main
 status = main(sys.argv[1:])
 bridge = sys.modules.get("jax._src.xla_bridge")
 print([] if bridge is None else list(bridge._backends), file=sys.stderr)
@@ -308,7 +308,14 @@ def test_ls_of_linked_ramdisk_is_a_fault(ramdisk: Path, tmp_path: Path) -> None:
 def test_ls_on_a_terminal_prints_a_ruled_table(ramdisk: Path) -> None:
     run_of_two(ramdisk, [5])
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "emergency_ckpt.cli.main", "ls", "--local-dir", str(ramdisk)]
+    command = [
+        sys.executable,
+        "-m",
+        "emergency_ckpt.tools.cli.main",
+        "ls",
+        "--local-dir",
+        str(ramdisk),
+    ]
     env = {**os.environ, "COLUMNS": "160", "TERM": "xterm"}
     with subprocess.Popen(command, stdout=theirs, env=env) as child:
         os.close(theirs)

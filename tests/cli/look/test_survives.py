@@ -17,7 +17,6 @@ from tiers_support import (
     write_save,
 )
 
-from emergency_ckpt.cli.main import main
 from emergency_ckpt.core.placement.held_copies import survival_of
 from emergency_ckpt.core.placement.policies import Striped
 from emergency_ckpt.core.placement.striping import blocks
@@ -27,6 +26,7 @@ from emergency_ckpt.run_secret import SECRET_VARIABLE, generate_secret
 from emergency_ckpt.tiers.local.read_only import ReadOnlyRamdisk
 from emergency_ckpt.tiers.local.signatures import Signer
 from emergency_ckpt.tiers.local.tier import LocalTier
+from emergency_ckpt.tools.cli.main import main
 from emergency_ckpt.transfer.server import TransferServer
 from emergency_ckpt.types import Security, Writer
 

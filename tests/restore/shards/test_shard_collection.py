@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from memory_holdings import MemoryHoldings
 from world import small_tmpfs
 
 from emergency_ckpt.core.restore.plan_types import FetchGroup, LocalRead, ProcessPlan
@@ -18,7 +19,6 @@ from emergency_ckpt.restore.shards.holder_calls import HolderCalls
 from emergency_ckpt.restore.shards.room import RestoreRoom
 from emergency_ckpt.restore.shards.shard_fetch import CopiesFailed
 from emergency_ckpt.restore.shards.shard_loader import ShardCollection
-from emergency_ckpt.testing.memory_holdings import MemoryHoldings
 from emergency_ckpt.tiers.local.tier import LocalTier
 from emergency_ckpt.tiers.ramdisk.reserve import reserve_slot
 from emergency_ckpt.transfer.client import TransferClient

@@ -8,9 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from fake_gcs import FakeGcs
 from places import JOBS
-
-from emergency_ckpt.testing.gcs import FakeGcs
 
 
 def test_slot_that_tensorstore_still_sends_is_not_written(ramdisk: Path) -> None:

@@ -14,10 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fake_gcs import FakeGcs
 from looks import eckpt_json
 from places import JOBS
-
-from emergency_ckpt.testing.gcs import FakeGcs
 
 PROGRAM = JOBS / "log_costs_program.py"
 STEPS = (5, 200, 5000)

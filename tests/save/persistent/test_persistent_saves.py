@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from memory_coordination import MemoryService
 from persistent_steps import life, whole_steps, writer_of
 
 from emergency_ckpt.background import Failures
@@ -27,7 +28,6 @@ from emergency_ckpt.state import host_state
 from emergency_ckpt.state.capture import Captured
 from emergency_ckpt.state.staging import HostShard
 from emergency_ckpt.state.tree import StateTree, describe
-from emergency_ckpt.testing.memory_coordination import MemoryService
 from emergency_ckpt.tiers.persistent.meetings import Meet, meet_nobody
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.transfer.client import TransferClient

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from fake_gcs import FakeGcs, FaultRule
 from places import JOBS
-
-from emergency_ckpt.testing.gcs import FakeGcs, FaultRule
 
 PROGRAM = JOBS / "removal_program.py"
 STEPS, LEFT = [10, 20, 30], [10, 30]

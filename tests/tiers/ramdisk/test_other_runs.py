@@ -9,7 +9,6 @@ import pytest
 from other_processes import other_process
 from tiers_support import make_old, open_tier
 
-from emergency_ckpt.cli.main import main
 from emergency_ckpt.errors import RamdiskFull
 from emergency_ckpt.tiers import files
 from emergency_ckpt.tiers.ramdisk.other_runs import (
@@ -19,6 +18,7 @@ from emergency_ckpt.tiers.ramdisk.other_runs import (
     left_runs,
     remove_run,
 )
+from emergency_ckpt.tools.cli.main import main
 
 DAY_S = 86400.0
 

@@ -21,11 +21,11 @@ from tiers_support import (
     save_id,
 )
 
-from emergency_ckpt.cli.main import main
 from emergency_ckpt.errors import LocalTierError, RamdiskFull
 from emergency_ckpt.tiers import files
 from emergency_ckpt.tiers.local.read_only import ReadOnlyRamdisk
 from emergency_ckpt.tiers.ramdisk.other_runs import left_runs
+from emergency_ckpt.tools.cli.main import main
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as two users")
 
@@ -184,7 +184,7 @@ def test_clean_follows_no_link_to_another_users_run(
     looked_at = [run for run in left_runs(shared) if run.run_id == RUN_ID]
     (shared / RUN_ID).rename(shared / "away")
     (shared / RUN_ID).symlink_to(shared / "victim" / RUN_ID)
-    monkeypatch.setattr("emergency_ckpt.cli.clean.left_runs", lambda _: looked_at)
+    monkeypatch.setattr("emergency_ckpt.tools.cli.clean.left_runs", lambda _: looked_at)
     main(["clean", "--local-dir", str(shared), "--older-than", "0", "--yes"])
     with closing(open_tier(shared / "victim")) as again:
         assert held_steps(again) == [1]

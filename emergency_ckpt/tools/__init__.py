@@ -1,0 +1,1 @@
+"""Programs that people run beside a training job. The library never imports them."""

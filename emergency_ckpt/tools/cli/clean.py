@@ -1,0 +1,150 @@
+"""``eckpt clean``: lists and removes leftover runs on a ramdisk, and steps aside in storage."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from emergency_ckpt import run_secret
+from emergency_ckpt.core.step_log import Entry
+from emergency_ckpt.core.wording import size_text
+from emergency_ckpt.errors import ConfigError, LocalTierError
+from emergency_ckpt.tiers.persistent.steps.stored import StoredSteps
+from emergency_ckpt.tiers.persistent.steps.writer import DirectoryWriter
+from emergency_ckpt.tiers.ramdisk.other_runs import (
+    GRACE_S,
+    LeftRun,
+    holder_of,
+    left_runs,
+    remove_run,
+)
+from emergency_ckpt.tiers.storage.directory import StorageDirectory
+from emergency_ckpt.tools.cli.arguments import duration
+from emergency_ckpt.tools.cli.look.arguments import add_timeout
+from emergency_ckpt.tools.survey.places import Places
+
+if TYPE_CHECKING:
+    SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage]
+
+
+def add_parser(subparsers: SubParsers) -> None:
+    """Add the parser of ``clean``."""
+    parser = subparsers.add_parser(
+        "clean",
+        help="list and remove leftover runs on a ramdisk, and steps aside in storage",
+        description=(
+            "Lists the runs that have directories on a ramdisk, with their size and age, and the"
+            " steps in storage that were rolled back or superseded. With --yes it removes those"
+            " last changed longer ago than --older-than. A run always stays while a live process"
+            " owns or serves one of its directories."
+        ),
+    )
+    parser.add_argument("--local-dir", type=Path, help="the ramdisk directory")
+    parser.add_argument("--dir", default="", help="the persistent tier: a path, or a URL as gs://")
+    parser.add_argument(
+        "--secret-file",
+        type=Path,
+        metavar="FILE",
+        help="file with the run's secret, where the step log is signed; default:"
+        f" ${run_secret.SECRET_VARIABLE}, if set",
+    )
+    add_timeout(parser)
+    parser.add_argument("--run-id", help="only this run")
+    parser.add_argument(
+        "--older-than",
+        type=duration,
+        default=GRACE_S,
+        metavar="AGE",
+        help="only what is unchanged for this time: 90s, 30m, 12h, 7d, 0 (default: 1d)",
+    )
+    parser.add_argument(
+        "--yes", action="store_true", help="remove them; otherwise they are only listed"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """List, with ``--yes`` remove; return 1 if the named run is absent or stays. Errors pass."""
+    if args.local_dir is None and not args.dir:
+        raise ConfigError(["name --local-dir, --dir or both"], target="eckpt clean")
+    if args.dir:
+        _clean_storage(args)
+    return 0 if args.local_dir is None else _clean_ramdisk(args)
+
+
+def _clean_storage(args: argparse.Namespace) -> None:
+    """List the steps aside, with ``--yes`` remove them. Blocks for storage."""
+    secret = run_secret.secret_for_tools(args.secret_file)
+    storage = StorageDirectory(args.dir, args.timeout)
+    stored = StoredSteps(storage, Places(secret=secret).signing())
+    read = stored.log.read()
+    table, now_s = read.table, time.time()
+    if table is None:
+        print(f"no step log in {args.dir}")
+        return
+    aside = [entry for entry in table.steps if entry.state == "aside"]
+    chosen = [entry for entry in aside if now_s - entry.saved_s >= args.older_than]
+    if args.yes and chosen:
+        if read.is_signed and secret is None:
+            raise ConfigError(["the step log is signed; give --secret-file"], target="eckpt clean")
+        writer = DirectoryWriter(
+            storage,
+            stored,
+            run_id=table.run_id,
+            from_dir=table.from_dir,
+            writer=f"clean-{secrets.token_hex(8)}",
+        )
+        writer.discard_aside({entry.key for entry in chosen}, table.incarnation)
+    for entry in aside:
+        if entry not in chosen:
+            text = "stays: not old enough (--older-than)"
+        else:
+            text = "removed" if args.yes else "would be removed (--yes)"
+        print(f"step {entry.step}  {_described(entry, now_s)}  {text}")
+
+
+def _described(entry: Entry, now_s: float) -> str:
+    age = f"{_age(max(now_s - entry.saved_s, 0))} old" if entry.saved_s else "of unknown age"
+    return f"incarnation {entry.incarnation}  {size_text(entry.size_bytes)}  {age}"
+
+
+def _clean_ramdisk(args: argparse.Namespace) -> int:
+    try:
+        runs = left_runs(args.local_dir)
+    except OSError as error:
+        raise LocalTierError("list", str(args.local_dir), error.strerror or str(error)) from error
+    if args.run_id is not None:
+        runs = [left for left in runs if left.run_id == args.run_id]
+        if not runs:
+            print(f"no run {args.run_id!r} in {args.local_dir}")
+            return 1
+    now_s = time.time()
+    outcomes = [_outcome(left, now_s, args.older_than, remove=args.yes) for left in runs]
+    for left, (text, _) in zip(runs, outcomes, strict=True):
+        age_s, mib = max(left.age_s(now_s), 0), left.size_bytes / (1 << 20)
+        print(f"{left.run_id}  {mib:.1f} MiB  {_age(age_s)} old  {text}")
+    stays = args.run_id is not None and args.yes and not outcomes[0][1]
+    return 1 if stays else 0
+
+
+def _outcome(left: LeftRun, now_s: float, older_than_s: float, *, remove: bool) -> tuple[str, bool]:
+    """Return the outcome for a run in words, and True when it was removed."""
+    if (holder := holder_of(left)) is not None:
+        return f"stays: in use by {holder.describe()}", False
+    if left.age_s(now_s) < older_than_s:
+        return "stays: not old enough (--older-than)", False
+    if not remove:
+        return "would be removed (--yes)", False
+    if remove_run(left):
+        return "removed", True
+    return "stays: a process has it, or there is something else in it", False
+
+
+def _age(age_s: float) -> str:
+    for size_s, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if age_s >= size_s:
+            return f"{age_s / size_s:.1f}{unit}"
+    return f"{age_s:.0f}s"

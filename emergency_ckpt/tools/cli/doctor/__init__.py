@@ -1,0 +1,133 @@
+"""``eckpt doctor``: checks of a host before a job starts there.
+
+1. ``machine``: versions, the native engine; ``network``: the secret, addresses, peers.
+2. ``storage``: a small file is written, read and removed; the clock; the size of the newest step.
+3. ``ramdisk``: file system, owner, room for the slots, pages; ``memory``: what the host has left.
+
+Only the check of storage writes, and it removes what it has written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from emergency_ckpt.core.wording import count_text, size_text
+from emergency_ckpt.tiers.ramdisk.locks import check_run_id
+from emergency_ckpt.tools.cli.arguments import port, seconds
+from emergency_ckpt.tools.cli.doctor.findings import Finding, as_json, exit_status, show
+from emergency_ckpt.tools.cli.doctor.sizing import (
+    add_host_state,
+    add_size,
+    check_size,
+    given_bytes,
+    process_bytes,
+    slot_bytes,
+)
+
+if TYPE_CHECKING:
+    SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage]
+
+_EPILOG = """\
+exit status
+  0  a job can start here (there may be warnings)
+  1  a check failed, or with --strict warned
+  2  the command line is wrong
+"""
+
+
+def add_parser(subparsers: SubParsers) -> None:
+    """Add the parser of ``doctor``."""
+    parser = subparsers.add_parser(
+        "doctor",
+        help="check a host before a job starts there",
+        description=(
+            "Checks versions, the native engine, the secret, and what is named: a ramdisk, a"
+            " persistent directory, peers. Each check is ok, a warning or a failure, with a"
+            " sentence that says how to mend it. Storage is tried with a small file, which is"
+            " removed; nothing else is written."
+        ),
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--local-dir", type=Path, help="the ramdisk directory of this host")
+    parser.add_argument("--dir", help="the persistent directory: a path, or a URL such as gs://")
+    parser.add_argument("--run-id", help="the run: its files on the ramdisk are room for it")
+    add_size(parser)
+    add_host_state(parser)
+    parser.add_argument("--secret-file", help="as the setting; default: $ECKPT_SECRET")
+    parser.add_argument("--bind-host", help="as the setting: an address of this host")
+    parser.add_argument("--bind-port", type=port, default=0, help="as the setting (%(default)s)")
+    parser.add_argument(
+        "--peers",
+        default="",
+        metavar="HOST:PORT,...",
+        help="connect to these; with a secret and --run-id also prove to know the secret",
+    )
+    parser.add_argument(
+        "--timeout-s",
+        type=seconds,
+        default=20.0,
+        help="longest wait for storage, and for a peer (%(default)s)",
+    )
+    parser.add_argument("--strict", action="store_true", help="warnings give exit status 1 too")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the checks and print them; return 0 when a job can start here, else 1."""
+    _check(args)
+    findings = list(_findings(args))
+    if args.json:
+        print(as_json(findings))
+    else:
+        show(findings, Console(highlight=False))
+    return exit_status(findings, strict=args.strict)
+
+
+def _check(args: argparse.Namespace) -> None:
+    check_size(args, "eckpt doctor")
+    if args.run_id is not None:
+        check_run_id(args.run_id)
+
+
+def _findings(args: argparse.Namespace) -> Iterator[Finding]:
+    # Imported here, so that `eckpt doctor --help` does not import numpy and the storage clients.
+    from emergency_ckpt.tools.cli.doctor import machine, network, storage  # noqa: PLC0415
+    from emergency_ckpt.tools.cli.doctor.ramdisk import check_ramdisk  # noqa: PLC0415
+
+    yield machine.check_versions()
+    yield machine.check_engine()
+    finding, secret = network.check_secret(args.secret_file, os.environ)
+    yield finding
+    if args.bind_host is not None:
+        yield network.check_bind(args.bind_host, args.bind_port)
+    peers = [peer for peer in args.peers.split(",") if peer]
+    yield from network.check_peers(peers, args.bind_host, args.run_id, secret, args.timeout_s)
+    if args.dir is not None:
+        yield from storage.check_storage(args.dir, f"doctor-{secrets.token_hex(8)}", args.timeout_s)
+    state_bytes = given_bytes(args)
+    if state_bytes is None and args.dir is not None:
+        finding, state_bytes = storage.newest_state_bytes(args.dir, args.timeout_s)
+        yield finding
+    if args.local_dir is not None:
+        needed_bytes, spare_bytes = None, 0
+        if state_bytes is not None:
+            needed_bytes = args.processes * process_bytes(args, state_bytes, "eckpt doctor")
+            spare_bytes = args.processes * slot_bytes(args, state_bytes)
+            yield _slots(args, needed_bytes)
+        yield from check_ramdisk(args.local_dir, args.run_id, needed_bytes, spare_bytes)
+
+
+def _slots(args: argparse.Namespace, needed_bytes: int) -> Finding:
+    slots = args.processes * (args.local_keep_last_n + 1)
+    slots_text = count_text(slots, "slot", "slots")
+    text = f"{slots_text} on this host, {size_text(needed_bytes)} in all with host states"
+    return Finding("slots", "ok", text, measured={"slots": slots, "needed_bytes": needed_bytes})

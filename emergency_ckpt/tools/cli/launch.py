@@ -1,0 +1,170 @@
+"""``eckpt launch``: a multi-slice training job on this machine, restarted when it dies."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import shutil
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from emergency_ckpt.tools.cli.arguments import seconds
+from emergency_ckpt.tools.launch.faults import Fault, parse_fault
+from emergency_ckpt.tools.launch.job import JobEvent, JobResult, JobSpec
+from emergency_ckpt.tools.launch.logs import temporary_logs
+from emergency_ckpt.tools.launch.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage]
+
+_SHOWN_EVENTS = (
+    "fault.fired",
+    "ram.lost",
+    "preemption.lost",
+    "life.ended",
+    "job.restarting",
+    "job.finished",
+)
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_EPILOG = """\
+faults: words separated by spaces, several --fault options fire in order, each once
+  step=23              when a process reports this step (required)
+  kill=slice:1         process:3 | host:2 | hosts:1,3 | slice:1 | all (required)
+  lose-ram             their ramdisks are empty in the next life
+  permute=reverse      renumber the processes: reverse | swap-slices | seed:7 | 3,2,1,0
+  signal=KILL          KILL | TERM | STOP | ABRT
+  resume-after-s=1.5   with signal=STOP: continue them after this many seconds
+  exact                hold the processes at exactly this step until the fault fires
+
+The program reads its place in the job with emergency_ckpt.tools.launch.environment.JobEnvironment
+.from_environ() and reports its steps with report_step(step) of the same module.
+"""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Add the parser of ``launch``."""
+    parser = subparsers.add_parser(
+        "launch",
+        help="run a training job as several slices on this machine, and restart it when it dies",
+        usage="eckpt launch [options] -- PROGRAM [ARGUMENT ...]",
+        description="Start one process per host, and all of them again when one dies.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--slices", type=int, default=2)
+    parser.add_argument("--hosts-per-slice", type=int, default=2)
+    parser.add_argument("--devices-per-host", type=int, default=1)
+    parser.add_argument(
+        "--local-root",
+        type=Path,
+        help="directory of all ramdisks (default: a new one on /dev/shm, removed at the end)",
+    )
+    parser.add_argument("--keep-ram", action="store_true", help="never remove the ramdisks")
+    parser.add_argument(
+        "--log-dir",
+        type=Path,
+        help="default: a temporary directory, kept only after a failure",
+    )
+    parser.add_argument("--max-restarts", type=int, default=5)
+    parser.add_argument(
+        "--breaker-deaths",
+        type=int,
+        default=3,
+        help="give up after this many deaths in a row without progress (default: 3)",
+    )
+    parser.add_argument(
+        "--hang-timeout-s", type=seconds, help="restart when no step was reported for this time"
+    )
+    parser.add_argument(
+        "--grace-s",
+        type=float,
+        default=JobSpec.grace_s,
+        help="seconds from SIGTERM to SIGKILL when the job is stopped (default: %(default)g); a"
+        " save that all processes agreed on has the job's preemption_grace_s. A second signal ends"
+        " all at once",
+    )
+    parser.add_argument("--timeout-s", type=seconds, help="end the job after this time")
+    parser.add_argument("--fault", action="append", default=[], metavar="WORDS")
+    parser.add_argument("--quiet", action="store_true", help="do not show what the processes print")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the job; return its exit code. SIGINT, SIGTERM and SIGHUP end it cleanly."""
+    faults = [parse_fault(text) for text in args.fault]
+    if args.log_dir is not None:
+        return _run(args, job_spec(args, args.log_dir), faults)
+    with temporary_logs() as log_dir:
+        code = _run(args, job_spec(args, log_dir), faults)
+        if code == 0:
+            shutil.rmtree(log_dir, ignore_errors=True)
+        return code
+
+
+def _run(args: argparse.Namespace, spec: JobSpec, faults: Sequence[Fault]) -> int:
+    supervisor = Supervisor(spec, faults=faults, on_event=_show)
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        supervisor.stop(signum)
+
+    previous = {number: signal.signal(number, stop) for number in _STOP_SIGNALS}
+    _say(f"ramdisks in {spec.local_root}, logs in {spec.log_dir}")
+    try:
+        result = supervisor.run(args.timeout_s)
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    _report(result, spec)
+    return result.exit_code
+
+
+def job_spec(args: argparse.Namespace, log_dir: Path) -> JobSpec:
+    """Return the job that the command line describes."""
+    local_root: Path | None = args.local_root
+    keep_ram = "never" if local_root is None else "after-failure"
+    if local_root is None:
+        local_root = Path("/dev/shm") / f"eckpt-{secrets.token_hex(4)}"  # noqa: S108 - random name
+    return JobSpec(
+        command=tuple(args.program),
+        slices=args.slices,
+        hosts_per_slice=args.hosts_per_slice,
+        devices_per_host=args.devices_per_host,
+        local_root=local_root.absolute(),
+        log_dir=log_dir.absolute(),
+        max_restarts=args.max_restarts,
+        breaker_deaths=args.breaker_deaths,
+        hang_timeout_s=args.hang_timeout_s,
+        grace_s=args.grace_s,
+        keep_ram="always" if args.keep_ram else keep_ram,
+        echo=None if args.quiet else _echo,
+    )
+
+
+def _report(result: JobResult, spec: JobSpec) -> None:
+    for fault in result.faults_left:
+        _say(f"fault '{fault}' never fired")
+    if result.error is not None:
+        _say(str(result.error))
+    if spec.local_root.exists():
+        _say(f"ramdisks are kept in {spec.local_root}")
+
+
+def _show(event: JobEvent) -> None:
+    if event.name in _SHOWN_EVENTS:
+        details = " ".join(f"{key}={_shown(value)}" for key, value in event.fields.items())
+        _say(f"{event.name} {details}")
+
+
+def _shown(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _say(message: str) -> None:
+    print(f"eckpt: {message}", file=sys.stderr, flush=True)
+
+
+def _echo(line: str) -> None:
+    print(line, flush=True)

@@ -1,0 +1,121 @@
+"""``eckpt check``: what is damaged, in manifests, markers and signatures, or in every byte."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from emergency_ckpt.core.shard_layout import state_size_bytes
+from emergency_ckpt.core.wording import count_text, size_text
+from emergency_ckpt.tools.cli.look import tables
+from emergency_ckpt.tools.cli.look.arguments import BAD, GOOD, add_places, places_of, print_json
+from emergency_ckpt.tools.cli.progress import progress_of
+from emergency_ckpt.tools.offline.check import Check, CheckCounts
+from emergency_ckpt.tools.survey.listing import ListedStep, listing_of
+from emergency_ckpt.tools.survey.places import Places, SurveyFault
+from emergency_ckpt.tools.survey.survey import Survey, take_survey
+
+if TYPE_CHECKING:
+    SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage]
+
+FORMAT = 1
+
+
+class CheckResult(msgspec.Struct, frozen=True):
+    """The result, as JSON. ``steps``: as ``eckpt ls`` lists them."""
+
+    format: int
+    good: bool
+    read_data: bool
+    checked: CheckCounts
+    steps: tuple[ListedStep, ...]
+    faults: tuple[SurveyFault, ...]
+    notes: tuple[str, ...]
+
+
+def add_parser(subparsers: SubParsers) -> None:
+    """Add the parser of ``check``."""
+    parser = subparsers.add_parser(
+        "check",
+        help="verify manifests, markers and signatures, and every byte with --read-data",
+        description=(
+            "Verifies the small files of every step: manifests, host states, markers, checksums,"
+            " and signatures where a secret is given. With --read-data it reads every shard in RAM"
+            " and every box in storage and compares their CRC32Cs with those of capture. It names"
+            " what is damaged; parts that are on other hosts are no damage."
+        ),
+    )
+    parser.add_argument(
+        "--read-data", action="store_true", help="read all bytes and compare their CRC32Cs"
+    )
+    add_places(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check; return 1 when something is damaged, absent or could not be read."""
+    places = places_of(args)
+    survey = take_survey(places)
+    check = Check(survey, places)
+    faults = list(check.small_files())
+    if args.read_data:
+        faults += _data(check, survey, places)
+    faults = list(dict.fromkeys(faults))
+    result = CheckResult(
+        format=FORMAT,
+        good=not faults,
+        read_data=args.read_data,
+        checked=check.counts,
+        steps=listing_of(survey).steps,
+        faults=tuple(faults),
+        notes=tuple(check.notes),
+    )
+    if args.json:
+        print_json(result)
+    else:
+        _print(result)
+    return GOOD if result.good else BAD
+
+
+def _data(check: Check, survey: Survey, places: Places) -> Iterator[SurveyFault]:
+    stored = list(check.found.values())
+    sizes = (state_size_bytes(each.marker.leaves) for each in stored if each.marker)
+    total_bytes = check.ram_bytes + sum(sizes)
+    with progress_of("check", total_bytes) as advance:
+        yield from check.ram_data(advance)
+        if stored:
+            # Imported here: Orbax, which a check of RAM does without, takes seconds.
+            from emergency_ckpt.tools.offline.check_stored import check_stored  # noqa: PLC0415
+
+            for each in stored:
+                yield from check_stored(each, places, check.counts, advance)
+
+
+def _print(result: CheckResult) -> None:
+    counts = result.checked
+    states = [each.state.replace("_", " ") for each in result.steps]
+    found = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    print(f"{count_text(len(states), 'step', 'steps')}{': ' if found else ''}{found}")
+    checked = [
+        count_text(counts.manifests, "manifest or marker", "manifests and markers"),
+        count_text(counts.host_states, "host state", "host states"),
+    ]
+    if counts.signatures:
+        checked.append(count_text(counts.signatures, "signature", "signatures"))
+    if result.read_data:
+        shards = count_text(counts.shards, "shard", "shards")
+        checked.append(f"{shards} ({size_text(counts.bytes)})")
+    print(f"checked: {', '.join(checked)}")
+    if counts.gone:
+        gone = count_text(counts.gone, "slot was", "slots were")
+        print(f"{gone} saved over meanwhile and not checked")
+    for note in result.notes:
+        print(tables.one_line(f"note: {note}"))
+    if result.good:
+        print("good")
+    else:
+        print(f"{count_text(len(result.faults), 'fault', 'faults')}:")
+    tables.print_faults(result.faults)

@@ -1,0 +1,135 @@
+"""``eckpt explain``: the story of the last restore, from a job's event log."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from emergency_ckpt.core.wording import TIER_WORDS, seconds_text, size_text
+from emergency_ckpt.errors import CheckpointError
+from emergency_ckpt.event_log import read_events
+from emergency_ckpt.tools.cli.look import tables
+from emergency_ckpt.tools.cli.look.arguments import BAD, EXIT_CODES, GOOD, add_json, print_json
+from emergency_ckpt.tools.survey.restore_story import RestoredProcess, RestoreStory, last_restore
+
+if TYPE_CHECKING:
+    SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage]
+
+_MOST_SENDERS = 4
+_PHASES = ("PLAN", "LOAD", "FETCH", "SETTLE", "TOTAL")
+_COLUMNS = ("PROCESS", "SLICE", *_PHASES, "OWN RAM", "PEERS", "STORAGE", "RECEIVED FROM")
+
+
+def add_parser(subparsers: SubParsers) -> None:
+    """Add the parser of ``explain``."""
+    parser = subparsers.add_parser(
+        "explain",
+        help="tell the story of the last restore",
+        description=(
+            "Tells from a job's event log which step the last restore took, which newer ones it"
+            " passed over and why, what went wrong on the way, which process got how many bytes"
+            " from its own RAM, from which peer and from storage, and how long each phase took."
+        ),
+    )
+    parser.epilog = EXIT_CODES
+    parser.add_argument(
+        "--event-log",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="the job's event_log; under 'eckpt launch' the folder 'events' of its --log-dir",
+    )
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Tell the story; return 1 when the restore failed or did not end, or there is none."""
+    directory: Path = args.event_log
+    try:
+        history = read_events(directory)
+    except OSError as error:
+        problem = error.strerror or str(error)
+        hint = "give the directory of the job's event_log"
+        raise CheckpointError("read", os.fspath(directory), problem, hint=hint) from error
+    for text in history.unreadable:
+        print(tables.one_line(f"{directory}: {text}"), file=sys.stderr)
+    if history.bad_lines:
+        print(f"{directory}: {history.bad_lines} lines are no events", file=sys.stderr)
+    if history.is_cut:
+        print(f"{directory}: the log is large; only its newest part is read", file=sys.stderr)
+    story = last_restore(history.events)
+    if story is None:
+        hint = "set event_log, or use the log of a job that has restored"
+        problem = f"no restore is in its {len(history.events)} events"
+        raise CheckpointError("read", os.fspath(directory), problem, hint=hint)
+    if args.json:
+        print_json(story)
+    else:
+        _print(story)
+    is_good = story.outcome in ("finished", "nothing") and not history.unreadable
+    return GOOD if is_good else BAD
+
+
+def _print(story: RestoreStory) -> None:
+    when = datetime.datetime.fromtimestamp(story.started_s).astimezone()
+    print(f"run {tables.one_line(story.run_id) or '-'}, {when:%Y-%m-%d %H:%M:%S %z}")
+    print(f"{_headline(story)}, in {seconds_text(story.seconds)}")
+    if story.passed_over:
+        print("\nnewer steps that were passed over:")
+        for each in story.passed_over:
+            tier = TIER_WORDS.get(each.tier, each.tier)
+            print(tables.one_line(f"  step {each.step} in {tier}: {each.reason}"))
+    if story.remarks:
+        print("\nmeanwhile:")
+        for remark in story.remarks:
+            text = f"{remark.name}: {remark.text}"
+            line = f"  +{remark.after_s:.3f} s  process {remark.process}  {text}"
+            print(tables.one_line(line))
+    print()
+    tables.print_table(
+        _COLUMNS,
+        [_row(each) for each in story.processes],
+    )
+    hidden_s = max(each.phases.prefetched for each in story.processes)
+    if hidden_s:
+        print(f"\nof this, up to {seconds_text(hidden_s)} passed before restore was called")
+    for each in story.processes:
+        if each.outcome in ("failed", "unfinished"):
+            reason = each.reason or f"it did not end; its last event is {each.last_event}"
+            print(tables.one_line(f"process {each.process}: {reason}"))
+
+
+def _headline(story: RestoreStory) -> str:
+    asked = "" if story.requested_step is None else f" (step {story.requested_step} was requested)"
+    match story.outcome:
+        case "finished":
+            tier = TIER_WORDS.get(story.tier, story.tier)
+            return tables.one_line(f"step {story.step} was restored from {tier}{asked}")
+        case "nothing":
+            return f"there was nothing to restore{asked}: a fresh start"
+        case "failed":
+            return f"the restore failed{asked}"
+        case "unfinished":
+            return f"the restore did not end on all processes{asked}"
+
+
+def _row(each: RestoredProcess) -> list[str]:
+    phases = each.phases
+    spent = (phases.plan, phases.load, phases.fetch, phases.settle, each.seconds)
+    senders = sorted(each.received.items(), key=lambda item: -item[1])
+    named = [f"{holder} {size_text(nbytes)}" for holder, nbytes in senders[:_MOST_SENDERS]]
+    more = [f"{len(senders) - _MOST_SENDERS} more"] if len(senders) > _MOST_SENDERS else []
+    return [
+        str(each.process),
+        "-" if each.slice is None else str(each.slice),
+        *(seconds_text(value) if value else "-" for value in spent),
+        size_text(each.bytes_local),
+        size_text(each.bytes_peer),
+        size_text(each.bytes_persistent),
+        ", ".join([*named, *more]) or "-",
+    ]

@@ -1,0 +1,102 @@
+"""``eckpt show``: one step in full: leaves, boxes, CRCs, holders and host states."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from emergency_ckpt.core.boxes import describe
+from emergency_ckpt.tools.cli.arguments import step_number
+from emergency_ckpt.tools.cli.look import tables
+from emergency_ckpt.tools.cli.look.arguments import BAD, GOOD, add_places, places_of, print_json
+from emergency_ckpt.tools.survey.step import ShownLeaf, ShownStep, show_step
+from emergency_ckpt.tools.survey.survey import take_survey
+
+if TYPE_CHECKING:
+    SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage]
+
+
+def add_parser(subparsers: SubParsers) -> None:
+    """Add the parser of ``show``."""
+    parser = subparsers.add_parser(
+        "show",
+        help="show the leaves, shards and host states of a step",
+        description=(
+            "Shows one step: every leaf with its shape and dtype, the boxes in which it was saved,"
+            " their CRC32C and holders, and the host state of each process, abbreviated. Where"
+            " several saves have the number, a whole one is shown, from RAM if it is there."
+        ),
+    )
+    parser.add_argument("step", type=step_number, metavar="STEP")
+    parser.add_argument(
+        "--tier", choices=("local", "persistent"), default="", help="only this tier (default: both)"
+    )
+    parser.add_argument(
+        "--incarnation", default="", help="the save of this incarnation, of several of one step"
+    )
+    add_places(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show a step; return 1 when it is absent, damaged, or could not be read."""
+    places = places_of(args)
+    survey = take_survey(places)
+    if not args.json:
+        tables.print_faults(survey.faults)
+    shown = show_step(survey, places, args.step, tier=args.tier, incarnation=args.incarnation)
+    if args.json:
+        print_json(shown)
+    else:
+        _print(shown)
+    return BAD if shown.faults else GOOD
+
+
+def _print(shown: ShownStep) -> None:
+    reason = f": {shown.reason}" if shown.reason else ""
+    print(f"step {shown.step}, {shown.tier} tier, {shown.state.replace('_', ' ')}{reason}")
+    print(f"run {shown.run_id or '-'}, incarnation {shown.incarnation or '-'}")
+    print(f"{len(shown.leaves)} leaves, {tables.size(shown.size_bytes)}\n")
+    places = sorted(
+        {h for leaf in shown.leaves for shard in leaf.shards for h in shard.holders}
+        | {h for each in shown.host_states for h in each.holders}
+    )
+    numbers = {holder: str(number) for number, holder in enumerate(places)}
+    rows = [row for leaf in shown.leaves for row in _rows(leaf, numbers)]
+    if rows:
+        columns = ["LEAF", "DTYPE", "SHAPE", "BOX", "BYTES", "CRC32C", "HOLDERS"]
+        tables.print_table(columns, rows)
+    for each in shown.host_states:
+        held = _held(each.holders, numbers)
+        value = msgspec.json.encode(each.value).decode()
+        where = f" (holders {held})" if held else ""
+        print(tables.one_line(f"\nhost state of process {each.process} of {each.count}{where}:"))
+        print(tables.one_line(value))
+    if places:
+        print("\nholders:")
+        for holder, number in numbers.items():
+            print(tables.one_line(f"  {number}  {holder}"))
+    tables.print_faults(shown.faults)
+
+
+def _rows(leaf: ShownLeaf, numbers: dict[str, str]) -> list[list[str]]:
+    dtype = f"{leaf.dtype} ({leaf.key_impl})" if leaf.key_impl else leaf.dtype
+    head = [leaf.path, dtype, str(list(leaf.shape))]
+    if not leaf.shards:
+        return [[*head, "-", str(leaf.size_bytes), "-", "-"]]
+    return [
+        [
+            *(head if first else ["", "", ""]),
+            describe(shard.box),
+            str(shard.size_bytes),
+            shard.crc32c or "-",
+            _held(shard.holders, numbers) or "-",
+        ]
+        for first, shard in zip([True] + [False] * len(leaf.shards), leaf.shards, strict=False)
+    ]
+
+
+def _held(holders: tuple[str, ...], numbers: dict[str, str]) -> str:
+    return ",".join(numbers[holder] for holder in holders)

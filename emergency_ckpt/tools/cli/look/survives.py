@@ -1,0 +1,98 @@
+"""``eckpt survives``: the hosts and slices whose loss would cost the newest step in RAM."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from emergency_ckpt.core.wording import count_text
+from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.tools.cli.look import tables
+from emergency_ckpt.tools.cli.look.arguments import BAD, GOOD, add_places, places_of, print_json
+
+if TYPE_CHECKING:
+    from emergency_ckpt.core.placement.held_copies import Survival
+    from emergency_ckpt.tools.offline.survival import Loss, SurvivalReport
+
+    SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage]
+
+_EXIT_CODES = (
+    "exit status: 0 the newest step outlives any one host, and any one slice; 1 it does not, there"
+    " is none, or something is damaged or could not be read; 2 the command line is wrong"
+)
+
+
+def add_parser(subparsers: SubParsers) -> None:
+    """Add the parser of ``survives``."""
+    parser = subparsers.add_parser(
+        "survives",
+        help="show which hosts or slices would cost the newest step",
+        description=(
+            "Counts the copies of each shard and host state of the newest whole step in RAM, and"
+            " shows for each host and each slice what would be left without it. A host is one"
+            " --local-dir, or one peer's address. Only what is given counts as a copy."
+        ),
+    )
+    add_places(parser)
+    parser.add_argument(
+        "--peers",
+        default="",
+        metavar="HOST:PORT,...",
+        help="ask these live processes or 'eckpt serve' too; needs the secret and --run-id",
+    )
+    parser.epilog = _EXIT_CODES
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the report; return 1 when the loss of one host or slice would cost the step."""
+    # Imported here, so that `eckpt survives --help` does not import the client of peers.
+    from emergency_ckpt.tools.offline.survival import report_survival  # noqa: PLC0415
+
+    peers = [peer for peer in args.peers.split(",") if peer]
+    if not (args.local_dir or peers):
+        raise ConfigError(["name --local-dir, --peers or both"], target="eckpt survives")
+    report = report_survival(places_of(args, may_be_none=True), peers)
+    if args.json:
+        print_json(report)
+    else:
+        _print(report)
+    return GOOD if report.survives_any_one and not report.faults else BAD
+
+
+def _print(report: SurvivalReport) -> None:
+    stored = "none" if report.stored_step is None else str(report.stored_step)
+    if report.step is None:
+        print(f"no whole step in RAM on {count_text(report.hosts, 'host', 'hosts')}")
+    else:
+        name = f"step {report.step} of run {report.run_id}, incarnation {report.incarnation}"
+        print(tables.one_line(f"newest in RAM: {name}; in storage: {stored}"))
+        _print_copies("shards", report.shards)
+        _print_copies("host states", report.host_states)
+        costly = [loss for loss in report.losses if loss.steps_lost != 0]
+        print()
+        if costly:
+            columns = ["LOST", "LEFT", "STEPS LOST", "WITHOUT IT"]
+            tables.print_table(columns, [_row(loss) for loss in costly])
+        else:
+            slices = " and any one slice" if len(report.losses) > report.hosts else ""
+            print(f"the newest step outlives any one host{slices}")
+    tables.print_faults(report.faults)
+
+
+def _print_copies(what: str, survival: Survival | None) -> None:
+    if survival is None or not survival.parts_by_copies:
+        return
+    copies = ", ".join(
+        f"{parts} with {count_text(copies, 'copy', 'copies')}"
+        for copies, parts in survival.parts_by_copies.items()
+    )
+    pairs = f"{survival.fatal_pairs} of {survival.pairs} pairs of hosts would be fatal"
+    lost = count_text(survival.may_fail, "host", "hosts")
+    print(f"{what}: {copies}; outlive the loss of any {lost}; {pairs}")
+
+
+def _row(loss: Loss) -> list[str]:
+    left = "nothing" if loss.left_step is None else f"step {loss.left_step}"
+    lost = "all" if loss.steps_lost is None else str(loss.steps_lost)
+    return [f"{loss.what} {loss.name}", left, lost, loss.missing]

@@ -1,0 +1,164 @@
+"""``eckpt plan-placement``: cost and survival of each number of copies, for a given job."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from emergency_ckpt.core.placement.study import JobShape, PlacementCosts, recommend, study
+from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.tools.cli.doctor.sizing import host_state_bytes
+
+if TYPE_CHECKING:
+    SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage]
+
+_GIB = 1 << 30
+_GB = 1e9
+_MOST_GIB = 1e12
+_WIDTH_CHARS = 200
+
+
+_LEGEND = (
+    "RAM: two slots of a host, and the host states of two saves. Plan one slot more, for arrays",
+    "that a restore on CPU lends and for saves to storage; without it both copy.",
+    "stall: transfer to the host. in RAM: time until a save is complete.",
+    "fetch: from peers, with nothing lost. slice lost: the same for the busiest host after a loss.",
+    "k lost: the RAM tier survives k random hosts failing at once. All computed from the rates.",
+)
+
+
+def add_parser(subparsers: SubParsers) -> None:
+    """Add the parser of ``plan-placement``."""
+    parser = subparsers.add_parser(
+        "plan-placement",
+        help="compute cost and survival of each number of copies",
+        description=(
+            "Computes, for each placement of shards on slices: RAM, stall of the training thread,"
+            " network at a restore, and the probability that the RAM tier survives the loss of"
+            " random hosts; and recommends one. The default rates are those of a v5p host: 60 GB/s"
+            " from four chips, 25 GB/s between slices."
+        ),
+    )
+    parser.add_argument("--slices", type=int, required=True, help="data-parallel replicas")
+    parser.add_argument("--hosts", type=int, required=True, help="hosts of each slice")
+    parser.add_argument(
+        "--state-gib", type=float, required=True, help="one replica of the state, GiB"
+    )
+    parser.add_argument(
+        "--host-state-mib", type=float, default=0.0, help="of one host, MiB (%(default)s)"
+    )
+    parser.add_argument("--ramdisk-gib", type=float, help="ramdisk of a host, GiB; default: any")
+    parser.add_argument(
+        "--lost-hosts", type=int, default=4, help="hosts that fail together (%(default)s)"
+    )
+    parser.add_argument(
+        "--survival",
+        type=float,
+        default=0.99,
+        help="wanted probability that RAM survives that (%(default)s)",
+    )
+    parser.add_argument(
+        "--transfer-gb-s", type=float, default=60.0, help="device to host, GB/s (%(default)s)"
+    )
+    parser.add_argument(
+        "--copy-gb-s", type=float, default=15.0, help="into the ramdisk, GB/s (%(default)s)"
+    )
+    parser.add_argument(
+        "--network-gb-s", type=float, default=25.0, help="of a host, GB/s (%(default)s)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compute and print the table; return 0."""
+    if not 0 < args.survival <= 1:
+        raise ConfigError(
+            [f"--survival must be above 0 and at most 1, not {args.survival}"], target="the plan"
+        )
+    job = JobShape(
+        slices=args.slices,
+        hosts_per_slice=args.hosts,
+        state_bytes=_bytes("--state-gib", args.state_gib),
+        ramdisk_bytes=(
+            None if args.ramdisk_gib is None else _bytes("--ramdisk-gib", args.ramdisk_gib)
+        ),
+        transfer_bytes_per_s=args.transfer_gb_s * _GB,
+        copy_bytes_per_s=args.copy_gb_s * _GB,
+        network_bytes_per_s=args.network_gb_s * _GB,
+        most_lost_hosts=args.lost_hosts,
+        host_state_bytes=host_state_bytes(args, "the plan"),
+    )
+    rows = study(job)
+    chosen, reason = recommend(job, rows, wanted_survival=args.survival)
+    if args.json:
+        print(_as_json(job, rows, chosen, reason))
+        return 0
+    console = Console(width=_WIDTH_CHARS, highlight=False)
+    console.print(_table(job, rows, chosen))
+    console.print(f"Recommended: [bold]{chosen.name}[/bold] ({reason}).")
+    for line in _LEGEND:
+        console.print(line)
+    return 0
+
+
+def _bytes(name: str, gib: float) -> int:
+    if not 0 < gib < _MOST_GIB:
+        raise ConfigError(
+            [f"{name} must be above 0 and below {_MOST_GIB}, not {gib}"], target="the plan"
+        )
+    return round(gib * _GIB)
+
+
+def _as_json(
+    job: JobShape, rows: Sequence[PlacementCosts], chosen: PlacementCosts, reason: str
+) -> str:
+    return json.dumps(
+        {
+            "job": dataclasses.asdict(job),
+            "placements": [dataclasses.asdict(row) for row in rows],
+            "recommended": chosen.name,
+            "reason": reason,
+        },
+        indent=2,
+    )
+
+
+def _table(job: JobShape, rows: Sequence[PlacementCosts], chosen: PlacementCosts) -> Table:
+    size = f"{job.slices} slices of {job.hosts_per_slice} hosts, {job.host_bytes / _GIB:.4g} GiB"
+    table = Table(title=f"{size} of state a host", title_justify="left", box=box.SIMPLE)
+    table.add_column("placement")
+    names = ("RAM GiB", "stall ms", "in RAM s", "fetch GiB", "fetch s", "slice lost s")
+    for name in names:
+        table.add_column(name, justify="right")
+    for lost in range(1, len(rows[0].survival) + 1):
+        table.add_column(f"{lost} lost", justify="right")
+    for row in rows:
+        fits = job.ramdisk_bytes is None or row.ram_bytes <= job.ramdisk_bytes
+        table.add_row(
+            row.name + (" *" if row is chosen else ""),
+            ("" if fits else "too much: ") + f"{row.ram_bytes / _GIB:.2f}",
+            f"{1000 * row.stall_s:.1f}",
+            f"{row.publish_s:.2f}",
+            f"{row.fetch_bytes / _GIB:.2f}",
+            f"{row.restore_s:.2f}",
+            "RAM lost" if row.slice_lost_s is None else f"{row.slice_lost_s:.2f}",
+            *(_percent(value) for value in row.survival),
+        )
+    return table
+
+
+def _percent(probability: float) -> str:
+    """Return a percentage that is never rounded up to 100%."""
+    if probability == 1:
+        return "100%"
+    return (
+        f"{min(100 * probability, 99.9999):.6g}%" if probability > 0.999 else f"{probability:.2%}"
+    )

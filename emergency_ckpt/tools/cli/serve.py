@@ -1,0 +1,193 @@
+"""``eckpt serve``: serves a host's ramdisk to peers while its trainer is down."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import signal
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from emergency_ckpt import run_secret as auth
+from emergency_ckpt.background import SignalFlag
+from emergency_ckpt.core.secret.keys import RunSecret
+from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.tiers.local.read_only import ReadOnlyRamdisk
+from emergency_ckpt.tiers.local.signatures import Signer
+from emergency_ckpt.tools.cli.arguments import port, seconds, user_id
+from emergency_ckpt.tools.offline.draining.last import DrainPlaces, LastDrain
+from emergency_ckpt.transfer.client import TransferClient
+from emergency_ckpt.transfer.server import TransferServer
+
+_LONGEST_INTERVAL_S = 60.0
+
+if TYPE_CHECKING:
+    SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage]
+
+
+def add_parser(subparsers: SubParsers) -> None:
+    """Add the parser of ``serve``."""
+    parser = subparsers.add_parser(
+        "serve",
+        help="serve this host's ramdisk to peers while its trainer is down",
+        description=(
+            "Serves the saves of a run on this host's ramdisk, read-only, to peers that know the"
+            " run's secret. Prints one line, 'serving IDENTITY@HOST:PORT', and runs until SIGINT"
+            " or SIGTERM. Put that text into the job's extra_holders: with the identity, which is"
+            " new at each start, only this server is accepted; without it, any that knows the"
+            " secret. The directories are not deleted meanwhile. With --drain-to it drains the RAM"
+            " of a job that is over."
+        ),
+    )
+    parser.add_argument("--local-dir", type=Path, required=True, help="the ramdisk directory")
+    parser.add_argument("--run-id", required=True, help="the run whose saves are served")
+    parser.add_argument(
+        "--secret-file",
+        type=Path,
+        help=f"file with the run's secret, closed to others; default: ${auth.SECRET_VARIABLE}",
+    )
+    parser.add_argument(
+        "--owner",
+        type=user_id,
+        metavar="USER",
+        help="owner of the ramdisk, by name or number, when root serves it; default: the user of"
+        " this command. Files of other users are not served",
+    )
+    parser.add_argument(
+        "--bind", default="127.0.0.1", help="the one address to listen on (%(default)s)"
+    )
+    parser.add_argument("--port", type=port, default=0, help="port, 0 for a free one (%(default)s)")
+    _add_drain(parser.add_argument_group("drain the RAM when the job is over for good"))
+    parser.set_defaults(run=run)
+
+
+def _add_drain(group: argparse._ArgumentGroup) -> None:  # pyright: ignore[reportPrivateUsage]
+    group.add_argument(
+        "--drain-to",
+        default="",
+        metavar="DIR",
+        help="the job's dir: one of its servers runs 'eckpt drain' there, and the others serve it;"
+        " needs --drain-after or --drain-at-stop",
+    )
+    group.add_argument(
+        "--drain-after",
+        type=seconds,
+        metavar="SECONDS",
+        help="drain when no process of the job was there for so long. One that starts again later"
+        " loses nothing",
+    )
+    group.add_argument(
+        "--drain-at-stop",
+        type=seconds,
+        metavar="SECONDS",
+        help="drain at SIGTERM, before the RAM of this host goes, unless processes of the job still"
+        " answer elsewhere after so long. A second signal ends it",
+    )
+    for name, whom in (("--peers", "servers of the job's hosts"), ("--trainers", "its processes")):
+        group.add_argument(
+            name,
+            default="",
+            metavar="HOST:PORT,...",
+            help=f"addresses of the {whom}; a name may stand for several",
+        )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGINT or SIGTERM. Blocks; return 0 after a clean stop. Main thread only."""
+    if bool(args.drain_to) != (args.drain_after is not None or args.drain_at_stop is not None):
+        problem = "--drain-to and --drain-after or --drain-at-stop need each other"
+        raise ConfigError([problem], target="eckpt serve")
+    with _stop_signals() as (stopping, hurrying):
+        return _serve(args, stopping, hurrying)
+
+
+@contextlib.contextmanager
+def _stop_signals() -> Generator[tuple[SignalFlag, SignalFlag]]:
+    """Set the first flag at SIGTERM or SIGINT, the second at another; then restore the handlers.
+
+    Main thread only.
+    """
+    stopping, hurrying = SignalFlag(), SignalFlag()
+
+    def stop(_number: int, _frame: object) -> None:
+        (hurrying if stopping.is_set() else stopping).set()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stopping, hurrying
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _serve(args: argparse.Namespace, stopping: SignalFlag, hurrying: SignalFlag) -> int:
+    secret = _secret(args.secret_file)
+    if args.drain_to:  # beside a trainer that has not started: the directory is its own
+        args.local_dir.mkdir(mode=0o700, exist_ok=True)
+    signer = Signer.of(RunSecret(args.run_id, secret, given=True))
+    holdings = ReadOnlyRamdisk(args.local_dir, args.run_id, args.owner, signer)
+    try:
+        server = TransferServer(
+            holdings,
+            run_id=args.run_id,
+            secret=secret,
+            bind_host=args.bind,
+            port=args.port,
+        )
+        holdings.address = server.contact
+        holdings.inventory()  # takes the readers' locks before the address is printed
+        with server:
+            print(f"serving {server.contact}", flush=True)
+            if args.drain_to:
+                _serve_and_drain(args, server.address, secret, stopping, hurrying)
+            else:
+                stopping.wait()
+    finally:
+        holdings.close()
+    return 0
+
+
+def _serve_and_drain(
+    args: argparse.Namespace,
+    own: str,
+    secret: bytes,
+    stopping: SignalFlag,
+    hurrying: SignalFlag,
+) -> None:
+    options: list[str] = []
+    for name, value in (("--secret-file", args.secret_file), ("--owner", args.owner)):
+        options += [] if value is None else [name, str(value)]
+    places = DrainPlaces(
+        local_dir=args.local_dir,
+        directory=args.drain_to,
+        run_id=args.run_id,
+        owner_uid=args.owner,
+        peers=_texts(args.peers),
+        trainers=_texts(args.trainers),
+        options=tuple(options),
+    )
+    with TransferClient(run_id=args.run_id, secret=secret) as client:
+        last = LastDrain(places, own, client)
+        if args.drain_after is None:
+            stopping.wait()
+        else:
+            interval_s = min(max(args.drain_after / 60, 1.0), _LONGEST_INTERVAL_S)
+            while not stopping.wait(interval_s):
+                last.poll(time.monotonic(), args.drain_after)
+        if args.drain_at_stop is not None:
+            last.at_end(args.drain_at_stop, hurrying)
+
+
+def _texts(text: str) -> tuple[str, ...]:
+    return tuple(each for each in text.split(",") if each)
+
+
+def _secret(path: Path | None) -> bytes:
+    secret = auth.secret_for_tools(path)
+    if secret is None:
+        raise ConfigError(
+            [f"no secret: give --secret-file or set {auth.SECRET_VARIABLE}"], target="eckpt serve"
+        )
+    return secret

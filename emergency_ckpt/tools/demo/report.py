@@ -1,0 +1,324 @@
+"""The demo's result: pure decisions over events and digests, a summary, a table and a plot."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+from rich.table import Table
+
+from emergency_ckpt.core.wording import size_text
+from emergency_ckpt.event_log.records import LoggedEvent
+from emergency_ckpt.tools.demo.results import JobDigest, differences
+from emergency_ckpt.tools.demo.scenarios import Scenario
+
+Summary = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FinishedRun:
+    """The results of one run of the job.
+
+    Attributes:
+      finished: every process ended with success.
+      events: by time.
+      digest: the final bits; None when the run did not finish.
+      corpus: digests of the text that its processes read.
+      seconds: wall time of the run.
+    """
+
+    finished: bool
+    events: Sequence[LoggedEvent]
+    digest: JobDigest | None
+    corpus: frozenset[str]
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recovery:
+    """The first restore after the fault, over all processes.
+
+    Attributes:
+      fault_step: the last step that any process finished before the fault.
+      restored_step: None when nothing was restored, or the processes do not agree.
+      tiers: the tiers that the processes report.
+      seconds: the longest restore of any process.
+      saved_seconds: time that this process's prefetch ran before ``restore`` was called.
+      local_bytes, peer_bytes, persistent_bytes: sums over the processes.
+      processes: number of processes that reported a restore.
+    """
+
+    fault_step: int | None
+    restored_step: int | None
+    tiers: frozenset[str]
+    seconds: float
+    saved_seconds: float
+    local_bytes: int
+    peer_bytes: int
+    persistent_bytes: int
+    processes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScenarioVerdict:
+    """The result of one scenario; ``problems``: why it is not a success.
+
+    ``saved_seconds``: restore time saved by the prefetch.
+    """
+
+    summary: Summary
+    problems: tuple[str, ...]
+    saved_seconds: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        """True when it recovered with the bits of the undisturbed run."""
+        return bool(self.summary["recovered"] and self.summary["bitwise_equal"])
+
+
+def losses(events: Sequence[LoggedEvent], life: int | None = None) -> dict[int, float]:
+    """Return the loss by step, of one life or of all; the later value of a repeated step counts."""
+    found: dict[int, float] = {}
+    for event in sorted(events, key=lambda event: (event.life, event.time_s)):
+        if event.name == "train.step" and life in (None, event.life):
+            found[event.fields["step"]] = event.fields["loss"]
+    return found
+
+
+def recovery_of(events: Sequence[LoggedEvent]) -> Recovery:
+    """Return the restore that the second life reports."""
+    before = [e.fields["step"] for e in events if e.name == "train.step" and e.life == 0]
+    restores = [
+        event.fields
+        for event in events
+        if event.name == "restore.finished"
+        and event.life == 1
+        and event.fields.get("step") is not None
+    ]
+    steps = {fields["step"] for fields in restores}
+    longest = max(restores, key=lambda fields: float(fields["seconds"]), default={})
+    return Recovery(
+        fault_step=max(before) if before else None,
+        restored_step=steps.pop() if len(steps) == 1 else None,
+        tiers=frozenset(str(fields["tier"]) for fields in restores),
+        seconds=float(longest.get("seconds", 0.0)),
+        saved_seconds=float(longest.get("overlapped_seconds", 0.0)),
+        local_bytes=sum(fields["bytes_local"] for fields in restores),
+        peer_bytes=sum(fields["bytes_peer"] for fields in restores),
+        persistent_bytes=sum(fields["bytes_persistent"] for fields in restores),
+        processes=len(restores),
+    )
+
+
+def recovery_problems(
+    scenario: Scenario, process_count: int, faulty: FinishedRun, recovery: Recovery
+) -> list[str]:
+    """Return why the recovery is not the one expected of ``scenario``; empty when it is."""
+    found: list[str] = []
+    if not faulty.finished:
+        found.append("the job did not finish after the fault")
+    if not any(event.name == "fault.fired" for event in faulty.events):
+        found.append("the fault never fired, so the run proves nothing")
+    if recovery.processes != process_count:
+        found.append(f"{recovery.processes} of {process_count} processes report a restore")
+    elif not recovery.restored_step:
+        found.append("the processes do not report one restored step above 0")
+    if recovery.tiers - {scenario.tier}:
+        found.append(
+            f"the state came from {sorted(recovery.tiers)}, expected the {scenario.tier} tier"
+        )
+    if scenario.is_notice and recovery.restored_step != recovery.fault_step:
+        found.append(
+            f"training was at step {recovery.fault_step} and continued from"
+            f" {recovery.restored_step}, although there was time to save"
+        )
+    if scenario.needs_peers and not recovery.peer_bytes:
+        found.append("no byte came from a peer, although RAM was lost")
+    if scenario.tier == "local" and recovery.persistent_bytes:
+        found.append(
+            f"{recovery.persistent_bytes} bytes came from the persistent tier, although the RAM of"
+            " other hosts had all of them"
+        )
+    if scenario.tier == "persistent" and not recovery.persistent_bytes:
+        found.append("no byte came from the persistent tier, although all RAM was lost")
+    return found
+
+
+def equality_problems(baseline: FinishedRun, faulty: FinishedRun) -> list[str]:
+    """Return the differences of the final states; empty when they are equal bit for bit."""
+    if baseline.digest is None or faulty.digest is None:
+        return ["one of the two final states is missing"]
+    if len(baseline.corpus | faulty.corpus) != 1:
+        return ["the runs did not read the same text"]
+    return differences(baseline.digest, faulty.digest)
+
+
+def decide_verdict(
+    scenario: Scenario, process_count: int, baseline: FinishedRun, faulty: FinishedRun
+) -> ScenarioVerdict:
+    """Return the result of the ``faulty`` run. ``seconds`` is the time of both runs together."""
+    recovery = recovery_of(faulty.events)
+    recovery_faults = recovery_problems(scenario, process_count, faulty, recovery)
+    equality_faults = equality_problems(baseline, faulty)
+    lost = None
+    if recovery.fault_step is not None and recovery.restored_step is not None:
+        lost = recovery.fault_step - recovery.restored_step
+    summary: Summary = {
+        "recovered": not recovery_faults,
+        "scenario": scenario.name,
+        "fault_step": recovery.fault_step,
+        "restored_step": recovery.restored_step,
+        "steps_lost": lost,
+        "restore_seconds": round(recovery.seconds, 3),
+        "bytes": {
+            "local": recovery.local_bytes,
+            "peer": recovery.peer_bytes,
+            "persistent": recovery.persistent_bytes,
+        },
+        "bitwise_equal": not equality_faults,
+        "final_loss": _last(losses(faulty.events)),
+        "baseline_final_loss": _last(losses(baseline.events)),
+        "seconds": round(baseline.seconds + faulty.seconds, 1),
+    }
+    return ScenarioVerdict(
+        summary=summary,
+        problems=(*recovery_faults, *equality_faults),
+        saved_seconds=recovery.saved_seconds,
+    )
+
+
+def _last(by_step: Mapping[int, float]) -> float | None:
+    return round(by_step[max(by_step)], 6) if by_step else None
+
+
+def summary_document(
+    verdicts: Sequence[ScenarioVerdict], *, seconds: float, every: bool, not_run: Sequence[str] = ()
+) -> Summary:
+    """Return the content of ``summary.json``: one summary, or with ``every`` all and totals.
+
+    The totals are ``recovered`` and ``bitwise_equal`` (true when true of each), ``seconds``, and
+    ``not_run``, the scenarios that had not run when the demonstration was stopped.
+    """
+    if not every:
+        (verdict,) = verdicts
+        return verdict.summary
+    summaries = [verdict.summary for verdict in verdicts]
+    return {
+        **({"not_run": list(not_run)} if not_run else {}),
+        "recovered": all(summary["recovered"] for summary in summaries),
+        "bitwise_equal": all(summary["bitwise_equal"] for summary in summaries),
+        "seconds": round(seconds, 1),
+        "scenarios": summaries,
+    }
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write ``text`` to ``path`` atomically."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+def write_summary(path: Path, document: Summary) -> None:
+    """Write ``document`` as JSON."""
+    write_whole(path, json.dumps(document, indent=2) + "\n")
+
+
+def write_losses(path: Path, events: Sequence[LoggedEvent]) -> None:
+    """Write the loss of each step of each life, one JSON object a line."""
+    lines = [
+        json.dumps({"life": life, "step": step, "loss": loss})
+        for life in sorted({event.life for event in events})
+        for step, loss in sorted(losses(events, life).items())
+    ]
+    write_whole(path, "".join(f"{line}\n" for line in lines))
+
+
+def summary_table(verdicts: Sequence[ScenarioVerdict]) -> Table:
+    """Return the results as a table for people, one row per scenario."""
+    table = Table(
+        title="The disturbed runs against the undisturbed one",
+        box=None,
+        collapse_padding=True,
+        header_style="underline",
+    )
+    table.add_column("scenario", no_wrap=True)
+    for heading in (
+        "recovered",
+        "equal\nbits",
+        "fault\nat",
+        "back\nto",
+        "restore",
+        "saved by\nprefetch",
+    ):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for heading in ("own\nRAM", "peers'\nRAM", "persist.\ntier"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for verdict in verdicts:
+        summary = verdict.summary
+        moved = summary["bytes"]
+        table.add_row(
+            summary["scenario"],
+            _yes_no(summary["recovered"]),
+            _yes_no(summary["bitwise_equal"]),
+            str(summary["fault_step"]),
+            str(summary["restored_step"]),
+            f"{summary['restore_seconds']:.2f} s",
+            f"{verdict.saved_seconds:.2f} s",
+            *(size_text(moved[source]) for source in ("local", "peer", "persistent")),
+        )
+    first = verdicts[0].summary
+    table.caption = (
+        f"final loss {_loss_text(first['final_loss'])},"
+        f" undisturbed {_loss_text(first['baseline_final_loss'])}"
+    )
+    return table
+
+
+def _yes_no(value: bool) -> str:
+    return "[green]yes[/]" if value else "[bold red]NO[/]"
+
+
+def _loss_text(loss: float | None) -> str:
+    return "-" if loss is None else f"{loss:.6f}"
+
+
+def plot_losses(path: Path, baseline: FinishedRun, faulty: Mapping[str, FinishedRun]) -> None:
+    """Draw one panel for each faulty run: both loss curves, the fault and the recovery."""
+    mpl.use("Agg")
+    figure = Figure(figsize=(9, 3.6 * len(faulty)), layout="constrained")
+    panels = figure.subplots(len(faulty), 1, squeeze=False)
+    undisturbed = losses(baseline.events)
+    for panel, (name, record) in zip(panels[:, 0], faulty.items(), strict=True):
+        recovery = recovery_of(record.events)
+        panel.plot(
+            list(undisturbed),
+            list(undisturbed.values()),
+            color="0.65",
+            linewidth=5,
+            label="undisturbed",
+        )
+        for life, style in ((0, "-"), (1, "--")):
+            curve = losses(record.events, life)
+            label = "before the fault" if life == 0 else "after the recovery"
+            panel.plot(list(curve), list(curve.values()), style, label=label)
+        if recovery.fault_step is not None:
+            panel.axvline(
+                recovery.fault_step, color="tab:red", label=f"fault: {recovery.fault_step}"
+            )
+        if recovery.restored_step is not None:
+            panel.axvline(
+                recovery.restored_step,
+                color="tab:green",
+                linestyle=":",
+                label=f"restored: {recovery.restored_step}",
+            )
+        panel.set(title=name, xlabel="step", ylabel="loss (nats per byte)")
+        panel.legend()
+    figure.savefig(path, dpi=110)

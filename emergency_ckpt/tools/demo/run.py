@@ -1,0 +1,288 @@
+"""The demonstration: an undisturbed run, the same run with a fault, and the comparison.
+
+Nothing here imports JAX: only the processes of the job do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Generator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.event_log.records import LoggedEvent
+from emergency_ckpt.event_log.tail import LogTail
+from emergency_ckpt.tools.demo import report
+from emergency_ckpt.tools.demo.page import write_demo_report
+from emergency_ckpt.tools.demo.results import ProcessResult, decode_result, merge_results
+from emergency_ckpt.tools.demo.scenarios import ALL, Scenario, ScenarioJob, choose
+from emergency_ckpt.tools.demo.timeline import RunTimeline, show
+from emergency_ckpt.tools.launch.faults import parse_fault
+from emergency_ckpt.tools.launch.job import JobResult, JobSpec
+from emergency_ckpt.tools.launch.supervisor import Supervisor
+
+RUN_TIMEOUT_S = 300.0
+HANG_TIMEOUT_S = 120.0
+REFRESH_S = 0.1
+_MARKER = ".eckpt_demo"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DemoOptions:
+    """Options of ``eckpt demo``.
+
+    Attributes:
+      scenario: a name of ``scenarios.SCENARIOS``, or ``all``.
+      out: directory for the summary, the plot and the runs' files; created if missing.
+      job: size and save intervals.
+      ram: directory that represents the RAM of all hosts; None: a temporary one on a tmpfs.
+      json_only: print the summary as JSON and nothing else.
+    """
+
+    scenario: str
+    out: Path
+    job: ScenarioJob = dataclasses.field(default_factory=ScenarioJob)
+    ram: Path | None = None
+    json_only: bool = False
+
+
+def run_demo(options: DemoOptions, console: Console) -> int:
+    """Run the demonstration and write its results. Blocks; one to two minutes by default.
+
+    Returns 0 only when every scenario recovered from the expected tier and ended with the bits of
+    the undisturbed run.
+
+    Raises:
+      ConfigError: the options are invalid; nothing was started.
+    """
+    scenarios = choose(options.scenario, options.job)
+    runs_dir = _fresh_runs_dir(options.out)
+    started_s = time.monotonic()
+    faulty: dict[str, report.FinishedRun] = {}
+    verdicts: list[report.ScenarioVerdict] = []
+    with _ram_directory(options.ram) as ram:
+        stage = _Stage(options, runs_dir, ram, console)
+        baseline = stage.run("undisturbed", None)
+        stopped: SystemExit | None = None
+        for scenario in scenarios if baseline.finished else ():
+            try:
+                record = stage.run(scenario.name, scenario)
+            except SystemExit as error:
+                stopped = error
+                break
+            faulty[scenario.name] = record
+            verdicts.append(
+                report.decide_verdict(scenario, options.job.process_count, baseline, record)
+            )
+    if stopped is not None and not verdicts:
+        raise stopped
+    if not verdicts:
+        console.print(
+            "the undisturbed run did not finish, so there is nothing to compare", style="red"
+        )
+        return 1
+    report.plot_losses(options.out / "loss.png", baseline, faulty)
+    write_demo_report(options.out / "report.html", baseline, faulty)
+    document = report.summary_document(
+        verdicts,
+        seconds=time.monotonic() - started_s,
+        every=options.scenario == ALL,
+        not_run=[scenario.name for scenario in scenarios if scenario.name not in faulty],
+    )
+    report.write_summary(options.out / "summary.json", document)
+    _tell(options, console, verdicts, document)
+    if stopped is not None:
+        raise stopped
+    return 0 if all(verdict.passed for verdict in verdicts) else 1
+
+
+class _Stage:
+    """Runs the job, once for each name, and displays it."""
+
+    def __init__(
+        self,
+        options: DemoOptions,
+        runs_dir: Path,
+        ram: Path,
+        console: Console,
+    ) -> None:
+        self._options = options
+        self._runs_dir = runs_dir
+        self._ram = ram
+        self._console = console
+
+    def run(self, name: str, scenario: Scenario | None) -> report.FinishedRun:
+        """Run the job to its end, with the scenario's fault if there is one."""
+        job = self._options.job
+        directory = self._runs_dir / name
+        results_dir = directory / "results"
+        results_dir.mkdir(parents=True)
+        subtitle = "no fault" if scenario is None else scenario.title
+        faults = [] if scenario is None else [parse_fault(scenario.fault(job))]
+        spec = _job_spec(job, directory, self._ram / name, max_restarts=len(faults))
+        supervisor = Supervisor(spec, faults=faults)
+        timeline = RunTimeline(name, job.steps, subtitle=subtitle)
+        started_s = time.monotonic()
+        result, events = self._watch(supervisor, timeline)
+        seconds = time.monotonic() - started_s
+        if result.error is not None and not self._options.json_only:
+            self._console.print(str(result.error), style="red", markup=False)
+        finished = result.error is None
+        results = _read_results(results_dir) if finished else []
+        report.write_losses(directory / "losses.jsonl", events)
+        return report.FinishedRun(
+            finished=finished and len(results) == job.process_count,
+            events=events,
+            digest=merge_results(results) if results else None,
+            corpus=frozenset(each.corpus for each in results),
+            seconds=seconds,
+        )
+
+    def _watch(
+        self, supervisor: Supervisor, timeline: RunTimeline
+    ) -> tuple[JobResult, list[LoggedEvent]]:
+        """Run ``supervisor`` in a thread; display its events and those of its processes."""
+        tail = LogTail(supervisor.spec.event_log)
+        events: list[LoggedEvent] = []
+        quiet = self._options.json_only
+        with (
+            show(timeline, self._console, quiet=quiet) as observe,
+            _running(supervisor) as outcome,
+        ):
+            over = False
+            while not over:
+                over = outcome.over.wait(REFRESH_S)  # before reading, so that nothing is missed
+                fresh = tail.read_new()
+                events += fresh
+                observe(fresh)
+        return outcome.result(), events
+
+
+class _Outcome:
+    """The result of the supervisor's thread."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+        self._result: JobResult | None = None
+        self._error: BaseException | None = None
+
+    def run(self, supervisor: Supervisor) -> None:
+        try:
+            self._result = supervisor.run(RUN_TIMEOUT_S)
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread that waits
+            self._error = error
+        finally:
+            self.over.set()
+
+    def result(self) -> JobResult:
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result
+
+
+@contextlib.contextmanager
+def _running(supervisor: Supervisor) -> Generator[_Outcome]:
+    """Run ``supervisor`` during this context. SIGINT and SIGTERM end the job, then this program."""
+    outcome = _Outcome()
+    thread = threading.Thread(target=outcome.run, args=(supervisor,), name="supervisor")
+    stopped: list[int] = []
+
+    def stop(signum: int, _: object) -> None:
+        stopped.append(signum)
+        supervisor.stop(signum)
+
+    handlers = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
+    thread.start()
+    try:
+        yield outcome
+    finally:
+        if not outcome.over.is_set():
+            supervisor.stop()
+        thread.join()
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
+    if stopped:
+        raise SystemExit(128 + stopped[0])
+
+
+def _job_spec(job: ScenarioJob, directory: Path, local_root: Path, *, max_restarts: int) -> JobSpec:
+    """Return the spec of a job with a restart for each fault, and none for other failures."""
+    command = [sys.executable, "-m", "emergency_ckpt.tools.demo.train"]
+    command += ["--steps", str(job.steps), "--seed", str(job.seed)]
+    command += ["--local-every", str(job.local_every)]
+    command += ["--persistent-every", str(job.persistent_every)]
+    command += ["--persistent-dir", str(directory / "persistent")]
+    command += ["--result-dir", str(directory / "results")]
+    return JobSpec(
+        command=tuple(command),
+        slices=job.slices,
+        hosts_per_slice=job.hosts_per_slice,
+        devices_per_host=1,
+        local_root=local_root,
+        log_dir=directory / "logs",
+        max_restarts=max_restarts,
+        hang_timeout_s=HANG_TIMEOUT_S,
+        keep_ram="never",
+    )
+
+
+def _read_results(directory: Path) -> list[ProcessResult]:
+    return [decode_result(path.read_bytes()) for path in sorted(directory.glob("*.json"))]
+
+
+def _fresh_runs_dir(out: Path) -> Path:
+    """Return an empty ``out/runs``; only files of an earlier demo are removed."""
+    runs_dir = out.absolute() / "runs"
+    if runs_dir.exists():
+        if not (runs_dir / _MARKER).exists():
+            raise ConfigError(
+                [f"{runs_dir} was not made by the demo; give another --out"], target="the demo"
+            )
+        shutil.rmtree(runs_dir)
+    runs_dir.mkdir(parents=True)
+    (runs_dir / _MARKER).touch()
+    return runs_dir
+
+
+@contextlib.contextmanager
+def _ram_directory(chosen: Path | None) -> Generator[Path]:
+    """Yield a new directory for the ramdisks, on tmpfs if available; removed at the end."""
+    shared_memory = Path("/dev/shm")  # noqa: S108 - a private directory is created in it
+    parent = chosen
+    if parent is None and os.access(shared_memory, os.W_OK | os.X_OK):
+        parent = shared_memory
+    if parent is not None:
+        parent = parent.absolute()
+        parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="eckpt-demo-", dir=parent) as directory:
+        yield Path(directory)
+
+
+def _tell(
+    options: DemoOptions,
+    console: Console,
+    verdicts: Sequence[report.ScenarioVerdict],
+    document: report.Summary,
+) -> None:
+    if options.json_only:
+        console.print_json(json.dumps(document))
+        return
+    console.print(report.summary_table(verdicts))
+    for verdict in verdicts:
+        for problem in verdict.problems:
+            line = f"{verdict.summary['scenario']}: {problem}"
+            console.print(line, style="red", markup=False, soft_wrap=True)
+    written = (str(options.out / name) for name in ("summary.json", "loss.png", "report.html"))
+    console.print("  ".join(written), soft_wrap=True)

@@ -1,0 +1,153 @@
+"""The demo's trainer: one process of the job. ``python -m emergency_ckpt.tools.demo.train``.
+
+The launcher starts it once per host, with its place in the job in the environment. It trains, calls
+``save`` after every step, and writes a file of digests of its final state.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from absl import logging
+
+from emergency_ckpt.checkpointer import EmergencyCheckpointer
+from emergency_ckpt.cluster.preemption.watch import PREEMPTED_EXIT_CODE
+from emergency_ckpt.event_log.writer import EventLog, open_event_log
+from emergency_ckpt.tools.demo import data, digest, model, results
+from emergency_ckpt.tools.launch.environment import JobEnvironment, report_step
+from emergency_ckpt.tools.simulated_job import initialize_job
+
+SEQUENCES_PER_DEVICE = 8
+_LOG_BYTES = 64 << 20
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the trainer's own options; its place in the job comes from the environment."""
+    parser = argparse.ArgumentParser(prog="python -m emergency_ckpt.tools.demo.train")
+    parser.add_argument("--steps", type=int, required=True, help="train up to this step")
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--local-every", type=int, required=True, help="steps between RAM saves")
+    parser.add_argument("--persistent-every", type=int, required=True)
+    parser.add_argument("--persistent-dir", required=True)
+    parser.add_argument("--result-dir", type=Path, required=True, help="where the digests go")
+    return parser.parse_args(argv)
+
+
+class Trainer:
+    """The training loop of one process. All processes of the job must run it."""
+
+    def __init__(self, env: JobEnvironment, options: argparse.Namespace, log: EventLog) -> None:
+        """Create the mesh and read the text; ``jax.distributed`` must be initialized."""
+        self._options = options
+        self._log = log
+        self._slice_index = env.slice_index
+        self._config = model.ModelConfig()
+        self._mesh = model.make_mesh(env.slice_count)
+        corpus = data.read_corpus()
+        self._corpus_digest = data.corpus_digest(corpus)
+        self._iterator = data.make_iterator(
+            data.DataConfig(
+                sequence_length=self._config.sequence_length,
+                batch_size=SEQUENCES_PER_DEVICE * env.devices_per_host,
+                seed=options.seed,
+                process_index=env.process_index,
+                process_count=env.process_count,
+            ),
+            corpus,
+        )
+        self._checkpointer_config = EmergencyCheckpointer.default_config().set(
+            dir=options.persistent_dir,
+            local_dir=str(env.local_dir),
+            local_save_every_n_steps=options.local_every,
+            save_every_n_steps=options.persistent_every,
+            mesh=self._mesh,
+            replica_axis=0,
+            storage_wait_timeout_s=60.0,  # the scenarios count on every step there
+        )
+
+    def _note(self, name: str, fields: Mapping[str, Any]) -> None:
+        self._log.note(name, fields, slice=self._slice_index)
+
+    def run(self) -> results.ProcessResult:
+        """Prefetch, compile, restore, train, wait for the saves. Collective; blocks.
+
+        Blocking, collective.
+        """
+        abstract = model.abstract_state(self._config, self._mesh)
+        with self._checkpointer_config.instantiate() as checkpointer:
+            # The restore runs in the background while this thread compiles.
+            checkpointer.prefetch(abstract)
+            # Compiled now and not at the first call, because CPU collectives wait at most 30 s and
+            # processes that share cores compile at different speeds. The restore synchronizes them.
+            sequences = SEQUENCES_PER_DEVICE * self._mesh.size
+            train_step = model.compile_train_step(self._config, self._mesh, sequences)
+            self._note("train.compiled", {})
+            done, state = checkpointer.restore(state=abstract, host_state=self._iterator)
+            if done is None:
+                done = 0
+                state = model.init_state(self._config, self._mesh, self._options.seed)
+            self._note("train.started", {"step": done, "steps": self._options.steps})
+            loss: float | None = None
+            for step in range(done + 1, self._options.steps + 1):
+                batch = model.global_batch(self._mesh, next(self._iterator))
+                state, step_loss = train_step(state, batch)
+                checkpointer.save(step=step, state=state, host_state=self._iterator)
+                loss = float(step_loss)
+                self._note("train.step", {"step": step, "loss": loss})
+                report_step(step)
+                if checkpointer.reached_preemption(step):
+                    checkpointer.wait_until_finished()
+                    raise SystemExit(PREEMPTED_EXIT_CODE)
+            checkpointer.wait_until_finished()
+            checkpointer.check_for_errors()
+        return results.ProcessResult(
+            process_index=jax.process_index(),
+            steps=self._options.steps,
+            loss=loss,
+            corpus=self._corpus_digest,
+            shards=digest.shard_digests(state),
+            iterator=digest.iterator_digest(self._iterator.get_state()),
+        )
+
+
+def write_result(directory: Path, result: results.ProcessResult) -> None:
+    """Publish ``result`` in ``directory`` atomically."""
+    path = directory / f"process_{result.process_index:05d}.json"
+    temporary = path.with_suffix(".tmp")
+    temporary.write_bytes(results.encode_result(result))
+    os.replace(temporary, path)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one process of the demo job to its end; return the exit code for the launcher."""
+    options = parse_arguments(argv)
+    env = JobEnvironment.from_environ()
+    assert env.event_log is not None, "the launcher has one"
+    # Shared with the checkpointer, whose events go there by default.
+    log = open_event_log(
+        env.event_log, env.process_index, limit_bytes=_LOG_BYTES, life=env.restart_count
+    )
+    try:
+        return _train(env, options, log)
+    finally:
+        log.close()
+
+
+def _train(env: JobEnvironment, options: argparse.Namespace, log: EventLog) -> int:
+    place = {"slice": env.slice_index}
+    log.note("train.launched", {"pid": os.getpid()}, **place)
+    initialize_job(env)
+    result = Trainer(env, options, log).run()
+    write_result(options.result_dir, result)
+    log.note("train.finished", {"step": result.steps, "loss": result.loss}, **place)
+    logging.info("finished at step %d with loss %s", result.steps, result.loss)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,224 @@
+"""The description of a job on GKE, from which all manifests follow."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from emergency_ckpt.core.limits import NAME_PATTERN
+from emergency_ckpt.core.placement.policies import ALL_BUT_PRIMARY, parse_policy
+from emergency_ckpt.core.placement.study import SLOTS, stored_share
+from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.tools.deploy.quantity import format_quantity
+from emergency_ckpt.tools.deploy.tpus import ACCELERATORS, CHIPS_PER_HOST, tpu_problems
+
+RamdiskSource = Literal["daemonset", "in-place", "gke-driver"]
+"""Where the ramdisk of a host comes from: a tmpfs that a DaemonSet mounts on the node; an emptyDir
+of the pod, which outlives its containers; the volume of GKE's multi-tier checkpoint driver."""
+
+REPLICATED_JOB = "slice"
+COORDINATOR_PORT = 8476
+PEER_PORT = 7411
+SERVE_PORT = 7412
+GRACE_MARGIN_S = 5
+"""Between the notice and the sync point: JAX looks for notices once a second, then a step ends."""
+
+_NAME_SUFFIX_CHARS = len("-slice-999-9999-abcde")
+_LABEL_LIMIT_CHARS = 63
+_DAY_S = 86400
+_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GkeJob:
+    """A job of equal slices on GKE.
+
+    Attributes:
+      name: of the JobSet; the other objects are called after it.
+      command: the program of each process, and its arguments.
+      directory: persistent directory, a ``gs://`` URL.
+      run_id: None: ``name``.
+      hosts: of each slice; each runs one process.
+      state_bytes: one replica of the training state.
+      ramdisk_bytes: of each host.
+      memory_bytes: memory limit of a pod, in which the ramdisk counts. None: no limit.
+      secret_name: of the Kubernetes Secret with the run's secret under the key ``secret``.
+      secret: the secret itself, for a manifest of it; None where the Secret exists already.
+      queue: Kueue's queue; None without Kueue.
+      keep_steps: the job's setting ``local_keep_last_n``.
+      placement: the job's setting of that name, as text.
+      preemption_grace_s, hang_timeout_s: the job's settings of these names.
+      drain_s: with the DaemonSet, time in seconds without a process of the job after which its RAM
+        is drained; in place, the longest time of that when the pods end.
+      compilation_cache: directory or URL of JAX's compilation cache. By default the pod's own:
+        whoever can write into the cache runs code in the trainers.
+      restart_agent_image: JobSet's in-place restart agent; for the source ``in-place`` alone.
+
+    Raises:
+      ConfigError: lists every fault.
+    """
+
+    name: str
+    image: str
+    command: tuple[str, ...]
+    directory: str
+    slices: int
+    hosts: int
+    tpu_type: str
+    topology: str
+    state_bytes: int
+    ramdisk_bytes: int
+    ramdisk_source: RamdiskSource
+    secret_name: str
+    preemption_grace_s: float
+    hang_timeout_s: float = 600.0
+    drain_s: float = 900.0
+    secret: bytes | None = field(default=None, repr=False)
+    namespace: str = "default"
+    run_id: str | None = None
+    memory_bytes: int | None = None
+    queue: str | None = None
+    max_restarts: int = 10
+    keep_steps: int = 1
+    placement: str = ALL_BUT_PRIMARY
+    restart_agent_image: str | None = None
+    compilation_cache: str = "/tmp/jax-cache"  # noqa: S108  the pod's own
+
+    def __post_init__(self) -> None:
+        problems = [
+            *_name_problems(self),
+            *tpu_problems(self.tpu_type, self.topology, self.hosts),
+            *_program_problems(self),
+            *_size_problems(self),
+        ]
+        if problems:
+            raise ConfigError(problems, target="the job on GKE")
+
+    @property
+    def run_name(self) -> str:
+        """The run id."""
+        return self.run_id or self.name
+
+    @property
+    def process_count(self) -> int:
+        """Number of processes, one on each host."""
+        return self.slices * self.hosts
+
+    @property
+    def coordinator_address(self) -> str:
+        """Address of process 0, whose name JobSet's headless service resolves."""
+        return f"{self.name}-{REPLICATED_JOB}-0-0.{self.name}:{COORDINATOR_PORT}"
+
+    @property
+    def grace_period_s(self) -> int:
+        """Seconds from SIGTERM to SIGKILL of a trainer: the notice, the sync point, the save."""
+        return math.ceil(self.preemption_grace_s) + GRACE_MARGIN_S
+
+    @property
+    def node_selector(self) -> dict[str, str]:
+        """Labels of the nodes of a slice."""
+        return {
+            "cloud.google.com/gke-tpu-accelerator": ACCELERATORS[self.tpu_type],
+            "cloud.google.com/gke-tpu-topology": self.topology,
+        }
+
+    @property
+    def chips_per_host(self) -> int:
+        """TPU chips of a host."""
+        return CHIPS_PER_HOST
+
+    def labels(self, component: str) -> dict[str, str]:
+        """Return the labels of what belongs to this job, by which policies select pods."""
+        return {"app.kubernetes.io/instance": self.name, "app.kubernetes.io/component": component}
+
+
+def slots_bytes(job: GkeJob) -> int:
+    """Return the bytes of a host's slots. ConfigError for a placement that is none."""
+    share = stored_share(parse_policy(job.placement), job.slices)
+    slots = SLOTS - 1 + job.keep_steps  # one is written while those that are kept stay whole
+    return math.ceil(job.state_bytes / job.hosts * share) * slots
+
+
+def _name_problems(job: GkeJob) -> list[str]:
+    problems: list[str] = []
+    longest = _LABEL_LIMIT_CHARS - _NAME_SUFFIX_CHARS
+    if not _LABEL.fullmatch(job.name) or len(job.name) > longest:
+        problems.append(
+            f"--name {job.name!r} must be 1 to {longest} of a-z, 0-9 and -, and begin with a"
+            " letter, because pods and their host names are called after it"
+        )
+    if not _LABEL.fullmatch(job.namespace) or len(job.namespace) > _LABEL_LIMIT_CHARS:
+        problems.append(f"--namespace {job.namespace!r} is not a name of a namespace")
+    if job.queue is not None and not _SUBDOMAIN.fullmatch(job.queue):
+        problems.append(f"--queue {job.queue!r} is not a name of a queue")
+    if not job.secret_name:
+        problems.append(
+            "no secret: give --secret NAME of a Kubernetes Secret that has the run's secret under"
+            " the key 'secret' (kubectl create secret generic NAME --from-file=secret=FILE)"
+        )
+    elif not _SUBDOMAIN.fullmatch(job.secret_name):
+        problems.append(f"--secret {job.secret_name!r} is not a name of a Secret")
+    if NAME_PATTERN.fullmatch(job.run_name) is None:
+        problems.append(f"--run-id {job.run_name!r} must match {NAME_PATTERN.pattern}")
+    return problems
+
+
+def _program_problems(job: GkeJob) -> list[str]:
+    problems: list[str] = []
+    if not job.command:
+        problems.append("no program was given: write it after --")
+    if not job.image or any(character.isspace() for character in job.image):
+        problems.append(f"--image {job.image!r} is not a name of an image")
+    if not re.fullmatch(r"gs://[a-z0-9][-a-z0-9_.]*(/[^\\*?\[\]\s]+)", job.directory):
+        problems.append(f"--dir {job.directory!r} must be a directory in a bucket: gs://bucket/run")
+    if job.ramdisk_source not in get_args(RamdiskSource):
+        problems.append(f"--ramdisk-source must be one of {', '.join(get_args(RamdiskSource))}")
+    if (job.ramdisk_source == "in-place") != bool(job.restart_agent_image):
+        problems.append(
+            "--restart-agent-image and --ramdisk-source in-place need each other: JobSet's"
+            " InPlaceRestart works through its agent in each pod"
+        )
+    return problems
+
+
+def _size_problems(job: GkeJob) -> list[str]:
+    problems = [
+        f"{option} must be {least} to {most}, not {value}"
+        for option, value, least, most in (
+            ("--slices", job.slices, 1, 999),
+            ("--hosts", job.hosts, 1, 9999),
+            ("--max-restarts", job.max_restarts, 0, 1_000_000),
+            ("--keep-steps", job.keep_steps, 1, 64),
+        )
+        if not least <= value <= most
+    ]
+    problems += [
+        f"{option} must be above 0 and at most a day, not {seconds}"
+        for option, seconds in (
+            ("--preemption-grace-s", job.preemption_grace_s),
+            ("--hang-timeout-s", job.hang_timeout_s),
+            ("--drain-s", job.drain_s),
+        )
+        if not 0 < seconds <= _DAY_S
+    ]
+    if problems:
+        return problems
+    try:
+        needed_bytes = slots_bytes(job)
+    except ConfigError as error:
+        return [*error.problems]
+    if job.ramdisk_bytes < needed_bytes:
+        problems.append(
+            f"--ramdisk {format_quantity(job.ramdisk_bytes)} is smaller than the slots of the state"
+            f" need: {format_quantity(needed_bytes)} on each host, for {job.keep_steps + 1} slots"
+            f" of its part of {format_quantity(job.state_bytes)} with {job.placement}"
+        )
+    if job.memory_bytes is not None and job.memory_bytes <= job.ramdisk_bytes:
+        problems.append(
+            f"--memory {format_quantity(job.memory_bytes)} must be more than --ramdisk"
+            f" {format_quantity(job.ramdisk_bytes)}: what a pod writes there counts as its memory"
+        )
+    return problems

@@ -1,0 +1,290 @@
+"""The pod of one host: the trainer, its place in the job, its ramdisk and its secret."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+from emergency_ckpt.tools.deploy.gke_job import (
+    COORDINATOR_PORT,
+    PEER_PORT,
+    REPLICATED_JOB,
+    SERVE_PORT,
+    GkeJob,
+)
+from emergency_ckpt.tools.deploy.quantity import format_quantity
+from emergency_ckpt.tools.launch.environment import HOST_INDEX_VARIABLE
+
+Manifest = dict[str, Any]
+"""A Kubernetes object, or a part of one. The tests hold each against its schema, strictly."""
+
+USER_ID = 1000
+"""User and group of every process but the one that mounts. deploy/Dockerfile makes it."""
+RAMDISK_MOUNT = "/ramdisk"
+LOCAL_DIR = f"{RAMDISK_MOUNT}/eckpt"
+"""Below the mount point, because the mount point of a volume may be open to a group."""
+SECRET_MOUNT = "/etc/eckpt"  # noqa: S105  a path
+SECRET_KEY = "secret"  # noqa: S105  the name of a file
+SECRET_MODE = 0o440
+"""With the pod's group: root owns the files of a Secret, and the trainer is not root."""
+HOST_RAMDISK = "/var/lib/eckpt/ramdisk"
+HOST_DATA = f"{HOST_RAMDISK}/data"
+"""Made on the mounted tmpfs. A pod that asks for it cannot start while that is not mounted, and
+write to the node's disk instead."""
+GKE_DRIVER = "multitier-checkpoint.csi.storage.gke.io"
+
+BAD_CONFIGURATION_EXIT_CODE = os.EX_CONFIG
+"""Exit status of a trainer that no restart mends."""
+IN_PLACE_EXIT_CODE = 101
+"""Exit status by which the restart agent asks for all containers of its pod to start again."""
+_AGENT_PROBE_PORT = 8081
+
+TPU_TOLERATION = {"key": "google.com/tpu", "operator": "Exists", "effect": "NoSchedule"}
+
+
+def trainer_pod(job: GkeJob) -> Manifest:
+    """Return the pod template of every process of ``job``."""
+    in_place = job.ramdisk_source == "in-place"
+    spec: Manifest = {
+        "serviceAccountName": job.name,
+        "automountServiceAccountToken": in_place,  # the restart agent alone asks the API server
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": job.grace_period_s
+        + (math.ceil(job.drain_s) if in_place else 0),
+        "nodeSelector": job.node_selector,
+        "tolerations": [TPU_TOLERATION],
+        "securityContext": pod_security(),
+    }
+    spec["initContainers"] = [
+        *([_last_server(job), _restart_agent(job)] if in_place else []),
+        _doctor(job),
+    ]
+    spec["containers"] = [_trainer(job)]
+    spec["volumes"] = [
+        _ramdisk_volume(job),
+        secret_volume(job),
+        {"name": "tmp", "emptyDir": {}},
+    ]
+    return {"metadata": {"labels": job.labels("trainer")}, "spec": spec}
+
+
+def pod_security() -> Manifest:
+    """Return the security context of pods without root."""
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": USER_ID,
+        "runAsGroup": USER_ID,
+        "fsGroup": USER_ID,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def container_security() -> Manifest:
+    """Return the security context of containers that need no right of their own."""
+    return {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def secret_volume(job: GkeJob) -> Manifest:
+    """Return the volume with the run's secret."""
+    return {
+        "name": "secret",
+        "secret": {
+            "secretName": job.secret_name,
+            "defaultMode": SECRET_MODE,
+            "items": [{"key": SECRET_KEY, "path": SECRET_KEY}],
+        },
+    }
+
+
+def secret_mount() -> Manifest:
+    """Return the mount of ``secret_volume``."""
+    return {"name": "secret", "mountPath": SECRET_MOUNT, "readOnly": True}
+
+
+def server(job: GkeJob, service: str, mounts: list[Manifest], *drain: str) -> Manifest:
+    """Return the container that serves the ramdisk, and drains it when the job is over.
+
+    ``service``: the name that leads to all servers of the job; ``drain``: options that say when.
+    """
+    return {
+        "name": "serve",
+        "image": job.image,
+        "command": [
+            *("eckpt", "serve"),
+            *("--local-dir", LOCAL_DIR, "--run-id", job.run_name),
+            *("--secret-file", f"{SECRET_MOUNT}/{SECRET_KEY}"),
+            *("--bind", "$(POD_IP)", "--port", str(SERVE_PORT)),
+            *("--drain-to", job.directory, "--peers", f"{service}:{SERVE_PORT}"),
+            *("--trainers", f"{job.name}:{PEER_PORT}", *drain),
+        ],
+        "env": [
+            {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+            {"name": "PYTHONUNBUFFERED", "value": "1"},
+            {"name": "HOME", "value": "/tmp"},  # noqa: S108  the pod's own
+        ],
+        "ports": [{"name": "serve", "containerPort": SERVE_PORT}],
+        "securityContext": container_security(),
+        "volumeMounts": mounts,
+    }
+
+
+def _last_server(job: GkeJob) -> Manifest:
+    """Return the sidecar that drains the pods' RAM when they end.
+
+    The kubelet gives it the pod's grace period when the pod is deleted, after the trainer has
+    ended, and none at a restart in place.
+    """
+    when = ("--drain-at-stop", str(job.grace_period_s))
+    return {**server(job, job.name, _mounts(), *when), "restartPolicy": "Always"}
+
+
+def _trainer(job: GkeJob) -> Manifest:
+    resources: Manifest = {"limits": {"google.com/tpu": str(job.chips_per_host)}}
+    if job.memory_bytes is not None:
+        resources["limits"]["memory"] = format_quantity(job.memory_bytes)
+        resources["requests"] = {"memory": format_quantity(job.memory_bytes)}
+    container: Manifest = {
+        "name": "trainer",
+        "image": job.image,
+        "command": list(job.command),
+        "env": [*_place_in_the_job(job), *_settings(job)],
+        "ports": [
+            {"name": "coordinator", "containerPort": COORDINATOR_PORT},
+            {"name": "peers", "containerPort": PEER_PORT},
+        ],
+        "resources": resources,
+        "securityContext": container_security(),
+        "volumeMounts": _mounts(),
+    }
+    if job.ramdisk_source == "in-place":
+        # One that hangs when its pod ends must leave the rest of the grace period to the drain.
+        container["command"] = [
+            *("timeout", f"--kill-after={job.grace_period_s}", "0", *job.command)
+        ]
+        container["restartPolicy"] = "Never"
+        container["restartPolicyRules"] = [
+            {
+                "action": "RestartAllContainers",
+                "exitCodes": {"operator": "NotIn", "values": [0, BAD_CONFIGURATION_EXIT_CODE]},
+            }
+        ]
+    return container
+
+
+def _doctor(job: GkeJob) -> Manifest:
+    """Return the check of the host before its trainer starts, whose log names what is missing.
+
+    Storage is not among what it checks: where that is down, a restore from RAM must go on.
+    """
+    return {
+        "name": "doctor",
+        "image": job.image,
+        "command": [
+            *("eckpt", "doctor", "--local-dir", LOCAL_DIR, "--run-id", job.run_name),
+            *("--secret-file", f"{SECRET_MOUNT}/{SECRET_KEY}"),
+            *("--state-gib", f"{job.state_bytes / (1 << 30):.6g}", "--slices", str(job.slices)),
+            *("--hosts-per-slice", str(job.hosts), "--placement", job.placement),
+            *("--local-keep-last-n", str(job.keep_steps)),
+        ],
+        "env": [{"name": "HOME", "value": "/tmp"}],  # noqa: S108  the pod's own
+        "securityContext": container_security(),
+        "volumeMounts": _mounts(),
+    }
+
+
+def _mounts() -> list[Manifest]:
+    return [
+        {"name": "ramdisk", "mountPath": RAMDISK_MOUNT},
+        secret_mount(),
+        {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108  the pod's own
+    ]
+
+
+def _place_in_the_job(job: GkeJob) -> list[Manifest]:
+    """Return the variables that ``launch.environment.JobEnvironment`` reads.
+
+    JAX's own detection of Kubernetes takes the pods of one Job for all processes, which are those
+    of one slice. So the id of a process is made from both indices, and the count is written out.
+    """
+    return [
+        {"name": "ECKPT_COORDINATOR_ADDRESS", "value": job.coordinator_address},
+        {"name": "ECKPT_PROCESS_COUNT", "value": str(job.process_count)},
+        {"name": "ECKPT_SLICE_COUNT", "value": str(job.slices)},
+        _from_annotation("ECKPT_SLICE_INDEX", "jobset.sigs.k8s.io/job-index"),
+        _from_annotation(HOST_INDEX_VARIABLE, "batch.kubernetes.io/job-completion-index"),
+        {"name": "ECKPT_DEVICES_PER_HOST", "value": str(job.chips_per_host)},
+        {"name": "ECKPT_LOCAL_DIR", "value": LOCAL_DIR},
+    ]
+
+
+def _settings(job: GkeJob) -> list[Manifest]:
+    values = {
+        "ECKPT_DIR": job.directory,
+        "ECKPT_RUN_ID": job.run_name,
+        "ECKPT_SECRET_FILE": f"{SECRET_MOUNT}/{SECRET_KEY}",
+        "ECKPT_PEER_PORT": str(PEER_PORT),
+        "ECKPT_PREEMPTION_NOTICE": "gce",
+        "ECKPT_PREEMPTION_GRACE_S": str(job.preemption_grace_s),
+        "ECKPT_HANG_TIMEOUT_S": str(job.hang_timeout_s),
+        "ECKPT_LOCAL_KEEP_LAST_N": str(job.keep_steps),
+        "ECKPT_PLACEMENT": job.placement,
+        "HOME": "/tmp",  # noqa: S108  the pod's own
+        "JAX_COMPILATION_CACHE_DIR": job.compilation_cache,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
+        "PYTHONUNBUFFERED": "1",
+    }
+    if job.ramdisk_source == "daemonset":
+        values["ECKPT_EXTRA_HOLDERS"] = f"{job.name}-ramdisk:{SERVE_PORT}"
+    return [{"name": name, "value": value} for name, value in values.items()]
+
+
+def _from_annotation(name: str, annotation: str) -> Manifest:
+    path = f"metadata.annotations['{annotation}']"
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def _ramdisk_volume(job: GkeJob) -> Manifest:
+    match job.ramdisk_source:
+        case "daemonset":
+            return {"name": "ramdisk", "hostPath": {"path": HOST_DATA, "type": "Directory"}}
+        case "in-place":
+            size = format_quantity(job.ramdisk_bytes)
+            return {"name": "ramdisk", "emptyDir": {"medium": "Memory", "sizeLimit": size}}
+        case "gke-driver":
+            return {"name": "ramdisk", "csi": {"driver": GKE_DRIVER}}
+
+
+def _restart_agent(job: GkeJob) -> Manifest:
+    """Return JobSet's agent as a sidecar.
+
+    Its startup probe holds the trainer back until all pods have reached the same attempt.
+    """
+    assert job.restart_agent_image is not None, "checked by GkeJob"
+    probe = {"path": "/barrier-is-down", "port": _AGENT_PROBE_PORT}
+    return {
+        "name": "restart-agent",
+        "image": job.restart_agent_image,
+        "restartPolicy": "Always",
+        "restartPolicyRules": [
+            {
+                "action": "RestartAllContainers",
+                "exitCodes": {"operator": "In", "values": [IN_PLACE_EXIT_CODE]},
+            }
+        ],
+        "env": [
+            _from_annotation("JOBSET_NAME", "jobset.sigs.k8s.io/jobset-name"),
+            {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+            {"name": "IN_PLACE_RESTART_EXIT_CODE", "value": str(IN_PLACE_EXIT_CODE)},
+        ],
+        "startupProbe": {"httpGet": probe, "periodSeconds": 1, "failureThreshold": 3600},
+        "securityContext": container_security(),
+    }
+
+
+COORDINATOR = {"replicatedJob": REPLICATED_JOB, "jobIndex": 0, "podIndex": 0}
+"""The pod with process 0, whose name is ``GkeJob.coordinator_address``."""

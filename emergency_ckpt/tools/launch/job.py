@@ -1,0 +1,226 @@
+"""The types of a job: its specification, events and results."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from emergency_ckpt.core.limits import MAX_HOSTS
+from emergency_ckpt.errors import CheckpointError, ConfigError
+from emergency_ckpt.run_secret import generate_secret
+from emergency_ckpt.tools.launch.faults import Fault
+from emergency_ckpt.tools.launch.job_layout import JobLayout
+from emergency_ckpt.tools.launch.logs import LineSink
+
+KeepRam = Literal["after-failure", "always", "never"]
+Ending = Literal["finished", "died", "hung", "stopped", "timeout"]
+
+
+@dataclass(frozen=True)
+class JobEvent:
+    """An event of the job.
+
+    Attributes:
+      name: job.started, life.started, process.started, process.exited, fault.fired, ram.lost,
+        preemption.lost, life.ended, janitor.lost, job.restarting, job.finished or job.failed.
+      fields: numbers, strings, and lists of them.
+      time_s: Unix time.
+    """
+
+    name: str
+    fields: Mapping[str, object]
+    time_s: float = field(default_factory=time.time)
+
+
+EventSink = Callable[[JobEvent], None]
+
+
+def _no_environ() -> dict[str, str]:
+    return {}
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """A job of one process per host.
+
+    Attributes:
+      command: the program and its arguments, the same for every process.
+      slices, hosts_per_slice, devices_per_host: the shape of the job.
+      local_root: directory of all ramdisks, with ``host_<h>`` for host ``h``. Should be on tmpfs.
+      log_dir: directory for ``life_<n>/process_<p>.log`` and for ``events``, the job's event log.
+      env: variables added to this process's environment for every process of the job. If neither
+        has ``GLIBC_TUNABLES``, it requests large pages; if neither has
+        ``JAX_COMPILATION_CACHE_DIR``, JAX's compilation cache is a directory of the job.
+      secret: the job's secret for processes without one from the user; in their environment, which
+        no other user of the machine can read. Two jobs have different ones.
+      max_restarts: maximum number of lives after the first.
+      breaker_deaths: stop after this number of successive deaths without progress of the job.
+        Deaths by an injected fault do not count.
+      hang_timeout_s: seconds without a higher step from any process (start-up and compilation
+        included) after which all are ended, which counts as a death. None: no limit.
+      grace_s: seconds between SIGTERM and SIGKILL when the job is stopped or has reached its
+        timeout; process 0 gets them again after the others have ended. Processes that have agreed
+        on a preemption save have the job's ``preemption_grace_s`` for it, where that is longer;
+        those that are left after a death have ``SURVIVORS_GRACE_S``.
+      keep_ram: rule for ``local_root`` at the end; by default only a successful job removes it.
+      echo: called with each line that a process prints, prefixed with life and process.
+    """
+
+    command: tuple[str, ...]
+    slices: int
+    hosts_per_slice: int
+    devices_per_host: int
+    local_root: Path
+    log_dir: Path
+    env: Mapping[str, str] = field(default_factory=_no_environ)
+    secret: str = field(default_factory=lambda: generate_secret().decode(), repr=False)
+    max_restarts: int = 5
+    breaker_deaths: int = 3
+    hang_timeout_s: float | None = None
+    grace_s: float = 30.0
+    keep_ram: KeepRam = "after-failure"
+    echo: LineSink | None = None
+
+    def __post_init__(self) -> None:
+        problems = _spec_problems(self)
+        if problems:
+            raise ConfigError(problems, target="the job")
+
+    @property
+    def first_topology(self) -> JobLayout:
+        """Return the hosts and processes of the first life."""
+        return JobLayout.first(self.slices, self.hosts_per_slice)
+
+    def ramdisk(self, host: int) -> Path:
+        """Return the directory that stands for the RAM of ``host``."""
+        return self.local_root / f"host_{host:05d}"
+
+    @property
+    def private_dir(self) -> Path:
+        """Return the directory of the supervisor's own files, which no fault affects."""
+        return self.local_root / "supervisor"
+
+    def life_dir(self, restart_count: int) -> Path:
+        """Return the directory of one life's logs."""
+        return self.log_dir / f"life_{restart_count:03d}"
+
+    def log_path(self, restart_count: int, process: int) -> Path:
+        """Return the path of a process's log in one life."""
+        return self.life_dir(restart_count) / f"process_{process:05d}.log"
+
+    @property
+    def event_log(self) -> Path:
+        """Return the directory of the event log of all lives."""
+        return self.log_dir / "events"
+
+
+@dataclass(frozen=True)
+class ProcessExit:
+    """The end of a process.
+
+    Attributes:
+      process, host: their indices.
+      returncode: exit status, or minus the signal that ended it.
+      step: the last step that it reported, -1 without one.
+    """
+
+    process: int
+    host: int
+    returncode: int
+    step: int
+
+    def __str__(self) -> str:
+        how = f"exit status {self.returncode}"
+        if self.returncode < 0:
+            how = f"signal {_signal_name(-self.returncode)}"
+        return f"process {self.process} on host {self.host} ended with {how}"
+
+
+@dataclass(frozen=True)
+class LifeResult:
+    """One life of the job.
+
+    Attributes:
+      restart_count: 0 for the first life.
+      ending: the reason of its end.
+      step: the highest step that a process reported, -1 without one.
+      first_death: the process whose death ended the life, or None.
+      exits: the end of every process, by index; also of those that the supervisor ended.
+      injected: True when a deadly fault was injected in this life.
+      seconds: time from the first process's start to the last one's end.
+    """
+
+    restart_count: int
+    ending: Ending
+    step: int
+    first_death: ProcessExit | None
+    exits: tuple[ProcessExit, ...]
+    injected: bool
+    seconds: float
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """The result of the job.
+
+    Attributes:
+      exit_code: 0; the status of the process that failed first (128 + signal if one killed it); 124
+        after a timeout or a hang; 128 + signal after a stop.
+      lives: every life, in order.
+      events: every event, in order.
+      faults_left: faults that never fired.
+      error: the failure, with the end of the relevant log; None after success.
+    """
+
+    exit_code: int
+    lives: tuple[LifeResult, ...]
+    events: tuple[JobEvent, ...]
+    faults_left: tuple[Fault, ...]
+    error: CheckpointError | None
+
+    def check(self) -> JobResult:
+        """Return this result if the job succeeded.
+
+        Raises:
+          CheckpointError: ``error``, if it did not.
+        """
+        if self.error is not None:
+            raise self.error
+        return self
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)  # real-time signals have no names
+
+
+def _spec_problems(spec: JobSpec) -> list[str]:
+    problems: list[str] = []
+    if not spec.command:
+        problems.append("no command was given")
+    elif shutil.which(spec.command[0]) is None:
+        problems.append(f"command {spec.command[0]!r} was not found or cannot be run")
+    for name in ("slices", "hosts_per_slice", "devices_per_host", "breaker_deaths"):
+        if getattr(spec, name) < 1:
+            problems.append(f"{name} must be at least 1, got {getattr(spec, name)}")
+    if spec.slices * spec.hosts_per_slice > MAX_HOSTS:
+        problems.append(f"at most {MAX_HOSTS} hosts, got {spec.slices * spec.hosts_per_slice}")
+    if spec.max_restarts < 0:
+        problems.append(f"max_restarts must not be negative, got {spec.max_restarts}")
+    if spec.hang_timeout_s is not None and not spec.hang_timeout_s > 0:
+        problems.append(f"hang_timeout_s must be positive, got {spec.hang_timeout_s}")
+    if not (spec.grace_s >= 0 and math.isfinite(spec.grace_s)):
+        problems.append(f"grace_s must be a finite time, 0 or more, got {spec.grace_s}")
+    for name in ("local_root", "log_dir"):
+        path: Path = getattr(spec, name)
+        if not path.is_absolute():
+            problems.append(f"{name} must be an absolute path, got {path}")
+    return problems

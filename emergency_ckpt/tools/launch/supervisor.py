@@ -1,0 +1,310 @@
+"""The supervisor of a multi-process job on one machine: start, watch, end all, restart.
+
+It imports no module that imports JAX, since it must survive every failure of its processes. It has
+one thread, beside those of ``SlotReserves``, and no signal handlers: its caller handles signals and
+calls ``stop``.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Sequence
+from typing import Literal
+
+from emergency_ckpt.errors import CheckpointError, ConfigError, DeadlineExceeded, JobFailed
+from emergency_ckpt.event_log.writer import EventLog, open_event_log
+from emergency_ckpt.tools.launch.agreed_step import AgreedStep
+from emergency_ckpt.tools.launch.faults import Fault, check_faults
+from emergency_ckpt.tools.launch.injection import FaultInjector
+from emergency_ckpt.tools.launch.job import (
+    Ending,
+    EventSink,
+    JobEvent,
+    JobResult,
+    JobSpec,
+    LifeResult,
+    ProcessExit,
+)
+from emergency_ckpt.tools.launch.logs import log_tail
+from emergency_ckpt.tools.launch.process_set import POLL_S, ProcessSet
+from emergency_ckpt.tools.launch.ramdisks import Ramdisks
+
+TIMEOUT_EXIT_CODE = 124
+"""The exit status of timeout(1)."""
+
+SURVIVORS_GRACE_S = 1.0
+"""Seconds from SIGTERM to SIGKILL for the processes that are left when one has died."""
+
+Decision = Literal["finish", "restart", "give-up"]
+
+_LOG_BYTES = 64 << 20
+_UNCAUGHT_EXIT_CODE = 1
+_CONFIG_ERROR = f"{ConfigError.__module__}.{ConfigError.__qualname__}: "
+"""The last line of its traceback begins so."""
+
+
+class Supervisor:
+    """Runs one job to its end. One ``run`` per object.
+
+    A life ends when all processes finished with status 0, or as soon as one ended otherwise. The
+    survivors then hang in a collective, so all are ended and started again with new ports, the same
+    ramdisks and the next restart count. A process may finish with 0 while others still run; when
+    another one dies later, all are restarted.
+    """
+
+    def __init__(
+        self, spec: JobSpec, *, faults: Sequence[Fault] = (), on_event: EventSink | None = None
+    ) -> None:
+        """Check the job and its faults; start no process.
+
+        Args:
+          faults: fired in this order, each once (see ``launch.faults``).
+          on_event: called in the thread of ``run`` with each event; must be quick.
+
+        Raises:
+          ConfigError: a fault names a process, host or slice that the job does not have.
+        """
+        problems = check_faults(faults, spec.first_topology)
+        if problems:
+            raise ConfigError(problems, target="the faults")
+        self.spec = spec
+        self._on_event = on_event
+        self._injector = FaultInjector(faults, self._emit)
+        self._events: list[JobEvent] = []
+        self._lives: list[LifeResult] = []
+        self._stop_signal = 0
+        self._hurries = False
+        self._lost = ""
+        self._log: EventLog | None = None
+
+    def stop(self, signum: int = signal.SIGTERM) -> None:
+        """Make ``run`` end all processes and return; a second call, without their grace.
+
+        Safe in any thread or signal handler.
+        """
+        self._hurries = self._stop_signal != 0
+        self._stop_signal = signum
+
+    def run(self, timeout_s: float | None = None) -> JobResult:
+        """Run the job; blocks until all its processes have ended.
+
+        A failed job is a result, not an exception: see ``JobResult.error`` and ``check``.
+
+        Args:
+          timeout_s: end all processes after this time in seconds; None: no limit.
+
+        Raises:
+          LocalTierError: another supervisor uses the same ``local_root``.
+          OSError: a process could not be started or a directory not made.
+        """
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        ramdisks = Ramdisks(self.spec)
+        succeeded = False
+        self._log = open_event_log(self.spec.event_log, None, limit_bytes=_LOG_BYTES)
+        try:
+            self._emit("job.started", command=self.spec.command, hosts=self._process_count)
+            reason = self._run_lives(ramdisks, deadline_s)
+            result = self._result(reason)
+            succeeded = result.error is None
+        finally:
+            keep = self.spec.keep_ram
+            ramdisks.close(remove=keep == "never" or (succeeded and keep != "always"))
+            self._log.close()
+        return result
+
+    @property
+    def _process_count(self) -> int:
+        return self.spec.slices * self.spec.hosts_per_slice
+
+    def _run_lives(self, ramdisks: Ramdisks, deadline_s: float | None) -> str:
+        """Run lives until the policy decides against another one; return its reason."""
+        topology = self.spec.first_topology
+        while True:
+            with ProcessSet(
+                self.spec,
+                topology,
+                restart_count=len(self._lives),
+                holds=self._injector.begin_life(topology),
+                on_event=self._record,
+            ) as processes:
+                self._emit("life.started", host_of_process=topology.host_of_process)
+                life = self._run_life(processes, deadline_s)
+            self._emit("life.ended", ending=life.ending, step=life.step, seconds=life.seconds)
+            self._lives.append(life)
+            decision, reason = decide(
+                self._lives,
+                max_restarts=self.spec.max_restarts,
+                breaker_deaths=self.spec.breaker_deaths,
+                is_configuration=self._is_configuration(life),
+            )
+            if decision != "restart":
+                return reason
+            effects = self._injector.end_life(topology)
+            if effects.lost_hosts:
+                ramdisks.wipe(effects.lost_hosts)
+                self._emit("ram.lost", hosts=effects.lost_hosts)
+            topology = effects.topology
+            self._emit("job.restarting", reason=reason)
+
+    def _is_configuration(self, life: LifeResult) -> bool:
+        """Return whether a ConfigError that nobody caught has ended a process of ``life``."""
+        paths = [
+            self.spec.log_path(life.restart_count, each.process)
+            for each in life.exits
+            if each.returncode == _UNCAUGHT_EXIT_CODE
+        ]
+        return any(
+            line.startswith(_CONFIG_ERROR) for path in paths for line in log_tail(path).splitlines()
+        )
+
+    def _run_life(self, processes: ProcessSet, deadline_s: float | None) -> LifeResult:
+        ending, first_death = self._watch(processes, deadline_s)
+        agreed = AgreedStep(self.spec.event_log, processes.restart_count)
+        grace_s = self.spec.grace_s
+        if ending in ("died", "hung"):  # the others hang in a collective
+            grace_s = min(grace_s, SURVIVORS_GRACE_S)
+
+        def left_s(waited_s: float) -> float:
+            return 0.0 if self._hurries else max(grace_s - waited_s, agreed.left_s())
+
+        exits = processes.end(grace_s=grace_s, left_s=left_s)
+        if lost := agreed.not_saved():
+            self._lost = (
+                f"ERROR: all processes had agreed to save step {agreed.step}, and it is not in:"
+                f" {', '.join(lost)}"
+            )
+            self._emit("preemption.lost", step=agreed.step, tiers=lost)
+        return LifeResult(
+            restart_count=processes.restart_count,
+            ending=ending,
+            step=max(processes.steps),
+            first_death=first_death,
+            exits=exits,
+            injected=self._injector.struck,
+            seconds=time.monotonic() - processes.started_s,
+        )
+
+    def _watch(
+        self, processes: ProcessSet, deadline_s: float | None
+    ) -> tuple[Ending, ProcessExit | None]:
+        """Block until the life has ended, or must end."""
+        highest, changed_s = max(processes.steps), time.monotonic()
+        while True:
+            self._injector.poll(processes)
+            deaths = [exit_ for exit_ in processes.poll() if exit_.returncode != 0]
+            now_s = time.monotonic()
+            if max(processes.steps) > highest:
+                highest, changed_s = max(processes.steps), now_s
+            if deaths:
+                return "died", _root_cause(deaths)
+            if not processes.running:
+                return "finished", None
+            if self._stop_signal:
+                return "stopped", None
+            if deadline_s is not None and now_s >= deadline_s:
+                return "timeout", None
+            hang_s = self.spec.hang_timeout_s
+            if hang_s is not None and now_s - changed_s >= hang_s:
+                return "hung", None
+            time.sleep(POLL_S)
+
+    def _result(self, reason: str) -> JobResult:
+        last = self._lives[-1]
+        error = None if last.ending == "finished" else self._error(last, reason)
+        name = "job.finished" if error is None else "job.failed"
+        self._emit(name, restart_count=last.restart_count, reason=reason)
+        return JobResult(
+            exit_code=self._exit_code(last),
+            lives=tuple(self._lives),
+            events=tuple(self._events),
+            faults_left=self._injector.left,
+            error=error,
+        )
+
+    def _exit_code(self, last: LifeResult) -> int:
+        if last.ending == "stopped":
+            return 128 + self._stop_signal
+        if last.first_death is not None:
+            code = last.first_death.returncode
+            return code if code > 0 else 128 - code
+        return 0 if last.ending == "finished" else TIMEOUT_EXIT_CODE
+
+    def _error(self, last: LifeResult, reason: str) -> CheckpointError:
+        target = f"job of {self._process_count} processes"
+        logs = self.spec.life_dir(last.restart_count)
+        if last.ending == "timeout":
+            lost = f"; {self._lost}" if self._lost else ""
+            return DeadlineExceeded("run", target, reason, hint=f"logs are in {logs}{lost}")
+        if last.ending == "stopped":
+            name = signal.Signals(self._stop_signal).name
+            return JobFailed("run", target, f"{reason} ({name})", hint=self._lost)
+        problem = reason
+        hint = f"logs are in {logs}"
+        if last.ending == "hung":
+            problem += f"; no step after {last.step} for {self.spec.hang_timeout_s:g} s"
+        if last.first_death is not None:
+            path = self.spec.log_path(last.restart_count, last.first_death.process)
+            problem += f"; {last.first_death}"
+            hint += f"; the end of {path}:\n{log_tail(path)}"
+        return JobFailed("run", target, problem, hint=hint)
+
+    def _emit(self, name: str, **fields: object) -> None:
+        self._record(JobEvent(name, {"restart_count": len(self._lives), **fields}))
+
+    def _record(self, event: JobEvent) -> None:
+        self._events.append(event)
+        if self._log is not None:
+            fields = dict(event.fields)
+            life = fields.pop("restart_count")
+            self._log.note(event.name, fields, time_s=event.time_s, life=life)
+        if self._on_event is not None:
+            self._on_event(event)
+
+
+def _root_cause(deaths: Sequence[ProcessExit]) -> ProcessExit:
+    """Return the likely cause among simultaneous ends: JAX aborts when a peer has died."""
+    return min(deaths, key=lambda death: (death.returncode == -signal.SIGABRT, death.process))
+
+
+def decide(
+    lives: Sequence[LifeResult],
+    *,
+    max_restarts: int,
+    breaker_deaths: int,
+    is_configuration: bool = False,
+) -> tuple[Decision, str]:
+    """Return the decision after the last of ``lives``, and its reason.
+
+    ``is_configuration``: a process of the last one was ended by a ConfigError.
+    """
+    last = lives[-1]
+    if last.ending == "finished":
+        return "finish", "all processes finished"
+    if last.ending in ("stopped", "timeout"):
+        return "give-up", "stopped on request" if last.ending == "stopped" else "out of time"
+    if is_configuration:
+        return "give-up", "a configuration error, which no restart mends"
+    idle = deaths_without_progress(lives)
+    if idle >= breaker_deaths:
+        return "give-up", f"crash loop: {idle} deaths in a row without progress"
+    if len(lives) > max_restarts:
+        return "give-up", f"the limit of {max_restarts} restarts is reached"
+    return "restart", "hung" if last.ending == "hung" else str(last.first_death)
+
+
+def deaths_without_progress(lives: Sequence[LifeResult]) -> int:
+    """Return the number of deaths at the end of ``lives`` without a higher step.
+
+    A life that repeats steps and dies where its predecessor died makes no progress, as with a bad
+    batch or a bug at one step. Lives that an injected fault ended do not count.
+    """
+    count = 0
+    furthest = -1
+    for life in lives:
+        if life.step > furthest:
+            count = 0
+            furthest = life.step
+        elif not life.injected:
+            count += 1
+    return count

@@ -1,0 +1,107 @@
+"""The check of every byte of a stored step: it is read, and CRC32Cs are compared."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from emergency_ckpt import _native
+from emergency_ckpt.core.boxes import describe
+from emergency_ckpt.core.shard_layout import shard_nbytes
+from emergency_ckpt.errors import CheckpointError
+from emergency_ckpt.tiers.persistent.steps.looks import FoundStep
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
+from emergency_ckpt.tools.offline.check import Advance, CheckCounts
+from emergency_ckpt.tools.offline.source import PIECE_BYTES
+from emergency_ckpt.tools.offline.stored import StoredSource
+from emergency_ckpt.tools.survey.places import Places, SurveyFault
+from emergency_ckpt.types import ShardId
+
+
+def check_stored(
+    found: FoundStep, places: Places, counts: CheckCounts, advance: Advance
+) -> Iterator[SurveyFault]:
+    """Read a step from storage and yield a fault for each box that is damaged. Blocks.
+
+    ``places.timeout_s`` bounds the reading of each ``PIECE_BYTES``.
+    """
+    number = found.step.step
+    name = f"{places.directory}/{number}"
+    tier = PersistentTier(places.directory, timeout_s=places.timeout_s, signing=places.signing())
+    try:
+        described = tier.describe(found)
+    except CheckpointError as error:
+        yield SurveyFault.of(name, error, number)
+        return
+    source = StoredSource(described, name, number, places.timeout_s)
+    crcs = described.crcs
+    arrays = {path: leaf.array for path, leaf in described.leaves.items()}
+    for some, nbytes in _pieces(source):
+        boxes = tier.read_boxes(
+            described.item,
+            arrays,
+            some,
+            complete=described.marker is not None,
+            deadline_s=time.monotonic() + places.timeout_s,
+        )
+        try:
+            damaged = list(_damaged(boxes, crcs, counts))
+        except CheckpointError as error:
+            if error.retryable:
+                yield SurveyFault.of(name, error, number)
+                return
+            # One box that cannot be decoded ends the reading of all: each alone tells which.
+            damaged = list(_one_by_one(source, some))
+        for shard, problem in damaged:
+            yield SurveyFault(f"{name}, {shard.leaf}{describe(shard.box)}", problem, number)
+        advance(nbytes)
+
+
+def _damaged(
+    found: Iterable[tuple[ShardId, npt.NDArray[Any]]],
+    crcs: Mapping[ShardId, int],
+    counts: CheckCounts,
+) -> Iterator[tuple[ShardId, str]]:
+    for shard, array in found:
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        counts.bytes += len(data)
+        expected = crcs.get(shard)
+        if expected is None:
+            continue
+        counts.shards += 1
+        actual = _native.crc32c(data)
+        if actual != expected:
+            yield (
+                shard,
+                "it is damaged: its CRC32C differs from that of capture"
+                f" (expected {expected:08x}, got {actual:08x})",
+            )
+
+
+def _pieces(source: StoredSource) -> Iterator[tuple[list[ShardId], int]]:
+    """Yield the boxes of a step in parts of about ``PIECE_BYTES``, with their bytes."""
+    some: list[ShardId] = []
+    total = 0
+    for path, leaf in source.leaves.items():
+        for box in source.boxes(path):
+            some.append(ShardId(path, box))
+            total += shard_nbytes(leaf, box)
+            if total >= PIECE_BYTES:
+                yield some, total
+                some, total = [], 0
+    if some:
+        yield some, total
+
+
+def _one_by_one(source: StoredSource, some: list[ShardId]) -> Iterator[tuple[ShardId, str]]:
+    for shard in some:
+        try:
+            source.read(shard.leaf, shard.box)
+        except CheckpointError as error:
+            yield shard, error.problem
+            if error.retryable:
+                return  # storage is away: each of the others would wait as long

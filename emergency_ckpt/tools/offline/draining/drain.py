@@ -1,0 +1,369 @@
+"""The newest whole step in RAM, written into the persistent directory of its run.
+
+1. Refuse while a process of the job has a directory of these ramdisks.
+2. Choose the newest whole save by the newest timeline; nothing is to be done when storage has it,
+   or a newer step that counts.
+3. Read and check every shard and every host state.
+4. Write it as a save of the dead life does: claim, room, host states, tensors, checksums, the
+   marker, a version of the log.
+
+A kill at any instant leaves storage as a killed save does: the steps before count, and the next
+save, or the next drain of the step, removes the rest. A job or a drain that begins meanwhile takes
+the claim, and this one ends with DirectoryInUse.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import secrets
+from collections.abc import Iterable, Sequence
+
+from etils import epath
+
+from emergency_ckpt.config import run_id_of
+from emergency_ckpt.core.restore.inventory import PersistentStep
+from emergency_ckpt.core.timeline import life_of, newest
+from emergency_ckpt.errors import (
+    ConfigError,
+    CorruptData,
+    DirectoryInUse,
+    HostStateError,
+    LocalTierError,
+    PersistentTierError,
+)
+from emergency_ckpt.state.host_state import decode
+from emergency_ckpt.tiers.persistent.late_arrays import write_late_step
+from emergency_ckpt.tiers.persistent.marker import OURS
+from emergency_ckpt.tiers.persistent.steps.writer import DirectoryWriter, Moved
+from emergency_ckpt.tiers.persistent.tier import PersistentTier
+from emergency_ckpt.tiers.ramdisk.locks import current_holder
+from emergency_ckpt.tools.offline.draining.peers import PeerRam, ask_peers
+from emergency_ckpt.tools.offline.export import Progress, Shown, newest_item, ram_tree
+from emergency_ckpt.tools.offline.host_states import ram_documents
+from emergency_ckpt.tools.offline.ram import RamSource
+from emergency_ckpt.tools.offline.source import leaf_bytes
+from emergency_ckpt.tools.survey.places import Places, SurveyFault
+from emergency_ckpt.tools.survey.survey import RamSave, Survey, take_survey, with_folders
+from emergency_ckpt.transfer.client import TransferClient
+from emergency_ckpt.transfer.names import each_address
+from emergency_ckpt.types import SaveId, ShardId
+
+
+@dataclasses.dataclass(frozen=True)
+class Drained:
+    """The outcome of a drain.
+
+    Attributes:
+      step: the one that was written, or the newest that storage has; None without any.
+      is_saved: no step is known to have been whole that is newer than ``step``.
+      is_written: this drain wrote ``step``.
+      notes: what is missing, and what was passed over.
+    """
+
+    step: int | None
+    is_saved: bool
+    is_written: bool
+    notes: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ready:
+    """A save whose every byte was read and found sound."""
+
+    source: RamSource
+    documents: dict[int, bytes]
+
+
+def drain(
+    places: Places, shown: Shown, write_timeout_s: float, peers: Sequence[str] = ()
+) -> Drained:
+    """Write the newest whole step of the ramdisks and peers into ``places.directory``. Blocks.
+
+    ConfigError, DirectoryInUse when another run saves there, LocalTierError while the job runs,
+    PersistentTierError, CorruptData of a record in storage.
+
+    Args:
+      peers: addresses of ``eckpt serve`` on other hosts, or names that stand for several.
+    """
+    survey = take_survey(dataclasses.replace(places, directory=""))
+    run_id = _run_id(survey, places, peers)
+    _check_ended(survey, run_id, places)
+    tier = PersistentTier(places.directory, timeout_s=write_timeout_s, signing=places.signing())
+    tier.create()
+    writer = DirectoryWriter(
+        tier.storage,
+        tier.found,
+        run_id=run_id,
+        from_dir=run_id == run_id_of(tier.directory),
+        writer=f"drain-{secrets.token_hex(8)}",
+    )
+    writer.find()
+    work = _Drain(places, survey, run_id, tier, writer)
+    if not peers:
+        return work.look() or work.run(shown)
+    if places.secret is None:
+        raise ConfigError(["--peers needs the run's secret"], target="eckpt drain")
+    with TransferClient(run_id=run_id, secret=places.secret) as client:
+        return _drain_with_peers(work, client, peers, shown, write_timeout_s)
+
+
+def _drain_with_peers(
+    work: _Drain, client: TransferClient, peers: Sequence[str], shown: Shown, deadline_s: float
+) -> Drained:
+    addresses = [each for name in peers for each in each_address(name)]
+    local = work.inventory
+    asked, manifests, faults = ask_peers(client, addresses, local)
+    running = [peer.address for peer in asked if peer.process_index is not None]
+    if running:
+        text = f"the job still runs: its process answers at {running[0]}"
+        raise LocalTierError("drain", f"run {work.run_id!r}", text)
+    everything = {**local.manifests, **manifests}
+    with PeerRam(asked, everything, client, work.run_id, deadline_s) as others:
+        together = work.again(others)
+        together.note_faults(faults)
+        return together.look() or together.run(shown)
+
+
+def _run_id(survey: Survey, places: Places, peers: Sequence[str]) -> str:
+    """Return the one run on the ramdisks. ConfigError when there are several, or none is named."""
+    if places.run_id is not None:
+        return places.run_id
+    runs = sorted({folder.run_id for folder in survey.folders})
+    if peers and not runs:
+        raise ConfigError(["--peers needs --run-id"], target="eckpt drain")
+    if len(runs) > 1:
+        raise ConfigError([f"several runs: {', '.join(runs)}; give --run-id"], target="eckpt drain")
+    return runs[0] if runs else run_id_of(places.directory)
+
+
+def _check_ended(survey: Survey, run_id: str, places: Places) -> None:
+    for folder in survey.folders:
+        holder = None
+        if folder.run_id == run_id:
+            try:
+                holder = current_holder(folder.path, places.owner_uid)
+            except OSError as error:
+                raise LocalTierError("drain", str(folder.path), str(error)) from error
+        if holder is not None:
+            raise LocalTierError(
+                "drain",
+                str(folder.path),
+                f"the job still runs: {holder.describe()} has it",
+                hint="drain when the job has ended for good; a job that runs saves by itself",
+            )
+
+
+class _LostMeanwhile(Exception):
+    """A shard that was sound when it was checked cannot be read again: a peer has died."""
+
+    def __init__(self, cause: CorruptData) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+class _Drain:
+    """One drain of one run, alone in its directory."""
+
+    def __init__(
+        self,
+        places: Places,
+        survey: Survey,
+        run_id: str,
+        tier: PersistentTier,
+        writer: DirectoryWriter,
+        others: PeerRam | None = None,
+    ) -> None:
+        """``others``: the RAM of other hosts, whose directories are in ``survey``."""
+        self._others = others
+        self._places = places
+        self._survey = survey
+        self.run_id = run_id
+        self._tier = tier
+        self._writer = writer
+        self.inventory = survey.inventory(run_id)
+        self._notes = [f"{fault.where}: {fault.problem}" for fault in survey.faults]
+        self._recorded = None if writer.table is None else writer.table.chain
+        self._timeline = newest(self.inventory.timeline, self._recorded)
+        for each in survey.ram:
+            reason = self._objection(each.save.step, each.save.incarnation)
+            if each.save.run_id == run_id and reason:
+                self._notes.append(f"step {each.save.step} in RAM is passed over: {reason}")
+
+    def again(self, others: PeerRam) -> _Drain:
+        """Return the same drain with the RAM of other hosts besides."""
+        survey = with_folders(self._survey, others.folders)
+        return _Drain(self._places, survey, self.run_id, self._tier, self._writer, others)
+
+    def note_faults(self, faults: Iterable[SurveyFault]) -> None:
+        """Add faults to the notes of the outcome."""
+        self._notes += [f"{fault.where}: {fault.problem}" for fault in faults]
+
+    def look(self) -> Drained | None:
+        """Return the outcome when there is nothing to write, without a change in storage."""
+        stored = self._newest_stored()
+        if stored is None or self._recorded != self._timeline:
+            return None
+        is_saved = all(_has(stored, each.save) for each in self._candidates())
+        return self._outcome(stored.step) if is_saved else None
+
+    def _candidates(self) -> list[RamSave]:
+        """Return the saves of the run that were not rolled back, newest first."""
+        return sorted(
+            (
+                each
+                for each in self._survey.ram
+                if each.save.run_id == self.run_id
+                and not self._objection(each.save.step, each.save.incarnation)
+            ),
+            key=lambda each: each.save,
+            reverse=True,
+        )
+
+    def run(self, shown: Shown) -> Drained:
+        """Write what is to be written."""
+        stored = self._newest_stored()
+        for each in self._candidates():
+            save = each.save
+            if stored is not None and _has(stored, save):
+                break
+            if each.reason:
+                self._notes.append(f"step {save.step} in RAM is passed over: {each.reason}")
+                continue
+            try:
+                ready = self._read(each, shown)
+            except (CorruptData, HostStateError, LocalTierError) as error:
+                self._notes.append(f"step {save.step} in RAM is passed over: {error}")
+                continue
+            try:
+                self._write(ready, shown)
+            except _LostMeanwhile as error:
+                self._notes.append(f"step {save.step} in RAM is passed over: {error.cause}")
+                continue
+            self._notes += ready.source.notes
+            return self._outcome(save.step, is_written=True)
+        if stored is not None:
+            self._note_moved(self._writer.begin(self._life(stored.incarnation), self._timeline))
+        else:
+            where = ", ".join(map(str, self._places.local_dirs)) or "the RAM of these peers"
+            self._notes.append(f"no whole step of run {self.run_id!r} is in {where}")
+        return self._outcome(stored.step if stored else None)
+
+    def _outcome(self, step: int | None, *, is_written: bool = False) -> Drained:
+        """Return the outcome; a newer whole step than ``step`` was lost, or is elsewhere."""
+        known = [holder.known_complete for holder in self.inventory.holders]
+        lost = max(
+            (
+                save.step
+                for save in known
+                if save is not None and not self._objection(save.step, save.incarnation)
+            ),
+            default=-1,
+        )
+        is_saved = step is not None and step >= lost
+        if step is not None and not is_saved:
+            self._notes.append(
+                f"step {lost} was whole in RAM once, and is not on these ramdisks: give the"
+                " --local-dir of every host that is left"
+            )
+        return Drained(step, is_saved, is_written, tuple(self._notes))
+
+    def _newest_stored(self) -> PersistentStep | None:
+        """Return the newest step in storage that a restore would take, as its files have it."""
+        stored = self._tier.found
+        view = stored.view()
+        for each in reversed(stored.resolved(view)):
+            if each.problem or self._objection(each.step, each.incarnation):
+                continue
+            found = stored.look(view, each)
+            if found is not None and not found.step.problem:
+                return found.step
+        return None
+
+    def _objection(self, step: int, incarnation: str) -> str:
+        return self._timeline.objection(step, incarnation) if self._timeline else ""
+
+    def _read(self, each: RamSave, shown: Shown) -> _Ready:
+        """Read every byte once, so that nothing in storage is touched for a damaged save."""
+        source = RamSource(
+            each.save, each.copies, self.inventory, self._places.owner_uid, self._others
+        )
+        total_bytes = sum(map(leaf_bytes, source.leaves.values()))
+        with shown(f"check step {each.save.step}", total_bytes) as progress:
+            for path in source.leaves:
+                for box in source.boxes(path):
+                    progress(source.read(path, box).nbytes)
+        documents = ram_documents(
+            each.save, self.inventory, self._survey.folders, self._places, self._others
+        )
+        return _Ready(source, documents)
+
+    def _write(self, ready: _Ready, shown: Shown) -> None:
+        try:
+            self._write_once(ready, shown)
+        except PersistentTierError as error:
+            if error.retryable or isinstance(error, DirectoryInUse):
+                raise
+            # A drain that this one replaced may have been at work until then.
+            self._writer.check()
+            self._write_once(ready, shown)
+
+    def _write_once(self, ready: _Ready, shown: Shown) -> None:
+        source, save, tier = ready.source, ready.source.save, self._tier
+        total_bytes = sum(map(leaf_bytes, source.leaves.values()))
+        self._note_moved(self._writer.begin(self._life(save.incarnation)))
+        self._writer.make_room(save.step, "a drain writes this step from RAM")
+        for owner, data in ready.documents.items():
+            tier.write_document(save.step, owner, len(ready.documents), data)
+        with shown(f"write step {save.step}", total_bytes) as progress:
+            try:
+                self._write_tensors(source, save, progress)
+            except CorruptData as error:
+                raise _LostMeanwhile(error) from error
+        self._writer.check()
+        crcs = {
+            ShardId(path, box): crc
+            for path in source.leaves
+            for box, crc in source.crcs(path).items()
+        }
+        documents = {
+            owner: (hashlib.sha256(data).hexdigest(), decode(data).empty)
+            for owner, data in ready.documents.items()
+        }
+        entry = tier.finish(save, documents, tuple(source.leaves.values()), crcs)
+        self._writer.publish(entry, self._timeline)
+        self._note_moved(self._writer.settle())
+
+    def _write_tensors(self, source: RamSource, save: SaveId, progress: Progress) -> None:
+        tree, _ = ram_tree(source, newest_item(self._places), progress)
+        folder = epath.Path(self._places.directory) / str(save.step)
+        ours = {"run_id": save.run_id, "incarnation": save.incarnation}
+        self._tier.storage.do(
+            "save",
+            f"/{save.step}",
+            lambda: write_late_step(folder, tree, {OURS: ours}),
+            repeat=False,
+            changes=save.step,
+        )
+
+    def _life(self, incarnation: str) -> str:
+        """Return the dead life that this drain writes as: that of the save, or one on record.
+
+        A later life that is on record may have saved nothing.
+        """
+        table = self._writer.table
+        return max(life_of(incarnation), "" if table is None else table.incarnation)
+
+    def _note_moved(self, moved: Iterable[Moved]) -> None:
+        for each in moved:
+            self._notes.append(f"step {each.step} was rolled back, and is kept as {each.folder}")
+
+
+def _has(stored: PersistentStep, save: SaveId) -> bool:
+    """Return whether a restore would take ``stored`` rather than ``save``, or they are the same.
+
+    Of two saves of one step the later life's goes first. The save itself goes before its stored
+    tensors whose host states are gone.
+    """
+    is_same = (stored.step, stored.tensors_of) == (save.step, save.incarnation)
+    return not is_same and (stored.step, stored.incarnation) >= (save.step, save.incarnation)

@@ -1,0 +1,155 @@
+"""The drain of a job that is over for good, by the servers of its hosts themselves.
+
+No engine is asked whether a job will be started again. Two signs stand for its end:
+
+- No process of the run has been on this host, and none answers elsewhere, for so long
+  (``LastDrain.poll``). A job that starts again later loses nothing: the drained step is an ordinary
+  one in storage.
+- This host is about to be given back (``LastDrain.at_end``): what its RAM has is lost in any case.
+
+One server drains, and the others serve it (``core.drain_turn``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from emergency_ckpt.background import SignalFlag
+from emergency_ckpt.core.drain_turn import candidates_of, turn_at_the_end
+from emergency_ckpt.errors import CheckpointError
+from emergency_ckpt.tiers.ramdisk.locks import current_holder, process_directories
+from emergency_ckpt.transfer.client import TransferClient
+from emergency_ckpt.transfer.names import numeric_addresses
+
+_ANSWER_S = 5.0
+_ASK_EVERY_S = 2.0
+_THREADS = 32
+
+
+@dataclass(frozen=True)
+class DrainPlaces:
+    """The run, and where it is.
+
+    Attributes:
+      directory: the persistent directory, which is written.
+      peers: names or addresses of the servers of the job's hosts; this one may be among them.
+      trainers: names or addresses at which processes of the job answer while it runs.
+      options: further options of ``eckpt drain``.
+    """
+
+    local_dir: Path
+    directory: str
+    run_id: str
+    owner_uid: int | None
+    peers: tuple[str, ...]
+    trainers: tuple[str, ...]
+    options: tuple[str, ...] = ()
+
+
+class LastDrain:
+    """Notices the end of a job, and drains. Not thread-safe; use its methods in one thread."""
+
+    def __init__(self, places: DrainPlaces, own: str, client: TransferClient) -> None:
+        """``own``: the address at which this host's server answers its peers."""
+        self._places = places
+        self._own = own
+        self._client = client
+        self._idle_since_s: float | None = None
+        self._is_drained = False
+
+    def poll(self, now_s: float, after_s: float) -> None:
+        """Drain when no process was there for ``after_s`` seconds; once for each end of the job.
+
+        Blocks while peers are asked, and while RAM is drained. LocalTierError, OSError when the
+        ramdisk cannot be read.
+        """
+        if self._runs_here():
+            self._idle_since_s, self._is_drained = None, False
+            return
+        if self._idle_since_s is None:
+            self._idle_since_s = now_s
+        if self._is_drained or now_s - self._idle_since_s < after_s:
+            return
+        self._idle_since_s = now_s  # whatever the outcome, the next look is that much later
+        peers = self._peers()
+        if not self._answering(self._trainers()) and not self._is_below(peers):
+            self._is_drained = self._drain(peers)
+
+    def at_end(self, trainers_end_s: float, stopped: SignalFlag) -> None:
+        """Drain, or serve those that do, until all is done or ``stopped`` is set. Blocks.
+
+        When processes of the job still answer elsewhere after ``trainers_end_s`` seconds, the job
+        goes on without this host, and there is nothing to drain.
+        """
+        left_s = trainers_end_s
+        while self._answering(self._trainers()):
+            if left_s <= 0 or stopped.wait(_ASK_EVERY_S):
+                _say("the job runs on other hosts: nothing is drained")
+                return
+            left_s -= _ASK_EVERY_S
+        peers = self._peers()
+        candidates = candidates_of(self._own, self._answering(peers))
+        others = [each for each in candidates if each != self._own]
+        while (turn := turn_at_the_end(self._own, candidates, self._answering(others))) == "wait":
+            if stopped.wait(_ASK_EVERY_S):
+                return
+        if turn == "drain":
+            self._drain(peers)
+
+    def _runs_here(self) -> bool:
+        for path in process_directories(self._places.local_dir / self._places.run_id):
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                if current_holder(path, self._places.owner_uid) is not None:
+                    return True
+        return False
+
+    def _peers(self) -> list[str]:
+        """Return the other servers, sorted."""
+        found = {each for name in self._places.peers for each in numeric_addresses(name)}
+        return sorted(found - {self._own})
+
+    def _trainers(self) -> list[str]:
+        return [each for name in self._places.trainers for each in numeric_addresses(name)]
+
+    def _is_below(self, peers: Sequence[str]) -> bool:
+        """Return whether a server before this one answers, which then is the one to drain."""
+        return any(self._answers(each) for each in peers if each < self._own)
+
+    def _answering(self, addresses: Iterable[str]) -> set[str]:
+        asked = list(addresses)
+        with ThreadPoolExecutor(_THREADS, "eckpt-drain") as pool:
+            answers = list(pool.map(self._answers, asked))
+        return {each for each, answer in zip(asked, answers, strict=True) if answer}
+
+    def _answers(self, address: str) -> bool:
+        try:
+            self._client.greet(address, _ANSWER_S)
+        except CheckpointError:
+            return False
+        return True
+
+    def _drain(self, peers: Sequence[str]) -> bool:
+        """Drain, in a process of its own, which needs JAX and Orbax; return whether all is saved.
+
+        The secret is in the environment, or a file among the options.
+        """
+        places = self._places
+        command = [
+            *(sys.executable, "-m", "emergency_ckpt.tools.cli.main", "drain"),
+            *("--dir", places.directory, "--run-id", places.run_id),
+            *("--local-dir", str(places.local_dir), *places.options),
+        ]
+        if peers:
+            command += ["--peers", ",".join(peers)]
+        _say(f"the job is over: drain to {places.directory}")
+        return subprocess.run(command, check=False).returncode == 0
+
+
+def _say(text: str) -> None:
+    print(f"eckpt serve: {text}", flush=True)

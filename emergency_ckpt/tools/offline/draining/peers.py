@@ -1,0 +1,140 @@
+"""The RAM of hosts whose processes, or ``eckpt serve``, answer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from emergency_ckpt._native import Mapping as NativeMapping
+from emergency_ckpt.core.restore.inventory import HolderInventory, Inventory
+from emergency_ckpt.core.timeline import newest
+from emergency_ckpt.errors import CheckpointError
+from emergency_ckpt.tiers.local.process_directory import Ledger
+from emergency_ckpt.tiers.local.slots import Published
+from emergency_ckpt.tools.survey.places import SurveyFault
+from emergency_ckpt.tools.survey.ramdisk import ProcessFolder, RamCopy
+from emergency_ckpt.transfer.client import TransferClient
+from emergency_ckpt.transfer.source import ShardTarget
+from emergency_ckpt.types import Contents, SaveId, ShardEntry
+
+
+def ask_peers(
+    client: TransferClient, peers: Iterable[str], inventory: Inventory
+) -> tuple[list[HolderInventory], dict[str, Contents], list[SurveyFault]]:
+    """Return the inventories and manifests of live peers, and a fault for each that is silent."""
+    asked: list[HolderInventory] = []
+    manifests: dict[str, Contents] = {}
+    faults: list[SurveyFault] = []
+    for address in peers:
+        try:
+            found = client.inventory(address)
+            for held in found.tensors:
+                if held.digest not in manifests and held.digest not in inventory.manifests:
+                    manifests[held.digest] = client.fetch_contents(address, held.digest)
+        except CheckpointError as error:
+            faults.append(SurveyFault.of(address, error))
+            continue
+        asked.append(msgspec.structs.replace(found, holder=address, address=address))
+    return asked, manifests, faults
+
+
+class PeerRam:
+    """The RAM of peers, of which each shard is fetched when it is read. Not thread-safe.
+
+    A context manager. Nothing is kept on this host but the shard that was fetched last, because a
+    state may be larger than the RAM of one host.
+
+    Attributes:
+      folders: a process directory for each peer, named by its address.
+    """
+
+    def __init__(
+        self,
+        asked: Sequence[HolderInventory],
+        manifests: Mapping[str, Contents],
+        client: TransferClient,
+        run_id: str,
+        deadline_s: float,
+    ) -> None:
+        """``deadline_s``: maximum time in seconds for one shard."""
+        self._client = client
+        self._deadline_s = deadline_s
+        self._buffer: NativeMapping | None = None
+        self.folders = tuple(
+            ProcessFolder(
+                path=Path(peer.address),
+                local_dir=Path(peer.address),
+                run_id=run_id,
+                owner=None,
+                ledger=Ledger(peer.incarnation, peer.timeline, peer.known_complete),
+                copies=tuple(
+                    RamCopy(
+                        folder=Path(peer.address),
+                        number=number,
+                        published=Published(held.digest, b"", manifests[held.digest]),
+                        saved_s=0.0,
+                    )
+                    for number, held in enumerate(peer.tensors)
+                ),
+                host_states=peer.host_states,
+                faults=(),
+                version=(),
+            )
+            for peer in asked
+        )
+        self._addresses = {Path(peer.address): peer.address for peer in asked}
+
+    def __enter__(self) -> PeerRam:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._buffer is not None:
+            self._buffer.close()
+
+    def has(self, folder: Path) -> bool:
+        """Return whether ``folder`` is a peer."""
+        return folder in self._addresses
+
+    def shard(self, copy: RamCopy, entry: ShardEntry) -> npt.NDArray[np.uint8]:
+        """Return the bytes of a shard, valid until the next call. TransferError."""
+        if entry.nbytes == 0:
+            return np.empty(0, np.uint8)
+        published = copy.published
+        buffer = self._room_for(entry.nbytes)
+        wanted = ShardTarget(published.contents.shards.index(entry), entry.nbytes, 0)
+        address = self._addresses[copy.folder]
+        self._client.fetch_shards(address, published.digest, [wanted], buffer, self._deadline_s)
+        return buffer.view(0, entry.nbytes, self)
+
+    def document(self, folder: Path, save: SaveId, owner: int, count: int) -> bytes:
+        """Return the encoded host state of process ``owner`` of ``count``. TransferError."""
+        return self._client.fetch_host_state(self._addresses[folder], save, owner, count)
+
+    def _room_for(self, size_bytes: int) -> NativeMapping:
+        if self._buffer is None or self._buffer.size_bytes < size_bytes:
+            if self._buffer is not None:
+                self._buffer.close()
+            fd = os.memfd_create("eckpt-drain")
+            try:
+                os.ftruncate(fd, size_bytes)
+                self._buffer = NativeMapping(fd, size_bytes, writable=True)
+            finally:
+                os.close(fd)
+        return self._buffer
+
+
+def merged(
+    inventory: Inventory, asked: Sequence[HolderInventory], manifests: Mapping[str, Contents]
+) -> Inventory:
+    """Return the RAM of this host's ramdisks and of the peers together."""
+    return msgspec.structs.replace(
+        inventory,
+        holders=(*inventory.holders, *asked),
+        manifests={**inventory.manifests, **manifests},
+        timeline=newest(inventory.timeline, *(each.timeline for each in asked)),
+    )

@@ -1,0 +1,314 @@
+"""The report as one HTML file. What a log says is escaped; only this module's scripts may run.
+
+The policy in the page names the hashes of its two scripts and allows no request. A text that was
+escaped wrongly would be neither executed nor sent.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from html import escape
+from importlib import resources
+from typing import Any
+
+from plotly.offline import get_plotlyjs
+
+from emergency_ckpt.core.run_log.byte_sources import RestoreBytes, byte_sources_of
+from emergency_ckpt.core.run_log.goodput import RunGoodput, goodput_of
+from emergency_ckpt.core.run_log.lives import JobLife, lives_of
+from emergency_ckpt.core.run_log.recoveries import RunRecovery, recoveries_of
+from emergency_ckpt.core.run_log.run_events import RunEvent
+from emergency_ckpt.core.run_log.spans import Mark, marks_of, newest_marks, spans_of, thinned
+from emergency_ckpt.core.run_log.step_times import sampled, step_times_of
+from emergency_ckpt.core.wording import TIER_WORDS, count_text, seconds_text, size_text
+from emergency_ckpt.tools.report import charts
+
+MAX_TABLE_ROWS = 200
+MAX_MATRIX_SOURCES = 24
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReportRun:
+    """One run in the page.
+
+    Attributes:
+      title: heading of the run.
+      events: of all processes, numbered by life.
+      notes: sentences below the heading.
+      warnings: sentences in a box: damaged lines and the like.
+    """
+
+    title: str
+    events: Sequence[RunEvent]
+    notes: Sequence[str] = ()
+    warnings: Sequence[str] = ()
+
+
+def page_of(title: str, runs: Sequence[ReportRun]) -> str:
+    """Return the HTML of a page about ``runs``, which have at least one event each."""
+    script, plotly = _asset("page.js"), get_plotlyjs()
+    # A script ends at the first end tag, wherever it stands.
+    plotly = plotly.replace("</script", "<\\/script")
+    policy = (
+        f"default-src 'none'; script-src {_hash_of(plotly)} {_hash_of(script)};"
+        " style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+    body = "\n".join(_section(index, run) for index, run in enumerate(runs))
+    links = "".join(f'<a href="#run{i}">{escape(run.title)}</a>' for i, run in enumerate(runs))
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="data:,">
+<title>{escape(title)}</title>
+<style>
+{_asset("page.css")}</style>
+</head>
+<body>
+<h1>{escape(title)}</h1>
+<nav>{links if len(runs) > 1 else ""}</nav>
+<noscript><p class="warning">Figures need scripts; tables and numbers are below.</p></noscript>
+{body}
+<script>{plotly}</script>
+<script>{script}</script>
+</body>
+</html>
+"""
+
+
+def _asset(name: str) -> str:
+    return resources.files("emergency_ckpt.tools.report").joinpath(name).read_text("utf-8")
+
+
+def _hash_of(script: str) -> str:
+    digest = hashlib.sha256(script.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+def _section(index: int, run: ReportRun) -> str:
+    events = run.events
+    lives = lives_of(events)
+    use = goodput_of(lives, events)
+    recoveries = recoveries_of(lives, events)
+    marks, left_out = newest_marks(marks_of(events))
+    warnings = list(run.warnings)
+    if left_out:
+        warnings.append(f"The {left_out} oldest failures, warnings and notices are left out.")
+    boxes = "".join(f'<p class="warning">{escape(text)}</p>' for text in warnings)
+    notes = "".join(f'<p class="quiet">{escape(text)}</p>' for text in run.notes)
+    parts = [
+        f'<section id="run{index}"><h2>{escape(run.title)}</h2>{notes}',
+        f'<p class="quiet">{escape(_period(events, lives))}</p>{boxes}',
+        _tiles(use, recoveries, events),
+        _goodput(index, use),
+        _timeline(index, events, marks),
+        _recoveries(recoveries),
+        *(_matrix(restore) for restore in byte_sources_of(events)),
+        _step_times(index, lives, events),
+        _mark_table(marks, events),
+        "</section>",
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _period(events: Sequence[RunEvent], lives: Sequence[JobLife]) -> str:
+    processes = len({event.process for event in events} - {None})
+    begin, end = (_clock(choose(event.time_s for event in events)) for choose in (min, max))
+    return (
+        f"{count_text(processes, 'process', 'processes')},"
+        f" {count_text(len(lives), 'life', 'lives')},"
+        f" {begin} to {end} UTC, {count_text(len(events), 'event', 'events')}"
+    )
+
+
+def _clock(time_s: float) -> str:
+    return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _tiles(use: RunGoodput, recoveries: Sequence[RunRecovery], events: Sequence[RunEvent]) -> str:
+    lost = [each.steps_lost for each in recoveries if each.steps_lost is not None]
+    points = [each.lost_s for each in recoveries if each.lost_s is not None]
+    times = [each.recovery_s for each in recoveries if each.recovery_s is not None]
+    least = "at least " if any(each.at_least for each in recoveries) else ""
+    failed = sum(event.name in ("save.incomplete", "persistent.failed") for event in events)
+    tiles = {
+        "goodput": f"{use.share:.1%}",
+        "run": seconds_text(use.wall_s),
+        "recoveries": str(len(recoveries)),
+        "steps lost, all": f"{least}{sum(lost)}" if lost else "-",
+        "RPO, longest": f"{least}{seconds_text(max(points))}" if points else "-",
+        "RTO, longest": seconds_text(max(times)) if times else "-",
+        "failed saves": str(failed),
+    }
+    items = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
+        for name, value in tiles.items()
+    )
+    return f'<dl class="figures">{items}</dl>'
+
+
+def _goodput(index: int, use: RunGoodput) -> str:
+    if not use.wall_s:
+        return ""
+    caption = (
+        "Goodput is the share of training that counts at the end, without stalls for saves."
+        " A recovery lasts from the last sign of training until all processes have their state."
+    )
+    return _chart(f"goodput{index}", "Use of the run's time", charts.goodput(use), caption)
+
+
+def _timeline(index: int, events: Sequence[RunEvent], marks: Sequence[Mark]) -> str:
+    slices = {e.process: e.slice_index for e in events if e.process is not None}
+    rows = {
+        process: str(process) + ("" if slices[process] is None else f", slice {slices[process]}")
+        for process in sorted(slices)[: charts.MAX_ROWS]
+    }
+    if not rows:
+        return ""
+    spans, left_out = thinned([span for span in spans_of(events) if span.process in rows])
+    caption = "Grey: training. Crosses: failures, warnings and notices; the table below has them."
+    if left_out:
+        caption += f" The {left_out} shortest bars are left out."
+    if len(slices) > len(rows):
+        caption += f" {len(slices) - len(rows)} of {len(slices)} processes are left out."
+    begin_s = min(event.time_s for event in events)
+    figure = charts.timeline(spans, marks, rows, begin_s)
+    return _chart(f"timeline{index}", "Timeline", figure, caption)
+
+
+def _step_times(index: int, lives: Sequence[JobLife], events: Sequence[RunEvent]) -> str:
+    times = sampled(step_times_of(lives, events))
+    if not times:
+        return ""
+    caption = "Seconds for each step, by the process that finished it first."
+    if not all(life.every_step for life in lives if life.steps):
+        caption = "Mean seconds for each step between two saves: the log has no other steps."
+    return _chart(f"steps{index}", "Step time", charts.step_times(times), caption)
+
+
+def _chart(name: str, title: str, figure: dict[str, Any], caption: str) -> str:
+    # "<" in JSON would end the element, or begin a comment.
+    described = json.dumps(figure, separators=(",", ":")).replace("<", "\\u003c")
+    return (
+        f'<h3>{escape(title)}</h3><figure><div class="chart" id="{name}"></div>'
+        f"<figcaption>{escape(caption)}</figcaption></figure>"
+        f'<script type="application/json" data-chart="{name}">{described}</script>'
+    )
+
+
+def _recoveries(recoveries: Sequence[RunRecovery]) -> str:
+    if not recoveries:
+        return ""
+    heads = (
+        "life",
+        "last step",
+        "back to",
+        "from",
+        "steps lost",
+        "RPO",
+        "RTO",
+        "of that away",
+        "restore",
+    )
+    rows = [
+        (
+            str(each.life),
+            _or_dash(each.last_step),
+            _or_dash(each.restored_step),
+            TIER_WORDS.get(each.tier, "-"),
+            ("at least " if each.at_least and each.steps_lost is not None else "")
+            + _or_dash(each.steps_lost),
+            _time(each.lost_s),
+            _time(each.recovery_s),
+            _time(each.away_s),
+            _time(each.restore_s)
+            + (f" + {_time(each.overlapped_s)} prefetched" if each.overlapped_s else ""),
+        )
+        for each in recoveries[:MAX_TABLE_ROWS]
+    ]
+    caption = (
+        "RPO: training between the restored step and the last one. RTO: from the end of training to"
+        " the first step after it, or to the restored state where steps were not logged. Away:"
+        " until the first event of the new life."
+    )
+    return f'<h3>Recoveries</h3>{_table(heads, rows)}<p class="quiet">{escape(caption)}</p>'
+
+
+def _or_dash(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def _time(seconds: float | None) -> str:
+    return "-" if seconds is None else seconds_text(seconds)
+
+
+def _matrix(restore: RestoreBytes) -> str:
+    sources = restore.sources[:MAX_MATRIX_SOURCES]
+    if not sources:
+        return ""
+    shown = dict(list(restore.bytes_of.items())[: charts.MAX_ROWS])
+    largest = max(size for row in restore.bytes_of.values() for size in row.values())
+    lines = [
+        f"<tr><td>process {process}</td>"
+        + "".join(_cell(row.get(source, 0), largest) for source in sources)
+        + "</tr>"
+        for process, row in shown.items()
+    ]
+    totals = "".join(f"<td>{size_text(restore.totals[source])}</td>" for source in sources)
+    heads = "".join(f'<th scope="col">{escape(source)}</th>' for source in sources)
+    left_out = len(restore.sources) - len(sources), len(restore.bytes_of) - len(shown)
+    note = ""
+    if any(left_out):
+        note = (
+            f'<p class="quiet">{left_out[0]} sources and {left_out[1]} processes are left out.</p>'
+        )
+    return (
+        f"<h3>Sources of each process&#x27;s bytes, life {restore.life}</h3>"
+        f'<div class="scroll"><table class="matrix"><thead><tr><th scope="col">to</th>{heads}</tr>'
+        f"</thead><tbody>{''.join(lines)}</tbody><tfoot><tr><td>all</td>{totals}</tr></tfoot></table>"
+        f"</div>{note}"
+    )
+
+
+def _cell(size: int, largest: int) -> str:
+    if not size:
+        return "<td></td>"
+    return f'<td style="--of-all: {size / largest:.3f}">{size_text(size)}</td>'
+
+
+def _mark_table(marks: Sequence[Mark], events: Sequence[RunEvent]) -> str:
+    if not marks:
+        return ""
+    begin_s = min(event.time_s for event in events)
+    rows = [
+        (
+            f"{mark.time_s - begin_s:.1f} s",
+            "job" if mark.process is None else f"process {mark.process}",
+            _or_dash(mark.step),
+            mark.name,
+            mark.label,
+        )
+        for mark in marks[:MAX_TABLE_ROWS]
+    ]
+    left_out = len(marks) - len(rows)
+    note = f'<p class="quiet">{left_out} more are left out.</p>' if left_out else ""
+    heads = ("time", "of", "step", "event", "what it says")
+    return f"<h3>Failures, warnings, notices</h3>{_table(heads, rows, css='words')}{note}"
+
+
+def _table(heads: Iterable[str], rows: Iterable[Sequence[str]], *, css: str = "") -> str:
+    head = "".join(f'<th scope="col">{escape(each)}</th>' for each in heads)
+    lines = "".join(
+        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    return (
+        f'<div class="scroll"><table class="{css}"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{lines}</tbody></table></div>"
+    )

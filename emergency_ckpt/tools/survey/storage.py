@@ -1,0 +1,164 @@
+"""The steps of a persistent directory by its log, each with its own fault if it has one."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from emergency_ckpt.core.restore.inventory import PersistentStep
+from emergency_ckpt.core.shard_layout import state_size_bytes
+from emergency_ckpt.core.step_log import Entry, Table
+from emergency_ckpt.core.timeline import Timeline
+from emergency_ckpt.errors import CheckpointError, PersistentTierError
+from emergency_ckpt.tiers.persistent.steps.looks import FoundStep
+from emergency_ckpt.tiers.persistent.steps.stored import StoredSteps, StoredView
+from emergency_ckpt.tiers.storage.directory import StorageDirectory
+from emergency_ckpt.tools.survey.places import Places, SurveyFault
+
+_LEFTOVER = re.compile(r"(.*)\.(orbax-checkpoint-tmp|rolled-back-).*")
+
+
+@dataclasses.dataclass(frozen=True)
+class ListedEntry:
+    """One step of the directory, by the log; by a look where the log does not name it.
+
+    Attributes:
+      entry: of the log; None for a step that it does not name.
+      found: by the look; None without one.
+    """
+
+    step: PersistentStep
+    entry: Entry | None
+    found: FoundStep | None = None
+
+    @property
+    def size_bytes(self) -> int | None:
+        """Return the bytes of its arrays; None when only Orbax knows."""
+        if self.entry is not None and self.entry.marker:
+            return self.entry.size_bytes
+        marker = self.found.marker if self.found else None
+        return None if marker is None else state_size_bytes(marker.leaves)
+
+    @property
+    def saved_s(self) -> float | None:
+        """Return the Unix time of its save; None when it is not known."""
+        if self.entry is not None and self.entry.saved_s:
+            return self.entry.saved_s
+        return self.found.committed_ns / 1e9 if self.found and self.found.committed_ns else None
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredDirectory:
+    """A persistent directory.
+
+    Attributes:
+      steps: those that exist, oldest first, also with a problem, and those aside.
+      table: the newest version of the log that can be used; None without one.
+      unfinished: folders of saves that have not ended; they do not count.
+      set_aside: folders of steps that were moved aside.
+    """
+
+    directory: str
+    steps: tuple[ListedEntry, ...] = ()
+    table: Table | None = None
+    unfinished: tuple[str, ...] = ()
+    set_aside: tuple[str, ...] = ()
+    faults: tuple[SurveyFault, ...] = ()
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """Return the binding chain of the log."""
+        return None if self.table is None else self.table.chain
+
+    @property
+    def run_id(self) -> str:
+        """Return the run on record that saves there; empty without a record."""
+        return "" if self.table is None else self.table.run_id
+
+
+def read_storage(places: Places) -> StoredDirectory:
+    """Describe the steps of ``places.directory``. Blocks for storage; errors are faults.
+
+    No folder of a step is looked into that the log names: ``look_at_all`` does.
+    """
+    try:
+        storage = _storage_of(places)
+        _check_there(storage)
+        return _read(StoredSteps(storage, places.signing()), storage, places)
+    except CheckpointError as error:
+        return StoredDirectory(places.directory, faults=(SurveyFault.of(places.directory, error),))
+
+
+def _storage_of(places: Places) -> StorageDirectory:
+    return StorageDirectory(places.directory, places.timeout_s)
+
+
+def _check_there(storage: StorageDirectory) -> None:
+    """Raise PersistentTierError unless the directory exists; an empty prefix of a bucket does."""
+    if storage.is_object_store:
+        return
+    if not storage.do("list", "", storage.path.is_dir):
+        raise PersistentTierError(
+            "list", str(storage.path), "not a directory", hint="correct --dir"
+        )
+
+
+def _read(stored: StoredSteps, storage: StorageDirectory, places: Places) -> StoredDirectory:
+    view = stored.view()
+    faults = [SurveyFault.of(fault.target, fault) for fault in view.log.faults]
+    steps: list[ListedEntry] = []
+    unfinished: list[str] = []
+    seen = [each for each in view.steps if each.is_seen]
+    unseen = [each for each in view.steps if not each.is_seen]
+    steps += [ListedEntry(each, view.entry(each.step, each.incarnation)) for each in seen]
+    for each, found in zip(unseen, stored.look_at(view, unseen), strict=True):
+        where = f"{places.directory}/{each.step}"
+        if found is None:
+            unfinished.append(str(each.step))
+        elif isinstance(found, CheckpointError):
+            faults.append(SurveyFault.of(where, found, each.step))
+        elif not found.is_junk:
+            steps.append(ListedEntry(found.step, None, found))
+    if view.log.number and view.table is None:
+        faults.append(SurveyFault(stored.log.target, "no version of the step log can be used"))
+    elif view.table is None and any(x.found and x.found.marker for x in steps):
+        faults.append(SurveyFault(stored.log.target, "the step log is gone"))
+    faults += [
+        SurveyFault(f"{places.directory}/{each.step.step}", each.step.problem, each.step.step)
+        for each in steps
+        if each.step.problem
+    ]
+    steps += [
+        ListedEntry(_aside(entry), entry)
+        for entry in (view.table.steps if view.table else ())
+        if entry.state == "aside"
+    ]
+    names = sorted(name for name in view.names if _LEFTOVER.fullmatch(name))
+    return StoredDirectory(
+        directory=places.directory,
+        steps=tuple(sorted(steps, key=lambda each: (each.step.step, each.step.incarnation))),
+        table=view.table,
+        unfinished=(*unfinished, *(name for name in names if ".orbax-checkpoint-tmp" in name)),
+        set_aside=tuple(name for name in names if ".orbax-checkpoint-tmp" not in name),
+        faults=tuple(faults),
+    )
+
+
+def _aside(entry: Entry) -> PersistentStep:
+    return PersistentStep(entry.step, entry.processes, entry.stateful, entry.incarnation)
+
+
+def look_at(steps: list[ListedEntry], places: Places) -> list[FoundStep | CheckpointError]:
+    """Return each step as its files have it, or its error. Blocks for storage."""
+    storage = _storage_of(places)
+    stored = StoredSteps(storage, places.signing())
+    view: StoredView | None = None
+    results: list[FoundStep | CheckpointError] = []
+    try:
+        view = stored.view()
+    except CheckpointError as error:
+        return [error for _ in steps]
+    for each, found in zip(steps, stored.look_at(view, [x.step for x in steps]), strict=True):
+        gone = PersistentTierError("look at", f"{places.directory}/{each.step.step}", "it is gone")
+        results.append(gone if found is None else found)
+    return results
