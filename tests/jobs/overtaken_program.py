@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import orbax.checkpoint as ocp
+from fake_gcs import FaultRule, GcsControl
 from persistent_steps import (
     RUN_ID,
     life,
@@ -30,7 +31,6 @@ from persistent_steps import (
 
 from emergency_ckpt.core.timeline import continued
 from emergency_ckpt.errors import CheckpointError, PersistentTierError
-from emergency_ckpt.testing.gcs import FaultRule, GcsControl
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.tiers.storage.calls import THREAD_NAME
 from emergency_ckpt.types import SaveId

@@ -28,7 +28,7 @@ import storage
 import system
 import threads
 
-_LEFT_OUT = frozenset(("_native", "axlearn", "cli", "demo", "deploy", "launch", "maxtext"))
+_LEFT_OUT = frozenset(("_native", "axlearn", "maxtext", "tools"))
 _LEFT_OUT |= frozenset(("metrics", "offline", "orbax", "report", "survey", "testing"))
 
 

@@ -110,8 +110,8 @@ class Life:
             or self.stalls
             or self.storage_gone
             or self.storage_slow_s > SLOW_STORAGE_S
-            # Each process costs a round some calls one after the other.
-            or (self.service_slow_s >= 1 and len(self.hosts) > 4)
+            # Each process costs a round some calls one after the other, and storage has its share.
+            or (self.service_slow_s >= 1 and (len(self.hosts) > 4 or self.storage_slow_s > 0))
         )
 
 

@@ -43,7 +43,7 @@ class Behaviour:
     ``fault`` returns "", "lost" (no effect), "unheard" (an effect, then an error) or "full".
     ``create_fault`` too, for creates that need the name to be free. ``before``: called before each
     call, with "call" or "create". ``created``: the first bytes of each numbered file, which must
-    not change, by path.
+    not change, by path. ``again``: those that a late writer has made again after their removal.
     """
 
     def __init__(self) -> None:
@@ -52,6 +52,7 @@ class Behaviour:
         self.create_fault: Callable[[], str] = lambda: ""
         self.before: Callable[[str], None] = lambda what: None
         self.created: dict[str, bytes] = {}
+        self.again: set[str] = set()
         self.listing_late_s = 0.0
         self._listings: dict[tuple[str, str], tuple[float, set[str]]] = {}
 
@@ -177,6 +178,8 @@ def _create(real: Callable[..., None]) -> Callable[..., None]:
         kind = _arrive(path) or behaviour.create_fault()
         if kind in ("lost", "full"):
             _raise(kind, path)
+        if str(path) in behaviour.created and not os.path.exists(path):
+            behaviour.again.add(str(path))
         try:
             real(path, data, *args)
         finally:  # also of a writer that is killed right after
@@ -249,6 +252,9 @@ class _ArrayWrites:
     def cancel(self) -> None:
         self.is_cancelled = True
 
+    def database_of(self, process: int) -> str:
+        return f"part_{process}"
+
 
 def _write_step(
     directory: Any,
@@ -280,7 +286,7 @@ def _write_step(
         data += part.tobytes()
     head = json.dumps(boxes).encode()
     writes.check()
-    write(temporary / ITEM / f"part_{me}", len(head).to_bytes(8, "big") + head + data)
+    write(temporary / ITEM / writes.database_of(me), len(head).to_bytes(8, "big") + head + data)
     if me != first:
         meet("tensors_written", ())
         return

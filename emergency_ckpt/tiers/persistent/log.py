@@ -260,8 +260,9 @@ class StepLog:
     ) -> LogRead | None:
         """Create the version ``table``; return the log with it, once it is there.
 
-        None when another writer has made a version of this number. It may still appear after the
-        deadline, with the same condition. CorruptData when it is too large.
+        None when another writer has made a version of this number, or has long ago and removed it.
+        It may still appear after the deadline, with the same condition. CorruptData when it is too
+        large.
 
         Args:
           after: the log that it was made from.
@@ -275,6 +276,8 @@ class StepLog:
         is_new = self._storage.put_first(below, data, writer, deadline_s)
         # The answer to a create that succeeded may have been lost.
         if not is_new and self._storage.bytes_of(below, deadline_s) != data:
+            return None
+        if not self.is_newest(table.number, deadline_s):
             return None
         if not self._storage.is_object_store:
             number = str(table.number).encode()
