@@ -49,7 +49,7 @@ def doctor(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, dic
     """Return the exit status, and the checks by name."""
     code = main(["doctor", "--json", *map(str, words)])
     found = json.loads(capsys.readouterr().out)
-    return code, {check["ls", "--check"]: check for check in found["checks"]}
+    return code, {check["check"]: check for check in found["checks"]}
 
 
 def test_doctor_good_host_exits_with_0(
@@ -222,7 +222,7 @@ def run_on_bucket(gcs: FakeGcs, directory: str) -> tuple[int, dict[str, Any]]:
         check=False,
     )
     found = json.loads(done.stdout)
-    return done.returncode, {check["ls", "--check"]: check for check in found["checks"]}
+    return done.returncode, {check["check"]: check for check in found["checks"]}
 
 
 def test_doctor_bucket_is_tried_and_left_as_it_was() -> None:
