@@ -112,8 +112,8 @@ def _measured(
         ckpt.restore(state=state)
         last = steps + 3 + options.saves
         _timed(seconds, "forced save, the first of a life", lambda: save(ckpt, last, force=True))
-    for words in (("ls",), ("check",), ("check", "--read-data")):
-        if in_bucket and words[0] == "check":
+    for words in (("ls",), ("ls", "--check"), ("ls", "--check", "--read-data")):
+        if in_bucket and "--check" in words:
             continue  # most of its steps are names only
         command = [sys.executable, "-m", "emergency_ckpt.tools.cli.main", *words, "--dir", place]
         _timed(

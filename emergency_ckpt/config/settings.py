@@ -144,7 +144,7 @@ class Config:
     placement: PlacementPolicy = setting(AllButPrimary(), tier="local")
     """Choice of the slices that store each shard in the local tier, as a policy or its text.
     ``"all_but_primary"``: every slice but the first stores all shards. ``"striped(2)"``: two slices
-    store each shard, so a process transfers and stores less. See ``eckpt plan-placement``."""
+    store each shard, so a process transfers and stores less. See ``eckpt plan``."""
     host_state_buddies: int | None = setting(None, tier="local")
     """Number of processes on other slices that store a copy of a host state; None: one on every
     other slice."""

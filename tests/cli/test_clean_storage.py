@@ -1,4 +1,4 @@
-"""Steps that were rolled back: `eckpt ls`, a restore by number, and `eckpt clean`."""
+"""Steps that were rolled back: `eckpt ls`, a restore by number, and `eckpt doctor --clean`."""
 
 from __future__ import annotations
 
@@ -45,12 +45,17 @@ def test_ls_lists_steps_that_were_rolled_back(rolled_back: World) -> None:
 def test_clean_lists_them_and_removes_them_when_told(rolled_back: World) -> None:
     world = rolled_back
     directory = world.persistent
-    listed = eckpt("clean", "--dir", directory, "--older-than", "0")
+    listed = eckpt("doctor", "--clean", "--dir", directory, "--older-than", "0")
     assert listed.returncode == 0
     assert listed.stdout.count("would be removed") == 2
-    assert eckpt("clean", "--dir", directory, "--yes").stdout.count("stays: not old enough") == 2
+    assert (
+        eckpt("doctor", "--clean", "--dir", directory, "--yes").stdout.count(
+            "stays: not old enough"
+        )
+        == 2
+    )
     assert asides(directory) == ["4.rolled", "4.rolled", "6.rolled", "6.rolled"]
-    done = eckpt("clean", "--dir", directory, "--older-than", "0", "--yes")
+    done = eckpt("doctor", "--clean", "--dir", directory, "--older-than", "0", "--yes")
     assert (done.returncode, done.stdout.count("removed")) == (0, 2), done
     assert asides(directory) == []
     with pytest.raises(StepNotFound):

@@ -197,7 +197,7 @@ def test_doctor_absent_and_silent_peers_are_failures(
         addresses = [f"127.0.0.1:{s.getsockname()[1]}" for s in (silent, unused)]
         for address in [*addresses, "no address"]:
             words = ("--peers", address, "--run-id", "run", "--secret-file", secret_file)
-            code, checks = doctor(capsys, *words, "--timeout-s", 0.5)
+            code, checks = doctor(capsys, *words, "--timeout", 0.5)
             assert code == 1
             assert checks["peer"]["text"].startswith(f"{address} cannot be reached")
 
@@ -215,7 +215,7 @@ def run_on_bucket(gcs: FakeGcs, directory: str) -> tuple[int, dict[str, Any]]:
     command = [sys.executable, "-m", "emergency_ckpt.tools.cli.main", "doctor", "--json"]
     environment = {**os.environ, **gcs.environment()}
     done = subprocess.run(
-        [*command, "--dir", directory, "--timeout-s", "20"],
+        [*command, "--dir", directory, "--timeout", "20"],
         env=environment,
         capture_output=True,
         text=True,

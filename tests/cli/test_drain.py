@@ -1,4 +1,4 @@
-"""``eckpt drain``: what was in RAM alone is in storage afterwards, whatever happens meanwhile."""
+"""``eckpt export --drain``: what was in RAM alone is in storage afterwards, whatever happens."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_drain_without_whole_step_says_what_is_missing(drains: Drains) -> None:
     world.lose_ram()
     world.ramdisk.mkdir(mode=0o700)
     assert drains.drain("--run-id", "run")[0] == 1
-    assert main(["drain", "--dir", str(world.persistent)]) == 2
+    assert main(["export", "--drain", "--dir", str(world.persistent)]) == 2
 
 
 def test_drain_with_the_secret_signs_the_step(

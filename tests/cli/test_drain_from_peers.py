@@ -1,4 +1,4 @@
-"""``eckpt drain`` into a bucket, and of RAM that only other hosts have."""
+"""``eckpt export --drain`` into a bucket, and of RAM that only other hosts have."""
 
 from __future__ import annotations
 
@@ -70,7 +70,15 @@ def test_drain_fetches_what_only_peers_have(
 ) -> None:
     peers = [serve(ReadOnlyRamdisk(host, RUN_ID, signer=signer)) for host in quarters[1:]]
     before = tree_of(*quarters)
-    words = ["drain", "--json", "--dir", str(tmp_path / "dir"), "--local-dir", str(quarters[0])]
+    words = [
+        "export",
+        "--drain",
+        "--json",
+        "--dir",
+        str(tmp_path / "dir"),
+        "--local-dir",
+        str(quarters[0]),
+    ]
     assert main(words) == 1
     assert "held nowhere" in capsys.readouterr().out
     assert main([*words, "--peers", peers[0]]) == 1
@@ -97,7 +105,15 @@ def test_drain_takes_a_peers_copy_for_a_damaged_one(
     data[0] ^= 1
     slot.write_bytes(data)
     peers = [serve(ReadOnlyRamdisk(host, RUN_ID, signer=signer)) for host in quarters[1:]]
-    words = ["drain", "--json", "--dir", str(tmp_path / "dir"), "--local-dir", str(quarters[0])]
+    words = [
+        "export",
+        "--drain",
+        "--json",
+        "--dir",
+        str(tmp_path / "dir"),
+        "--local-dir",
+        str(quarters[0]),
+    ]
     assert main([*words, "--peers", ",".join(peers)]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["step"], found["is_written"]) == (5, True)
@@ -119,7 +135,16 @@ def test_drain_is_refused_while_a_peer_trains(
 ) -> None:
     save_quarters(ramdisk, {0: [0, 1, 2, 3]})
     peer = serve(_Trainer(ramdisk, RUN_ID))
-    words = ["drain", "--dir", str(tmp_path / "dir"), "--run-id", RUN_ID, "--peers", peer]
+    words = [
+        "export",
+        "--drain",
+        "--dir",
+        str(tmp_path / "dir"),
+        "--run-id",
+        RUN_ID,
+        "--peers",
+        peer,
+    ]
     assert main(words) == 1
     assert "the job still runs" in capsys.readouterr().err
 
@@ -129,7 +154,7 @@ def test_drain_into_a_bucket_writes_what_ram_has(quarters: list[Path], secret: b
         env = {**gcs.environment(), SECRET_VARIABLE: secret.decode()}
         ram: list[Any] = [word for host in quarters for word in ("--local-dir", host)]
         places = [*ram, "--dir", "gs://bucket/run", "--run-id", RUN_ID]
-        status, found = eckpt_json("drain", *places, env=env)
+        status, found = eckpt_json("export", "--drain", *places, env=env)
         assert (status, found["step"], found["is_written"], found["notes"]) == (0, 5, True, [])
         names = gcs.object_names("bucket", "run/")
         assert {"run/5/_CHECKPOINT_METADATA", "run/host_state/5/marker.json"} <= set(names)

@@ -1,4 +1,4 @@
-"""A peer of ``eckpt drain`` is killed between two shards."""
+"""A peer of ``eckpt export --drain`` is killed between two shards."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def drained(
     hosts: Hosts, directory: Path, address: str, capsys: pytest.CaptureFixture[str]
 ) -> dict[str, Any]:
     words = ["--dir", str(directory), "--local-dir", str(hosts.own), "--run-id", RUN_ID]
-    assert main(["drain", "--json", *words, "--peers", address]) == 0
+    assert main(["export", "--drain", "--json", *words, "--peers", address]) == 0
     with ocp.CheckpointManager(directory) as manager:
         stored = manager.restore(None, args=ocp.args.StandardRestore())
     assert stored["w"].tobytes() == W.tobytes()

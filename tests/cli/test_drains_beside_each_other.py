@@ -22,7 +22,7 @@ STEP = 5
 
 
 def drain(directory: Path, name: str, value: int, at: Callable[[str], None]) -> None:
-    """Write the step as ``eckpt drain`` does, with values that say which drain it was."""
+    """Write the step as ``eckpt export --drain`` does, with values that say which drain it was."""
     tier = PersistentTier(str(directory))
     save_over(tier, STEP, value, life(2), writer=writer_of(tier, writer=name), at=at)
 

@@ -1,4 +1,4 @@
-"""``eckpt plan-placement``, as a user runs it."""
+"""``eckpt plan``, as a user runs it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from emergency_ckpt.tools.cli.main import USAGE_EXIT_CODE, main
 
-JOB = ["plan-placement", "--slices", "4", "--hosts", "64", "--state-gib", "64"]
+JOB = ["plan", "--slices", "4", "--hosts", "64", "--state-gib", "64"]
 
 
 def test_table_with_a_recommendation(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""``eckpt reserve``: slots for a host that has none, of the size that the options tell."""
+"""``eckpt doctor --reserve``: slots for a host that has none, of the size that the options tell."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MIB = 1 << 20
 
 
 def _reserve(ramdisk: Path, *options: str) -> int:
-    return main(["reserve", "--local-dir", str(ramdisk), "--run-id", RUN_ID, *options])
+    return main(["doctor", "--reserve", "--local-dir", str(ramdisk), "--run-id", RUN_ID, *options])
 
 
 def test_each_process_of_the_host_gets_a_slot(

@@ -96,7 +96,7 @@ def a_step_made_up(world: JobProcess) -> Any:
 
 
 def after_drain(world: JobProcess) -> Any:
-    """All RAM is lost; ``eckpt drain`` was run on the hosts of one slice."""
+    """All RAM is lost; ``eckpt export --drain`` was run on the hosts of one slice."""
     return restore(world, "after_drain", dir=str(world.root / "drained"))
 
 

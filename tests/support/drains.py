@@ -46,7 +46,15 @@ class Drains:
     def words(self, *more: str, local_dir: Path | None = None) -> list[str]:
         """Return the command line of a drain."""
         ram = local_dir or self.world.ramdisk
-        return ["drain", "--dir", str(self.world.persistent), "--local-dir", str(ram), *more]
+        return [
+            "export",
+            "--drain",
+            "--dir",
+            str(self.world.persistent),
+            "--local-dir",
+            str(ram),
+            *more,
+        ]
 
     def drain(self, *more: str, local_dir: Path | None = None) -> tuple[int, dict[str, Any]]:
         """Return the exit status and the outcome of a drain that finds something to say."""

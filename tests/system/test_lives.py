@@ -81,12 +81,13 @@ def smaller(trained: Path) -> ByProgram:
 
 
 def drain(directory: Path, ramdisks: list[Path]) -> None:
-    """``eckpt drain`` of some hosts' ramdisks."""
+    """``eckpt export --drain`` of some hosts' ramdisks."""
     command = [
         sys.executable,
         "-m",
         "emergency_ckpt.tools.cli.main",
-        "drain",
+        "export",
+        "--drain",
         "--dir",
         str(directory),
     ]

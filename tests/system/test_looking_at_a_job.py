@@ -64,7 +64,7 @@ def test_commands_beside_a_job_disturb_nothing_and_tell_all(ramdisk: Path) -> No
     history = read_events(logs / "events")
     assert [each for each in history.events if each.life == 1 and each.name in failed] == []
 
-    story_of = ["explain", "--event-log", logs / "events"]
+    story_of = ["ls", "--explain", logs / "events"]
     status, story = eckpt_json(*story_of)
     assert (status, story["outcome"], story["tier"]) == (0, "finished", "local")
     by_process = {each["process"]: each for each in story["processes"]}
@@ -84,10 +84,10 @@ def test_commands_beside_a_job_disturb_nothing_and_tell_all(ramdisk: Path) -> No
     assert (newest["step"], newest["state"], newest["processes"]) == (100, "whole", 2)
     assert {step["tier"] for step in found["steps"]} == {"local", "persistent"}
     assert [p["is_running"] for p in found["processes"]] == [False, False]
-    status, checked = eckpt_json("check", *places, "--read-data")
+    status, checked = eckpt_json("ls", "--check", *places, "--read-data")
     assert (status, checked["faults"]) == (0, [])
     assert checked["checked"]["shards"] > 4
-    status, shown = eckpt_json("show", 100, *places)
+    status, shown = eckpt_json("ls", 100, *places)
     assert status == 0
     assert [(leaf["path"], leaf["shape"]) for leaf in shown["leaves"]] == [("w", [1024])]
     assert [state["process"] for state in shown["host_states"]] == [0, 1]

@@ -157,7 +157,7 @@ class OtherRuns:
             expected=error.expected,
             actual=error.actual,
             hint=f"{error.hint}; other runs use {taken} bytes of it ({named}{more}):"
-            " 'eckpt clean' removes runs that are no longer wanted",
+            " 'eckpt doctor --clean' removes runs that are no longer wanted",
         )
 
     def _left(self) -> list[LeftRun]:

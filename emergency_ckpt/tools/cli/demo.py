@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -14,29 +13,31 @@ from emergency_ckpt.tools.cli.arguments import seed
 from emergency_ckpt.tools.demo.run import DemoOptions, run_demo
 from emergency_ckpt.tools.demo.scenarios import ALL, SCENARIOS, ScenarioJob
 
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage]
-
 # Imported by the job's processes; checked here so that the error is not only in their logs.
 _NEEDED_MODULES = ("grain", "optax", "plotly")
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    """Add the parser of ``demo``."""
-    parser = subparsers.add_parser(
-        "demo",
-        help="train, lose a slice, recover from peers, compare with an undisturbed run",
-        description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+EXAMPLE = "eckpt demo --scenario slice-loss --out demo_out"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``demo``."""
+    parser.description = (
+        "Trains, loses a slice, recovers from the RAM of peers, and compares the bits with those"
+        " of an undisturbed run."
     )
-    parser.add_argument("--scenario", choices=[*SCENARIOS, ALL], default="slice-loss")
+    parser.add_argument(
+        "--scenario", choices=[*SCENARIOS, ALL], default="slice-loss", help="what is lost"
+    )
     parser.add_argument("--out", type=Path, default=Path("demo_out"), help="results go here")
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--seed", type=seed, default=0)
-    parser.add_argument("--slices", type=int, default=2)
-    parser.add_argument("--hosts-per-slice", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=60, help="steps of training")
+    parser.add_argument("--seed", type=seed, default=0, help="of model and data")
+    parser.add_argument("--slices", type=int, default=2, help="data-parallel replicas")
+    parser.add_argument("--hosts-per-slice", type=int, default=2, help="processes of a slice")
     parser.add_argument("--local-every", type=int, default=5, help="steps between RAM saves")
-    parser.add_argument("--persistent-every", type=int, default=25)
+    parser.add_argument(
+        "--persistent-every", type=int, default=25, help="steps between saves to storage"
+    )
     parser.add_argument(
         "--ram",
         type=Path,
@@ -45,7 +46,6 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--json-only", action="store_true", help="print the summary as JSON and nothing else"
     )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 from emergency_ckpt.config import Config
 from emergency_ckpt.core.placement.policies import ALL_BUT_PRIMARY
@@ -16,23 +16,24 @@ from emergency_ckpt.tools.deploy.manifests import as_yaml, manifests
 from emergency_ckpt.tools.deploy.quantity import parse_quantity
 from emergency_ckpt.tools.deploy.tpus import ACCELERATORS
 
-if TYPE_CHECKING:
-    SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage]
-
 _SECRET_NAME = "{name}-secret"  # noqa: S105  the name of an object
 
 
-def add_parser(subparsers: SubParsers) -> None:
-    """Add the parser of ``deploy``."""
-    parser = subparsers.add_parser(
-        "deploy",
-        help="write the manifests of a job for an engine",
-        description="Writes the manifests of a job for an engine; nothing is applied.",
-    )
+EXAMPLE = (
+    "eckpt deploy gke --name run7 --image IMAGE --dir gs://bucket/run7 --slices 4 --hosts 16"
+    " --tpu-type v5p --topology 4x4x4 --state 700Gi --ramdisk 200Gi -- python train.py"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``deploy``."""
+    parser.description = "Writes the manifests of a job for an engine; nothing is applied."
     engines = parser.add_subparsers(title="engines", metavar="ENGINE", required=True)
     gke = engines.add_parser(
         "gke",
         help="JobSet on GKE",
+        formatter_class=parser.formatter_class,
+        epilog=f"example:\n  {EXAMPLE}",
         usage="eckpt deploy gke [options] -- PROGRAM [ARGUMENT ...]",
         description=(
             "Writes a JobSet and what it needs as YAML, to be read and given to kubectl apply."
@@ -41,12 +42,11 @@ def add_parser(subparsers: SubParsers) -> None:
         ),
     )
     _add_options(gke)
-    gke.set_defaults(run=run)
 
 
 def _add_options(gke: argparse.ArgumentParser) -> None:
     gke.add_argument("--name", required=True, help="of the JobSet, and of what belongs to it")
-    gke.add_argument("--namespace", default="default", help="(%(default)s)")
+    gke.add_argument("--namespace", default="default", help="of all objects")
     gke.add_argument("--image", required=True, help="image of the trainer: see deploy/Dockerfile")
     gke.add_argument("--dir", required=True, help="persistent directory, gs://bucket/run")
     gke.add_argument("--run-id", help="name of the run; default: --name")
@@ -64,7 +64,7 @@ def _add_options(gke: argparse.ArgumentParser) -> None:
         choices=get_args(RamdiskSource),
         default="daemonset",
         help="a tmpfs that a DaemonSet mounts on the nodes; the pods' own memory, kept by restarts"
-        " in place; or the volume of GKE's multi-tier checkpoint driver (%(default)s)",
+        " in place; or the volume of GKE's multi-tier checkpoint driver",
     )
     gke.add_argument("--restart-agent-image", help="JobSet's agent, for restarts in place")
     gke.add_argument("--secret", default="", metavar="NAME", help="Kubernetes Secret of the run")
@@ -76,32 +76,30 @@ def _add_options(gke: argparse.ArgumentParser) -> None:
         default=GkeJob.compilation_cache,
         metavar="URL",
         help="JAX's compilation cache. The default is the pod's own and goes with it. In a bucket"
-        " all pods share it, and whoever can write there runs code in the trainers (%(default)s)",
+        " all pods share it, and whoever can write there runs code in the trainers",
     )
     gke.add_argument("--queue", help="Kueue's queue")
-    gke.add_argument("--max-restarts", type=int, default=10, help="(%(default)s)")
-    gke.add_argument(
-        "--keep-steps", type=int, default=1, help="setting local_keep_last_n (%(default)s)"
-    )
-    gke.add_argument("--placement", default=ALL_BUT_PRIMARY, help="(%(default)s)")
+    gke.add_argument("--max-restarts", type=int, default=10, help="of the JobSet")
+    gke.add_argument("--keep-steps", type=int, default=1, help="setting local_keep_last_n")
+    gke.add_argument("--placement", default=ALL_BUT_PRIMARY, help="setting placement")
     gke.add_argument(
         "--preemption-grace-s",
         type=float,
         default=Config.preemption_grace_s,
-        help="setting preemption_grace_s (%(default)s)",
+        help="setting preemption_grace_s",
     )
     gke.add_argument(
         "--hang-timeout-s",
         type=float,
         default=GkeJob.hang_timeout_s,
-        help="setting hang_timeout_s (%(default)s)",
+        help="setting hang_timeout_s",
     )
     gke.add_argument(
         "--drain-s",
         type=float,
         default=GkeJob.drain_s,
         help="with the DaemonSet: RAM is drained to --dir when no process was there for so long; in"
-        " place: longest time for that when the pods end (%(default)s)",
+        " place: longest time for that when the pods end",
     )
 
 

@@ -1,51 +1,132 @@
-"""``eckpt export``: a step in RAM or in storage as a directory of plain Orbax."""
+"""``eckpt export``: a step as a directory of plain Orbax, or the newest in RAM to storage."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from emergency_ckpt.tools.cli.look.arguments import BAD, EXIT_CODES, GOOD, add_places, places_of
+import msgspec
 
-if TYPE_CHECKING:
-    SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage]
+from emergency_ckpt.core.wording import seconds_text
+from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.tools.cli.arguments import (
+    BAD,
+    EXIT_CODES,
+    GOOD,
+    add_places,
+    addresses,
+    places_of,
+    print_json,
+    seconds,
+)
+
+_DRAIN_EXIT_CODES = (
+    "with --drain: 0 storage has the newest step of these ramdisks, written now or before;"
+    " 1 something is missing or damaged, the job still runs, or storage refused"
+)
 
 
-def add_parser(subparsers: SubParsers) -> None:
-    """Add the parser of ``export``."""
-    parser = subparsers.add_parser(
-        "export",
-        help="write a step as a directory of plain Orbax",
-        description=(
-            "Writes the step DIR/STEP, which plain Orbax restores, and the host states as JSON to"
-            " DIR/host_states. STEP is a number or 'newest', perhaps after 'ram:' or 'storage:'. A"
-            " step in RAM is put together from all ramdisks given, and its CRC32Cs are compared;"
-            " its tree has the structure of the newest step in --dir with these leaves, else nested"
-            " dicts. A step in storage is copied. DIR must not exist: it appears when it is whole."
-        ),
+class DrainReport(msgspec.Struct, frozen=True):
+    """The outcome, as JSON."""
+
+    step: int | None
+    is_saved: bool
+    is_written: bool
+    notes: tuple[str, ...]
+
+
+EXAMPLE = "eckpt export ram:newest exported --local-dir /dev/shm/eckpt"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``export``."""
+    parser.description = (
+        "Writes the step DIR/STEP, which plain Orbax restores, and the host states as JSON to"
+        " DIR/host_states. STEP is a number or 'newest', perhaps after 'ram:' or 'storage:'. A"
+        " step in RAM is put together from all ramdisks given, and its CRC32Cs are compared;"
+        " its tree has the structure of the newest step in --dir with these leaves, else nested"
+        " dicts. A step in storage is copied. DIR must not exist: it appears when it is whole."
     )
-    parser.add_argument("step", metavar="STEP")
-    parser.add_argument("directory", metavar="DIR", type=Path)
+    parser.epilog = f"{EXIT_CODES}; {_DRAIN_EXIT_CODES}"
+    parser.add_argument("step", metavar="STEP", nargs="?", help="the step to write")
+    parser.add_argument("directory", metavar="DIR", type=Path, nargs="?", help="a new directory")
     add_places(parser)
-    parser.epilog = EXIT_CODES
-    parser.set_defaults(run=run)
+    group = parser.add_argument_group("drain a job that has died for good")
+    group.add_argument(
+        "--drain",
+        action="store_true",
+        help="instead of STEP and DIR: write the newest whole step of all ramdisks given to --dir,"
+        " as an ordinary persistent step. Does nothing when storage has that step or a newer one;"
+        " refuses while the job runs",
+    )
+    group.add_argument(
+        "--peers",
+        type=addresses,
+        default=(),
+        metavar="HOST:PORT,...",
+        help="fetch what is missing from 'eckpt serve' on other hosts; needs the run's secret",
+    )
+    group.add_argument(
+        "--write-timeout",
+        type=seconds,
+        default=1800.0,
+        metavar="SECONDS",
+        help="maximum time of one stage of the write",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Export; return 1 when the step cannot be found or read. Errors pass to the caller."""
-    places = places_of(args)
+    """Export or drain; return 1 when a step cannot be found, read or written. Errors pass."""
+    named = args.step is not None
+    problem = ""
+    if args.drain:
+        problem = "--drain takes no STEP and no DIR" if named else ""
+    elif args.directory is None:
+        problem = "give STEP and DIR, or --drain"
+    elif args.peers:
+        problem = "--peers needs --drain"
+    elif args.json:
+        problem = "--json needs --drain"
+    if problem:
+        raise ConfigError([problem], target="eckpt export")
     # Imported here, so that `eckpt export --help` does not import JAX and Orbax.
-    from emergency_ckpt.tools.cli.progress import progress_of  # noqa: PLC0415
-    from emergency_ckpt.tools.offline.export import (  # noqa: PLC0415
-        export_step,
-        use_no_accelerator,
-    )
+    from emergency_ckpt.tools.offline.export import use_no_accelerator  # noqa: PLC0415
 
     use_no_accelerator()
-    done = export_step(args.step, args.directory, places, progress_of)
+    return _drain(args) if args.drain else _export(args)
+
+
+def _export(args: argparse.Namespace) -> int:
+    from emergency_ckpt.tools.cli.progress import progress_of  # noqa: PLC0415
+    from emergency_ckpt.tools.offline.export import export_step  # noqa: PLC0415
+
+    done = export_step(args.step, args.directory, places_of(args), progress_of)
     print(f"exported {done.name} to {args.directory}: {done.leaves} leaves")
     for note in done.notes:
         print(f"eckpt export: {note}", file=sys.stderr)
     return GOOD if done.is_whole else BAD
+
+
+def _drain(args: argparse.Namespace) -> int:
+    """Drain; return 0 when storage has the newest step of these ramdisks. Errors pass."""
+    if not (args.dir and (args.local_dir or args.peers)):
+        raise ConfigError(["--dir and --local-dir are needed"], target="eckpt export --drain")
+    places = places_of(args)
+    from emergency_ckpt.tools.cli.progress import progress_of  # noqa: PLC0415
+    from emergency_ckpt.tools.offline.draining.drain import drain  # noqa: PLC0415
+
+    begin_s = time.monotonic()
+    done = drain(places, progress_of, args.write_timeout, args.peers)
+    if args.json:
+        print_json(DrainReport(done.step, done.is_saved, done.is_written, done.notes))
+    else:
+        took = seconds_text(time.monotonic() - begin_s)
+        if done.is_written:
+            print(f"drained step {done.step} to {args.dir} in {took}")
+        elif done.step is not None:
+            print(f"nothing to drain: {args.dir} has step {done.step}")
+    for note in () if args.json else done.notes:
+        print(f"eckpt export --drain: {note}", file=sys.stderr)
+    return 0 if done.is_saved else 1

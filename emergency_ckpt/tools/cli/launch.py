@@ -10,16 +10,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
 
 from emergency_ckpt.tools.cli.arguments import seconds
 from emergency_ckpt.tools.launch.faults import Fault, parse_fault
 from emergency_ckpt.tools.launch.job import JobEvent, JobResult, JobSpec
 from emergency_ckpt.tools.launch.logs import temporary_logs
 from emergency_ckpt.tools.launch.supervisor import Supervisor
-
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage]
 
 _SHOWN_EVENTS = (
     "fault.fired",
@@ -45,19 +41,17 @@ The program reads its place in the job with emergency_ckpt.tools.launch.environm
 """
 
 
-def add_parser(subparsers: Subparsers) -> None:
-    """Add the parser of ``launch``."""
-    parser = subparsers.add_parser(
-        "launch",
-        help="run a training job as several slices on this machine, and restart it when it dies",
-        usage="eckpt launch [options] -- PROGRAM [ARGUMENT ...]",
-        description="Start one process per host, and all of them again when one dies.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--slices", type=int, default=2)
-    parser.add_argument("--hosts-per-slice", type=int, default=2)
-    parser.add_argument("--devices-per-host", type=int, default=1)
+EXAMPLE = "eckpt launch --slices 2 --fault 'step=23 kill=slice:1 lose-ram' -- python train.py"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``launch``."""
+    parser.usage = "eckpt launch [options] -- PROGRAM [ARGUMENT ...]"
+    parser.description = "Start one process per host, and all of them again when one dies."
+    parser.epilog = _EPILOG
+    parser.add_argument("--slices", type=int, default=2, help="data-parallel replicas")
+    parser.add_argument("--hosts-per-slice", type=int, default=2, help="processes of a slice")
+    parser.add_argument("--devices-per-host", type=int, default=1, help="CPU devices of a process")
     parser.add_argument(
         "--local-root",
         type=Path,
@@ -69,12 +63,12 @@ def add_parser(subparsers: Subparsers) -> None:
         type=Path,
         help="default: a temporary directory, kept only after a failure",
     )
-    parser.add_argument("--max-restarts", type=int, default=5)
+    parser.add_argument("--max-restarts", type=int, default=5, help="then the job has failed")
     parser.add_argument(
         "--breaker-deaths",
         type=int,
         default=3,
-        help="give up after this many deaths in a row without progress (default: 3)",
+        help="give up after this many deaths in a row without progress",
     )
     parser.add_argument(
         "--hang-timeout-s", type=seconds, help="restart when no step was reported for this time"
@@ -83,7 +77,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "--grace-s",
         type=float,
         default=JobSpec.grace_s,
-        help="seconds from SIGTERM to SIGKILL when the job is stopped (default: %(default)g); a"
+        help="seconds from SIGTERM to SIGKILL when the job is stopped; a"
         " save that all processes agreed on has the job's preemption_grace_s. A second signal ends"
         " all at once",
     )

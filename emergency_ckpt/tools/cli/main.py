@@ -1,7 +1,8 @@
 """``eckpt``: one command; its subcommands are listed here and imported on use.
 
-A subcommand is a module of this package with two functions: ``add_parser(subparsers)`` adds its
-argument parser under its own name, ``run(args) -> int`` does the work and returns the exit code.
+A subcommand is a module of this package with ``EXAMPLE``, a command line that ``--help`` shows, and
+two functions: ``add_arguments(parser)`` adds its description and arguments, ``run(args) -> int``
+does the work and returns the exit code.
 """
 
 from __future__ import annotations
@@ -45,63 +46,21 @@ class Command:
     takes_command: bool = False
 
 
-LOOK, PREPARE, RUN, MAINTAIN = "Look", "Prepare", "Run", "Maintain"
+LOOK, PREPARE, RUN, RESCUE = "Look", "Prepare", "Run", "Rescue"
 
 COMMANDS = {
-    "ls": Command(f"{_CLI}.look.ls", "list runs and steps in each tier", LOOK),
-    "show": Command(
-        f"{_CLI}.look.show",
-        "show the leaves, shards and host states of a step",
-        LOOK,
-    ),
-    "check": Command(
-        f"{_CLI}.look.check",
-        "verify manifests, markers and signatures, and every byte with --read-data",
-        LOOK,
-    ),
-    "explain": Command(f"{_CLI}.look.explain", "tell the story of the last restore", LOOK),
-    "survives": Command(
-        f"{_CLI}.look.survives",
-        "show which hosts or slices would cost the newest step",
+    "ls": Command(
+        f"{_CLI}.look.ls",
+        "list runs and steps in each tier; show a step, check all, tell what a loss would cost and"
+        " why the last restore took its step",
         LOOK,
     ),
     "diff": Command(f"{_CLI}.look.diff", "compare two steps, leaf by leaf", LOOK),
     "report": Command(
-        f"{_CLI}.look.report",
-        "write an HTML report of a run from its event log",
-        LOOK,
-        "report",
+        f"{_CLI}.look.report", "write an HTML report of a run from its event log", LOOK, "report"
     ),
-    "launch": Command(
-        f"{_CLI}.launch",
-        "run a training job as several slices on this machine, and restart it when it dies",
-        RUN,
-        takes_command=True,
-    ),
-    "serve": Command(
-        f"{_CLI}.serve",
-        "serve this host's ramdisk to peers while its trainer is down",
-        RUN,
-    ),
-    "demo": Command(
-        f"{_CLI}.demo",
-        "lose a slice in the middle of training and recover",
-        RUN,
-        "demo",
-    ),
-    "drain": Command(
-        f"{_CLI}.drain",
-        "write the newest step in RAM to storage, when a job has died for good",
-        MAINTAIN,
-    ),
-    "export": Command(f"{_CLI}.export", "write a step as a directory of plain Orbax", MAINTAIN),
-    "clean": Command(
-        f"{_CLI}.clean",
-        "list and remove leftover runs on this host's ramdisk",
-        MAINTAIN,
-    ),
-    "plan-placement": Command(
-        f"{_CLI}.plan_placement",
+    "plan": Command(
+        f"{_CLI}.plan",
         "compute cost and survival of each number of copies, and recommend one",
         PREPARE,
     ),
@@ -111,18 +70,36 @@ COMMANDS = {
         PREPARE,
         takes_command=True,
     ),
-    "doctor": Command(f"{_CLI}.doctor", "check a host before a job starts there", PREPARE),
-    "reserve": Command(
-        f"{_CLI}.reserve",
-        "make the pages of a slot on a host that lost its ramdisk, ahead of a start",
+    "doctor": Command(
+        f"{_CLI}.doctor",
+        "check a host before a job starts there; with --clean remove leftover runs, with --reserve"
+        " make pages",
         PREPARE,
+    ),
+    "launch": Command(
+        f"{_CLI}.launch",
+        "run a training job as several slices on this machine, and restart it when it dies",
+        RUN,
+        takes_command=True,
+    ),
+    "serve": Command(
+        f"{_CLI}.serve", "serve this host's ramdisk to peers while its trainer is down", RUN
+    ),
+    "demo": Command(
+        f"{_CLI}.demo", "lose a slice in the middle of training and recover", RUN, "demo"
+    ),
+    "export": Command(
+        f"{_CLI}.export",
+        "write a step as a directory of plain Orbax; with --drain the newest in RAM to storage,"
+        " when a job has died for good",
+        RESCUE,
     ),
 }
 _GROUPS = {
     LOOK: "read-only, also while a job runs or after its host's processes died",
     PREPARE: "before a job starts",
     RUN: "jobs and servers",
-    MAINTAIN: "these change a ramdisk or storage",
+    RESCUE: "what is in RAM or storage goes elsewhere",
 }
 _HELP_WIDTH = 100
 
@@ -143,19 +120,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    own, program = _split_program(arguments)
-    name = next((word for word in own if not word.startswith("-")), "")
+    name = _name_in(arguments)
     try:
-        module = _load(name) if name in COMMANDS else None
-        parser = _parser(name, module)
-        args = parser.parse_args(own)
-        if module is None:
-            parser.print_help(sys.stderr)
-            return USAGE_EXIT_CODE
-        if program is not None and not COMMANDS[name].takes_command:
-            parser.error(f"{name} takes nothing after --")
-        args.program, args.words, args.command = program or [], arguments, name
-        return int(module.run(args))
+        args = parse(arguments)
+        return USAGE_EXIT_CODE if args is None else int(_load(name).run(args))
     except ModuleNotFoundError as error:
         return _fail(name, _missing_package(name, error))
     except ConfigError as error:
@@ -164,6 +132,30 @@ def _run(arguments: list[str]) -> int:
         # Also a directory that cannot be created, or a port in use.
         _fail(name, str(error))
         return 1
+
+
+def parse(arguments: list[str]) -> argparse.Namespace | None:
+    """Return the arguments of a command line, or None, with help printed, without a command.
+
+    Raises:
+      SystemExit: the command line is wrong, or asks for help or the version.
+    """
+    own, program = _split_program(arguments)
+    name = _name_in(arguments)
+    parser = _parser(name)
+    args = parser.parse_args(own)
+    if name not in COMMANDS:
+        parser.print_help(sys.stderr)
+        return None
+    if program is not None and not COMMANDS[name].takes_command:
+        parser.error(f"{name} takes nothing after --")
+    args.program, args.words, args.command = program or [], arguments, name
+    return args
+
+
+def _name_in(arguments: list[str]) -> str:
+    own, _ = _split_program(arguments)
+    return next((word for word in own if not word.startswith("-")), "")
 
 
 def _split_program(arguments: list[str]) -> tuple[list[str], list[str] | None]:
@@ -178,7 +170,7 @@ def _load(name: str) -> ModuleType:
     return importlib.import_module(COMMANDS[name].module)
 
 
-def _parser(name: str, module: ModuleType | None) -> argparse.ArgumentParser:
+def _parser(name: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="eckpt",
         description="Multi-tier emergency checkpointing for JAX training.",
@@ -187,12 +179,32 @@ def _parser(name: str, module: ModuleType | None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=_version())
     subparsers = parser.add_subparsers(metavar="COMMAND", help="one of those below")
-    for other in COMMANDS:
-        if module is None or other != name:
-            subparsers.add_parser(other, add_help=False)
-        else:
-            module.add_parser(subparsers)
+    for each in COMMANDS:
+        if each != name:
+            subparsers.add_parser(each, add_help=False)
+            continue
+        command, module = subparsers.add_parser(each, formatter_class=_Help), _load(each)
+        module.add_arguments(command)
+        command.epilog = f"{command.epilog or ''}\n\nexample:\n  {module.EXAMPLE}".lstrip()
     return parser
+
+
+class _Help(argparse.HelpFormatter):
+    """Shows each default, and keeps lines that are indented as they are."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        text, default = action.help, action.default
+        is_shown = isinstance(default, str | int | float | os.PathLike) and default != ""
+        if not text or "default:" in text or isinstance(default, bool) or not is_shown:
+            return text
+        return text if default == argparse.SUPPRESS else f"{text} (default: %(default)s)"
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        lines = (
+            line if line[:1] in ("", " ") else textwrap.fill(line, width)
+            for line in text.split("\n")
+        )
+        return "\n".join(indent + line for line in lines)
 
 
 def _list_of_commands() -> str:

@@ -8,7 +8,6 @@ import signal
 import time
 from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from emergency_ckpt import run_secret as auth
 from emergency_ckpt.background import SignalFlag
@@ -16,30 +15,26 @@ from emergency_ckpt.core.secret.keys import RunSecret
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.tiers.local.read_only import ReadOnlyRamdisk
 from emergency_ckpt.tiers.local.signatures import Signer
-from emergency_ckpt.tools.cli.arguments import port, seconds, user_id
+from emergency_ckpt.tools.cli.arguments import addresses, port, seconds, user_id
 from emergency_ckpt.tools.offline.draining.last import DrainPlaces, LastDrain
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.transfer.server import TransferServer
 
 _LONGEST_INTERVAL_S = 60.0
 
-if TYPE_CHECKING:
-    SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage]
+
+EXAMPLE = "eckpt serve --local-dir /dev/shm/eckpt --run-id run7 --secret-file secret"
 
 
-def add_parser(subparsers: SubParsers) -> None:
-    """Add the parser of ``serve``."""
-    parser = subparsers.add_parser(
-        "serve",
-        help="serve this host's ramdisk to peers while its trainer is down",
-        description=(
-            "Serves the saves of a run on this host's ramdisk, read-only, to peers that know the"
-            " run's secret. Prints one line, 'serving IDENTITY@HOST:PORT', and runs until SIGINT"
-            " or SIGTERM. Put that text into the job's extra_holders: with the identity, which is"
-            " new at each start, only this server is accepted; without it, any that knows the"
-            " secret. The directories are not deleted meanwhile. With --drain-to it drains the RAM"
-            " of a job that is over."
-        ),
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``serve``."""
+    parser.description = (
+        "Serves the saves of a run on this host's ramdisk, read-only, to peers that know the"
+        " run's secret. Prints one line, 'serving IDENTITY@HOST:PORT', and runs until SIGINT"
+        " or SIGTERM. Put that text into the job's extra_holders: with the identity, which is"
+        " new at each start, only this server is accepted; without it, any that knows the"
+        " secret. The directories are not deleted meanwhile. With --drain-to it drains the RAM"
+        " of a job that is over."
     )
     parser.add_argument("--local-dir", type=Path, required=True, help="the ramdisk directory")
     parser.add_argument("--run-id", required=True, help="the run whose saves are served")
@@ -55,12 +50,9 @@ def add_parser(subparsers: SubParsers) -> None:
         help="owner of the ramdisk, by name or number, when root serves it; default: the user of"
         " this command. Files of other users are not served",
     )
-    parser.add_argument(
-        "--bind", default="127.0.0.1", help="the one address to listen on (%(default)s)"
-    )
-    parser.add_argument("--port", type=port, default=0, help="port, 0 for a free one (%(default)s)")
+    parser.add_argument("--bind", default="127.0.0.1", help="the one address to listen on")
+    parser.add_argument("--port", type=port, default=0, help="port, 0 for a free one")
     _add_drain(parser.add_argument_group("drain the RAM when the job is over for good"))
-    parser.set_defaults(run=run)
 
 
 def _add_drain(group: argparse._ArgumentGroup) -> None:  # pyright: ignore[reportPrivateUsage]
@@ -68,8 +60,8 @@ def _add_drain(group: argparse._ArgumentGroup) -> None:  # pyright: ignore[repor
         "--drain-to",
         default="",
         metavar="DIR",
-        help="the job's dir: one of its servers runs 'eckpt drain' there, and the others serve it;"
-        " needs --drain-after or --drain-at-stop",
+        help="the job's dir: one of its servers runs 'eckpt export --drain' there, and the others"
+        " serve it; needs --drain-after or --drain-at-stop",
     )
     group.add_argument(
         "--drain-after",
@@ -88,7 +80,8 @@ def _add_drain(group: argparse._ArgumentGroup) -> None:  # pyright: ignore[repor
     for name, whom in (("--peers", "servers of the job's hosts"), ("--trainers", "its processes")):
         group.add_argument(
             name,
-            default="",
+            type=addresses,
+            default=(),
             metavar="HOST:PORT,...",
             help=f"addresses of the {whom}; a name may stand for several",
         )
@@ -164,8 +157,8 @@ def _serve_and_drain(
         directory=args.drain_to,
         run_id=args.run_id,
         owner_uid=args.owner,
-        peers=_texts(args.peers),
-        trainers=_texts(args.trainers),
+        peers=args.peers,
+        trainers=args.trainers,
         options=tuple(options),
     )
     with TransferClient(run_id=args.run_id, secret=secret) as client:
@@ -178,10 +171,6 @@ def _serve_and_drain(
                 last.poll(time.monotonic(), args.drain_after)
         if args.drain_at_stop is not None:
             last.at_end(args.drain_at_stop, hurrying)
-
-
-def _texts(text: str) -> tuple[str, ...]:
-    return tuple(each for each in text.split(",") if each)
 
 
 def _secret(path: Path | None) -> bytes:

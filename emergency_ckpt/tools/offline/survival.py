@@ -125,7 +125,7 @@ def _run_id(survey: Survey, places: Places, peers: Sequence[str]) -> str:
     runs = sorted({folder.run_id for folder in survey.folders})
     if peers or len(runs) > 1:
         text = f"several runs: {', '.join(runs)}; " if len(runs) > 1 else ""
-        raise ConfigError([f"{text}give --run-id"], target="eckpt survives")
+        raise ConfigError([f"{text}give --run-id"], target="eckpt ls --survives")
     return runs[0] if runs else ""
 
 
@@ -144,7 +144,7 @@ def _ram_of(
     if not peers:
         return _Ram(inventory, host_of, slice_of), []
     if places.secret is None:
-        raise ConfigError(["--peers needs the run's secret"], target="eckpt survives")
+        raise ConfigError(["--peers needs the run's secret"], target="eckpt ls --survives")
     with TransferClient(run_id=run_id, secret=places.secret) as client:
         asked, manifests, faults = ask_peers(client, peers, inventory)
     for each in asked:

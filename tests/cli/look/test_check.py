@@ -1,4 +1,4 @@
-"""``eckpt check`` names each damaged file, shard and box, and nothing else; it changes nothing."""
+"""``eckpt ls --check`` names each damaged file, shard and box alone; it changes nothing."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def flip(path: Path, offset: int) -> None:
 def test_check_of_whole_ramdisk_is_good(ramdisk: Path) -> None:
     on_ramdisk(ramdisk)
     before = tree_of(ramdisk)
-    status, found = eckpt_json("check", "--local-dir", ramdisk, "--read-data")
+    status, found = eckpt_json("ls", "--check", "--local-dir", ramdisk, "--read-data")
     assert tree_of(ramdisk) == before
     assert (status, found["good"], found["faults"]) == (0, True, [])
     assert found["checked"] == {
@@ -92,9 +92,9 @@ def test_check_with_data_names_damaged_shard(ramdisk: Path) -> None:
     directory = on_ramdisk(ramdisk)
     (placed,) = [each for each in LAYOUT.shards if each.shard.leaf == "params/b"]
     flip(directory / "slot_1.bin", placed.offset + 1)
-    assert eckpt_json("check", "--local-dir", ramdisk)[0] == 0
+    assert eckpt_json("ls", "--check", "--local-dir", ramdisk)[0] == 0
     before = tree_of(ramdisk)
-    status, found = eckpt_json("check", "--local-dir", ramdisk, "--read-data")
+    status, found = eckpt_json("ls", "--check", "--local-dir", ramdisk, "--read-data")
     assert tree_of(ramdisk) == before
     assert status == 1
     (fault,) = found["faults"]
@@ -107,7 +107,7 @@ def test_check_of_damaged_host_state_names_it(ramdisk: Path) -> None:
     directory = on_ramdisk(ramdisk)
     (path, *_) = sorted((directory / "host_state").glob("*-6/process_00002*"))
     path.write_bytes(path.read_bytes().replace(b"17", b"18"))
-    status, found = eckpt_json("check", "--local-dir", ramdisk)
+    status, found = eckpt_json("ls", "--check", "--local-dir", ramdisk)
     assert status == 1
     assert [fault["where"] for fault in found["faults"]] == [str(path)]
 
@@ -123,7 +123,9 @@ def test_check_of_differing_replicas_names_them(ramdisk: Path) -> None:
         writer.stage(Contents(save_id(6), wrong.leaves, wrong.shards))
         writer.publish()
     other.close()
-    status, found = eckpt_json("check", "--local-dir", ramdisk, "--local-dir", ramdisk / "b")
+    status, found = eckpt_json(
+        "ls", "--check", "--local-dir", ramdisk, "--local-dir", ramdisk / "b"
+    )
     assert status == 1
     assert {fault["step"] for fault in found["faults"]} == {6}
     assert all("replicas differ" in fault["problem"] for fault in found["faults"])
@@ -140,13 +142,13 @@ def test_check_with_secret_compares_signatures(ramdisk: Path, tmp_path: Path, ti
         signed, place = tmp_path / "host_state" / "10" / "marker.json", ["--dir", tmp_path]
         (signed.parent / "process_00000_of_00001.json").unlink()
     env = {"ECKPT_SECRET": SECRET}
-    status, found = eckpt_json("check", *place, env=env)
+    status, found = eckpt_json("ls", "--check", *place, env=env)
     assert status == 0
     assert found["checked"]["signatures"] == found["checked"]["manifests"] > 0
     mac = signed.read_text().partition('"mac":"')[2][:1]
     other = "0" if mac != "0" else "1"
     signed.write_text(signed.read_text().replace(f'"mac":"{mac}', f'"mac":"{other}', 1))
-    status, found = eckpt_json("check", *place, env=env)
+    status, found = eckpt_json("ls", "--check", *place, env=env)
     assert status == 1
     assert len(found["faults"]) == 1
 
@@ -154,7 +156,7 @@ def test_check_with_secret_compares_signatures(ramdisk: Path, tmp_path: Path, ti
 def test_check_of_storage_with_data_is_good(tmp_path: Path) -> None:
     in_storage(tmp_path, 3)
     before = tree_of(tmp_path)
-    status, found = eckpt_json("check", "--dir", tmp_path, "--read-data")
+    status, found = eckpt_json("ls", "--check", "--dir", tmp_path, "--read-data")
     assert tree_of(tmp_path) == before
     assert (status, found["faults"]) == (0, [])
     assert found["checked"]["shards"] == 1
@@ -165,8 +167,8 @@ def test_check_of_storage_with_data_is_good(tmp_path: Path) -> None:
 def test_check_of_storage_with_data_names_wrong_box(tmp_path: Path) -> None:
     in_storage(tmp_path, 3)
     in_storage(tmp_path, 4, wrong=True)
-    assert eckpt_json("check", "--dir", tmp_path)[0] == 0
-    status, found = eckpt_json("check", "--dir", tmp_path, "--read-data")
+    assert eckpt_json("ls", "--check", "--dir", tmp_path)[0] == 0
+    status, found = eckpt_json("ls", "--check", "--dir", tmp_path, "--read-data")
     assert status == 1
     (fault,) = found["faults"]
     assert fault["where"].endswith("4, w[0:4]")
@@ -179,7 +181,7 @@ def test_check_of_storage_with_data_names_lost_arrays(tmp_path: Path) -> None:
     in_storage(tmp_path, 4)
     for path in sorted((tmp_path / "4").rglob("d/*")):
         path.unlink()
-    status, found = eckpt_json("check", "--dir", tmp_path, "--read-data")
+    status, found = eckpt_json("ls", "--check", "--dir", tmp_path, "--read-data")
     assert status == 1
     assert {fault["step"] for fault in found["faults"]} == {4}
 
@@ -189,7 +191,7 @@ def test_check_of_storage_names_damaged_document(tmp_path: Path, name: str) -> N
     save_over(PersistentTier(str(tmp_path)), 3, 7, life(1))
     path = tmp_path / "host_state" / "3" / name
     flip(path, len(path.read_bytes()) // 2)
-    status, found = eckpt_json("check", "--dir", tmp_path)
+    status, found = eckpt_json("ls", "--check", "--dir", tmp_path)
     assert status == 1
     assert [(fault["where"], fault["step"]) for fault in found["faults"]] == [(str(path), 3)]
 
@@ -208,12 +210,12 @@ def test_check_of_storage_names_damaged_marker(tmp_path: Path, fault: str) -> No
     before = tree_of(tmp_path)
     listed = eckpt_json("ls", "--dir", tmp_path)[1]["steps"]
     assert [each["step"] for each in listed] == [30, 20, 10]
-    status, found = eckpt_json("check", "--dir", tmp_path)
+    status, found = eckpt_json("ls", "--check", "--dir", tmp_path)
     assert status == 1
     (told,) = found["faults"]
     assert (told["step"], "marker.json" in told["problem"]) == (20, True)
     assert found["checked"]["manifests"] == 2
-    status, found = eckpt_json("show", 20, "--dir", tmp_path)
+    status, found = eckpt_json("ls", 20, "--dir", tmp_path)
     assert (status, found["state"]) == (1, "damaged")
     assert any("marker.json" in fault["problem"] for fault in found["faults"])
     assert tree_of(tmp_path) == before
@@ -229,13 +231,13 @@ def damage_a_block(step: Path, at: int) -> None:
 PATIENT = ("--timeout", 3000)
 
 
-@pytest.mark.parametrize("command", ["check", "diff", "export"])
+@pytest.mark.parametrize("command", ["ls", "diff", "export"])
 def test_undecodable_block_is_told_with_its_leaf(tmp_path: Path, command: str) -> None:
     """However long an answer of storage may take: what it has given is not asked for again."""
     stored, out = tmp_path / "stored", tmp_path / "out"
     in_storage(stored, 3)
     damage_a_block(stored / "3", 14)
-    words = {"check": ["--read-data"], "diff": [3, 3], "export": [3, out]}[command]
+    words = {"ls": ["--check", "--read-data"], "diff": [3, 3], "export": [3, out]}[command]
     done = eckpt(command, *words, "--dir", stored, *PATIENT)
     assert done.returncode in (1, 3)
     assert "leaf 'w'" in done.stdout + done.stderr
@@ -243,7 +245,7 @@ def test_undecodable_block_is_told_with_its_leaf(tmp_path: Path, command: str) -
     assert not out.exists()
 
 
-@pytest.mark.parametrize("command", ["check", "diff", "export"])
+@pytest.mark.parametrize("command", ["ls", "diff", "export"])
 def test_undecodable_chunk_of_plain_orbax_is_told_with_its_leaf(
     tmp_path: Path, command: str
 ) -> None:
@@ -252,7 +254,7 @@ def test_undecodable_chunk_of_plain_orbax_is_told_with_its_leaf(
     with ocp.CheckpointManager(stored) as manager:
         manager.save(7, args=ocp.args.StandardSave({"w": noise}))
     damage_a_block(stored / "7", 0)
-    words = {"check": ["--read-data"], "diff": [7, 7], "export": [7, out]}[command]
+    words = {"ls": ["--check", "--read-data"], "diff": [7, 7], "export": [7, out]}[command]
     done = eckpt(command, *words, "--dir", stored, *PATIENT)
     assert done.returncode in (1, 3)
     said = done.stdout + done.stderr
@@ -286,7 +288,7 @@ def test_check_of_silent_storage_ends_with_its_status(tmp_path: Path) -> None:
     (block,) = (tmp_path / "3" / "default" / "d").iterdir()
     block.unlink()
     os.mkfifo(block)
-    words = ["check", "--dir", tmp_path, "--read-data", "--timeout", 1]
+    words = ["ls", "--check", "--dir", tmp_path, "--read-data", "--timeout", 1]
     command = [sys.executable, "-c", ANSWERED_AT_THE_END, block, *words]
     for _ in range(3):
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
@@ -296,23 +298,23 @@ def test_check_of_silent_storage_ends_with_its_status(tmp_path: Path) -> None:
 
 def test_check_of_a_directory_that_is_none_is_not_good(ramdisk: Path, tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
-    status, found = eckpt_json("check", "--dir", tmp_path)
+    status, found = eckpt_json("ls", "--check", "--dir", tmp_path)
     assert (status, found["good"]) == (1, False)
     assert [each["where"] for each in found["faults"]] == [str(tmp_path)]
     assert "no step of a job" in found["faults"][0]["problem"]
     in_storage(tmp_path / "run", 3)
-    status, found = eckpt_json("check", "--dir", tmp_path / "run", "--local-dir", ramdisk)
+    status, found = eckpt_json("ls", "--check", "--dir", tmp_path / "run", "--local-dir", ramdisk)
     assert status == 1
     assert [each["where"] for each in found["faults"]] == [str(ramdisk)]
     on_ramdisk(ramdisk)
-    status, found = eckpt_json("check", "--dir", tmp_path / "run", "--local-dir", ramdisk)
+    status, found = eckpt_json("ls", "--check", "--dir", tmp_path / "run", "--local-dir", ramdisk)
     assert (status, found["faults"]) == (0, [])
 
 
 def test_check_of_plain_orbax_step_reads_it(tmp_path: Path) -> None:
     with ocp.CheckpointManager(tmp_path) as manager:
         manager.save(7, args=ocp.args.StandardSave({"w": np.arange(4, dtype=np.int32)}))
-    status, found = eckpt_json("check", "--dir", tmp_path, "--read-data")
+    status, found = eckpt_json("ls", "--check", "--dir", tmp_path, "--read-data")
     assert (status, found["faults"]) == (0, [])
     assert found["checked"]["bytes"] == 16
 
@@ -321,17 +323,17 @@ def test_check_with_data_initialises_no_backend(ramdisk: Path, tmp_path: Path) -
     on_ramdisk(ramdisk)
     save_over(PersistentTier(str(tmp_path)), 3, 7, life(1))
     places = ["--local-dir", ramdisk, "--dir", tmp_path]
-    command = [sys.executable, "-c", BACKENDS, "check", "--read-data", *map(str, places)]
+    command = [sys.executable, "-c", BACKENDS, "ls", "--check", "--read-data", *map(str, places)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stderr.splitlines()[-1] == "[]"
 
 
 def test_check_without_json_ends_with_its_verdict(ramdisk: Path) -> None:
     directory = on_ramdisk(ramdisk)
-    done = eckpt("check", "--local-dir", ramdisk)
+    done = eckpt("ls", "--check", "--local-dir", ramdisk)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "good")
     (directory / "slot_0.manifest.json").write_text("{}")
-    done = eckpt("check", "--local-dir", ramdisk)
+    done = eckpt("ls", "--check", "--local-dir", ramdisk)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "1 fault:")
     assert "slot_0.manifest.json" in done.stderr
 
@@ -352,7 +354,7 @@ def test_check_while_a_tier_saves_finds_no_damage(ramdisk: Path) -> None:
     thread.start()
     try:
         for _ in range(6):
-            status, found = eckpt_json("check", "--local-dir", ramdisk, "--read-data")
+            status, found = eckpt_json("ls", "--check", "--local-dir", ramdisk, "--read-data")
             assert (status, found["faults"]) == (0, [])
     finally:
         stop.set()

@@ -1,4 +1,4 @@
-"""``eckpt explain`` of logs that a person may name; ``tests/system`` has one of a real job."""
+"""``eckpt ls --explain`` of logs that a person may name; ``tests/system`` has one of a real job."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def test_explain_of_finished_restore_tells_it(tmp_path: Path) -> None:
         (5, "restore.finished", {"step": 40, "tier": "local", "bytes_local": 7}),
     )
     before = tree_of(tmp_path)
-    done = eckpt("explain", "--event-log", tmp_path)
+    done = eckpt("ls", "--explain", tmp_path)
     assert tree_of(tmp_path) == before
     assert (done.returncode, done.stderr) == (0, "")
     assert "step 40 was restored from RAM, in 4 s" in done.stdout
     assert "step 41 in RAM: held nowhere: w?[2J" in done.stdout
-    status, story = eckpt_json("explain", "--event-log", tmp_path)
+    status, story = eckpt_json("ls", "--explain", tmp_path)
     assert (status, story["step"], story["processes"][0]["phases"]["fetch"]) == (0, 40, 2.0)
 
 
 def test_explain_of_failed_restore_is_status_1(tmp_path: Path) -> None:
     write(tmp_path, (1, "restore.started", {}), (2, "restore.failed", {"reason": "all is lost"}))
-    done = eckpt("explain", "--event-log", tmp_path)
+    done = eckpt("ls", "--explain", tmp_path)
     assert done.returncode == 1
     assert "the restore failed" in done.stdout
     assert "all is lost" in done.stdout
@@ -48,11 +48,11 @@ def test_explain_of_failed_restore_is_status_1(tmp_path: Path) -> None:
 
 def test_explain_without_a_restore_is_status_1(tmp_path: Path) -> None:
     for directory in (tmp_path, tmp_path / "absent"):
-        done = eckpt("explain", "--event-log", directory)
+        done = eckpt("ls", "--explain", directory)
         assert (done.returncode, done.stdout) == (1, "")
         assert str(directory) in done.stderr
     (tmp_path / FILE).write_text("junk\n{}\n")
-    done = eckpt("explain", "--event-log", tmp_path)
+    done = eckpt("ls", "--explain", tmp_path)
     assert done.returncode == 1
     assert "2 lines are no events" in done.stderr
-    assert eckpt("explain").returncode == 2
+    assert eckpt("ls", "--explain").returncode == 2

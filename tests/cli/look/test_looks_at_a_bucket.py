@@ -38,9 +38,11 @@ def test_looks_at_a_bucket_write_nothing(gcs: FakeGcs) -> None:
         (10, "whole", 32),
     ]
     assert all(step["age_s"] is not None for step in found["steps"])
-    status, checked = eckpt_json("check", "--dir", URL, "--read-data", env=gcs.environment())
+    status, checked = eckpt_json(
+        "ls", "--check", "--dir", URL, "--read-data", env=gcs.environment()
+    )
     assert (status, checked["checked"]["bytes"]) == (0, 64)
-    status, shown = eckpt_json("show", 10, "--dir", URL, env=gcs.environment())
+    status, shown = eckpt_json("ls", 10, "--dir", URL, env=gcs.environment())
     assert [each["value"] for each in shown["host_states"]] == [{"at": 10}]
     assert {record.method for record in gcs.requests()} == {"GET"}
 
@@ -57,7 +59,9 @@ def test_check_of_unreadable_marker_checks_the_others(gcs: FakeGcs) -> None:
     gcs.add_fault(FaultRule(kind="status", status_code=403, target="*host_state/20/marker.json*"))
     try:
         listed = eckpt_json("ls", "--dir", URL, "--timeout", 10, env=gcs.environment())
-        status, found = eckpt_json("check", "--dir", URL, "--timeout", 10, env=gcs.environment())
+        status, found = eckpt_json(
+            "ls", "--check", "--dir", URL, "--timeout", 10, env=gcs.environment()
+        )
     finally:
         gcs.clear_faults()
     assert status == 1

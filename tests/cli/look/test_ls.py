@@ -287,7 +287,7 @@ def test_ls_without_json_prints_a_table(ramdisk: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("command", [["ls"], ["show", "5"], ["show", "10"], ["check"]])
+@pytest.mark.parametrize("command", [["ls"], ["ls", "5"], ["ls", "10"], ["ls", "--check"]])
 def test_looks_at_own_steps_load_no_jax(ramdisk: Path, tmp_path: Path, command: list[str]) -> None:
     run_of_two(ramdisk, [5])
     save_over(PersistentTier(str(tmp_path)), 10, 7, life(1))

@@ -1,4 +1,4 @@
-"""``eckpt show`` of steps in RAM and in storage; it changes nothing."""
+"""``eckpt ls STEP`` of steps in RAM and in storage; it changes nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def two_copies(ramdisk: Path, step: int = 5) -> None:
 def test_show_of_ram_step_has_every_shard(ramdisk: Path) -> None:
     two_copies(ramdisk)
     before = tree_of(ramdisk)
-    status, found = eckpt_json("show", 5, "--local-dir", ramdisk)
+    status, found = eckpt_json("ls", 5, "--local-dir", ramdisk)
     assert tree_of(ramdisk) == before
     assert (status, found["tier"], found["state"], found["faults"]) == (0, "local", "whole", [])
     leaves = {leaf["path"]: leaf for leaf in found["leaves"]}
@@ -74,7 +74,7 @@ def test_show_of_differing_replicas_tells_both(ramdisk: Path) -> None:
         writer.stage(Contents(save_id(5), wrong.leaves, wrong.shards))
         writer.publish()
     tier.close()
-    _, found = eckpt_json("show", 5, "--local-dir", ramdisk)
+    _, found = eckpt_json("ls", 5, "--local-dir", ramdisk)
     (count,) = [leaf for leaf in found["leaves"] if leaf["path"] == "count"]
     assert len(count["shards"]) == 2
     assert len({shard["crc32c"] for shard in count["shards"]}) == 2
@@ -82,16 +82,16 @@ def test_show_of_differing_replicas_tells_both(ramdisk: Path) -> None:
 
 def test_show_of_absent_step_is_an_error(ramdisk: Path) -> None:
     two_copies(ramdisk)
-    done = eckpt("show", 6, "--local-dir", ramdisk)
+    done = eckpt("ls", 6, "--local-dir", ramdisk)
     assert (done.returncode, done.stdout) == (1, "")
     assert "no place that was given has it" in done.stderr
-    assert eckpt("show", "x", "--local-dir", ramdisk).returncode == 2
+    assert eckpt("ls", "x", "--local-dir", ramdisk).returncode == 2
 
 
 def test_show_of_stored_step_has_boxes_and_host_state(tmp_path: Path) -> None:
     save_over(PersistentTier(str(tmp_path)), 3, 7, life(1))
     before = tree_of(tmp_path)
-    status, found = eckpt_json("show", 3, "--dir", tmp_path)
+    status, found = eckpt_json("ls", 3, "--dir", tmp_path)
     assert tree_of(tmp_path) == before
     assert (status, found["tier"], found["state"]) == (0, "persistent", "whole")
     (leaf,) = found["leaves"]
@@ -108,7 +108,7 @@ def test_show_of_stored_step_names_damaged_host_state(tmp_path: Path) -> None:
     save_over(PersistentTier(str(tmp_path)), 3, 7, life(1))
     (document_path,) = (tmp_path / "host_state" / "3").glob("process_*.json")
     document_path.write_bytes(document_path.read_bytes().replace(b"7", b"8"))
-    status, found = eckpt_json("show", 3, "--dir", tmp_path)
+    status, found = eckpt_json("ls", 3, "--dir", tmp_path)
     assert status == 1
     assert [fault["where"] for fault in found["faults"]] == [str(document_path)]
 
@@ -116,7 +116,7 @@ def test_show_of_stored_step_names_damaged_host_state(tmp_path: Path) -> None:
 def test_show_of_plain_orbax_step_has_its_leaves(tmp_path: Path) -> None:
     with ocp.CheckpointManager(tmp_path) as manager:
         manager.save(7, args=ocp.args.StandardSave({"a": {"w": np.arange(4, dtype=np.int32)}}))
-    status, found = eckpt_json("show", 7, "--dir", tmp_path)
+    status, found = eckpt_json("ls", 7, "--dir", tmp_path)
     assert status == 0
     assert [(leaf["path"], leaf["dtype"], leaf["shape"]) for leaf in found["leaves"]] == [
         ("a/w", "int32", [4])
@@ -127,13 +127,13 @@ def test_show_prefers_ram_unless_a_tier_is_named(ramdisk: Path, tmp_path: Path) 
     two_copies(ramdisk)
     fill(str(tmp_path), [5])
     places = ["--local-dir", ramdisk, "--dir", tmp_path]
-    assert eckpt_json("show", 5, *places)[1]["tier"] == "local"
-    assert eckpt_json("show", 5, *places, "--tier", "persistent")[1]["tier"] == "persistent"
+    assert eckpt_json("ls", 5, *places)[1]["tier"] == "local"
+    assert eckpt_json("ls", 5, *places, "--tier", "persistent")[1]["tier"] == "persistent"
 
 
 def test_show_without_json_prints_a_table(ramdisk: Path) -> None:
     two_copies(ramdisk)
-    done = eckpt("show", 5, "--local-dir", ramdisk)
+    done = eckpt("ls", 5, "--local-dir", ramdisk)
     assert (done.returncode, done.stderr) == (0, "")
     assert "params/w  float32" in done.stdout
     assert "[0:32, 0:32]" in done.stdout

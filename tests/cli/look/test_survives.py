@@ -1,4 +1,4 @@
-"""``eckpt survives``: copies on several ramdisks and at live peers, and the losses that cost."""
+"""``eckpt ls --survives``: copies on several ramdisks and at live peers, and costly losses."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def survives(
     capsys: pytest.CaptureFixture[str], *hosts: Path, words: tuple[str, ...] = ()
 ) -> tuple[int, dict[str, Any]]:
     places = [word for host in hosts for word in ("--local-dir", str(host))]
-    code = main(["survives", "--json", *places, *words])
+    code = main(["ls", "--survives", "--json", *places, *words])
     return code, json.loads(capsys.readouterr().out)
 
 
@@ -78,7 +78,9 @@ def test_survives_copies_on_two_slices_outlive_either(
         **{"parts_by_copies": {"2": 5}, "may_fail": 1, "fatal_alone": []},
         **{"fatal_pairs": 1, "pairs": 1},
     }
-    assert main(["survives", "--local-dir", str(hosts[0]), "--local-dir", str(hosts[1])]) == 0
+    assert (
+        main(["ls", "--survives", "--local-dir", str(hosts[0]), "--local-dir", str(hosts[1])]) == 0
+    )
     assert "outlives any one host and any one slice" in capsys.readouterr().out
     assert tree_of(ramdisk) == before
 
@@ -94,7 +96,7 @@ def test_survives_names_the_host_that_would_cost_the_step(
     assert report["host_states"]["may_fail"] == 0
     code, report = survives(capsys, hosts[0])
     assert losses_of(report) == {"host a": (None, None)}
-    assert main(["survives", "--local-dir", str(hosts[0])]) == 1
+    assert main(["ls", "--survives", "--local-dir", str(hosts[0])]) == 1
     assert "nothing" in capsys.readouterr().out
 
 
@@ -106,7 +108,7 @@ def test_survives_without_whole_step_exits_with_1(
         path.unlink()
     code, report = survives(capsys, host)
     assert (code, report["step"], report["losses"]) == (1, None, [])
-    assert main(["survives", "--dir", str(ramdisk)]) == 2
+    assert main(["ls", "--survives", "--dir", str(ramdisk)]) == 2
 
 
 @pytest.mark.parametrize("security", ["aead", "crc"])
@@ -123,7 +125,7 @@ def test_survives_asks_live_peers(
     holdings = ReadOnlyRamdisk(there, RUN_ID, signer=signer)
     with TransferServer(holdings, run_id=RUN_ID, secret=secret, security=security) as server:
         words = ("--peers", f"{server.contact},127.0.0.1:1", "--run-id", RUN_ID)
-        assert main(["survives", *words]) == 2
+        assert main(["ls", "--survives", *words]) == 2
         assert "needs the run's secret" in capsys.readouterr().err
         monkeypatch.setenv(SECRET_VARIABLE, secret.decode())
         code, report = survives(capsys, words=words)

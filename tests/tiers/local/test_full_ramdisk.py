@@ -163,7 +163,9 @@ def test_reserve_without_room_removes_the_oldest_other_run(small: Ramdisk) -> No
     assert {path.name for path in small.path.iterdir()} == {"old", "new", RUN_ID}
     tier.reserve(2 * size + size // 4)
     assert {path.name for path in small.path.iterdir()} == {"new", RUN_ID}
-    with pytest.raises(RamdiskFull, match=r"other runs use \d+ bytes of it \(new\): 'eckpt clean'"):
+    with pytest.raises(
+        RamdiskFull, match=r"other runs use \d+ bytes of it \(new\): 'eckpt doctor --clean'"
+    ):
         tier.reserve(6 * size)
     assert {path.name for path in small.path.iterdir()} == {"new", RUN_ID}
     tier.close()

@@ -97,7 +97,7 @@ def test_clean_lists_and_removes_only_when_told(
 ) -> None:
     leave(ramdisk, "old", 2 * DAY_S)
     leave(ramdisk, "new", 60)
-    clean = ["clean", "--local-dir", str(ramdisk)]
+    clean = ["doctor", "--clean", "--local-dir", str(ramdisk)]
     assert main(clean) == 0
     old, new = capsys.readouterr().out.splitlines()
     assert old.startswith("old  ")
@@ -116,7 +116,15 @@ def test_clean_names_the_process_that_has_a_run(
     ramdisk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with other_process(ramdisk, "hold", "alive"):
-        arguments = ["clean", "--local-dir", str(ramdisk), "--older-than", "0s", "--yes"]
+        arguments = [
+            "doctor",
+            "--clean",
+            "--local-dir",
+            str(ramdisk),
+            "--older-than",
+            "0s",
+            "--yes",
+        ]
         assert main([*arguments, "--run-id", "alive"]) == 1
         assert "stays: in use by process" in capsys.readouterr().out
         assert names(ramdisk) == ["alive"]
@@ -125,11 +133,11 @@ def test_clean_names_the_process_that_has_a_run(
 @pytest.mark.parametrize("age", ["", "x", "-1", "1w", "nan", "1e9"])
 def test_clean_refuses_an_age_that_is_none(ramdisk: Path, age: str) -> None:
     with pytest.raises(SystemExit):
-        main(["clean", "--local-dir", str(ramdisk), "--older-than", age])
+        main(["doctor", "--clean", "--local-dir", str(ramdisk), "--older-than", age])
 
 
 def test_clean_of_no_directory_is_an_error(
     ramdisk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["clean", "--local-dir", str(ramdisk / "absent")]) == 1
+    assert main(["doctor", "--clean", "--local-dir", str(ramdisk / "absent")]) == 1
     assert "absent" in capsys.readouterr().err

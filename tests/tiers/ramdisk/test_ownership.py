@@ -168,7 +168,9 @@ def test_clean_by_root_removes_another_users_run(
     shared: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert as_user(JOB, shared, "open") == "[7] 0o700"
-    assert main(["clean", "--local-dir", str(shared), "--older-than", "0", "--yes"]) == 0
+    assert (
+        main(["doctor", "--clean", "--local-dir", str(shared), "--older-than", "0", "--yes"]) == 0
+    )
     assert "removed" in capsys.readouterr().out
     assert not (shared / RUN_ID).exists()
 
@@ -184,8 +186,8 @@ def test_clean_follows_no_link_to_another_users_run(
     looked_at = [run for run in left_runs(shared) if run.run_id == RUN_ID]
     (shared / RUN_ID).rename(shared / "away")
     (shared / RUN_ID).symlink_to(shared / "victim" / RUN_ID)
-    monkeypatch.setattr("emergency_ckpt.tools.cli.clean.left_runs", lambda _: looked_at)
-    main(["clean", "--local-dir", str(shared), "--older-than", "0", "--yes"])
+    monkeypatch.setattr("emergency_ckpt.tools.cli.doctor.clean.left_runs", lambda _: looked_at)
+    main(["doctor", "--clean", "--local-dir", str(shared), "--older-than", "0", "--yes"])
     with closing(open_tier(shared / "victim")) as again:
         assert held_steps(again) == [1]
 

@@ -1,10 +1,11 @@
-"""``eckpt doctor``: checks of a host before a job starts there.
+"""``eckpt doctor``: checks of a host before a job starts there, room and pages for it.
 
 1. ``machine``: versions, the native engine; ``network``: the secret, addresses, peers.
 2. ``storage``: a small file is written, read and removed; the clock; the size of the newest step.
 3. ``ramdisk``: file system, owner, room for the slots, pages; ``memory``: what the host has left.
 
-Only the check of storage writes, and it removes what it has written.
+Only the check of storage writes, and it removes what it has written. ``--clean`` (``clean``) and
+``--reserve`` (``reserve``) take the place of the checks.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from emergency_ckpt.core.wording import count_text, size_text
+from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.tiers.ramdisk.locks import check_run_id
-from emergency_ckpt.tools.cli.arguments import port, seconds
+from emergency_ckpt.tiers.ramdisk.other_runs import GRACE_S
+from emergency_ckpt.tools.cli.arguments import add_json, add_timeout, addresses, duration, port
 from emergency_ckpt.tools.cli.doctor.findings import Finding, as_json, exit_status, show
 from emergency_ckpt.tools.cli.doctor.sizing import (
     add_host_state,
@@ -31,9 +33,6 @@ from emergency_ckpt.tools.cli.doctor.sizing import (
     slot_bytes,
 )
 
-if TYPE_CHECKING:
-    SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage]
-
 _EPILOG = """\
 exit status
   0  a job can start here (there may be warnings)
@@ -42,48 +41,76 @@ exit status
 """
 
 
-def add_parser(subparsers: SubParsers) -> None:
-    """Add the parser of ``doctor``."""
-    parser = subparsers.add_parser(
-        "doctor",
-        help="check a host before a job starts there",
-        description=(
-            "Checks versions, the native engine, the secret, and what is named: a ramdisk, a"
-            " persistent directory, peers. Each check is ok, a warning or a failure, with a"
-            " sentence that says how to mend it. Storage is tried with a small file, which is"
-            " removed; nothing else is written."
-        ),
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+EXAMPLE = "eckpt doctor --local-dir /dev/shm/eckpt --dir gs://bucket/run7 --run-id run7 --slices 4"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``doctor``."""
+    parser.description = (
+        "Checks versions, the native engine, the secret, and what is named: a ramdisk, a"
+        " persistent directory, peers. Each check is ok, a warning or a failure, with a"
+        " sentence that says how to mend it. Storage is tried with a small file, which is"
+        " removed; nothing else is written. With --clean or --reserve it checks nothing, and makes"
+        " room or pages instead."
     )
+    parser.epilog = _EPILOG
     parser.add_argument("--local-dir", type=Path, help="the ramdisk directory of this host")
     parser.add_argument("--dir", help="the persistent directory: a path, or a URL such as gs://")
     parser.add_argument("--run-id", help="the run: its files on the ramdisk are room for it")
     add_size(parser)
     add_host_state(parser)
-    parser.add_argument("--secret-file", help="as the setting; default: $ECKPT_SECRET")
+    parser.add_argument("--secret-file", type=Path, help="as the setting; default: $ECKPT_SECRET")
     parser.add_argument("--bind-host", help="as the setting: an address of this host")
-    parser.add_argument("--bind-port", type=port, default=0, help="as the setting (%(default)s)")
+    parser.add_argument("--bind-port", type=port, default=0, help="as the setting")
     parser.add_argument(
         "--peers",
-        default="",
+        type=addresses,
+        default=(),
         metavar="HOST:PORT,...",
         help="connect to these; with a secret and --run-id also prove to know the secret",
     )
-    parser.add_argument(
-        "--timeout-s",
-        type=seconds,
-        default=20.0,
-        help="longest wait for storage, and for a peer (%(default)s)",
-    )
+    add_timeout(parser, 20.0)
     parser.add_argument("--strict", action="store_true", help="warnings give exit status 1 too")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=run)
+    add_json(parser)
+    mend = parser.add_argument_group("make room, or pages")
+    either = mend.add_mutually_exclusive_group()
+    either.add_argument(
+        "--clean",
+        action="store_true",
+        help="list the leftover runs in --local-dir, with size and age, and the steps in --dir that"
+        " were rolled back or superseded. REMOVES nothing without --yes. A run stays while a live"
+        " process owns or serves one of its directories",
+    )
+    either.add_argument(
+        "--reserve",
+        action="store_true",
+        help="make the memory pages of one slot for each process of this host, so that a restore"
+        " after a loss does not wait for them. Run it beside the start of the trainer, which takes"
+        " the slots over. A host that has slots of the run gets none; nothing is removed",
+    )
+    mend.add_argument(
+        "--older-than",
+        type=duration,
+        default=GRACE_S,
+        metavar="AGE",
+        help="with --clean: only what is unchanged for this time: 90s, 30m, 12h, 7d, 0 (default:"
+        " 1d)",
+    )
+    mend.add_argument("--yes", action="store_true", help="with --clean: REMOVE what it lists")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the checks and print them; return 0 when a job can start here, else 1."""
     _check(args)
+    # Imported here, so that a check does without what they need.
+    if args.clean:
+        from emergency_ckpt.tools.cli.doctor import clean  # noqa: PLC0415
+
+        return clean.run(args)
+    if args.reserve:
+        from emergency_ckpt.tools.cli.doctor import reserve  # noqa: PLC0415
+
+        return reserve.run(args)
     findings = list(_findings(args))
     if args.json:
         print(as_json(findings))
@@ -94,6 +121,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     check_size(args, "eckpt doctor")
+    if args.yes and not args.clean:
+        raise ConfigError(["--yes needs --clean"], target="eckpt doctor")
+    if args.json and (args.clean or args.reserve):
+        raise ConfigError(["--clean and --reserve print no JSON"], target="eckpt doctor")
     if args.run_id is not None:
         check_run_id(args.run_id)
 
@@ -105,17 +136,16 @@ def _findings(args: argparse.Namespace) -> Iterator[Finding]:
 
     yield machine.check_versions()
     yield machine.check_engine()
-    finding, secret = network.check_secret(args.secret_file, os.environ)
+    finding, secret = network.check_secret(args.secret_file and str(args.secret_file), os.environ)
     yield finding
     if args.bind_host is not None:
         yield network.check_bind(args.bind_host, args.bind_port)
-    peers = [peer for peer in args.peers.split(",") if peer]
-    yield from network.check_peers(peers, args.bind_host, args.run_id, secret, args.timeout_s)
+    yield from network.check_peers(args.peers, args.bind_host, args.run_id, secret, args.timeout)
     if args.dir is not None:
-        yield from storage.check_storage(args.dir, f"doctor-{secrets.token_hex(8)}", args.timeout_s)
+        yield from storage.check_storage(args.dir, f"doctor-{secrets.token_hex(8)}", args.timeout)
     state_bytes = given_bytes(args)
     if state_bytes is None and args.dir is not None:
-        finding, state_bytes = storage.newest_state_bytes(args.dir, args.timeout_s)
+        finding, state_bytes = storage.newest_state_bytes(args.dir, args.timeout)
         yield finding
     if args.local_dir is not None:
         needed_bytes, spare_bytes = None, 0

@@ -103,7 +103,7 @@ def _room(
     missing_bytes = needed_bytes - free_bytes - held_bytes
     mend = f"Enlarge the ramdisk by {size_text(missing_bytes)}: mount -o remount,size=..."
     if others_bytes:
-        mend += f" Other runs hold {size_text(others_bytes)} of it: see 'eckpt clean'."
+        mend += f" Other runs hold {size_text(others_bytes)} of it: see 'eckpt doctor --clean'."
     return Finding("room", "failure", text, mend, measured)
 
 

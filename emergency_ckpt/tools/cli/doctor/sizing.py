@@ -18,24 +18,16 @@ def add_size(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     size = parser.add_argument_group("size of the state")
     size.add_argument("--state-gib", type=float, help="one replica; default: newest step in --dir")
-    size.add_argument("--slices", type=int, default=2, help="data-parallel replicas (%(default)s)")
-    size.add_argument(
-        "--hosts-per-slice", type=int, default=1, help="processes of a slice (%(default)s)"
-    )
-    size.add_argument(
-        "--processes", type=int, default=1, help="processes that share the ramdisk (%(default)s)"
-    )
-    size.add_argument("--placement", default="all_but_primary", help="as the setting (%(default)s)")
-    size.add_argument(
-        "--local-keep-last-n", type=int, default=1, help="as the setting (%(default)s)"
-    )
+    size.add_argument("--slices", type=int, default=2, help="data-parallel replicas")
+    size.add_argument("--hosts-per-slice", type=int, default=1, help="processes of a slice")
+    size.add_argument("--processes", type=int, default=1, help="processes that share the ramdisk")
+    size.add_argument("--placement", default="all_but_primary", help="as the setting")
+    size.add_argument("--local-keep-last-n", type=int, default=1, help="as the setting")
 
 
 def add_host_state(parser: argparse.ArgumentParser) -> None:
     """Add the options of the size of host states."""
-    parser.add_argument(
-        "--host-state-mib", type=float, default=0.0, help="of one process, MiB (%(default)s)"
-    )
+    parser.add_argument("--host-state-mib", type=float, default=0.0, help="of one process, MiB")
     parser.add_argument(
         "--host-state-buddies", type=int, help="as the setting; default: one on every other slice"
     )

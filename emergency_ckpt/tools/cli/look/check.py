@@ -1,25 +1,21 @@
-"""``eckpt check``: what is damaged, in manifests, markers and signatures, or in every byte."""
+"""``eckpt ls --check``: what is damaged, in manifests, markers and signatures, or in every byte."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from emergency_ckpt.core.shard_layout import state_size_bytes
 from emergency_ckpt.core.wording import count_text, size_text
-from emergency_ckpt.tools.cli.look import tables
-from emergency_ckpt.tools.cli.look.arguments import BAD, GOOD, add_places, places_of, print_json
+from emergency_ckpt.tools.cli import tables
+from emergency_ckpt.tools.cli.arguments import BAD, GOOD, places_of, print_json
 from emergency_ckpt.tools.cli.progress import progress_of
 from emergency_ckpt.tools.offline.check import Check, CheckCounts
 from emergency_ckpt.tools.survey.listing import ListedStep, listing_of
 from emergency_ckpt.tools.survey.places import Places, SurveyFault
 from emergency_ckpt.tools.survey.survey import Survey, take_survey
-
-if TYPE_CHECKING:
-    SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage]
 
 FORMAT = 1
 
@@ -34,25 +30,6 @@ class CheckResult(msgspec.Struct, frozen=True):
     steps: tuple[ListedStep, ...]
     faults: tuple[SurveyFault, ...]
     notes: tuple[str, ...]
-
-
-def add_parser(subparsers: SubParsers) -> None:
-    """Add the parser of ``check``."""
-    parser = subparsers.add_parser(
-        "check",
-        help="verify manifests, markers and signatures, and every byte with --read-data",
-        description=(
-            "Verifies the small files of every step: manifests, host states, markers, checksums,"
-            " and signatures where a secret is given. With --read-data it reads every shard in RAM"
-            " and every box in storage and compares their CRC32Cs with those of capture. It names"
-            " what is damaged; parts that are on other hosts are no damage."
-        ),
-    )
-    parser.add_argument(
-        "--read-data", action="store_true", help="read all bytes and compare their CRC32Cs"
-    )
-    add_places(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

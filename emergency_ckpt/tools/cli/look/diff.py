@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from emergency_ckpt.tools.cli.look import tables
-from emergency_ckpt.tools.cli.look.arguments import add_places, places_of, print_json
+from emergency_ckpt.tools.cli import tables
+from emergency_ckpt.tools.cli.arguments import add_places, places_of, print_json
 from emergency_ckpt.tools.cli.progress import progress_of
 
 if TYPE_CHECKING:
     from emergency_ckpt.tools.offline.compare import LeafDifference
 
-    SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage]
 
 EQUAL, DIFFERENT, FAILED = 0, 1, 3
 EXIT_CODES = (
@@ -35,24 +34,22 @@ class Comparison(msgspec.Struct, frozen=True):
     differences: tuple[LeafDifference, ...]
 
 
-def add_parser(subparsers: SubParsers) -> None:
-    """Add the parser of ``diff``."""
-    parser = subparsers.add_parser(
-        "diff",
-        help="compare two steps, leaf by leaf",
-        description=(
-            "Compares the arrays of two steps bit for bit, and names the leaves that differ: in"
-            " structure, shape, dtype or values, with the largest absolute difference. A and B are"
-            " STEP, ram:STEP or storage:STEP, with the number of a step or 'newest'; or a folder or"
-            " URL of a step that Orbax wrote. A plain STEP is taken from RAM where it is whole"
-            " there. CRC32Cs are compared on the way; memory is that of one box of each side."
-        ),
+EXAMPLE = "eckpt diff ram:newest storage:newest --local-dir /dev/shm/eckpt --dir gs://bucket/run7"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``diff``."""
+    parser.description = (
+        "Compares the arrays of two steps bit for bit, and names the leaves that differ: in"
+        " structure, shape, dtype or values, with the largest absolute difference. A and B are"
+        " STEP, ram:STEP or storage:STEP, with the number of a step or 'newest'; or a folder or"
+        " URL of a step that Orbax wrote. A plain STEP is taken from RAM where it is whole"
+        " there. CRC32Cs are compared on the way; memory is that of one box of each side."
     )
     parser.add_argument("a", metavar="A")
     parser.add_argument("b", metavar="B")
     add_places(parser)
     parser.epilog = EXIT_CODES
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

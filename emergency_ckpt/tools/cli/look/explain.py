@@ -1,4 +1,4 @@
-"""``eckpt explain``: the story of the last restore, from a job's event log."""
+"""``eckpt ls --explain``: the story of the last restore, from a job's event log."""
 
 from __future__ import annotations
 
@@ -7,49 +7,22 @@ import datetime
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from emergency_ckpt.core.wording import TIER_WORDS, seconds_text, size_text
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.event_log import read_events
-from emergency_ckpt.tools.cli.look import tables
-from emergency_ckpt.tools.cli.look.arguments import BAD, EXIT_CODES, GOOD, add_json, print_json
+from emergency_ckpt.tools.cli import tables
+from emergency_ckpt.tools.cli.arguments import BAD, GOOD, print_json
 from emergency_ckpt.tools.survey.restore_story import RestoredProcess, RestoreStory, last_restore
-
-if TYPE_CHECKING:
-    SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage]
 
 _MOST_SENDERS = 4
 _PHASES = ("PLAN", "LOAD", "FETCH", "SETTLE", "TOTAL")
 _COLUMNS = ("PROCESS", "SLICE", *_PHASES, "OWN RAM", "PEERS", "STORAGE", "RECEIVED FROM")
 
 
-def add_parser(subparsers: SubParsers) -> None:
-    """Add the parser of ``explain``."""
-    parser = subparsers.add_parser(
-        "explain",
-        help="tell the story of the last restore",
-        description=(
-            "Tells from a job's event log which step the last restore took, which newer ones it"
-            " passed over and why, what went wrong on the way, which process got how many bytes"
-            " from its own RAM, from which peer and from storage, and how long each phase took."
-        ),
-    )
-    parser.epilog = EXIT_CODES
-    parser.add_argument(
-        "--event-log",
-        type=Path,
-        required=True,
-        metavar="DIR",
-        help="the job's event_log; under 'eckpt launch' the folder 'events' of its --log-dir",
-    )
-    add_json(parser)
-    parser.set_defaults(run=run)
-
-
 def run(args: argparse.Namespace) -> int:
     """Tell the story; return 1 when the restore failed or did not end, or there is none."""
-    directory: Path = args.event_log
+    directory: Path = args.explain
     try:
         history = read_events(directory)
     except OSError as error:

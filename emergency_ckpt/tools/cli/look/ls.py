@@ -3,41 +3,126 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+import importlib
+from pathlib import Path
 
 from emergency_ckpt.core.wording import TIER_WORDS
-from emergency_ckpt.tools.cli.look import tables
-from emergency_ckpt.tools.cli.look.arguments import BAD, GOOD, add_places, places_of, print_json
+from emergency_ckpt.errors import ConfigError
+from emergency_ckpt.tools.cli import tables
+from emergency_ckpt.tools.cli.arguments import (
+    BAD,
+    EXIT_CODES,
+    GOOD,
+    add_places,
+    addresses,
+    places_of,
+    print_json,
+    step_number,
+)
 from emergency_ckpt.tools.survey.listing import ListedProcess, ListedStep, Listing, listing_of
 from emergency_ckpt.tools.survey.survey import take_survey
 
-if TYPE_CHECKING:
-    SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage]
+EXAMPLE = "eckpt ls --local-dir /dev/shm/eckpt --dir gs://bucket/run7"
 
 
-def add_parser(subparsers: SubParsers) -> None:
-    """Add the parser of ``ls``."""
-    parser = subparsers.add_parser(
-        "ls",
-        help="list runs and steps in each tier",
-        description=(
-            "Lists the steps on ramdisks and in a directory or bucket: their age, their size, the"
-            " number of processes, and whether each is whole or what it lacks. A step in RAM is"
-            " whole when every shard and every host state is on one of the ramdisks given."
-        ),
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``ls``."""
+    parser.description = (
+        "Lists the steps on ramdisks and in a directory or bucket: their age, their size, the"
+        " number of processes, and whether each is whole or what it lacks. A step in RAM is"
+        " whole when every shard and every host state is on one of the ramdisks given."
+    )
+    parser.epilog = (
+        f"{EXIT_CODES}. With --survives, 1 also says that the loss of one host or slice would cost"
+        " the newest step; with --explain, that the restore failed or did not end"
     )
     add_places(parser)
-    parser.set_defaults(run=run)
+    step = parser.add_argument_group(
+        "one step",
+        "Every leaf with its shape and dtype, the boxes in which it was saved, their CRC32C and"
+        " holders, and the host state of each process, abbreviated. Of several saves with the"
+        " number a whole one is shown, from RAM if it is there.",
+    )
+    step.add_argument("step", type=step_number, nargs="?", metavar="STEP", help="its number")
+    step.add_argument(
+        "--tier", choices=("local", "persistent"), default="", help="only this (default: both)"
+    )
+    step.add_argument(
+        "--incarnation", default="", help="the save of this incarnation, of several of one step"
+    )
+    check = parser.add_argument_group("damage")
+    check.add_argument(
+        "--check",
+        action="store_true",
+        help="verify the small files of every step: manifests, host states, markers, checksums, and"
+        " signatures where a secret is given. Parts that are on other hosts are no damage",
+    )
+    check.add_argument(
+        "--read-data",
+        action="store_true",
+        help="with --check: read every shard in RAM and every box in storage, and compare their"
+        " CRC32Cs with those of capture",
+    )
+    survives = parser.add_argument_group("losses")
+    survives.add_argument(
+        "--survives",
+        action="store_true",
+        help="count the copies of the newest whole step in RAM, and show which hosts or slices"
+        " would cost it. A host is one --local-dir, or one peer's address",
+    )
+    survives.add_argument(
+        "--peers",
+        type=addresses,
+        default=(),
+        metavar="HOST:PORT,...",
+        help="ask these live processes or 'eckpt serve' too; needs the secret and --run-id",
+    )
+    explain = parser.add_argument_group("the last restore")
+    explain.add_argument(
+        "--explain",
+        type=Path,
+        metavar="DIR",
+        help="tell from this event_log of a job which step the last restore took and why, the bytes"
+        " that each process got, and the time of each phase; under 'eckpt launch' the folder"
+        " 'events' of its --log-dir",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """List; return 1 when something is damaged, absent or could not be read."""
+    """List, or what an option asks; return 1 when something is damaged, absent or unreadable."""
+    view = _view_of(args)
+    if view:
+        return int(importlib.import_module(f"{__package__}.{view}").run(args))
     listing = listing_of(take_survey(places_of(args)))
     if args.json:
         print_json(listing)
     else:
         _print(listing)
     return BAD if listing.faults else GOOD
+
+
+def _view_of(args: argparse.Namespace) -> str:
+    """Return the module of what is asked, "" for the list. ConfigError where options clash."""
+    asked = {
+        "show": args.step is not None,
+        "check": args.check,
+        "survives": args.survives,
+        "explain": args.explain is not None,
+    }
+    views = [view for view, is_asked in asked.items() if is_asked]
+    view = views[0] if views else ""
+    needs = {
+        "STEP, --check, --survives and --explain exclude each other": len(views) > 1,
+        "--tier and --incarnation need STEP": (args.tier or args.incarnation) and view != "show",
+        "--read-data needs --check": args.read_data and view != "check",
+        "--peers needs --survives": args.peers and view != "survives",
+        "--explain takes no --local-dir and no --dir": (args.local_dir or args.dir)
+        and view == "explain",
+    }
+    problems = [text for text, is_wrong in needs.items() if is_wrong]
+    if problems:
+        raise ConfigError(problems, target="eckpt ls")
+    return view
 
 
 def _print(listing: Listing) -> None:

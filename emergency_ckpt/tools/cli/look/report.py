@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from emergency_ckpt.tools.report.writing import write_log_report
 
-if TYPE_CHECKING:
-    SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage]
+EXAMPLE = "eckpt report logs/events -o report.html"
 
 
-def add_parser(subparsers: SubParsers) -> None:
-    """Add the parser of ``report``."""
-    parser = subparsers.add_parser(
-        "report",
-        help="write an HTML report of a run from its event log",
-        description=(
-            "Writes one HTML file about a run: a timeline of each process, where the bytes of each"
-            " restore came from, step times, steps lost, RPO, RTO and goodput. The file needs no"
-            " network. The log may belong to a job that runs; it is only read."
-        ),
-        epilog="Exit status: 0 written, 1 no such log or no event in it, 2 wrong command line.",
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``report``."""
+    parser.description = (
+        "Writes one HTML file about a run: a timeline of each process, where the bytes of each"
+        " restore came from, step times, steps lost, RPO, RTO and goodput. The file needs no"
+        " network. The log may belong to a job that runs; it is only read."
     )
+    parser.epilog = "exit status: 0 written; 1 no such log or no event in it; 2 wrong command line"
     parser.add_argument("directory", type=Path, metavar="EVENT_LOG_DIR", help="the job's event_log")
     parser.add_argument(
-        "-o", "--output", type=Path, default=Path("report.html"), help="file to write (%(default)s)"
+        "-o", "--output", type=Path, default=Path("report.html"), help="file to write"
     )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,43 +1,16 @@
-"""``eckpt show``: one step in full: leaves, boxes, CRCs, holders and host states."""
+"""``eckpt ls STEP``: one step in full: leaves, boxes, CRCs, holders and host states."""
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from emergency_ckpt.core.boxes import describe
-from emergency_ckpt.tools.cli.arguments import step_number
-from emergency_ckpt.tools.cli.look import tables
-from emergency_ckpt.tools.cli.look.arguments import BAD, GOOD, add_places, places_of, print_json
+from emergency_ckpt.tools.cli import tables
+from emergency_ckpt.tools.cli.arguments import BAD, GOOD, places_of, print_json
 from emergency_ckpt.tools.survey.step import ShownLeaf, ShownStep, show_step
 from emergency_ckpt.tools.survey.survey import take_survey
-
-if TYPE_CHECKING:
-    SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage]
-
-
-def add_parser(subparsers: SubParsers) -> None:
-    """Add the parser of ``show``."""
-    parser = subparsers.add_parser(
-        "show",
-        help="show the leaves, shards and host states of a step",
-        description=(
-            "Shows one step: every leaf with its shape and dtype, the boxes in which it was saved,"
-            " their CRC32C and holders, and the host state of each process, abbreviated. Where"
-            " several saves have the number, a whole one is shown, from RAM if it is there."
-        ),
-    )
-    parser.add_argument("step", type=step_number, metavar="STEP")
-    parser.add_argument(
-        "--tier", choices=("local", "persistent"), default="", help="only this tier (default: both)"
-    )
-    parser.add_argument(
-        "--incarnation", default="", help="the save of this incarnation, of several of one step"
-    )
-    add_places(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

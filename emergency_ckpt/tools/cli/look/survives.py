@@ -1,4 +1,4 @@
-"""``eckpt survives``: the hosts and slices whose loss would cost the newest step in RAM."""
+"""``eckpt ls --survives``: the hosts and slices whose loss would cost the newest step in RAM."""
 
 from __future__ import annotations
 
@@ -7,52 +7,22 @@ from typing import TYPE_CHECKING
 
 from emergency_ckpt.core.wording import count_text
 from emergency_ckpt.errors import ConfigError
-from emergency_ckpt.tools.cli.look import tables
-from emergency_ckpt.tools.cli.look.arguments import BAD, GOOD, add_places, places_of, print_json
+from emergency_ckpt.tools.cli import tables
+from emergency_ckpt.tools.cli.arguments import BAD, GOOD, places_of, print_json
 
 if TYPE_CHECKING:
     from emergency_ckpt.core.placement.held_copies import Survival
     from emergency_ckpt.tools.offline.survival import Loss, SurvivalReport
 
-    SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage]
-
-_EXIT_CODES = (
-    "exit status: 0 the newest step outlives any one host, and any one slice; 1 it does not, there"
-    " is none, or something is damaged or could not be read; 2 the command line is wrong"
-)
-
-
-def add_parser(subparsers: SubParsers) -> None:
-    """Add the parser of ``survives``."""
-    parser = subparsers.add_parser(
-        "survives",
-        help="show which hosts or slices would cost the newest step",
-        description=(
-            "Counts the copies of each shard and host state of the newest whole step in RAM, and"
-            " shows for each host and each slice what would be left without it. A host is one"
-            " --local-dir, or one peer's address. Only what is given counts as a copy."
-        ),
-    )
-    add_places(parser)
-    parser.add_argument(
-        "--peers",
-        default="",
-        metavar="HOST:PORT,...",
-        help="ask these live processes or 'eckpt serve' too; needs the secret and --run-id",
-    )
-    parser.epilog = _EXIT_CODES
-    parser.set_defaults(run=run)
-
 
 def run(args: argparse.Namespace) -> int:
     """Print the report; return 1 when the loss of one host or slice would cost the step."""
-    # Imported here, so that `eckpt survives --help` does not import the client of peers.
+    # Imported here, so that `eckpt ls --survives --help` does not import the client of peers.
     from emergency_ckpt.tools.offline.survival import report_survival  # noqa: PLC0415
 
-    peers = [peer for peer in args.peers.split(",") if peer]
-    if not (args.local_dir or peers):
-        raise ConfigError(["name --local-dir, --peers or both"], target="eckpt survives")
-    report = report_survival(places_of(args, may_be_none=True), peers)
+    if not (args.local_dir or args.peers):
+        raise ConfigError(["name --local-dir, --peers or both"], target="eckpt ls --survives")
+    report = report_survival(places_of(args, may_be_none=True), args.peers)
     if args.json:
         print_json(report)
     else:

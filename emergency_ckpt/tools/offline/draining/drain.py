@@ -103,7 +103,7 @@ def drain(
     if not peers:
         return work.look() or work.run(shown)
     if places.secret is None:
-        raise ConfigError(["--peers needs the run's secret"], target="eckpt drain")
+        raise ConfigError(["--peers needs the run's secret"], target="eckpt export --drain")
     with TransferClient(run_id=run_id, secret=places.secret) as client:
         return _drain_with_peers(work, client, peers, shown, write_timeout_s)
 
@@ -131,9 +131,11 @@ def _run_id(survey: Survey, places: Places, peers: Sequence[str]) -> str:
         return places.run_id
     runs = sorted({folder.run_id for folder in survey.folders})
     if peers and not runs:
-        raise ConfigError(["--peers needs --run-id"], target="eckpt drain")
+        raise ConfigError(["--peers needs --run-id"], target="eckpt export --drain")
     if len(runs) > 1:
-        raise ConfigError([f"several runs: {', '.join(runs)}; give --run-id"], target="eckpt drain")
+        raise ConfigError(
+            [f"several runs: {', '.join(runs)}; give --run-id"], target="eckpt export --drain"
+        )
     return runs[0] if runs else run_id_of(places.directory)
 
 

@@ -40,7 +40,7 @@ class DrainPlaces:
       directory: the persistent directory, which is written.
       peers: names or addresses of the servers of the job's hosts; this one may be among them.
       trainers: names or addresses at which processes of the job answer while it runs.
-      options: further options of ``eckpt drain``.
+      options: further options of ``eckpt export --drain``.
     """
 
     local_dir: Path
@@ -141,7 +141,7 @@ class LastDrain:
         """
         places = self._places
         command = [
-            *(sys.executable, "-m", "emergency_ckpt.tools.cli.main", "drain"),
+            *(sys.executable, "-m", "emergency_ckpt.tools.cli.main", "export", "--drain"),
             *("--dir", places.directory, "--run-id", places.run_id),
             *("--local-dir", str(places.local_dir), *places.options),
         ]

@@ -1,12 +1,10 @@
-"""``eckpt clean``: lists and removes leftover runs on a ramdisk, and steps aside in storage."""
+"""``eckpt doctor --clean``: leftover runs on a ramdisk, and steps aside in storage."""
 
 from __future__ import annotations
 
 import argparse
 import secrets
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from emergency_ckpt import run_secret
 from emergency_ckpt.core.step_log import Entry
@@ -15,61 +13,20 @@ from emergency_ckpt.errors import ConfigError, LocalTierError
 from emergency_ckpt.tiers.persistent.steps.stored import StoredSteps
 from emergency_ckpt.tiers.persistent.steps.writer import DirectoryWriter
 from emergency_ckpt.tiers.ramdisk.other_runs import (
-    GRACE_S,
     LeftRun,
     holder_of,
     left_runs,
     remove_run,
 )
 from emergency_ckpt.tiers.storage.directory import StorageDirectory
-from emergency_ckpt.tools.cli.arguments import duration
-from emergency_ckpt.tools.cli.look.arguments import add_timeout
+from emergency_ckpt.tools.cli import tables
 from emergency_ckpt.tools.survey.places import Places
-
-if TYPE_CHECKING:
-    SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage]
-
-
-def add_parser(subparsers: SubParsers) -> None:
-    """Add the parser of ``clean``."""
-    parser = subparsers.add_parser(
-        "clean",
-        help="list and remove leftover runs on a ramdisk, and steps aside in storage",
-        description=(
-            "Lists the runs that have directories on a ramdisk, with their size and age, and the"
-            " steps in storage that were rolled back or superseded. With --yes it removes those"
-            " last changed longer ago than --older-than. A run always stays while a live process"
-            " owns or serves one of its directories."
-        ),
-    )
-    parser.add_argument("--local-dir", type=Path, help="the ramdisk directory")
-    parser.add_argument("--dir", default="", help="the persistent tier: a path, or a URL as gs://")
-    parser.add_argument(
-        "--secret-file",
-        type=Path,
-        metavar="FILE",
-        help="file with the run's secret, where the step log is signed; default:"
-        f" ${run_secret.SECRET_VARIABLE}, if set",
-    )
-    add_timeout(parser)
-    parser.add_argument("--run-id", help="only this run")
-    parser.add_argument(
-        "--older-than",
-        type=duration,
-        default=GRACE_S,
-        metavar="AGE",
-        help="only what is unchanged for this time: 90s, 30m, 12h, 7d, 0 (default: 1d)",
-    )
-    parser.add_argument(
-        "--yes", action="store_true", help="remove them; otherwise they are only listed"
-    )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """List, with ``--yes`` remove; return 1 if the named run is absent or stays. Errors pass."""
     if args.local_dir is None and not args.dir:
-        raise ConfigError(["name --local-dir, --dir or both"], target="eckpt clean")
+        raise ConfigError(["name --local-dir, --dir or both"], target="eckpt doctor --clean")
     if args.dir:
         _clean_storage(args)
     return 0 if args.local_dir is None else _clean_ramdisk(args)
@@ -89,7 +46,9 @@ def _clean_storage(args: argparse.Namespace) -> None:
     chosen = [entry for entry in aside if now_s - entry.saved_s >= args.older_than]
     if args.yes and chosen:
         if read.is_signed and secret is None:
-            raise ConfigError(["the step log is signed; give --secret-file"], target="eckpt clean")
+            raise ConfigError(
+                ["the step log is signed; give --secret-file"], target="eckpt doctor --clean"
+            )
         writer = DirectoryWriter(
             storage,
             stored,
@@ -107,7 +66,7 @@ def _clean_storage(args: argparse.Namespace) -> None:
 
 
 def _described(entry: Entry, now_s: float) -> str:
-    age = f"{_age(max(now_s - entry.saved_s, 0))} old" if entry.saved_s else "of unknown age"
+    age = f"{tables.age(max(now_s - entry.saved_s, 0))} old" if entry.saved_s else "of unknown age"
     return f"incarnation {entry.incarnation}  {size_text(entry.size_bytes)}  {age}"
 
 
@@ -125,7 +84,7 @@ def _clean_ramdisk(args: argparse.Namespace) -> int:
     outcomes = [_outcome(left, now_s, args.older_than, remove=args.yes) for left in runs]
     for left, (text, _) in zip(runs, outcomes, strict=True):
         age_s, mib = max(left.age_s(now_s), 0), left.size_bytes / (1 << 20)
-        print(f"{left.run_id}  {mib:.1f} MiB  {_age(age_s)} old  {text}")
+        print(f"{left.run_id}  {mib:.1f} MiB  {tables.age(age_s)} old  {text}")
     stays = args.run_id is not None and args.yes and not outcomes[0][1]
     return 1 if stays else 0
 
@@ -141,10 +100,3 @@ def _outcome(left: LeftRun, now_s: float, older_than_s: float, *, remove: bool) 
     if remove_run(left):
         return "removed", True
     return "stays: a process has it, or there is something else in it", False
-
-
-def _age(age_s: float) -> str:
-    for size_s, unit in ((86400, "d"), (3600, "h"), (60, "m")):
-        if age_s >= size_s:
-            return f"{age_s / size_s:.1f}{unit}"
-    return f"{age_s:.0f}s"

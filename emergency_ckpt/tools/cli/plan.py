@@ -1,4 +1,4 @@
-"""``eckpt plan-placement``: cost and survival of each number of copies, for a given job."""
+"""``eckpt plan``: cost and survival of each number of copies, for a given job."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
@@ -15,9 +14,6 @@ from rich.table import Table
 from emergency_ckpt.core.placement.study import JobShape, PlacementCosts, recommend, study
 from emergency_ckpt.errors import ConfigError
 from emergency_ckpt.tools.cli.doctor.sizing import host_state_bytes
-
-if TYPE_CHECKING:
-    SubParsers = argparse._SubParsersAction[argparse.ArgumentParser]  # pyright: ignore[reportPrivateUsage]
 
 _GIB = 1 << 30
 _GB = 1e9
@@ -34,47 +30,35 @@ _LEGEND = (
 )
 
 
-def add_parser(subparsers: SubParsers) -> None:
-    """Add the parser of ``plan-placement``."""
-    parser = subparsers.add_parser(
-        "plan-placement",
-        help="compute cost and survival of each number of copies",
-        description=(
-            "Computes, for each placement of shards on slices: RAM, stall of the training thread,"
-            " network at a restore, and the probability that the RAM tier survives the loss of"
-            " random hosts; and recommends one. The default rates are those of a v5p host: 60 GB/s"
-            " from four chips, 25 GB/s between slices."
-        ),
+EXAMPLE = "eckpt plan --slices 4 --hosts 64 --state-gib 64"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``plan-placement``."""
+    parser.description = (
+        "Computes, for each placement of shards on slices: RAM, stall of the training thread,"
+        " network at a restore, and the probability that the RAM tier survives the loss of"
+        " random hosts; and recommends one. The default rates are those of a v5p host: 60 GB/s"
+        " from four chips, 25 GB/s between slices."
     )
     parser.add_argument("--slices", type=int, required=True, help="data-parallel replicas")
     parser.add_argument("--hosts", type=int, required=True, help="hosts of each slice")
     parser.add_argument(
         "--state-gib", type=float, required=True, help="one replica of the state, GiB"
     )
-    parser.add_argument(
-        "--host-state-mib", type=float, default=0.0, help="of one host, MiB (%(default)s)"
-    )
+    parser.add_argument("--host-state-mib", type=float, default=0.0, help="of one host, MiB")
     parser.add_argument("--ramdisk-gib", type=float, help="ramdisk of a host, GiB; default: any")
-    parser.add_argument(
-        "--lost-hosts", type=int, default=4, help="hosts that fail together (%(default)s)"
-    )
+    parser.add_argument("--lost-hosts", type=int, default=4, help="hosts that fail together")
     parser.add_argument(
         "--survival",
         type=float,
         default=0.99,
-        help="wanted probability that RAM survives that (%(default)s)",
+        help="wanted probability that RAM survives that",
     )
-    parser.add_argument(
-        "--transfer-gb-s", type=float, default=60.0, help="device to host, GB/s (%(default)s)"
-    )
-    parser.add_argument(
-        "--copy-gb-s", type=float, default=15.0, help="into the ramdisk, GB/s (%(default)s)"
-    )
-    parser.add_argument(
-        "--network-gb-s", type=float, default=25.0, help="of a host, GB/s (%(default)s)"
-    )
+    parser.add_argument("--transfer-gb-s", type=float, default=60.0, help="device to host, GB/s")
+    parser.add_argument("--copy-gb-s", type=float, default=15.0, help="into the ramdisk, GB/s")
+    parser.add_argument("--network-gb-s", type=float, default=25.0, help="of a host, GB/s")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

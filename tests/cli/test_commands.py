@@ -1,0 +1,75 @@
+"""The commands of ``eckpt``: how many there are, what their help says, options that clash."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from emergency_ckpt.tools.cli.main import COMMANDS, USAGE_EXIT_CODE, main, parse
+
+
+def help_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--help"])
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_there_are_ten_commands() -> None:
+    assert len(COMMANDS) == 10
+
+
+@pytest.mark.parametrize("words", [*([name] for name in COMMANDS), ["deploy", "gke"]])
+def test_help_has_an_example_that_parses(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, _, example = help_of(capsys, *words).partition("example:\n")
+    program, *arguments = shlex.split(example)
+    assert program == "eckpt"
+    args = parse(arguments)
+    assert args is not None
+    assert args.command == words[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "default"),
+    [
+        (["ls"], "60.0"),
+        (["export"], "1800.0"),
+        (["doctor"], "all_but_primary"),
+        (["demo"], "slice-loss"),
+        (["launch"], "5"),
+        (["plan"], "0.99"),
+        (["report"], "report.html"),
+        (["serve"], "127.0.0.1"),
+        (["deploy", "gke"], "daemonset"),
+    ],
+)
+def test_help_shows_defaults(
+    words: list[str], default: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert f"(default: {default})" in " ".join(help_of(capsys, *words).split())
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["ls", "5", "--check"], "exclude each other"),
+        (["ls", "--read-data"], "--read-data needs --check"),
+        (["ls", "--peers", "a:1"], "--peers needs --survives"),
+        (["ls", "--tier", "local"], "need STEP"),
+        (["export", "5"], "give STEP and DIR, or --drain"),
+        (["export", "5", "out", "--drain"], "--drain takes no STEP"),
+        (["export", "5", "out", "--peers", "a:1"], "--peers needs --drain"),
+        (["doctor", "--yes"], "--yes needs --clean"),
+        (["doctor", "--reserve"], "give --local-dir and --run-id"),
+    ],
+)
+def test_options_that_clash_are_named(
+    words: list[str], problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = [] if "--reserve" in words else ["--local-dir", str(tmp_path)]
+    assert main([*words, *place]) == USAGE_EXIT_CODE
+    assert problem in capsys.readouterr().err
