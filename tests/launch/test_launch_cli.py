@@ -18,10 +18,11 @@ def install(monkeypatch: pytest.MonkeyPatch, run: object, *, takes_command: bool
     """Add the subcommand `toy` with one option."""
     module = ModuleType("toy_command")
 
-    def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-        subparsers.add_parser("toy", help="a toy").add_argument("--size", type=int, default=1)
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--size", type=int, default=1)
 
-    module.add_parser = add_parser  # type: ignore[attr-defined]
+    module.add_arguments = add_arguments  # type: ignore[attr-defined]
+    module.EXAMPLE = "eckpt toy --size 2"  # type: ignore[attr-defined]
     module.run = run  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "toy_command", module)
     command = cli.Command("toy_command", "a toy", cli.RUN, "demo", takes_command=takes_command)
