@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from persistent_steps import whole_steps
 from world import World, save_all
 
-from emergency_ckpt.tiers.persistent.log import KEPT
+from emergency_ckpt.core.secret.step_signature import StepSigning
+from emergency_ckpt.core.step_log import Table
+from emergency_ckpt.tiers.persistent.log import KEPT, LOG_FOLDER, LogRead, StepLog
 from emergency_ckpt.tiers.storage.directory import StorageDirectory
 
+LIFE = "000000000002-0000000000000000"
 STORAGE: dict[str, Any] = {"save_every_n_steps": 1, "local_save_every_n_steps": 0}
 
 
@@ -96,3 +100,17 @@ def test_step_saved_again_beside_late_listings_is_the_new_one(
         save_all(ckpt, world, 3)
     late.thaw()
     assert whole_steps(str(world.persistent)) == [1, 2, 3]
+
+
+def test_late_writer_of_a_removed_version_leaves_no_hint(tmp_path: Path) -> None:
+    """Its create succeeds, for the version of that number has long been removed."""
+    log = StepLog(StorageDirectory(str(tmp_path), 60.0), StepSigning())
+    late = read = log.append(Table(1, "run", False, LIFE), LogRead())
+    assert late is not None
+    for number in range(2, 3 * KEPT):
+        read, after = log.append(Table(number, "run", False, LIFE), read), read
+        assert read is not None
+        log.remove_old(read, after)
+    assert log.append(Table(2, "run", False, LIFE, "late"), late) is None
+    assert (tmp_path / LOG_FOLDER / "newest").read_text() == str(read.number)
+    assert log.read().number == read.number
