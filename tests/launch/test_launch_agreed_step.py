@@ -99,6 +99,5 @@ def test_grace_is_longer_than_a_preemption_save(
     with pytest.raises(SystemExit):
         main(["launch", "--help"])
     said = " ".join(capsys.readouterr().out.split())
-    assert (
-        f"seconds from SIGTERM to SIGKILL when the job is stopped (default: {default_s:g})" in said
-    )
+    assert "seconds from SIGTERM to SIGKILL when the job is stopped" in said
+    assert f"ends all at once (default: {default_s})" in said
