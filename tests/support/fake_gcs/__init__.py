@@ -29,7 +29,7 @@ from fake_gcs.request_log import (
     round_trips,
 )
 from fake_gcs.resources import Limits
-from fake_gcs.serving import FakeGcs, ServeOptions, serve_in_foreground
+from fake_gcs.serving import FakeGcs
 
 __all__ = [
     "FakeGcs",
@@ -39,9 +39,7 @@ __all__ = [
     "GcsControl",
     "Limits",
     "RequestRecord",
-    "ServeOptions",
     "bytes_received",
     "bytes_served",
     "round_trips",
-    "serve_in_foreground",
 ]

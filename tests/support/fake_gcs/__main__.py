@@ -16,7 +16,7 @@ from fake_gcs.serving import ServeOptions, serve_in_foreground
 def main() -> int:
     options = msgspec.json.decode(sys.argv[1], type=ServeOptions)
     try:
-        serve_in_foreground(options, _announce, until_input_ends=True)
+        serve_in_foreground(options, _announce)
     except FakeGcsError as error:
         _announce(str(error))
         return 1

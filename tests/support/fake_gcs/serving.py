@@ -57,24 +57,22 @@ async def serve(
         await server.stop()
 
 
-def serve_in_foreground(
-    options: ServeOptions, on_start: Callable[[str], None], *, until_input_ends: bool = False
-) -> None:
-    """Serve until SIGINT or SIGTERM; with ``until_input_ends`` also until stdin ends. Blocks."""
+def serve_in_foreground(options: ServeOptions, on_start: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM, or until stdin ends. Blocks."""
 
     async def run() -> None:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
-        if until_input_ends:
-            # The parent holds the other end, which also closes when the parent is killed.
-            def wait_for_end() -> None:
-                while os.read(sys.stdin.fileno(), 4096):
-                    pass
-                loop.call_soon_threadsafe(stop.set)
 
-            threading.Thread(target=wait_for_end, daemon=True).start()
+        # The parent holds the other end, which also closes when the parent is killed.
+        def wait_for_end() -> None:
+            while os.read(sys.stdin.fileno(), 4096):
+                pass
+            loop.call_soon_threadsafe(stop.set)
+
+        threading.Thread(target=wait_for_end, daemon=True).start()
         await serve(options, stop, on_start)
 
     asyncio.run(run())
