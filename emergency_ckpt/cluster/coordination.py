@@ -31,7 +31,7 @@ class Coordinator(Protocol):
     """A small shared store. Keys are set once. All methods block, with a deadline.
 
     A ``get`` that reaches its deadline costs the service some 15 kB until the key is set; repeat
-    ``find`` instead (``collectives.wait_for_key``).
+    ``find`` instead (``round.wait_for_key``).
     """
 
     @property

@@ -2,10 +2,13 @@
 
 A leaving process announces it twice. At once (``LEAVING``): the reason, and the newest save that it
 has begun in each tier. It still finishes these, so the others wait for it in them and not in later
-ones. When it has released everything (``collectives.GONE``): nothing more comes from it.
+ones. When it has released everything (``GONE``): nothing more comes from it.
 
 A process that dies announces nothing. Who finds it dead (``peer_signs``) announces it in its place
-(``collectives.DIED``); until then its host refuses connections to its port, or does not answer.
+(``DIED``); until then its host refuses connections to its port, or does not answer.
+
+A process that has come to a later save, and so takes no part in one that it left out, says that too
+(``come_to``). ``Departures.absent`` puts all of this together: nobody else decides who is absent.
 """
 
 from __future__ import annotations
@@ -16,16 +19,26 @@ from collections.abc import Collection, Mapping
 import msgspec
 from absl import logging
 
-from emergency_ckpt.cluster.collectives import DIED, GONE
 from emergency_ckpt.cluster.coordination import Coordinator
-from emergency_ckpt.cluster.messages import by_process, decode_each, reason_of
+from emergency_ckpt.cluster.messages import (
+    by_process,
+    decode_each,
+    decode_message,
+    reason_of,
+)
 from emergency_ckpt.cluster.peer_signs import PeerSigns
+from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.core.save.step_agreement import TierName
 from emergency_ckpt.core.timeline import life_of
 from emergency_ckpt.errors import CheckpointError
 from emergency_ckpt.types import SaveId
 
 LEAVING = "leaving"
+GONE = "gone"
+DIED = "died"
+_AT = "at"
+_ASKED_ALONE = 2
+"""So few processes are asked for by their keys; the list of all grows with the job."""
 _REASON_LIMIT_CHARS = 500
 _PROBED_AT_MOST = 4
 
@@ -50,14 +63,33 @@ def in_order(save: SaveId) -> Place:
 
 def leaving(coordinator: Coordinator) -> dict[int, str]:
     """Return the processes that begin no more saves, each with a sentence."""
-    found = sorted(_leaving(coordinator).items())
+    everyone = range(coordinator.process_count)
+    found = sorted(_leaving(coordinator, everyone).items())
     return {p: f"process {p} has left: {leaving.reason}" for p, leaving in found}
 
 
-def _leaving(coordinator: Coordinator) -> dict[int, _Leaving]:
+def departed(coordinator: Coordinator, processes: Collection[int]) -> dict[int, str]:
+    """Return those of ``processes`` that have left for good or died, each with a sentence."""
+    found: dict[int, str] = {}
+    for kind, verb in ((DIED, "died"), (GONE, "left")):
+        each = _said(coordinator, kind, processes)
+        found.update({p: f"process {p} has {verb}: {reason_of(why)}" for p, why in each.items()})
+    return dict(sorted(found.items()))
+
+
+def _leaving(coordinator: Coordinator, processes: Collection[int]) -> dict[int, _Leaving]:
     """Return the announcements; an unreadable one counts as left, without any save begun."""
-    found = by_process(coordinator.list(LEAVING), LEAVING, coordinator.process_count)
+    found = _said(coordinator, LEAVING, processes)
     return decode_each(found, _Leaving, LEAVING, lambda text: _Leaving(text, {}))
+
+
+def _said(coordinator: Coordinator, kind: str, processes: Collection[int]) -> dict[int, bytes]:
+    """Return the values below ``kind`` of those of ``processes`` that have one."""
+    if len(processes) <= _ASKED_ALONE:
+        each = {process: coordinator.find(f"{kind}/{process}") for process in processes}
+        return {process: value for process, value in each.items() if value is not None}
+    found = by_process(coordinator.list(kind), kind, coordinator.process_count)
+    return {process: value for process, value in found.items() if process in processes}
 
 
 class Departures:
@@ -80,14 +112,18 @@ class Departures:
         """Announce that nothing more comes from this process. Idempotent; never raises."""
         self._say(GONE, reason[:_REASON_LIMIT_CHARS].encode())
 
+    def come_to(self, tier: TierName, save: SaveId) -> None:
+        """Say that this process has come to ``save``: it takes part in none before it."""
+        key = f"{_AT}/{tier}/{self._coordinator.process_index}"
+        self._coordinator.replace(key, msgspec.json.encode(in_order(save)))
+
     def left(self) -> Collection[int]:
         """Return the processes that have left for good."""
-        found = self._coordinator.list(GONE)
-        return by_process(found, GONE, self._coordinator.process_count).keys()
+        return _said(self._coordinator, GONE, range(self._coordinator.process_count)).keys()
 
     def died(self) -> dict[int, str]:
         """Return the processes that were found dead, by any process, each with a reason."""
-        found = by_process(self._coordinator.list(DIED), DIED, self._coordinator.process_count)
+        found = _said(self._coordinator, DIED, range(self._coordinator.process_count))
         return {process: reason_of(data) for process, data in found.items()}
 
     def say_died(self, process: int, reason: str) -> None:
@@ -117,21 +153,19 @@ class Departures:
 
         Blocks for about a second for each of at most a few processes whose hosts do not answer.
         """
-        found = {p: f"process {p} has died: {reason}" for p, reason in self.died().items()}
-        left = self._reasons(tier, save).items()
-        found.update({p: f"process {p} has left: {reason}" for p, reason in left})
-        found = {process: text for process, text in found.items() if process in processes}
-        return found or self._without_signs_of_life(processes)
-
-    def _reasons(self, tier: TierName, save: SaveId) -> dict[int, str]:
-        reasons: dict[int, str] = {}
-        for process, leaving in _leaving(self._coordinator).items():
+        coordinator = self._coordinator
+        found = departed(coordinator, processes)
+        for process, leaving in _leaving(coordinator, processes).items():
             if leaving.begun.get(tier, ("", -1, "")) < in_order(save):
-                reasons[process] = leaving.reason
-        found = self._coordinator.list(GONE)
-        for process, data in by_process(found, GONE, self._coordinator.process_count).items():
-            reasons.setdefault(process, reason_of(data))
-        return reasons
+                found[process] = f"process {process} has left: {leaving.reason}"
+        kind = f"{_AT}/{tier}"
+        for process, data in _said(coordinator, kind, processes).items():
+            name = f"{kind}/{process}"
+            at: Place = decode_message(data, Place, name, limit_bytes=MAX_MESSAGE_BYTES)
+            if at > in_order(save):
+                text = f"process {process} did not save it: it has come to the save of step {at[1]}"
+                found[process] = text
+        return dict(sorted(found.items())) or self._without_signs_of_life(processes)
 
     def _without_signs_of_life(self, processes: Collection[int]) -> dict[int, str]:
         if self._signs is None:

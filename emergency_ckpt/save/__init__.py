@@ -26,7 +26,7 @@ at a later save) sets "incomplete" itself. The decision of the newest complete s
 deleted by this program; against others who delete it, the leader names that save when it begins
 its next one. The coordination service keeps the name of each barrier, some 900 bytes, until it
 ends, and a ``get`` that runs into its deadline costs 15 kB until the key is set; so there are no
-barriers, and waits look again (``cluster.collectives.wait_for_key``).
+barriers, and waits look again (``cluster.round.wait_for_key``).
 
 A process that leaves (``stop``, an exception, the program's end) tells the others at once, with the
 newest save that it has begun in each tier. A vote or a stage that waits looks for that, checks

@@ -23,7 +23,6 @@ from typing import Literal
 import msgspec
 from absl import logging
 
-from emergency_ckpt.cluster.collectives import wait_for_key
 from emergency_ckpt.cluster.coordination import Coordinator, deadline_left_s, forget
 from emergency_ckpt.cluster.departures import Departures
 from emergency_ckpt.cluster.messages import (
@@ -33,6 +32,7 @@ from emergency_ckpt.cluster.messages import (
     number_of,
     process_of,
 )
+from emergency_ckpt.cluster.round import wait_for_key
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.core.save.save_rules import all_published, decide_vote
 from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineExceeded, PeerLeft

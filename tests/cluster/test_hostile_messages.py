@@ -248,8 +248,8 @@ def test_hostile_outcome_of_persistent_save_is_typed(data: bytes) -> None:
     keys[0].put(SAVE, OUTCOME, data)
     with pytest.raises(CoordinationError, match="outcome of step 40, process 0"):
         Outcomes(keys[1], LONG_S).learn(SAVE, 0)
-    service.member(0).put("persist.at/0", data)
-    with pytest.raises(CoordinationError, match=r"persist\.at/0"):
+    service.member(0).put("at/persistent/0", data)
+    with pytest.raises(CoordinationError, match=r"at/persistent/0"):
         keys[1].absent(SAVE, [0])
     service.member(0).put(f"persist/{SAVE.incarnation}/40/{FIRST_STAGE}/stranger", data)
     with pytest.raises(CoordinationError, match="stranger"):

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 from memory_coordination import MemoryService
 
-from emergency_ckpt.cluster import collectives
+from emergency_ckpt.cluster import round as rounds_and_cells
 from emergency_ckpt.cluster.departures import LEAVING, Departures
 from emergency_ckpt.cluster.peer_signs import PeerSigns
 from emergency_ckpt.save import vote
@@ -35,7 +35,7 @@ class Service(MemoryService):
         self.looks: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def check(self, process_index: int, operation: str, key: str) -> None:
-        if operation == "list" and key == LEAVING:
+        if operation in ("list", "find") and key.partition("/")[0] == LEAVING:
             self.looks.put(process_index)
         super().check(process_index, operation, key)
 
@@ -69,7 +69,7 @@ class Job:
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first look comes soon; nothing here depends on when."""
-    monkeypatch.setattr(collectives, "_FIRST_LOOK_S", 0.05)
+    monkeypatch.setattr(rounds_and_cells, "_FIRST_LOOK_S", 0.05)
 
 
 def check_all(outcomes: dict[int, Outcome], kind: str, text: str = "") -> None:

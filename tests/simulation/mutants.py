@@ -190,13 +190,13 @@ def complete_not_protected() -> None:
 @_mutant()
 def deadline_dropped() -> None:
     """P6: a wait for a key ends only when the key is there."""
-    real = _module("cluster.collectives").wait_for_key
+    real = _module("cluster.round").wait_for_key
 
     def wait(coordinator: Any, key: str, timeout_s: float, look: Any = None, **more: Any) -> Any:
         del timeout_s, look
         return real(coordinator, key, 1e9, None, **more)
 
-    _replace_everywhere("cluster.collectives", "wait_for_key", wait)
+    _replace_everywhere("cluster.round", "wait_for_key", wait)
 
 
 @_mutant()

@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection
 
-import msgspec
-
-from emergency_ckpt.cluster.collectives import wait_for_key
 from emergency_ckpt.cluster.coordination import Coordinator, forget
-from emergency_ckpt.cluster.departures import Departures, Place, in_order
-from emergency_ckpt.cluster.messages import by_process, decode_message, reason_of
-from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
+from emergency_ckpt.cluster.departures import Departures
+from emergency_ckpt.cluster.messages import by_process, reason_of
+from emergency_ckpt.cluster.round import wait_for_key
 from emergency_ckpt.errors import PersistentTierError
 from emergency_ckpt.save.persistent.reports import StageReport, report_of
 from emergency_ckpt.types import SaveId
 
 _KEPT_REFUSALS = 2
-_AT = "persist.at"
 FIRST_STAGE = "host_states"
 REFUSED = "refused"
 OUTCOME = "outcome"
@@ -49,8 +45,7 @@ class PersistentSaveKeys:
 
     def begin(self, save: SaveId) -> None:
         """Tell that this process has come to ``save``: it takes part in none before it."""
-        me = self._coordinator.process_index
-        self._coordinator.replace(f"{_AT}/{me}", msgspec.json.encode(in_order(save)))
+        self._departures.come_to("persistent", save)
 
     def get(
         self,
@@ -78,18 +73,7 @@ class PersistentSaveKeys:
 
     def absent(self, save: SaveId, processes: Collection[int]) -> dict[int, str]:
         """Return which of ``processes`` take no part in ``save``, each with a sentence."""
-        passed: dict[int, str] = {}
-        found = by_process(self._coordinator.list(_AT), _AT, self._coordinator.process_count)
-        for process, data in found.items():
-            if process not in processes:
-                continue
-            at: Place = decode_message(
-                data, Place, f"{_AT}/{process}", limit_bytes=MAX_MESSAGE_BYTES
-            )
-            if at > in_order(save):
-                text = f"process {process} did not save it: it has come to the save of step {at[1]}"
-                passed[process] = text
-        return passed or self._departures.absent("persistent", save, processes)
+        return self._departures.absent("persistent", save, processes)
 
     def list(self, save: SaveId, stage: str) -> dict[int, bytes]:
         """Return the reports of ``stage`` that are there so far, by process."""

@@ -1,0 +1,357 @@
+"""The two ways in which processes agree: a round, and a cell that is set once.
+
+In a round each member says one value, and the leader answers. Only the leader reads what is said,
+so a round of n members takes 2 n calls of the service and a few more. In a cell whoever comes first
+sets the value, and that one counts for all.
+
+Guaranteed: a wait ends when who is waited for has left or died (``departures``), and at a deadline.
+The leader always answers: when its rule raises, or a member that it needs does not come, ``learn``
+raises an error that says so. What was answered never changes.
+Not guaranteed: that the members hear of a leader that has lost the service: then their own
+deadlines end their waits.
+
+All is built from keys, because the service never forgets the name of a barrier but forgets a key as
+soon as it is deleted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import msgspec
+from absl import logging
+
+from emergency_ckpt.cluster.coordination import (
+    ERROR_LIMIT_CHARS,
+    JOINED_LIMIT_CHARS,
+    Coordinator,
+    deadline_left_s,
+    joined_errors,
+)
+from emergency_ckpt.cluster.departures import departed
+from emergency_ckpt.cluster.messages import by_process, decode_message, reason_of
+from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
+from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineExceeded, PeerLeft
+
+Absent = Callable[[Collection[int]], Mapping[int, str]]
+"""Returns those of some processes that have left or died, each with a sentence."""
+Answer = bytes | Mapping[int, bytes]
+"""One for all members, or one for each."""
+Rule = Callable[[Mapping[int, bytes], Mapping[int, str]], Answer | None]
+"""A pure function of what was said and of who is absent, both by member; None: wait for more."""
+
+_TOLD_LATE_S = 5.0
+"""Time that the leader's answer may arrive after the deadline of its wait for the members."""
+_NAMED = 8
+_VALUE, _ERROR = b"=", b"!"
+_FIRST_LOOK_S = 1.0
+_LONGEST_SLICE_S = 8.0
+_SHORTEST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 2.0
+_LOOKS_PER_S = 250.0
+"""Looks of all processes together, each of some four calls; the service answers some 2,500."""
+
+
+def wait_for_key(
+    coordinator: Coordinator,
+    key: str,
+    timeout_s: float,
+    look: Callable[[], str] | None = None,
+    *,
+    prompt: bool = False,
+) -> bytes:
+    """Return the value of ``key`` once it is set.
+
+    Args:
+      look: called at intervals while the key is not set; returns the reason why it never will be,
+        or an empty text. After a reason the key is read once more. An error of ``look`` ends the
+        wait.
+      prompt: return as soon as it is set, at the price of some 15 kB of the service's memory for
+        each wait until then. Otherwise the call returns up to two seconds later, or four with a
+        thousand processes, and no thread stays inside the service's client for longer than a
+        second.
+
+    Raises:
+      PeerLeft: ``look`` gave a reason. DeadlineExceeded. CoordinationError.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    longest_s = max(_LONGEST_PAUSE_S, coordinator.process_count / _LOOKS_PER_S)
+    slice_s, pause_s = _FIRST_LOOK_S, _SHORTEST_PAUSE_S
+    value: bytes | None = _get_within(coordinator, key, min(timeout_s, slice_s))
+    while value is None:
+        reason = "" if look is None else look()
+        value = coordinator.find(key)
+        if value is not None:
+            break
+        if reason:
+            raise PeerLeft("wait for", key, reason)
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise DeadlineExceeded("wait for", key, f"not set within {timeout_s:g} s")
+        if prompt:
+            slice_s = min(2 * slice_s, _LONGEST_SLICE_S)
+            value = _get_within(coordinator, key, min(slice_s, left_s))
+        else:
+            time.sleep(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, longest_s)
+    return value
+
+
+def _get_within(coordinator: Coordinator, key: str, timeout_s: float) -> bytes | None:
+    try:
+        return coordinator.get(key, timeout_s)
+    except DeadlineExceeded:
+        return None
+
+
+class _Failed(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The leader's error, in the place of an answer.
+
+    Attributes:
+      left: members that it needs have left; the text is about them.
+      missing: the members that did not come in time.
+    """
+
+    text: str
+    left: bool = False
+    missing: tuple[str, ...] = ()
+
+
+class Cell:
+    """One key that is set once. All methods block; any process calls them, on its own."""
+
+    def __init__(self, coordinator: Coordinator, key: str) -> None:
+        self._coordinator = coordinator
+        self.key = key
+
+    def settle(self, value: bytes) -> bytes:
+        """Set the cell, unless it is set; return the value that counts.
+
+        The error of the service where that is not known: ``value`` may count all the same.
+        """
+        try:
+            self._coordinator.put(self.key, value)
+        except (CoordinationError, DeadlineExceeded):
+            found = self.find()  # another's, or ours, whose reply was lost
+            if found is None:
+                raise
+            return found
+        return value
+
+    def find(self) -> bytes | None:
+        """Return the value, or None while there is none."""
+        return self._coordinator.find(self.key)
+
+    def wait(
+        self, timeout_s: float, look: Callable[[], str] | None = None, *, prompt: bool = False
+    ) -> bytes:
+        """Return the value once there is one. As ``wait_for_key``."""
+        return wait_for_key(self._coordinator, self.key, timeout_s, look, prompt=prompt)
+
+
+class Round:
+    """One question to the ``members``, answered by the ``leader``. All methods block.
+
+    Each process makes its own object, with the same arguments. Every member calls ``say``; then
+    the leader ``decide`` and the others ``learn``. Any process may ``learn``.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        name: str,
+        timeout_s: float,
+        *,
+        members: Sequence[int] = (),
+        leader: int = 0,
+        absent: Absent | None = None,
+        prompt: bool = False,
+        for_each: bool = False,
+    ) -> None:
+        """Begin the time of this process's waits.
+
+        Args:
+          name: used by no other round. The keys are below it and at ``<name>.told``.
+          members: the processes that say something; all of the job by default.
+          absent: which processes have left; by default those that announced it or were found dead.
+          prompt: as in ``wait_for_key``.
+          for_each: the answer has a value for each member.
+        """
+        self._coordinator = coordinator
+        self._name = name
+        self._timeout_s = timeout_s
+        self._deadline_s = time.monotonic() + timeout_s
+        self._members = frozenset(members or range(coordinator.process_count))
+        self._leader = leader
+        self._absent: Absent = absent or (lambda processes: departed(coordinator, processes))
+        self._prompt = prompt
+        self._for_each = for_each
+
+    @property
+    def _me(self) -> int:
+        return self._coordinator.process_index
+
+    def say(self, value: bytes) -> None:
+        """Tell the leader this member's value. CoordinationError: it has said another one."""
+        cell = Cell(self._coordinator, f"{self._name}/{self._me}")
+        if cell.settle(value) != value:
+            raise CoordinationError("say", cell.key, "this process has said something else")
+
+    def said(self) -> dict[int, bytes]:
+        """Return what has been said so far, by process. CoordinationError: by a stranger."""
+        found = self._coordinator.list(self._name)
+        return by_process(found, self._name, self._coordinator.process_count)
+
+    def hold(self, value: bytes, rule: Rule) -> bytes:
+        """Say ``value``, and return the answer: the leader's by ``rule``. Collective."""
+        self.say(value)
+        return self.decide(rule) if self._me == self._leader else self.learn()
+
+    def decide(self, rule: Rule) -> bytes:
+        """At the leader: answer by ``rule``, and return this process's part.
+
+        Raises what ``rule`` raised, and what ``hear`` raises; all have been told by then.
+        """
+        try:
+            return self.tell(self.hear(rule))
+        except Exception as error:
+            self.fail(error)
+            raise
+
+    def hear(self, rule: Rule) -> Answer:
+        """At the leader: wait until ``rule`` has an answer, and return it untold.
+
+        DeadlineExceeded names the members that have said nothing.
+        """
+        answer: Answer | None = None
+        missing: list[int] = []
+
+        def ask(*, is_look: bool) -> str:
+            nonlocal answer, missing
+            # In this order: one that has spoken and left counts as one that has spoken.
+            absent = self._absent(missing) if is_look and missing else {}
+            said = self.said()
+            missing = sorted(self._members - said.keys())
+            answer = rule(said, {p: text for p, text in absent.items() if p not in said})
+            if answer is None and not missing:
+                raise CoordinationError("decide", self._name, "all have spoken, and it waits")
+            return "" if answer is None else "it is decided"
+
+        ask(is_look=False)
+        while answer is None:
+            # Of those that come in any order, half have come when the one in the middle has.
+            key = f"{self._name}/{missing[len(missing) // 2]}"
+            left_s = deadline_left_s(self._deadline_s)
+            try:
+                wait_for_key(
+                    self._coordinator, key, left_s, lambda: ask(is_look=True), prompt=self._prompt
+                )
+            except PeerLeft:
+                if answer is None:
+                    raise
+            except DeadlineExceeded as error:
+                if time.monotonic() < self._deadline_s:
+                    raise  # the service did not answer
+                raise self._not_all_came([f"process {p}" for p in missing]) from error
+            else:
+                ask(is_look=False)
+        return answer
+
+    def tell(self, answer: Answer) -> bytes:
+        """At the leader: give the members ``answer``; return this process's part.
+
+        CoordinationError: something else has been told.
+        """
+        parts = answer if isinstance(answer, Mapping) else {self._leader: answer}
+        for process, cell in self._cells().items():
+            told = _VALUE + parts[process]
+            if cell.settle(told) != told:
+                raise CoordinationError("tell", cell.key, "something else has been told")
+        return parts[self._leader]
+
+    def fail(self, error: Exception) -> None:
+        """At the leader: tell ``error``, where nothing has been told yet. Never raises."""
+        text = f"unexpected {type(error).__name__}: {error}"
+        missing: Sequence[str] = ()
+        if isinstance(error, CheckpointError):
+            text = error.problem if isinstance(error, PeerLeft) else str(error)
+        if isinstance(error, DeadlineExceeded):
+            missing = error.missing[:_NAMED]
+        failed = _Failed(text[:ERROR_LIMIT_CHARS], isinstance(error, PeerLeft), tuple(missing))
+        try:
+            for cell in self._cells().values():
+                cell.settle(_ERROR + msgspec.json.encode(failed))
+        except CheckpointError as failure:
+            logging.warning("the others learn by their deadlines that %s; %s", text, failure)
+
+    def learn(self) -> bytes:
+        """Return the leader's answer to this process.
+
+        Raises:
+          PeerLeft: the leader, or a member that it needs, has left or died. DeadlineExceeded: names
+            the members that did not come, or the leader. CoordinationError: the leader failed.
+        """
+        cell = self._cell(self._me)
+        left_s = deadline_left_s(self._deadline_s) + _TOLD_LATE_S
+        look = lambda: self._absent([self._leader]).get(self._leader, "")  # noqa: E731
+        try:
+            data = cell.wait(left_s, look, prompt=self._prompt)
+        except DeadlineExceeded as error:
+            raise self._not_all_came([f"process {self._leader}"]) from error
+        if data[:1] == _VALUE:
+            return data[1:]
+        name = f"{cell.key}, process {self._leader}"
+        if data[:1] != _ERROR:
+            raise CoordinationError("decode", f"message {name!r}", "it is no answer of a leader")
+        failed: _Failed = decode_message(data[1:], _Failed, name, limit_bytes=MAX_MESSAGE_BYTES)
+        if failed.missing:
+            raise self._not_all_came(failed.missing)
+        if failed.left:
+            raise PeerLeft("wait for", self._name, failed.text)
+        problem = f"process {self._leader} failed: {failed.text}"
+        raise CoordinationError("agree on", self._name, problem)
+
+    def when_all(self, decide: Callable[[Mapping[int, bytes]], Answer]) -> Rule:
+        """Return the rule that needs every member, and answers with ``decide`` of what they said.
+
+        It raises PeerLeft when one has left.
+        """
+
+        def rule(said: Mapping[int, bytes], absent: Mapping[int, str]) -> Answer | None:
+            if absent:
+                problem = "; ".join(text for _, text in sorted(absent.items())[:_NAMED])
+                raise PeerLeft("wait for", self._name, problem)
+            if not self._members <= said.keys():
+                return None
+            return decide({process: said[process] for process in sorted(self._members)})
+
+        return rule
+
+    def _cell(self, process: int) -> Cell:
+        key = f"{self._name}.told"
+        return Cell(self._coordinator, f"{key}/{process}" if self._for_each else key)
+
+    def _cells(self) -> dict[int, Cell]:
+        """Return the cells of the answer: one for each other member, or one for all."""
+        if not self._for_each:
+            return {self._leader: self._cell(self._leader)}
+        return {p: self._cell(p) for p in sorted(self._members - {self._leader})}
+
+    def _not_all_came(self, missing: Sequence[str]) -> DeadlineExceeded:
+        problem = f"not all processes came within {self._timeout_s:g} s"
+        hint = "look at the logs of the missing processes"
+        return DeadlineExceeded("gather", self._name, problem, missing=missing, hint=hint)
+
+
+def agree(coordinator: Coordinator, name: str, error: str, timeout_s: float) -> str:
+    """Return the errors of all processes in one line, the same everywhere, or an empty text.
+
+    Collective. ``error``: this process's own, empty when it has none.
+    """
+
+    def join(said: Mapping[int, bytes]) -> bytes:
+        return joined_errors({p: reason_of(data) for p, data in said.items()}).encode()
+
+    held = Round(coordinator, name, timeout_s, prompt=True)
+    return reason_of(held.hold(error[:JOINED_LIMIT_CHARS].encode(), held.when_all(join)))

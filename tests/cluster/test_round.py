@@ -1,0 +1,190 @@
+"""Rounds and cells: one answer for all, errors of the leader told, waits that end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from emergency_ckpt.cluster.coordination import Coordinator
+from emergency_ckpt.cluster.departures import Departures
+from emergency_ckpt.cluster.round import Cell, Round, Rule
+from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineExceeded, PeerLeft
+from emergency_ckpt.testing.memory_coordination import MemoryCoordinator, MemoryService
+
+SCHEDULES = Path(__file__).parents[1] / "simulation" / "round_schedules.py"
+LONG_S = 120.0
+
+
+def together(
+    service: MemoryService, hold: Callable[[Round, int], bytes], **more: bool
+) -> list[bytes | Exception]:
+    """What each process's part of one round returns or raises."""
+
+    def one(process: int) -> bytes | Exception:
+        try:
+            return hold(Round(service.member(process), "round", LONG_S, **more), process)
+        except Exception as error:  # noqa: BLE001 - it is the result
+            return error
+
+    with ThreadPoolExecutor(service.process_count) as pool:
+        return list(pool.map(one, range(service.process_count)))
+
+
+def sum_of(said: Mapping[int, bytes]) -> bytes:
+    return str(sum(map(int, said.values()))).encode()
+
+
+def test_leader_answers_all_with_one_value() -> None:
+    ends = together(MemoryService(3), lambda held, me: held.hold(b"%d" % me, held.when_all(sum_of)))
+    assert ends == [b"3"] * 3
+
+
+def test_leader_answers_each_with_its_own() -> None:
+    def to_each(said: Mapping[int, bytes]) -> dict[int, bytes]:
+        return {process: b"for " + value for process, value in said.items()}
+
+    ends = together(
+        MemoryService(3),
+        lambda held, me: held.hold(b"%d" % me, held.when_all(to_each)),
+        for_each=True,
+    )
+    assert ends == [b"for 0", b"for 1", b"for 2"]
+
+
+def test_rule_may_answer_before_all_have_spoken() -> None:
+    service = MemoryService(3)
+    rule: Rule = lambda said, absent: b"no" if b"error" in said.values() else None  # noqa: E731
+    Round(service.member(2), "round", LONG_S).say(b"error")
+    assert Round(service.member(0), "round", LONG_S).hold(b"fine", rule) == b"no"
+    assert Round(service.member(1), "round", LONG_S).learn() == b"no"
+
+
+@pytest.mark.parametrize("for_each", [False, True])
+@pytest.mark.parametrize("spoil", ["rule", "reading"])
+def test_error_of_the_leader_is_told_to_all(spoil: str, for_each: bool) -> None:
+    service = MemoryService(3)
+    if spoil == "reading":
+        service.fail(0, "list", "round", CoordinationError("list", "round", "it is damaged"))
+
+    def damaged(said: Mapping[int, bytes]) -> bytes:
+        raise ValueError(f"{len(said)} values: it is damaged")
+
+    ends = together(
+        service, lambda held, me: held.hold(b"", held.when_all(damaged)), for_each=for_each
+    )
+    assert "it is damaged" in str(ends[0])
+    for end in ends[1:]:
+        assert isinstance(end, CoordinationError)
+        assert "process 0 failed" in str(end)
+        assert "it is damaged" in str(end)
+
+
+def test_rule_that_waits_when_all_have_spoken_is_an_error_on_all() -> None:
+    ends = together(MemoryService(2), lambda held, _: held.hold(b"", lambda said, absent: None))
+    assert all(isinstance(end, CoordinationError) for end in ends)
+
+
+def test_member_that_left_ends_the_round_on_all() -> None:
+    service = MemoryService(3)
+    Departures(service.member(2)).gone("it has ended")
+
+    def hold(held: Round, me: int) -> bytes:
+        return b"" if me == 2 else held.hold(b"", held.when_all(sum_of))
+
+    ends = together(service, hold)
+    for end in ends[:2]:
+        assert isinstance(end, PeerLeft)
+        assert "process 2 has left: it has ended" in str(end)
+
+
+def test_member_that_spoke_and_left_counts() -> None:
+    service = MemoryService(2)
+    Round(service.member(1), "round", LONG_S).say(b"1")
+    Departures(service.member(1)).gone("it has ended")
+    held = Round(service.member(0), "round", LONG_S)
+    assert held.hold(b"0", held.when_all(sum_of)) == b"1"
+
+
+def test_leader_that_left_ends_the_wait() -> None:
+    service = MemoryService(2)
+    Departures(service.member(0)).gone("it has ended")
+    with pytest.raises(PeerLeft, match="process 0 has left"):
+        Round(service.member(1), "round", LONG_S).learn()
+
+
+def test_all_learn_who_did_not_come() -> None:
+    service = MemoryService(3)
+
+    def hold(held: Round, me: int) -> bytes:
+        return b"" if me == 2 else held.hold(b"", held.when_all(sum_of))
+
+    def one(process: int) -> Exception | None:
+        with pytest.raises(DeadlineExceeded, match="missing: process 2; look") as caught:
+            hold(Round(service.member(process), "round", 0.5), process)
+        return caught.value
+
+    with ThreadPoolExecutor(2) as pool:
+        assert all(pool.map(one, range(2)))
+
+
+class Unheard(MemoryCoordinator):
+    """Loses the reply of each first ``put``."""
+
+    def put(self, key: str, value: bytes) -> None:
+        super().put(key, value)
+        raise CoordinationError("put", key, "no reply")
+
+
+def test_lost_replies_change_nothing() -> None:
+    service = MemoryService(2)
+    members: list[Coordinator] = [Unheard(service, process) for process in range(2)]
+
+    def one(process: int) -> bytes:
+        held = Round(members[process], "round", LONG_S)
+        return held.hold(b"%d" % process, held.when_all(sum_of))
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(one, range(2))) == [b"1", b"1"]
+
+
+def test_cell_keeps_the_first_value() -> None:
+    service = MemoryService(3)
+    cells = [Cell(service.member(process), "cell") for process in range(3)]
+    assert cells[0].find() is None
+    assert [cell.settle(b"%d" % at) for at, cell in enumerate(cells)] == [b"0"] * 3
+    assert cells[2].wait(LONG_S) == b"0"
+
+
+def test_cell_that_cannot_be_set_nor_read_raises() -> None:
+    service = MemoryService(2)
+    service.fail(0, "put", "cell", CoordinationError("put", "cell", "the service does not answer"))
+    with pytest.raises(CoordinationError, match="does not answer"):
+        Cell(service.member(0), "cell").settle(b"")
+
+
+@pytest.mark.parametrize("data", [b"", b"text", b"!", b"![1]", b"!\xff"])
+def test_hostile_answer_is_typed(data: bytes) -> None:
+    service = MemoryService(2)
+    service.member(1).put("round.told", data)
+    with pytest.raises(CheckpointError, match=r"round\.told, process 0"):
+        Round(service.member(1), "round", LONG_S).learn()
+
+
+def test_rounds_hold_under_all_schedules() -> None:
+    """Slow and lost calls, lost replies, pauses, departures and kills at any call of any process.
+
+    No two processes end with different values, every wait ends, and the keys are bounded; a round
+    without a fault ends as its rule says, with the leader's error where the rule raises.
+    """
+    environment = {**os.environ, "PYTHONHASHSEED": "0", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, str(SCHEDULES), "600"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert "value" in done.stdout
+    assert "PeerLeft" in done.stdout
