@@ -155,6 +155,9 @@ class Round:
 
     Each process makes its own object, with the same arguments. Every member calls ``say``; then
     the leader ``decide`` and the others ``learn``. Any process may ``learn``.
+
+    Attributes:
+      heard: at the leader, what the members had said when its rule answered.
     """
 
     def __init__(
@@ -169,9 +172,10 @@ class Round:
         prompt: bool = False,
         for_each: bool = False,
     ) -> None:
-        """Begin the time of this process's waits.
+        """Make this process's side of a round.
 
         Args:
+          timeout_s: of each wait of this process.
           name: used by no other round. The keys are below it and at ``<name>.told``.
           members: the processes that say something; all of the job by default.
           absent: which processes have left; by default those that announced it or were found dead.
@@ -181,12 +185,12 @@ class Round:
         self._coordinator = coordinator
         self._name = name
         self._timeout_s = timeout_s
-        self._deadline_s = time.monotonic() + timeout_s
         self._members = frozenset(members or range(coordinator.process_count))
         self._leader = leader
         self._absent: Absent = absent or (lambda processes: departed(coordinator, processes))
         self._prompt = prompt
         self._for_each = for_each
+        self.heard: Mapping[int, bytes] = {}
 
     @property
     def _me(self) -> int:
@@ -226,12 +230,13 @@ class Round:
         """
         answer: Answer | None = None
         missing: list[int] = []
+        deadline_s = time.monotonic() + self._timeout_s
 
         def ask(*, is_look: bool) -> str:
             nonlocal answer, missing
             # In this order: one that has spoken and left counts as one that has spoken.
             absent = self._absent(missing) if is_look and missing else {}
-            said = self.said()
+            self.heard = said = self.said()
             missing = sorted(self._members - said.keys())
             answer = rule(said, {p: text for p, text in absent.items() if p not in said})
             if answer is None and not missing:
@@ -242,7 +247,7 @@ class Round:
         while answer is None:
             # Of those that come in any order, half have come when the one in the middle has.
             key = f"{self._name}/{missing[len(missing) // 2]}"
-            left_s = deadline_left_s(self._deadline_s)
+            left_s = deadline_left_s(deadline_s)
             try:
                 wait_for_key(
                     self._coordinator, key, left_s, lambda: ask(is_look=True), prompt=self._prompt
@@ -251,7 +256,7 @@ class Round:
                 if answer is None:
                     raise
             except DeadlineExceeded as error:
-                if time.monotonic() < self._deadline_s:
+                if time.monotonic() < deadline_s:
                     raise  # the service did not answer
                 raise self._not_all_came([f"process {p}" for p in missing]) from error
             else:
@@ -293,10 +298,10 @@ class Round:
             the members that did not come, or the leader. CoordinationError: the leader failed.
         """
         cell = self._cell(self._me)
-        left_s = deadline_left_s(self._deadline_s) + _TOLD_LATE_S
+        timeout_s = self._timeout_s + _TOLD_LATE_S
         look = lambda: self._absent([self._leader]).get(self._leader, "")  # noqa: E731
         try:
-            data = cell.wait(left_s, look, prompt=self._prompt)
+            data = cell.wait(timeout_s, look, prompt=self._prompt)
         except DeadlineExceeded as error:
             raise self._not_all_came([f"process {self._leader}"]) from error
         if data[:1] == _VALUE:

@@ -31,8 +31,7 @@ from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES, MAX_PLAN_MESSAGE_BYTES
 from emergency_ckpt.core.save import step_agreement as words
 from emergency_ckpt.errors import CheckpointError, ConfigError, CoordinationError
 from emergency_ckpt.save import vote
-from emergency_ckpt.save.persistent import outcomes as persistent_save_outcomes
-from emergency_ckpt.save.persistent.keys import FIRST_STAGE, OUTCOME, PersistentSaveKeys
+from emergency_ckpt.save.persistent.keys import FIRST_STAGE, PersistentSaveKeys, rule_of
 from emergency_ckpt.save.persistent.outcomes import Outcomes
 from emergency_ckpt.save.persistent.reports import Crc, Document, StageReport, Written
 from emergency_ckpt.save.step_agreement import Choice, SaveAgreement
@@ -56,7 +55,6 @@ MESSAGES: tuple[tuple[Any, Any], ...] = (
     (words.Proposal(3, "local", 40), words.Proposal),
     (words.Answer("late", 41, 0.25), words.Answer),
     (words.Decision(True), words.Decision),
-    (persistent_save_outcomes._Outcome("", kept=True), persistent_save_outcomes._Outcome),
     (StageReport(written=Written({0: Document("5e", False)}, (Crc(SHARD, 77),))), StageReport),
     (("0198f2c4a1b0-5e9d", 40, "0198f2c4a1b0-5e9d.000001"), departures.Place),
     ({"dir": "'/a'"}, dict[str, str]),
@@ -244,8 +242,8 @@ def test_hostile_departure_counts_as_one(data: bytes) -> None:
 @DATA
 def test_hostile_outcome_of_persistent_save_is_typed(data: bytes) -> None:
     service = MemoryService(2)
-    keys = [PersistentSaveKeys(service.member(p)) for p in range(2)]
-    keys[0].put(SAVE, OUTCOME, data)
+    keys = [PersistentSaveKeys(service.member(p), LONG_S) for p in range(2)]
+    keys[0].outcome(SAVE).settle(data)
     with pytest.raises(CoordinationError, match="outcome of step 40, process 0"):
         Outcomes(keys[1], LONG_S).learn(SAVE, 0)
     service.member(0).put("at/persistent/0", data)
@@ -253,7 +251,21 @@ def test_hostile_outcome_of_persistent_save_is_typed(data: bytes) -> None:
         keys[1].absent(SAVE, [0])
     service.member(0).put(f"persist/{SAVE.incarnation}/40/{FIRST_STAGE}/stranger", data)
     with pytest.raises(CoordinationError, match="stranger"):
-        keys[1].list(SAVE, FIRST_STAGE)
+        keys[1].stage(SAVE, FIRST_STAGE, [0, 1]).said()
+
+
+@DATA
+def test_hostile_report_of_a_writer_ends_the_stage_on_all(data: bytes) -> None:
+    service = MemoryService(2)
+    first, second = (
+        PersistentSaveKeys(service.member(p), LONG_S).stage(SAVE, FIRST_STAGE, [0, 1])
+        for p in range(2)
+    )
+    second.say(data)
+    with pytest.raises(CoordinationError, match="host_states of step 40, process 1"):
+        first.decide(rule_of(first, FIRST_STAGE, 40, 0))
+    with pytest.raises(CoordinationError, match="host_states of step 40, process 1"):
+        second.learn()
 
 
 @dataclasses.dataclass

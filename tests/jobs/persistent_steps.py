@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -127,8 +127,7 @@ def write(
     save = SaveId(step, incarnation, RUN_ID)
     data = host_state.encode(save, 0, 1, host_state.capture({"at": value}))
 
-    def meet(name: str, others: Sequence[int], deadline_s: float) -> None:
-        del others, deadline_s
+    def meet(name: str) -> None:
         if name == BEGUN:
             at("begun")
         if name == WRITTEN:

@@ -263,11 +263,11 @@ def _write_step(
     writers: Any,
     writes: _ArrayWrites,
     *,
-    meet: Callable[[str, Any], None],
+    meet: Callable[[str], None],
     **_: Any,
 ) -> None:
     me = sim.scheduler.here().process.index
-    first, others = writers[0], writers[1:]
+    first = writers[0]
     temporary, target = directory / f"{save.step}.orbax-checkpoint-tmp", directory / str(save.step)
     if me == first:
         if target.exists():
@@ -275,7 +275,7 @@ def _write_step(
         if temporary.exists():
             temporary.rmtree()
         (temporary / ITEM).mkdir(parents=True)
-    meet("tensors_begun", () if me == first else (first,))
+    meet("tensors_begun")
     boxes: list[Any] = []
     data = b""
     for shard, each in state.items():
@@ -288,9 +288,9 @@ def _write_step(
     writes.check()
     write(temporary / ITEM / writes.database_of(me), len(head).to_bytes(8, "big") + head + data)
     if me != first:
-        meet("tensors_written", ())
+        meet("tensors_written")
         return
-    meet("tensors_written", others)
+    meet("tensors_written")
     writes.check()
     identity = f"{save.incarnation} {save.step} {sim.scheduler.random.random()}"
     write(temporary / ITEM / MANIFEST, identity.encode())

@@ -9,7 +9,9 @@ One save:
 3. Each writer has its shards in host memory (``capture``): on loan from the slot of the local save
    of the step, else copied at once into an area that is used again by the next save.
 4. The writers write host states, then tensors (Orbax commits), then checksums, then
-   ``marker.json``. After each stage they exchange reports.
+   ``marker.json``. Each stage is a round (``cluster.round``) that the first writer leads: it alone
+   reads the reports, and answers all with the first failure or none. A writer asks the
+   coordination service eight times a save, whatever the number of writers.
 5. The first writer sets one value, the outcome. Every process waits for it in the background and
    emits ``persistent.complete`` where the save is known to be whole.
 
@@ -24,10 +26,11 @@ that was given up keeps its memory until no view of it is alive, and a third suc
 Arrays over the writers' devices are made from the snapshot's host memory, so Orbax sees ordinary
 arrays, without replicas where a leaf can be divided, and writes one layout for any number of
 slices. Each writer runs Orbax as a single-process job, because Orbax's barriers have fixed timeouts
-of minutes and a thread blocked in one aborts the process at exit. The writers meet by keys instead
-(``writer_meetings``), within the save's deadline: when the first has made the folders, and when all
-is written, before it commits. A save that is given up raises before it commits; a commit that was
-under way is withdrawn unless host states lie beside it: the next save removes it with them.
+of minutes and a thread blocked in one aborts the process at exit. The writers meet in one more
+round instead (``writer_meetings``), within the save's deadline: the first tells when it has made
+the folders, and hears when all is written, before it commits. A save that is given up raises before
+it commits; a commit that was under way is withdrawn unless host states lie beside it: the next save
+removes it with them.
 
 From the second failed save in a row on the first writer pauses, twice as long each time
 (``core.save.backoff``, five minutes at most; not for forced saves), and tells the others at a due

@@ -10,34 +10,13 @@ import threading
 
 import msgspec
 
-from emergency_ckpt.cluster.messages import decode_message
-from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
-from emergency_ckpt.errors import (
-    CoordinationError,
-    DeadlineExceeded,
-    PeerLeft,
-    PersistentTierError,
-)
-from emergency_ckpt.save.persistent.keys import OUTCOME, PersistentSaveKeys
+from emergency_ckpt.errors import CoordinationError, DeadlineExceeded, PeerLeft
+from emergency_ckpt.save.persistent.keys import PersistentSaveKeys
+from emergency_ckpt.save.persistent.reports import StageReport, raise_failure, report_of
 from emergency_ckpt.types import SaveId
 
 _STAGES = 4
 """So many stages, each with the timeout, lie between a process's own part and the outcome."""
-
-
-class _Outcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``error``: empty when the step is whole. ``kept``: it was so before this save.
-
-    ``pauses``: the error is a pause after failed saves.
-    """
-
-    error: str
-    kept: bool = False
-    pauses: bool = False
-
-
-class SavePaused(PersistentTierError):
-    """The first writer leaves this save out, after others have failed, and so nobody saves."""
 
 
 class Outcomes:
@@ -59,8 +38,9 @@ class Outcomes:
 
         Of a failed save that error is left to the deadline of those who wait.
         """
+        report = StageReport(error, pauses=pauses, kept=kept)
         try:
-            self._keys.put(save, OUTCOME, msgspec.json.encode(_Outcome(error, kept, pauses)))
+            self._keys.outcome(save).settle(msgspec.json.encode(report))
         except CoordinationError:
             if not error:
                 raise
@@ -72,10 +52,15 @@ class Outcomes:
         there is none.
         """
         limit_s = _STAGES * self._timeout_s
-        look = lambda: "this process ends" if self._ending.is_set() else ""  # noqa: E731
+
+        def look() -> str:
+            if self._ending.is_set():
+                return "this process ends"
+            return self._keys.absent(save, [first_writer]).get(first_writer, "")
+
         self._is_learning = True
         try:
-            data = self._keys.get(save, OUTCOME, first_writer, limit_s, look)
+            data = self._keys.outcome(save).wait(limit_s, look)
         except (DeadlineExceeded, PeerLeft) as error:
             reason = "" if isinstance(error, DeadlineExceeded) else f": {error.problem}"
             raise DeadlineExceeded(
@@ -86,13 +71,11 @@ class Outcomes:
             ) from error
         finally:
             self._is_learning = False
-        name = f"{OUTCOME} of step {save.step}, process {first_writer}"
-        outcome: _Outcome = decode_message(data, _Outcome, name, limit_bytes=MAX_MESSAGE_BYTES)
-        if outcome.error:
-            problem = f"process {first_writer} failed: {outcome.error}"
-            kind = SavePaused if outcome.pauses else PersistentTierError
-            raise kind("save", f"step {save.step}", problem)
-        return outcome.kept
+        report = report_of(data, "outcome", save.step, first_writer)
+        if report.error:
+            report = report.named(first_writer)
+        raise_failure(report, save.step)
+        return report.kept
 
     def end_waits(self) -> None:
         """Wait no longer, now or later. From any thread."""

@@ -1,4 +1,4 @@
-"""Reports that the writers of a persistent save exchange after each stage."""
+"""Reports of the writers of a persistent save on each stage, and the answer to them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from emergency_ckpt.cluster.messages import decode_message
 from emergency_ckpt.core.limits import MAX_METRICS_BYTES
-from emergency_ckpt.errors import CheckpointError, SaveFailed
+from emergency_ckpt.errors import CheckpointError, PersistentTierError, SaveFailed
 from emergency_ckpt.types import ShardId
 
 
@@ -33,6 +33,8 @@ class Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class StageReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Report of one writer on one stage.
 
+    The first writer's answer to all of them is one too, with the first failure or none.
+
     ``kept``: of the first writer, that storage has the step already. ``attempt``: of the first
     writer, the name of this attempt. ``pauses``: the error is a pause after failed saves.
     """
@@ -42,6 +44,21 @@ class StageReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     written: Written = Written()
     kept: bool = False
     attempt: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{0,16}\Z")] = ""
+
+    def named(self, process: int) -> StageReport:
+        """Return the answer that tells of this failure, of ``process``."""
+        return StageReport(f"process {process} failed: {self.error}", self.pauses)
+
+
+class SavePaused(PersistentTierError):
+    """The first writer leaves this save out, after others have failed, and so nobody saves."""
+
+
+def raise_failure(report: StageReport, step: int) -> None:
+    """Raise PersistentTierError, or SavePaused, when ``report`` is of a failure."""
+    if report.error:
+        kind = SavePaused if report.pauses else PersistentTierError
+        raise kind("save", f"step {step}", report.error)
 
 
 def report_of(data: bytes, stage: str, step: int, writer: int) -> StageReport:

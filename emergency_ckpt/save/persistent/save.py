@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from absl import logging
 
 from emergency_ckpt.background import Failures
-from emergency_ckpt.cluster.coordination import Coordinator, deadline_left_s
+from emergency_ckpt.cluster.coordination import Coordinator
 from emergency_ckpt.cluster.departures import Departures
 from emergency_ckpt.cluster.peers import Peers
+from emergency_ckpt.cluster.round import Round
 from emergency_ckpt.cluster.shard_source import HostStateInbox
 from emergency_ckpt.cluster.stored_chain import StoredChain
 from emergency_ckpt.core.placement.policies import Topology
@@ -35,18 +35,22 @@ from emergency_ckpt.errors import (
 )
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.save.persistent.keys import (
+    DOCUMENTS,
     FIRST_STAGE,
-    REFUSED,
     PersistentSaveKeys,
+    rule_of,
 )
-from emergency_ckpt.save.persistent.outcomes import Outcomes, SavePaused
+from emergency_ckpt.save.persistent.outcomes import Outcomes
 from emergency_ckpt.save.persistent.reports import (
     Crc,
     Document,
+    SavePaused,
     StageReport,
     Written,
     agreed_crcs,
     checked_metrics,
+    raise_failure,
+    report_of,
     text_of,
 )
 from emergency_ckpt.save.persistent.writer_meetings import WriterMeetings
@@ -58,7 +62,6 @@ from emergency_ckpt.tiers.persistent.meetings import new_attempt
 from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.types import SaveId, ShardId
 
-T = TypeVar("T")
 _SKIPPED = "skipped it: the save before was under way"
 _PAUSE = "skipped it: the tier pauses after failed saves"
 
@@ -102,7 +105,7 @@ class PersistentSaves:
     ) -> None:
         self._tier = tier
         self._coordinator = coordinator
-        self._keys = PersistentSaveKeys(coordinator, departures)
+        self._keys = PersistentSaveKeys(coordinator, timeout_s, departures)
         self.outcomes = Outcomes(self._keys, timeout_s)
         self._complete: SaveId | None = None
         self._peers = peers
@@ -141,7 +144,7 @@ class PersistentSaves:
         try:
             complete = self._run(job)
         finally:
-            self._tell_skipped(job.save.step if complete else None)
+            self._tell_skipped(job.writers, job.save.step if complete else None)
         return complete
 
     def tell_pause(self, save: SaveId, writers: Sequence[int]) -> None:
@@ -149,24 +152,29 @@ class PersistentSaves:
         self._events.emit("persistent.skipped", step=save.step, reason=_PAUSE)
         with contextlib.suppress(CoordinationError):  # the keys go later, or never
             self._keys.forget_old(writers)
-        self._tell(save, _PAUSE, pauses=True)
+        self._tell(save, writers, _PAUSE, pauses=True)
 
-    def _tell_skipped(self, complete_step: int | None) -> None:
+    def _tell_skipped(self, writers: Sequence[int], complete_step: int | None) -> None:
         """A second save of ``complete_step`` was skipped for good: the others keep it too."""
         with contextlib.suppress(queue.Empty):
             while True:
                 save = self._skipped.get_nowait()
                 if save.step != complete_step:
-                    self._tell(save, _SKIPPED)
+                    self._tell(save, writers, _SKIPPED)
 
-    def _tell(self, save: SaveId, reason: str, *, pauses: bool = False) -> None:
+    def _tell(
+        self, save: SaveId, writers: Sequence[int], reason: str, *, pauses: bool = False
+    ) -> None:
         """Tell the other writers, if this process is one; else the writer of its host state."""
+        me = self._coordinator.process_index
         try:
-            self._keys.put(
-                save, FIRST_STAGE, msgspec.json.encode(StageReport(reason, pauses=pauses))
-            )
-            self._keys.put(save, REFUSED, reason.encode())
-            self.outcomes.decide(save, reason, pauses=pauses)
+            if me not in writers:
+                self._keys.refuse(save, reason)
+                return
+            held = self._keys.stage(save, FIRST_STAGE, writers)
+            self._give_up(held, writers, StageReport(reason, pauses=pauses))
+            if me == writers[0]:
+                self.outcomes.decide(save, reason, pauses=pauses)
         except CoordinationError as error:
             # Who waits for it runs into its deadline, and says so.
             logging.warning("step %d was skipped: %s", save.step, error)
@@ -225,39 +233,24 @@ class PersistentSaves:
         members = job.writers
         is_first = self._coordinator.process_index == members[0]
         captured = Captured.nothing()
-        kept, attempt = False, new_attempt()
+        documents: dict[int, bytes] = {}
 
-        def first() -> dict[int, bytes]:
-            nonlocal kept
-            kept = is_first and self._is_kept(job)
-            if kept:
-                return {}
+        def first() -> StageReport:
+            if is_first and self._is_kept(job):
+                return StageReport(kept=True)
             captured.add(job.load())
-            return self._collect(job)
+            documents.update(self._collect(job))
+            return StageReport(attempt=new_attempt())
 
-        documents = self._stage(
-            job.save,
-            FIRST_STAGE,
-            first,
-            members,
-            told=lambda _: StageReport(kept=kept, attempt=attempt),
-        )
-        if not is_first:
-            told = self._keys.report(job.save, FIRST_STAGE, members[0], self._timeout_s)
-            kept, attempt = told.kept, told.attempt
-        if kept:
+        told, _ = self._stage(job, FIRST_STAGE, first)
+        if told.kept:
             return True
         written = self._stage(
-            job.save,
-            "documents",
-            lambda: self._write_documents(job, documents, captured.crcs),
-            members,
-            told=lambda written: StageReport(written=written),
-        )
-        write = functools.partial(self._write_tensors, job, captured.shards, members, attempt)
-        self._stage(job.save, "tensors", write, members)
+            job, DOCUMENTS, lambda: self._write_documents(job, documents, captured.crcs)
+        )[1]
+        self._write_tensors(job, captured.shards, members, told.attempt)
         if is_first:
-            self._publish(job, written, members)
+            self._publish(job, [each.written for each in written])
         return False
 
     def _is_kept(self, job: PersistentSave) -> bool:
@@ -292,7 +285,7 @@ class PersistentSaves:
             self._peers.push_host_state(to, job.save, self._own_document(job), for_storage=True)
         except Exception as error:
             # The writer would wait for the whole deadline.
-            self._keys.put(job.save, REFUSED, f"{type(error).__name__}: {error}"[:500].encode())
+            self._keys.refuse(job.save, f"{type(error).__name__}: {error}"[:500])
             raise
 
     def _own_document(self, job: PersistentSave) -> bytes:
@@ -324,8 +317,10 @@ class PersistentSaves:
     ) -> None:
         # A life that has hung must not commit what the next one writes in the step's place.
         is_first = self._coordinator.process_index == members[0]
-        check = self._chain.writer.check if is_first else None
-        meetings, started_s = WriterMeetings(self._keys, job.save, members, check), time.monotonic()
+        check, started_s = self._chain.writer.check, time.monotonic()
+        meetings = WriterMeetings(
+            self._keys, job.save, members, is_first=is_first, before_commit=check
+        )
         try:
             self._tier.write_tensors(job.save, job.tree, shards, members, meetings.meet, attempt)
         except Exception as error:
@@ -340,7 +335,7 @@ class PersistentSaves:
         job: PersistentSave,
         documents: Mapping[int, bytes],
         crcs: Mapping[ShardId, int],
-    ) -> Written:
+    ) -> StageReport:
         """Before the tensors: a step that has none is then known to be of plain Orbax."""
         save, count = job.save, self._coordinator.process_count
         started_s = time.monotonic()
@@ -352,13 +347,11 @@ class PersistentSaves:
             written[owner] = Document(digest, document.payload is None)
         seconds = time.monotonic() - started_s
         self._events.emit("persistent.host_states_written", step=save.step, seconds=seconds)
-        return Written(written, tuple(Crc(shard, crc) for shard, crc in crcs.items()))
+        every = tuple(Crc(shard, crc) for shard, crc in crcs.items())
+        return StageReport(written=Written(written, every))
 
-    def _publish(self, job: PersistentSave, written: Written, members: tuple[int, ...]) -> None:
+    def _publish(self, job: PersistentSave, every: Sequence[Written]) -> None:
         """Set the marker, with what all writers said they have written: for the first writer."""
-        every = [written]
-        for writer in members[1:]:
-            every.append(self._keys.report(job.save, "documents", writer, self._timeout_s).written)
         documents = {owner: each for part in every for owner, each in part.documents.items()}
         crcs, differing = agreed_crcs(every)
         for shard in differing:
@@ -370,32 +363,27 @@ class PersistentSaves:
         self._chain.publish(entry)
 
     def _stage(
-        self,
-        save: SaveId,
-        name: str,
-        work: Callable[[], T],
-        members: tuple[int, ...],
-        told: Callable[[T], StageReport] = lambda _: StageReport(),
-    ) -> T:
-        """Do ``work``, tell the other writers, and go on only when it went well for all.
+        self, job: PersistentSave, name: str, work: Callable[[], StageReport]
+    ) -> tuple[StageReport, list[StageReport]]:
+        """Do ``work``, and go on only when it went well for all writers.
 
-        ``told`` makes of its result what the others are told.
+        Return the first writer's answer and, there, the reports of all.
         """
+        step, writers = job.save.step, job.writers
+        held = self._keys.stage(job.save, name, writers)
         try:
-            result = work()
-            report = told(result)
+            report = work()
         except Exception as error:
-            report = StageReport(text_of(error)[:500], pauses=isinstance(error, SavePaused))
-            self._keys.put(save, name, msgspec.json.encode(report))
+            self._give_up(held, writers, StageReport(text_of(error)[:500]))
             raise
-        self._keys.put(save, name, msgspec.json.encode(report))
-        deadline_s = time.monotonic() + self._timeout_s
-        for writer in members:
-            if writer == self._coordinator.process_index:
-                continue
-            theirs = self._keys.report(save, name, writer, deadline_left_s(deadline_s))
-            if theirs.error:
-                kind = SavePaused if theirs.pauses else PersistentTierError
-                problem = f"process {writer} failed: {theirs.error}"
-                raise kind("save", f"step {save.step}", problem)
-        return result
+        data = held.hold(msgspec.json.encode(report), rule_of(held, name, step, writers[0]))
+        answer = report_of(data, name, step, writers[0])
+        raise_failure(answer, step)
+        every = [report_of(each, name, step, p) for p, each in sorted(held.heard.items())]
+        return answer, every
+
+    def _give_up(self, held: Round, writers: Sequence[int], report: StageReport) -> None:
+        """Say that this writer does not go on; the first one tells all others at once."""
+        held.say(msgspec.json.encode(report))
+        if self._coordinator.process_index == writers[0]:
+            held.tell(msgspec.json.encode(report.named(writers[0])))

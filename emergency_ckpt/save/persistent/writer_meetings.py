@@ -1,60 +1,71 @@
-"""Barriers of the writers of one persistent save."""
+"""The points at which the writers of one persistent save wait for each other."""
 
 from __future__ import annotations
 
-import contextlib
-from collections import deque
 from collections.abc import Callable, Sequence
 
-from emergency_ckpt.cluster.coordination import deadline_left_s
-from emergency_ckpt.cluster.messages import reason_of
+import msgspec
+
 from emergency_ckpt.errors import PersistentTierError
-from emergency_ckpt.save.persistent.keys import PersistentSaveKeys
-from emergency_ckpt.tiers.persistent.meetings import MEETINGS, WRITTEN
+from emergency_ckpt.save.persistent.keys import TENSORS, PersistentSaveKeys, rule_of
+from emergency_ckpt.save.persistent.reports import StageReport, raise_failure, report_of
+from emergency_ckpt.tiers.persistent.meetings import BEGUN
 from emergency_ckpt.types import SaveId
 
 
 class WriterMeetings:
-    """Barriers at which the writers of one save wait for each other. Thread-safe.
+    """One round: the first writer's answer begins it, and what the others say ends it.
 
-    One that has failed tells those who still wait for it: they must not run into their deadline.
+    The first tells when it has made the folders, and goes on when all have said that they have
+    written. One that has failed says so: the others must not run into their deadline.
     """
 
     def __init__(
         self,
         keys: PersistentSaveKeys,
         save: SaveId,
-        members: Sequence[int],
-        before_commit: Callable[[], None] | None = None,
+        writers: Sequence[int],
+        *,
+        is_first: bool,
+        before_commit: Callable[[], None],
     ) -> None:
-        """``before_commit``: for the first writer, called when all have written; may raise."""
-        self._before_commit = before_commit
-        self._keys = keys
+        """``before_commit``: called at the first writer when all have written; may raise."""
         self._save = save
-        self._has_others = len(members) > 1
-        self._ahead: deque[str] = deque(MEETINGS)
+        self._first = writers[0]
+        self._is_first = is_first
+        self._before_commit = before_commit
+        self._round = keys.stage(save, TENSORS, writers)
+        self._has_said = False
+        self._is_over = False
 
-    def meet(self, name: str, others: Sequence[int], deadline_s: float) -> None:
-        """As ``orbax_writing.Meet``; PersistentTierError when one of the ``others`` has failed."""
-        step = f"step {self._save.step}"
-        try:
-            self._ahead.remove(name)
-        except ValueError:
-            raise PersistentTierError("save", step, "this process has given it up") from None
-        if self._has_others:
-            self._keys.put(self._save, name, b"")
-        for writer in others:
-            reason = self._keys.get(self._save, name, writer, deadline_left_s(deadline_s))
-            if reason:
-                problem = f"process {writer} failed: {reason_of(reason)}"
-                raise PersistentTierError("save", step, problem)
-        if name == WRITTEN and self._before_commit is not None:
-            self._before_commit()
+    def meet(self, name: str) -> None:
+        """As ``meetings.Meet``; PersistentTierError when another has failed."""
+        if self._is_over:
+            step = f"step {self._save.step}"
+            raise PersistentTierError("save", step, "this process has given it up")
+        if name != BEGUN:
+            self._say("")
+            if self._is_first:
+                rule = rule_of(self._round, TENSORS, self._save.step, self._first)
+                self._check(self._round.hear(rule))
+                self._before_commit()
+        elif self._is_first:
+            self._round.tell(msgspec.json.encode(StageReport()))
+        else:
+            self._check(self._round.learn())
 
     def leave(self, reason: str) -> None:
-        """Tell all who still come that this process has failed, and come to no more meetings."""
-        with contextlib.suppress(IndexError):
-            while True:
-                name = self._ahead.popleft()
-                if self._has_others:
-                    self._keys.put(self._save, name, reason.encode())
+        """Tell the others that this process has failed, and come to no more meetings."""
+        self._is_over = True
+        if self._is_first:
+            self._round.fail(PersistentTierError("save", f"step {self._save.step}", reason))
+        self._say(reason)
+
+    def _say(self, error: str) -> None:
+        if not self._has_said:
+            self._has_said = True
+            self._round.say(msgspec.json.encode(StageReport(error)))
+
+    def _check(self, answer: object) -> None:
+        assert isinstance(answer, bytes)
+        raise_failure(report_of(answer, TENSORS, self._save.step, self._first), self._save.step)

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 BEGUN = "tensors_begun"
+"""The first writer has made the folders; the others wait for it."""
 WRITTEN = "tensors_written"
-MEETINGS = (BEGUN, WRITTEN)
-"""Meeting points: the first writer has made the folders; all writers have written, so the first
-commits."""
+"""A writer has written; the first one waits for all, and commits."""
 
-Meet = Callable[[str, Sequence[int], float], None]
-"""Tells the other writers that this one has reached a meeting point, and waits for some of them.
+Meet = Callable[[str], None]
+"""Tells the other writers that this one has come to a meeting point, and waits for those it needs.
 
-Its arguments are one of ``MEETINGS``, the writers to wait for, and a deadline of
-``time.monotonic``. Raises at the deadline, or when one of them has failed.
+Its argument is one of those above. Raises at the deadline, or when another writer has failed.
 """
 
 
-def meet_nobody(name: str, others: Sequence[int], deadline_s: float) -> None:
+def meet_nobody(name: str) -> None:
     """Do nothing: the ``Meet`` of a single writer."""
-    del name, others, deadline_s
+    del name
 
 
 def new_attempt() -> str:

@@ -19,7 +19,7 @@ from emergency_ckpt.tiers.persistent.item import documents
 from emergency_ckpt.tiers.persistent.item.array_writes import ArrayWrites
 from emergency_ckpt.tiers.persistent.item.documents import ItemTree
 from emergency_ckpt.tiers.persistent.marker import ITEM, OURS
-from emergency_ckpt.tiers.persistent.meetings import BEGUN, WRITTEN
+from emergency_ckpt.tiers.persistent.meetings import BEGUN, WRITTEN, Meet
 from emergency_ckpt.tiers.persistent.orbax_names import TREE
 from emergency_ckpt.tiers.persistent.orbax_reader import in_bucket
 from emergency_ckpt.types import SaveId
@@ -33,7 +33,7 @@ class _Item:
         state: Any,
         writers: Sequence[int],
         writes: ArrayWrites,
-        meet: Callable[[str, Sequence[int]], None],
+        meet: Meet,
     ) -> None:
         self._databases = frozenset(map(writes.database_of, writers))
         self._tree = ItemTree(state)
@@ -56,7 +56,7 @@ class _Item:
 
     async def _save(self, directory: Any, *args: Any, **kwargs: Any) -> None:
         del args, kwargs
-        self._meet(BEGUN, () if self.is_first else (self._first,))
+        self._meet(BEGUN)
         self._writes.write(directory, self._tree.arrays, lambda: self._write_documents(directory))
 
     def _write_documents(self, directory: epath.Path) -> None:
@@ -73,7 +73,7 @@ class _Item:
 
     def _finalize(self, directory: epath.Path) -> None:
         """Merge the databases of all writers into that of the item, as Orbax does."""
-        self._meet(WRITTEN, self._others)  # only the first writer commits
+        self._meet(WRITTEN)  # only the first writer commits
         self._writes.check()
         self._check_others(directory)
         if not self._tree.arrays:
@@ -125,7 +125,7 @@ def write_step(
     writers: Sequence[int],
     writes: ArrayWrites,
     *,
-    meet: Callable[[str, Sequence[int]], None],
+    meet: Meet,
 ) -> None:
     """Write ``state`` as Orbax's step. Collective over ``writers`` through ``meet``; blocks.
 
@@ -163,7 +163,7 @@ def write_step(
         target, force = directory / str(save.step), not item.is_first
         checkpointer.save(target, args=args, force=force, custom_metadata={OURS: ours})
     if not item.is_first:
-        meet(WRITTEN, ())
+        meet(WRITTEN)
 
 
 def _committed_if(check: Callable[[], None], step: epath.Path) -> type[Any]:

@@ -318,7 +318,7 @@ class PersistentTier:
                     state,
                     writers,
                     writes,
-                    meet=lambda name, others: meet(name, others, deadline_s),
+                    meet=meet,
                 )
                 self.storage.forget_listings()
             finally:

@@ -5,6 +5,10 @@ Threads stand for processes; tensors are left out, they need a job of real ones.
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,6 +37,7 @@ from emergency_ckpt.tiers.persistent.tier import PersistentTier
 from emergency_ckpt.transfer.client import TransferClient
 from emergency_ckpt.types import SaveId, ShardId
 
+CALLS = Path(__file__).parents[2] / "simulation" / "storage_calls.py"
 LONG_S = 120.0
 LIFE = life(1)
 LIMIT_BYTES = 2000
@@ -273,3 +278,15 @@ def test_tell_pause_ends_the_save_everywhere_without_a_failure(job: Job) -> None
     assert max(counts) <= counts[1] + 2, "the keys of two saves, never more"
     job.save(21)
     assert job.whole_steps() == [21]
+
+
+def test_calls_of_the_service_grow_with_the_writers_alone() -> None:
+    """Each writer says three things and learns three; the first one alone reads what all say."""
+    environment = {**os.environ, "PYTHONHASHSEED": "0", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, str(CALLS), "2", "1000"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    two, thousand = map(json.loads, done.stdout.splitlines())
+    assert two["calls"] < 24
+    assert thousand["calls"] < 9000
+    assert thousand["most_keys"] < 2 * 4000, "the keys of two saves, never more"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -26,7 +26,7 @@ from emergency_ckpt.tiers.persistent.item import documents
 from emergency_ckpt.tiers.persistent.item.array_writes import ArrayWrites
 from emergency_ckpt.tiers.persistent.item.documents import ItemTree
 from emergency_ckpt.tiers.persistent.marker import ITEM, OURS
-from emergency_ckpt.tiers.persistent.meetings import BEGUN, WRITTEN
+from emergency_ckpt.tiers.persistent.meetings import BEGUN, WRITTEN, Meet
 from emergency_ckpt.tiers.persistent.orbax_names import COMMITTED, MANIFEST, STEP_METADATA, TREE
 from emergency_ckpt.types import SaveId
 
@@ -37,7 +37,7 @@ class BucketStepWriter:
     Args:
       state: as ``item_state`` returns it.
       writers: the processes that write, the first of which commits.
-      meet: tells the other writers of a meeting point, and waits for some of them.
+      meet: meets the other writers.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class BucketStepWriter:
         writers: Sequence[int],
         writes: ArrayWrites,
         *,
-        meet: Callable[[str, Sequence[int]], None],
+        meet: Meet,
     ) -> None:
         self._folder = str(directory / str(save.step))
         self._save = save
@@ -68,17 +68,17 @@ class BucketStepWriter:
         """
         process = jax.process_index()
         if process != self._first:
-            self._meet(BEGUN, (self._first,))
+            self._meet(BEGUN)
             folder = self._database_of(process)
             database = self._write_arrays(folder)
             self._writes.check()
             self._objects.write(_manifest(database, folder))
-            self._meet(WRITTEN, ())
+            self._meet(WRITTEN)
             return
         claim = self._objects.write({STEP_METADATA: self._metadata(None)})[STEP_METADATA]
-        self._meet(BEGUN, ())
+        self._meet(BEGUN)
         database = self._write_arrays(ITEM)
-        self._meet(WRITTEN, self._others)
+        self._meet(WRITTEN)
         self._check_others()
         database.merge([f"{self._folder}/{self._database_of(other)}" for other in self._others])
         self._commit(claim, _manifest(database, ITEM))
