@@ -7,6 +7,7 @@ CELL is JSON: slices, hosts, leaves, placement, lost. The leader runs the code o
 coordination service and the peers are simulated in memory and count the bytes.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -23,14 +24,12 @@ import jax
 import msgspec
 
 from benchmarks.scale.model import RUN_ID, SAVE, Shape, contents_digest, holder, manifests
-from emergency_ckpt.cluster.collectives import share
 from emergency_ckpt.cluster.coordination import JaxCoordinator, namespace
 from emergency_ckpt.cluster.preemption.watch import PreemptionWatch
 from emergency_ckpt.cluster.rounds import run_on_all
 from emergency_ckpt.config.settings import Config
 from emergency_ckpt.core.placement.policies import parse_policy, place
 from emergency_ckpt.core.restore.plan_types import NoPlan, RestorePlan, selected
-from emergency_ckpt.errors import DeadlineExceeded
 from emergency_ckpt.events import EventSink
 from emergency_ckpt.restore.leader import RestoreLeader
 from emergency_ckpt.restore.messages import RestoreDialogue
@@ -68,6 +67,10 @@ class Service:
         return JaxCoordinator(_Client(self, process), namespace(RUN_ID, 0), process, count)
 
 
+class _NotYet(Exception):
+    """A process would wait for a key."""
+
+
 class _Client:
     """The calls of JAX's client that ``JaxCoordinator`` uses. None waits: an early call fails."""
 
@@ -79,12 +82,14 @@ class _Client:
 
     def key_value_set_bytes(self, key: str, value: bytes, allow_overwrite: bool = False) -> None:
         del allow_overwrite
+        if self._values.get(key) == value:
+            return  # said a second time, because here nobody waits
         self._count(key, value)
         self._values[key] = value
 
     def blocking_key_value_get_bytes(self, key: str, _timeout_ms: int) -> bytes:
         if key not in self._values:
-            raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED: not there yet")
+            raise _NotYet(key)
         self._count(key, self._values[key])
         return self._values[key]
 
@@ -224,7 +229,7 @@ def _restore(shape: Shape, digests: list[str], lost: str, peers: _Peers) -> dict
             deque(),
             new_leader,
             EventSink(None, process_index=process),
-            deadline_s=time.monotonic() + (0 if process else DEADLINE_S),
+            deadline_s=time.monotonic() + DEADLINE_S,
         )
         for process in range(count)
     ]
@@ -235,7 +240,7 @@ def _restore(shape: Shape, digests: list[str], lost: str, peers: _Peers) -> dict
     before_bytes = _resident_bytes()
     dialogues[0].report(holder(shape, 0, digests[0], gone), tree, wants_host_state=True)
     (leader,) = made
-    hand_out_s, _ = _cpu_s(lambda: dialogues[0].learn_plan(0))
+    hand_out_s, _ = _cpu_s(dialogues[0].learn_plan)
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     plan = leader.answer
     assert isinstance(plan, RestorePlan), plan
@@ -255,25 +260,27 @@ def _restore(shape: Shape, digests: list[str], lost: str, peers: _Peers) -> dict
 
 
 def _finish(service: Service, dialogues: list[RestoreDialogue]) -> None:
-    """Finish the restore: the others learn their plans, all report and agree on the result."""
-    for dialogue in dialogues[1:]:
-        dialogue.learn_plan(0)
-        try:
-            dialogue.agree(0, Status())
-        except DeadlineExceeded:
-            continue  # the verdict is not there yet
-    dialogues[0].agree(0, Status())
+    """Finish the restore: the others learn their plans, all report and agree on the result.
+
+    The others speak first and learn nothing yet, the leader then answers, and they learn.
+    """
     count, watch = len(dialogues), PreemptionWatch(None, grace_s=1)
-    for process in range(1, count):
-        coordinator = service.coordinator(process, count)
-        share(coordinator, "restore/0/0/verdict", None, 1)
-        try:
-            run_on_all(coordinator, "restore/0/ready", lambda: None, watch, 0)
-        except DeadlineExceeded:
-            continue  # the decision is not there yet
-    run_on_all(service.coordinator(0, count), "restore/0/ready", lambda: None, watch, 1)
-    for process in range(1, count):
-        share(service.coordinator(process, count), "restore/0/ready.agreed", None, 1)
+    for dialogue in dialogues[1:]:
+        dialogue.learn_plan()
+
+    def in_turn(hold: Callable[[int], object]) -> None:
+        for process in range(1, count):
+            with contextlib.suppress(_NotYet):
+                hold(process)
+        for process in range(count):
+            hold(process)
+
+    in_turn(lambda process: dialogues[process].agree(0, Status()))
+    in_turn(
+        lambda process: run_on_all(
+            service.coordinator(process, count), "restore/0/ready", lambda: None, watch, DEADLINE_S
+        )
+    )
 
 
 def _busiest_to_mean(plan: RestorePlan, leader: _TimedLeader) -> float | None:

@@ -4,10 +4,11 @@
    and on keys with which every later value is sealed.
 2. ``membership`` claims the ramdisk, starts the server and agrees on an incarnation (``peers``).
 3. ``coordination`` is the only user of JAX's coordination service: put, get, list, count.
-   ``collectives`` and ``rounds`` build gather, share and agree on it.
-4. ``departures`` records the processes that have left, and why. ``preemption`` agrees on the step
-   at which all act on a notice, through JAX or, where its service is off, through our own handler
-   and keys (the event ``preemption.source`` says which).
+   ``round`` has the two ways to agree on it, a round and a cell that is set once; ``rounds`` ends
+   a start or a restore with one.
+4. ``departures`` records the processes that have left, and why, and decides who is absent.
+   ``preemption`` agrees on the step at which all act on a notice, through JAX or, where its service
+   is off, through our own handler and keys (the event ``preemption.source`` says which).
 5. ``timelines`` decides when a restore is binding; ``storage`` applies it to the persistent
    directory, and holds the run's claim on that.
 

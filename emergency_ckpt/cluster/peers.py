@@ -5,17 +5,17 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 
-from emergency_ckpt.cluster.collectives import gather, share
 from emergency_ckpt.cluster.coordination import (
     ERROR_LIMIT_CHARS,
     Coordinator,
     deadline_left_s,
 )
 from emergency_ckpt.cluster.messages import decode_each, decode_message, text_of
+from emergency_ckpt.cluster.round import Round
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.core.timeline import new_incarnation
 from emergency_ckpt.errors import CheckpointError, RestoreFailed
@@ -130,13 +130,14 @@ def agree_start(
     except (CheckpointError, OSError) as error:
         failure = error
     hello = _Hello(address, known, "" if failure is None else str(failure)[:ERROR_LIMIT_CHARS])
-    found = gather(coordinator, "hello", msgspec.json.encode(hello), deadline_left_s(deadline_s))
-    verdict = None
-    if coordinator.process_index == 0:
-        hellos = decode_each(found, _Hello, "hello", lambda text: _Hello("", Known(), text))
-        verdict = msgspec.json.encode(_begin(hellos, stored))
-    data = share(coordinator, "started", verdict, deadline_left_s(deadline_s), "hello")
-    agreed = decode_message(data, Started, "started", limit_bytes=MAX_MESSAGE_BYTES)
+    held = Round(coordinator, "hello", deadline_left_s(deadline_s), prompt=True)
+
+    def begin(said: Mapping[int, bytes]) -> bytes:
+        hellos = decode_each(said, _Hello, "hello", lambda text: _Hello("", Known(), text))
+        return msgspec.json.encode(_begin(hellos, stored))
+
+    data = held.hold(msgspec.json.encode(hello), held.when_all(begin))
+    agreed = decode_message(data, Started, "hello.told", limit_bytes=MAX_MESSAGE_BYTES)
     if failure is not None:
         raise failure
     if agreed.error:

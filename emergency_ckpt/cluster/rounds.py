@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 import msgspec
 from absl import logging
 
-from emergency_ckpt.cluster.collectives import exchange
 from emergency_ckpt.cluster.coordination import Coordinator, joined_errors, run_and_report
 from emergency_ckpt.cluster.messages import decode_each, decode_message
 from emergency_ckpt.cluster.preemption.watch import PreemptionWatch
+from emergency_ckpt.cluster.round import Round
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.errors import CheckpointError
 
@@ -41,8 +41,9 @@ def run_on_all(
 
     def tell(error: str) -> str:
         own = msgspec.json.encode(_Ready(error, watch.last_number))
-        data = exchange(coordinator, name, own, lambda f: _together(f, name), timeout_s)
-        together = decode_message(data, _Ready, f"{name}.agreed", limit_bytes=MAX_MESSAGE_BYTES)
+        held = Round(coordinator, name, timeout_s, prompt=True)
+        data = held.hold(own, held.when_all(lambda said: _together(said, name)))
+        together = decode_message(data, _Ready, f"{name}.told", limit_bytes=MAX_MESSAGE_BYTES)
         watch.go_on_from(together.number)
         return together.error
 
@@ -55,7 +56,8 @@ def leave_together(coordinator: Coordinator, timeout_s: float) -> None:
     The exit of one process can get the others killed, or end JAX's coordination service.
     """
     try:
-        exchange(coordinator, "preempted", b"", lambda _: b"", timeout_s)
+        held = Round(coordinator, "preempted", timeout_s, prompt=True)
+        held.hold(b"", held.when_all(lambda _: b""))
     except CheckpointError as error:
         logging.warning("not all processes finished in time after the notice: %s", error)
 

@@ -6,7 +6,6 @@ wait in two places for processes that never come there.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import secrets
 import time
@@ -20,16 +19,14 @@ from emergency_ckpt.cluster.coordination import (
     deadline_left_s,
     joined_errors,
 )
-from emergency_ckpt.cluster.messages import by_process, decode_each, decode_message
+from emergency_ckpt.cluster.messages import decode_each, decode_message
+from emergency_ckpt.cluster.round import Round, nobody
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.core.settings_agreement import differing_settings
 from emergency_ckpt.errors import ConfigError, CoordinationError, DeadlineExceeded
 
-_TOLD_LATE_S = 5.0
-"""Time that the leader's decision may arrive after its deadline."""
-_LOOK_S = 1.0
-"""Interval at which the leader checks all processes while it waits for one."""
-_PAUSE_S = 0.1
+_DIFFER_S = 5.0
+"""Time for the second round, where the first has taken all there was."""
 _MOST_LINES = 20
 
 
@@ -43,7 +40,6 @@ class _Decision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     start: str = ""
     error: str = ""
-    missing: tuple[str, ...] = ()
     differ: bool = False
 
 
@@ -54,9 +50,10 @@ def tell_problem(coordinator: Coordinator, error: ConfigError) -> None:
     """
     problem = str(error)[:ERROR_LIMIT_CHARS]
     try:
-        _say_hello(coordinator, _Hello("", problem))
+        held = _round(coordinator, "settings", 0.0)
+        held.say(msgspec.json.encode(_Hello("", problem)))
         if coordinator.process_index == 0:
-            _decide(coordinator, _Decision(error=f"process 0: {problem}"))
+            held.tell(msgspec.json.encode(_Decision(error=f"process 0: {problem}")))
     except CoordinationError as failure:
         error.add_note(f"The other processes were not told: {failure}")
 
@@ -71,91 +68,56 @@ def agree_settings(coordinator: Coordinator, own: Mapping[str, str], timeout_s: 
         last process has come. DeadlineExceeded: a process did not come; names it.
     """
     deadline_s = time.monotonic() + timeout_s
-    _say_hello(coordinator, _Hello(settings_digest(own), ""))
-    decision = (
-        _lead(coordinator, deadline_s)
-        if coordinator.process_index == 0
-        else _follow(coordinator, timeout_s)
+    hello = _Hello(settings_digest(own), "")
+    held = _round(coordinator, "settings", timeout_s)
+    try:
+        data = held.hold(msgspec.json.encode(hello), lambda said, _: _answer(held, said))
+    except DeadlineExceeded as error:
+        raise _not_all_came(timeout_s, error.missing) from error
+    decision: _Decision = decode_message(
+        data, _Decision, "settings.told, process 0", limit_bytes=MAX_MESSAGE_BYTES
     )
-    if decision.missing:
-        raise _not_all_came(timeout_s, decision.missing)
     if decision.differ:
         # Only when they differ, because the texts of all processes are large.
-        coordinator.put(f"settings.told/{coordinator.process_index}", msgspec.json.encode(own))
-        raise ConfigError(_learn_differences(coordinator, deadline_s))
+        texts = _round(coordinator, "settings.texts", deadline_left_s(deadline_s) + _DIFFER_S)
+        told = texts.hold(msgspec.json.encode(own), texts.when_all(_differences))
+        name = "settings.texts.told, process 0"
+        raise ConfigError(decode_message(told, list[str], name, limit_bytes=MAX_MESSAGE_BYTES))
     if decision.error:
         raise ConfigError([decision.error])
     return decision.start
 
 
-def _say_hello(coordinator: Coordinator, hello: _Hello) -> None:
-    coordinator.put(f"settings/{coordinator.process_index}", msgspec.json.encode(hello))
+def _round(coordinator: Coordinator, name: str, timeout_s: float) -> Round:
+    # Nothing is known of who has left: a process that has announces it under the run's name.
+    return Round(coordinator, name, timeout_s, absent=nobody, prompt=True)
 
 
-def _decide(coordinator: Coordinator, decision: _Decision) -> _Decision:
-    coordinator.put("settings.decision", msgspec.json.encode(decision))
-    return decision
+def _answer(held: Round, said: Mapping[int, bytes]) -> bytes | None:
+    """The rule: an error at once, before the last one has come; else what all hellos give."""
+    hellos = decode_each(said, _Hello, "settings", lambda text: _Hello("", text))
+    errors = joined_errors({p: hello.problem for p, hello in hellos.items()})
+    if errors:
+        return msgspec.json.encode(_Decision(error=errors))
+    differ = len({hello.digest for hello in hellos.values()}) > 1
+    decision = _Decision(differ=True) if differ else _Decision(start=secrets.token_hex(8))
+    answer = held.when_all(lambda _: msgspec.json.encode(decision))(said, {})
+    assert not isinstance(answer, Mapping), "one for all"
+    return answer
 
 
-def _follow(coordinator: Coordinator, timeout_s: float) -> _Decision:
-    try:
-        data = coordinator.get("settings.decision", timeout_s + _TOLD_LATE_S)
-    except DeadlineExceeded as error:
-        raise _not_all_came(timeout_s, ("process 0",)) from error
-    name = "settings.decision, process 0"
-    return decode_message(data, _Decision, name, limit_bytes=MAX_MESSAGE_BYTES)
-
-
-def _lead(coordinator: Coordinator, deadline_s: float) -> _Decision:
-    # Not a barrier, which would delay a process's error until the last one has come. One ``get``
-    # for each process, because each that reaches its deadline costs the service memory.
-    waited_for: set[int] = set()
-    while True:
-        found = by_process(coordinator.list("settings"), "settings", coordinator.process_count)
-        hellos = decode_each(found, _Hello, "settings", lambda text: _Hello("", text))
-        errors = joined_errors({p: hello.problem for p, hello in hellos.items()})
-        if errors:
-            return _decide(coordinator, _Decision(error=errors))
-        missing = [p for p in range(coordinator.process_count) if p not in hellos]
-        if not missing:
-            break
-        if time.monotonic() >= deadline_s:
-            named = tuple(f"process {p}" for p in missing)
-            return _decide(coordinator, _Decision(missing=named))
-        # Then check again, since another process may have come.
-        limit_s = min(_LOOK_S, deadline_left_s(deadline_s))
-        if missing[0] in waited_for:
-            time.sleep(min(_PAUSE_S, limit_s))
-            continue
-        waited_for.add(missing[0])
-        with contextlib.suppress(DeadlineExceeded):
-            coordinator.get(f"settings/{missing[0]}", limit_s)
-    if len({hello.digest for hello in hellos.values()}) > 1:
-        return _decide(coordinator, _Decision(differ=True))
-    return _decide(coordinator, _Decision(start=secrets.token_hex(8)))
-
-
-def _learn_differences(coordinator: Coordinator, deadline_s: float) -> list[str]:
-    """Return the differences, computed by the leader, after its decision ``differ``."""
-    name = "settings.differences"
-    if coordinator.process_index != 0:
-        data = coordinator.get(name, deadline_left_s(deadline_s) + _TOLD_LATE_S)
-        return decode_message(data, list[str], f"{name}, process 0", limit_bytes=MAX_MESSAGE_BYTES)
-    deadline_s += _TOLD_LATE_S / 2
+def _differences(said: Mapping[int, bytes]) -> bytes:
     tables: dict[int, dict[str, str]] = {}
     unreadable: list[str] = []
-    for process in range(coordinator.process_count):
-        data = coordinator.get(f"settings.told/{process}", deadline_left_s(deadline_s))
-        key = f"settings.told/{process}"
+    for process, data in said.items():
+        key = f"settings.texts/{process}"
         try:
             tables[process] = decode_message(
                 data, dict[str, str], key, limit_bytes=MAX_MESSAGE_BYTES
             )
         except CoordinationError as error:
             unreadable.append(str(error))
-    lines = [*unreadable, *differing_settings(tables)][:_MOST_LINES]
-    coordinator.put(name, msgspec.json.encode(lines))
-    return lines
+    return msgspec.json.encode([*unreadable, *differing_settings(tables)][:_MOST_LINES])
 
 
 def settings_digest(settings: Mapping[str, str]) -> str:

@@ -158,7 +158,7 @@ class RestoreExecution:
         while True:
             number += 1
             with self._phase("plan"):
-                plan = self.dialogue.learn_plan(number)
+                plan = self.dialogue.learn_plan()
             if isinstance(plan, NoPlan | PlanFailed):
                 return plan
             if prefetched is not None and not isinstance(plan, UsePrefetched):

@@ -6,12 +6,13 @@ import contextlib
 import hashlib
 from collections import deque
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 
-from emergency_ckpt.cluster.collectives import await_leader, gather, share
 from emergency_ckpt.cluster.coordination import Coordinator, deadline_left_s, forget
 from emergency_ckpt.cluster.messages import decode_message
+from emergency_ckpt.cluster.round import Round
 from emergency_ckpt.core.limits import MAX_PLAN_MESSAGE_BYTES
 from emergency_ckpt.core.restore.inventory import HolderInventory
 from emergency_ckpt.core.restore.leaves.leaf_comparison import compare_targets
@@ -71,12 +72,19 @@ class RestoreDialogue:
         self._uses_prefetched = False
         self._reports = 0
         self._wanted: Mapping[str, LeafSpec] = {}
-        self._gathered = ""  # the newest reports, on which the leader decides
+        self._answers = 0
         if coordinator.process_index == 0:
             names.append(name)
 
-    def _left_s(self) -> float:
-        return deadline_left_s(self._deadline_s)
+    def _round(self, name: str) -> Round:
+        left_s = deadline_left_s(self._deadline_s)
+        return Round(self._coordinator, f"{self._name}/{name}", left_s, prompt=True)
+
+    def _next_answer(self) -> Round:
+        """Return the round of the leader's next plan or list of steps, in which nothing is said."""
+        left_s = deadline_left_s(self._deadline_s)
+        name, self._answers = f"{self._name}/answer/{self._answers}", self._answers + 1
+        return Round(self._coordinator, name, left_s, prompt=True, for_each=True)
 
     def report(
         self,
@@ -95,21 +103,25 @@ class RestoreDialogue:
             wants_host_state=wants_host_state,
             prefetch=prefetch,
         )
-        self._gathered, self._reports = f"{self._name}/report/{self._reports}", self._reports + 1
-        reports = gather(
-            self._coordinator, self._gathered, msgspec.json.encode(report), self._left_s()
-        )
+        held = self._round(f"report/{self._reports}")
+        self._reports += 1
+        held.say(msgspec.json.encode(report))
         if self._coordinator.process_index != 0:
             return
-        # All have come, so all have left the restores before this one.
-        while self._name in self._names and self._names[0] != self._name:
-            forget(self._coordinator, self._names.popleft())
-        if self._leader is None:
-            self._leader = self._new_leader()
+        try:
+            held.hear(held.when_all(lambda _: b""))
+            # All have come, so all have left the restores before this one.
+            while self._name in self._names and self._names[0] != self._name:
+                forget(self._coordinator, self._names.popleft())
+            if self._leader is None:
+                self._leader = self._new_leader()
+        except Exception as error:
+            self._next_answer().fail(error)  # the others wait for it
+            raise
         try:
             decoded: dict[int, Report] = {
                 p: decode_message(data, Report, f"report of process {p}")
-                for p, data in reports.items()
+                for p, data in held.heard.items()
             }
             known = (each.inventory.greatest for each in decoded.values())
             self._leader.greatest = max(self._leader.greatest, *known)
@@ -164,10 +176,7 @@ class RestoreDialogue:
             except Exception as error:  # noqa: BLE001 - the others wait for an answer
                 self._leader_error = typed = _typed(error)
                 answer = SurveyAnswer(error=str(typed)[:4000] or type(error).__name__)
-        data = None if answer is None else msgspec.json.encode(answer)
-        name = f"{self._name}/steps"
-        shared = share(self._coordinator, name, data, self._left_s(), self._gathered)
-        found: SurveyAnswer = decode_message(shared, SurveyAnswer, name)
+        found: SurveyAnswer = self._tell_or_learn(answer, SurveyAnswer)
         if found.error:
             raise self._leader_error or self._told(RestoreFailed("survey", "the job", found.error))
         return found.steps
@@ -181,36 +190,42 @@ class RestoreDialogue:
         self._uses_prefetched = decision.kind == "use"
         return self._uses_prefetched
 
-    def learn_plan(self, attempt: int) -> Answer:
+    def learn_plan(self) -> Answer:
         """The leader plans and tells each process its part."""
-        name, coordinator = f"{self._name}/{attempt}/plan", self._coordinator
-        me = coordinator.process_index
-        if self._leader is None:
-            data = await_leader(coordinator, f"{name}/{me}", self._left_s(), self._gathered)
-            return decode_message(data, Answer, name)
+        answer: Answer | None = None
+        if self._leader is not None:
+            try:
+                if self._leader_error is not None:
+                    raise self._leader_error
+                answer = UsePrefetched() if self._uses_prefetched else self._leader.plan()
+            except Exception as error:  # noqa: BLE001 - the others wait for an answer
+                self._leader_error = typed = _typed(error)
+                answer = PlanFailed(str(typed)[:4000], failure_kind(typed))
+        return self._tell_or_learn(answer, Answer)
+
+    def _tell_or_learn(self, answer: Any, kind: Any) -> Any:
+        """Give each process its part of ``answer`` at the leader; return this process's own."""
+        held = self._next_answer()
+        if answer is None:
+            return decode_message(held.learn(), kind, f"{self._name}, an answer of process 0")
+        everyone, encode = range(self._coordinator.process_count), msgspec.json.encode
         try:
-            if self._leader_error is not None:
-                raise self._leader_error
-            answer: Answer = UsePrefetched() if self._uses_prefetched else self._leader.plan()
-        except Exception as error:  # noqa: BLE001 - the others wait for an answer
-            self._leader_error = typed = _typed(error)
-            answer = PlanFailed(str(typed)[:4000], failure_kind(typed))
-        for process in range(coordinator.process_count):
-            coordinator.put(f"{name}/{process}", msgspec.json.encode(_share(answer, process)))
-        return _share(answer, me)
+            held.tell({process: encode(_share(answer, process)) for process in everyone})
+        except Exception as error:
+            held.fail(error)
+            raise
+        return _share(answer, self._coordinator.process_index)
 
     def agree(self, attempt: int, status: Status) -> Verdict:
         """Collect how an attempt went; the leader's verdict is everyone's."""
-        name = f"{self._name}/{attempt}"
-        statuses = gather(
-            self._coordinator, f"{name}/status", msgspec.json.encode(status), self._left_s()
-        )
-        verdict = None
-        if self._leader is not None:
-            verdict = msgspec.json.encode(self._decide(self._leader, statuses))
-        told = f"{name}/verdict"
-        data = share(self._coordinator, told, verdict, self._left_s(), f"{name}/status")
-        return decode_message(data, Verdict, told)
+        held = self._round(f"{attempt}/status")
+
+        def decide(statuses: Mapping[int, bytes]) -> bytes:
+            assert self._leader is not None, "it has heard the reports"
+            return msgspec.json.encode(self._decide(self._leader, statuses))
+
+        data = held.hold(msgspec.json.encode(status), held.when_all(decide))
+        return decode_message(data, Verdict, f"{self._name}/{attempt}/verdict")
 
     def _decide(self, leader: RestoreLeader, statuses: Mapping[int, bytes]) -> Verdict:
         try:
@@ -244,6 +259,6 @@ def _typed(error: Exception) -> CheckpointError:
     return failure
 
 
-def _share(answer: Answer, process: int) -> Answer:
+def _share(answer: Any, process: int) -> Any:
     """Return the part of ``answer`` that is sent to a process."""
     return answer.share_of(process) if isinstance(answer, RestorePlan | LoadPlan) else answer

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from absl import logging
 
-from emergency_ckpt.cluster.collectives import agree
 from emergency_ckpt.cluster.coordination import forget, run_and_report
+from emergency_ckpt.cluster.round import agree
 from emergency_ckpt.errors import CorruptData, PersistentTierError, RestoreFailed, StepNotFound
 from emergency_ckpt.restore.leader import LISTING_TIMEOUT_S, RestoreLeader
 from emergency_ckpt.restore.messages import RestoreDialogue

@@ -50,7 +50,7 @@ MESSAGES: tuple[tuple[Any, Any], ...] = (
     (peers.Started("000000000008-5e9d000000000000", 40, ""), peers.Started),
     (going_on._Ready("", 7), going_on._Ready),
     (start_agreement._Hello("5e" * 32, ""), start_agreement._Hello),
-    (start_agreement._Decision("5e9d", "", ("process 1",)), start_agreement._Decision),
+    (start_agreement._Decision("5e9d", ""), start_agreement._Decision),
     (departures._Leaving("done", {"local": ("0198", 40, "0198.000001")}), departures._Leaving),
     (words.Proposal(3, "local", 40), words.Proposal),
     (words.Answer("late", 41, 0.25), words.Answer),
@@ -196,8 +196,8 @@ def test_differing_settings_with_hostile_table_are_told(data: bytes) -> None:
         own = {"a": str(member.process_index)}
         return start_agreement.agree_settings(member, own, LONG_S)
 
-    outcomes = together(call, "settings.told/", data, 1)
-    assert all(isinstance(o, ConfigError) and "settings.told/1" in str(o) for o in outcomes)
+    outcomes = together(call, "settings.texts/", data, 1)
+    assert all(isinstance(o, ConfigError) and "settings.texts/1" in str(o) for o in outcomes)
 
 
 @DATA

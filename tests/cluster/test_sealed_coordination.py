@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from memory_coordination import MemoryService
 
-from emergency_ckpt.cluster.collectives import exchange, gather
 from emergency_ckpt.cluster.coordination import Coordinator
+from emergency_ckpt.cluster.round import Round
 from emergency_ckpt.cluster.secret.sealed_coordination import SealedCoordinator
 from emergency_ckpt.errors import CoordinationError, DeadlineExceeded, ForgedValue
 
@@ -124,33 +124,21 @@ def test_forged_value_shows_a_bounded_escaped_key() -> None:
     assert len(str(caught.value)) < 500
 
 
-def test_gather_counted_up_too_early_names_the_missing() -> None:
-    service, (leader, _) = world()
-    service.member(1).count("round.n#")
-    with pytest.raises(ForgedValue, match=r"round/1: .*round\.n changed"):
-        gather(leader, "round", b"mine", LONG_S)
-
-
-def test_gather_counted_up_too_far_waits_for_all_alone() -> None:
+def test_round_with_a_process_too_many_names_the_key() -> None:
     service, (leader, other) = world()
-    for _ in range(10):
-        service.member(1).count("round.n#")
-    assert gather(other, "round", b"its", LONG_S) == {}
-    assert gather(leader, "round", b"mine", LONG_S) == {0: b"mine", 1: b"its"}
-
-
-def test_gather_of_a_process_too_many_names_the_key() -> None:
-    service, (leader, other) = world()
-    assert gather(other, "round", b"its", LONG_S) == {}
+    Round(other, "round", LONG_S).say(b"its")
     service.member(1).put("round/7", service.values["round/1"])
+    held = Round(leader, "round", LONG_S)
     with pytest.raises(ForgedValue, match="round/7"):
-        gather(leader, "round", b"mine", LONG_S)
+        held.hold(b"mine", held.when_all(lambda _: b"step 9"))
+    with pytest.raises(CoordinationError, match="process 0 failed: list round/7"):
+        Round(other, "round", LONG_S).learn()
 
 
-def test_exchange_decided_by_a_stranger_is_refused_by_all() -> None:
-    service, (leader, other) = world()
-    service.member(1).put("round.agreed", b"step 7")
-    with pytest.raises(ForgedValue, match=r"round\.agreed"):
-        exchange(other, "round", b"its", lambda _: b"step 9", LONG_S)
-    with pytest.raises(ForgedValue, match=r"round\.agreed"):
-        exchange(leader, "round", b"mine", lambda _: b"step 9", LONG_S)
+def test_round_answered_by_a_stranger_is_refused_by_all() -> None:
+    service, members = world()
+    service.member(1).put("round.told", b"=step 7")
+    for member in reversed(members):
+        held = Round(member, "round", LONG_S)
+        with pytest.raises(ForgedValue, match=r"round\.told"):
+            held.hold(b"", held.when_all(lambda _: b"step 9"))

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from memory_coordination import MemoryService
 
-from emergency_ckpt.cluster import start_agreement
 from emergency_ckpt.cluster.start_agreement import agree_settings, tell_problem
 from emergency_ckpt.errors import ConfigError, DeadlineExceeded
 
@@ -76,7 +75,7 @@ def test_start_with_an_invalid_config_waits_for_nobody(invalid: int) -> None:
 def test_start_without_a_process_names_it_everywhere(
     absent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("emergency_ckpt.cluster.start_agreement._TOLD_LATE_S", SOON_S)
+    monkeypatch.setattr("emergency_ckpt.cluster.round._TOLD_LATE_S", SOON_S)
     service = MemoryService(3)
 
     def work(process: int) -> str:
@@ -90,18 +89,23 @@ def test_start_without_a_process_names_it_everywhere(
         assert found[process].missing == (f"process {absent}",)
 
 
-def test_leader_waits_once_inside_of_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A ``get`` that runs into its deadline costs the service memory until the key is set."""
-    monkeypatch.setattr(start_agreement, "_LOOK_S", 0.01)
-    monkeypatch.setattr(start_agreement, "_PAUSE_S", 0.01)
+def test_follower_waits_once_inside_of_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ``get`` that runs into its deadline costs the service memory until the key is set.
+
+    The leader is one process and looks again and again, for the errors of others; the followers
+    may be thousands.
+    """
+    monkeypatch.setattr("emergency_ckpt.cluster.round._FIRST_LOOK_S", 0.01)
+    monkeypatch.setattr("emergency_ckpt.cluster.round._LONGEST_SLICE_S", 0.01)
+    monkeypatch.setattr("emergency_ckpt.cluster.round._TOLD_LATE_S", SOON_S)
     service = MemoryService(2)
-    leader, waits = service.member(0), list[str]()
+    follower, waits = service.member(1), list[str]()
 
     def get(key: str, timeout_s: float) -> bytes:
         waits.append(key)
-        return type(leader).get(leader, key, timeout_s)
+        return type(follower).get(follower, key, timeout_s)
 
-    monkeypatch.setattr(leader, "get", get)
-    with pytest.raises(DeadlineExceeded, match="process 1"):
-        agree_settings(leader, {"dir": "'/a'"}, SOON_S)
-    assert waits == ["settings/1"]
+    monkeypatch.setattr(follower, "get", get)
+    with pytest.raises(DeadlineExceeded, match="process 0"):
+        agree_settings(follower, {"dir": "'/a'"}, SOON_S)
+    assert waits == ["settings.told"]

@@ -5,12 +5,12 @@ A check gets a coordinator whose keys nobody else uses; it fails by an assertion
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 
-from emergency_ckpt.cluster.collectives import agree, exchange, gather, share
 from emergency_ckpt.cluster.coordination import Coordinator
+from emergency_ckpt.cluster.round import Cell, Round, agree
 from emergency_ckpt.errors import CoordinationError, DeadlineExceeded
 
 SOON_S = 0.2
@@ -161,34 +161,51 @@ def a_barrier_that_ran_out_of_time_fails_for_who_comes_later_too(coordinator: Co
 
 
 @check
-def gather_gives_the_leader_every_value(coordinator: Coordinator) -> None:
+def round_gives_all_the_leaders_answer(coordinator: Coordinator) -> None:
+    held = Round(coordinator, "round", LONG_S, prompt=True)
     value = f"of {coordinator.process_index}".encode()
-    found = gather(coordinator, "round", value, LONG_S)
-    everything = {p: f"of {p}".encode() for p in range(coordinator.process_count)}
-    assert found == (everything if _leads(coordinator) else {})
+    told = held.hold(value, held.when_all(lambda said: b"+".join(said.values())))
+    assert told == b"+".join(f"of {p}".encode() for p in range(coordinator.process_count))
 
 
 @check
-def gather_names_who_is_missing(coordinator: Coordinator) -> None:
+def round_gives_each_its_own_answer(coordinator: Coordinator) -> None:
+    held = Round(coordinator, "each", LONG_S, prompt=True, for_each=True)
+    rule = held.when_all(lambda said: {p: f"for {p}".encode() for p in said})
+    assert held.hold(b"", rule) == f"for {coordinator.process_index}".encode()
+
+
+@check
+def round_tells_all_the_leaders_error(coordinator: Coordinator) -> None:
+    def damaged(said: Mapping[int, bytes]) -> bytes:
+        raise CoordinationError("read", "the values", f"{len(said)} are damaged")
+
+    held = Round(coordinator, "damaged", LONG_S, prompt=True)
+    with pytest.raises(CoordinationError, match="are damaged"):
+        held.hold(b"", held.when_all(damaged))
+
+
+@check
+def cell_keeps_the_first_value(coordinator: Coordinator) -> None:
+    own = f"of {coordinator.process_index}".encode()
+    cell = Cell(coordinator, "cell")
+    counts = cell.settle(own)
+    assert cell.find() == counts == cell.settle(b"too late")
+
+
+@check
+def round_names_who_is_missing(coordinator: Coordinator) -> None:
     last = coordinator.process_count - 1
     if last == 0:
         return
     # Together, and with time to spare: who comes after the deadline is missing as well.
     coordinator.barrier("ready", LONG_S)
     if coordinator.process_index != last:
+        held = Round(coordinator, "incomplete", 2.0, prompt=True)
         with pytest.raises(DeadlineExceeded, match=f"missing: process {last}; look") as caught:
-            exchange(coordinator, "incomplete", b"", lambda _: b"", 2.0)
+            held.hold(b"", held.when_all(lambda _: b""))
         assert caught.value.missing == (f"process {last}",)
     coordinator.barrier("over", LONG_S)
-
-
-@check
-def share_gives_all_the_leaders_value(coordinator: Coordinator) -> None:
-    value = b"truth" if _leads(coordinator) else b"not asked"
-    assert share(coordinator, "shared", value, LONG_S) == b"truth"
-    if _leads(coordinator):
-        with pytest.raises(CoordinationError, match="nothing to share"):
-            share(coordinator, "unshared", None, LONG_S)
 
 
 @check

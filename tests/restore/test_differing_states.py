@@ -50,7 +50,7 @@ def _errors(states: list[Any], *, survey: bool = False) -> list[str]:
             with pytest.raises(CheckpointError) as caught:
                 dialogue.learn_steps()
             return str(caught.value)
-        answer = dialogue.learn_plan(0)
+        answer = dialogue.learn_plan()
         assert isinstance(answer, PlanFailed)
         return str(dialogue.failure(answer))
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from running_jobs import job_root, of, run_life, spec_of
 
-KEYS = {"plan": "restore/0/0/plan/1", "verdict": "restore/0/0/verdict"}
+KEYS = {"plan": "restore/0/answer/0.told/1", "verdict": "restore/0/0/status.told"}
 
 
 @pytest.fixture(scope="module")

@@ -11,14 +11,14 @@ import secrets
 import time
 from typing import NamedTuple
 
-from emergency_ckpt.cluster.collectives import await_leader, gather
 from emergency_ckpt.cluster.coordination import (
     ERROR_LIMIT_CHARS,
     Coordinator,
     deadline_left_s,
     forget,
 )
-from emergency_ckpt.cluster.secret.exchange import Exchange, SharedSecret
+from emergency_ckpt.cluster.round import Round
+from emergency_ckpt.cluster.secret.exchange import Exchange
 from emergency_ckpt.cluster.secret.sealed_coordination import SealedCoordinator
 from emergency_ckpt.core.secret.keys import RunSecret
 from emergency_ckpt.errors import ConfigError, ForgedValue
@@ -28,7 +28,7 @@ from emergency_ckpt.run_secret import (
     own_secret,
 )
 
-_HELLO, _ANSWER = "secret/hello", "secret/answer"
+_HELLO = "secret/hello"
 MADE_UP = (
     "no secret is given, so the processes generated one through JAX's coordination service. It"
     " protects against an attacker who only reads, or only reaches the transfer ports; not against"
@@ -86,16 +86,19 @@ def agree_secret(
         return _alone(coordinator, run_id, own)
     exchange = Exchange(run_id, coordinator.process_index, own, settings)
     problem = "" if failure is None else str(failure)[:ERROR_LIMIT_CHARS]
-    hellos = gather(coordinator, _HELLO, exchange.hello(problem), deadline_left_s(deadline_s))
-    if coordinator.process_index == 0:
-        answers, found = exchange.answers(hellos)
-        for process, answer in answers.items():
-            if process != 0:
-                coordinator.put(f"{_ANSWER}/{process}", answer)
-    else:
-        found = _answered(coordinator, exchange, deadline_left_s(deadline_s))
+    limit_s = deadline_left_s(deadline_s)
+    held = Round(coordinator, _HELLO, limit_s, prompt=True, for_each=True)
+    rule = held.when_all(lambda hellos: exchange.answers(hellos)[0])
+    found = exchange.session(held.hold(exchange.hello(problem), rule))
     if failure is not None:
         raise failure
+    if found is None:
+        raise ForgedValue(
+            "start",
+            f"{_HELLO}.told/{coordinator.process_index}",
+            "it is not an answer to this process, sealed with the run's secret",
+            hint="compare the secrets of the processes; if they are equal, the value is forged",
+        )
     if isinstance(found, str):
         raise ConfigError([f"the run's secret differs between the processes: {found}"])
     sealed = SealedCoordinator(coordinator, found.key_for("coordination"))
@@ -107,19 +110,6 @@ def forget_exchange(coordinator: Coordinator) -> None:
     """Delete the keys of the agreement. For the leader, once all processes have finished it."""
     if coordinator.process_index == 0:
         forget(coordinator, "secret")
-
-
-def _answered(coordinator: Coordinator, exchange: Exchange, timeout_s: float) -> SharedSecret | str:
-    key = f"{_ANSWER}/{coordinator.process_index}"
-    found = exchange.session(await_leader(coordinator, key, timeout_s, _HELLO))
-    if found is None:
-        raise ForgedValue(
-            "start",
-            key,
-            "it is not an answer to this process, sealed with the run's secret",
-            hint="compare the secrets of the processes; if they are equal, the value is forged",
-        )
-    return found
 
 
 def _alone(coordinator: Coordinator, run_id: str, own: OwnSecret | None) -> Agreed:

@@ -1,4 +1,4 @@
-"""What the processes say to each other during persistent saves, and when that is forgotten."""
+"""The keys by which the processes talk during persistent saves, and their deletion."""
 
 from __future__ import annotations
 
