@@ -10,12 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from memory_coordination import MemoryCoordinator, MemoryService
 
 from emergency_ckpt.cluster.coordination import Coordinator
 from emergency_ckpt.cluster.departures import Departures
 from emergency_ckpt.cluster.round import Cell, Round, Rule
 from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineExceeded, PeerLeft
-from emergency_ckpt.testing.memory_coordination import MemoryCoordinator, MemoryService
 
 SCHEDULES = Path(__file__).parents[1] / "simulation" / "round_schedules.py"
 LONG_S = 120.0
