@@ -32,7 +32,7 @@ from emergency_ckpt.cluster.messages import (
     number_of,
     process_of,
 )
-from emergency_ckpt.cluster.round import wait_for_key
+from emergency_ckpt.cluster.round import Cell, wait_for_key
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.core.save.save_rules import all_published, decide_vote
 from emergency_ckpt.errors import CheckpointError, CoordinationError, DeadlineExceeded, PeerLeft
@@ -255,15 +255,11 @@ class Vote:
 
     def _set(self, name: str, decision: _Decision) -> _Decision:
         """Set the decision unless there is one; return the one that counts."""
-        key = f"{name}/decision"
-        try:
-            self._coordinator.put(key, msgspec.json.encode(decision))
-        except CoordinationError:
-            found = self._coordinator.find(key)
-            if found is None:
-                raise
-            return _decision_of(found, key)
-        return decision
+        cell = self._cell(name)
+        return _decision_of(cell.settle(msgspec.json.encode(decision)), cell.key)
+
+    def _cell(self, name: str) -> Cell:
+        return Cell(self._coordinator, f"{name}/decision")
 
     def _learn(self, save: SaveId, timeout_s: float, problem: str) -> Outcome:
         name, leads = _name(save), self._coordinator.process_index == 0
@@ -279,8 +275,8 @@ class Vote:
             return self._departures.absent("local", save, {0}).get(0, "")
 
         try:
-            data = wait_for_key(self._coordinator, f"{name}/decision", timeout_s, look)
-            decision = _decision_of(data, f"{name}/decision")
+            cell = self._cell(name)
+            decision = _decision_of(cell.wait(timeout_s, look), cell.key)
         except PeerLeft as error:
             if led.complete == _place(save):
                 decision = _Decision(True, "")

@@ -17,6 +17,7 @@ from emergency_ckpt.cluster.coordination import Coordinator
 from emergency_ckpt.cluster.hang.exit import end_hung_process
 from emergency_ckpt.cluster.hang.progress import StepProgress
 from emergency_ckpt.cluster.messages import by_process, decode_each, decode_message
+from emergency_ckpt.cluster.round import Cell
 from emergency_ckpt.core.hang import HangDecision, ProcessProgress, decide_hang
 from emergency_ckpt.core.limits import MAX_MESSAGE_BYTES
 from emergency_ckpt.errors import CheckpointError
@@ -77,6 +78,7 @@ class HangWatch:
         self._look_began_s: float | None = None
         self._why_not = ""
         self._looks_without_answer = 0
+        self._cell = Cell(coordinator, _DECISION)
         self._decided: _Decision | None = None
         self._stopping = threading.Event()
         self._threads = [
@@ -111,7 +113,7 @@ class HangWatch:
 
     def _round(self) -> None:
         mine = self._publish(has_left=False)
-        data = self._coordinator.find(_DECISION)
+        data = self._cell.find()
         if data is None and mine.step is not None and mine.still_s > self._timeout_s / 2:
             data = self._look(mine)
         elif data is None:
@@ -174,12 +176,7 @@ class HangWatch:
         reason = decision.reason[:_REASON_LIMIT_CHARS]
         behind = list(decision.behind[:_LISTED_AT_MOST])
         data = msgspec.json.encode(_Decision(behind, reason, decision.is_silence))
-        try:
-            self._coordinator.put(_DECISION, data)
-        except CheckpointError:
-            # Another process was first; its decision counts.
-            return self._coordinator.find(_DECISION) or data
-        return data
+        return self._cell.settle(data)
 
     def _guard(self) -> None:
         while not self._stopping.wait(self._pause_s):
